@@ -112,6 +112,7 @@ class PoolRef:
 
     def __init__(self, sender: "PoolSender", payload: Payload, ready: Event) -> None:
         self.sent = False
+        self._aborted = False
         self._sender = sender
         self._ready = ready
         parts, nbytes = parts_of(payload)
@@ -133,7 +134,7 @@ class PoolRef:
         return not self._left and self._copied.done()
 
     def pieces(self) -> Sequence[object]:
-        if self.sent:
+        if self.sent or self._aborted:
             return ()
         if self._layout is not None and not self._layout.pieces:
             self.sent = True
@@ -147,9 +148,9 @@ class PoolRef:
         return done
 
     def abort(self, reason: str) -> None:
-        if self.sent:
+        if self.sent or self._aborted:
             return
-        self.sent = True
+        self._aborted = True
         self._left.clear()
         while self._copying:
             copying = self._copying.popleft()

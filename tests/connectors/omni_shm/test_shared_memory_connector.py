@@ -1,0 +1,70 @@
+"""The connector through shared memory keeps the contract, in one process and between two."""
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from omni.connector import EdgeEnd
+from omni.connector.pool import BOARD_BYTES
+from omni.device.cpu import CpuDevice
+from omni.device.cuda import CudaDevice
+from omni.errors import ConfigError
+from omni.ipc.memory import SharedMemoryAddress
+from omni.testing import check_connector
+from omni_shm.connector import SharedMemoryConnector
+from omni_shm.plugin import omni_connectors
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_keeps_the_contract(processes: bool) -> None:
+    check_connector(SharedMemoryConnector, CpuDevice(), processes=processes)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("processes", [False, True])
+def test_keeps_the_contract_on_cuda(processes: bool) -> None:
+    check_connector(SharedMemoryConnector, CudaDevice(), processes=processes)
+
+
+@pytest.mark.gpu
+def test_keeps_the_contract_from_a_gpu_to_the_cpu() -> None:
+    check_connector(SharedMemoryConnector, CudaDevice(), CpuDevice())
+
+
+def test_is_registered_under_its_name() -> None:
+    (entry,) = omni_connectors()
+    assert (entry.name, entry.connector) == ("shm", f"{SharedMemoryConnector.__module__}:SharedMemoryConnector")
+
+
+def test_connects_any_two_devices() -> None:
+    assert SharedMemoryConnector().serves(torch.device("cuda", 0), torch.device("cpu"))
+
+
+def test_a_pool_that_cannot_be_had_names_the_setting() -> None:
+    with pytest.raises(ConfigError, match="a->b: pool_bytes"):
+        SharedMemoryConnector().sender(EdgeEnd("a->b", CpuDevice(), 2**62))
+
+
+def test_memory_of_a_process_that_has_ended_is_refused() -> None:
+    gone = SharedMemoryAddress(2**22, 5, BOARD_BYTES + 2**16)
+    with pytest.raises(ConfigError, match=r"a->b: connector: cannot reach the memory of process"):
+        SharedMemoryConnector().receiver(EdgeEnd("a->b", CpuDevice(), 2**16), gone)
+
+
+def test_closed_ends_leave_no_descriptor_and_no_mapping() -> None:
+    def held() -> tuple[int, int]:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("omni-edge")
+
+    connector, end = SharedMemoryConnector(), EdgeEnd("a->b", CpuDevice(), 2**16)
+    before = held()
+    sender = connector.sender(end)
+    receiver = connector.receiver(end, sender.address)
+    assert held() != before
+    receiver.close()
+    sender.close()
+    del sender, receiver
+    assert held() == before
