@@ -5,8 +5,8 @@
 
 The producer is this process, the consumer another; each runs the loop of an engine that has nothing else to do. A payload is one
 tensor. One way: from `Sender.send` of a payload that is ready until the consumer may launch work on it, one payload at a time, by
-the clock that the processes share. Bytes per second: `--in-flight` payloads at a time, each read (copied) by its consumer before it
-is released. Beside it, a plain copy of torch between the two devices, bytes moved once: the share is of that.
+the clock that the processes share. Bytes per second: `--in-flight` payloads at a time; the consumer reads the first 4 KiB of each
+before it releases it. Beside it, a plain copy of torch between the two devices, bytes moved once: the share is of that.
 """
 
 import argparse
@@ -35,6 +35,7 @@ from omni.pipeline import Edge
 from omni.plugin.manager import load_plugins
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+_READ = 4096
 _PATIENCE = 60
 
 
@@ -73,19 +74,19 @@ def fill(tensor: Tensor) -> None:
 
 
 def read(into: Tensor, tensor: Tensor) -> None:
-    into[: len(tensor)].copy_(tensor, non_blocking=True)
+    into.copy_(tensor[: len(into)], non_blocking=True)
 
 
 class Producer:
     """One run: a connector and a size."""
 
-    def __init__(self, connector: Connector, name: str, device: Device, other: str, pool: int, most: int) -> None:
+    def __init__(self, connector: Connector, name: str, device: Device, other: str, pool: int) -> None:
         self._device = device
         self._stream = device.stream("produce")
         self._sender = connector.sender(EdgeEnd("bench", device, pool))
         ours, theirs = Channel.pair()
         self._channel: Channel[ToConsumer, ToProducer] = Channel(ours, Codec(ToConsumer), Codec(ToProducer))
-        command = [sys.executable, __file__, "--consumer", str(theirs.fileno()), name, other, str(pool), str(most)]
+        command = [sys.executable, __file__, "--consumer", str(theirs.fileno()), name, other, str(pool)]
         with theirs:
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         address = self._sender.address
@@ -142,10 +143,10 @@ class Producer:
             self._channel.send(ToConsumer(None, pieces))
 
 
-def consume(descriptor: int, name: str, place: str, pool: int, most: int) -> None:
+def consume(descriptor: int, name: str, place: str, pool: int) -> None:
     device = open_device(place)
     stream = device.stream("consume")
-    into = device.empty((most,), torch.uint8, stream)
+    into = device.empty((_READ,), torch.uint8, stream)
     connector = _connector(name, place, place)
     channel: Channel[ToProducer, ToConsumer] = Channel(
         socket.socket(fileno=descriptor), Codec(ToProducer), Codec(ToConsumer)
@@ -228,9 +229,9 @@ def measure(name: str, arguments: argparse.Namespace) -> list[Run]:
 
 def main(arguments: Sequence[str]) -> None:
     if arguments[:1] == ["--consumer"]:
-        descriptor, name, place, pool, most = arguments[1:]
+        descriptor, name, place, pool = arguments[1:]
         with torch.inference_mode(), suppress(ChannelClosed):
-            consume(int(descriptor), name, place, int(pool), int(most))
+            consume(int(descriptor), name, place, int(pool))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--connectors", nargs="+", default=["shm", "cuda_ipc"])

@@ -24,6 +24,7 @@ from pathlib import Path
 from bench.arguments import device_here, output_file, positive_int
 from bench.report import environment, print_facts, print_table, write_json
 from omni import AsyncOmni, SamplingParams
+from omni.config import parse_override
 from shapes import SHAPES
 from talk import TALKS, Speech
 
@@ -112,7 +113,7 @@ def summary(neighbour: str, heard: list[Heard]) -> Run:
 
 
 async def measure(arguments: argparse.Namespace, folder: str, speech: Speech) -> tuple[list[Run], float]:
-    overrides = {"engine.process": arguments.process}
+    overrides = {"engine.process": arguments.process} | dict(map(parse_override, arguments.set))
     start = time.perf_counter()
     runs = []
     async with AsyncOmni(folder, load_format="dummy", device=arguments.device, overrides=overrides) as omni:
@@ -145,6 +146,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=positive_int, default=3)
     parser.add_argument(
         "--device", type=device_here("--shape tiny-omni --device cpu"), choices=("cuda", "cpu"), default="cuda"
+    )
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings, such as talker.place=cuda:1"
     )
     parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args()
