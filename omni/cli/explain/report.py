@@ -5,7 +5,7 @@ import msgspec
 from omni.cli.memory import MemoryReport, count_memory, measure_memory
 from omni.cli.target import Target
 from omni.config import Setting
-from omni.engine import choose_connector
+from omni.engine import ConnectorSelector, Placement
 from omni.pipeline import Pipeline, Stage
 from omni.process import runs_in_process
 
@@ -29,10 +29,13 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdgeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """connector: its name. why: the reason for the choice. memory: of the tensors for the consumer, `"device"` or `"host"`."""
+    """An edge between two places. producer_place, consumer_place: of its stages. connector: its name. why: the reason for the
+    choice. memory: of the tensors for the consumer, `"device"` or `"host"`."""
 
     producer: str
     consumer: str
+    producer_place: str
+    consumer_place: str
     adapter: str
     keyed: bool
     credit: int
@@ -65,7 +68,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_report(model: str, target: Target, *, measure: bool) -> Report:
-    """Raises OmniError: PluginError if a connector is not installed, and with `measure` any error of loading."""
+    """Raises OmniError: ConfigError or PluginError if an edge has no connector, and with `measure` any error of loading."""
     pipeline, engine = target.plan.pipeline, target.engine
     return Report(
         model=model,
@@ -108,20 +111,24 @@ def _prefix_cache(pipeline: Pipeline, stage: Stage) -> PrefixCache | None:
 
 
 def _edges(target: Target) -> list[EdgeReport]:
+    selector = ConnectorSelector(target.plugins)
+    placement = Placement.of(target.plan.pipeline, str(target.engine.device))
     reports = []
     for edge in target.plan.pipeline.edges:
-        choice = choose_connector(edge)
-        target.plugins.connectors[choice.name]  # raises the errors of a start
-        reports.append(
-            EdgeReport(
-                producer=edge.producer,
-                consumer=edge.consumer,
-                adapter=edge.adapter,
-                keyed=edge.keyed,
-                credit=edge.credit,
-                memory=edge.memory,
-                connector=choice.name,
-                why=choice.why,
+        for producer, consumer in placement.pairs(edge):
+            choice = selector.choose(edge, producer, consumer)
+            reports.append(
+                EdgeReport(
+                    producer=edge.producer,
+                    consumer=edge.consumer,
+                    producer_place=producer,
+                    consumer_place=consumer,
+                    adapter=edge.adapter,
+                    keyed=edge.keyed,
+                    credit=edge.credit,
+                    memory=edge.memory,
+                    connector=choice.name,
+                    why=choice.why,
+                )
             )
-        )
     return reports
