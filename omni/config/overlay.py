@@ -24,12 +24,12 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overlay(
-    options: Mapping[str, msgspec.Struct], layers: Sequence[Layer], others: Sequence[str] = (), what: str = "stage"
+    options: Mapping[str, msgspec.Struct], layers: Sequence[Layer], others: Sequence[str] = ()
 ) -> tuple[dict[str, msgspec.Struct], tuple[Setting, ...]]:
     """The options with each layer applied in turn, and the origin of every field of the result.
 
     options: by the first part of their paths, as a stage's name. others: first parts that are set elsewhere, for
-        errors. what: the options, for errors.
+        errors.
 
     Raises ConfigError, naming path (and file), for an unknown stage or option and for a value of the wrong type or out
     of range; it names several paths if they contradict. Ranges are checked in the result, so a value may be set before
@@ -43,7 +43,7 @@ def overlay(
             write = _Write(layer, origins, path)
             if name is None:
                 known = ", ".join((*drafts, *others))
-                raise write.error(f"there is no {what} {path.partition('.')[0]!r}", f"use one of {known}")
+                raise write.error(f"there is no stage {path.partition('.')[0]!r}", f"use one of {known}")
             option = path[len(name) + 1 :]
             write.put(drafts[name], option, value)
     changed = {name: draft.build(origins) for name, draft in drafts.items()}

@@ -25,7 +25,7 @@ from omni.engine.peers import EdgeEnds, OpenEdge
 from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.request import SubmitRequest
 from omni.errors import CheckpointError, ConfigError, OmniError, shortened
-from omni.pipeline import EDGES, ENGINE, FRONTEND, Edge, Pipeline, Stage, validate
+from omni.pipeline import EDGES, ENGINE, FRONTEND, Edge, EdgeSettings, Pipeline, Stage, validate
 from omni.pipeline.adapter import AdapterFactory
 from omni.plugin import LogitsProcessorEntry, locate
 from omni.plugin.manager import Plugins
@@ -117,26 +117,19 @@ def _with_settings(stage: Stage, settings: msgspec.Struct) -> Stage:
     return msgspec.structs.replace(stage, options=options(**fields), **own)
 
 
-class EdgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of `Edge` that users set."""
-
-    connector: str | None = None
-    credit: int = 64
-    pool_bytes: int = 64 * 2**20
-
-
 def _configure_edges(edges: Sequence[Edge], layers: Sequence[Layer]) -> tuple[tuple[Edge, ...], tuple[Setting, ...]]:
     before: dict[str, msgspec.Struct] = {
         edge.setting: EdgeSettings(connector=edge.connector, credit=edge.credit, pool_bytes=edge.pool_bytes)
         for edge in edges
     }
-    after, settings = overlay(before, [layer.only(EDGES).spread(EDGES) for layer in layers], what="setting")
-    configured = []
-    for edge in edges:
-        try:
-            configured.append(msgspec.structs.replace(edge, **msgspec.structs.asdict(after[edge.setting])))
-        except ValueError as error:
-            raise ConfigError(edge.setting, str(error), "use a value in the range it names") from error
+    own = [layer.only(EDGES).spread(EDGES) for layer in layers]
+    for layer in own:
+        for path in layer.values:
+            if ".".join(path.split(".")[:2]) not in before:
+                names = ", ".join(edge.setting for edge in edges) or "no edge: the pipeline has none"
+                raise ConfigError(layer.name(path), "there is no such edge", f"use one of {names}")
+    after, settings = overlay(before, own)
+    configured = [msgspec.structs.replace(e, **msgspec.structs.asdict(after[e.setting])) for e in edges]
     return tuple(configured), settings
 
 

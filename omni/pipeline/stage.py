@@ -33,34 +33,39 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     place: str | None = None
 
 
-class Edge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EdgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of an edge that users set, as `"edges.producer-consumer.credit"`.
+
+    credit: payloads with tensors of one request that may be on their way or waiting at the consumer before the producer
+        pauses the request; it resumes when half of them are left.
+    connector: its registered name; None selects one by the places of the stages.
+    pool_bytes: memory for payloads under way between two processes.
+    """
+
+    connector: str | None = None
+    credit: int = 64
+    pool_bytes: int = 64 * 2**20
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("credit", self.credit, 1), ("pool_bytes", self.pool_bytes, 2**16)):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}")
+
+
+class Edge(EdgeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A connection: payloads of one stage become inputs of another.
 
     adapter: `"module:factory"`, an `AdapterFactory`.
     keyed: whether tensors carry a content key, so that a consumer can cache prefixes past them.
-    credit: payloads with tensors of one request that may be on their way or waiting at the consumer before the producer
-        pauses the request; it resumes when half of them are left.
     memory: `"device"`, tensors as produced, page slices not gathered; or `"host"`, copied into host memory as whole
         tensors.
-    connector: its registered name; None selects one by the places of the stages.
-    pool_bytes: memory for payloads under way between two processes.
-
-    Users set `connector`, `credit` and `pool_bytes` as `"edges.producer-consumer.credit"`.
     """
 
     producer: str
     consumer: str
     adapter: str = "omni.pipeline.adapter:PassThrough"
     keyed: bool = False
-    credit: int = 64
     memory: Memory = "device"
-    connector: str | None = None
-    pool_bytes: int = 64 * 2**20
-
-    def __post_init__(self) -> None:
-        for name, least in {"credit": 1, "pool_bytes": 2**16}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}")
 
     @property
     def name(self) -> str:
