@@ -112,6 +112,9 @@ class EngineServer:
     def waiting(self) -> bool:
         return bool(self._local or self._building)
 
+    def holds(self, request_id: str) -> bool:
+        return request_id in self._building
+
     def flush(self) -> None:
         while self._asked:
             self._answers.append(Answer(self._asked.popleft(), self.state()))
