@@ -270,6 +270,10 @@ class Recorder:
         return bool(self.outputs) and isinstance(self.outputs[-1], RequestFinished | RequestFailed)
 
     @property
+    def succeeded(self) -> bool:
+        return bool(self.outputs) and isinstance(self.outputs[-1], RequestFinished)
+
+    @property
     def failure(self) -> str:
         """What the request failed with."""
         last = self.outputs[-1]
