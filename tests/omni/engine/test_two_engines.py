@@ -315,6 +315,27 @@ def test_a_consumer_that_is_done_early_lets_its_producer_go_on_alone() -> None:
     two.assert_nothing_left()
 
 
+def test_what_comes_for_a_stage_that_is_done_is_given_back() -> None:
+    """Its request goes on at another stage there."""
+    two = TwoEngines({"seer": HERE, "writer": THERE, "speaker": THERE})
+    two.submit("r", *BOTH, seer=True)
+    two.links[HERE].stuck = True
+    for number in range(2):
+        two.worker("seer").produce("r", rows(number))
+    two.settle()
+    two.worker("writer").release("r")
+    two.worker("writer").done("r")
+    two.settle()
+    two.links[HERE].stuck = False
+    two.settle()
+    (receiver,) = two.there.connector.receivers
+    assert (len(receiver.discarded), len(receiver.pending)) == (6, 0)
+    assert two.worker("writer").fed("r") == []
+    assert two.worker("speaker").ended("r") == [EDGE]
+    finish(two, "r", "seer", "speaker")
+    two.assert_nothing_left()
+
+
 def test_an_engine_keeps_a_request_until_its_payloads_are_sent(two: TwoEngines) -> None:
     sinks = two.submit("r", *BOTH)
     two.here.connector.sending = False
