@@ -30,12 +30,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.arguments import at_least, output_file
+from omni.connector import EdgeEnd
 from omni.device import COMPLETED
 from omni.device.base import Phase, Stream
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineRequest
 from omni.engine.admission import Admission
 from omni.engine.orchestrator import Orchestrator
+from omni.engine.peers import EdgeEnds
 from omni.payload import Payload
 from omni.pipeline import Output, Pipeline, Stage
 from omni.sampling import SamplingParams
@@ -188,8 +190,9 @@ def engine_with(rows: int, length: int, steps: int, sampling: SamplingParams = _
     stage = Stage(name="decode", kind="ar", model="none:none", options=options)
     outputs = (Output(modality="text", stage="decode"),)
     pipeline = Pipeline(family="none", stages=(stage,), outputs=outputs, frontend="none:none")
-    orchestrator = Orchestrator(pipeline, {"decode": worker}, {}, {}, device.stream("transfer"), Admission(rows, 0))
-    engine = Engine(device, orchestrator, {"decode": worker}, {}, {})
+    ends = EdgeEnds("", [], lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
+    orchestrator = Orchestrator(pipeline, {"decode": worker}, {}, ends, Admission(rows, 0))
+    engine = Engine(device, orchestrator, {"decode": worker}, ends, {})
     # Rows that are admitted early decode while the others' prompts run: one prompt of this length a step at the least.
     asked = {"decode": SamplingParams(max_tokens=steps + rows + 32).with_defaults(sampling)}
     for index in range(rows):

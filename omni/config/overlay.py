@@ -24,36 +24,32 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overlay(
-    options: Mapping[str, msgspec.Struct],
-    layers: Sequence[Layer],
-    others: Sequence[str] = (),
-    *,
-    what: str = "stage",
-    prefix: str = "",
+    options: Mapping[str, msgspec.Struct], layers: Sequence[Layer], others: Sequence[str] = ()
 ) -> tuple[dict[str, msgspec.Struct], tuple[Setting, ...]]:
     """The options with each layer applied in turn, and the origin of every field of the result.
 
     options: by the first part of their paths, as a stage's name. others: first parts that are set elsewhere, for
-        errors. what: the owner of options, for errors. prefix: of every path, not in the names of `options`.
+        errors.
 
     Raises ConfigError, naming path (and file), for an unknown stage or option and for a value of the wrong type or out
     of range; it names several paths if they contradict. Ranges are checked in the result, so a value may be set before
     its bound.
     """
-    drafts = {name: Draft(f"{prefix}{name}", before) for name, before in options.items()}
+    drafts = {name: Draft(name, before) for name, before in options.items()}
     origins: dict[str, Layer] = {}
     for layer in layers:
         for path, value in layer.values.items():
-            name, _, option = path.removeprefix(prefix).partition(".")
+            name = next((name for name in drafts if path == name or path.startswith(f"{name}.")), None)
             write = _Write(layer, origins, path)
-            if name not in drafts:
+            if name is None:
                 known = ", ".join((*drafts, *others))
-                raise write.error(f"there is no {what} {name!r}", f"use one of {known}")
+                raise write.error(f"there is no stage {path.partition('.')[0]!r}", f"use one of {known}")
+            option = path[len(name) + 1 :]
             write.put(drafts[name], option, value)
     changed = {name: draft.build(origins) for name, draft in drafts.items()}
     settings = []
     for name, final in changed.items():
-        for path, value, untouched in _leaves(f"{prefix}{name}", final, _defaults(type(final))):
+        for path, value, untouched in _leaves(name, final, _defaults(type(final))):
             origin = _origin(path, origins) or (DEFAULT if untouched else FAMILY)
             settings.append(Setting(path=path, value=value, origin=origin))
     return changed, tuple(settings)

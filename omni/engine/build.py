@@ -118,15 +118,19 @@ def _with_settings(stage: Stage, settings: msgspec.Struct) -> Stage:
 
 
 def _configure_edges(edges: Sequence[Edge], layers: Sequence[Layer]) -> tuple[tuple[Edge, ...], tuple[Setting, ...]]:
-    fields = EdgeSettings.__struct_fields__
-    before: dict[str, msgspec.Struct] = {}
-    for edge in edges:
-        values = {name: value for name, value in msgspec.structs.asdict(edge).items() if name in fields}
-        before[edge.setting] = EdgeSettings(**values)
+    before: dict[str, msgspec.Struct] = {
+        edge.setting: EdgeSettings(connector=edge.connector, credit=edge.credit, pool_bytes=edge.pool_bytes)
+        for edge in edges
+    }
     own = [layer.only(EDGES).spread(EDGES) for layer in layers]
-    after, settings = overlay(before, own, what="edge", prefix=f"{EDGES}.")
-    changed = {name: msgspec.structs.asdict(each) for name, each in after.items()}
-    return tuple(msgspec.structs.replace(edge, **changed[edge.setting]) for edge in edges), settings
+    for layer in own:
+        for path in layer.values:
+            if ".".join(path.split(".")[:2]) not in before:
+                names = ", ".join(edge.setting for edge in edges) or "no edge: the pipeline has none"
+                raise ConfigError(layer.name(path), "there is no such edge", f"use one of {names}")
+    after, settings = overlay(before, own)
+    configured = [msgspec.structs.replace(e, **msgspec.structs.asdict(after[e.setting])) for e in edges]
+    return tuple(configured), settings
 
 
 def _unserved(model_type: str, plugins: Plugins) -> CheckpointError:

@@ -116,6 +116,7 @@ class Orchestrator:
         for each in rejected:
             self._refuse(each.waiting.item, each.error)
         self._admit()
+        self._drop_kept()
 
     def abort(self, request_id: str, error: OmniError, number: int = 0) -> None:
         """Aborts a request and frees its resources. A no-op if it is finished."""
@@ -261,8 +262,8 @@ class Orchestrator:
                 here = InRoute(request.id, edge, self._adapter(request, edge), receiver, worker, self._is_receiving)
                 active.ins[edge.name] = here
             if producer == self._place:
-                sender, credit = self._ends.sender(edge.name, consumer), active.credits[edge.producer]
                 far = here or RemoteConsumer(self._ends.link(consumer), request.id, request.number, edge.name)
+                sender, credit = self._ends.sender(edge.name, consumer), active.credits[edge.producer]
                 active.outs[edge.name] = OutRoute(request.id, edge, sender, credit, far)
             if here is not None:
                 local = active.outs.get(edge.name)

@@ -11,7 +11,9 @@ does (it is kept) or after it has left (a piece is discarded). `EngineRequest.nu
 every engine in the order of their numbers.
 """
 
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +24,8 @@ from omni.engine.host import HostReceiver
 from omni.errors import known
 from omni.ipc import Typed
 from omni.pipeline import Edge
+
+_log = logging.getLogger(__name__)
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -76,7 +80,7 @@ class Link(Protocol):
     """The messages to and from another engine. No call waits."""
 
     def send(self, message: PeerMessage) -> None:
-        """Adds a message; `flush` sends it. Raises TypeError for one that cannot be sent."""
+        """Adds a message; `flush` sends it. A no-op after `close`. Raises TypeError for one that cannot be sent."""
         ...
 
     def flush(self) -> None: ...
@@ -183,14 +187,16 @@ class EdgeEnds:
         return self._senders[edge, place]
 
     def receiver(self, edge: str, place: str) -> Receiver:
-        """Of payloads from a producer on a place. Raises KeyError if its engine is not there."""
+        """Of payloads from a producer on a place. Raises KeyError with the place if its engine is not there."""
         if place == self._place:
             return self._receivers[edge]
         receivers = self._peers[place].receivers
-        return (receivers or {})[edge]
+        if receivers is None or edge not in receivers:
+            raise KeyError(place)
+        return receivers[edge]
 
     def link(self, place: str) -> Link:
-        """To the engine on a place. Raises KeyError if it is not there."""
+        """To the engine on a place. Raises KeyError with the place if it is not there."""
         return self._peers[place].link
 
     @property
@@ -245,9 +251,10 @@ class EdgeEnds:
 
     def lose(self, place: str) -> None:
         """Forgets the engine on a place, which has ended. Its senders wait for another one."""
-        peer = self._peers.pop(place, None)
-        if peer is None:
+        if place not in self._peers:
             return
+        self._drop_early(place, lambda request_id, number: True)
+        peer = self._peers.pop(place)
         self._closing += (peer.receivers or {}).values()
         self._list_receivers()
         for (_, consumer), sender in self._senders.items():
@@ -264,8 +271,12 @@ class EdgeEnds:
     def drop(self, place: str, message: ToConsumer) -> None:
         """Drops a message for a request that has left."""
         peer = self._peers[place]
-        if isinstance(message, PieceOut) and peer.receivers is not None:
+        if not isinstance(message, PieceOut) or peer.receivers is None:
+            return
+        try:
             peer.receivers[message.edge].discard(message.piece.value)
+        except Exception:  # only the payload's memory is lost
+            _log.exception("%s: the connector failed to discard a payload", message.edge)
 
     def kept(self, request_id: str) -> list[tuple[str, ToConsumer]]:
         """Takes the messages that were kept for a request, with their places."""
@@ -277,20 +288,31 @@ class EdgeEnds:
 
     def drop_kept(self, gone: Callable[[str, int], bool]) -> None:
         """Drops what was kept for requests that never come. gone: whether that is so for an id and its number."""
-        for place, peer in self._peers.items():
-            for request_id in [each for each, (number, _) in peer.early.items() if gone(each, number)]:
-                for message in peer.early.pop(request_id)[1]:
-                    self.drop(place, message)
+        for place in self._peers:
+            self._drop_early(place, gone)
 
     def close(self) -> None:
-        """Frees all ends. Idempotent."""
-        for place in list(self._peers):
-            self.lose(place)
-        for receiver in (*self._closing, *self._receivers.values()):
-            receiver.close()
-        for sender in self._senders.values():
-            sender.close()
+        """Frees all ends, also after errors, which are raised at the end. Idempotent."""
+        with ExitStack() as ends:  # the last one first
+            for sender in self._senders.values():
+                ends.callback(sender.close)
+            for receiver in self._receivers.values():
+                ends.callback(receiver.close)
+            ends.callback(self._close_peers)
         self._closing, self._receivers, self._senders, self._ticked = [], {}, {}, ()
+
+    def _drop_early(self, place: str, gone: Callable[[str, int], bool]) -> None:
+        early = self._peers[place].early
+        for request_id in [each for each, (number, _) in early.items() if gone(each, number)]:
+            for message in early.pop(request_id)[1]:
+                self.drop(place, message)
+
+    def _close_peers(self) -> None:
+        with ExitStack() as ends:
+            for place in list(self._peers):
+                self.lose(place)
+            for receiver in self._closing:
+                ends.callback(receiver.close)
 
     def _list_receivers(self) -> None:
         others = [receiver for peer in self._peers.values() for receiver in (peer.receivers or {}).values()]

@@ -11,7 +11,7 @@ from omni.connector import Connector, Reach
 from omni.device import name_device
 from omni.engine.peers import OpenEdge
 from omni.errors import ConfigError
-from omni.pipeline import EDGES, Edge, Pipeline
+from omni.pipeline import Edge, Pipeline
 from omni.plugin import locate
 from omni.plugin.manager import Plugins
 
@@ -114,9 +114,7 @@ class ConnectorSelector:
             connector = self._connector(edge.connector)
             problem = self._problem(edge.connector, connector, producer, consumer)
             if problem is not None:
-                raise ConfigError(
-                    f"{EDGES}.{edge.setting}.connector", problem, "leave it out, or place the stages otherwise"
-                )
+                raise ConfigError(f"{edge.setting}.connector", problem, "leave it out, or place the stages otherwise")
             return ConnectorChoice(edge.connector, f"as set; {where}", connector)
         if producer == consumer:
             return ConnectorChoice("local", where, self._connector("local"))
@@ -124,7 +122,7 @@ class ConnectorSelector:
             connector = self._connector(name)
             if self._problem(name, connector, producer, consumer) is None:
                 return ConnectorChoice(name, where, connector)
-        raise ConfigError(f"{EDGES}.{edge.setting}", f"no connector serves {where}", "place the stages otherwise")
+        raise ConfigError(edge.setting, f"no connector serves {where}", "place the stages otherwise")
 
     def open_edges(self, pipeline: Pipeline, placement: Placement, place: str) -> list[OpenEdge]:
         """The edges with an end on a place."""

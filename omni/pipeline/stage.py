@@ -34,11 +34,11 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class EdgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What users set of an edge, as `"edges.producer-consumer.credit"`.
+    """The fields of an edge that users set, as `"edges.producer-consumer.credit"`.
 
-    connector: its registered name; None selects one by the places of the stages.
     credit: payloads with tensors of one request that may be on their way or waiting at the consumer before the producer
         pauses the request; it resumes when half of them are left.
+    connector: its registered name; None selects one by the places of the stages.
     pool_bytes: memory for payloads under way between two processes.
     """
 
@@ -73,8 +73,8 @@ class Edge(EdgeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def setting(self) -> str:
-        """Its name in the paths of settings: `"edges.a-b.credit"`."""
-        return f"{self.producer}-{self.consumer}"
+        """The path of its settings."""
+        return f"{EDGES}.{self.producer}-{self.consumer}"
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from omni.connector import Pending, Received, Ref
-from omni.device import COMPLETED, Event, Stream
+from omni.connector import EdgeEnd, Pending, Received, Receiver, Ref, Sender
+from omni.device import COMPLETED, Event
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineOutput, EngineRequest, RequestFailed, RequestFinished
 from omni.engine.admission import Admission
@@ -21,8 +21,8 @@ from omni.errors import OmniError, StageError
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge, Output, Pipeline
 from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage
-from omni_local.connector import LocalConnector
-from tests.support.fake_graph import fake_stage
+from omni_local.connector import LocalConnector, LocalReceiver, LocalSender
+from tests.support.fake_graph import fake_stage, local_ends
 
 # Stage workers that do what a test decides, and an engine of them in which every payload can be followed.
 
@@ -149,32 +149,55 @@ class CrewConnector(LocalConnector):
     def __init__(self) -> None:
         self.flowing = True
         self.sent: list[tuple[Parcel, Ref]] = []
-        self.releases: list[Ref] = []
+        self.releases: list[object] = []
         self.lent: list[tuple[Parcel, Ref]] = []
 
-    def send(self, payload: Payload, ready: Event, stream: Stream) -> Ref:
+    def sender(self, end: EdgeEnd) -> Sender:
+        return CrewSender(self)
+
+    def receiver(self, end: EdgeEnd, address: object) -> Receiver:
+        return CrewReceiver(self)
+
+
+class CrewSender(LocalSender):
+    def __init__(self, connector: CrewConnector) -> None:
+        self._connector = connector
+
+    def send(self, payload: Payload, ready: Event) -> Ref:
         assert isinstance(payload.meta, Parcel)
-        ref = super().send(payload, ready, stream)
-        self.sent.append((payload.meta, ref))
+        ref = super().send(payload, ready)
+        self._connector.sent.append((payload.meta, ref))
         if payload.tensors:
-            self.lent.append((payload.meta, ref))
+            self._connector.lent.append((payload.meta, ref))
         return ref
 
-    def receive(self, ref: Ref, stream: Stream) -> "CrewPending":
-        return CrewPending(self, super().receive(ref, stream))
 
-    def release(self, ref: Ref, after: Event) -> None:
-        self.releases.append(ref)
-        super().release(ref, after)
+class CrewReceiver(LocalReceiver):
+    def __init__(self, connector: CrewConnector) -> None:
+        self._connector = connector
+
+    def receive(self, piece: object) -> Pending:
+        return CrewPending(self._connector, piece, super().receive(piece))
 
 
 class CrewPending:
-    def __init__(self, connector: CrewConnector, pending: Pending) -> None:
+    def __init__(self, connector: CrewConnector, piece: object, pending: Pending) -> None:
         self._connector = connector
+        self._piece = piece
         self._pending = pending
+
+    def add(self, piece: object) -> None:
+        self._pending.add(piece)
 
     def poll(self) -> Received | None:
         return self._pending.poll() if self._connector.flowing else None
+
+    def release(self, after: Event) -> None:
+        self._connector.releases.append(self._piece)
+        self._pending.release(after)
+
+    def abort(self) -> None:
+        self._pending.abort()
 
 
 class CrewSink:
@@ -199,15 +222,10 @@ class Crew:
         self.workers = {stage.name: CrewWorker(stage.name) for stage in CREW.stages}
         self.connectors = {edge.name: CrewConnector() for edge in CREW.edges}
         self.sinks: dict[str, CrewSink] = {}
-        orchestrator = Orchestrator(
-            CREW,
-            self.workers,
-            {edge.name: Splitting for edge in CREW.edges},
-            self.connectors,
-            device.stream("transfer"),
-            Admission(max_active, max_waiting),
-        )
-        self.engine = Engine(device, orchestrator, self.workers, self.connectors, {})
+        adapters = {edge.name: Splitting for edge in CREW.edges}
+        ends = local_ends(CREW, self.connectors, device)
+        orchestrator = Orchestrator(CREW, self.workers, adapters, ends, Admission(max_active, max_waiting))
+        self.engine = Engine(device, orchestrator, self.workers, ends, {})
         self._serials = 0
 
     def submit(self, request_id: str, modalities: frozenset[str], priority: int, rude: bool) -> None:

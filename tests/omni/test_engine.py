@@ -43,7 +43,7 @@ def test_the_loop_runs_in_a_thread_of_its_own_and_sinks_are_called_there():
     assert isinstance(sink.outputs[-1], RequestFinished)
     graph.engine.close()
     assert all(worker.closed for worker in graph.workers.values())
-    assert all(connector.closed == 1 for connector in graph.connectors.values())
+    assert all(connector.closed == ["receiver", "sender"] for connector in graph.connectors.values())
 
 
 def test_an_idle_engine_wakes_for_the_next_request():
@@ -242,10 +242,10 @@ def test_all_is_closed_and_the_first_error_is_raised_once(
     with caplog.at_level(logging.ERROR), pytest.raises(type(error), match="first"):
         graph.engine.close()
     assert graph.speaker.closed
-    assert [connector.closed for connector in graph.connectors.values()] == [1, 1]
+    assert [connector.closed for connector in graph.connectors.values()] == [["receiver", "sender"]] * 2
     assert [record.exc_info[1].args for record in caplog.records if record.exc_info] == [("second",)]  # type: ignore[union-attr]
     graph.engine.close()
-    assert [connector.closed for connector in graph.connectors.values()] == [1, 1]
+    assert [connector.closed for connector in graph.connectors.values()] == [["receiver", "sender"]] * 2
 
 
 def test_ctrl_c_leaves_the_rest_and_the_error_to_the_next_call() -> None:

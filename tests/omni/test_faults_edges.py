@@ -12,7 +12,7 @@ from omni.connector import Received
 from omni.engine import EngineOutput, Plan
 from omni.payload import Payload
 from omni.pipeline.adapter import Adapter, AdapterFactory
-from omni_local.connector import LocalConnector, LocalPending
+from omni_local.connector import LocalPending, LocalReceiver, LocalSender
 from tests.omni.fault_bench import CHATS, NO_CACHES, SHAPE, TOGETHER, failures
 from tests.support.engines import GIVEN_UP
 from tests.support.faults import Faults, planted
@@ -97,8 +97,8 @@ def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], Faults]:
     few(
         1,
         [
-            (LocalConnector, "send", "sending a payload"),
-            (LocalConnector, "receive", "receiving a payload"),
+            (LocalSender, "send", "sending a payload"),
+            (LocalReceiver, "receive", "receiving a payload"),
             (LocalPending, "poll", "receiving a payload"),
         ],
     ),
@@ -141,8 +141,8 @@ def test_a_connector_that_fails_to_let_go(
         return poll(self) if polls[self] > 3 else None
 
     monkeypatch.setattr(LocalPending, "poll", late)
-    engine, place = bench[0], ("LocalConnector", method)
-    faults = spoil(LocalConnector, method)
+    engine, place = bench[0], ("LocalPending", method)
+    faults = spoil(LocalPending, method)
     for number in range(2):
         fault = faults.plant(place, number, after=True)
         errors = failures(engine.run([*CHATS, CHATS[0]], [*ARRIVALS, 6], {0: 24, 4: 40}), [*CHATS, CHATS[0]])

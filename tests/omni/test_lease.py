@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from omni.connector import Ref
 from omni.device import COMPLETED, Event
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge
 from omni.stage import Feed, Lease, Produced
 from omni.testing.connectors import Gate
-from omni_local.connector import LocalConnector
-from tests.support.fake_graph import CountingConnector, Note, lent
+from omni_local.connector import LocalPending, LocalRef
+from tests.support.fake_graph import Note, lent
+from tests.support.stage_driver import lend
 
 PAGES = torch.zeros(2, 4, 3)
 
@@ -50,15 +50,15 @@ def test_the_old_place_is_read_until_every_gather_from_it_is_over() -> None:
 
 
 def test_released_and_free_differ_while_a_consumer_still_reads() -> None:
-    connector, produced, gate = LocalConnector(), made(), Gate()
-    quick, slow = (connector.send(lent(0), COMPLETED, None) for _ in range(2))  # type: ignore[arg-type]
+    produced, gate = made(), Gate()
+    (quick, quick_pending), (slow, slow_pending) = (lend(lent(0)) for _ in range(2))
     for ref in (quick, slow):
         produced.add(ref)
     produced.close()
     assert (produced.released, produced.free) == (False, False)
-    connector.release(quick, gate)
+    quick_pending.release(gate)
     assert (produced.released, produced.free) == (False, False)
-    connector.abort(slow, "its request is over")
+    slow_pending.abort()
     assert (produced.released, produced.free) == (True, False)
     gate.open = True
     assert (produced.released, produced.free) == (True, True)
@@ -72,12 +72,11 @@ def test_a_payload_that_edges_may_still_take_is_not_released() -> None:
 
 
 def test_a_connector_that_fails_to_release_loses_only_that_payload(caplog: pytest.LogCaptureFixture) -> None:
-    class Torn(CountingConnector):
-        def release(self, ref: Ref, after: Event) -> None:
+    class Torn(LocalPending):
+        def release(self, after: Event) -> None:
             raise OSError("the cable is cut")
 
-    connector = Torn()
-    lease = Lease(connector, connector.send(lent(0), COMPLETED, None), 1)  # type: ignore[arg-type]
+    lease = Lease(Torn(LocalRef(lent(0), COMPLETED)), 1)
     with caplog.at_level(logging.ERROR):
         lease.release(COMPLETED)
     assert "the connector failed to release a payload" in caplog.text

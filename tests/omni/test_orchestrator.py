@@ -168,6 +168,9 @@ CUT = OSError("the cable is cut")
     ("where", "error", "message"),
     [
         ("send", CUT, "stage 'writer->speaker' failed while sending a payload: OSError: the cable is cut"),
+        ("pieces", CUT, "stage 'writer->speaker' failed while sending a payload: OSError: the cable is cut"),
+        ("pieces", OmniError("the peer is gone"), "the peer is gone"),
+        ("receive", CUT, "stage 'writer->speaker' failed while receiving a payload: OSError: the cable is cut"),
         ("poll", CUT, "stage 'writer->speaker' failed while receiving a payload: OSError: the cable is cut"),
         ("poll", OmniError("the peer is gone"), "the peer is gone"),
     ],

@@ -70,6 +70,7 @@ def test_order_holds_for_any_graph_whose_edges_go_forward(data: st.DataObject):
         (graph(["a", "b"], [("a", "b")], {"text": "a"}), "pipeline.stages.b: leads to no output"),
         (graph(["frontend"], [], {"text": "frontend"}), "'frontend' is no valid name of a stage"),
         (graph(["engine"], [], {"text": "engine"}), "'engine' is no valid name of a stage"),
+        (graph(["edges"], [], {"text": "edges"}), "'edges' is no valid name of a stage"),
         (graph(["a.b"], [], {"text": "a.b"}), "'a.b' is no valid name of a stage"),
     ],
 )

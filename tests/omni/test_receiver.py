@@ -11,8 +11,8 @@ from torch import Tensor
 
 from omni.device import COMPLETED, Event, PhaseCategory, category_of
 from omni.payload import PageSlice
-from omni.stage import PayloadReceiver, Transfer, as_matrix
 from omni.payload.receiver import Source
+from omni.stage import PayloadReceiver, Transfer, as_matrix
 from tests.support.devices import QueuedDevice
 from tests.support.faults import LateFaultyDevice, write_over
 

@@ -146,8 +146,10 @@ def test_a_route_that_has_sent_its_end_has_nothing_to_do():
     """Those that have are asked in every round."""
     graph = FakeGraph()
     graph.submit("r", *BOTH)
-    route = graph.orchestrator._active["r"].routes["seer->writer"]
-    route.end("stop")
-    assert (route.busy, route.tick(), route.busy) == (True, True, False)
+    active = graph.orchestrator._active["r"]
+    producer, consumer = active.outs["seer->writer"], active.ins["seer->writer"]
+    assert (producer.busy, consumer.busy) == (False, False)
+    producer.end("stop")
+    for half in (producer, consumer):
+        assert (half.busy, half.tick(), half.busy, half.tick()) == (True, True, False, False)
     assert graph.writer.inbox[-1] == Ended("r", "seer->writer")
-    assert not route.tick()

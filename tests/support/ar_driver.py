@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from omni.connector import Ref
+from omni.connector import Pending
 from omni.device import COMPLETED, Device, Stream
 from omni.device.cpu import CpuDevice
 from omni.errors import OmniError
@@ -24,7 +24,7 @@ from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.runner import Runner, SourceFactory
 from omni_ar.run.worker import ArWorker
-from tests.support.stage_driver import SOURCE, StageDriver
+from tests.support.stage_driver import SOURCE, StageDriver, lend
 
 TEXT = "text"
 """The edge that conditioning of a codec model comes over."""
@@ -41,7 +41,7 @@ class Lent:
     """A payload with tensors that its consumer has not gathered for good. looks: what it has gathered meanwhile."""
 
     produced: Produced
-    ref: Ref
+    pending: Pending
     looks: list[Tensor] = field(default_factory=list)
 
 
@@ -56,7 +56,6 @@ class ArWorkerDriver(StageDriver):
     def __init__(self, worker: ArWorker, device: Device, stream: Stream) -> None:
         super().__init__(worker, stream)
         self.device = device
-        self.worker_stream = stream
         self.consumer_stream = device.stream("consumer")
         self.lent: list[Lent] = []
         self.rows: dict[str, list[tuple[PromptHidden | TokenHidden | TokenCodes, Tensor]]] = {}
@@ -132,9 +131,9 @@ class ArWorkerDriver(StageDriver):
 
     def _take(self, message: Outbound) -> None:
         if isinstance(message, Produced) and message.payload.tensors:
-            ref = self.connector.send(message.payload, message.ready, self.worker_stream)
+            ref, pending = lend(message.payload, message.ready)
             message.add(ref)
-            self.lent.append(Lent(message, ref))
+            self.lent.append(Lent(message, pending))
         super()._take(message)
 
     def gather(self, *ids: str) -> bool:
@@ -173,7 +172,7 @@ class ArWorkerDriver(StageDriver):
         self.looks += [(look, out) for look in lent.looks]
         end = self.device.record(self.consumer_stream)
         part.gathered(end)
-        self.connector.release(lent.ref, end)
+        lent.pending.release(end)
 
     def _launch_gather(self, part: PageSlice) -> Tensor:
         place = part.pages.device
@@ -203,7 +202,7 @@ class ArWorkerDriver(StageDriver):
     def release_lent(self) -> None:
         """What consumers do that have no use for what they were given."""
         while self.lent:
-            self.connector.release(self.lent.pop().ref, COMPLETED)
+            self.lent.pop().pending.release(COMPLETED)
 
     def tokens(self, request_id: str) -> list[int]:
         return [i for meta in self.metas(request_id) if isinstance(meta, GeneratedTokens) for i in meta.ids]

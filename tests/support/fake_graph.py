@@ -7,19 +7,21 @@ import msgspec
 import numpy as np
 import torch
 
-from omni.connector import Connector, Ref
-from omni.device import COMPLETED, Event, Stream
+from omni.connector import Connector, EdgeEnd, Pending, Received, Ref
+from omni.device import COMPLETED, Device, Event
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineOutput, EngineRequest, RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.engine.admission import Admission
 from omni.engine.orchestrator import Orchestrator
+from omni.engine.peers import EdgeEnds, OpenEdge
+from omni.engine.request import SubmitRequest
 from omni.errors import OmniError
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.pipeline.adapter import Adapter, AdapterFactory, PassThrough
 from omni.sampling import SamplingParams
 from omni.stage import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Produced, Resume, StageWorker
-from omni_local.connector import LocalConnector
+from omni_local.connector import LocalConnector, LocalReceiver, LocalRef, LocalSender
 
 # A stage worker that does nothing by itself: the test reads what it was told and says what it gives.
 
@@ -129,43 +131,128 @@ def lent(number: int) -> Payload:
 
 
 class CountingConnector(LocalConnector):
-    """Counts what is sent, released and given up."""
+    """Keeps the references that are sent, released, and given up at the consumer. closed: ends that were closed, in order."""
 
     def __init__(self) -> None:
         self.sent: list[Ref] = []
-        self.released: list[Ref] = []
-        self.closed = 0
+        self.released: list[object] = []
+        self.given_up: list[object] = []
+        self.closed: list[str] = []
 
-    def send(self, payload: Payload, ready: Event, stream: Stream) -> Ref:
-        self.sent.append(super().send(payload, ready, stream))
-        return self.sent[-1]
+    def sender(self, end: EdgeEnd) -> "CountingSender":
+        return CountingSender(self)
 
-    def release(self, ref: Ref, after: Event) -> None:
-        self.released.append(ref)
-        super().release(ref, after)
+    def receiver(self, end: EdgeEnd, address: object) -> "CountingReceiver":
+        return CountingReceiver(self)
+
+
+class CountingSender(LocalSender):
+    def __init__(self, counts: CountingConnector) -> None:
+        self._counts = counts
+
+    def send(self, payload: Payload, ready: Event) -> Ref:
+        self._counts.sent.append(super().send(payload, ready))
+        return self._counts.sent[-1]
 
     def close(self) -> None:
-        self.closed += 1
+        self._counts.closed.append("sender")
+
+
+class CountingReceiver(LocalReceiver):
+    def __init__(self, counts: CountingConnector) -> None:
+        self._counts = counts
+
+    def receive(self, piece: object) -> Pending:
+        return CountingPending(self._counts, piece, super().receive(piece))
+
+    def discard(self, piece: object) -> None:
+        self._counts.given_up.append(piece)
+        super().discard(piece)
+
+    def close(self) -> None:
+        self._counts.closed.append("receiver")
+
+
+class CountingPending:
+    def __init__(self, counts: CountingConnector, piece: object, pending: Pending) -> None:
+        self._counts = counts
+        self._piece = piece
+        self._pending = pending
+
+    def add(self, piece: object) -> None:
+        self._pending.add(piece)
+
+    def poll(self) -> Received | None:
+        return self._pending.poll()
+
+    def release(self, after: Event) -> None:
+        self._counts.released.append(self._piece)
+        self._pending.release(after)
+
+    def abort(self) -> None:
+        self._counts.given_up.append(self._piece)
+        self._pending.abort()
 
 
 class FaultyConnector(CountingConnector):
-    """Raises `error` in `where`, `"send"` or `"poll"`; without one nothing arrives."""
+    """Raises `error` in `where`, `"send"`, `"pieces"`, `"receive"` or `"poll"`; without one nothing arrives."""
 
     def __init__(self, where: str = "poll", error: Exception | None = None) -> None:
         super().__init__()
         self._where, self._error = where, error
 
-    def send(self, payload: Payload, ready: Event, stream: Stream) -> Ref:
-        if self._where == "send" and self._error is not None:
-            raise self._error
-        return super().send(payload, ready, stream)
+    def sender(self, end: EdgeEnd) -> CountingSender:
+        return FaultySender(self)
 
-    def receive(self, ref: Ref, stream: Stream) -> "FaultyConnector":
-        return self
+    def receiver(self, end: EdgeEnd, address: object) -> CountingReceiver:
+        return FaultyReceiver(self)
 
-    def poll(self) -> None:
-        if self._error is not None:
+    def reach_point(self, where: str) -> None:
+        if where == self._where and self._error is not None:
             raise self._error
+
+
+class FaultySender(CountingSender):
+    def __init__(self, faults: FaultyConnector) -> None:
+        super().__init__(faults)
+        self._faults = faults
+
+    def send(self, payload: Payload, ready: Event) -> Ref:
+        self._faults.reach_point("send")
+        self._counts.sent.append(FaultyRef(self._faults, payload, ready))
+        return self._counts.sent[-1]
+
+
+class FaultyRef(LocalRef):
+    def __init__(self, faults: FaultyConnector, payload: Payload, ready: Event) -> None:
+        super().__init__(payload, ready)
+        self._faults = faults
+
+    def pieces(self) -> Sequence[object]:
+        self._faults.reach_point("pieces")
+        return super().pieces()
+
+
+class FaultyReceiver(CountingReceiver):
+    def __init__(self, faults: FaultyConnector) -> None:
+        super().__init__(faults)
+        self._faults = faults
+
+    def receive(self, piece: object) -> Pending:
+        self._faults.reach_point("receive")
+        return FaultyPending(self._faults, piece, super().receive(piece))
+
+
+class FaultyPending(CountingPending):
+    """Never arrives."""
+
+    def __init__(self, faults: FaultyConnector, piece: object, pending: Pending) -> None:
+        super().__init__(faults, piece, pending)
+        self._faults = faults
+
+    def poll(self) -> Received | None:
+        self._faults.reach_point("poll")
+        return None
 
 
 class Recorder:
@@ -181,6 +268,10 @@ class Recorder:
     @property
     def over(self) -> bool:
         return bool(self.outputs) and isinstance(self.outputs[-1], RequestFinished | RequestFailed)
+
+    @property
+    def succeeded(self) -> bool:
+        return bool(self.outputs) and isinstance(self.outputs[-1], RequestFinished)
 
     @property
     def failure(self) -> str:
@@ -223,6 +314,12 @@ def fake_pipeline(credit: int = 64) -> Pipeline:
 PIPELINE = fake_pipeline()
 
 
+def local_ends(pipeline: Pipeline, connectors: Mapping[str, Connector], device: Device) -> EdgeEnds:
+    """Both ends of every edge, in one engine. connectors: by edge."""
+    edges = [OpenEdge(edge, connectors[edge.name], "", "") for edge in pipeline.edges]
+    return EdgeEnds("", edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
+
+
 class FakeGraph:
     """The engine, its fake workers and its connectors. adapters: by edge, where an edge does not pass through."""
 
@@ -240,16 +337,10 @@ class FakeGraph:
         self.workers = {"seer": self.seer, "writer": self.writer, "speaker": self.speaker}
         self.connectors = {edge.name: CountingConnector() for edge in pipeline.edges} | dict(connectors or {})
         made: dict[str, AdapterFactory] = {edge.name: PassThrough for edge in pipeline.edges}
-        own: Mapping[str, Connector] = self.connectors
-        self.orchestrator = Orchestrator(
-            pipeline,
-            self.workers,
-            made | dict(adapters or {}),
-            own,
-            device.stream("transfer"),
-            Admission(max_active, max_waiting),
-        )
-        self.engine = Engine(device, self.orchestrator, self.workers, own, {})
+        ends = local_ends(pipeline, self.connectors, device)
+        admission: Admission[SubmitRequest] = Admission(max_active, max_waiting)
+        self.orchestrator = Orchestrator(pipeline, self.workers, made | dict(adapters or {}), ends, admission)
+        self.engine = Engine(device, self.orchestrator, self.workers, ends, {})
 
     def submit(
         self,

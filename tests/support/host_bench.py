@@ -11,10 +11,10 @@ from torch import Tensor
 
 from omni.connector import Pending, Received, Ref
 from omni.device import COMPLETED, Device, Event
-from omni.engine.host import HostConnector
+from omni.engine.host import HostReceiver
 from omni.payload import PageSlice, Payload
 from omni.testing import SimulatedDevice
-from omni_local.connector import LocalConnector
+from omni_local.connector import LocalReceiver, LocalSender
 from tests.support.devices import QueuedDevice
 from tests.support.tensors import tensors_of
 
@@ -57,7 +57,8 @@ class HostBench:
 
     def __init__(self, device: Device, width: int = 8, **sizes: int) -> None:
         self.device, self.width = device, width
-        self.connector = HostConnector(LocalConnector(), device, "writer->clerk", **sizes)
+        self.sender = LocalSender()
+        self.receiver = HostReceiver(LocalReceiver(), device, "writer->clerk", **sizes)
         self.producer = device.stream("writer")
         self.consumer = device.stream("clerk")
         self.under_way: deque[Sent] = deque()
@@ -79,8 +80,9 @@ class HostBench:
             self.device.launch(self.producer, write_plain, plain, torch.from_numpy(values["plain"]))
         ready = self.device.record(self.producer) if write else Never()
         payload = Payload(Numbered(number=number), {"hidden": PageSlice(pages, slots), "plain": plain})
-        ref = self.connector.send(payload, ready, self.producer)
-        sent = Sent(number, payload, values, ref, self.connector.receive(ref, self.producer))
+        ref = self.sender.send(payload, ready)
+        (piece,) = ref.pieces()
+        sent = Sent(number, payload, values, ref, self.receiver.receive(piece))
         self.sent.append(sent)
         self.under_way.append(sent)
         return sent
@@ -106,11 +108,11 @@ class HostBench:
 
     def release(self, sent: Sent, after: Event = COMPLETED) -> None:
         sent.over = True
-        self.connector.release(sent.ref, after)
+        sent.pending.release(after)
 
     def abort(self, sent: Sent) -> None:
         sent.over = True
-        self.connector.abort(sent.ref, "the user left")
+        sent.pending.abort()
         if sent in self.under_way:
             self.under_way.remove(sent)
 

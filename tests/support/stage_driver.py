@@ -2,20 +2,26 @@
 
 from collections.abc import Sequence
 
-from omni.connector import Ref
+from omni.connector import Pending, Ref
 from omni.device import COMPLETED, Device, Event, Stream
 from omni.payload import Payload
 from omni.sampling import SamplingParams
 from omni.stage import Abort, Done, Ended, Failed, Feed, Lease, Open, Outbound, Pause, Produced, Resume, StageWorker
-from omni_local.connector import LocalConnector
+from omni_local.connector import LocalReceiver, LocalSender
 
 SOURCE = "frontend"
+
+
+def lend(payload: Payload, ready: Event = COMPLETED) -> tuple[Ref, Pending]:
+    """Sends a payload by reference: its producer's end, and its consumer's."""
+    ref = LocalSender().send(payload, ready)
+    (piece,) = ref.pieces()
+    return ref, LocalReceiver().receive(piece)
 
 
 class StageDriver:
     def __init__(self, worker: StageWorker, stream: Stream) -> None:
         self.worker = worker
-        self.connector = LocalConnector()
         self.produced: dict[str, list[Produced]] = {}
         self.ends: dict[str, Done | Failed] = {}
         self._stream = stream
@@ -27,8 +33,8 @@ class StageDriver:
 
     def feed(self, request_id: str, payload: Payload, ready: Event = COMPLETED) -> Ref:
         """Feeds a payload that a producer lends; returns the producer's reference."""
-        ref = self.connector.send(payload, ready, self._stream)
-        self.worker.inbox.append(Feed(request_id, payload, ready, Lease(self.connector, ref, 1)))
+        ref, pending = lend(payload, ready)
+        self.worker.inbox.append(Feed(request_id, payload, ready, Lease(pending, 1)))
         return ref
 
     def feed_host(self, request_id: str, payload: Payload) -> None:

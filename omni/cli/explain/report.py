@@ -30,12 +30,13 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdgeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An edge between two places. connector: its name. why: the reason for the choice. memory: of the tensors for the consumer,
-    `"device"` or `"host"`."""
+    """An edge between two places. producer_place, consumer_place: of its stages. connector: its name. why: the reason for the
+    choice. memory: of the tensors for the consumer, `"device"` or `"host"`."""
 
     producer: str
     consumer: str
-    places: tuple[str, str]
+    producer_place: str
+    consumer_place: str
     adapter: str
     keyed: bool
     credit: int
@@ -72,7 +73,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_report(model: str, target: Target, *, measure: bool) -> Report:
-    """Raises OmniError: PluginError if a connector is not installed, and with `measure` any error of loading."""
+    """Raises OmniError: ConfigError or PluginError if an edge has no connector, and with `measure` any error of loading."""
     pipeline, engine = target.plan.pipeline, target.engine
     placement = Placement.of(pipeline, str(engine.device))
     return Report(
@@ -127,7 +128,8 @@ def _edges(target: Target, placement: Placement) -> list[EdgeReport]:
                 EdgeReport(
                     producer=edge.producer,
                     consumer=edge.consumer,
-                    places=(producer, consumer),
+                    producer_place=producer,
+                    consumer_place=consumer,
                     adapter=edge.adapter,
                     keyed=edge.keyed,
                     credit=edge.credit,

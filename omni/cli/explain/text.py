@@ -70,7 +70,7 @@ def _connectors(report: Report) -> Iterator[str]:
 def _places(edge: EdgeReport, report: Report) -> str:
     """The places of an edge that connects several pairs of them."""
     pairs = [each for each in report.edges if (each.producer, each.consumer) == (edge.producer, edge.consumer)]
-    return f" ({' -> '.join(edge.places)})" if len(pairs) > 1 else ""
+    return f" ({edge.producer_place} -> {edge.consumer_place})" if len(pairs) > 1 else ""
 
 
 def _memory(memory: MemoryReport) -> Iterator[str]:

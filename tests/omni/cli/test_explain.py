@@ -22,6 +22,8 @@ from omni.device.meta import MetaDevice
 from omni.engine import EngineOptions, build_engine, load_stages, resolve_pipeline
 from omni.frontend.options import FrontendOptions
 from omni.media.options import MediaOptions
+from omni.pipeline import EdgeSettings
+from omni.plugin import ConnectorEntry
 from omni.plugin.manager import load_plugins
 from omni_qwen3_omni.tiny import write_tiny
 from tests.support.echo_family import EchoKind, echo_model
@@ -96,7 +98,10 @@ def test_the_report_has_every_setting_of_engine_front_end_and_stages(folder: Pat
     paths = [setting["path"] for setting in settings]
     assert len(set(paths)) == len(paths)
     plan = resolve_pipeline(Checkpoint(folder), load_plugins())
+    edges = [(edge.setting, EdgeSettings()) for edge in plan.pipeline.edges]
+    assert "edges.talker-code2wav" in dict(edges)
     for name, options in [
+        *edges,
         ("engine", EngineOptions()),
         ("frontend", FrontendOptions()),
         ("frontend.media", MediaOptions()),
@@ -122,6 +127,45 @@ def test_the_report_tells_stages_edges_and_outputs(folder: Path) -> None:
     assert edge["memory"] == "device"
     assert found["outputs"] == [{"modality": "text", "stage": "thinker"}, {"modality": "audio", "stage": "code2wav"}]
     assert found["main_stage"] == "thinker"
+
+
+def test_the_report_tells_the_settings_of_edges(folder: Path) -> None:
+    found = report(folder, "--set", "edges.talker-code2wav.credit=9", "--set", "edges.talker-code2wav.connector=local")
+    edge = next(edge for edge in found["edges"] if edge["producer"] == "talker")
+    assert (edge["credit"], edge["connector"]) == (9, "local")
+    assert edge["why"] == "as set; same process, same device"
+    assert (edge["producer_place"], edge["consumer_place"]) == ("cpu", "cpu")
+    settings = {setting["path"]: (setting["value"], setting["origin"]) for setting in found["settings"]}
+    assert settings["edges.talker-code2wav.credit"] == (9, "--set")
+    assert settings["edges.talker-code2wav.connector"] == ("local", "--set")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("edges.talker-narrator.credit=9", "edges.talker-narrator.credit: there is no such edge"),
+        ("edges.talker-code2wav.credit=0", "edges.talker-code2wav.credit: credit must be at least 1"),
+        ("edges.talker-code2wav.connector=fabric", "there is no connector 'fabric'"),
+        ("code2wav.place=tpu", "code2wav.place: 'tpu' is not a device"),
+    ],
+)
+def test_what_an_edge_or_a_place_cannot_be_is_told(folder: Path, setting: str, message: str) -> None:
+    result = call(folder, "--set", setting)
+    assert result.exit_code != 0
+    assert message in " ".join((result.stdout + result.stderr).split())
+
+
+def test_an_edge_has_a_row_for_each_pair_of_places(folder: Path) -> None:
+    settings = ("code2wav.place=cpu/2,cpu/3", "edges.talker-code2wav.connector=copy")
+    entry = ConnectorEntry(name="copy", connector="tests.support.two_engines:CopyConnector")
+    target = resolve_target(str(folder), Choices(settings=settings, device="cpu"))
+    connectors = replace(target.plugins.connectors, entries={**target.plugins.connectors.entries, "copy": entry})
+    target = replace(target, plugins=replace(target.plugins, connectors=connectors))
+    rows = [edge for edge in make_report(str(folder), target, measure=False).edges if edge.producer == "talker"]
+    assert [(row.producer_place, row.consumer_place, row.why) for row in rows] == [
+        ("cpu", "cpu/2", "as set; two processes on cpu"),
+        ("cpu", "cpu/3", "as set; two processes on cpu"),
+    ]
 
 
 def test_the_report_tells_the_dtype_of_each_stage(folder: Path) -> None:

@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni.connector import Reach, Ref
+from omni.connector import Pending, Received
+from omni.connector.pieces import cut, parts_of
 from omni.device import COMPLETED, Event
 from omni.device.cpu import CpuDevice
-from omni.engine.host import MAX_ROWS, HostConnector, HostRef, cut, parts_of
-from omni.errors import OmniError
+from omni.engine.host import MAX_ROWS, HostReceiver
 from omni.payload import PageSlice, Payload
 from omni.testing import SimulatedDevice
 from omni.testing.connectors import Gate
-from omni_local.connector import LocalConnector
+from omni_local.connector import LocalReceiver, LocalSender
 from tests.support.devices import QueuedDevice
 from tests.support.fake_graph import lent
 from tests.support.host_bench import BLOCK, HostBench, Numbered, expect_late, play
@@ -49,10 +49,10 @@ def payloads(draw: st.DrawFn) -> Payload:
 @given(payload=payloads(), slot_bytes=st.sampled_from([64, 512, 4096]), piece_bytes=st.sampled_from([16, 32, 64, 4096]))
 def test_tensors_of_every_dtype_and_shape_come_whole(payload: Payload, slot_bytes: int, piece_bytes: int) -> None:
     device = CpuDevice()
-    connector = HostConnector(LocalConnector(), device, "edge", slots=1, slot_bytes=slot_bytes, piece_bytes=piece_bytes)
-    stream = device.stream("writer")
-    ref = connector.send(payload, COMPLETED, stream)
-    pending = connector.receive(ref, stream)
+    receiver = HostReceiver(LocalReceiver(), device, "edge", slots=1, slot_bytes=slot_bytes, piece_bytes=piece_bytes)
+    ref = LocalSender().send(payload, COMPLETED)
+    (piece,) = ref.pieces()
+    pending = receiver.receive(piece)
     received = pending.poll()
     while received is None:
         received = pending.poll()
@@ -65,7 +65,7 @@ def test_tensors_of_every_dtype_and_shape_come_whole(payload: Payload, slot_byte
         assert isinstance(found, torch.Tensor)
         assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
         assert torch.equal(found, wanted)
-    connector.release(ref, COMPLETED)
+    pending.release(COMPLETED)
     assert ref.freed
 
 
@@ -84,13 +84,15 @@ def test_pieces_cover_every_byte_once_and_keep_their_bounds(rows: int, width: in
 
 
 def test_a_payload_without_tensors_takes_no_copy_and_no_slot(device: QueuedDevice) -> None:
-    connector = HostConnector(LocalConnector(), device, "edge", slots=0)
-    ref = connector.send(Payload(Numbered(number=5)), COMPLETED, device.stream("writer"))
-    received = connector.receive(ref, device.stream("writer")).poll()
+    receiver = HostReceiver(LocalReceiver(), device, "edge", slots=0)
+    ref = LocalSender().send(Payload(Numbered(number=5)), COMPLETED)
+    (piece,) = ref.pieces()
+    pending = receiver.receive(piece)
+    received = pending.poll()
     assert received is not None
     assert received.payload == Payload(Numbered(number=5))
     assert not ref.released
-    connector.release(ref, COMPLETED)
+    pending.release(COMPLETED)
     assert ref.freed
     assert not device.pending
 
@@ -237,13 +239,17 @@ def test_more_scattered_rows_than_one_copy_takes() -> None:
 
 
 def test_a_payload_aborted_before_it_is_ready_is_free_at_once() -> None:
-    bench = HostBench(QueuedDevice())
+    device = QueuedDevice()
+    bench = HostBench(device)
     sent = bench.send(2, write=False)
     bench.poll()
     bench.abort(sent)
     assert sent.ref.freed
-    with pytest.raises(OmniError, match="the user left"):
-        sent.pending.poll()
+    bench.abort(sent)
+    following = bench.send(2)
+    bench.settle()
+    device.run()
+    bench.expect(following)
 
 
 def test_a_cancelled_payload_frees_memory_after_the_copies_that_read_it(device: QueuedDevice) -> None:
@@ -335,35 +341,61 @@ def _drain(bench: HostBench, device: QueuedDevice) -> None:
     assert all(sent.ref.freed for sent in bench.sent)
 
 
-class Recorded(LocalConnector):
-    """calls: names of the calls that end a reference."""
+class Recorded(LocalReceiver):
+    """A receiver of one payload. calls: those that end it, and those that it gets itself. busy: as the test says."""
 
-    def __init__(self) -> None:
+    def __init__(self, received: Received | None) -> None:
         self.calls: list[str] = []
+        self._received = received
 
-    def release(self, ref: Ref, after: Event) -> None:
+    def receive(self, piece: object) -> Pending:
+        self.calls.append(f"receive {piece}")
+        return self
+
+    def add(self, piece: object) -> None:
+        self.calls.append(f"add {piece}")
+
+    def poll(self) -> Received | None:
+        return self._received
+
+    def release(self, after: Event) -> None:
         self.calls.append("release")
-        super().release(ref, after)
 
-    def abort(self, ref: Ref, reason: str) -> None:
+    def abort(self) -> None:
         self.calls.append("abort")
-        super().abort(ref, reason)
+
+    def discard(self, piece: object) -> None:
+        self.calls.append(f"discard {piece}")
+
+    def tick(self) -> None:
+        self.calls.append("tick")
+
+    def close(self) -> None:
+        self.calls.append("close")
 
 
+@pytest.mark.parametrize("polled", [False, True], ids=["waiting", "delivered"])
 @pytest.mark.parametrize("first", ["release", "abort"])
-def test_a_producer_s_memory_is_released_or_given_up_once(first: str) -> None:
-    inner = Recorded()
-    ref = HostRef(inner.send(lent(0), COMPLETED, CpuDevice().stream("producer")), inner)
-    for call in (first, "release", "abort", "release"):
-        if call == "release":
-            ref.release(COMPLETED)
-        else:
-            ref.abort("not wanted", COMPLETED)
-    assert inner.calls == [first]
-    assert ref.freed
+def test_a_producer_s_memory_is_released_or_given_up_once(first: str, polled: bool) -> None:
+    inner = Recorded(Received(lent(0), COMPLETED))
+    pending = HostReceiver(inner, CpuDevice(), "edge").receive("first")
+    if polled:
+        assert pending.poll() is not None, "its copy is launched, so the producer's memory is released"
+    for call in (first, "abort"):
+        pending.release(COMPLETED) if call == "release" else pending.abort()
+    assert inner.calls == ["receive first", "release" if polled else first]
 
 
-def test_it_reaches_as_far_as_the_connector_inside() -> None:
-    inner = LocalConnector()
-    assert HostConnector(inner, CpuDevice(), "edge").reach is inner.reach
-    assert isinstance(inner.reach, Reach)
+def test_everything_but_payloads_is_the_inner_receiver_s() -> None:
+    inner = Recorded(None)
+    receiver = HostReceiver(inner, CpuDevice(), "edge")
+    pending = receiver.receive("first")
+    pending.add("second")
+    receiver.discard("other")
+    assert pending.poll() is None
+    for busy in (False, True):
+        inner.busy = busy
+        assert receiver.busy == busy
+    receiver.tick()
+    receiver.close()
+    assert inner.calls == ["receive first", "add second", "discard other", "tick", "close"]

@@ -6,17 +6,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from omni.connector import Connector
+from omni.connector import EdgeEnd
 from omni.device import SyncCheck, sync_guard
 from omni.device.cuda import CudaDevice
 from omni.engine import check_pipeline
-from omni.engine.build import open_connector
-from omni.engine.host import HostConnector
+from omni.engine.host import HostReceiver
+from omni.engine.peers import EdgeEnds, OpenEdge
 from omni.errors import ConfigError
 from omni.pipeline import Edge, Pipeline, validate
 from omni.testing import LaunchGuard
 from omni.testing.simulation import SimulatedDevice
-from omni_local.connector import LocalConnector
+from omni_local.connector import LocalConnector, LocalReceiver
 from tests.omni.engine.hidden_engine import HiddenEngine
 from tests.support.hidden_family import CLERK, READER, WRITER, hidden_plugins, write_checkpoint
 from tests.support.resources import records
@@ -32,12 +32,13 @@ TOKENS = 9
 
 
 def test_only_the_edge_that_asks_is_brought_into_host_memory() -> None:
-    device, plugins = SimulatedDevice(), hidden_plugins()
-    plain: Connector = open_connector(Edge(producer="a", consumer="b"), plugins, device)
-    assert isinstance(plain, LocalConnector)
-    assert not device.streams
-    assert isinstance(open_connector(Edge(producer="a", consumer="b", memory="host"), plugins, device), HostConnector)
-    assert [stream.name for stream in device.streams] == ["a->b-host"]
+    device = SimulatedDevice()
+    edges = [Edge(producer="a", consumer="b"), Edge(producer="a", consumer="c", memory="host")]
+    opened = [OpenEdge(edge, LocalConnector(), "", "") for edge in edges]
+    ends = EdgeEnds("", opened, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
+    assert isinstance(ends.receiver("a->b", ""), LocalReceiver)
+    assert isinstance(ends.receiver("a->c", ""), HostReceiver)
+    assert [stream.name for stream in device.streams] == ["a->c-host"]
 
 
 def test_another_memory_is_refused_by_name(tmp_path: Path) -> None:
@@ -132,4 +133,4 @@ def test_whoever_leaves_whenever_leaves_nothing_behind_and_harms_nobody(tmp_path
     del simulation
     gc.collect()
     left = records() - before
-    assert not {"Lease", "Produced", "HostRef", "LocalRef", "Route"} & set(left)
+    assert not {"Lease", "Produced", "HostPending", "LocalRef", "LocalPending", "OutRoute", "InRoute"} & set(left)

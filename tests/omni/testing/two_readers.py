@@ -12,6 +12,7 @@ from omni.testing import SimulatedDevice
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import ArDriver, plain_prompt, take_rows
 from tests.support.small_text import SmallText, greedy
+from tests.support.stage_driver import lend
 
 _MODEL = SmallText(payload=True)
 _LENT = [(7 * place * place) % 61 for place in range(26)]
@@ -57,7 +58,7 @@ class TwoReaders(ArDriver):
     def _take(self, message: Outbound) -> None:
         if isinstance(message, Produced) and message.payload.tensors:
             for reader in (self.slow, self.quick):
-                ref = self.connector.send(message.payload, message.ready, self.worker_stream)
+                ref, _ = lend(message.payload, message.ready)
                 message.add(ref)
                 reader.lent.append((message, ref))
             message.close()

@@ -19,6 +19,7 @@ from omni_ar.inputs import StepInputs
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import TEXT, ArDriver
 from tests.support.listener import PAD, Condition, Listener, answered
+from tests.support.stage_driver import lend
 
 WIDTH = 8
 MODEL = Listener(WIDTH)
@@ -90,14 +91,14 @@ class RowFeeder:
             self.driver.end(name, source=TEXT)
 
     def give(self, name: str, payload: Payload, ready: Event = COMPLETED) -> Given:
-        connector = self.driver.connector
-        given = Given(connector.send(payload, ready, self.driver.worker_stream))
+        ref, pending = lend(payload, ready)
+        given = Given(ref)
         self.lent.append(given)
 
         def taken() -> None:
             given.taken = True
 
-        self.driver.worker.inbox.append(Feed(name, payload, ready, Lease(connector, given.ref, 1, taken)))
+        self.driver.worker.inbox.append(Feed(name, payload, ready, Lease(pending, 1, taken)))
         return given
 
     def tokens(self, name: str) -> list[int]:

@@ -16,9 +16,9 @@ from omni.stage import Feed, Lease
 from omni_ar.inputs import MultimodalEmbedding, Placeholder
 from omni_ar.run.receivers import EmbeddingReceiver
 from omni_ar.run.request import ArRequest
-from omni_local.connector import LocalConnector
 from tests.support.ar_driver import plain_prompt
 from tests.support.devices import QueuedDevice
+from tests.support.stage_driver import lend
 
 PAGES = torch.randn(5, 4, 3)
 
@@ -35,11 +35,11 @@ class Bench:
 
     def add(self, index: int, slots: list[int], tensors: Mapping[str, Tensor] = {}) -> None:
         """Rows of `PAGES`, and other tensors."""
-        meta, connector = MultimodalEmbedding(name="sound", index=index), LocalConnector()
+        meta = MultimodalEmbedding(name="sound", index=index)
         payload = Payload(meta, {"rows": PageSlice(PAGES, np.array(slots, np.int64)), **tensors})
-        ref = connector.send(payload, COMPLETED, self.device.stream("transfer"))
+        ref, pending = lend(payload)
         self.refs.append(ref)
-        self.receiver.add(self.request, meta, Feed("r", payload, COMPLETED, Lease(connector, ref, 1)))
+        self.receiver.add(self.request, meta, Feed("r", payload, COMPLETED, Lease(pending, 1)))
 
     def receive(self) -> None:
         self.receiver.tick()

@@ -10,8 +10,8 @@ from torch.overrides import TorchFunctionMode
 
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
-from omni.sampling import PARAMETERS, HostRules, SamplingParams, StopVerdict
 from omni.payload.receiver import copy_rows
+from omni.sampling import PARAMETERS, HostRules, SamplingParams, StopVerdict
 from omni_ar.kernels.sampling.state import SamplingState
 from omni_ar.model import ArModel, Batch
 from omni_ar.options import ArOptions

@@ -15,6 +15,7 @@ from omni_encoder.inputs import Encoded
 from omni_encoder.plan import EncodePlan
 from tests.stages.omni_encoder.bench import Bench, media
 from tests.support.faults import LateFaultyDevice, Owner, idle, simulate
+from tests.support.stage_driver import lend
 
 pytestmark = pytest.mark.plants_faults
 
@@ -46,11 +47,11 @@ class Consumer(Bench):
         if isinstance(message, Produced) and isinstance(message.payload.meta, Encoded):
             tensor = message.payload.tensors["sum"]
             assert isinstance(tensor, Tensor)
-            ref = self.connector.send(message.payload, message.ready, self._consumer)
+            ref, pending = lend(message.payload, message.ready)
             message.add(ref)
             found = self.found[message.request_id] = torch.empty(tensor.shape)
             self.device.launch(self._consumer, take, found, tensor)
-            self.connector.release(ref, self.device.record(self._consumer))
+            pending.release(self.device.record(self._consumer))
         super()._take(message)
 
 

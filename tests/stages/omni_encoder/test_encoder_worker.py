@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni.connector import Ref
+from omni.connector import Pending
 from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.payload import PageSlice, Payload
@@ -14,6 +14,7 @@ from omni_encoder.inputs import Encoded
 from omni_encoder.options import EncoderOptions
 from tests.stages.omni_encoder.bench import Bench, media
 from tests.support.devices import QueuedDevice
+from tests.support.stage_driver import lend
 from tests.support.tower import POISON
 
 
@@ -100,21 +101,22 @@ def test_outputs_share_no_memory_with_their_batch() -> None:
 
 
 class Consumer(Bench):
-    """Keeps references to outputs. unreleased: those that it has not released."""
+    """Receives outputs. unreleased: those that it has not released."""
 
     def __init__(self, device: Device, **options: int) -> None:
         super().__init__(device, **options)
-        self.unreleased: list[Ref] = []
+        self.unreleased: list[Pending] = []
 
     def release_all(self) -> None:
         after = self.device.record(self._stream)
         while self.unreleased:
-            self.connector.release(self.unreleased.pop(), after)
+            self.unreleased.pop().release(after)
 
     def _take(self, message: Outbound) -> None:
         if isinstance(message, Produced):
-            self.unreleased.append(self.connector.send(message.payload, message.ready, self._stream))
-            message.add(self.unreleased[-1])
+            ref, pending = lend(message.payload, message.ready)
+            self.unreleased.append(pending)
+            message.add(ref)
         super()._take(message)
 
 
