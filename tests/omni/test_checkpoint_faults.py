@@ -7,6 +7,7 @@ once failed.
 import json
 import random
 import resource
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 from omni import CheckpointError, ConfigError, Omni
 from tests.omni.checkpoint_fuzz import FAMILIES, VALUES, Fault, faults, spoil, verdict
-from tests.support.tiny_omni import tiny_plugins
+from tests.support.tiny_omni import Bystander, tiny_plugins
 
 pytestmark = pytest.mark.thorough
 
@@ -97,6 +98,12 @@ NAMED: list[tuple[str, str, Any, str]] = [
     (QWEN3, "im_start_token_id", 1, "config.json: im_start_token_id: is not the token that opens turns"),
     (QWEN3, "assistant_token_id", 1, "config.json: assistant_token_id: is not the token that opens turns"),
     (TEXT, "max_position_embeddings", 1, "max_position_embeddings: is 1, below 16"),
+    (QWEN3, f"{THINKER}.num_hidden_layers", "many", "'num_hidden_layers' expected int"),
+    (QWEN3, "thinker_config", 3, "use a published Qwen3-Omni folder"),
+    (QWEN3, "talker_config", {}, "config.json: talker_config.text_config.shared_expert"),
+    (QWEN3, f"{THINKER}.hidden_size", 80, "audio_config.output_dim: is 64, not 80; use the file that belongs to these"),
+    (QWEN3, f"{THINKER}.moe_intermediate_size", 80, "expected (64, 80), found (64, 32); use the config.json that"),
+    (QWEN3, f"{TALKER}.num_hidden_layers", 1, "use a checkpoint whose config.json describes its weights"),
     (TEXT, "hidden_size", 10**400, "hidden_size: is a number of 1,329 bits, too large"),
 ]
 
@@ -148,6 +155,7 @@ FILES: list[tuple[str, str, str, Any, str]] = [
     (QWEN3, PREPROCESSOR, "patch_size", 14, ""),
     (QWEN3, PREPROCESSOR, "do_resize", None, ": do_resize: is None, not True"),
     (QWEN3, PREPROCESSOR, "merge_size", 1, ": merge_size: is 1, beside 2 of config.json"),
+    (QWEN3, "generation_config.json", "temperature", "hot", ": temperature"),
     (QWEN2_5, TOKENIZER, "audio_token", None, ": audio_token"),
     (QWEN2_5, TOKENIZER, "image_token", "<|IMAGES|>", ": image_token"),
 ]
@@ -216,6 +224,37 @@ def test_weights_in_another_format_are_not_called_missing(spoil_field: SpoilFiel
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"holds weights as pytorch_model\.bin, a format that is not supported"):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("thinker.max_model_len", 10**6, "1000000 is longer than the model's 4096 positions; lower it"),
+        ("code2wav.chunk_frames", 10**6, "must be at least 1, at most 65,536; use a value in the range it names"),
+    ],
+)
+def test_a_bad_setting_is_refused(setting: str, value: object, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(FAMILIES[QWEN3](), **{setting: value})
+    assert caught.value.field == setting
+    assert words in str(caught.value)
+
+
+def test_settings_are_checked_before_weights_are_read(spoil_field: SpoilField) -> None:
+    folder = spoil_field(QWEN3, "do_sample", True, "generation_config.json")
+    for shard in folder.glob("*.safetensors"):
+        shard.unlink()
+    with pytest.raises(ConfigError, match="there is no stage 'narrator'; use one of audio_encoder, vision_encoder"):
+        load(folder, **{"narrator.speed": 1})
+
+
+def test_a_failed_load_harms_no_model_that_is_loaded(spoil_field: SpoilField) -> None:
+    broken = spoil_field(QWEN3, "thinker_config", 3)
+    with load(FAMILIES[QWEN3]()) as omni:
+        bystander, before = Bystander.of(omni), threading.active_count()
+        with bystander.beside(omni), pytest.raises(CheckpointError):
+            load(broken)
+        assert threading.active_count() <= before
 
 
 @pytest.mark.parametrize(

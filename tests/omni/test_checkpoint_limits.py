@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,38 +50,15 @@ def tiny_text() -> Path:
     return folder
 
 
-FIELDS: dict[Callable[[], Path], Sequence[str]] = {
-    tiny_text: ("num_hidden_layers",),
-    tiny_checkpoint: (
-        "thinker_config.text_config.num_hidden_layers",
-        "thinker_config.audio_config.encoder_layers",
-        "thinker_config.vision_config.depth",
-        "talker_config.num_code_groups",
-        "talker_config.text_config.num_hidden_layers",
-        "talker_config.code_predictor_config.num_hidden_layers",
-        "code2wav_config.num_hidden_layers",
-        "code2wav_config.num_quantizers",
-    ),
-    tiny_folder: (
-        "thinker_config.text_config.num_hidden_layers",
-        "thinker_config.audio_config.encoder_layers",
-        "thinker_config.vision_config.depth",
-        "talker_config.num_hidden_layers",
-        "talker_config.vocab_size",
-        "token2wav_config.dit_config.num_hidden_layers",
-        "token2wav_config.dit_config.enc_res2net_scale",
-    ),
-    tiny_csm: (
-        "num_hidden_layers",
-        "num_codebooks",
-        "depth_decoder_config.num_hidden_layers",
-        "codec_config.num_hidden_layers",
-        "codec_config.num_residual_layers",
-    ),
+FIELDS: dict[Callable[[], Path], str] = {
+    tiny_text: "num_hidden_layers",
+    tiny_checkpoint: "talker_config.code_predictor_config.num_hidden_layers",
+    tiny_folder: "token2wav_config.dit_config.enc_res2net_scale",
+    tiny_csm: "codec_config.num_residual_layers",
 }
 
 
-@pytest.mark.parametrize(("made", "field"), [(made, field) for made, fields in FIELDS.items() for field in fields])
+@pytest.mark.parametrize(("made", "field"), FIELDS.items())
 def test_every_family_refuses_it_at_the_start(tmp_path: Path, made: Callable[[], Path], field: str) -> None:
     config: Any = json.loads((made() / "config.json").read_text())
     *parents, name = field.split(".")

@@ -42,22 +42,6 @@ def changed(path: str, value: object, options: msgspec.Struct | None = None) -> 
     return after["thinker"]
 
 
-def test_one_option_changes_and_nothing_else():
-    assert changed("max_num_seqs", 3) == ArOptions(max_num_seqs=3)
-
-
-def test_a_nested_option_changes_and_its_neighbours_stay():
-    options = changed("sampling.temperature", "0.5")
-    assert isinstance(options, ArOptions)
-    assert options.sampling == msgspec.structs.replace(ArOptions().sampling, temperature=0.5)
-
-
-def test_several_settings_of_one_stage_add_up():
-    options = laid({"talker.block_size": 4, "talker.sampling.top_k": 5}, ArOptions())["talker"]
-    assert isinstance(options, ArOptions)
-    assert (options.block_size, options.sampling.top_k) == (4, 5)
-
-
 @pytest.mark.parametrize(
     ("path", "text", "value"),
     [

@@ -1,7 +1,9 @@
 """`omni doctor`: what a model still needs, found by taking it away."""
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from omni.cli import app
+from omni.cli.doctor.model import check_model
+from omni.cli.options import Choices
 from omni_encoder.options import EncoderOptions
 from omni_qwen3_omni.tiny import write_tiny
+from tests.omni.checkpoint_fuzz import chat_folder
 from tests.support.entry_points import own_entry_points
+from tests.support.tiers import chosen
+from tests.support.tiny_omni import tiny_plugins
 from tests.support.tiny_text import write_text_model
 
 INDEX = "model.safetensors.index.json"
@@ -174,17 +181,13 @@ def test_a_config_that_does_not_suffice(folder: Path, content: str, words: str) 
     [
         (("tokenizer.json", "vocab.json", "merges.txt"), "tokenizer"),
         (("preprocessor_config.json",), "preprocessor_config.json: is missing"),
+        (("chat_template.json",), "download chat_template.json"),
     ],
 )
 def test_files_that_a_processor_lacks(folder: Path, files: tuple[str, ...], words: str) -> None:
     for name in files:
         (folder / name).unlink(missing_ok=True)
     assert words in problem("processor", folder)
-
-
-def test_a_family_whose_plugin_is_not_installed(whole: Path, installed: list[EntryPoint]) -> None:
-    installed[:] = own_entry_points("ar", "encoder", "vocoder", "local", "text")
-    assert "no plugin serves model type 'qwen3_omni_moe'" in problem("pipeline", whole)
 
 
 @pytest.mark.parametrize(
@@ -233,6 +236,38 @@ def test_memory_that_does_not_suffice(whole: Path, monkeypatch: pytest.MonkeyPat
     memory = checks(whole)["memory"]
     assert memory["status"] == "warning"
     assert memory["remedy"] == "set engine.memory_bytes, and the stages divide it"
+
+
+def pipe(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
+def write(file: str, content: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / file).write_text(content)
+
+
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a pipe": (pipe, "model.safetensors: cannot be read (it is a pipe"),
+    "deep JSON": (write("config.json", '{"a":' * 1000 + "0" + "}" * 1000), "config.json: nests tables"),
+    "an entry that leaves": (write(INDEX, json.dumps({"weight_map": {"a": "../b"}})), "is no file of the folder"),
+    "a long name": (write(INDEX, json.dumps({"weight_map": {"a": "b" * 5000}})), "cannot be read (File name too long)"),
+    "an endless template": (
+        write("chat_template.jinja", "{{ messages }}{% for a in range(99999) %}" * 2 + "{% endfor %}" * 2),
+        "chat_template.jinja: cannot render a chat (takes more than 2 s)",
+    ),
+    "a broken tokenizer": (write("tokenizer.json", "hm"), "tokenizer.json: is not valid JSON"),
+}
+
+
+@pytest.mark.parametrize("what", chosen([what for what in FAULTS if what != "an endless template"], FAULTS))
+def test_it_says_what_a_start_would_say(tmp_path: Path, what: str) -> None:
+    folder = Path(shutil.copytree(chat_folder(), tmp_path / "model"))
+    edit, words = FAULTS[what]
+    edit(folder)
+    checks = list(check_model(str(folder), Choices(device="cpu"), tiny_plugins()))
+    problems = [check for check in checks if check.status == "problem"]
+    assert any(words in check.detail for check in problems), problems
 
 
 @pytest.mark.usefixtures("with_broken")

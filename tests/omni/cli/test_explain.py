@@ -241,23 +241,6 @@ def test_a_kind_that_cannot_be_built_without_memory_leaves_the_rest(
     assert "writer.tokens_per_tick" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--set", "writer.speed=1"], "writer.speed: there is no option 'speed'"),
-        (["--device", "tpu"], "device: 'tpu' is not a device"),
-        (["--dtype", "float8"], "dtype: 'float8' is not supported"),
-        (["--load-format", "random"], "load_format: 'random' is not known"),
-        (["--config", "none.toml"], "none.toml: cannot be read"),
-    ],
-)
-def test_errors_are_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
-    result = call(echo_model(tmp_path), *arguments)
-    assert (result.exit_code, result.stdout) == (1, "")
-    (line,) = result.stderr.splitlines()
-    assert line.startswith(f"error: {words}")
-
-
 @pytest.mark.parametrize(("encoding", "corner"), [("ascii", "+-"), ("latin-1", "+-"), ("utf-8", "┌─")])
 def test_what_the_terminal_cannot_show_is_drawn_in_ascii(tmp_path: Path, encoding: str, corner: str) -> None:
     model = echo_model(tmp_path / "mod\u00e8le \u2603")

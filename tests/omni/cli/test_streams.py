@@ -51,15 +51,6 @@ def test_nothing_else_takes_the_place_of_a_closed_one(tmp_path: Path) -> None:
     assert (tmp_path / "places").read_text() == "/dev/null /dev/null /dev/null"
 
 
-def test_a_full_one_takes_no_wav_away(tmp_path: Path, model: str) -> None:
-    ran = answer(tmp_path, ">/dev/full", model, "--out", "a.wav")
-    assert ran.returncode == 1
-    report = ran.stderr.decode()
-    assert report.startswith("wrote a.wav\nTTFT")
-    assert report.endswith("tokens/s\n" + FULL)
-    assert_whole(tmp_path / "a.wav")
-
-
 def test_reports_that_cannot_be_written_take_nothing_away(tmp_path: Path, model: str) -> None:
     ran = answer(tmp_path, "2>/dev/full", model, "--out", "a.wav")
     assert (ran.returncode, ran.stdout) == (0, b"hello\n")

@@ -13,11 +13,8 @@ from tests.support import painter, wavemaker
 from tests.support.ar_driver import ArDriver
 from tests.support.faults import simulate
 from tests.support.frame_bench import FrameBench, random_codes
-from tests.support.omni_engine import OmniEngine, assert_same
-from tests.support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
 from tests.support.small_codec import SmallCodec, codec_prompt, spoken
 from tests.support.small_text import SmallText, greedy
-from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
 
@@ -132,22 +129,3 @@ def test_without_a_wait_a_denoiser_goes_wrong(wait: str):
         return False
 
     assert any(harmed(seed) for seed in range(4))
-
-
-SHAPE = sizes(seed=81, stop_gain=0.0, codec_stop_gain=0.0)
-CHATS = [
-    chat("what is it", sound(0.5, 1), picture(64, 96, 2), max_text=9, max_codes=14),
-    chat("hello there", max_text=12, max_codes=30),
-    chat(picture(40, 40, 3), "x", max_text=3, max_codes=6),
-]
-
-
-@pytest.mark.parametrize("seed", few(1, [0, 1], SLOW))
-def test_a_whole_engine(seed: int):
-    folder, device = tiny_checkpoint(**SHAPE), SimulatedDevice(seed)
-    engine = OmniEngine(folder, {"talker.max_num_seqs": 2, "code2wav.chunk_frames": 5}, device)
-    for result, asked in zip(engine.run(CHATS, [0, 3, 9]), CHATS, strict=True):
-        assert_same(result, reference_of(folder).answer(asked))
-    device.assert_no_races()
-    own = find_waits("omni_encoder", "omni_local")
-    assert own <= device.waits.counts.keys(), own - device.waits.counts.keys()
