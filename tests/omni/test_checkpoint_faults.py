@@ -1,14 +1,14 @@
 """Checkpoints spoiled in one place: each is refused at start by an error that names the place, or served as a whole one is.
 
-`python -m tests.omni.checkpoint_fuzz` tries every place, and so do the slow tests here. The default run tries some, and those that
-once failed.
+The slow tests try every place. The default run tries some, and those that once failed.
 """
 
 import json
 import random
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +23,41 @@ pytestmark = pytest.mark.thorough
 _SOME = 12
 
 
-def outcome(folder: Path, to: Path, family: str, fault: Fault) -> str:
-    """Adds what was spoiled to whatever is raised."""
+@contextmanager
+def memory_bounded(gibibytes: int) -> Iterator[None]:
+    """Bounds what this process may map beyond what it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + gibibytes * 2**30, hard))
     try:
-        return verdict(spoil(folder, to, fault), family)
-    except Exception as error:
-        error.add_note(str(fault))
-        raise
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def try_all(family: str, to: Path, chosen: list[Fault]) -> None:
+    """Adds what was spoiled to whatever is raised."""
+    for fault in chosen:
+        try:
+            result = verdict(spoil(FAMILIES[family](), to, fault), family)
+            assert result == "served" or result.startswith("refused: ")
+        except Exception as error:
+            error.add_note(str(fault))
+            raise
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_some_faults_of_every_family(family: str, tmp_path: Path) -> None:
-    folder = FAMILIES[family]()
-    chosen = random.Random(f"{family} 1").sample(list(faults(folder)), _SOME)
-    for fault in chosen:
-        result = outcome(folder, tmp_path / "model", family, fault)
-        assert result == "served" or result.startswith("refused: ")
+    every = list(faults(FAMILIES[family]()))
+    try_all(family, tmp_path / "model", random.Random(f"{family} 1").sample(every, _SOME))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", range(16))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_fault_of_every_family(family: str, share: int, tmp_path: Path) -> None:
-    folder = FAMILIES[family]()
-    for fault in list(faults(folder))[share::16]:
-        result = outcome(folder, tmp_path / "model", family, fault)
-        assert result == "served" or result.startswith("refused: ")
+    with memory_bounded(12):
+        try_all(family, tmp_path / "model", list(faults(FAMILIES[family]()))[share::16])
 
 
 CSM, TEXT, QWEN2_5, QWEN3 = "csm", "text", "qwen2_5_omni", "qwen3_omni"
@@ -282,11 +291,5 @@ WIDE = [
 @pytest.mark.parametrize(("family", "path"), WIDE, ids=[family for family, _ in WIDE])
 def test_a_width_that_the_weights_do_not_have_takes_no_memory(spoil_field: SpoilField, family: str, path: str) -> None:
     folder = spoil_field(family, path, 65536)
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 4 * 2**30, hard))
-    try:
-        with pytest.raises((CheckpointError, ConfigError)):
-            load(folder)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    with memory_bounded(4), pytest.raises((CheckpointError, ConfigError)):
+        load(folder)
