@@ -27,6 +27,7 @@ GRAPHS = pytest.mark.parametrize("graphs", [False, True], ids=["eager", "capture
 SAMPLING: list[dict[str, Any]] = [
     {},
     {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "seed": 1},
+    {"bad_words_ids": ((4, 5), (6,)), "allowed_token_ids": tuple(range(100))},
     {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.2, "logit_bias": {7: 3.0}},
     {"bad_words_ids": ((4, 5), (6,)), "min_tokens": 3, "stop_token_ids": (3,), "suppress_token_ids": (1, 2)},
 ]
@@ -52,15 +53,18 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @DEVICES
 @GRAPHS
 def test_text_never_waits(folder: Path, name: str, graphs: bool) -> None:
+    """Requests that join, run in chunks, are preempted and end."""
     device = open_device(name)
-    stage = TextEngine(folder, {"text.max_num_seqs": 6}, device, graphs=graphs)
+    rows = {"max_num_seqs": 2, "block_size": 4, "num_blocks": 10, "max_model_len": 40, "max_num_batched_tokens": 5}
+    stage = TextEngine(folder, {f"text.{option}": value for option, value in rows.items()}, device, graphs=graphs)
     with nothing_waits(device):
-        recorders = [
-            stage.submit(str(index), range(2 + 3 * index), max_tokens=20, **sampling)
-            for index, sampling in enumerate(SAMPLING)
-        ]
+        recorders = []
+        for index, sampling in enumerate(SAMPLING):
+            recorders.append(stage.submit(str(index), range(2 + 3 * index), max_tokens=24, **sampling))
+            stage.tick()
         stage.run()
     assert all(recorder.reason in ("length", "stop") and recorder.tokens for recorder in recorders)
+    assert stage.engine.counters()["text"]["preemptions"] > 0
 
 
 @pytest.mark.gpu

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from omni import InputError, Omni, Result, SamplingParams, StageError
+from omni import Omni, Result, SamplingParams, StageError
 from omni_qwen3_omni.tiny.tokenizer import write_tokenizer
 from tests.support.echo_family import eventually
 from tests.support.reference import tiny_checkpoint
@@ -180,28 +180,3 @@ def test_answers_do_not_depend_on_the_process_s_default_dtype(models: dict[str, 
                 model.check(omni, index)
         finally:
             torch.set_default_dtype(torch.float32)
-
-
-def test_settings_of_one_are_not_the_other_s(models: dict[str, Model]) -> None:
-    """Voices, outputs and stages belong to a model, not to the process."""
-    with models["speaker"].opened() as speaker, models["writer"].opened() as writer:
-        assert (speaker.modalities, writer.modalities) == (("text", "audio"), ("text",))
-        assert (len(speaker.voices), len(writer.voices)) == (3, 0)
-        with pytest.raises(InputError, match="modalities"):
-            writer.generate("go on", modalities=("audio",))
-        with pytest.raises(InputError, match="there is no stage 'text'"):
-            speaker.generate("go on", sampling={"text": SamplingParams(max_tokens=2)})
-
-
-def test_the_writer_s_text_beside_a_speaker_is_transformers_text(models: dict[str, Model]) -> None:
-    folder = models["writer"].folder
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    reference = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    inputs = tokenizer("who is it", return_tensors="pt")
-    ids = reference.generate(**inputs, max_new_tokens=20, do_sample=False)[0, inputs["input_ids"].shape[1] :]
-    greedy = SamplingParams(max_tokens=20, temperature=0.0)
-    with models["writer"].opened() as writer, models["speaker"].opened() as speaker, ThreadPoolExecutor(1) as threads:
-        beside = threads.submit(models["speaker"].check, speaker, 3)
-        result = writer.generate("who is it", sampling=greedy, stream=False)
-        assert result.text == tokenizer.decode(ids, skip_special_tokens=True)
-        beside.result()
