@@ -144,15 +144,6 @@ def test_a_request_that_cannot_be_opened_makes_room_for_the_next() -> None:
     assert opened(graph.writer) == ["a", "c"]
 
 
-def test_an_aborted_waiting_request_is_passed_over() -> None:
-    graph = FakeGraph(max_active=1)
-    for name in "abc":
-        graph.submit(name, "text")
-    graph.engine.abort("b", GIVEN_UP)
-    graph.finish("a")
-    assert opened(graph.writer) == ["a", "c"]
-
-
 def test_a_close_fails_waiting_requests() -> None:
     graph = FakeGraph(max_active=1)
     sinks = [graph.submit(name, "text") for name in "abc"]

@@ -257,17 +257,6 @@ def test_tiny_fills_a_folder_that_is_empty_and_stays_what_it_is(
     assert (folder.stat().st_ino, folder.stat().st_mode & 0o777) == (number, 0o750)
 
 
-@pytest.mark.parametrize("exists", [False, True])
-def test_tiny_on_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, exists: bool) -> None:
-    target = tmp_path / "new" / "tiny"
-    if exists:
-        target.mkdir(parents=True)
-    with no_file_over(10):
-        line = refused("tiny", str(target))
-    assert f"{target}: cannot be written (File too large); name a folder that can be written" in line
-    assert [path.name for path in tmp_path.rglob("*")] == (["new", "tiny"] if exists else [])
-
-
 def test_tiny_where_nothing_can_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"before")
     assert "cannot be written (Not a directory)" in refused("tiny", str(tmp_path / "file" / "tiny"))

@@ -95,22 +95,6 @@ def test_a_payload_without_tensors_takes_no_copy_and_no_slot(device: QueuedDevic
     assert not device.pending
 
 
-def test_the_copy_waits_for_the_payload_and_then_frees_the_producer(device: QueuedDevice) -> None:
-    bench = HostBench(device)
-    sent = bench.send(3, scattered=True)
-    bench.poll()
-    assert not sent.readable
-    device.run({WRITER})
-    bench.poll()
-    assert sent.received is not None
-    assert not sent.received.ready.done(), "the consumer waits where it reads"
-    assert (sent.ref.released, sent.ref.freed) == (True, False)
-    device.run({HOST})
-    assert sent.ref.freed
-    bench.reuse()
-    bench.expect(sent)
-
-
 def test_rows_that_follow_one_another_need_no_upload(device: QueuedDevice) -> None:
     bench = HostBench(device)
     for scattered in (False, True):
@@ -141,20 +125,6 @@ def test_a_slot_is_used_again_once_its_consumer_is_done_and_not_before(device: Q
         bench.expect(first)
 
 
-def test_a_queued_payload_that_gets_a_slot_leaves_the_queue(device: QueuedDevice) -> None:
-    bench = HostBench(device, slots=1)
-    first, second, third = (bench.send(2) for _ in range(3))
-    bench.step()
-    bench.release(first)
-    bench.poll()
-    assert third.received is not None
-    fourth = bench.send(2)
-    for _ in range(3):
-        bench.step()
-    for sent in (second, third, fourth):
-        bench.expect(sent)
-
-
 def test_a_slot_aborted_while_it_is_written_goes_to_the_next(device: QueuedDevice) -> None:
     bench = HostBench(device, slots=1)
     first, second = bench.send(2), bench.send(2)
@@ -167,27 +137,6 @@ def test_a_slot_aborted_while_it_is_written_goes_to_the_next(device: QueuedDevic
     device.run()
     bench.expect(second)
     assert first.ref.freed
-
-
-def test_moved_rows_are_read_where_they_are_before_the_old_place_is_freed(device: QueuedDevice) -> None:
-    bench = HostBench(device, slots=0, piece_bytes=64)
-    sent = bench.send(10, scattered=True)
-    bench.step()
-    bench.move(sent)
-    device.run({WRITER})
-    bench.reuse()
-    device.run({HOST})
-    bench.poll()
-    bench.move(sent)
-    for _ in range(4):
-        device.run({HOST})
-        bench.poll()
-        bench.reuse()
-    assert not sent.ref.released, "its rows are on their way"
-    while bench.under_way:
-        bench.step()
-        bench.reuse()
-    bench.expect(sent)
 
 
 def test_a_stream_that_stalls_takes_no_more_than_it_has_room_for(device: QueuedDevice) -> None:
@@ -213,20 +162,6 @@ def test_a_consumer_that_keeps_everything_stops_no_other() -> None:
     for sent in (*kept, *other):
         bench.expect(sent)
         assert sent.ref.freed, "however long it is kept"
-
-
-def test_payload_larger_than_a_slot_comes_in_pieces_and_small_overtakes_it(device: QueuedDevice) -> None:
-    bench = HostBench(device, slot_bytes=256, piece_bytes=128)
-    large, small = bench.send(40, scattered=True), bench.send(1)
-    device.run({WRITER})
-    bench.poll()
-    bench.step()
-    bench.expect(small)
-    assert large.received is None
-    assert not large.ref.released
-    bench.settle()
-    bench.expect(large)
-    assert large.ref.freed
 
 
 def test_more_scattered_rows_than_one_copy_takes() -> None:

@@ -61,6 +61,7 @@ def test_what_is_not_set_follows_strict(
         ("allowed_domains", [""], "allowed_domains must be names such as example.com"),
         ("allowed_domains", "a.com", "does not fit"),
         ("strict", "perhaps", "does not fit"),
+        ("strickt", True, "there is no option 'strickt'"),
     ],
 )
 def test_settings_that_cannot_be(path: str, value: object, words: str) -> None:
