@@ -43,20 +43,13 @@ def nothing_waits(device: Device) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=["tied", "moe"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp(request.param)
-    write_text_model(path, request.param)
-    return path
-
-
 @DEVICES
 @GRAPHS
-def test_text_never_waits(folder: Path, name: str, graphs: bool) -> None:
+def test_text_never_waits(text_model: Path, name: str, graphs: bool) -> None:
     """Requests that join, run in chunks, are preempted and end."""
     device = open_device(name)
     rows = {"max_num_seqs": 2, "block_size": 4, "num_blocks": 10, "max_model_len": 40, "max_num_batched_tokens": 5}
-    stage = TextEngine(folder, {f"text.{option}": value for option, value in rows.items()}, device, graphs=graphs)
+    stage = TextEngine(text_model, {f"text.{option}": value for option, value in rows.items()}, device, graphs=graphs)
     with nothing_waits(device):
         recorders = []
         for index, sampling in enumerate(SAMPLING):
@@ -115,9 +108,9 @@ def finish(engine: Engine, requests: list[EngineRequest]) -> list[EngineOutput]:
 
 @pytest.mark.gpu
 @GRAPHS
-def test_the_engine_s_thread_with_the_variable_set(folder: Path, graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_s_thread_with_the_variable_set(text_model: Path, graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNI_SYNC_CHECK", "error")
-    text = TextEngine(folder, {}, open_device("cuda"), graphs=graphs).engine
+    text = TextEngine(text_model, {}, open_device("cuda"), graphs=graphs).engine
     inputs = {"text": [Payload(plain_prompt(range(5)))]}
     asked = [
         EngineRequest(str(index), frozenset({"text"}), inputs, sampling={"text": SamplingParams(max_tokens=30, **more)})

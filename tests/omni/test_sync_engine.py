@@ -15,14 +15,7 @@ from omni.sampling import SamplingParams
 from omni_ar.layers.text_model import TextModel
 from tests.support.ar_driver import plain_prompt
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.tiny_text import TextEngine, write_text_model
-
-
-@pytest.fixture(scope="module", params=["tied", "moe"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp(request.param)
-    write_text_model(path, request.param)
-    return path
+from tests.support.tiny_text import TextEngine
 
 
 def answer(stage: TextEngine) -> EngineOutput:
@@ -46,9 +39,9 @@ def answer(stage: TextEngine) -> EngineOutput:
 
 
 @pytest.mark.parametrize("check", ["", "warn", "error"])
-def test_the_engine_s_thread_enters_the_guard(folder: Path, check: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_engine_s_thread_enters_the_guard(text_model: Path, check: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMNI_SYNC_CHECK", check)
-    assert isinstance(answer(TextEngine(folder)), RequestFinished)
+    assert isinstance(answer(TextEngine(text_model)), RequestFinished)
 
 
 def planted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,35 +54,35 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TextModel, "logits", peek)
 
 
-def test_a_planted_wait_fails_the_request(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_planted_wait_fails_the_request(text_model: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMNI_SYNC_CHECK", "error")
     planted(monkeypatch)
-    last = answer(TextEngine(folder))
+    last = answer(TextEngine(text_model))
     assert isinstance(last, RequestFailed)
     assert isinstance(last.error, SyncError)
     assert (last.error.operation, last.error.phase) == ("torch.item", "compute_logits")
 
 
 def test_a_planted_wait_is_logged_where_it_is(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    text_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setenv("OMNI_SYNC_CHECK", "warn")
     planted(monkeypatch)
-    assert isinstance(answer(TextEngine(folder)), RequestFinished)
+    assert isinstance(answer(TextEngine(text_model)), RequestFinished)
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "torch.item in phase compute_logits makes the host wait" in record.getMessage()
     assert "in peek\n    assert float(hidden_RD.abs().max()) > 0" in record.getMessage()
 
 
-def test_without_the_variable_a_wait_passes(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_the_variable_a_wait_passes(text_model: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("OMNI_SYNC_CHECK", raising=False)
     planted(monkeypatch)
-    assert isinstance(answer(TextEngine(folder)), RequestFinished)
+    assert isinstance(answer(TextEngine(text_model)), RequestFinished)
 
 
-def test_a_bad_value_is_refused_at_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_bad_value_is_refused_at_the_start(text_model: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMNI_SYNC_CHECK", "loud")
-    engine = TextEngine(folder).engine
+    engine = TextEngine(text_model).engine
     with pytest.raises(ConfigError, match="OMNI_SYNC_CHECK: 'loud' is not a check"):
         engine.start()
     engine.close()

@@ -9,15 +9,11 @@ from omni.errors import ConfigError
 from omni.sampling import StructuredOutput
 from tests.support.echo_omni import coroutine, opened
 
+OF_TEXTS: dict[str, Any] = {"bad_words": ("x",), "structured": StructuredOutput(regex="x"), "logprobs": 0}
 AT_ONCE: dict[str, tuple[Any, str, str]] = {
     "id out of the vocabulary": (
         SamplingParams(stop_token_ids=(10**6,)),
         "sampling.stop_token_ids",
-        "1000000 is no letter",
-    ),
-    "of a stage": (
-        {"writer": SamplingParams(stop_token_ids=(10**6,))},
-        "sampling.writer.stop_token_ids",
         "1000000 is no letter",
     ),
     "stop of the singer": (
@@ -25,21 +21,14 @@ AT_ONCE: dict[str, tuple[Any, str, str]] = {
         "sampling.singer.stop",
         "is about the text, which stage 'singer' does not write; give it for stage 'writer'",
     ),
-    "bad words of the singer": (
-        {"singer": SamplingParams(bad_words=("x",))},
-        "sampling.singer.bad_words",
-        "is about the text",
-    ),
-    "form of the singer": (
-        {"singer": SamplingParams(structured=StructuredOutput(regex="x"))},
-        "sampling.singer.structured",
-        "is about the text",
-    ),
-    "log-probabilities of the singer": (
-        {"singer": SamplingParams(logprobs=0)},
-        "sampling.singer.logprobs",
-        "is about the text",
-    ),
+    **{
+        f"{name} of the singer": (
+            {"singer": SamplingParams(**{name: value})},
+            f"sampling.singer.{name}",
+            "is about the text",
+        )
+        for name, value in OF_TEXTS.items()
+    },
     "a stage that does not sample": (
         {"singer": SamplingParams(top_k=3)},
         "sampling.singer.top_k",
@@ -50,25 +39,10 @@ AT_ONCE: dict[str, tuple[Any, str, str]] = {
         "sampling.structured",
         "gives regex, choice; give exactly one",
     ),
-    "choice that is a text": (
-        SamplingParams(structured=StructuredOutput(choice="ab")),  # type: ignore[arg-type]
-        "sampling.structured.choice",
-        "Expected `array | null`, got `str`",
-    ),
     "choice of numbers": (
         SamplingParams(structured=StructuredOutput(choice=(1, 2))),  # type: ignore[arg-type]
         "sampling.structured.choice[0]",
         "Expected `str`, got `int`",
-    ),
-    "regex of bytes": (
-        SamplingParams(structured=StructuredOutput(regex=b"a")),  # type: ignore[arg-type]
-        "sampling.structured.regex",
-        "Expected `str | null`, got `bytes`",
-    ),
-    "bias of a text": (
-        SamplingParams(logit_bias={"a": 1}),  # type: ignore[dict-item]
-        "sampling.logit_bias",
-        "Expected `int`, got `str`",
     ),
     "many bad words": (SamplingParams(bad_words=("x",) * 129), "sampling.bad_words", "use at most 128"),
     "no text": (SamplingParams(stop=3), "sampling.stop", "got `int`"),  # type: ignore[arg-type]
@@ -76,11 +50,6 @@ AT_ONCE: dict[str, tuple[Any, str, str]] = {
         {"writer": SamplingParams(structured=StructuredOutput(regex="a("))},
         "sampling.writer.structured.regex",
         "does not compile",
-    ),
-    "form of the text stage": (
-        SamplingParams(structured=StructuredOutput(json={"type": "thing"})),
-        "sampling.structured.json",
-        "Invalid type: thing",
     ),
     "stop": (SamplingParams(stop=("a\ud800",)), "sampling.stop", "is no valid Unicode"),
     "bad word": (SamplingParams(bad_words=("a\ud800",)), "sampling.bad_words", "is no valid Unicode"),

@@ -15,7 +15,6 @@ from omni.cli import app
 from omni.cli.doctor.model import check_model
 from omni.cli.options import Choices
 from omni_encoder.options import EncoderOptions
-from omni_qwen3_omni.tiny import write_tiny
 from tests.omni.checkpoint_fuzz import chat_folder
 from tests.support.entry_points import own_entry_points
 from tests.support.tiers import chosen
@@ -39,17 +38,10 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni.cli.doctor.check_environment", lambda: iter(()))
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("examined") / "omni"
-    write_tiny(path, seed=7)
-    return path
-
-
 @pytest.fixture
-def folder(whole: Path, tmp_path: Path) -> Path:
+def folder(tiny_model: Path, tmp_path: Path) -> Path:
     """A checkpoint to spoil."""
-    return shutil.copytree(whole, tmp_path / "omni")
+    return shutil.copytree(tiny_model, tmp_path / "omni")
 
 
 def call(*arguments: object) -> Result:
@@ -73,17 +65,20 @@ def problem(name: str, *arguments: object) -> str:
     return f"{found[name]['detail']}; {found[name]['remedy']}"
 
 
-def test_a_whole_model_is_well(whole: Path) -> None:
-    found = checks(whole)
+def test_a_whole_model_is_well(tiny_model: Path) -> None:
+    found = checks(tiny_model)
     assert {check["status"] for check in found.values()} == {"ok"}
     assert found["pipeline"]["detail"].endswith("audio_encoder, vision_encoder, thinker, talker, code2wav")
     assert "voices ethan" in found["processor"]["detail"]
-    size = sum(file.stat().st_size for file in whole.glob("*.safetensors"))
-    assert found["weights"]["detail"] == f"{len(list(whole.glob('*.safetensors')))} files, {size:,} bytes, all complete"
+    size = sum(file.stat().st_size for file in tiny_model.glob("*.safetensors"))
+    assert (
+        found["weights"]["detail"]
+        == f"{len(list(tiny_model.glob('*.safetensors')))} files, {size:,} bytes, all complete"
+    )
 
 
-def test_the_text_is_grouped_and_counted(whole: Path) -> None:
-    result = call(whole)
+def test_the_text_is_grouped_and_counted(tiny_model: Path) -> None:
+    result = call(tiny_model)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert [line for line in lines[:-1] if not line.startswith(" ")] == ["plugins", "devices", "model"]
@@ -212,28 +207,30 @@ def test_a_model_that_is_not_here(model: str, words: str, tmp_path: Path, monkey
         (["--dtype", "float8"], "dtype: 'float8' is not supported"),
     ],
 )
-def test_wrong_settings(whole: Path, arguments: list[str], words: str) -> None:
-    assert words in problem("settings", whole, *arguments)
+def test_wrong_settings(tiny_model: Path, arguments: list[str], words: str) -> None:
+    assert words in problem("settings", tiny_model, *arguments)
 
 
-def test_settings_of_stages_are_checked_with_the_pipeline(whole: Path, tmp_path: Path) -> None:
+def test_settings_of_stages_are_checked_with_the_pipeline(tiny_model: Path, tmp_path: Path) -> None:
     file = tmp_path / "omni.toml"
     file.write_text("[talker]\nspeed = 2\n")
-    assert problem("pipeline", whole, "--config", file).startswith(f"{file}: talker.speed: there is no option 'speed'")
+    assert problem("pipeline", tiny_model, "--config", file).startswith(
+        f"{file}: talker.speed: there is no option 'speed'"
+    )
 
 
-def test_a_device_that_is_not_here(whole: Path) -> None:
-    assert "'cuda:77' does not exist here" in problem("device", whole, "--device", "cuda:77")
+def test_a_device_that_is_not_here(tiny_model: Path) -> None:
+    assert "'cuda:77' does not exist here" in problem("device", tiny_model, "--device", "cuda:77")
 
 
-def test_memory_that_does_not_suffice(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "the stages need" in problem("memory", whole, "--set", "engine.memory_bytes=1000000")
+def test_memory_that_does_not_suffice(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "the stages need" in problem("memory", tiny_model, "--set", "engine.memory_bytes=1000000")
     monkeypatch.setattr("omni.cli.doctor.model.host_memory", lambda: (10**9, 10**6))
-    assert "0.0 GiB are free; lower max_model_len" in problem("memory", whole)
+    assert "0.0 GiB are free; lower max_model_len" in problem("memory", tiny_model)
     held = 2 * EncoderOptions().held_bytes
     least, most = held + 556 * 10**6, held + 637 * 10**6
     monkeypatch.setattr("omni.cli.doctor.model.host_memory", lambda: (10**10, (least + most) // 2))
-    memory = checks(whole)["memory"]
+    memory = checks(tiny_model)["memory"]
     assert memory["status"] == "warning"
     assert memory["remedy"] == "set engine.memory_bytes, and the stages divide it"
 
