@@ -135,7 +135,7 @@ def test_answers_are_the_same_after_measuring(tiny_model: Path) -> None:
         assert (result.wave == expected.wave).all()
 
 
-def test_the_meta_device_tells_what_a_stage_takes_without_a_weight(tiny_model: Path, tmp_path: Path) -> None:
+def test_the_meta_device_reports_what_a_stage_takes_without_a_weight(tiny_model: Path, tmp_path: Path) -> None:
     for file in tiny_model.iterdir():
         if file.suffix != ".safetensors" and not file.name.endswith("index.json"):
             (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -70,14 +70,6 @@ def test_what_a_plugin_brings_is_registered_and_recorded(load: Load):
     assert record.registered == ("family one", "kind two", "logits processor three")
 
 
-def test_a_family_is_found_by_model_type(load: Load):
-    plugins = load(a=FAMILY.format(name="one", model_type="t1"), b=FAMILY.format(name="two", model_type="t2"))
-    found = plugins.family_of("t2")
-    assert found is not None
-    assert found.name == "two"
-    assert plugins.family_of("t3") is None
-
-
 BROKEN = {
     "raises on import": ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
     "imports what is missing": ("import a_module_nobody_has", "ModuleNotFoundError"),

@@ -38,12 +38,6 @@ def answer(stage: TextEngine) -> EngineOutput:
     return last[0]
 
 
-@pytest.mark.parametrize("check", ["", "warn", "error"])
-def test_the_engine_s_thread_enters_the_guard(text_model: Path, check: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("OMNI_SYNC_CHECK", check)
-    assert isinstance(answer(TextEngine(text_model)), RequestFinished)
-
-
 def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     logits: Callable[[TextModel, Tensor], Tensor] = TextModel.logits
 

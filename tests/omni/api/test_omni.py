@@ -53,15 +53,6 @@ def test_whole_result(omni: Omni, tmp_path: Path) -> None:
     np.testing.assert_allclose(samples, result.audio.numpy(), atol=2**-15)
 
 
-def test_media_reaches_the_front_end(omni: Omni) -> None:
-    content = [
-        {"type": "input_audio", "input_audio": np.zeros(1600, np.float32)},
-        {"type": "image_url", "image_url": np.zeros((4, 5, 3), np.uint8)},
-    ]
-    result = omni.generate([{"role": "user", "content": content}], stream=False)
-    assert result.text == "<1600 samples>|<5x4>"
-
-
 def test_text_only(omni: Omni) -> None:
     result = omni.generate("hello", modalities=("text",), stream=False)
     assert (result.text, result.audio, result.sample_rate) == ("hello", None, None)

@@ -264,7 +264,7 @@ def test_tiny_where_nothing_can_be_written_is_one_line(tmp_path: Path) -> None:
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"before")]
 
 
-def test_a_library_that_fails_in_its_own_words_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_s_own_error_on_a_full_disk_names_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the disk that is named; a bug is one all the same."""
 
     def fail(directory: Path, *, seed: int) -> None:

@@ -99,7 +99,7 @@ def test_the_report_has_every_setting_of_engine_front_end_and_stages(tiny_model:
                 assert paths.count(f"{name}.{field}") == 1
 
 
-def test_the_report_tells_the_dtype_of_each_stage(tiny_model: Path) -> None:
+def test_the_report_has_the_dtype_of_each_stage(tiny_model: Path) -> None:
     found = report(tiny_model, "--device", "cpu", "--dtype", "bfloat16", "--set", "code2wav.dtype=float32")
     assert found["dtype"] == "bfloat16"
     assert {stage["name"]: stage["dtype"] for stage in found["stages"]}["code2wav"] == "float32"

@@ -239,7 +239,7 @@ def test_tokens_that_frame_turns_are_control_tokens_under_any_name() -> None:
     ],
     ids=["before system turns", "before the answer", "refuses what is tried", "a thought that begins the answer"],
 )
-def test_words_that_a_template_writes_anywhere_are_control_tokens(template: str, control: bool) -> None:
+def test_tokens_that_a_template_writes_anywhere_are_control_tokens(template: str, control: bool) -> None:
     words = byte_level()
     words.chat_template = template
     word = "two words" if control else "<think>"
