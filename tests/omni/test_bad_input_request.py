@@ -128,20 +128,6 @@ def test_what_is_refused_does_not_touch_the_request_beside_it(omni: Omni, bystan
         refuse(omni, "hi", {"sampling": {"talkr": SamplingParams()}}, "sampling.talkr", "use one of thinker, talker")
 
 
-def test_all_of_them_in_one_list_leave_the_good_ones_alone(omni: Omni, bystander: Bystander, tmp_path: Path) -> None:
-    parts = [make(tmp_path) for make, _, _ in (*SOUNDS.values(), *PICTURES.values())]
-    good = [list(bystander.messages)]
-    requests: list[Any] = [*good, *(user(part, "what is it") for part in parts), *good]
-    results = omni.generate(requests, sampling=bystander.sampling, stream=False)
-    assert [type(result.error) for result in results[1:-1]] == [InputError] * len(parts)
-    fields = [result.error.field for result in results if isinstance(result.error, InputError)]
-    assert fields == [field for _, field, _ in (*SOUNDS.values(), *PICTURES.values())]
-    for result in (results[0], results[-1]):
-        assert result.error is None
-        assert result.text == bystander.text
-    assert_freed(omni)
-
-
 def test_speech_from_a_model_that_does_not_speak() -> None:
     model = tiny_checkpoint(3, talker=False, **SHAPE)
     with Omni(model, device="cpu", plugins=tiny_plugins()) as omni:

@@ -8,12 +8,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from omni import AsyncOmni, ConfigError, Omni, SamplingParams
+from omni import AsyncOmni, ConfigError, Omni
 from omni.api.load import layers_of
 from omni.cli import app
 from omni.config import Layer, read_config
 from omni.engine import EngineOptions, engine_options
-from omni.errors import OverloadedError
 from omni.frontend.options import FrontendOptions, frontend_options
 from omni.media.options import MediaOptions
 from tests.support.echo_family import echo_model, echo_plugins
@@ -132,16 +131,6 @@ def test_arguments_go_over_the_file(model: Path, file: Path) -> None:
         Omni(model, config=file, device="cpu", plugins=echo_plugins())
     with Omni(model, config=file, device="cpu", dtype="float32", plugins=echo_plugins()) as omni:
         assert omni.generate("hello", modalities=["text"], stream=False).text == "hello"
-
-
-def test_admission_is_set_by_a_file(model: Path, file: Path) -> None:
-    file.write_text('[engine]\ndevice = "cpu"\nmax_active_requests = 1\nmax_waiting_requests = 0\n')
-    with Omni(model, config=file, plugins=echo_plugins()) as omni:
-        endless = omni.generate("x", sampling=SamplingParams(max_tokens=10**9), modalities=["text"])
-        next(endless)
-        with pytest.raises(OverloadedError, match="max_waiting_requests"):
-            omni.generate("hello", modalities=["text"], stream=False)
-        endless.close()
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,9 @@ def finish(engine: Engine, requests: list[EngineRequest]) -> list[EngineOutput]:
 
 @pytest.mark.gpu
 @GRAPHS
-def test_the_engine_s_thread_with_the_variable_set(text_model: Path, graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_s_thread_with_the_variable_set(
+    text_model: Path, graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMNI_SYNC_CHECK", "error")
     text = TextEngine(text_model, {}, open_device("cuda"), graphs=graphs).engine
     inputs = {"text": [Payload(plain_prompt(range(5)))]}

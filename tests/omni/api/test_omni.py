@@ -164,19 +164,14 @@ def test_closing_the_stream_gives_the_request_up(omni: Omni) -> None:
     assert list(stream) == []
 
 
-def test_leaving_the_loop_gives_the_request_up(omni: Omni) -> None:
+def test_a_stream_that_is_let_go_of_gives_the_request_up(omni: Omni) -> None:
+    """Unread, left in its loop, or in a cycle that the collector finds."""
+    omni.generate("abc", sampling=ENDLESS)
+    assert eventually(lambda: omni.idle)
     for output in omni.generate(["abc", "def"], sampling=ENDLESS):
         if output.audio is not None:
             break
     assert eventually(lambda: omni.idle)
-
-
-def test_an_unread_stream_that_is_let_go_of_gives_the_request_up(omni: Omni) -> None:
-    omni.generate("abc", sampling=ENDLESS)
-    assert eventually(lambda: omni.idle)
-
-
-def test_a_stream_in_a_cycle_is_given_up_by_the_collector(omni: Omni) -> None:
     cycle: list[Any] = [omni.generate("abc", sampling=ENDLESS)]
     cycle.append(cycle)
     del cycle

@@ -1,4 +1,4 @@
-"""Stages, whole engines and their connectors on the simulated device, as they are: right results, and no access out of order."""
+"""A denoising stage on the simulated device: right results, and no access out of order. `test_mixed_traffic` has the others."""
 
 from functools import partial
 
@@ -13,7 +13,6 @@ from tests.support.frame_bench import FrameBench, random_codes
 
 pytestmark = pytest.mark.thorough
 
-SEEDS = range(4)
 FRAMES = {name: random_codes(6 + 4 * number, number) for number, name in enumerate("abc")}
 
 
