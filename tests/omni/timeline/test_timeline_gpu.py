@@ -12,7 +12,7 @@ from omni.timeline import Timeline, Trace
 from omni.timeline.report import make_report
 from omni.timeline.steps import steps_of
 from tests.support.devices import no_synchronization
-from tests.support.tiny_text import TextEngine, write_text_model
+from tests.support.tiny_text import TextEngine
 
 pytestmark = pytest.mark.gpu
 
