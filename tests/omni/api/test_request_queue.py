@@ -249,19 +249,6 @@ def test_several_answers_wait_as_one_request(model: Path) -> None:
         assert_nothing_held(omni)
 
 
-def test_the_cancelled_leave_at_once(model: Path) -> None:
-    with opened(model, **{"engine.max_waiting_requests": 2}) as omni:
-        for _ in range(50):
-            streams = [omni.generate(seen("x")) for _ in range(THREADS)]
-            streams.append(omni.generate(seen("y")))
-            for stream in streams:
-                stream.close()
-            assert omni.idle
-            assert omni.usage()["frontend"] == {"requests": 0, "bytes": 0}
-        OPEN.set()
-        assert_nothing_held(omni)
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_floods_and_cancellations_leave_nothing(model: Path, seed: int) -> None:
     """Threads that ask, read, give up and let go at random, beyond every bound: each request has one end, and nothing is held."""

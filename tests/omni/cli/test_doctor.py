@@ -101,6 +101,44 @@ def test_without_a_model_only_what_is_here_is_looked_at() -> None:
     assert {check["group"] for check in found.values()} == {"plugins", "devices"}
 
 
+def pipe(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
+def write(file: str, content: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / file).write_text(content)
+
+
+def remove(*files: str) -> Callable[[Path], object]:
+    return lambda folder: [(folder / file).unlink(missing_ok=True) for file in files]
+
+
+def add_a_layer(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["thinker_config"]["text_config"]["num_hidden_layers"] += 1
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+PROBLEMS: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "no index": (write(INDEX, "{"), "weights", "is not valid JSON"),
+    "an index of nothing": (write(INDEX, '{"weight_map": 3}'), "weights", "does not map weight names to file names"),
+    "weights of another configuration": (add_a_layer, "shapes", "has no weights for"),
+    "another model": (write("config.json", '{"model_type": "new"}'), "pipeline", "no plugin serves model type 'new'"),
+    "half a config": (write("config.json", '{"model_type": "qwen3_omni_moe"}'), "pipeline", "config.json"),
+    "no tokenizer": (remove("tokenizer.json", "vocab.json", "merges.txt"), "processor", "tokenizer"),
+    "no processor": (remove("preprocessor_config.json"), "processor", "preprocessor_config.json: is missing"),
+    "no template": (remove("chat_template.json"), "processor", "download chat_template.json"),
+}
+
+
+@pytest.mark.parametrize("what", PROBLEMS)
+def test_what_is_wrong_with_a_file_is_the_only_problem(folder: Path, what: str) -> None:
+    edit, check, words = PROBLEMS[what]
+    edit(folder)
+    assert words in problem(check, folder)
+
+
 def shards(folder: Path) -> list[str]:
     return sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
 
@@ -128,14 +166,6 @@ def test_a_shard_without_weights_that_the_index_promises(folder: Path) -> None:
     assert "lacks thinker.more" in problem(file, folder)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"), [("{", "is not valid JSON"), ('{"weight_map": 3}', "does not map weight names to file names")]
-)
-def test_an_index_that_cannot_be_read(folder: Path, content: str, words: str) -> None:
-    (folder / INDEX).write_text(content)
-    assert words in problem("weights", folder)
-
-
 def test_no_weights_at_all_unless_random_ones_are_wanted(folder: Path) -> None:
     for file in [*folder.glob("*.safetensors"), folder / INDEX]:
         file.unlink()
@@ -150,39 +180,6 @@ def test_a_single_file_is_looked_at_too(tmp_path: Path) -> None:
     assert found["shapes"]["status"] == "ok"
     # This model was saved without a tokenizer.
     assert "tokenizer_config.json: is missing" in found["processor"]["detail"]
-
-
-def test_weights_of_another_configuration_are_found(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config["thinker_config"]["text_config"]["num_hidden_layers"] += 1
-    (folder / "config.json").write_text(json.dumps(config))
-    assert "has no weights for" in problem("shapes", folder)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ('{"model_type": "unheard_of"}', "no plugin serves model type 'unheard_of'"),
-        ('{"model_type": "qwen3_omni_moe"}', "config.json"),
-    ],
-)
-def test_a_config_that_does_not_suffice(folder: Path, content: str, words: str) -> None:
-    (folder / "config.json").write_text(content)
-    assert words in problem("pipeline", folder)
-
-
-@pytest.mark.parametrize(
-    ("files", "words"),
-    [
-        (("tokenizer.json", "vocab.json", "merges.txt"), "tokenizer"),
-        (("preprocessor_config.json",), "preprocessor_config.json: is missing"),
-        (("chat_template.json",), "download chat_template.json"),
-    ],
-)
-def test_files_that_a_processor_lacks(folder: Path, files: tuple[str, ...], words: str) -> None:
-    for name in files:
-        (folder / name).unlink(missing_ok=True)
-    assert words in problem("processor", folder)
 
 
 @pytest.mark.parametrize(
@@ -233,15 +230,6 @@ def test_memory_that_does_not_suffice(tiny_model: Path, monkeypatch: pytest.Monk
     memory = checks(tiny_model)["memory"]
     assert memory["status"] == "warning"
     assert memory["remedy"] == "set engine.memory_bytes, and the stages divide it"
-
-
-def pipe(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    os.mkfifo(folder / "model.safetensors")
-
-
-def write(file: str, content: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / file).write_text(content)
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
