@@ -111,7 +111,11 @@ def write(file: str, content: str) -> Callable[[Path], object]:
 
 
 def remove(*files: str) -> Callable[[Path], object]:
-    return lambda folder: [(folder / file).unlink(missing_ok=True) for file in files]
+    def edit(folder: Path) -> None:
+        for file in files:
+            (folder / file).unlink(missing_ok=True)
+
+    return edit
 
 
 def add_a_layer(folder: Path) -> None:
