@@ -114,11 +114,6 @@ def test_options_of_the_wrong_kind_are_refused():
     assert str(caught.value) == "pipeline.stages.a.options: is a Note; kind 'ar' takes ArOptions"
 
 
-def test_an_unknown_kind_names_those_that_are_known():
-    with pytest.raises(PluginError, match=r"there is no stage kind 'vocodr': known are ar; install the plugin"):
-        check(kind="vocodr")
-
-
 @pytest.mark.parametrize(
     ("path", "error", "message"),
     [

@@ -155,12 +155,6 @@ def test_asking_for_what_a_broken_plugin_might_have_brought_mentions_it(load: Lo
             registry["wanted"]
 
 
-def test_asking_for_an_unknown_entry_lists_the_known_ones(load: Load):
-    plugins = load(a=KIND.format(name="slow") + CONNECTOR.format(name="cable"), b=KIND.format(name="fast"))
-    with pytest.raises(PluginError, match="there is no stage kind 'warp': known are fast, slow; install the plugin"):
-        plugins.kinds["warp"]
-
-
 def test_a_model_type_that_a_broken_plugin_might_serve_mentions_it(load: Load, tmp_path: Path):
     (tmp_path / "config.json").write_text('{"model_type": "t9"}')
     plugins = load(bad="raise RuntimeError", good=FAMILY.format(name="one", model_type="t1"))
