@@ -273,7 +273,7 @@ COPIES = {
 
 
 @pytest.mark.parametrize("name", COPIES)
-def test_a_copy_between_host_and_device_is_reported_wherever_it_is_asked_for(name: str):
+def test_a_copy_between_host_and_device_is_reported_anywhere(name: str):
     """On the CPU both are one. A meta tensor is on no CPU, and the guard looks before the copy is made."""
     with sync_guard(MetaDevice(), SyncCheck.ERROR):
         x = torch.zeros(6, device="meta")
