@@ -83,15 +83,25 @@ def test_roles_and_parts_keep_their_order() -> None:
 
 def test_parts_hold_the_media_that_sources_name(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PNG)
-    for source in (PNG, str(tmp_path / "a.png"), PNG_URI, {"url": PNG_URI}, {"url": PNG_URI, "detail": "auto"}):
+    opened = Image.open(io.BytesIO(PNG))
+    pixels = np.array(opened)
+    named = (str(tmp_path / "a.png"), PNG_URI, {"url": PNG_URI}, {"url": PNG_URI, "detail": "auto"})
+    for source in (*named, PNG, opened, pixels, torch.from_numpy(pixels)):
         image = parse_messages(picture(source))[0].content[0]
         assert isinstance(image, ImagePart)
-        np.testing.assert_array_equal(np.asarray(image.image)[:, :, 0], np.asarray(Image.open(io.BytesIO(PNG))))
-    for heard in ((np.ones(4000, np.float32), 16000), {"data": base64.b64encode(WAV).decode(), "format": "wav"}):
+        np.testing.assert_array_equal(np.asarray(image.image)[:, :, 0], pixels)
+    ones = np.ones(4000, np.float32)
+    for heard in (
+        ones,
+        torch.from_numpy(ones),
+        (ones, 16000),
+        WAV,
+        {"data": base64.b64encode(WAV).decode(), "format": "wav"},
+    ):
         part = parse_messages([*user("x"), *sound(heard)])[1].content[0]
         assert isinstance(part, AudioPart)
         assert part.field == "messages[1].content[0].input_audio"
-        np.testing.assert_array_equal(part.samples, np.full(4000, float(isinstance(heard, tuple))))
+        np.testing.assert_array_equal(part.samples, np.full(4000, float(not isinstance(heard, dict | bytes))))
 
 
 def truncated() -> Image.Image:
