@@ -1,30 +1,18 @@
-"""Checkpoints that are spoiled in one place, and what becomes of them: refused at start by name, or served as a whole one is.
+"""Checkpoints that are spoiled in one place, and what becomes of them: refused at start by name, or served as a whole one is."""
 
-`python -m tests.omni.checkpoint_fuzz FAMILY [--every N] [--first I] [--log FILE]` tries them in processes of
-their own, with bounds of time and memory.
-"""
-
-import argparse
 import copy
-import faulthandler
 import io
 import json
 import math
 import os
 import random
-import resource
 import shutil
-import signal
-import sys
-import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
-from types import FrameType
-from typing import IO, Any
+from tempfile import mkdtemp
+from typing import Any
 
 import torch
 from transformers import AutoConfig
@@ -174,7 +162,7 @@ def verdict(folder: Path, family: str) -> str:
     """`"refused: ..."` with the error, or `"served"`. Raises whatever else comes of it, and AssertionError for a model that fails
     requests."""
     try:
-        omni = Omni(folder, device="cpu", plugins=tiny_plugins(), overrides=_SMALL.get(family, {}))
+        omni = Omni(folder, device="cpu", plugins=tiny_plugins())
     except (CheckpointError, ConfigError) as error:
         return f"refused: {error}"
     with omni:
@@ -188,7 +176,6 @@ def verdict(folder: Path, family: str) -> str:
     return "served"
 
 
-_SMALL: dict[str, dict[str, object]] = {}
 _LENGTHS: dict[str, dict[str, dict[str, int]]] = {
     "qwen3_omni": {"text": {"thinker": 3}, "audio": {"thinker": 3, "talker": 6}},
     "qwen2_5_omni": {"text": {"thinker": 3}, "audio": {"thinker": 3, "talker": 12}},
@@ -213,68 +200,3 @@ def _requests(family: str, omni: Omni) -> Iterator[tuple[str, Any, str]]:
     yield "a picture and a sound", user(picture(9), sound(9, 0.3), "what is this"), "text"
     if "audio" in omni.modalities:
         yield "speech", user("hello"), "audio"
-
-
-# The program: many faults, in forked processes with bounds of time and memory.
-
-SECONDS = 60
-"""Of one checkpoint, start and requests together, on a busy machine."""
-BYTES = 12 << 30
-"""Of address space of one process."""
-
-
-def _late(signum: int, frame: FrameType | None) -> None:
-    raise TimeoutError(f"not done after {SECONDS} s")
-
-
-def work(folder: Path, family: str, mine: list[Fault], log: IO[str]) -> None:
-    """Tries each fault, and writes a line of JSON about it."""
-    signal.signal(signal.SIGALRM, _late)
-    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
-    with TemporaryDirectory(dir=folder.parent) as scratch:
-        for fault in mine:
-            log.write(json.dumps({"begun": str(fault)}) + "\n")
-            log.flush()
-            begin = time.monotonic()
-            signal.alarm(SECONDS)
-            faulthandler.dump_traceback_later(2 * SECONDS, exit=True)
-            try:
-                result = verdict(spoil(folder, Path(scratch) / "model", fault), family)
-            except BaseException as error:
-                where = "".join(traceback.format_tb(error.__traceback__)[-2:])
-                result = f"RAW {type(error).__name__}: {error}\n{where}"
-            finally:
-                signal.alarm(0)
-                faulthandler.cancel_dump_traceback_later()
-            line = {"fault": str(fault), "seconds": round(time.monotonic() - begin, 2), "result": result[:1200]}
-            log.write(json.dumps(line) + "\n")
-            log.flush()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("family", choices=FAMILIES)
-    parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--log", default="/dev/stdout")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    folder = FAMILIES[options.family]()
-    chosen = [fault for fault in faults(folder) if options.only in str(fault)][options.first :: options.every]
-    print(options.family, len(chosen), "faults", file=sys.stderr)
-    jobs = []
-    for job in range(options.jobs):
-        pid = os.fork()
-        if pid == 0:
-            with open(f"{options.log}.{job}" if options.jobs > 1 else options.log, "w") as log:
-                work(folder, options.family, chosen[job :: options.jobs], log)
-            os._exit(0)
-        jobs.append(pid)
-    for pid in jobs:
-        os.waitpid(pid, 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -52,6 +52,28 @@ def test_active_requests_are_bounded_and_the_others_follow_in_order() -> None:
     assert graph.engine.idle
 
 
+def test_the_lowest_priority_is_admitted_first_then_the_oldest() -> None:
+    graph = FakeGraph(max_active=1)
+    graph.submit("first", "text")
+    for name, priority in {"late": 5, "a": 0, "b": 0, "urgent": -1, "c": 0}.items():
+        graph.submit(name, "text", priority=priority)
+    order = []
+    for name in ("first", "urgent", "a", "b", "c", "late"):
+        assert graph.writer.held == {name}
+        order.append(graph.writer.opened(name).rank)
+        graph.finish(name)
+    assert order == [(0, 0), (-1, 4), (0, 2), (0, 3), (0, 5), (5, 1)]
+    assert graph.engine.idle
+
+
+def test_rank_and_salt_reach_every_stage() -> None:
+    graph = FakeGraph()
+    graph.submit("r", "text", "audio", priority=3, cache_salt="tenant")
+    for worker in graph.workers.values():
+        message = worker.opened("r")
+        assert (message.rank, message.cache_salt) == ((3, 0), "tenant")
+
+
 def test_beyond_the_limit_a_request_is_refused_with_the_numbers() -> None:
     graph = FakeGraph(max_active=2, max_waiting=3)
     for name in "abcde":
@@ -119,15 +141,6 @@ def test_a_request_that_cannot_be_opened_makes_room_for_the_next() -> None:
     graph.engine.abort("a", GIVEN_UP)
     graph.settle()
     assert "opening its adapter" in sinks[1].failure
-    assert opened(graph.writer) == ["a", "c"]
-
-
-def test_an_aborted_waiting_request_is_passed_over() -> None:
-    graph = FakeGraph(max_active=1)
-    for name in "abc":
-        graph.submit(name, "text")
-    graph.engine.abort("b", GIVEN_UP)
-    graph.finish("a")
     assert opened(graph.writer) == ["a", "c"]
 
 

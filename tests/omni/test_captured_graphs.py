@@ -1,7 +1,7 @@
 """The sizes that are captured, and the captured graph that a batch is padded to."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
@@ -52,14 +52,9 @@ def test_lengths_end_where_launches_no_longer_matter():
     assert captured_lengths(None, 131_072) == captured_lengths(None, 8192)
 
 
-def test_given_lengths_are_taken_the_largest_first():
-    assert captured_lengths((2, 16, 2, 1), 16) == (16, 2, 1)
-    assert captured_lengths((), 16) == ()
-
-
-def test_given_sizes_are_taken_the_largest_first():
-    assert captured_sizes((2, 16, 2, 1), 16) == (16, 2, 1)
-    assert captured_sizes((), 16) == ()
+@pytest.mark.parametrize("choose", [captured_lengths, captured_sizes])
+def test_given_sizes_are_taken_the_largest_first(choose: Callable[[tuple[int, ...], int], Sequence[int]]):
+    assert (*choose((2, 16, 2, 1), 16), *choose((), 16)) == (16, 2, 1)
 
 
 @pytest.mark.parametrize("sizes", [(0,), (17,), (4, -1)])

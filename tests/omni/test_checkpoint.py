@@ -1,11 +1,12 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from omni.checkpoint import Checkpoint
+from omni.checkpoint import Checkpoint, resolve
 from omni.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
@@ -87,12 +88,36 @@ def test_broken_config(tmp_path: Path, text: str, message: str, file: str) -> No
     assert caught.value.field == file
 
 
-def test_missing_shard_is_named_with_the_weights_it_holds(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
-    write(tmp_path, weights, 2)
-    (tmp_path / "model-1.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"1 weights need it: b\.weight") as caught:
-        Checkpoint(tmp_path).names()
-    assert caught.value.field == "model-1.safetensors"
+def index(weight_map: object) -> Callable[[Path], object]:
+    return lambda folder: (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field", "message"),
+    [
+        (
+            lambda folder: (folder / "model-1.safetensors").unlink(),
+            "model-1.safetensors",
+            "1 weights need it: b.weight",
+        ),
+        (
+            index({"a.weight": "model-0.safetensors", "ghost": "model-0.safetensors"}),
+            "model-0.safetensors",
+            "lacks ghost",
+        ),
+        (index(3), INDEX, "weight_map"),
+        (index({"a": 1}), INDEX, "weight_map"),
+        (lambda folder: (folder / INDEX).write_text("{}"), INDEX, "weight_map"),
+    ],
+)
+def test_what_is_wrong_with_an_index_or_its_shards_is_named(
+    tmp_path: Path, weights: dict[str, torch.Tensor], spoil: Callable[[Path], object], field: str, message: str
+) -> None:
+    spoil(write(tmp_path, weights, 2))
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint(tmp_path).shape("a.weight")
+    assert caught.value.field.startswith(field)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -106,26 +131,41 @@ def test_truncated_file(tmp_path: Path, weights: dict[str, torch.Tensor], shards
     assert caught.value.field == file.name
 
 
-def test_index_that_names_a_weight_its_shard_lacks(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
-    write(tmp_path, weights, 2)
-    index = json.loads((tmp_path / INDEX).read_text())
-    index["weight_map"]["ghost"] = "model-0.safetensors"
-    (tmp_path / INDEX).write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match="lacks ghost") as caught:
-        Checkpoint(tmp_path).shape("a.weight")
-    assert caught.value.field == "model-0.safetensors"
-
-
-@pytest.mark.parametrize("text", ['{"weight_map": 3}', '{"weight_map": {"a": 1}}', "{}"])
-def test_broken_index(tmp_path: Path, weights: dict[str, torch.Tensor], text: str) -> None:
-    write(tmp_path, weights, 2)
-    (tmp_path / INDEX).write_text(text)
-    with pytest.raises(CheckpointError, match="weight_map"):
-        Checkpoint(tmp_path).names()
-
-
 def test_missing_weight_is_named(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
     checkpoint = Checkpoint(write(tmp_path, weights, 1))
     with pytest.raises(CheckpointError, match="not among the 3 weights") as caught:
         checkpoint.tensor("d.weight")
     assert caught.value.field == "d.weight"
+
+
+def test_a_local_folder(tmp_path: Path) -> None:
+    assert resolve(tmp_path) == tmp_path
+    assert resolve(str(tmp_path)) == tmp_path
+
+
+def test_the_home_folder_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    assert resolve("~/model") == tmp_path / "model"
+
+
+def test_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.touch()
+    with pytest.raises(CheckpointError, match="is a file; give the folder"):
+        resolve(file)
+
+
+@pytest.mark.parametrize("model", ["./nowhere", "/no/where", "a/b/c", "nowhere/", "", Path("nowhere/here")])
+def test_no_such_folder(model: str | Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        resolve(model)
+    assert caught.value.field == "model"
+    assert "there is no folder" in caught.value.problem
+
+
+@pytest.mark.parametrize("model", ["nobody/no-such-model", "not a hub id"])
+def test_neither_folder_nor_known_to_the_hub(model: str) -> None:
+    # Tests run offline: the hub answers from an empty cache.
+    with pytest.raises(CheckpointError, match="no local folder, and the hub gave no such checkpoint"):
+        resolve(model)

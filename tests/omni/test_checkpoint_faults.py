@@ -1,13 +1,14 @@
 """Checkpoints spoiled in one place: each is refused at start by an error that names the place, or served as a whole one is.
 
-`python -m tests.omni.checkpoint_fuzz` tries every place, and so do the slow tests here. The default run tries some, and those that
-once failed.
+The slow tests try every place. The default run tries some, and those that once failed.
 """
 
 import json
 import random
 import resource
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +16,48 @@ import pytest
 
 from omni import CheckpointError, ConfigError, Omni
 from tests.omni.checkpoint_fuzz import FAMILIES, VALUES, Fault, faults, spoil, verdict
-from tests.support.tiny_omni import tiny_plugins
+from tests.support.tiny_omni import Bystander, tiny_plugins
 
 pytestmark = pytest.mark.thorough
 
 _SOME = 12
 
 
-def outcome(folder: Path, to: Path, family: str, fault: Fault) -> str:
-    """Adds what was spoiled to whatever is raised."""
+@contextmanager
+def memory_bounded(gibibytes: int) -> Iterator[None]:
+    """Bounds what this process may map beyond what it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + gibibytes * 2**30, hard))
     try:
-        return verdict(spoil(folder, to, fault), family)
-    except Exception as error:
-        error.add_note(str(fault))
-        raise
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def try_all(family: str, to: Path, chosen: list[Fault]) -> None:
+    """Adds what was spoiled to whatever is raised."""
+    for fault in chosen:
+        try:
+            result = verdict(spoil(FAMILIES[family](), to, fault), family)
+            assert result == "served" or result.startswith("refused: ")
+        except Exception as error:
+            error.add_note(str(fault))
+            raise
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_some_faults_of_every_family(family: str, tmp_path: Path) -> None:
-    folder = FAMILIES[family]()
-    chosen = random.Random(f"{family} 1").sample(list(faults(folder)), _SOME)
-    for fault in chosen:
-        result = outcome(folder, tmp_path / "model", family, fault)
-        assert result == "served" or result.startswith("refused: ")
+    every = list(faults(FAMILIES[family]()))
+    try_all(family, tmp_path / "model", random.Random(f"{family} 1").sample(every, _SOME))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", range(16))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_fault_of_every_family(family: str, share: int, tmp_path: Path) -> None:
-    folder = FAMILIES[family]()
-    for fault in list(faults(folder))[share::16]:
-        result = outcome(folder, tmp_path / "model", family, fault)
-        assert result == "served" or result.startswith("refused: ")
+    with memory_bounded(12):
+        try_all(family, tmp_path / "model", list(faults(FAMILIES[family]()))[share::16])
 
 
 CSM, TEXT, QWEN2_5, QWEN3 = "csm", "text", "qwen2_5_omni", "qwen3_omni"
@@ -97,6 +107,12 @@ NAMED: list[tuple[str, str, Any, str]] = [
     (QWEN3, "im_start_token_id", 1, "config.json: im_start_token_id: is not the token that opens turns"),
     (QWEN3, "assistant_token_id", 1, "config.json: assistant_token_id: is not the token that opens turns"),
     (TEXT, "max_position_embeddings", 1, "max_position_embeddings: is 1, below 16"),
+    (QWEN3, f"{THINKER}.num_hidden_layers", "many", "'num_hidden_layers' expected int"),
+    (QWEN3, "thinker_config", 3, "use a published Qwen3-Omni folder"),
+    (QWEN3, "talker_config", {}, "config.json: talker_config.text_config.shared_expert"),
+    (QWEN3, f"{THINKER}.hidden_size", 80, "audio_config.output_dim: is 64, not 80; use the file that belongs to these"),
+    (QWEN3, f"{THINKER}.moe_intermediate_size", 80, "expected (64, 80), found (64, 32); use the config.json that"),
+    (QWEN3, f"{TALKER}.num_hidden_layers", 1, "use a checkpoint whose config.json describes its weights"),
     (TEXT, "hidden_size", 10**400, "hidden_size: is a number of 1,329 bits, too large"),
 ]
 
@@ -148,6 +164,7 @@ FILES: list[tuple[str, str, str, Any, str]] = [
     (QWEN3, PREPROCESSOR, "patch_size", 14, ""),
     (QWEN3, PREPROCESSOR, "do_resize", None, ": do_resize: is None, not True"),
     (QWEN3, PREPROCESSOR, "merge_size", 1, ": merge_size: is 1, beside 2 of config.json"),
+    (QWEN3, "generation_config.json", "temperature", "hot", ": temperature"),
     (QWEN2_5, TOKENIZER, "audio_token", None, ": audio_token"),
     (QWEN2_5, TOKENIZER, "image_token", "<|IMAGES|>", ": image_token"),
 ]
@@ -219,6 +236,37 @@ def test_weights_in_another_format_are_not_called_missing(spoil_field: SpoilFiel
 
 
 @pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("thinker.max_model_len", 10**6, "1000000 is longer than the model's 4096 positions; lower it"),
+        ("code2wav.chunk_frames", 10**6, "must be at least 1, at most 65,536; use a value in the range it names"),
+    ],
+)
+def test_a_bad_setting_is_refused(setting: str, value: object, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(FAMILIES[QWEN3](), **{setting: value})
+    assert caught.value.field == setting
+    assert words in str(caught.value)
+
+
+def test_settings_are_checked_before_weights_are_read(spoil_field: SpoilField) -> None:
+    folder = spoil_field(QWEN3, "do_sample", True, "generation_config.json")
+    for shard in folder.glob("*.safetensors"):
+        shard.unlink()
+    with pytest.raises(ConfigError, match="there is no stage 'narrator'; use one of audio_encoder, vision_encoder"):
+        load(folder, **{"narrator.speed": 1})
+
+
+def test_a_failed_load_harms_no_model_that_is_loaded(spoil_field: SpoilField) -> None:
+    broken = spoil_field(QWEN3, "thinker_config", 3)
+    with load(FAMILIES[QWEN3]()) as omni:
+        bystander, before = Bystander.of(omni), threading.active_count()
+        with bystander.beside(omni), pytest.raises(CheckpointError):
+            load(broken)
+        assert threading.active_count() <= before
+
+
+@pytest.mark.parametrize(
     ("family", "stage"), [(TEXT, "text"), (QWEN3, "thinker"), (QWEN3, "talker"), (CSM, "backbone")]
 )
 def test_too_few_blocks_for_any_request_are_refused(family: str, stage: str) -> None:
@@ -243,11 +291,5 @@ WIDE = [
 @pytest.mark.parametrize(("family", "path"), WIDE, ids=[family for family, _ in WIDE])
 def test_a_width_that_the_weights_do_not_have_takes_no_memory(spoil_field: SpoilField, family: str, path: str) -> None:
     folder = spoil_field(family, path, 65536)
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 4 * 2**30, hard))
-    try:
-        with pytest.raises((CheckpointError, ConfigError)):
-            load(folder)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    with memory_bounded(4), pytest.raises((CheckpointError, ConfigError)):
+        load(folder)

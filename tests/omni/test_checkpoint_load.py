@@ -1,13 +1,18 @@
+import math
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
+from omni import Omni
 from omni.checkpoint import Checkpoint, Destination, StackedWeights, fill_dummy, load_module, stream
+from omni.checkpoint.load import check_finite
 from omni.device import open_device
 from omni.errors import CheckpointError
+from tests.support.tiny_omni import tiny_plugins
+from tests.support.tiny_text import write_chat_model
 
 EXPERTS, INNER, WIDTH = 3, 4, 5
 
@@ -95,7 +100,7 @@ def test_a_wrong_shape_is_named_and_nothing_is_copied(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lost", "parameter"),
     [
-        ("m.gate.weight", "gate.weight"),
+        ("m.gate.weight", "gate.weight, head.weight"),
         ("m.norm.bias", "norm.bias"),
         ("m.experts.1.down_proj.weight", r"experts\.1\.down_proj\.weight"),
         ("m.experts.2.up_proj.weight", r"experts\.2\.up_proj\.weight"),
@@ -105,7 +110,7 @@ def test_a_wrong_shape_is_named_and_nothing_is_copied(tmp_path: Path) -> None:
 def test_a_parameter_that_nothing_fills_is_named(tmp_path: Path, lost: str, parameter: str) -> None:
     weights = published()
     del weights[lost]
-    with pytest.raises(CheckpointError, match=f"no weights for .*{parameter}"):
+    with pytest.raises(CheckpointError, match=rf"no weights for \d parameters of the model: (m\.)?{parameter};"):
         load_module(Experts(), checkpoint(tmp_path, weights), PREFIXES)
 
 
@@ -117,86 +122,30 @@ def test_a_weight_for_either_name_fills_a_tied_parameter(tmp_path: Path) -> None
     assert torch.equal(module.gate.weight, weights["m.head.weight"])
 
 
-def test_an_unexpected_weight_is_named(tmp_path: Path) -> None:
-    weights = published() | {"m.extra.weight": torch.zeros(1)}
-    with pytest.raises(CheckpointError, match=r"unexpected.*'extra\.weight'") as caught:
+@pytest.mark.parametrize("name", ["extra.weight", "experts.3.down_proj.weight"])
+def test_an_unexpected_weight_is_named(tmp_path: Path, name: str) -> None:
+    weights = published() | {f"m.{name}": torch.zeros(WIDTH, INNER)}
+    with pytest.raises(CheckpointError, match=rf"unexpected.*'{name}'") as caught:
         load_module(Experts(), checkpoint(tmp_path, weights), PREFIXES)
-    assert caught.value.field == "m.extra.weight"
+    assert caught.value.field == f"m.{name}"
 
 
-def test_an_expert_too_many(tmp_path: Path) -> None:
-    weights = published() | {"m.experts.3.down_proj.weight": torch.zeros(WIDTH, INNER)}
-    with pytest.raises(CheckpointError, match=r"unexpected.*'experts\.3\.down_proj\.weight'"):
-        load_module(Experts(), checkpoint(tmp_path, weights), PREFIXES)
-
-
-def test_two_weights_for_one_place(tmp_path: Path) -> None:
-    weights = published() | {"m.m.norm.bias": torch.zeros(WIDTH)}
-    with pytest.raises(CheckpointError, match=r"norm\.bias: goes where"):
+@pytest.mark.parametrize("name", ["norm.bias", "experts.1.up_proj.weight"])
+def test_two_weights_for_one_place(tmp_path: Path, name: str) -> None:
+    weights = published()
+    weights[f"m.m.{name}"] = torch.zeros_like(weights[f"m.{name}"])
+    with pytest.raises(CheckpointError, match=rf"{name}: goes where (m\.)?m\.{name} goes"):
         load_module(Experts(), checkpoint(tmp_path, weights), {"m.m.": ""} | PREFIXES)
-
-
-class Stacked(nn.Module, StackedWeights):
-    """Queries, keys and values as one product, with a bias; and a norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(WIDTH, 8)
-        self.norm = nn.LayerNorm(WIDTH)
-
-    def stacked_weights(self, name: str) -> dict[str, Destination]:
-        kinds = ("weight", "bias")
-        return {f"{x}.{kind}": Destination(f"qkv.{kind}", (rows,)) for x, rows in ROWS.items() for kind in kinds}
-
-
-ROWS = {"q": slice(0, 4), "k": slice(4, 6), "v": slice(6, 8)}
-
-
-def published_parts() -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    shapes: dict[str, tuple[int, ...]] = {"norm.weight": (WIDTH,), "norm.bias": (WIDTH,)}
-    for name, rows in ROWS.items():
-        outputs = rows.stop - rows.start
-        shapes |= {f"{name}.weight": (outputs, WIDTH), f"{name}.bias": (outputs,)}
-    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-
-
-def test_parts_of_a_stacked_parameter(tmp_path: Path) -> None:
-    weights, module = published_parts(), Stacked()
-    load_module(module, checkpoint(tmp_path, weights))
-    for kind in ("weight", "bias"):
-        assert torch.equal(module.qkv.get_parameter(kind), torch.cat([weights[f"{x}.{kind}"] for x in "qkv"]))
-
-
-@pytest.mark.parametrize("lost", ["q.weight", "k.bias", "v.weight"])
-def test_a_part_that_nothing_fills_is_named_as_published(tmp_path: Path, lost: str) -> None:
-    weights = published_parts()
-    del weights[lost]
-    with pytest.raises(CheckpointError, match=f"no weights for 1 parameters of the model: {lost}$|: {lost};"):
-        load_module(Stacked(), checkpoint(tmp_path, weights))
-
-
-def test_a_part_of_a_wrong_shape_is_named(tmp_path: Path) -> None:
-    weights = published_parts() | {"k.weight": torch.zeros(4, WIDTH)}
-    with pytest.raises(CheckpointError, match=r"expected \(2, 5\), found \(4, 5\)") as caught:
-        load_module(Stacked(), checkpoint(tmp_path, weights))
-    assert caught.value.field == "k.weight"
-
-
-def test_a_part_that_comes_twice_is_named(tmp_path: Path) -> None:
-    weights = published_parts() | {"again.k.weight": torch.zeros(2, WIDTH)}
-    with pytest.raises(CheckpointError, match=r"k\.weight: goes where (again\.)?k\.weight goes"):
-        load_module(Stacked(), checkpoint(tmp_path, weights), {"again.": "", "": ""})
 
 
 def test_a_module_on_the_meta_device_is_checked_only(tmp_path: Path) -> None:
     with torch.device("meta"):
-        module = Stacked()
-    weights = published_parts()
-    load_module(module, checkpoint(tmp_path, weights))
-    del weights["q.bias"]
-    with pytest.raises(CheckpointError, match=r"q\.bias"):
-        load_module(module, checkpoint(tmp_path, weights))
+        module = Experts()
+    weights = published()
+    load_module(module, checkpoint(tmp_path, weights), PREFIXES)
+    del weights["m.norm.bias"]
+    with pytest.raises(CheckpointError, match=r"norm\.bias"):
+        load_module(module, checkpoint(tmp_path, weights), PREFIXES)
 
 
 @pytest.mark.gpu
@@ -244,3 +193,54 @@ def test_an_initializer_of_ones_own() -> None:
     fill_dummy(module, 0, init)
     assert sorted(names) == sorted(name for name, _ in module.named_parameters())
     assert module.gate.weight.unique().numel() == 1
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_each_place_of_a_weight_counts(device: str, dtype: torch.dtype) -> None:
+    whole = torch.randn(3, 1031).to(device, dtype)
+    whole[0, 0] = torch.finfo(dtype).max
+    for value in (math.nan, math.inf, -math.inf):
+        for place in (0, 1, 515, 1030):
+            spoiled = torch.randn(1031).to(device, dtype)
+            check_finite({"a": whole, "b": spoiled}, [whole, spoiled])
+            spoiled[place] = value
+            with pytest.raises(CheckpointError, match=r"^b: holds numbers that are not finite in (b?float|float)"):
+                check_finite({"a": whole, "b": spoiled}, [whole, spoiled])
+
+
+def test_what_is_no_float_or_has_no_contents_is_let_by() -> None:
+    for weight in (torch.arange(3), torch.empty(3, device="meta"), torch.empty(0)):
+        check_finite({"a": weight}, [weight])
+
+
+def test_a_part_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    weights = published()
+    weights["m.experts.1.up_proj.weight"][1, 2] = math.inf
+    with pytest.raises(CheckpointError, match=r"^m\.experts\.1\.up_proj\.weight: holds numbers that are not finite"):
+        load_module(Experts(), checkpoint(tmp_path, weights), PREFIXES)
+
+
+def test_numbers_too_large_for_the_dtype_in_use(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"weight": torch.full((2, 3), 1e5)}, tmp_path / "model.safetensors")
+    for dtype, fits in ((torch.bfloat16, True), (torch.float16, False)):
+        module = nn.Linear(3, 2, bias=False, dtype=dtype)
+        if fits:
+            load_module(module, Checkpoint(tmp_path))
+            continue
+        with pytest.raises(CheckpointError, match=r"^weight: holds numbers that are not finite in float16"):
+            load_module(module, Checkpoint(tmp_path))
+
+
+def test_a_model_with_a_nan_does_not_start(tmp_path: Path) -> None:
+    write_chat_model(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights, name = load_file(file), "model.layers.1.mlp.up_proj.weight"
+    weights[name][5, 7] = math.nan
+    save_file(weights, file)
+    with pytest.raises(CheckpointError, match=rf"^{name}: holds numbers that are not finite"):
+        Omni(tmp_path, device="cpu", plugins=tiny_plugins())

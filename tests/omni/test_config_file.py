@@ -8,12 +8,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from omni import AsyncOmni, ConfigError, Omni, SamplingParams
+from omni import AsyncOmni, ConfigError, Omni
 from omni.api.load import layers_of
 from omni.cli import app
 from omni.config import Layer, read_config
 from omni.engine import EngineOptions, engine_options
-from omni.errors import OverloadedError
+from omni.frontend.options import FrontendOptions, frontend_options
+from omni.media.options import MediaOptions
 from tests.support.echo_family import echo_model, echo_plugins
 from tests.support.echo_plugin import POINT
 from tests.support.entry_points import own_entry_points
@@ -83,20 +84,13 @@ def test_the_engine_is_set_like_a_stage(file: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ("memory = 1", "engine.memory: there is no option 'memory'; use one of device, process, dtype"),
-        ('memory_bytes = "24 GB"', "engine.memory_bytes: '24 GB' does not fit: Expected `int | null`, got `str`"),
-        ("memory_bytes = 0", "engine.memory_bytes: memory_bytes must be at least 1"),
-    ],
-)
-def test_settings_that_no_engine_has_are_refused(file: Path, table: str, message: str) -> None:
-    file.write_text(f"[engine]\n{table}\n")
-    with pytest.raises(ConfigError) as caught:
-        engine_options(layers_of(config=file))
-    assert message in str(caught.value)
-    assert str(caught.value).startswith(f"{file}: ")
+def test_a_file_and_overrides_set_options_below_frontend(file: Path) -> None:
+    file.write_text("[frontend.media]\nstrict = true\n[engine]\nmax_waiting_requests = 3\n")
+    options, settings = frontend_options(layers_of(config=file))
+    assert options == FrontendOptions(media=MediaOptions(strict=True))
+    assert {setting.path: setting.origin for setting in settings}["frontend.media.strict"] == str(file)
+    overridden, _ = frontend_options(layers_of(config=file, overrides={"frontend.media.strict": False}))
+    assert overridden == FrontendOptions()
 
 
 @pytest.fixture
@@ -139,22 +133,14 @@ def test_arguments_go_over_the_file(model: Path, file: Path) -> None:
         assert omni.generate("hello", modalities=["text"], stream=False).text == "hello"
 
 
-def test_admission_is_set_by_a_file(model: Path, file: Path) -> None:
-    file.write_text('[engine]\ndevice = "cpu"\nmax_active_requests = 1\nmax_waiting_requests = 0\n')
-    with Omni(model, config=file, plugins=echo_plugins()) as omni:
-        endless = omni.generate("x", sampling=SamplingParams(max_tokens=10**9), modalities=["text"])
-        next(endless)
-        with pytest.raises(OverloadedError, match="max_waiting_requests"):
-            omni.generate("hello", modalities=["text"], stream=False)
-        endless.close()
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("[singr]\ntokens_per_tick = 1\n", "singr: there is no stage 'singr'; use one of writer, singer, engine"),
         ("[writer]\nspeed = 1\n", "writer.speed: there is no option 'speed'; use one of tokens_per_tick, sampling"),
         ("[writer.sampling]\ntop_k = true\n", "writer.sampling.top_k: True does not fit"),
+        ("[engine]\nmemory = 1\n", "engine.memory: there is no option 'memory'; use one of device, process, dtype"),
+        ("[engine]\nmemory_bytes = 0\n", "engine.memory_bytes: memory_bytes must be at least 1"),
     ],
 )
 def test_the_command_line_names_file_and_path(model: Path, file: Path, content: str, message: str) -> None:

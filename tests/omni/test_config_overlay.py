@@ -42,22 +42,6 @@ def changed(path: str, value: object, options: msgspec.Struct | None = None) -> 
     return after["thinker"]
 
 
-def test_one_option_changes_and_nothing_else():
-    assert changed("max_num_seqs", 3) == ArOptions(max_num_seqs=3)
-
-
-def test_a_nested_option_changes_and_its_neighbours_stay():
-    options = changed("sampling.temperature", "0.5")
-    assert isinstance(options, ArOptions)
-    assert options.sampling == msgspec.structs.replace(ArOptions().sampling, temperature=0.5)
-
-
-def test_several_settings_of_one_stage_add_up():
-    options = laid({"talker.block_size": 4, "talker.sampling.top_k": 5}, ArOptions())["talker"]
-    assert isinstance(options, ArOptions)
-    assert (options.block_size, options.sampling.top_k) == (4, 5)
-
-
 @pytest.mark.parametrize(
     ("path", "text", "value"),
     [
@@ -105,7 +89,6 @@ def test_any_value_that_python_gives_is_taken_as_it_is(count: int, share: float,
         ("thinker.sampling.temp", 1, "there is no option 'temp'; use one of max_tokens"),
         ("thinker.block_size.x", 1, "'block_size' has no fields; set block_size itself"),
         ("thinker.block_size", "many", "'many' does not fit: Expected `int`, got `str`"),
-        ("thinker.block_size", 1.5, "1.5 does not fit: Expected `int`, got `float`"),
         ("thinker.block_size", None, "None does not fit: Expected `int`, got `null`"),
         ("thinker.sampling", "hot", "'hot' does not fit"),
         ("thinker.sampling", '{"temp": 1', "'{\"temp\": 1' does not fit: Expected `object`, got `str`"),
@@ -113,8 +96,6 @@ def test_any_value_that_python_gives_is_taken_as_it_is(count: int, share: float,
         ("thinker.max_model_len", 1, "max_model_len must be at least 2"),
         ("thinker.num_blocks", 0, "num_blocks must be at least 1"),
         ("thinker.sampling.temperature", -1, "sampling.temperature: -1.0 is out of range"),
-        ("thinker.sampling.top_p", "0", "sampling.top_p: 0.0 is out of range"),
-        ("thinker.sampling.max_tokens", 0, "sampling.max_tokens: 0 is out of range"),
     ],
 )
 def test_what_cannot_be_set_is_named(path: str, value: object, message: str):

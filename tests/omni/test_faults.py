@@ -52,7 +52,7 @@ def test_rare_phases_are_launched() -> None:
 @pytest.mark.plants_faults
 @instead_or_after
 @pytest.mark.parametrize("stage", few(1, STAGES))
-def test_of_a_batch_nobody_fails_who_can_run_again(stage: str, after: bool) -> None:
+def test_of_a_batch_only_the_request_with_the_fault_fails(stage: str, after: bool) -> None:
     """A vocoder's state cannot be run again: of its batch, all fail."""
     together, chance = bench("together"), random.Random(stage)
 

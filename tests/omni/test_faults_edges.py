@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from omni.connector import Received
-from omni.engine import EngineOutput, Plan
+from omni.engine import Plan
 from omni.payload import Payload
 from omni.pipeline.adapter import Adapter, AdapterFactory
 from omni_local.connector import LocalPending, LocalReceiver, LocalSender
 from tests.omni.fault_bench import CHATS, NO_CACHES, SHAPE, TOGETHER, failures
 from tests.support.engines import GIVEN_UP
 from tests.support.faults import Faults, planted
-from tests.support.omni_engine import OmniEngine, Result
+from tests.support.omni_engine import OmniEngine
 from tests.support.pressure import overrides
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiers import few
@@ -148,25 +148,3 @@ def test_a_connector_that_fails_to_let_go(
         errors = failures(engine.run([*CHATS, CHATS[0]], [*ARRIVALS, 6], {0: 24, 4: 40}), [*CHATS, CHATS[0]])
         assert errors == [GIVEN_UP, GIVEN_UP]
         assert not fault.left
-
-
-def test_a_sink(bench: tuple[OmniEngine, Faults], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request whose outputs it takes is given up; after its last output nothing is left to give up."""
-    faults, take = Faults(), Result.take
-
-    def spoilt(self: Result, output: EngineOutput) -> None:
-        faults.call(("sink", type(output).__name__), lambda: take(self, output), planted)
-
-    monkeypatch.setattr(Result, "take", spoilt)
-    engine, chance = bench[0], random.Random(5)
-    assert failures(engine.run(CHATS, ARRIVALS)) == []
-    counts = faults.seen.copy()
-    assert {what for _, what in counts} == {"StageOutput", "StageFinished", "RequestFinished"}
-
-    for place, count in sorted(counts.items()):
-        for _ in range(2):
-            fault = faults.plant(place, chance.randrange(count), after=True)
-            errors = failures(engine.run(CHATS, ARRIVALS))
-            expected = "stage 'sink' failed while taking an output: PlantedError: planted"
-            assert [str(error) for error in errors] == [expected] * (place[1] != "RequestFinished")
-            assert not fault.left

@@ -9,7 +9,7 @@ import torch
 from omni.device import Event, Stream
 from omni.device.cpu import CpuDevice
 from omni.testing.launch_guard import LaunchGuard
-from tests.support.tiny_text import TextEngine, write_text_model
+from tests.support.tiny_text import TextEngine
 
 SAMPLINGS: tuple[dict[str, object], ...] = (
     {},
@@ -18,16 +18,9 @@ SAMPLINGS: tuple[dict[str, object], ...] = (
 )
 
 
-@pytest.fixture(scope="module", params=["tied", "moe"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp(request.param)
-    write_text_model(path, request.param)
-    return path
-
-
-def test_requests_from_submission_to_end_run_in_phases(folder: Path):
+def test_requests_from_submission_to_end_run_in_phases(text_model: Path):
     device = CpuDevice()
-    stage = TextEngine(folder, {"text.max_num_seqs": 2, "text.block_size": 4}, device)
+    stage = TextEngine(text_model, {"text.max_num_seqs": 2, "text.block_size": 4}, device)
     with LaunchGuard(device) as guard:
         recorders = []
         for index, sampling in enumerate(SAMPLINGS):
@@ -99,9 +92,9 @@ def test_allocation_through_the_device_is_allowed():
     assert made.tolist() == [0, 0]
 
 
-def test_a_planted_violation_in_a_worker_is_caught(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_planted_violation_in_a_worker_is_caught(text_model: Path, monkeypatch: pytest.MonkeyPatch):
     device = CpuDevice()
-    stage = TextEngine(folder, device=device)
+    stage = TextEngine(text_model, device=device)
     record, rows = device.record, torch.ones(2)
 
     def peek(stream: Stream) -> Event:

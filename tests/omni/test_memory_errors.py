@@ -1,4 +1,4 @@
-"""A device whose memory runs out while an engine starts: what did not fit is named, and what makes it smaller."""
+"""A device whose memory runs out or that cannot capture while an engine starts: what failed is named, and the way around."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -155,3 +155,29 @@ def test_what_the_kind_says_counts() -> None:
 def test_other_errors_are_left_alone() -> None:
     with pytest.raises(RuntimeError, match="a bug"), memory_errors("a", "the rows", CpuDevice()):
         raise RuntimeError("a bug")
+
+
+class Refusing(CpuDevice):
+    """Fails to capture, as a device does whose phase waits for it."""
+
+    def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
+        error = RuntimeError("operation not permitted when stream is capturing")
+        error.add_note(f"in phase {launches[-1].phase.__name__}, while it was captured")
+        raise error
+
+
+def test_the_stage_the_phase_and_the_remedy_are_named(text: Path):
+    with pytest.raises(ConfigError) as caught:
+        TextEngine(text, device=Refusing(), graphs=True)
+    assert str(caught.value) == (
+        "engine.graphs: stage 'text' cannot be captured: operation not permitted when stream is capturing (in phase "
+        "run_forward, while it was captured); make the phase ask nothing of the device, or run without graphs "
+        "(--eager, engine.graphs=false)"
+    )
+
+
+def test_without_graphs_it_runs(text: Path):
+    engine = TextEngine(text, device=Refusing(), graphs=False)
+    recorder = engine.submit("0", [1, 2, 3], max_tokens=2)
+    engine.run()
+    assert len(recorder.tokens) == 2

@@ -13,19 +13,11 @@ from omni_encoder.kind import LoadedEncoder
 from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.options import EncoderOptions
 from omni_qwen3_omni.encoders import build_audio, build_vision
-from omni_qwen3_omni.tiny import write_tiny
 from omni_vocoder.kind import LoadedVocoder
 from omni_vocoder.options import VocoderOptions
 from tests.support.fake_graph import FakeWorker
 from tests.support.tower import Tower, encode
 from tests.support.wavemaker import WaveMaker
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    folder = tmp_path_factory.mktemp("kinds")
-    write_tiny(folder, seed=1)
-    return Checkpoint(folder)
 
 
 def _context(checkpoint: Checkpoint, kind: str, options: EncoderOptions | VocoderOptions) -> StageContext:

@@ -16,7 +16,6 @@ from omni.engine import EngineOptions, StageMemory, build_engine, load_stages, r
 from omni.errors import ConfigError
 from omni.stage import LoadedStage
 from omni_ar.loaded import LoadedAr
-from omni_qwen3_omni.tiny import write_tiny
 from tests.support.omni_engine import OmniEngine, in_tree_plugins
 from tests.support.reference import chat, picture, sound
 from tests.support.tiny_text import TextEngine, write_text_model
@@ -37,24 +36,17 @@ _SMALL = {
 _MOST, _FEWEST = 4 * 32, 32
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("memory") / "omni"
-    write_tiny(path, seed=3)
-    return path
-
-
-def _loaded(folder: Path, device: Device, load_format: str = "auto") -> dict[str, LoadedStage]:
-    checkpoint = Checkpoint(folder)
+def _loaded(tiny_model: Path, device: Device, load_format: str = "auto") -> dict[str, LoadedStage]:
+    checkpoint = Checkpoint(tiny_model)
     plan = resolve_pipeline(checkpoint, in_tree_plugins(), [Layer("test", _SMALL)])
     return load_stages(plan, checkpoint, device, "float32", load_format)
 
 
 def _divided(
-    folder: Path, memory_bytes: int | None, overrides: Mapping[str, object] | None = None
+    tiny_model: Path, memory_bytes: int | None, overrides: Mapping[str, object] | None = None
 ) -> Mapping[str, StageMemory]:
     """The memory of an engine's stages."""
-    checkpoint, plugins = Checkpoint(folder), in_tree_plugins()
+    checkpoint, plugins = Checkpoint(tiny_model), in_tree_plugins()
     plan = resolve_pipeline(checkpoint, plugins, [Layer("test", _SMALL | dict(overrides or {}))])
     options = EngineOptions(dtype="float32", memory_bytes=memory_bytes)
     engine = build_engine(plan, checkpoint, plugins, CpuDevice(), options)
@@ -67,8 +59,8 @@ def _needed(memory: Mapping[str, StageMemory]) -> int:
 
 
 @pytest.fixture(scope="module")
-def ample(folder: Path) -> Mapping[str, StageMemory]:
-    return _divided(folder, 10**10)
+def ample(tiny_model: Path) -> Mapping[str, StageMemory]:
+    return _divided(tiny_model, 10**10)
 
 
 def test_every_stage_is_measured_and_gets_the_most_that_it_could_use(ample: Mapping[str, StageMemory]) -> None:
@@ -85,10 +77,10 @@ def test_every_stage_is_measured_and_gets_the_most_that_it_could_use(ample: Mapp
 
 
 def test_pages_shrink_with_the_budget_and_the_sums_stay_within_it(
-    folder: Path, ample: Mapping[str, StageMemory]
+    tiny_model: Path, ample: Mapping[str, StageMemory]
 ) -> None:
     budget = _needed(ample) - 100 * ample["thinker"].page_bytes
-    memory = _divided(folder, budget)
+    memory = _divided(tiny_model, budget)
     assert budget - 2 * ample["thinker"].page_bytes < _needed(memory) <= budget
     for stage in ("thinker", "talker"):
         assert _FEWEST < memory[stage].pages < _MOST
@@ -97,45 +89,45 @@ def test_pages_shrink_with_the_budget_and_the_sums_stay_within_it(
 
 
 def test_too_little_memory_is_refused_with_the_numbers_of_every_stage(
-    folder: Path, ample: Mapping[str, StageMemory]
+    tiny_model: Path, ample: Mapping[str, StageMemory]
 ) -> None:
     fewest = _needed(ample) - sum((_MOST - _FEWEST) * ample[stage].page_bytes for stage in ("thinker", "talker"))
-    memory = _divided(folder, fewest)
+    memory = _divided(tiny_model, fewest)
     assert {memory[stage].pages for stage in ("thinker", "talker")} == {_FEWEST}
     with pytest.raises(ConfigError, match=f"the stages need {fewest:,} bytes and may take {fewest - 1:,}") as error:
-        _divided(folder, fewest - 1)
+        _divided(tiny_model, fewest - 1)
     rows = str(error.value).splitlines()[2:]
     assert [row.split()[0] for row in rows] == ["audio_encoder", "vision_encoder", "thinker", "talker", "code2wav"]
 
 
 def test_what_cannot_hold_the_weights_is_refused_without_measuring(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuDevice, "measure_peak", lambda self, run: pytest.fail("measured"))
     with pytest.raises(ConfigError, match=r"engine\.memory_bytes: the stages need"):
-        _divided(folder, 1_000_000)
+        _divided(tiny_model, 1_000_000)
 
 
-def test_pages_that_the_user_chose_are_given(folder: Path, ample: Mapping[str, StageMemory]) -> None:
+def test_pages_that_the_user_chose_are_given(tiny_model: Path, ample: Mapping[str, StageMemory]) -> None:
     chosen = {"talker.num_blocks": 40}
-    unbounded = _divided(folder, None, chosen)
+    unbounded = _divided(tiny_model, None, chosen)
     assert (unbounded["thinker"].pages, unbounded["talker"].pages) == (_MOST, 40)
     budget = _needed(ample) - 100 * ample["talker"].page_bytes
-    memory = _divided(folder, budget, chosen)
+    memory = _divided(tiny_model, budget, chosen)
     assert memory["talker"].pages == 40
     assert memory["thinker"].pages > _FEWEST
     assert _needed(memory) <= budget
 
 
-def test_without_a_bound_nothing_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_bound_nothing_is_measured(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuDevice, "measure_peak", lambda self, run: pytest.fail("measured"))
-    assert {m.working for m in _divided(folder, None).values()} == {None}
+    assert {m.working for m in _divided(tiny_model, None).values()} == {None}
 
 
-def test_answers_are_the_same_after_measuring(folder: Path) -> None:
+def test_answers_are_the_same_after_measuring(tiny_model: Path) -> None:
     chats = [chat(sound(0.5), picture(56, 84), "What is this?"), chat("Hello", max_codes=30)]
-    plain = OmniEngine(folder, _SMALL)
-    measured = OmniEngine(folder, _SMALL, memory_bytes=10**10)
+    plain = OmniEngine(tiny_model, _SMALL)
+    measured = OmniEngine(tiny_model, _SMALL, memory_bytes=10**10)
     assert all(not any(counts.values()) for counts in measured.engine.counters().values())
     for asked in chats:
         expected, result = plain.answer(asked), measured.answer(asked)
@@ -143,14 +135,14 @@ def test_answers_are_the_same_after_measuring(folder: Path) -> None:
         assert (result.wave == expected.wave).all()
 
 
-def test_the_meta_device_tells_what_a_stage_takes_without_a_weight(folder: Path, tmp_path: Path) -> None:
-    for file in folder.iterdir():
+def test_the_meta_device_reports_what_a_stage_takes_without_a_weight(tiny_model: Path, tmp_path: Path) -> None:
+    for file in tiny_model.iterdir():
         if file.suffix != ".safetensors" and not file.name.endswith("index.json"):
             (tmp_path / file.name).write_bytes(file.read_bytes())
     with AllocationCount(torch.device("cpu")) as count:
         sketched = _loaded(tmp_path, MetaDevice(), "dummy")
         host = count.peak
-    loaded = _loaded(folder, CpuDevice())
+    loaded = _loaded(tiny_model, CpuDevice())
     assert sketched.keys() == loaded.keys()
     for name, stage in loaded.items():
         footprint, sketch = stage.footprint, sketched[name].footprint
@@ -161,9 +153,9 @@ def test_the_meta_device_tells_what_a_stage_takes_without_a_weight(folder: Path,
     assert host < sum(stage.footprint.weights + stage.footprint.fixed for stage in loaded.values())
 
 
-def test_a_page_takes_what_the_footprint_says(folder: Path) -> None:
+def test_a_page_takes_what_the_footprint_says(tiny_model: Path) -> None:
     for name in ("thinker", "talker"):
-        stage = _loaded(folder, CpuDevice())[name]
+        stage = _loaded(tiny_model, CpuDevice())[name]
         assert isinstance(stage, LoadedAr)
         with torch.inference_mode(), AllocationCount(torch.device("cpu")) as count:
             worker = stage.start(50)

@@ -35,14 +35,6 @@ def omni() -> Pipeline:
     return graph(["voice", "talker", "thinker", "vision", "audio"], OMNI, TEXT_AND_AUDIO)
 
 
-def test_a_good_graph_passes_and_is_ordered_producers_first():
-    pipeline = omni()
-    validate(pipeline)
-    names = [stage.name for stage in pipeline.order()]
-    assert sorted(names) == sorted(stage.name for stage in pipeline.stages)
-    assert all(names.index(producer) < names.index(consumer) for producer, consumer in OMNI)
-
-
 @given(st.data())
 def test_order_holds_for_any_graph_whose_edges_go_forward(data: st.DataObject):
     names = data.draw(st.permutations("abcdef"))
@@ -87,38 +79,21 @@ def test_two_outputs_of_one_modality_are_refused():
         validate(doubled)
 
 
-@pytest.mark.parametrize(
-    ("modalities", "fed", "active"),
-    [
-        (["text"], ["thinker"], {"thinker"}),
-        (["text"], ["thinker", "vision"], {"thinker", "vision"}),
-        (["text"], ["thinker", "vision", "audio"], {"thinker", "vision", "audio"}),
-        (["audio"], ["thinker"], {"thinker", "talker", "voice"}),
-        (["text", "audio"], ["thinker", "audio"], {"audio", "thinker", "talker", "voice"}),
-        (["text"], ["talker"], set()),
-        (["audio"], ["voice"], {"voice"}),
-        (["video"], ["thinker"], set()),
-        ([], ["thinker"], set()),
-    ],
-)
-def test_a_request_uses_what_it_feeds_and_wants(modalities: list[str], fed: list[str], active: set[str]):
-    assert omni().active(modalities, fed) == active
-
-
 @given(st.data())
 def test_active_stages_lie_between_the_inputs_and_the_wanted_outputs(data: st.DataObject):
     names = "abcdef"
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
     edges = data.draw(st.lists(st.sampled_from(pairs), unique=True))
     fed, wanted = (data.draw(st.sets(st.sampled_from(names))) for _ in range(2))
-    outputs = {f"to {name}": name for name in sorted(wanted)}
+    outputs = {f"to {name}": name for name in names}
 
     def paths(at: tuple[str, ...]) -> list[tuple[str, ...]]:
         return [at] + [path for a, b in edges if a == at[-1] for path in paths((*at, b))]
 
     walked = [path for name in fed for path in paths((name,)) if path[-1] in wanted]
     on_a_path = {name for path in walked for name in path}
-    assert graph(names, edges, outputs).active(outputs, fed) == on_a_path
+    asked = [*(f"to {name}" for name in wanted), "a modality that no stage gives"]
+    assert graph(names, edges, outputs).active(asked, fed) == on_a_path
 
 
 def test_a_stage_is_found_by_name():
@@ -138,11 +113,6 @@ def test_options_of_the_wrong_kind_are_refused():
     with pytest.raises(ConfigError) as caught:
         check(options=Note(number=1))
     assert str(caught.value) == "pipeline.stages.a.options: is a Note; kind 'ar' takes ArOptions"
-
-
-def test_an_unknown_kind_names_those_that_are_known():
-    with pytest.raises(PluginError, match=r"there is no stage kind 'vocodr': known are ar; install the plugin"):
-        check(kind="vocodr")
 
 
 @pytest.mark.parametrize(

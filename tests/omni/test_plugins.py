@@ -70,14 +70,6 @@ def test_what_a_plugin_brings_is_registered_and_recorded(load: Load):
     assert record.registered == ("family one", "kind two", "logits processor three")
 
 
-def test_a_family_is_found_by_model_type(load: Load):
-    plugins = load(a=FAMILY.format(name="one", model_type="t1"), b=FAMILY.format(name="two", model_type="t2"))
-    found = plugins.family_of("t2")
-    assert found is not None
-    assert found.name == "two"
-    assert plugins.family_of("t3") is None
-
-
 BROKEN = {
     "raises on import": ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
     "imports what is missing": ("import a_module_nobody_has", "ModuleNotFoundError"),
@@ -161,12 +153,6 @@ def test_asking_for_what_a_broken_plugin_might_have_brought_mentions_it(load: Lo
     for registry in (plugins.kinds, plugins.connectors, plugins.processors, plugins.families):
         with pytest.raises(PluginError, match=r"these plugins failed to load: bad \(see `omni plugins`\)"):
             registry["wanted"]
-
-
-def test_asking_for_an_unknown_entry_lists_the_known_ones(load: Load):
-    plugins = load(a=KIND.format(name="slow") + CONNECTOR.format(name="cable"), b=KIND.format(name="fast"))
-    with pytest.raises(PluginError, match="there is no stage kind 'warp': known are fast, slow; install the plugin"):
-        plugins.kinds["warp"]
 
 
 def test_a_model_type_that_a_broken_plugin_might_serve_mentions_it(load: Load, tmp_path: Path):

@@ -17,7 +17,7 @@ from tests.support.devices import QueuedDevice
 from tests.support.faults import LateFaultyDevice, write_over
 
 WIDTH, BLOCKS, BLOCK = 6, 4, 5
-WORDS = 4000
+CAPACITY = 4000
 DTYPES = [torch.float32, torch.bfloat16, torch.int64]
 KINDS = ["scattered pages", "following pages", "device tensor", "host tensor", "known values"]
 
@@ -104,7 +104,7 @@ def test_every_row_comes_to_its_place_and_nothing_waits(seed: int):
     device = QueuedDevice()
     case = make_case(device, seed, count=1 + seed)
     with torch.inference_mode():
-        receiver = PayloadReceiver(device, device.stream("stage"), WORDS)
+        receiver = PayloadReceiver(device, device.stream("stage"), CAPACITY)
         device.synchronize()
         receipt = receiver.receive(case.transfers)
         receipt.check()
@@ -127,7 +127,7 @@ def test_transfers_of_one_source_share_a_copy_and_all_share_an_upload():
         *(np.zeros((2, WIDTH), np.int64) for _ in range(3)),
         *(tensor, tensor),
     ]
-    receiver = PayloadReceiver(device, device.stream("stage"), WORDS)
+    receiver = PayloadReceiver(device, device.stream("stage"), CAPACITY)
     receiver.receive([Transfer(source, into, next(places)) for source in sources])
     device.run()
     assert Counter(device.streams[0].ran) == {"copy_upload": 1, "gather_rows": 2, "copy_rows": 3}
@@ -135,7 +135,7 @@ def test_transfers_of_one_source_share_a_copy_and_all_share_an_upload():
 
 def test_consecutive_rows_need_no_upload_and_no_transfers_need_nothing():
     device = QueuedDevice()
-    receiver = PayloadReceiver(device, device.stream("stage"), WORDS)
+    receiver = PayloadReceiver(device, device.stream("stage"), CAPACITY)
     assert receiver.receive([]).end is COMPLETED
     pages, out = torch.randn(BLOCKS, BLOCK, WIDTH), torch.zeros(3, 2)
     receiver.receive([Transfer(PageSlice(pages, np.arange(4, 9)), out, rows=slice(1, 4), columns=slice(2, 4))])
@@ -151,7 +151,7 @@ def test_a_launch_that_fails_fails_its_group_and_the_end_is_reported(seed: int, 
     device = LateFaultyDevice(None)
     case = make_case(device, seed, count=25)
     with torch.inference_mode():
-        receiver = PayloadReceiver(device, device.stream("stage"), WORDS)
+        receiver = PayloadReceiver(device, device.stream("stage"), CAPACITY)
         device.synchronize()
         device.fail("gather_rows", number, after=after)
         receipt = receiver.receive(case.transfers)
@@ -170,7 +170,7 @@ def test_an_upload_that_fails_fails_all_and_copies_nothing(after: bool):
     device = LateFaultyDevice(None)
     case = make_case(device, 1)
     with torch.inference_mode():
-        receiver = PayloadReceiver(device, device.stream("stage"), WORDS)
+        receiver = PayloadReceiver(device, device.stream("stage"), CAPACITY)
         device.fail("copy_upload", 0, after=after)
         receipt = receiver.receive(case.transfers)
         assert set(receipt.failed) == set(case.transfers)
@@ -229,7 +229,7 @@ def test_a_slice_that_moves_between_two_gathers_is_read_where_it_is(seed: int):
     device = LateFaultyDevice(seed)
     chance = np.random.default_rng(seed)
     with torch.inference_mode():
-        receiver = PayloadReceiver(device, device.stream("stage"), WORDS)
+        receiver = PayloadReceiver(device, device.stream("stage"), CAPACITY)
         part = PageSlice(torch.randn(BLOCKS, BLOCK, WIDTH), chance.permutation(BLOCKS * BLOCK)[:8])
         wanted_nW = part.rows(torch.from_numpy(part.slots)).clone()
         producer, out_nW, taken = Producer(device, part), torch.zeros(8, WIDTH), 0

@@ -10,9 +10,13 @@ import msgspec
 import pytest
 
 from omni.config import Layer, overlay
+from omni.engine import EngineOptions
 from omni.errors import InputError
 from omni.sampling import GREEDY, PARAMETERS, SamplingParams, StructuredOutput
 from omni_ar.options import ArOptions
+from omni_diffusion.options import DiffusionOptions
+from omni_encoder.options import EncoderOptions
+from omni_vocoder.options import VocoderOptions
 from tests.support.entry_points import REPOSITORY
 
 AS_READ = SamplingParams(stop=("a",), bad_words=("x",), top_k=0, code_top_k=0)
@@ -93,3 +97,22 @@ def test_every_parameter_is_declared_and_its_fallback_is_in_range() -> None:
 def test_every_parameter_has_a_row_in_the_documentation() -> None:
     rows = re.findall(r"^\| (`[^|]*) \|", (REPOSITORY / "docs" / "sampling.md").read_text(), re.MULTILINE)
     assert {*SamplingParams.__struct_fields__} <= {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+KINDS = [ArOptions, DiffusionOptions, EncoderOptions, EngineOptions, SamplingParams, StructuredOutput, VocoderOptions]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unknown_field_is_refused_by_name(kind: type[msgspec.Struct]) -> None:
+    assert msgspec.convert({}, kind) == kind()
+    with pytest.raises(msgspec.ValidationError, match="unknown field `nonsense`"):
+        msgspec.convert({"nonsense": 1}, kind)
+    with pytest.raises(msgspec.ValidationError, match="unknown field `nonsense`"):
+        msgspec.json.decode(b'{"nonsense": 1}', type=kind)
+
+
+@pytest.mark.parametrize("field", ["regx", "json_schema", "guided_regex"])
+def test_a_structure_within_parameters_refuses_it_too(field: str) -> None:
+    given = {"structured": {"regex": "a", field: "b"}}
+    with pytest.raises(msgspec.ValidationError, match=rf"unknown field `{field}` - at `\$.structured`"):
+        msgspec.convert(given, SamplingParams)

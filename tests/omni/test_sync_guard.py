@@ -10,7 +10,9 @@ import torch
 
 from omni.device import HostRing, SyncCheck, SyncGuard, SyncPoint, host_waits, may_sync, sync_guard
 from omni.device.cpu import CpuDevice
+from omni.device.meta import MetaDevice
 from omni.errors import ConfigError, SyncError
+from tests.support.devices import QueuedDevice
 
 MASK = torch.arange(6) > 2
 BYTES = MASK.to(torch.uint8)
@@ -241,3 +243,40 @@ def test_without_the_variable_nothing_is_checked():
 def test_another_value_is_refused(value: str):
     with pytest.raises(ConfigError, match=r"OMNI_SYNC_CHECK: .* is not a check; use"):
         SyncCheck.from_environment({"OMNI_SYNC_CHECK": value})
+
+
+def test_a_peak_may_be_waited_for_and_is_that_of_work_that_is_over():
+    device = QueuedDevice()
+    stream, kept = device.stream("main"), []
+
+    def take() -> None:
+        kept.append(torch.zeros(1 << 20, dtype=torch.uint8))
+
+    with sync_guard(device, SyncCheck.ERROR):
+        assert device.measure_peak(lambda: device.launch(stream, take)) >= 1 << 20
+        with pytest.raises(SyncError):
+            device.synchronize()
+    assert device.pending == 0
+
+
+def test_nothing_takes_nothing():
+    assert QueuedDevice().measure_peak(lambda: None) == 0
+
+
+PAGEABLE = torch.zeros(6)
+COPIES = {
+    "to the device": lambda x: x.copy_(PAGEABLE),
+    "to a new tensor of the device": lambda x: PAGEABLE.to(x.device),
+    "to the host": lambda x: PAGEABLE.copy_(x),
+    "unpinned, without waiting": lambda x: x.copy_(PAGEABLE, non_blocking=True),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_between_host_and_device_is_reported_anywhere(name: str):
+    """On the CPU both are one. A meta tensor is on no CPU, and the guard looks before the copy is made."""
+    with sync_guard(MetaDevice(), SyncCheck.ERROR):
+        x = torch.zeros(6, device="meta")
+        x.clone().copy_(x)
+        with pytest.raises(SyncError, match="pinned memory of a HostSlot"):
+            COPIES[name](x)

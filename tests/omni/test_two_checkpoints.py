@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from omni import InputError, Omni, Result, SamplingParams, StageError
-from omni_qwen3_omni.tiny.tokenizer import write_tokenizer
+from omni import Omni, Result, SamplingParams, StageError
 from tests.support.echo_family import eventually
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiers import SLOW, few
@@ -27,6 +25,7 @@ from tests.support.tiny_omni import (
     tiny_plugins,
     user,
 )
+from tests.support.tiny_text import write_chat_model
 
 pytestmark = pytest.mark.thorough
 
@@ -38,29 +37,6 @@ QUESTIONS: list[Any] = [
 ]
 TEXTS: list[Any] = ["who is it", "a red circle and", "one two", "go on"]
 PAIRS = [("speaker", "other speaker"), ("speaker", "writer")]
-
-
-@pytest.fixture(scope="module")
-def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random text model that shares nothing with the other checkpoints but the tokenizer."""
-    folder = tmp_path_factory.mktemp("writer")
-    vocab_size = len(write_tokenizer(folder, 256))
-    torch.manual_seed(5)
-    config = Qwen3Config(
-        vocab_size=vocab_size,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
-    Qwen3ForCausalLM(config).eval().save_pretrained(folder)
-    return folder
 
 
 class Model:
@@ -98,11 +74,11 @@ class Model:
 
 
 @pytest.fixture(scope="module")
-def models(writer: Path) -> dict[str, Model]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
     found = {
         "speaker": Model(tiny_checkpoint(3, **SHAPE), speaks=True),
         "other speaker": Model(tiny_checkpoint(4, **SHAPE), speaks=True),
-        "writer": Model(writer, speaks=False),
+        "writer": Model(Path(write_chat_model(tmp_path_factory.mktemp("writer"))), speaks=False),
     }
     texts = {result.text for model in found.values() for result in model.alone}
     assert len(texts) == len(QUESTIONS) * 2 + len(TEXTS), "two of them answer alike: a mix-up would not be seen"
@@ -180,28 +156,3 @@ def test_answers_do_not_depend_on_the_process_s_default_dtype(models: dict[str, 
                 model.check(omni, index)
         finally:
             torch.set_default_dtype(torch.float32)
-
-
-def test_settings_of_one_are_not_the_other_s(models: dict[str, Model]) -> None:
-    """Voices, outputs and stages belong to a model, not to the process."""
-    with models["speaker"].opened() as speaker, models["writer"].opened() as writer:
-        assert (speaker.modalities, writer.modalities) == (("text", "audio"), ("text",))
-        assert (len(speaker.voices), len(writer.voices)) == (3, 0)
-        with pytest.raises(InputError, match="modalities"):
-            writer.generate("go on", modalities=("audio",))
-        with pytest.raises(InputError, match="there is no stage 'text'"):
-            speaker.generate("go on", sampling={"text": SamplingParams(max_tokens=2)})
-
-
-def test_the_writer_s_text_beside_a_speaker_is_transformers_text(models: dict[str, Model]) -> None:
-    folder = models["writer"].folder
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    reference = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    inputs = tokenizer("who is it", return_tensors="pt")
-    ids = reference.generate(**inputs, max_new_tokens=20, do_sample=False)[0, inputs["input_ids"].shape[1] :]
-    greedy = SamplingParams(max_tokens=20, temperature=0.0)
-    with models["writer"].opened() as writer, models["speaker"].opened() as speaker, ThreadPoolExecutor(1) as threads:
-        beside = threads.submit(models["speaker"].check, speaker, 3)
-        result = writer.generate("who is it", sampling=greedy, stream=False)
-        assert result.text == tokenizer.decode(ids, skip_special_tokens=True)
-        beside.result()

@@ -7,7 +7,7 @@ import pytest
 
 from omni import AsyncOmni, SamplingParams
 from omni.errors import InputError, StageError
-from tests.support.echo_family import BREAK, GATES, echo_plugins
+from tests.support.echo_family import GATES, echo_plugins
 from tests.support.echo_omni import ENDLESS, coroutine, until_idle
 
 
@@ -35,16 +35,6 @@ async def test_hundreds_at_once(omni: AsyncOmni) -> None:
     texts = [f"request {index}" for index in range(300)]
     results = await asyncio.gather(*(omni.complete(text) for text in texts))
     assert [result.text for result in results] == texts
-
-
-@coroutine
-async def test_one_failure_among_many(omni: AsyncOmni) -> None:
-    texts = ["one", f"two{BREAK}", "three"]
-    one, two, three = await asyncio.gather(*(omni.complete(text) for text in texts), return_exceptions=True)
-    assert isinstance(two, StageError)
-    assert not isinstance(one, BaseException)
-    assert not isinstance(three, BaseException)
-    assert (one.text, three.text) == ("one", "three")
 
 
 @coroutine

@@ -10,18 +10,11 @@ import pytest
 
 from omni import Omni, Output
 from omni.errors import CheckpointError, ConfigError, StageError
-from tests.support.echo_family import EXPLODE, GATES, echo_model, echo_plugins, eventually
+from tests.support.echo_family import EXPLODE, GATES, echo_model, echo_plugins
 from tests.support.echo_omni import ENDLESS, opened, run_program
 from tests.support.patience import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.thorough
-
-
-@pytest.fixture(autouse=True)
-def no_thread_stays() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    assert eventually(lambda: set(threading.enumerate()) <= before)
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("no_thread_stays")]
 
 
 def test_close_is_idempotent(model: Path) -> None:

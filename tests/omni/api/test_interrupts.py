@@ -4,7 +4,6 @@ import gc
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,9 @@ from tests.support.fake_graph import FakeGraph
 from tests.support.interrupts import Interrupter, everywhere
 from tests.support.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.usefixtures("no_thread_stays")
+
 PLACES = ("/omni/api/", "/omni/engine/engine.py")
-
-
-@pytest.fixture(autouse=True)
-def no_thread_stays() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    gc.collect()
-    assert eventually(lambda: set(threading.enumerate()) <= before)
 
 
 def test_while_a_request_is_made_and_read(model: Path) -> None:

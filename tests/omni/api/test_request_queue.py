@@ -1,6 +1,5 @@
 """Who waits between `generate` and the stages, in which order, how many, and how much they may hold."""
 
-import base64
 import random
 import threading
 from collections.abc import Iterator
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from omni import Omni, Result, SamplingParams
 from omni.api.request_queue import THREADS, PreparingThread
@@ -82,19 +80,6 @@ def test_a_long_text_is_no_short_one(model: Path) -> None:
         assert "x" * 100_000 not in PREPARED, "it waits with the pictures"
         long.close()
         blocker.close()
-
-
-@pytest.mark.parametrize("as_data", [True, False])
-def test_pictures_given_by_name_do_not_delay_texts(model: Path, tmp_path: Path, as_data: bool) -> None:
-    path = tmp_path / "picture.png"
-    Image.fromarray(PICTURE).save(path)
-    data = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
-    with opened(model) as omni:
-        pictures = omni.generate([seen(f"{number}", data if as_data else str(path)) for number in range(40)])
-        assert eventually(lambda: len(PREPARED) == THREADS)
-        assert omni.generate("a text", stream=False).text == "a text"
-        assert len(PREPARED) == THREADS + 1
-        pictures.close()
 
 
 class Mute(BaseException):
@@ -261,19 +246,6 @@ def test_several_answers_wait_as_one_request(model: Path) -> None:
         with pytest.raises(OverloadedError):
             omni.generate("late", stream=False)
         assert sum(output.finished for output in first) == 5
-        assert_nothing_held(omni)
-
-
-def test_the_cancelled_leave_at_once(model: Path) -> None:
-    with opened(model, **{"engine.max_waiting_requests": 2}) as omni:
-        for _ in range(50):
-            streams = [omni.generate(seen("x")) for _ in range(THREADS)]
-            streams.append(omni.generate(seen("y")))
-            for stream in streams:
-                stream.close()
-            assert omni.idle
-            assert omni.usage()["frontend"] == {"requests": 0, "bytes": 0}
-        OPEN.set()
         assert_nothing_held(omni)
 
 

@@ -126,7 +126,6 @@ def test_settings_reach_every_sampling_parameter(model: str) -> None:
         (["MODEL", "hi", "--set", "writer.speed=3"], "writer.speed: there is no option 'speed'"),
         (["MODEL", "hi", "--modalities", "text,smell"], "modalities: this checkpoint does not give 'smell'"),
         (["MODEL", "hi", "--modalities", "text", "--out", "a.wav"], "--out: is given, but no audio is asked for"),
-        (["MODEL", "hi", "--out", "no/such/folder/a.wav"], "--out: no/such/folder/a.wav cannot be written"),
         (["MODEL", "hi", "--timeline", "no/such/folder/t.json"], "--timeline: no/such/folder/t.json cannot be written"),
         (["MODEL", "hi", "--timeline", "/proc/t.json"], "--timeline: /proc/t.json cannot be written"),
         (["MODEL", "hi", "--timeline", "x", "--out", "./x"], "--timeline: x is the wav's name too"),
@@ -258,17 +257,6 @@ def test_tiny_fills_a_folder_that_is_empty_and_stays_what_it_is(
     assert (folder.stat().st_ino, folder.stat().st_mode & 0o777) == (number, 0o750)
 
 
-@pytest.mark.parametrize("exists", [False, True])
-def test_tiny_on_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, exists: bool) -> None:
-    target = tmp_path / "new" / "tiny"
-    if exists:
-        target.mkdir(parents=True)
-    with no_file_over(10):
-        line = refused("tiny", str(target))
-    assert f"{target}: cannot be written (File too large); name a folder that can be written" in line
-    assert [path.name for path in tmp_path.rglob("*")] == (["new", "tiny"] if exists else [])
-
-
 def test_tiny_where_nothing_can_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"before")
     assert "cannot be written (Not a directory)" in refused("tiny", str(tmp_path / "file" / "tiny"))
@@ -276,7 +264,7 @@ def test_tiny_where_nothing_can_be_written_is_one_line(tmp_path: Path) -> None:
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"before")]
 
 
-def test_a_library_that_fails_in_its_own_words_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_s_own_error_on_a_full_disk_names_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the disk that is named; a bug is one all the same."""
 
     def fail(directory: Path, *, seed: int) -> None:
@@ -311,15 +299,3 @@ def test_on_a_terminal_the_audio_is_counted_after_the_text(model: str, tmp_path:
         assert ran.wait(PATIENCE_SECONDS) == 0
     text = shown.decode().replace("\r\n", "\n")
     assert re.match(rf"he\nllo\n(\r\x1b\[Kaudio 0\.\d s)+\r\x1b\[Kwrote {re.escape(str(out))}\nTTFT", text)
-
-
-def test_a_reader_that_goes_away_is_no_error(model: str) -> None:
-    command = [*program(), "run", model, "hello", "--max-tokens", "1000000000", "--device", "cpu"]
-    ran = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert ran.stdout is not None
-    assert ran.stderr is not None
-    with ran.stdout, ran.stderr:
-        assert ran.stdout.read(5) == b"hello"
-        ran.stdout.close()
-        assert ran.wait(PATIENCE_SECONDS) == 1
-        assert ran.stderr.read() == b""

@@ -1,7 +1,9 @@
 """`omni doctor`: what a model still needs, found by taking it away."""
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from omni.cli import app
+from omni.cli.doctor.model import check_model
+from omni.cli.options import Choices
 from omni_encoder.options import EncoderOptions
-from omni_qwen3_omni.tiny import write_tiny
+from tests.omni.checkpoint_fuzz import chat_folder
 from tests.support.entry_points import own_entry_points
+from tests.support.tiers import chosen
+from tests.support.tiny_omni import tiny_plugins
 from tests.support.tiny_text import write_text_model
 
 INDEX = "model.safetensors.index.json"
@@ -32,17 +38,10 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni.cli.doctor.check_environment", lambda: iter(()))
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("examined") / "omni"
-    write_tiny(path, seed=7)
-    return path
-
-
 @pytest.fixture
-def folder(whole: Path, tmp_path: Path) -> Path:
+def folder(tiny_model: Path, tmp_path: Path) -> Path:
     """A checkpoint to spoil."""
-    return shutil.copytree(whole, tmp_path / "omni")
+    return shutil.copytree(tiny_model, tmp_path / "omni")
 
 
 def call(*arguments: object) -> Result:
@@ -66,17 +65,20 @@ def problem(name: str, *arguments: object) -> str:
     return f"{found[name]['detail']}; {found[name]['remedy']}"
 
 
-def test_a_whole_model_is_well(whole: Path) -> None:
-    found = checks(whole)
+def test_a_whole_model_is_well(tiny_model: Path) -> None:
+    found = checks(tiny_model)
     assert {check["status"] for check in found.values()} == {"ok"}
     assert found["pipeline"]["detail"].endswith("audio_encoder, vision_encoder, thinker, talker, code2wav")
     assert "voices ethan" in found["processor"]["detail"]
-    size = sum(file.stat().st_size for file in whole.glob("*.safetensors"))
-    assert found["weights"]["detail"] == f"{len(list(whole.glob('*.safetensors')))} files, {size:,} bytes, all complete"
+    size = sum(file.stat().st_size for file in tiny_model.glob("*.safetensors"))
+    assert (
+        found["weights"]["detail"]
+        == f"{len(list(tiny_model.glob('*.safetensors')))} files, {size:,} bytes, all complete"
+    )
 
 
-def test_the_text_is_grouped_and_counted(whole: Path) -> None:
-    result = call(whole)
+def test_the_text_is_grouped_and_counted(tiny_model: Path) -> None:
+    result = call(tiny_model)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert [line for line in lines[:-1] if not line.startswith(" ")] == ["plugins", "devices", "model"]
@@ -97,6 +99,48 @@ def test_a_problem_comes_with_its_remedy(folder: Path) -> None:
 def test_without_a_model_only_what_is_here_is_looked_at() -> None:
     found = checks()
     assert {check["group"] for check in found.values()} == {"plugins", "devices"}
+
+
+def pipe(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
+def write(file: str, content: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / file).write_text(content)
+
+
+def remove(*files: str) -> Callable[[Path], object]:
+    def edit(folder: Path) -> None:
+        for file in files:
+            (folder / file).unlink(missing_ok=True)
+
+    return edit
+
+
+def add_a_layer(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["thinker_config"]["text_config"]["num_hidden_layers"] += 1
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+PROBLEMS: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "no index": (write(INDEX, "{"), "weights", "is not valid JSON"),
+    "an index of nothing": (write(INDEX, '{"weight_map": 3}'), "weights", "does not map weight names to file names"),
+    "weights of another configuration": (add_a_layer, "shapes", "has no weights for"),
+    "another model": (write("config.json", '{"model_type": "new"}'), "pipeline", "no plugin serves model type 'new'"),
+    "half a config": (write("config.json", '{"model_type": "qwen3_omni_moe"}'), "pipeline", "config.json"),
+    "no tokenizer": (remove("tokenizer.json", "vocab.json", "merges.txt"), "processor", "tokenizer"),
+    "no processor": (remove("preprocessor_config.json"), "processor", "preprocessor_config.json: is missing"),
+    "no template": (remove("chat_template.json"), "processor", "download chat_template.json"),
+}
+
+
+@pytest.mark.parametrize("what", PROBLEMS)
+def test_what_is_wrong_with_a_file_is_the_only_problem(folder: Path, what: str) -> None:
+    edit, check, words = PROBLEMS[what]
+    edit(folder)
+    assert words in problem(check, folder)
 
 
 def shards(folder: Path) -> list[str]:
@@ -126,14 +170,6 @@ def test_a_shard_without_weights_that_the_index_promises(folder: Path) -> None:
     assert "lacks thinker.more" in problem(file, folder)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"), [("{", "is not valid JSON"), ('{"weight_map": 3}', "does not map weight names to file names")]
-)
-def test_an_index_that_cannot_be_read(folder: Path, content: str, words: str) -> None:
-    (folder / INDEX).write_text(content)
-    assert words in problem("weights", folder)
-
-
 def test_no_weights_at_all_unless_random_ones_are_wanted(folder: Path) -> None:
     for file in [*folder.glob("*.safetensors"), folder / INDEX]:
         file.unlink()
@@ -148,43 +184,6 @@ def test_a_single_file_is_looked_at_too(tmp_path: Path) -> None:
     assert found["shapes"]["status"] == "ok"
     # This model was saved without a tokenizer.
     assert "tokenizer_config.json: is missing" in found["processor"]["detail"]
-
-
-def test_weights_of_another_configuration_are_found(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config["thinker_config"]["text_config"]["num_hidden_layers"] += 1
-    (folder / "config.json").write_text(json.dumps(config))
-    assert "has no weights for" in problem("shapes", folder)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ('{"model_type": "unheard_of"}', "no plugin serves model type 'unheard_of'"),
-        ('{"model_type": "qwen3_omni_moe"}', "config.json"),
-    ],
-)
-def test_a_config_that_does_not_suffice(folder: Path, content: str, words: str) -> None:
-    (folder / "config.json").write_text(content)
-    assert words in problem("pipeline", folder)
-
-
-@pytest.mark.parametrize(
-    ("files", "words"),
-    [
-        (("tokenizer.json", "vocab.json", "merges.txt"), "tokenizer"),
-        (("preprocessor_config.json",), "preprocessor_config.json: is missing"),
-    ],
-)
-def test_files_that_a_processor_lacks(folder: Path, files: tuple[str, ...], words: str) -> None:
-    for name in files:
-        (folder / name).unlink(missing_ok=True)
-    assert words in problem("processor", folder)
-
-
-def test_a_family_whose_plugin_is_not_installed(whole: Path, installed: list[EntryPoint]) -> None:
-    installed[:] = own_entry_points("ar", "encoder", "vocoder", "local", "text")
-    assert "no plugin serves model type 'qwen3_omni_moe'" in problem("pipeline", whole)
 
 
 @pytest.mark.parametrize(
@@ -209,30 +208,55 @@ def test_a_model_that_is_not_here(model: str, words: str, tmp_path: Path, monkey
         (["--dtype", "float8"], "dtype: 'float8' is not supported"),
     ],
 )
-def test_wrong_settings(whole: Path, arguments: list[str], words: str) -> None:
-    assert words in problem("settings", whole, *arguments)
+def test_wrong_settings(tiny_model: Path, arguments: list[str], words: str) -> None:
+    assert words in problem("settings", tiny_model, *arguments)
 
 
-def test_settings_of_stages_are_checked_with_the_pipeline(whole: Path, tmp_path: Path) -> None:
+def test_settings_of_stages_are_checked_with_the_pipeline(tiny_model: Path, tmp_path: Path) -> None:
     file = tmp_path / "omni.toml"
     file.write_text("[talker]\nspeed = 2\n")
-    assert problem("pipeline", whole, "--config", file).startswith(f"{file}: talker.speed: there is no option 'speed'")
+    assert problem("pipeline", tiny_model, "--config", file).startswith(
+        f"{file}: talker.speed: there is no option 'speed'"
+    )
 
 
-def test_a_device_that_is_not_here(whole: Path) -> None:
-    assert "'cuda:77' does not exist here" in problem("device", whole, "--device", "cuda:77")
+def test_a_device_that_is_not_here(tiny_model: Path) -> None:
+    assert "'cuda:77' does not exist here" in problem("device", tiny_model, "--device", "cuda:77")
 
 
-def test_memory_that_does_not_suffice(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "the stages need" in problem("memory", whole, "--set", "engine.memory_bytes=1000000")
+def test_memory_that_does_not_suffice(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "the stages need" in problem("memory", tiny_model, "--set", "engine.memory_bytes=1000000")
     monkeypatch.setattr("omni.cli.doctor.model.host_memory", lambda: (10**9, 10**6))
-    assert "0.0 GiB are free; lower max_model_len" in problem("memory", whole)
+    assert "0.0 GiB are free; lower max_model_len" in problem("memory", tiny_model)
     held = 2 * EncoderOptions().held_bytes
     least, most = held + 556 * 10**6, held + 637 * 10**6
     monkeypatch.setattr("omni.cli.doctor.model.host_memory", lambda: (10**10, (least + most) // 2))
-    memory = checks(whole)["memory"]
+    memory = checks(tiny_model)["memory"]
     assert memory["status"] == "warning"
     assert memory["remedy"] == "set engine.memory_bytes, and the stages divide it"
+
+
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a pipe": (pipe, "model.safetensors: cannot be read (it is a pipe"),
+    "deep JSON": (write("config.json", '{"a":' * 1000 + "0" + "}" * 1000), "config.json: nests tables"),
+    "an entry that leaves": (write(INDEX, json.dumps({"weight_map": {"a": "../b"}})), "is no file of the folder"),
+    "a long name": (write(INDEX, json.dumps({"weight_map": {"a": "b" * 5000}})), "cannot be read (File name too long)"),
+    "an endless template": (
+        write("chat_template.jinja", "{{ messages }}{% for a in range(99999) %}" * 2 + "{% endfor %}" * 2),
+        "chat_template.jinja: cannot render a chat (takes more than 2 s)",
+    ),
+    "a broken tokenizer": (write("tokenizer.json", "hm"), "tokenizer.json: is not valid JSON"),
+}
+
+
+@pytest.mark.parametrize("what", chosen([what for what in FAULTS if what != "an endless template"], FAULTS))
+def test_it_says_what_a_start_would_say(tmp_path: Path, what: str) -> None:
+    folder = Path(shutil.copytree(chat_folder(), tmp_path / "model"))
+    edit, words = FAULTS[what]
+    edit(folder)
+    checks = list(check_model(str(folder), Choices(device="cpu"), tiny_plugins()))
+    problems = [check for check in checks if check.status == "problem"]
+    assert any(words in check.detail for check in problems), problems
 
 
 @pytest.mark.usefixtures("with_broken")

@@ -61,7 +61,7 @@ def test_a_family_says_which_files_it_needs(hub: Path, files: tuple[str, ...], w
     assert _fetched(hub) == {"config.json", "tokenizer.json"} | more
 
 
-def test_for_a_model_that_nobody_serves_no_weights_are_fetched(hub: Path) -> None:
+def test_for_a_model_that_no_plugin_serves_no_weights_are_fetched(hub: Path) -> None:
     nobody = replace(_plugins(), model_types={})
     assert open_checkpoint("owner/model", nobody).config == {"model_type": "mine"}
     assert _fetched(hub) == {"config.json", "tokenizer.json"}

@@ -111,7 +111,7 @@ def test_rows_come_whole_from_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", few(2, range(12), SLOW))
-def test_whoever_leaves_whenever_leaves_nothing_behind_and_harms_nobody(tmp_path: Path, seed: int) -> None:
+def test_requests_that_leave_hold_nothing_and_harm_no_other(tmp_path: Path, seed: int) -> None:
     before = records()  # of engines that other tests of the process may still hold
     device = SimulatedDevice(seed)
     settings = {

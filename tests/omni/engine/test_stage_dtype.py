@@ -12,17 +12,9 @@ from omni.engine import Plan, load_stages, resolve_pipeline
 from omni.engine.build import configure
 from omni.errors import ConfigError
 from omni.plugin.manager import load_plugins
-from omni_qwen3_omni.tiny import write_tiny
 from tests.support.entry_points import own_entry_points
 
 PLUGINS = load_plugins(own_entry_points())
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    path = tmp_path_factory.mktemp("dtypes")
-    write_tiny(path)
-    return Checkpoint(path)
 
 
 def _plan(checkpoint: Checkpoint, **settings: object) -> Plan:

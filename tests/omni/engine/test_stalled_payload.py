@@ -77,30 +77,3 @@ def test_tokens_come_while_the_payload_stream_stalls(tmp_path: Path, stalled: st
     last = max(place for place, (_, modality) in enumerate(engine.log) if modality == "text")
     late = {MODALITIES[reader] for reader in STREAMS[stalled]}
     assert late.isdisjoint(modality for _, modality in engine.log[:last]), "its payload comes when all tokens are there"
-
-
-def test_with_its_credit_used_up_a_request_waits_and_the_others_do_not(tmp_path: Path) -> None:
-    credit = 3
-    device = steady_device(1)
-    engine = HiddenEngine(write_checkpoint(tmp_path, readers=[CLERK], credit=credit), device=device)
-    device.stall(f"{WRITER}->{CLERK}-host", SECONDS)
-    filed = engine.submit("filed", PROMPTS[0], max_tokens=30)
-    others = [
-        engine.submit(str(index), prompt, max_tokens=30, modalities=frozenset({"text"}))
-        for index, prompt in enumerate(PROMPTS[1:])
-    ]
-    over: list[tuple[float, int]] = []
-
-    def look() -> bool:
-        moved = engine.tick()
-        if not over and all(other.over for other in others):
-            over.append((device.now, len(filed.tokens)))
-        return moved
-
-    engine.simulate(look).run()
-    ((seconds, tokens),) = over
-    assert seconds < SECONDS / 10
-    assert tokens <= credit + 4, "its credit, and what was under way"
-    engine.expect(filed, PROMPTS[0])
-    assert len(filed.tokens) == 30
-    device.assert_no_races()

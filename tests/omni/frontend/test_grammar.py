@@ -63,7 +63,7 @@ def allowed(matcher: GrammarMatcher) -> list[int]:
     """The ids that may come next."""
     mask = matcher.edit().allowed
     assert mask is not None
-    return [64 * word + bit for word, bits in enumerate(mask.tolist()) for bit in range(64) if bits >> bit & 1]
+    return [64 * column + bit for column, bits in enumerate(mask.tolist()) for bit in range(64) if bits >> bit & 1]
 
 
 def matcher_of(compiler: GrammarCompiler, ends: Sequence[int] = (), **form: Any) -> GrammarMatcher:
@@ -185,7 +185,7 @@ def test_ends_are_allowed_exactly_where_the_text_may_end():
     assert said(bytes_compiler(), "a+", "aa", []) == ([ord("a")], False)
 
 
-def test_a_mask_has_the_words_of_the_vocabulary():
+def test_a_mask_has_an_int64_for_every_64_tokens():
     mask = matcher_of(bytes_compiler(), [0], regex="a").edit().allowed
     assert mask is not None
     assert (str(mask.dtype), mask.shape) == ("int64", (4,))

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -68,29 +67,3 @@ def test_verdicts(stops: list[str], tokens: list[bytes], min_tokens: int, cut: i
         said = tokens[: len(verdicts)]
         start, _ = first_end(b"".join(said), [s.encode() for s in stops], len(b"".join(said[:-1]))) or (0, 0)
         assert stopped_text(StopTexts(stops), said[len(said) - verdicts[-1].held :]) == b"".join(said)[start:]
-
-
-@given(stops=st.lists(words, min_size=1, max_size=4), tokens=pieces)
-def test_nothing_of_a_stop_string_is_let_go(stops: list[str], tokens: list[bytes]):
-    verdicts = run(stops, tokens)
-    if not verdicts or not verdicts[-1].stopped:
-        return
-    given_out = max(count + 1 - verdict.held for count, verdict in enumerate(verdicts))
-    match = first_end(b"".join(tokens), [stop.encode() for stop in stops], 0)
-    assert match is not None
-    assert len(b"".join(tokens[:given_out])) <= match[0]
-
-
-def test_a_stop_string_split_over_tokens_with_a_silent_one_between():
-    verdicts = run(["STOP"], [b"go ", b"xS", b"T", b"", b"OP!"])
-    assert [(v.held, v.stopped) for v in verdicts] == [(0, False), (1, False), (2, False), (3, False), (4, True)]
-
-
-def test_a_stop_string_within_a_token():
-    assert run(["lo w"], [b"say", b"hello world"])[-1] == StopVerdict(1, True)
-
-
-@pytest.mark.parametrize(("min_tokens", "ends"), [(0, 1), (1, 1), (2, 4), (4, 4), (5, None)])
-def test_what_is_complete_before_min_tokens_ends_nothing(min_tokens: int, ends: int | None):
-    verdicts = run(["."], [b"a.", b"b", b"c", b".", b"d"], min_tokens)
-    assert [place + 1 for place, verdict in enumerate(verdicts) if verdict.stopped] == ([ends] if ends else [])

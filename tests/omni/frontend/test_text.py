@@ -62,13 +62,6 @@ def test_half_a_character_waits_behind_any_number_of_silent_tokens() -> None:
     assert "".join(pieces(byte_level(), ids, [1])) == whole(byte_level(), ids) == "🦊"
 
 
-def test_half_a_character_at_the_end_shows_as_such() -> None:
-    ids = byte_level().encode("a🦊", add_special_tokens=False)[:-1]
-    given_out = pieces(byte_level(), ids, [1])
-    assert given_out[-1] == "\ufffd"
-    assert "".join(given_out) == whole(byte_level(), ids)
-
-
 @pytest.mark.parametrize("text", ["hello world " * 400, "你好🦊" * 400], ids=["ascii", "wide"])
 def test_the_window_stays_small(text: str) -> None:
     """However long the text, each push decodes a bounded number of ids."""
@@ -84,11 +77,3 @@ def test_the_window_stays_small(text: str) -> None:
     ids = byte_level().encode(text, add_special_tokens=False)
     assert "".join([*(decoder.push([token]) for token in ids), decoder.finish()]) == text
     assert longest < 64
-
-
-def test_special_tokens_are_silent() -> None:
-    end = id_of(byte_level(), "<|end|>")
-    ids = [end, *byte_level().encode("hello", add_special_tokens=False), end]
-    given_out = pieces(byte_level(), ids, [1])
-    assert given_out[0] == ""
-    assert "".join(given_out) == "hello"

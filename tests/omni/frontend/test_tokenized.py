@@ -1,4 +1,4 @@
-"""Plain texts and their ids."""
+"""Plain texts and their ids, and the turns that tokens belong to."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +9,7 @@ from PIL import Image
 from omni.errors import InputError
 from omni.frontend.base import Chat, ImagePart, Message, Prepared, TextPart
 from omni.frontend.chat import TokenizedFrontend, message_texts
+from omni.frontend.turns import in_turns_of, last_turn_of
 from omni.tiny import byte_tokenizer
 
 
@@ -44,3 +45,18 @@ def test_threads_may_share_a_tokenizer_of_bytes() -> None:
     assert all(each.dtype == np.int64 for each in ids)
     assert [tokenizer.decode(each) for each in ids] == texts
     assert ids[1].tolist()[1] == 257
+
+
+START, USER, ANSWER = 9, 1, 2
+
+
+def test_turns_by_role() -> None:
+    ids = np.array([5, START, USER, 5, 6, START, ANSWER, USER, START, USER, START, ANSWER])
+    assert np.flatnonzero(in_turns_of(USER, ids, START)).tolist() == [1, 2, 3, 4, 8, 9]
+    assert np.flatnonzero(in_turns_of(ANSWER, ids, START)).tolist() == [5, 6, 7, 10, 11]
+    assert (last_turn_of(USER, ids, START), last_turn_of(ANSWER, ids, START)) == (8, 10)
+
+
+def test_a_turn_that_only_begins_has_no_role() -> None:
+    assert not in_turns_of(USER, np.array([START, ANSWER, USER, START]), START).any()
+    assert last_turn_of(ANSWER, np.array([START, ANSWER, USER, START]), START) == 0

@@ -54,7 +54,7 @@ def test_every_byte_is_some_id():
         assert {bytes([byte]) for byte in range(256)} <= set(vocabulary(make).tokens)
 
 
-def test_a_tokenizer_that_does_not_tell_gives_none():
+def test_a_tokenizer_that_hides_what_its_ids_write_gives_none():
     tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
     tokenizer.decoder = decoders.WordPiece()
     assert hf_vocabulary(PreTrainedTokenizerFast(tokenizer_object=tokenizer)) is None

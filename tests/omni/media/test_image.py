@@ -144,7 +144,7 @@ def test_damaged_files_never_crash(cut: int) -> None:
             assert error.field == "image"  # noqa: PT017
 
 
-def test_hashes_tell_content_apart() -> None:
+def test_hashes_differ_where_contents_do() -> None:
     samples = np.arange(6, dtype=np.float32)
     same = content_hash(samples.copy())
     assert content_hash(samples) == same

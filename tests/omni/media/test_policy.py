@@ -1,4 +1,4 @@
-"""Where media may come from."""
+"""Where media may come from, and how a place is opened."""
 
 import base64
 import os
@@ -19,6 +19,7 @@ from omni.errors import ConfigError, InputError
 from omni.frontend.options import frontend_options
 from omni.media import MediaOptions, check_audio, check_image, load_audio, load_image
 from omni.media.connect import is_public
+from omni.media.source import decode_base64, open_location
 from omni.media.url import check_url
 from tests.support.entry_points import REPOSITORY
 
@@ -61,6 +62,7 @@ def test_what_is_not_set_follows_strict(
         ("allowed_domains", [""], "allowed_domains must be names such as example.com"),
         ("allowed_domains", "a.com", "does not fit"),
         ("strict", "perhaps", "does not fit"),
+        ("strickt", True, "there is no option 'strickt'"),
     ],
 )
 def test_settings_that_cannot_be(path: str, value: object, words: str) -> None:
@@ -263,3 +265,59 @@ def test_what_a_request_holds_itself_is_always_taken(folder: Path) -> None:
     encoded = base64.b64encode(picture).decode()
     for pixels in (picture, f"data:;base64,{encoded}", np.zeros((2, 2)), Image.new("L", (2, 2))):
         as_picture(pixels, STRICT)
+
+
+LIMIT = 100_000
+OPTIONS = MediaOptions()
+CONTENT = bytes(range(256)) * 16
+
+
+def open_(source: str | Path, options: MediaOptions = OPTIONS) -> bytes:
+    with open_location(source, field="here", options=options, max_bytes=LIMIT) as file:
+        return file.read()
+
+
+def test_a_path(tmp_path: Path) -> None:
+    file = tmp_path / "a b%20c.bin"
+    file.write_bytes(CONTENT)
+    assert open_(file) == CONTENT
+    assert open_(str(file)) == CONTENT
+    assert open_(file.as_uri()) == CONTENT
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "data:audio/wav;base64," + base64.b64encode(CONTENT).decode(),
+        "DATA:;base64," + base64.encodebytes(CONTENT).decode().replace("\n", "%0A"),
+        "data:," + "".join(f"%{byte:02x}" for byte in CONTENT),
+    ],
+)
+def test_a_data_uri(uri: str) -> None:
+    assert open_(uri) == CONTENT
+
+
+@pytest.mark.parametrize("text", ["nowhere.wav", "file:///no/where.wav", "a\0b", "", ".", "UklGR" * 2000])
+def test_no_such_file(text: str) -> None:
+    with pytest.raises(InputError, match="here: there is no file") as caught:
+        open_(text)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("text", ["data:audio/wav;base64,@@@", "data:audio/wav;base64,AAA", "data:nothing"])
+def test_a_broken_data_uri(text: str) -> None:
+    with pytest.raises(InputError, match=r"base64|comma"):
+        open_(text)
+
+
+def test_size_limits(tmp_path: Path) -> None:
+    file = tmp_path / "large"
+    file.write_bytes(bytes(LIMIT + 1))
+    encoded = base64.b64encode(bytes(LIMIT + 1)).decode()
+    for attempt in (
+        lambda: open_(file),
+        lambda: open_(f"data:;base64,{encoded}"),
+        lambda: decode_base64(encoded, field="here", max_bytes=LIMIT),
+    ):
+        with pytest.raises(InputError, match="larger than"):
+            attempt()

@@ -12,7 +12,6 @@ from omni.device import COMPLETED
 from omni.testing import SimulatedDevice, check_connector
 from omni.testing.simulation.device import Schedule
 from omni_local.connector import LocalConnector
-from tests.omni.testing.pair import copy
 
 
 def append(log: list[str], entry: str) -> None:
@@ -52,15 +51,6 @@ def test_a_stream_waits_for_an_event_and_an_event_for_its_stream():
     assert event.done()
     device.run({"two"})
     assert log == ["first", "second"]
-
-
-def test_a_copy_reads_its_source_when_it_runs():
-    device = SimulatedDevice()
-    source, target = torch.zeros(2), torch.zeros(2)
-    device.launch(device.stream("copies"), copy, target, source)
-    source.fill_(7)
-    device.synchronize()
-    assert target.tolist() == [7, 7]
 
 
 def test_a_phase_runs_in_the_mode_that_it_was_launched_in():

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from omni.device import COMPLETED, Downloader, Phase, SharedRing, Uploader
+from omni.device import COMPLETED, Phase, SharedRing, Uploader
 from omni.testing import SimulatedDevice
 from omni.testing.simulation.checker import name_buffer
-from tests.omni.testing.pair import Pair, copy, fill, look, races_of
+from tests.omni.testing.pair import Pair, fill, look, races_of
 
 TWO = torch.ones(2, 2)
 INDEX = torch.tensor([0, 1])
@@ -178,18 +178,6 @@ def test_bytes_that_an_operation_adds_were_not_accessed_before():
     assert pair.finish() == []
 
 
-def test_an_upload_slot_that_is_filled_again_under_its_copy():
-    pair = Pair()
-    upload = Uploader(pair.device, pair.one, capacity=4, slots=1)
-    begun = upload.begin()
-    begun.add(np.arange(4))
-    upload.launch(begun)
-    begun.slot.guard(COMPLETED)
-    upload.begin()
-    race = pair.race()
-    assert {race.first.operation, race.second.operation} == {"HostSlot.take", "copy_"}
-
-
 def test_an_upload_that_another_stream_reads():
     for ordered in (False, True):
         pair = Pair()
@@ -202,26 +190,6 @@ def test_an_upload_that_another_stream_reads():
         assert bool(pair.device.races) != ordered
         upload.send([np.arange(4)])  # into the same buffer: nothing waited for the reader
         assert {race.second.operation for race in pair.finish()} == {"copy_"} | (set() if ordered else {"sum"})
-
-
-def test_a_download_that_is_read_before_it_is_over():
-    pair, rows = Pair(), torch.ones(4)
-    download = Downloader(pair.device, pair.one, pair.two, (4,), torch.float32, 2)
-    sent = download.send(copy, rows)
-    pair.device.run()
-    sent.slot.guard(COMPLETED)
-    sent.slot.read()
-    race = pair.race()
-    assert (race.first.operation, race.second.operation) == ("copy_", "HostSlot.read")
-
-
-def test_a_download_whose_source_is_written_again():
-    pair, rows = Pair(), torch.ones(4)
-    download = Downloader(pair.device, pair.one, pair.two, (4,), torch.float32, 2)
-    download.send(copy, rows)
-    pair.device.launch(pair.one, fill, rows[3:])
-    race = pair.race()
-    assert {race.first.by, race.second.by} == {"copy", "fill"}
 
 
 def test_shared_memory_read_or_written_too_early_is_reported():

@@ -1,73 +1,17 @@
-"""Stages, whole engines and their connectors on the simulated device, as they are: right results, and no access out of order."""
+"""A denoising stage on the simulated device: right results, and no access out of order. `test_mixed_traffic` has the others."""
 
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from omni.testing import SimulatedDevice, find_waits
-from omni_ar.inputs import Prompt
-from omni_ar.options import ArOptions
-from tests.support import painter, wavemaker
-from tests.support.ar_driver import ArDriver
+from tests.support import painter
 from tests.support.faults import simulate
 from tests.support.frame_bench import FrameBench, random_codes
-from tests.support.omni_engine import OmniEngine, assert_same
-from tests.support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
-from tests.support.small_codec import SmallCodec, codec_prompt, spoken
-from tests.support.small_text import SmallText, greedy
-from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
-
-SEEDS = range(4)
-TEXT = SmallText()
-CODEC = SmallCodec()
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_text_stage(seed: int):
-    device = SimulatedDevice(seed)
-    options = ArOptions(max_num_seqs=2, block_size=4, num_blocks=12, max_num_batched_tokens=7)
-    driver = ArDriver(TEXT, device, options)
-    prompts = [[(7 * n + p) % 61 for p in range(3 + 4 * n)] for n in range(5)]
-    simulation = simulate(device, driver.tick, lambda: len(driver.ends) == 5 and not driver.held)
-    for index, prompt in enumerate(prompts):
-        simulation.sometime(60, partial(driver.ask, str(index), prompt, max_tokens=8), f"ask {index}")
-    simulation.run()
-    for index, prompt in enumerate(prompts):
-        assert driver.tokens(str(index)) == greedy(TEXT, prompt, 8)
-    device.assert_no_races()
-
-
-@cache
-def frames(index: int) -> list[list[int]]:
-    return spoken(CODEC, codec_prompts()[index], [4, 9, 2], 1, 10)
-
-
-@cache
-def codec_prompts() -> list[Prompt]:
-    return [codec_prompt(list(range(n, 3 * n + 1)), [5] * (2 * n + 1)) for n in range(4)]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_codec_stage_whose_consumer_gathers_now_and_then(seed: int):
-    device = SimulatedDevice(seed)
-    driver = ArDriver(CODEC, device, ArOptions(max_num_seqs=3, block_size=3, num_blocks=9))
-
-    def idle() -> bool:
-        return len(driver.ends) == 4 and not driver.lent and not driver.held
-
-    simulation = simulate(device, lambda: driver.tick() | (simulation.ticks % 9 == 0 and driver.gather()), idle)
-    for index, prompt in enumerate(codec_prompts()):
-        driver.speak(str(index), prompt, max_tokens=10)
-        simulation.sometime(40, partial(driver.condition, str(index), [4, 9, 2], 1), f"condition {index}")
-    simulation.run()
-    for index in range(4):
-        assert driver.frames(str(index)) == frames(index)[:-1]
-    device.assert_no_races()
-
 
 FRAMES = {name: random_codes(6 + 4 * number, number) for number, name in enumerate("abc")}
 
@@ -85,17 +29,6 @@ def feed_halves(device: SimulatedDevice, bench: FrameBench) -> None:
         tick = simulation.sometime(50, partial(bench.feed_pages, name, first), "feed")
         simulation.at(tick + 20, partial(feed_rest, name, rest), "feed the rest")
     simulation.run()
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_vocoder(seed: int):
-    device = SimulatedDevice(seed)
-    bench = wavemaker.Bench(device, max_num_seqs=2, first_chunk_frames=2, chunk_frames=3)
-    bench.open(*FRAMES)
-    feed_halves(device, bench)
-    for name, codes in FRAMES.items():
-        bench.expect_whole(name, codes)
-    device.assert_no_races()
 
 
 def denoise(device: SimulatedDevice, graphs: bool) -> None:
@@ -132,22 +65,3 @@ def test_without_a_wait_a_denoiser_goes_wrong(wait: str):
         return False
 
     assert any(harmed(seed) for seed in range(4))
-
-
-SHAPE = sizes(seed=81, stop_gain=0.0, codec_stop_gain=0.0)
-CHATS = [
-    chat("what is it", sound(0.5, 1), picture(64, 96, 2), max_text=9, max_codes=14),
-    chat("hello there", max_text=12, max_codes=30),
-    chat(picture(40, 40, 3), "x", max_text=3, max_codes=6),
-]
-
-
-@pytest.mark.parametrize("seed", few(1, [0, 1], SLOW))
-def test_a_whole_engine(seed: int):
-    folder, device = tiny_checkpoint(**SHAPE), SimulatedDevice(seed)
-    engine = OmniEngine(folder, {"talker.max_num_seqs": 2, "code2wav.chunk_frames": 5}, device)
-    for result, asked in zip(engine.run(CHATS, [0, 3, 9]), CHATS, strict=True):
-        assert_same(result, reference_of(folder).answer(asked))
-    device.assert_no_races()
-    own = find_waits("omni_encoder", "omni_local")
-    assert own <= device.waits.counts.keys(), own - device.waits.counts.keys()

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from omni.device import Event
-from omni.testing import SimulatedDevice, find_waits
+from omni.testing import SimulatedDevice
 
 
 def write(rows: Tensor) -> None:
@@ -94,20 +94,6 @@ def test_either_of_them_can_be_left_out(wait: str):
     device = SimulatedDevice(without=f"{HERE}.{wait}")
     stream = device.stream("s")
     assert ask_both(Both(device.record(stream), device.record(stream)))
-
-
-def test_the_source_is_searched_for_them():
-    waits = find_waits("omni", "omni_encoder", "omni_local")
-    assert {
-        "omni.device.ring.HostSlot.free#1",
-        "omni.payload.payload._All.done#1",
-        "omni.stage.messages.Feed.arrived#1",
-        "omni.stage.messages.Feed.arrived#2",
-        "omni_encoder.worker.EncoderWorker.advance#1",
-        "omni_local.connector.LocalRef.freed#1",
-    } <= waits
-    assert not any(name.startswith("omni.testing") for name in waits)
-    assert not any("Engine" in name for name in waits), "a thread's event is none of a device"
 
 
 def test_a_wait_of_a_stream_that_is_left_out_is_not_kept():

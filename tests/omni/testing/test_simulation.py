@@ -87,24 +87,6 @@ def test_the_device_goes_on_beside_a_host_that_is_busy_with_other_things():
     assert device.done == 1
 
 
-def run(seed: int) -> SimulatedDevice:
-    device = SimulatedDevice(seed)
-    counter = Counter(device)
-    simulation = Simulation(device, counter.tick, counter.idle)
-    for _ in range(10):
-        simulation.sometime(100, counter.ask)
-    simulation.run()
-    return device
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_seed_replays(seed: int):
-    first, again = run(seed), run(seed)
-    assert first.trace == again.trace
-    assert len(first.trace) > 20
-    assert first.trace != run(seed + 100).trace
-
-
 def test_a_hang_names_the_waits():
     device = SimulatedDevice(1)
     counter, other = Counter(device), device.stream("other")

@@ -21,18 +21,11 @@ from omni.timeline.report import make_report
 from tests.omni.timeline.made_trace import made_trace
 from tests.support.ar_driver import plain_prompt
 from tests.support.entry_points import own_entry_points
-from tests.support.tiny_text import TextRecorder, write_text_model
+from tests.support.tiny_text import TextRecorder
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_text_model(path, "tied")
-    return path
-
-
-def engine_of(folder: Path, device: Device, timeline: Path | None) -> Engine:
-    plugins, checkpoint = load_plugins(own_entry_points("ar", "local", "text")), Checkpoint(folder)
+def engine_of(text_model: Path, device: Device, timeline: Path | None) -> Engine:
+    plugins, checkpoint = load_plugins(own_entry_points("ar", "local", "text")), Checkpoint(text_model)
     plan = resolve_pipeline(checkpoint, plugins)
     path = str(timeline) if timeline is not None else None
     return build_engine(plan, checkpoint, plugins, device, EngineOptions(dtype="float32", timeline=path))
@@ -50,9 +43,9 @@ def answer(engine: Engine, tokens: int) -> list[int]:
     return recorder.tokens
 
 
-def test_an_engine_writes_what_its_stages_launched(folder: Path, tmp_path: Path):
-    tokens = answer(engine_of(folder, CpuDevice(), tmp_path / "out.json"), tokens=6)
-    assert tokens == answer(engine_of(folder, CpuDevice(), None), tokens=6)
+def test_an_engine_writes_what_its_stages_launched(text_model: Path, tmp_path: Path):
+    tokens = answer(engine_of(text_model, CpuDevice(), tmp_path / "out.json"), tokens=6)
+    assert tokens == answer(engine_of(text_model, CpuDevice(), None), tokens=6)
     trace = read_trace(tmp_path / "out.json")
     assert trace.stages == ("text", "engine")
     assert set(trace.lanes("text")) == {"main"}
@@ -68,32 +61,32 @@ def test_an_engine_writes_what_its_stages_launched(folder: Path, tmp_path: Path)
     assert max(turns.values()) <= 8, "a tick that did nothing is not recorded"
 
 
-def test_an_engine_that_records_nothing_is_not_watched(folder: Path):
+def test_an_engine_that_records_nothing_is_not_watched(text_model: Path):
     device = CpuDevice()
-    engine = engine_of(folder, device, None)
+    engine = engine_of(text_model, device, None)
     assert device.launch_observer is None
     engine.close()
 
 
 @pytest.mark.parametrize("kind", ["folder", "device", "below a file", "in no folder"])
-def test_what_is_no_file_is_refused_and_left_alone(folder: Path, tmp_path: Path, kind: str):
-    paths = {"folder": tmp_path, "device": Path("/dev/null"), "below a file": folder / "config.json" / "out.json"}
+def test_what_is_no_file_is_refused_and_left_alone(text_model: Path, tmp_path: Path, kind: str):
+    paths = {"folder": tmp_path, "device": Path("/dev/null"), "below a file": text_model / "config.json" / "out.json"}
     path = paths.get(kind, tmp_path / "no folder" / "out.json")
     with pytest.raises(ConfigError, match=r"engine\.timeline: .* cannot be written"):
-        engine_of(folder, CpuDevice(), path)
+        engine_of(text_model, CpuDevice(), path)
     assert list(tmp_path.iterdir()) == []
     assert Path("/dev/null").is_char_device()
 
 
 def test_a_run_that_launches_nothing_leaves_an_older_timeline_alone(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    text_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     path = tmp_path / "keep.json"
     path.write_text("older")
-    engine_of(folder, CpuDevice(), path).close()
+    engine_of(text_model, CpuDevice(), path).close()
     assert path.read_text() == "older"
     assert "keep.json was not written" in caplog.text
-    answer(engine_of(folder, CpuDevice(), path), tokens=2)
+    answer(engine_of(text_model, CpuDevice(), path), tokens=2)
     assert read_trace(path).phases
     assert list(tmp_path.iterdir()) == [path], "what it was written to is gone"
 

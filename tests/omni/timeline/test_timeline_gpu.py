@@ -12,7 +12,7 @@ from omni.timeline import Timeline, Trace
 from omni.timeline.report import make_report
 from omni.timeline.steps import steps_of
 from tests.support.devices import no_synchronization
-from tests.support.tiny_text import TextEngine, write_text_model
+from tests.support.tiny_text import TextEngine
 
 pytestmark = pytest.mark.gpu
 
@@ -172,19 +172,12 @@ def test_a_graph_captured_while_observed_has_its_phases_in_the_timeline(device: 
     assert abs(whole - parts) < 0.25 * whole
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_text_model(path, "tied")
-    return path
-
-
-def test_a_decode_loop_is_recorded_whole_and_nothing_waits(folder: Path, device: Device):
-    plain = TextEngine(folder, device=open_device("cuda"))
+def test_a_decode_loop_is_recorded_whole_and_nothing_waits(text_model: Path, device: Device):
+    plain = TextEngine(text_model, device=open_device("cuda"))
     expected = plain.submit("r", range(5), max_tokens=40)
     plain.run()
     timeline = Timeline(device, ["text"])
-    stage = TextEngine(folder, device=device)
+    stage = TextEngine(text_model, device=device)
     recorder = stage.submit("r", range(5), max_tokens=40)
     timeline.start()
     with sync_guard(device, SyncCheck.ERROR):
