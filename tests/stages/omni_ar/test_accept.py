@@ -118,17 +118,3 @@ def test_one_id(ids: list[int], status: int):
     assert out_RW.tolist() == [[status, 1, *ids]]
     fields = RowFields(*state.fields[0].tolist())
     assert (fields.last, fields.outputs, bool(fields.active)) == (max(ids[0], 0), 1, status == RowStatus.RUNNING)
-
-
-def test_a_row_that_is_over_keeps_its_state():
-    rows = [Row(limit=2, length=5), Row(limit=9, length=5)]
-    state = new_state(rows)
-    rows_R, flags = torch.tensor([0, 1]), merge_flags(map(flags_of, PENALIZED))
-    for step in range(4):
-        out_RW = torch.tensor([[9, 9, 5], [9, 9, 6]])
-        accept_tokens(state, rows_R, out_RW)
-        post_update(state, rows_R, out_RW, torch.ones_like(rows_R), 0, flags)
-        assert out_RW[:, 1].tolist() == [int(step < 2), 1]
-    assert state.columns.length[:2].tolist() == [7, 9]
-    assert state.columns.outputs[:2].tolist() == [2, 4]
-    assert state.sampling.counts[:2, 5:7].tolist() == [[2, 0], [0, 4]]

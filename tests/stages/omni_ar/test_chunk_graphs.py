@@ -76,17 +76,6 @@ def test_prompts_by_themselves_and_beside_rows_that_decode():
     assert not device.launches["run_forward"]
 
 
-def test_several_prompts_in_one_step():
-    device = CountingDevice()
-    driver = captured_driver(MODEL, device)
-    for index in range(3):
-        ask(driver, index)
-    driver.gather_all()
-    check(driver, 3)
-    assert device.replays["ar-prompts-32"] == 1
-    assert not device.launches["run_forward"]
-
-
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(("budget", "blocks"), few(2, [(5, LITTLE), (9, None), (1, None), (9, LITTLE)], SLOW))
 def test_chunks_few_blocks_and_shared_prefixes(late: bool, budget: int, blocks: int | None):

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-import torch
 
 from omni.device import Event, Graph, Phase, Stream
 from omni.device.cpu import CpuDevice
@@ -15,7 +14,7 @@ from omni_ar.model import FrameEnd
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import ArDriver, plain_prompt
 from tests.support.devices import CountingDevice
-from tests.support.small_codec import SmallCodec, codec_prompt, spoken
+from tests.support.small_codec import SmallCodec, codec_prompt
 from tests.support.small_text import NothingTwice, SmallText, greedy
 
 MODEL = SmallText(payload=True, emits_tokens=True)
@@ -43,16 +42,6 @@ def test_a_batch_is_padded_to_the_next_size_and_gives_the_same(sizes: tuple[int,
     assert device.replays == {f"ar-decode-{padded}": 8, f"ar-sample-{padded}": 9}
     assert device.launches["run_forward"] == 1
     assert not device.launches["sample_rows"]
-
-
-def test_hidden_states_of_a_padded_batch_are_those_of_an_uncaptured_one():
-    (captured, _), (eager, device) = run((4,), 3), run((), 3)
-    assert not device.replays
-    for driver in (captured, eager):
-        driver.gather_all()
-    for index in range(3):
-        for first, second in zip(captured.hidden(str(index)), eager.hidden(str(index)), strict=True):
-            assert torch.equal(first, second)
 
 
 def test_a_batch_of_more_rows_runs_uncaptured_and_that_is_said_once(caplog: pytest.LogCaptureFixture):
@@ -91,20 +80,6 @@ def test_host_processors_sample_uncaptured_behind_a_captured_forward(caplog: pyt
     assert len(driver.tokens("0")) == 6
     assert device.replays["ar-decode-1"] == 5
     assert device.launches["sample_rows"] >= 5
-
-
-def test_frames_and_conditioning_of_a_padded_batch():
-    model, device = SmallCodec(), CountingDevice()
-    driver = ArDriver(model, device, ArOptions(max_num_seqs=4, block_size=3, graph_batch_sizes=(4,)), captured=True)
-    prompts = [codec_prompt([1, 2, 3][: 1 + index], [9, 8, 7][: 1 + index]) for index in range(3)]
-    texts = [[index + step for step in range(4)] for index in range(3)]
-    for index, prompt in enumerate(prompts):
-        driver.speak(str(index), prompt, texts[index], pad=2, max_tokens=8)
-    driver.run()
-    assert device.replays["ar-codes-4"] >= 8
-    driver.gather_all()
-    for index, prompt in enumerate(prompts):
-        assert driver.frames(str(index)) == spoken(model, prompt, texts[index], 2, 8)[:-1]
 
 
 class OrderDevice(CpuDevice):

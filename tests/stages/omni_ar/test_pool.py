@@ -144,55 +144,6 @@ TestPool = Pool.TestCase
 TestPool.settings = settings(max_examples=60)
 
 
-def test_the_end_of_a_prefix_is_evicted_before_its_beginning():
-    pool = BlockPool(3)
-    blocks = pool.allocate(3)
-    for block, key in zip(blocks, KEYS, strict=False):
-        pool.cache(block, key)
-    pool.release(blocks)
-    pool.release(pool.allocate(1))
-    assert pool.match(KEYS[:3], [0, 0, 0]) == blocks[:2]
-
-
-def test_a_richer_block_replaces_a_poorer_one_whose_readers_keep_it():
-    pool = BlockPool(2)
-    (poor,) = pool.allocate(1)
-    pool.store(poor, 0b01)
-    pool.cache(poor, KEYS[0])
-    assert pool.match(KEYS[:1], [0b11]) == [], "what a consumer needs is not there: a miss"
-    assert pool.match(KEYS[:1], [0b01]) == [poor]
-    (rich,) = pool.allocate(1)
-    pool.store(rich, 0b11)
-    pool.cache(rich, KEYS[0])
-    assert pool.match(KEYS[:1], [0b11]) == [rich]
-    assert pool.available == 0, "the poorer one is still in use"
-    pool.release([poor])
-    pool.release([poor])
-    assert pool.available == 1
-
-
-def test_a_block_that_is_no_richer_does_not_replace_the_first():
-    pool = BlockPool(2)
-    first, second = pool.allocate(2)
-    for block in (first, second):
-        pool.store(block, 0b01)
-        pool.cache(block, KEYS[0])
-    assert pool.match(KEYS[:1], [0b01]) == [first]
-
-
-def test_an_unused_poorer_block_is_free_once_a_richer_one_replaces_it():
-    pool = BlockPool(3)
-    (poor,) = pool.allocate(1)
-    pool.cache(poor, KEYS[0])
-    pool.release([poor])
-    (rich,) = pool.allocate(1)
-    pool.store(rich, 1)
-    pool.cache(rich, KEYS[0])
-    assert pool.cached == 1
-    assert sorted(pool.allocate(2)) == sorted({1, 2, 3} - {rich})
-    assert pool.evictions == 0
-
-
 def payload(pages: Tensor, rows: int, *, closed: bool = True) -> Produced:
     """A payload of the first `rows` slots of `pages`. closed: whether it is released."""
     made = Produced("r", Payload(PromptHidden(), {"rows": PageSlice(pages, np.arange(rows))}), COMPLETED)

@@ -14,12 +14,10 @@ from omni_ar.inputs import TokenCodes, TokenHidden
 from omni_ar.model import Codes, DrawCode
 from omni_ar.options import ArOptions
 from omni_ar.run.blocks import BlockTable
-from omni_ar.run.limits import MAX_STARTS, Limits
+from omni_ar.run.limits import Limits
 from omni_ar.run.pack.step import pack_step
 from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, Row
-from omni_ar.run.runner import Runner
-from omni_ar.run.step import StepContext
 from tests.support.ar_driver import ArDriver, plain_prompt
 from tests.support.devices import QueuedDevice
 from tests.support.sampler_bench import resolved
@@ -219,36 +217,6 @@ def test_a_stop_that_the_host_did_not_foresee_gives_no_stale_token() -> None:
     driver.run()
     assert driver.tokens("0") == answer[: answer.index(stop) + 1]
     assert driver.counter("discarded_tokens") == 0
-
-
-def test_no_more_rows_start_in_a_step_than_its_upload_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everybody comes at once, each with much to set up."""
-    starts: list[int] = []
-    real = Runner.execute_model
-
-    def execute_model(self: Runner, plan: StepPlan) -> StepContext:
-        starts.append(len(plan.starts))
-        return real(self, plan)
-
-    monkeypatch.setattr(Runner, "execute_model", execute_model)
-    rows = 2 * MAX_STARTS + 1
-    driver = ArDriver(TEXT, options=ArOptions(max_num_seqs=rows, block_size=4))
-    asked = {
-        "repetition_penalty": 1.2,
-        "logit_bias": dict.fromkeys(range(61), 0.25),
-        "bad_words_ids": tuple((i, j) for i in range(16) for j in range(16)),
-        "stop_token_ids": tuple(range(45, 61)),
-        "min_tokens": 3,
-        "max_tokens": 3,
-    }
-    for row in range(rows):
-        driver.ask(str(row), LONG, asked)
-    driver.run()
-    assert [count for count in starts if count] == [MAX_STARTS, MAX_STARTS, 1]
-    alone = ArDriver(TEXT)
-    alone.ask("0", LONG, asked)
-    alone.run()
-    assert all(driver.tokens(str(row)) == alone.tokens("0") for row in range(rows))
 
 
 class CallsDevice(CpuDevice):

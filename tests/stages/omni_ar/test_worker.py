@@ -8,7 +8,6 @@ import torch
 
 from omni.errors import ConfigError
 from omni.payload import PageSlice
-from omni.sampling import SamplingParams
 from omni_ar.inputs import PromptHidden
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
@@ -61,30 +60,6 @@ def test_a_stop_id_is_given_and_is_the_last():
         assert driver.tokens(str(index)) == tokens
         assert driver.done(str(index)).reason == ("stop" if tokens[-1] in stops else "length")
     assert {driver.done(str(index)).reason for index in (3, 6)} == {"stop"}
-
-
-def test_a_request_s_stop_ids_are_added_to_the_stage_s():
-    own, asked = greedy(MODEL, PROMPTS[2], 12)[4], greedy(MODEL, PROMPTS[5], 12)[4]
-    driver = ArDriver(MODEL, options=ArOptions(sampling=SamplingParams(stop_token_ids=(own,))))
-    for index in (2, 5):
-        driver.ask(str(index), PROMPTS[index], max_tokens=12, stop_token_ids=(asked,))
-    driver.run()
-    for index in (2, 5):
-        assert driver.tokens(str(index)) == greedy(MODEL, PROMPTS[index], 12, stops=(own, asked))
-
-
-def test_penalty_and_suppression_of_some_rows_of_a_batch():
-    driver = ArDriver(MODEL, options=ArOptions(max_num_seqs=3))  # rows are used again, with other settings
-    settings = [(1.0, ()), (1.7, ()), (1.0, (5, 9, 60)), (1.3, tuple(range(40)))] * 2
-    for index, (penalty, suppressed) in enumerate(settings):
-        driver.ask(str(index), PROMPTS[index], max_tokens=12, repetition_penalty=penalty, suppress_token_ids=suppressed)
-        driver.tick()
-    driver.run()
-    for index, (penalty, suppressed) in enumerate(settings):
-        expected = greedy(MODEL, PROMPTS[index], 12, penalty=penalty, suppressed=suppressed)
-        assert driver.tokens(str(index)) == expected
-    assert any(greedy(MODEL, PROMPTS[index], 12) != driver.tokens(str(index)) for index in (1, 5))
-    assert any(greedy(MODEL, PROMPTS[index], 12) != driver.tokens(str(index)) for index in (2, 3, 6, 7))
 
 
 def test_a_seeded_request_draws_the_same_tokens_in_any_company():

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from omni.errors import StageError
 from omni.payload import Payload
 from omni_ar.inputs import MultimodalEmbedding, Placeholder, StepInputs
 from omni_ar.model import ArShape, Batch, PromptTokens
@@ -99,22 +98,6 @@ def test_sampling_that_the_stage_cannot_serve_fails_alone(sampling: dict[str, ob
     driver.run()
     assert str(driver.error("bad")).startswith(f"sampling.text.{message}")
     assert driver.tokens("good") == ANSWER
-
-
-def test_a_model_that_raises_in_a_batch_of_one_fails_it():
-    model = SmallText()
-    driver = ArDriver(model)
-    driver.ask("r", PROMPT, max_tokens=30)
-    for _ in range(4):
-        driver.tick()
-    model.poison = 1
-    driver.run()
-    error = driver.error("r")
-    assert isinstance(error, StageError)
-    assert str(error) == "stage 'text' failed while running a step, in phase run_forward: ValueError: poisoned"
-    assert driver.counter("retries") == 0
-    model.poison = None
-    assert_answers(driver)
 
 
 def test_a_prompt_with_tensors_is_released():

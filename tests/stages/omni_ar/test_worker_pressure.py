@@ -173,15 +173,6 @@ def test_sampled_tokens_do_not_depend_on_preemption(seed: int):
     assert roomy.tokens("3") != answer(3)
 
 
-def test_stops_of_a_preempted_request():
-    stops = (answer(6)[9], answer(4)[8])
-    driver = ArDriver(MODEL, options=options(num_blocks=LITTLE))
-    driver.ask_all(PROMPTS, max_tokens=TOKENS, stop_token_ids=stops)
-    driver.run()
-    assert driver.counter("preemptions") > 0
-    assert driver.all_tokens(8) == [greedy(MODEL, prompt, TOKENS, stops=stops) for prompt in PROMPTS]
-
-
 def test_a_lower_rank_is_served_first():
     driver = ArDriver(MODEL, options=options(max_num_seqs=1))
     order = {0: (1, 0), 1: (1, 1), 2: (0, 2), 3: (2, 3), 4: (0, 4)}
