@@ -144,6 +144,15 @@ TestPool = Pool.TestCase
 TestPool.settings = settings(max_examples=60)
 
 
+def test_a_block_that_is_no_richer_does_not_replace_the_first():
+    pool = BlockPool(2)
+    first, second = pool.allocate(2)
+    for block in (first, second):
+        pool.store(block, 0b01)
+        pool.cache(block, KEYS[0])
+    assert pool.match(KEYS[:1], [0b01]) == [first]
+
+
 def payload(pages: Tensor, rows: int, *, closed: bool = True) -> Produced:
     """A payload of the first `rows` slots of `pages`. closed: whether it is released."""
     made = Produced("r", Payload(PromptHidden(), {"rows": PageSlice(pages, np.arange(rows))}), COMPLETED)
