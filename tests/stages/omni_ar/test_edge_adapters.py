@@ -118,6 +118,21 @@ def test_thinker_to_talker(chunks: list[list[int]], lead: list[int], end: str) -
     assert heard.prompts[0].columns[1, -1] == 9
 
 
+@pytest.mark.parametrize(
+    ("reason", "ends", "steps"), [("stop", True, [[EOS]]), ("length", False, [[EOS]]), ("stop", False, [[3], [EOS]])]
+)
+def test_the_last_token_is_spoken_only_if_the_text_was_ended_from_outside(
+    reason: str, ends: bool, steps: list[list[int]]
+) -> None:
+    adapter = TextConditioning(_args([]))
+    adapter.push(Payload(GeneratedTokens(ids=(1, 2, 3), ends=ends)))
+
+    metas = [payload.meta for payload in adapter.finish(reason)]
+
+    assert [column.columns[0].tolist() for column in metas if isinstance(column, StepInputs)] == steps
+    assert len(metas) == len(steps)
+
+
 def test_hidden_states_pass_at_once() -> None:
     pages = PageSlice(torch.zeros(2, 4, 8), np.arange(3))
 

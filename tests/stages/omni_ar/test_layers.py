@@ -7,6 +7,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3Model, Qwen3MoeConfig
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
 from omni.checkpoint import stacked_destinations
 from omni.errors import CheckpointError
@@ -19,6 +20,7 @@ from omni_ar.layers import (
     FrameLayers,
     FrequencyScaling,
     GatedMLP,
+    RMSNorm,
     RotaryEmbedding,
     SparseMoE,
     first_pass,
@@ -128,6 +130,23 @@ class Rows:
         for layer in self.layers:
             x, delta = layer(x, delta, cos, sin, self.cache, meta, TorchPagedAttention())
         return (x + delta).split([len(p) for _, p, _ in pieces])
+
+
+def test_rms_norm():
+    expected = randomize(Qwen3RMSNorm(WIDTH, EPS), seed=2)
+    ours = RMSNorm(WIDTH, EPS).requires_grad_(False)
+    ours.load_state_dict(expected.state_dict())
+    for scale in (1.0, 1e-4, 1e4):
+        x = inputs(5, 3, WIDTH) * scale
+        torch.testing.assert_close(ours(x), expected(x), rtol=1e-6, atol=1e-6)
+
+
+def test_gated_mlp():
+    expected = randomize(Qwen3MLP(Qwen3Config(hidden_size=WIDTH, intermediate_size=40)), seed=3)
+    ours = GatedMLP(WIDTH, 40).requires_grad_(False)
+    load_published(ours, expected.state_dict())
+    # One product of stacked matrices may add in another order than two.
+    torch.testing.assert_close(ours(inputs(7, WIDTH)), expected(inputs(7, WIDTH)), rtol=1e-6, atol=1e-6)
 
 
 def test_layers_whole_chunked_and_decoded_in_a_mixed_batch(reference):
