@@ -59,13 +59,11 @@ def dense(q_QHD: Tensor, kv: Tensor, context: int) -> Tensor:
     """Query i sees keys 0 to context + i. In float64."""
     q, (keys, values) = q_QHD.double(), kv.double()
     group = q.shape[1] // keys.shape[1]
-    q_QKGD = q.unflatten(1, (-1, group))
-    scores = torch.einsum("qkgd,lkd->kgql", q_QKGD, keys) / q.shape[2] ** 0.5
+    scores = torch.einsum("qkgd,lkd->kgql", q.unflatten(1, (-1, group)), keys) / q.shape[2] ** 0.5
     position_L = torch.arange(keys.shape[0], device=q.device)
     seen_QL = position_L <= context + torch.arange(q.shape[0], device=q.device)[:, None]
     weights = torch.exp(scores).masked_fill(~seen_QL, 0.0)
-    y_QKGD = torch.einsum("kgql,lkd->qkgd", weights / weights.sum(-1, keepdim=True), values)
-    return y_QKGD.flatten(1, 2)
+    return torch.einsum("kgql,lkd->qkgd", weights / weights.sum(-1, keepdim=True), values).flatten(1, 2)
 
 
 def mixed_batch(

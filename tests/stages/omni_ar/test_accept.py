@@ -111,8 +111,7 @@ def test_drafts_are_accepted_as_one_by_one(limits: list[int], seed: int, steps: 
     ("ids", "status"), [([5], RowStatus.RUNNING), ([3], RowStatus.STOPPED), ([-1], RowStatus.STOPPED)]
 )
 def test_one_id(ids: list[int], status: int):
-    rows = [Row(limit=9, length=5)]
-    state = new_state(rows)
+    state = new_state([Row(limit=9, length=5)])
     out_RW = torch.tensor([[9, 9, *ids]])
     accept_tokens(state, torch.tensor([0]), out_RW)
     assert out_RW.tolist() == [[status, 1, *ids]]

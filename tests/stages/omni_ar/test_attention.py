@@ -69,8 +69,7 @@ def test_layers_do_not_mix_and_null_slots_may_repeat():
     before = world.cache.key.clone()
     kv = world.random(2, 3, world.kv_heads, world.head_dim)
     world.cache.write(LAYER, kv[0], kv[1], torch.tensor([0, 9, 0]))
-    changed = (world.cache.key != before).flatten(3).any(-1)
-    assert changed.nonzero().tolist() == [[LAYER, 0, 0], [LAYER, 2, 1]]
+    assert (world.cache.key != before).flatten(3).any(-1).nonzero().tolist() == [[LAYER, 0, 0], [LAYER, 2, 1]]
     assert torch.equal(world.cache.key[LAYER, 2, 1], kv[0, 1])
     assert torch.equal(world.cache.value[LAYER, 2, 1], kv[1, 1])
 
@@ -228,8 +227,7 @@ def test_what_a_library_cannot_serve_is_refused(monkeypatch, name, module, stage
 
 @pytest.mark.gpu
 def test_triton_serves_a_gpu_and_the_reference_plain_torch():
-    device = open_device("cuda:0")
-    backend = select("auto", device)
+    backend = select("auto", open_device("cuda:0"))
     assert isinstance(backend, TritonPagedAttention)
     world = PagedRows(1, head_dim=64, block_size=16, device="cuda")
     q, meta, expected = mixed_batch(world, [70, 0], [(20, 30), (0, 5)], spare_columns=1)

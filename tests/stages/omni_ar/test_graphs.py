@@ -47,8 +47,7 @@ def captured_driver(model: SmallText, device: Device, **changes: object) -> ArDr
 
 
 def ask(driver: ArDriver, index: int, name: str | None = None, cache_salt: str = "", **sampling: object) -> None:
-    wanted = np.arange(0, len(PROMPTS[index]), 2)
-    prompt = plain_prompt(PROMPTS[index], payload_positions=wanted)
+    prompt = plain_prompt(PROMPTS[index], payload_positions=np.arange(0, len(PROMPTS[index]), 2))
     driver.ask(name or str(index), prompt, sampling, max_tokens=TOKENS, cache_salt=cache_salt)
 
 

@@ -172,10 +172,8 @@ def test_layers_whole_chunked_and_decoded_in_a_mixed_batch(reference):
 
 
 def test_without_query_and_key_norms_there_are_no_such_parameters():
-    names = dict(attention(qk_norm_eps=None).named_parameters())
-    assert set(names) == {"qkv_proj.weight", "o_proj.weight"}
-    layers = randomize(stack(qk_norm_eps=None), seed=6)
-    rows = Rows(layers)
+    assert set(dict(attention(qk_norm_eps=None).named_parameters())) == {"qkv_proj.weight", "o_proj.weight"}
+    rows = Rows(randomize(stack(qk_norm_eps=None), seed=6))
     x = inputs(6, WIDTH)
     chunks = [out for piece in (x[:4], x[4:]) for out in rows.step([(0, piece, False)])]
     (whole,) = rows.step([(1, x, False)])

@@ -129,8 +129,7 @@ def test_a_gpu_computes_what_the_cpu_does(kind, dtype, tolerance):
 
 @pytest.mark.gpu
 def test_random_bits_are_the_same_on_a_gpu():
-    generator = torch.Generator().manual_seed(1)
-    words = torch.randint(0, 2**32, (6, 10_000), generator=generator)
+    words = torch.randint(0, 2**32, (6, 10_000), generator=torch.Generator().manual_seed(1))
     here = philox4x32(tuple(words[:4]), tuple(words[4:]))
     there = philox4x32(tuple(words[:4].cuda()), tuple(words[4:].cuda()))
     for mine, theirs in zip(here, there, strict=True):

@@ -13,9 +13,7 @@ from omni.device.cpu import CpuDevice
 from omni.payload import PageSlice, Payload
 from omni.stage import Produced
 from omni_ar.inputs import PromptHidden
-from omni_ar.run.allocator import RowTable
 from omni_ar.run.blocks import NULL_BLOCK, BlockPool, BlockTable, Reclaimer, Spiller
-from omni_ar.run.request import Row
 
 BLOCKS = 10
 KEYS = [bytes([number]) for number in range(5)]
@@ -180,43 +178,6 @@ def test_blocks_become_free_by_themselves_if_no_payload_in_them_is_read():
     assert not reclaimer.progressing
     table.produced[-1].close()
     assert reclaimer.progressing
-
-
-ROWS = 4
-
-
-class Rows(RuleBasedStateMachine):
-    """Two requests never have the same row, and a row is never equal to an earlier one of its index."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = RowTable(ROWS)
-        self.current: list[Row] = []
-        self.past: list[Row] = []
-
-    @precondition(lambda self: len(self.current) < ROWS)
-    @rule()
-    def allocate(self) -> None:
-        row = self.table.allocate()
-        assert row.index not in {other.index for other in self.current}
-        assert row not in self.past
-        self.current.append(row)
-
-    @precondition(lambda self: self.current)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        row = self.current.pop(data.draw(st.integers(0, len(self.current) - 1)))
-        self.table.release(row)
-        self.past.append(row)
-
-    @invariant()
-    def agree(self) -> None:
-        assert self.table.used == len(self.current)
-        assert self.table.available == ROWS - self.table.used
-
-
-TestRows = Rows.TestCase
-TestRows.settings = settings(max_examples=30)
 
 
 @given(st.integers(1, 9), st.lists(st.integers(1, 50), min_size=1, max_size=6, unique=True), st.data())

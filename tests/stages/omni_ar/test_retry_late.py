@@ -287,7 +287,6 @@ def test_talkers_whose_frames_move(phase: str, after: bool, frames: list[list[li
 
 def test_the_device_of_these_tests_is_late():
     device = LateFaultyDevice(1)
-    driver = Readers(device)
-    traffic(device, driver).run()
+    traffic(device, Readers(device)).run()
     assert device.latest > 5
     assert device.faults == 0

@@ -74,8 +74,7 @@ def test_a_uniform_is_its_word_scaled(word):
 )
 def test_noise_is_keyed_by_everything_that_names_a_draw(seed, sample_index, position, group, purpose, token):
     counter = (token // 4, position, sample_index, group + purpose * 2**16)
-    word = philox_of_integers(counter, (seed % 2**32, seed // 2**32 % 2**32))[token % 4]
-    uniform = (word + 0.5) / 2**32
+    uniform = (philox_of_integers(counter, (seed % 2**32, seed // 2**32 % 2**32))[token % 4] + 0.5) / 2**32
     drawn = noise(seed, sample_index, position, group, purpose)[token].item()
     # Where the uniform nears 1 its fp32 steps show: -log(-log(1 - u)) then changes by up to 2 ** -24 / (1 - u).
     tolerance = 1e-5 + 2.0**-22 / max(1 - uniform, 2.0**-24)

@@ -98,8 +98,7 @@ def test_blocks_are_kept_while_they_hold_payload_of_unread_tokens() -> None:
 
 def test_spilled_rows_are_kept_until_their_last_reader_ends() -> None:
     model, device = SmallText(payload=True), QueuedDevice()
-    options = ArOptions(max_num_seqs=2, block_size=2, num_blocks=10, prefix_cache=False)
-    driver = ArDriver(model, device, options)
+    driver = ArDriver(model, device, ArOptions(max_num_seqs=2, block_size=2, num_blocks=10, prefix_cache=False))
     positions = np.array([0, 3, 8])
     driver.ask("lent", plain_prompt(SHORT, payload_positions=positions), max_tokens=3)
     driver.run()
@@ -189,8 +188,7 @@ def test_no_more_steps_are_in_flight_than_may_be(most: int) -> None:
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 def test_tokens_of_a_row_s_former_owner_are_dropped_and_counted(in_flight: int) -> None:
     """The row is another's, which has begun, when the host hears of the tokens of the one before."""
-    device = QueuedDevice()
-    driver = ArDriver(TEXT, device, ArOptions(max_num_seqs=1, block_size=4, max_in_flight=4))
+    driver = ArDriver(TEXT, QueuedDevice(), ArOptions(max_num_seqs=1, block_size=4, max_in_flight=4))
     driver.ask("old", SHORT, max_tokens=9)
     for _ in range(in_flight):
         driver.tick()

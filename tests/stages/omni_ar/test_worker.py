@@ -2,7 +2,6 @@
 consumers."""
 
 import functools
-import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,8 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from omni.errors import ConfigError
-from omni.payload import PageSlice
-from omni_ar.inputs import Prompt, PromptHidden
+from omni_ar.inputs import Prompt
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from tests.support.ar_driver import ArDriver, plain_prompt
@@ -246,62 +244,12 @@ def test_a_stop_id_is_given_and_is_the_last():
     assert {driver.done(str(index)).reason for index in (4, 6)} == {"stop"}
 
 
-@pytest.mark.parametrize("seed", few(6, range(12), SLOW))
-def test_aborts_at_random_ticks_leave_nothing_and_change_no_other_s_tokens(seed: int):
-    chance = random.Random(seed)
-    device = QueuedDevice()
-    driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=3, block_size=2, num_blocks=40, max_num_batched_tokens=25))
-    waiting, given = list(range(8)), dict[int, list[int]]()
-    for _ in range(60):
-        if waiting and chance.random() < 0.4:
-            index = waiting.pop(0)
-            driver.ask(str(index), PROMPTS[index], max_tokens=6)
-        if chance.random() < 0.3:
-            index = chance.randrange(8)
-            if index not in waiting and str(index) not in driver.ends:
-                given.setdefault(index, driver.tokens(str(index)))
-                driver.abort(str(index))
-        driver.tick()
-        with torch.inference_mode():
-            device.run(operations=chance.randrange(10))
-    driver.run()
-    assert given, "the seed aborts nothing"
-    for index in set(range(8)) - given.keys() - set(waiting):
-        assert driver.tokens(str(index)) == greedy(MODEL, PROMPTS[index], 6)
-    for index, tokens in given.items():
-        assert tokens == greedy(MODEL, PROMPTS[index], 6)[: len(tokens)]
-        assert driver.tokens(str(index)) == tokens, "nothing comes after an abort"
-        assert str(index) not in driver.ends
-
-
 def test_a_request_without_a_prompt_ends_empty():
     driver = ArDriver(MODEL)
     driver.open("r")
     driver.end("r")
     driver.run()
     assert driver.done("r").reason == "empty"
-
-
-def test_hidden_states_for_a_consumer_stay_until_it_has_gathered_them():
-    model = SmallText(payload=True)
-    driver = ArDriver(model, options=ArOptions(max_num_seqs=1, block_size=4))
-    wanted = {3: [1, 2, 15], 1: [0], 2: []}
-    for index, positions in wanted.items():
-        prompt = plain_prompt(PROMPTS[index], payload_positions=np.array(positions, np.int64))
-        driver.ask(str(index), prompt, max_tokens=6)
-    driver.run()
-    assert driver.held == {"blocks": 9}, "16 and 6 tokens, with 6 more each: 6 and 3 blocks of 4"
-    for index, positions in wanted.items():
-        assert driver.tokens(str(index)) == greedy(model, PROMPTS[index], 6)
-        lent = [p.payload.tensors for p in driver.produced[str(index)] if isinstance(p.payload.meta, PromptHidden)]
-        assert len(lent) == bool(positions)
-        for tensors in lent:
-            source = tensors["hidden"]
-            assert isinstance(source, PageSlice)
-            rows = source.rows(torch.from_numpy(source.slots))
-            torch.testing.assert_close(rows, model.whole(PROMPTS[index])[positions])
-    driver.release_lent()
-    driver.run()
 
 
 def test_a_closed_worker_holds_nothing():

@@ -100,14 +100,6 @@ def test_sampling_that_the_stage_cannot_serve_fails_alone(sampling: dict[str, ob
     assert driver.tokens("good") == ANSWER
 
 
-def test_a_prompt_with_tensors_is_released():
-    driver = ArDriver(MODEL)
-    driver.open("r")
-    ref = driver.feed("r", malformed()[0])
-    driver.tick()
-    assert ref.freed
-
-
 def test_steps_that_cannot_be_packed_leave_their_upload_slots():
     driver = ArDriver(MODEL, options=ArOptions(max_num_seqs=1, block_size=4))
     everywhere = np.arange(90)

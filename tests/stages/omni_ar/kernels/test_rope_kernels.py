@@ -71,8 +71,7 @@ class Layer:
 
     def run(self, operation):
         key, value = (page.clone() for page in self.pages)
-        query = operation(self.qkv, self.norms, *self.tables, self.heads, key, value, self.slots)
-        return query, key, value
+        return operation(self.qkv, self.norms, *self.tables, self.heads, key, value, self.slots), key, value
 
     def exact(self):
         cos, sin = (table.double()[:, None] for table in self.tables)

@@ -124,8 +124,7 @@ def test_a_row_of_nans_has_no_token_and_does_not_reach_others(device: str, vocab
     logits_RV[1::2] = NAN
     expected = [-1 if row % 2 else int(usual_R[row]) for row in range(7)]
     assert sample(logits_RV, state, rows_R, rows_R, EVERYTHING).tolist() == expected
-    given_R = fused_sample(logits_RV.to(device), there, rows_R.to(device), rows_R.to(device))
-    assert given_R.tolist() == expected
+    assert fused_sample(logits_RV.to(device), there, rows_R.to(device), rows_R.to(device)).tolist() == expected
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -21,8 +21,7 @@ def test_tokens_and_segments_are_those_of_transformers(frames: list[int]) -> Non
     batch = lay_out(frames, 8, CHUNKS, 100)
     lengths = torch.from_numpy(batch.chunks_C3[:, 2])
     assert np.array_equal(batch.tokens_T, get_valid_indices(lengths, 50).numpy())
-    cumulated = get_audio_cu_seqlens(lengths, torch.tensor(frames), 800, 50)
-    assert list(batch.segments) == cumulated.diff().tolist()
+    assert list(batch.segments) == get_audio_cu_seqlens(lengths, torch.tensor(frames), 800, 50).diff().tolist()
 
 
 @given(frames=st.lists(st.integers(1, 900), min_size=1, max_size=5), window=st.integers(1, 60))
