@@ -10,6 +10,7 @@ from omni.stage import Done
 from omni_frames import CodeFrames
 from tests.stages.omni_frames.adder import Bench
 from tests.support.devices import QueuedDevice
+from tests.support.faults import FaultyDevice
 from tests.support.frame_bench import POISON, frames, random_codes
 
 
@@ -146,6 +147,25 @@ def test_chunks_own_their_samples() -> None:
     arrays = [chunk for name in "ab" for chunk in bench.chunks(name)]
     assert len(arrays) == 6
     assert all(array.base is None and array.flags.owndata for array in arrays)
+
+
+@pytest.mark.plants_faults
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("phase", ["add_codes", "download_samples"])
+def test_of_a_batch_that_fails_each_is_tried_again(phase: str, after: bool) -> None:
+    device = FaultyDevice()
+    bench = Bench(device)
+    codes = {name: random_codes(7, seed) for seed, name in enumerate("ab")}
+    for name, own in codes.items():
+        bench.speak(name, own)
+    fault = device.faults.plant(("adder", phase), 0, after=after)
+    bench.settle(device)
+    assert not fault.left
+    for name, own in codes.items():
+        bench.expect_sums(name, own)
+    # Two frames of each by itself, and the others together.
+    assert bench.adder.counters() == {"steps": 5, "frames": 14, "samples": 14, "retries": 1}
+    assert not bench.held
 
 
 def test_closing_lets_go_of_everything() -> None:

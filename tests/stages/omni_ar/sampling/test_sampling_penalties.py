@@ -49,7 +49,7 @@ def test_the_longest_and_the_most_bad_words():
 
 
 @given(st.sets(st.integers(0, 199), min_size=1, max_size=199), st.sets(st.integers(0, 199), max_size=199))
-def test_sets_over_many_words_of_bits(allowed, suppressed):
+def test_sets_of_many_ids_hold_together(allowed, suppressed):
     if allowed <= suppressed:
         return  # refused at submission
     bench = bench_with(vocab=200, allowed_token_ids=tuple(allowed), suppress_token_ids=tuple(suppressed))
