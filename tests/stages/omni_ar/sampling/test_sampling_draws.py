@@ -1,5 +1,7 @@
 """Draws: their distribution, and what they do and do not depend on."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -133,7 +135,7 @@ def test_a_needless_flag_changes_no_draw(asked):
 
 def test_codes_are_drawn_as_each_row_wants_them():
     others = {"top_k": 2, "suppress_token_ids": (1, 2, 3)}  # which concern no code
-    asked = [
+    asked: list[dict[str, Any]] = [
         {"temperature": 0.7, "code_temperature": 1.9, **others},
         {"temperature": 0.7, "code_temperature": 0.2, "code_top_k": 7},
         {"temperature": 0.7, "code_temperature": 0.0},
