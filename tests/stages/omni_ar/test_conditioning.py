@@ -374,8 +374,6 @@ def test_conditioned_tokens_are_no_prefix_of_a_prompt(model: Listener):
 
 
 class Watched(Listener):
-    """Keeps the rows that it was given."""
-
     def __init__(self) -> None:
         super().__init__(WIDTH)
         self.given: list[Tensor] = []

@@ -28,7 +28,6 @@ def randomize(module, seed):
 
 
 def published(block, config, width, intermediate, experts, top_k, norm_topk, **fields):
-    """transformers' block of random weights."""
     made = config(
         hidden_size=width,
         moe_intermediate_size=intermediate,

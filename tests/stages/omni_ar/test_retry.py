@@ -50,8 +50,6 @@ def test_a_token_that_no_model_can_embed_fails_who_generated_it():
 
 
 class OverwhelmedText(SmallText):
-    """Cannot decode four rows at once."""
-
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
         if batch.attention.num_decode == 4:
             raise ValueError("too many")

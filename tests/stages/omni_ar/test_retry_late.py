@@ -140,7 +140,6 @@ after = pytest.mark.parametrize("after", [False, True], ids=["instead", "after"]
 
 
 def traffic(device: LateFaultyDevice, driver: Readers) -> Simulation:
-    """Requests that come within a few rounds of each other."""
     simulation = simulate(device, driver.turn, driver.over)
     for index in range(len(NAMES)):
         simulation.sometime(30, functools.partial(driver.begin, index), f"begin {index}")

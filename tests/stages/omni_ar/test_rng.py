@@ -59,11 +59,6 @@ def test_uniforms_exclude_both_ends():
     assert high == 1 - 2.0**-24
 
 
-@given(WORD)
-def test_a_uniform_is_its_word_scaled(word):
-    assert open_uniform(torch.tensor([word])).item() == pytest.approx((word + 0.5) / 2**32, rel=2.0**-22)
-
-
 @given(
     seed=st.integers(-(2**63), 2**63 - 1),
     sample_index=WORD,

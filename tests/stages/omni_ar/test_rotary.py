@@ -24,7 +24,6 @@ def random_positions(axes, tokens, seed, limit=40_000):
 
 
 def published(embedding, config, head_dim, **rope):
-    """transformers' rotary embedding."""
     return embedding(config(head_dim=head_dim, rope_parameters={"rope_type": "default", "rope_theta": THETA, **rope}))
 
 

@@ -30,8 +30,6 @@ LENGTH = 96
 
 
 class Three(LogitsProcessor):
-    """Has three parameters."""
-
     width = 3
 
     def pack(self, args: object, vocab_size: int) -> tuple[float, ...]:

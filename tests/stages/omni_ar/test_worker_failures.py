@@ -170,8 +170,6 @@ class WrongForward(WrongEmbeddings):
 
 
 class Narrow(SmallText):
-    """Embeds in another width than its shape has."""
-
     @property
     def shape(self) -> ArShape:
         return replace(super().shape, input_width=7)

@@ -55,8 +55,6 @@ def test_table(tokens, half, axes, dtype):
 
 
 class Layer:
-    """Random projections of some tokens, norms, tables, pages and slots; and what float64 makes of them."""
-
     def __init__(self, shape, dtype, normed, seed=0):
         tokens, self.heads, self.kv_heads, self.width, block = shape
         draw = lambda *size: torch.randn(size, generator=generator(seed)).to(HERE, dtype)  # noqa: E731

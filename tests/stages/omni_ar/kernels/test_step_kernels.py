@@ -102,7 +102,6 @@ def tensors(of: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
 
 
 def on_device(of: Any, device: str) -> Any:
-    """A copy there."""
     copies: dict[str, Any] = {}
     for field in dataclasses.fields(of):
         value = getattr(of, field.name)

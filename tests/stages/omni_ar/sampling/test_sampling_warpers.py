@@ -37,7 +37,6 @@ def setting(name):
 
 @st.composite
 def logits_and(draw, setting_strategy):
-    """Logits and one setting per row."""
     values = draw(logits())
     return values, draw(st.lists(setting_strategy, min_size=len(values), max_size=len(values)))
 
