@@ -29,14 +29,14 @@ class PagedRows:
     def random(self, *shape):
         return torch.randn(shape, generator=self.generator, device=self.device)
 
-    def words(self, values):
+    def integers(self, values):
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
     def take_row(self, length):
         """A block table for `length` keys, a slot for each, and the keys and values `[2, length, K, D]`."""
         table = [self.free.pop() for _ in range(-(-length // self.block_size))]
         position = torch.arange(length, device=self.device)
-        slots = self.words(table)[position // self.block_size] * self.block_size + position % self.block_size
+        slots = self.integers(table)[position // self.block_size] * self.block_size + position % self.block_size
         return table, slots, self.random(2, length, self.kv_heads, self.head_dim).to(self.dtype)
 
     def write(self, slots, kv):
@@ -59,13 +59,11 @@ def dense(q_QHD: Tensor, kv: Tensor, context: int) -> Tensor:
     """Query i sees keys 0 to context + i. In float64."""
     q, (keys, values) = q_QHD.double(), kv.double()
     group = q.shape[1] // keys.shape[1]
-    q_QKGD = q.unflatten(1, (-1, group))
-    scores = torch.einsum("qkgd,lkd->kgql", q_QKGD, keys) / q.shape[2] ** 0.5
+    scores = torch.einsum("qkgd,lkd->kgql", q.unflatten(1, (-1, group)), keys) / q.shape[2] ** 0.5
     position_L = torch.arange(keys.shape[0], device=q.device)
     seen_QL = position_L <= context + torch.arange(q.shape[0], device=q.device)[:, None]
     weights = torch.exp(scores).masked_fill(~seen_QL, 0.0)
-    y_QKGD = torch.einsum("kgql,lkd->qkgd", weights / weights.sum(-1, keepdim=True), values)
-    return y_QKGD.flatten(1, 2)
+    return torch.einsum("kgql,lkd->qkgd", weights / weights.sum(-1, keepdim=True), values).flatten(1, 2)
 
 
 def mixed_batch(
@@ -92,23 +90,23 @@ def mixed_batch(
         poison([slots for slots, _ in written])
     columns = max((len(table) for table, _, _ in decodes + prompts), default=0) + spare_columns
     tables = [table + [0] * (columns - len(table)) for table, _, _ in prompts + decodes]
-    table_NM = world.words(tables).view(len(tables), columns)
+    table_NM = world.integers(tables).view(len(tables), columns)
     rows, start = [], len(decodes)
     for index, (context, query) in enumerate(prefills):
         rows.append(PrefillRow(start, query, context, table_NM[index]))
         start += query
-    slots_T = [slots[-1:] if len(slots) else world.words([0]) for _, slots, _ in decodes]
+    slots_T = [slots[-1:] if len(slots) else world.integers([0]) for _, slots, _ in decodes]
     slots_T += [slots[context:] for (_, slots, _), (context, _) in zip(prompts, prefills, strict=True)]
-    slots_T.append(world.words([0] * spare_tokens))
+    slots_T.append(world.integers([0] * spare_tokens))
     meta = AttentionMetadata(
         slots_T=torch.cat(slots_T),
         num_decode=len(decodes),
         decode_block_table_RM=table_NM[len(prompts) :],
-        decode_lengths_R=world.words(list(decode_lengths)),
+        decode_lengths_R=world.integers(list(decode_lengths)),
         decode_max_length=max(decode_lengths, default=0) + spare_columns * world.block_size,
         prefills=tuple(rows) if spare is None else (),
         block_table_NM=table_NM,
-        prefill_rows_P4=world.words(
+        prefill_rows_P4=world.integers(
             [[i, row.start, row.query_length, row.context_length] for i, row in enumerate(rows)]
             + [[0] * 4] * spare_rows
         ).view(-1, 4),
@@ -124,3 +122,14 @@ def mixed_batch(
     ]
     expected.append(torch.zeros(spare_tokens, *q.shape[1:], dtype=torch.float64, device=q.device))
     return q, meta, torch.cat(expected)
+
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+def check_attention(ours: Tensor, expected: Tensor) -> None:
+    """Within the rounding of the result, and close in all: one wrong key would show."""
+    tolerance = TOLERANCE[ours.dtype]
+    torch.testing.assert_close(ours.double(), expected, rtol=tolerance, atol=tolerance)
+    if expected.any():
+        assert (ours - expected).norm() / expected.norm() < tolerance / 2

@@ -48,8 +48,6 @@ def paper_shape(talker: bool) -> ArShape:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A token handoff."""
-
     results: NDArray[np.int64]
     ready: Event
 
@@ -310,8 +308,6 @@ def check_statuses(scheduler: Scheduler, requests: Iterable[ArRequest]) -> None:
 
 
 class PaperDriver(ArWorkerDriver):
-    """An autoregressive stage that computes on paper."""
-
     def __init__(self, device: Device, options: ArOptions, *, talker: bool) -> None:
         shape = paper_shape(talker)
         limits = Limits.of("text", options, shape)

@@ -111,24 +111,9 @@ def test_drafts_are_accepted_as_one_by_one(limits: list[int], seed: int, steps: 
     ("ids", "status"), [([5], RowStatus.RUNNING), ([3], RowStatus.STOPPED), ([-1], RowStatus.STOPPED)]
 )
 def test_one_id(ids: list[int], status: int):
-    rows = [Row(limit=9, length=5)]
-    state = new_state(rows)
+    state = new_state([Row(limit=9, length=5)])
     out_RW = torch.tensor([[9, 9, *ids]])
     accept_tokens(state, torch.tensor([0]), out_RW)
     assert out_RW.tolist() == [[status, 1, *ids]]
     fields = RowFields(*state.fields[0].tolist())
     assert (fields.last, fields.outputs, bool(fields.active)) == (max(ids[0], 0), 1, status == RowStatus.RUNNING)
-
-
-def test_a_row_that_is_over_keeps_its_state():
-    rows = [Row(limit=2, length=5), Row(limit=9, length=5)]
-    state = new_state(rows)
-    rows_R, flags = torch.tensor([0, 1]), merge_flags(map(flags_of, PENALIZED))
-    for step in range(4):
-        out_RW = torch.tensor([[9, 9, 5], [9, 9, 6]])
-        accept_tokens(state, rows_R, out_RW)
-        post_update(state, rows_R, out_RW, torch.ones_like(rows_R), 0, flags)
-        assert out_RW[:, 1].tolist() == [int(step < 2), 1]
-    assert state.columns.length[:2].tolist() == [7, 9]
-    assert state.columns.outputs[:2].tolist() == [2, 4]
-    assert state.sampling.counts[:2, 5:7].tolist() == [[2, 0], [0, 4]]

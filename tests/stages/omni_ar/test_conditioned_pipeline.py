@@ -102,8 +102,7 @@ def expect(results: Sequence[Received]) -> None:
         assert heard.error is None, heard.error
         # The hidden state of the last token that was given out is the one that the first withheld was sampled from.
         withheld = [0] if heard.ends[WRITER][0] == "stop" else []
-        wanted = answer(WRITTEN[index], [*heard.tokens, *withheld], HEARD[index], ANSWERS)
-        assert heard.exact[ANSWER] == wanted
+        assert heard.exact[ANSWER] == answer(WRITTEN[index], [*heard.tokens, *withheld], HEARD[index], ANSWERS)
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 4])

@@ -31,8 +31,7 @@ class Lenders:
         name, feed = str(index), self.feed
         feed.open(name, PROMPTS[index], TOKENS)
         feed.pages = random_pages(seed=index)
-        given = feed.rows(name, [1, 2, 3], [index, 9, 4 * index])
-        self.owner.lend(given.ref, feed.pages)
+        self.owner.lend(feed.rows(name, [1, 2, 3], [index, 9, 4 * index]).ref, feed.pages)
         # The conditioning is kept apart from memory that is written over.
         tensor = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(index))
         feed.heard[name] += [(text, row_W.clone()) for text, row_W in zip([5, 6], tensor, strict=True)]

@@ -26,8 +26,6 @@ _CYCLES = 400_000_000
 
 
 class SlowCodec(SmallCodec):
-    """Takes long to predict codes."""
-
     def predict_codes(self, hidden_RD: Tensor, code0_R: Tensor, draw: DrawCode) -> Codes:
         torch.cuda._sleep(_CYCLES)
         return super().predict_codes(hidden_RD, code0_R, draw)

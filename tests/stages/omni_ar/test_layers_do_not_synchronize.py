@@ -71,18 +71,23 @@ class Step:
         table = torch.tensor([[1, 2], [3, 4], [5, 6]], device=device)
         slots = [5, 14, 0, *range(28, 33)]
         self.meta = {
-            "decode": AttentionMetadata(self._words(slots[:3]), ROWS, table, self._words([2, 7, 0]), 8),
+            "decode": AttentionMetadata(self._integers(slots[:3]), ROWS, table, self._integers([2, 7, 0]), 8),
             "mixed": AttentionMetadata(
-                self._words(slots), ROWS, table, self._words([2, 7, 0]), 8, (PrefillRow(3, 5, 0, self._words([7, 8])),)
+                self._integers(slots),
+                ROWS,
+                table,
+                self._integers([2, 7, 0]),
+                8,
+                (PrefillRow(3, 5, 0, self._integers([7, 8])),),
             ),
         }
-        self.rows_R, self.position_R = self._words(range(ROWS)), self._words([4, 5, 6])
+        self.rows_R, self.position_R = self._integers(range(ROWS)), self._integers([4, 5, 6])
         masks_1W = torch.full((1, 1), -2, device=device)
         bias_1 = torch.ones(1, dtype=torch.float64, device=device).view(torch.int64)
-        self.edits = EditParts(self._words([1]), masks_1W, self._words([2]), self._words([3]), bias_1)
-        self.positions_PT = self._words(range(3 * (ROWS + 5))).view(3, -1)
+        self.edits = EditParts(self._integers([1]), masks_1W, self._integers([2]), self._integers([3]), bias_1)
+        self.positions_PT = self._integers(range(3 * (ROWS + 5))).view(3, -1)
 
-    def _words(self, values):
+    def _integers(self, values):
         return torch.tensor(list(values), dtype=torch.int64, device=self.device)
 
     def run(self, kind):
@@ -129,8 +134,7 @@ def test_a_gpu_computes_what_the_cpu_does(kind, dtype, tolerance):
 
 @pytest.mark.gpu
 def test_random_bits_are_the_same_on_a_gpu():
-    generator = torch.Generator().manual_seed(1)
-    words = torch.randint(0, 2**32, (6, 10_000), generator=generator)
+    words = torch.randint(0, 2**32, (6, 10_000), generator=torch.Generator().manual_seed(1))
     here = philox4x32(tuple(words[:4]), tuple(words[4:]))
     there = philox4x32(tuple(words[:4].cuda()), tuple(words[4:].cuda()))
     for mine, theirs in zip(here, there, strict=True):

@@ -13,9 +13,7 @@ from omni.device.cpu import CpuDevice
 from omni.payload import PageSlice, Payload
 from omni.stage import Produced
 from omni_ar.inputs import PromptHidden
-from omni_ar.run.allocator import RowTable
 from omni_ar.run.blocks import NULL_BLOCK, BlockPool, BlockTable, Reclaimer, Spiller
-from omni_ar.run.request import Row
 
 BLOCKS = 10
 KEYS = [bytes([number]) for number in range(5)]
@@ -144,33 +142,6 @@ TestPool = Pool.TestCase
 TestPool.settings = settings(max_examples=60)
 
 
-def test_the_end_of_a_prefix_is_evicted_before_its_beginning():
-    pool = BlockPool(3)
-    blocks = pool.allocate(3)
-    for block, key in zip(blocks, KEYS, strict=False):
-        pool.cache(block, key)
-    pool.release(blocks)
-    pool.release(pool.allocate(1))
-    assert pool.match(KEYS[:3], [0, 0, 0]) == blocks[:2]
-
-
-def test_a_richer_block_replaces_a_poorer_one_whose_readers_keep_it():
-    pool = BlockPool(2)
-    (poor,) = pool.allocate(1)
-    pool.store(poor, 0b01)
-    pool.cache(poor, KEYS[0])
-    assert pool.match(KEYS[:1], [0b11]) == [], "what a consumer needs is not there: a miss"
-    assert pool.match(KEYS[:1], [0b01]) == [poor]
-    (rich,) = pool.allocate(1)
-    pool.store(rich, 0b11)
-    pool.cache(rich, KEYS[0])
-    assert pool.match(KEYS[:1], [0b11]) == [rich]
-    assert pool.available == 0, "the poorer one is still in use"
-    pool.release([poor])
-    pool.release([poor])
-    assert pool.available == 1
-
-
 def test_a_block_that_is_no_richer_does_not_replace_the_first():
     pool = BlockPool(2)
     first, second = pool.allocate(2)
@@ -178,19 +149,6 @@ def test_a_block_that_is_no_richer_does_not_replace_the_first():
         pool.store(block, 0b01)
         pool.cache(block, KEYS[0])
     assert pool.match(KEYS[:1], [0b01]) == [first]
-
-
-def test_an_unused_poorer_block_is_free_once_a_richer_one_replaces_it():
-    pool = BlockPool(3)
-    (poor,) = pool.allocate(1)
-    pool.cache(poor, KEYS[0])
-    pool.release([poor])
-    (rich,) = pool.allocate(1)
-    pool.store(rich, 1)
-    pool.cache(rich, KEYS[0])
-    assert pool.cached == 1
-    assert sorted(pool.allocate(2)) == sorted({1, 2, 3} - {rich})
-    assert pool.evictions == 0
 
 
 def payload(pages: Tensor, rows: int, *, closed: bool = True) -> Produced:
@@ -220,43 +178,6 @@ def test_blocks_become_free_by_themselves_if_no_payload_in_them_is_read():
     assert not reclaimer.progressing
     table.produced[-1].close()
     assert reclaimer.progressing
-
-
-ROWS = 4
-
-
-class Rows(RuleBasedStateMachine):
-    """Two requests never have the same row, and a row is never equal to an earlier one of its index."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = RowTable(ROWS)
-        self.current: list[Row] = []
-        self.past: list[Row] = []
-
-    @precondition(lambda self: len(self.current) < ROWS)
-    @rule()
-    def allocate(self) -> None:
-        row = self.table.allocate()
-        assert row.index not in {other.index for other in self.current}
-        assert row not in self.past
-        self.current.append(row)
-
-    @precondition(lambda self: self.current)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        row = self.current.pop(data.draw(st.integers(0, len(self.current) - 1)))
-        self.table.release(row)
-        self.past.append(row)
-
-    @invariant()
-    def agree(self) -> None:
-        assert self.table.used == len(self.current)
-        assert self.table.available == ROWS - self.table.used
-
-
-TestRows = Rows.TestCase
-TestRows.settings = settings(max_examples=30)
 
 
 @given(st.integers(1, 9), st.lists(st.integers(1, 50), min_size=1, max_size=6, unique=True), st.data())

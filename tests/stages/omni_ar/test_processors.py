@@ -1,26 +1,16 @@
 """A stage's logits processors: imported once, checked at submission, one that is broken harms only who asks for it."""
 
-import sys
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint
-from pathlib import Path
-from textwrap import dedent
 
+import msgspec
 import pytest
 
 from omni.errors import ConfigError, InputError, PluginError
-from omni.plugin.manager import Plugins, load_plugins
-from omni_ar.processors import ProcessorRegistry
-from tests.support.entry_points import own_entry_points
-
-MODULE = "processors_under_test"
-SOURCE = """
-import msgspec
-from omni.errors import InputError
 from omni.hookspecs import hookimpl
 from omni.plugin import LogitsProcessorEntry
 from omni.sampling import LogitsEdit
-from omni_ar.processors import HistoryProcessor, LogitsProcessor
+from omni_ar.processors import HistoryProcessor, LogitsProcessor, ProcessorRegistry
+from tests.support.engines import plugins_of
 
 
 class Add(LogitsProcessor):
@@ -53,17 +43,9 @@ class Counting(HistoryProcessor):
         return Count()
 
 
-class Fails(LogitsProcessor):
-    width = 0
-
+class Fails(Add):
     def __init__(self):
         raise OSError("no such table")
-
-    def pack(self, args, vocab_size):
-        return []
-
-    def apply(self, logits_RV, rows):
-        return logits_RV
 
 
 def stranger():
@@ -75,40 +57,22 @@ NOTHING = None
 
 @hookimpl
 def omni_logits_processors():
-    return [
-        LogitsProcessorEntry(name=name, processor=path)
-        for name, path in {
-            "zoom": f"{__name__}:Add",
-            "add": f"{__name__}:Add",
-            "count": f"{__name__}:Counting",
-            "absent": "a_module_nobody_has:Add",
-            "unnamed": f"{__name__}:Sub",
-            "fails": f"{__name__}:Fails",
-            "stranger": f"{__name__}:stranger",
-            "nothing": f"{__name__}:NOTHING",
-            "abstract": "omni_ar.processors:LogitsProcessor",
-        }.items()
-    ]
-"""
+    here = {"zoom": "Add", "add": "Add", "count": "Counting", "unnamed": "Sub", "fails": "Fails"}
+    paths = {
+        name: f"{__name__}:{kept}" for name, kept in {**here, "stranger": "stranger", "nothing": "NOTHING"}.items()
+    }
+    paths |= {"absent": "an_absent_module:Add", "abstract": "omni_ar.processors:LogitsProcessor"}
+    return [LogitsProcessorEntry(name=name, processor=path) for name, path in paths.items()]
 
 
 @pytest.fixture
-def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plugins:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / f"{MODULE}.py").write_text(dedent(SOURCE))
-    monkeypatch.delitem(sys.modules, MODULE, raising=False)
-    loaded = load_plugins([EntryPoint("mine", MODULE, "omni"), *own_entry_points("ar", "local", "text")])
-    assert not [record.error for record in loaded.records if record.error]
-    return loaded
-
-
-@pytest.fixture
-def registry(plugins: Plugins) -> ProcessorRegistry:
+def registry() -> ProcessorRegistry:
+    plugins = plugins_of("ar", "local", "text", mine=__name__)
     return ProcessorRegistry(plugins.processors.entries, vocab_size=10)
 
 
 BROKEN = {
-    "absent": "importing a_module_nobody_has failed",
+    "absent": "importing an_absent_module failed",
     "unnamed": "has no 'Sub'",
     "fails": "OSError: no such table",
     "stranger": "gives a int, neither a LogitsProcessor nor a HistoryProcessor",
@@ -163,5 +127,5 @@ def test_a_stage_s_own_must_be_right_at_the_start(registry: ProcessorRegistry):
     registry.check_defaults({"add": {"by": 1.0}}, "text.sampling.processors")
     with pytest.raises(ConfigError, match=r"^text.sampling.processors.add.by: is 0"):
         registry.check_defaults({"add": {"by": 0}}, "text.sampling.processors")
-    with pytest.raises(PluginError, match="a_module_nobody_has"):
+    with pytest.raises(PluginError, match="an_absent_module"):
         registry.check_defaults({"absent": {}}, "text.sampling.processors")

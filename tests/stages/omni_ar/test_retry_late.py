@@ -40,6 +40,9 @@ OPTIONS = ArOptions(
     max_num_seqs=3, block_size=2, max_num_batched_tokens=10, graph_batch_sizes=(1, 3), graph_chunk_sizes=(4, 10)
 )
 
+DRAWN = {"logprobs": 2, "prompt_logprobs": 1, "temperature": 1.1, "seed": 5, "repetition_penalty": 1.2}
+"""What the second request asks for."""
+
 pytestmark = [pytest.mark.thorough, pytest.mark.plants_faults]
 SEEDS = range(2)
 """Of every other one, steps are captured."""
@@ -70,8 +73,7 @@ class Readers(ArDriver):
     def begin(self, index: int) -> None:
         name, slots = str(index), (Placeholder(name="rows", index=0, positions=np.arange(1, 5)),)
         prompt = plain_prompt(PROMPTS[index], placeholders=slots, payload_positions=np.array([0, 4]))
-        scores = {"logprobs": 2, "prompt_logprobs": 1} if index == 1 else {}
-        self.ask(name, prompt, scores, sources=(MEDIA,), max_tokens=TOKENS)
+        self.ask(name, prompt, DRAWN if index == 1 else {}, sources=(MEDIA,), max_tokens=TOKENS)
         pages, still = rows_of(index, 4), rows_of(index + 10, 1)[0]
         tensors: dict[str, Tensor | PageSlice] = {"gathered": PageSlice(pages, np.array([9, 4, 1, 14])), "still": still}
         ref = self.feed(name, Payload(MultimodalEmbedding(name="rows", index=0), tensors))
@@ -138,7 +140,6 @@ after = pytest.mark.parametrize("after", [False, True], ids=["instead", "after"]
 
 
 def traffic(device: LateFaultyDevice, driver: Readers) -> Simulation:
-    """Requests that come within a few rounds of each other."""
     simulation = simulate(device, driver.turn, driver.over)
     for index in range(len(NAMES)):
         simulation.sometime(30, functools.partial(driver.begin, index), f"begin {index}")
@@ -272,6 +273,9 @@ def test_talkers_whose_frames_move(phase: str, after: bool, frames: list[list[li
         happened += device.faults
         failed = {name for name, end in driver.ends.items() if isinstance(end, Failed)}
         assert len(failed) + driver.counter("retries") == device.faults
+        place = "moving its payload" if phase == "gather_rows" else "running a step"
+        for name in failed:
+            assert f"while {place}, in phase {phase}: ValueError: a fault" in str(driver.error(name))
         for index in range(len(SPEAKERS)):
             made = driver.frames(str(index))
             assert made == frames[index][: len(made)]
@@ -282,7 +286,6 @@ def test_talkers_whose_frames_move(phase: str, after: bool, frames: list[list[li
 
 def test_the_device_of_these_tests_is_late():
     device = LateFaultyDevice(1)
-    driver = Readers(device)
-    traffic(device, driver).run()
+    traffic(device, Readers(device)).run()
     assert device.latest > 5
     assert device.faults == 0

@@ -59,11 +59,6 @@ def test_uniforms_exclude_both_ends():
     assert high == 1 - 2.0**-24
 
 
-@given(WORD)
-def test_a_uniform_is_its_word_scaled(word):
-    assert open_uniform(torch.tensor([word])).item() == pytest.approx((word + 0.5) / 2**32, rel=2.0**-22)
-
-
 @given(
     seed=st.integers(-(2**63), 2**63 - 1),
     sample_index=WORD,
@@ -74,8 +69,7 @@ def test_a_uniform_is_its_word_scaled(word):
 )
 def test_noise_is_keyed_by_everything_that_names_a_draw(seed, sample_index, position, group, purpose, token):
     counter = (token // 4, position, sample_index, group + purpose * 2**16)
-    word = philox_of_integers(counter, (seed % 2**32, seed // 2**32 % 2**32))[token % 4]
-    uniform = (word + 0.5) / 2**32
+    uniform = (philox_of_integers(counter, (seed % 2**32, seed // 2**32 % 2**32))[token % 4] + 0.5) / 2**32
     drawn = noise(seed, sample_index, position, group, purpose)[token].item()
     # Where the uniform nears 1 its fp32 steps show: -log(-log(1 - u)) then changes by up to 2 ** -24 / (1 - u).
     tolerance = 1e-5 + 2.0**-22 / max(1 - uniform, 2.0**-24)
@@ -94,31 +88,6 @@ def test_noise_of_a_row_does_not_depend_on_its_neighbours():
 @pytest.mark.parametrize("vocab", [1, 2, 3, 5, 39])
 def test_noise_of_an_id_does_not_depend_on_the_vocabulary(vocab):
     assert torch.equal(noise(vocab=vocab), noise()[:vocab])
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"seed": 8},
-        {"seed": 7 + 2**32},
-        {"seed": -7},
-        {"sample_index": 1},
-        {"position": 4},
-        {"group": 1},
-        {"purpose": 1},
-    ],
-)
-def test_another_draw_has_other_noise(other):
-    assert (noise() != noise(**other)).all()
-
-
-def test_noise_has_the_gumbel_distribution():
-    count = 200_000
-    sorted_noise = noise(vocab=count).double().sort().values
-    expected = torch.exp(-torch.exp(-sorted_noise))
-    empirical = torch.arange(1, count + 1, dtype=torch.float64) / count
-    # Kolmogorov-Smirnov: exceeded once in 1,000 by chance, and this seed's value is fixed.
-    assert (empirical - expected).abs().max().item() * math.sqrt(count) < 1.95
 
 
 @pytest.mark.parametrize("bad", [{"group": -1}, {"group": 2**16}, {"purpose": 2**16}])

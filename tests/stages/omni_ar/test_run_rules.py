@@ -14,12 +14,10 @@ from omni_ar.inputs import TokenCodes, TokenHidden
 from omni_ar.model import Codes, DrawCode
 from omni_ar.options import ArOptions
 from omni_ar.run.blocks import BlockTable
-from omni_ar.run.limits import MAX_STARTS, Limits
+from omni_ar.run.limits import Limits
 from omni_ar.run.pack.step import pack_step
 from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, Row
-from omni_ar.run.runner import Runner
-from omni_ar.run.step import StepContext
 from tests.support.ar_driver import ArDriver, plain_prompt
 from tests.support.devices import QueuedDevice
 from tests.support.sampler_bench import resolved
@@ -100,8 +98,7 @@ def test_blocks_are_kept_while_they_hold_payload_of_unread_tokens() -> None:
 
 def test_spilled_rows_are_kept_until_their_last_reader_ends() -> None:
     model, device = SmallText(payload=True), QueuedDevice()
-    options = ArOptions(max_num_seqs=2, block_size=2, num_blocks=10, prefix_cache=False)
-    driver = ArDriver(model, device, options)
+    driver = ArDriver(model, device, ArOptions(max_num_seqs=2, block_size=2, num_blocks=10, prefix_cache=False))
     positions = np.array([0, 3, 8])
     driver.ask("lent", plain_prompt(SHORT, payload_positions=positions), max_tokens=3)
     driver.run()
@@ -191,8 +188,7 @@ def test_no_more_steps_are_in_flight_than_may_be(most: int) -> None:
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 def test_tokens_of_a_row_s_former_owner_are_dropped_and_counted(in_flight: int) -> None:
     """The row is another's, which has begun, when the host hears of the tokens of the one before."""
-    device = QueuedDevice()
-    driver = ArDriver(TEXT, device, ArOptions(max_num_seqs=1, block_size=4, max_in_flight=4))
+    driver = ArDriver(TEXT, QueuedDevice(), ArOptions(max_num_seqs=1, block_size=4, max_in_flight=4))
     driver.ask("old", SHORT, max_tokens=9)
     for _ in range(in_flight):
         driver.tick()
@@ -219,36 +215,6 @@ def test_a_stop_that_the_host_did_not_foresee_gives_no_stale_token() -> None:
     driver.run()
     assert driver.tokens("0") == answer[: answer.index(stop) + 1]
     assert driver.counter("discarded_tokens") == 0
-
-
-def test_no_more_rows_start_in_a_step_than_its_upload_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everybody comes at once, each with much to set up."""
-    starts: list[int] = []
-    real = Runner.execute_model
-
-    def execute_model(self: Runner, plan: StepPlan) -> StepContext:
-        starts.append(len(plan.starts))
-        return real(self, plan)
-
-    monkeypatch.setattr(Runner, "execute_model", execute_model)
-    rows = 2 * MAX_STARTS + 1
-    driver = ArDriver(TEXT, options=ArOptions(max_num_seqs=rows, block_size=4))
-    asked = {
-        "repetition_penalty": 1.2,
-        "logit_bias": dict.fromkeys(range(61), 0.25),
-        "bad_words_ids": tuple((i, j) for i in range(16) for j in range(16)),
-        "stop_token_ids": tuple(range(45, 61)),
-        "min_tokens": 3,
-        "max_tokens": 3,
-    }
-    for row in range(rows):
-        driver.ask(str(row), LONG, asked)
-    driver.run()
-    assert [count for count in starts if count] == [MAX_STARTS, MAX_STARTS, 1]
-    alone = ArDriver(TEXT)
-    alone.ask("0", LONG, asked)
-    alone.run()
-    assert all(driver.tokens(str(row)) == alone.tokens("0") for row in range(rows))
 
 
 class CallsDevice(CpuDevice):

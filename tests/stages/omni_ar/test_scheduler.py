@@ -97,13 +97,11 @@ class Stage:
         return plan
 
     def finish(self) -> None:
-        """Every request runs to its end."""
         while self.step():
             pass
         assert not self.live
 
     def names(self) -> list[str]:
-        """The requests of the next step."""
         plan = self.step()
         return [r.id for r in plan.requests] if plan is not None else []
 

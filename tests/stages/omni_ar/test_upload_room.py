@@ -1,5 +1,7 @@
 """The buffer of a step's upload holds the worst that a step may have to say, and what is said is what was counted."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from torch import Tensor
@@ -28,8 +30,6 @@ LENGTH = 96
 
 
 class Three(LogitsProcessor):
-    """Has three parameters."""
-
     width = 3
 
     def pack(self, args: object, vocab_size: int) -> tuple[float, ...]:
@@ -74,31 +74,26 @@ def edit() -> LogitsEdit:
     return merge_edits([LogitsEdit(np.full(bitmask_size(VOCAB), -1), ids, np.ones(len(ids), np.float32))], VOCAB)
 
 
-def upload_of(words: int) -> Upload:
+def upload_of(size: int) -> Upload:
     device = CpuDevice()
-    return Uploader(device, device.stream("test"), words, 1).begin()
+    return Uploader(device, device.stream("test"), size, 1).begin()
 
 
-@pytest.mark.parametrize("rows", [1, MAX_STARTS])
-def test_rows_that_start_with_everything_fill_the_counted_upload(rows: int) -> None:
-    words = rows * start_size(VOCAB, LENGTH, PROCESSORS)
-    each = [starting(row) for row in range(rows)]
-    upload = upload_of(words)
-    pack_sampling(upload, each, VOCAB, PROCESSORS)
-    assert upload.size == words
-    with pytest.raises(RuntimeError, match=f"the arrays take {words} values, the upload buffer has {words - 1}"):
-        pack_sampling(upload_of(words - 1), each, VOCAB, PROCESSORS)
+def assert_fills(size: int, pack: Callable[[Upload], object]) -> None:
+    """What is packed takes an upload of this size, and no smaller one."""
+    upload = upload_of(size)
+    pack(upload)
+    assert upload.size == size
+    with pytest.raises(RuntimeError, match=f"the arrays take {size} values, the upload buffer has {size - 1}"):
+        pack(upload_of(size - 1))
 
 
-@pytest.mark.parametrize("rows", [1, 5])
-def test_guides_take_what_is_counted_and_no_word_less(rows: int) -> None:
-    words = edit_size(VOCAB, rows)
-    each = [(place, edit()) for place in range(rows)]
-    upload = upload_of(words)
-    pack_edits(upload, each, VOCAB)
-    assert upload.size == words
-    with pytest.raises(RuntimeError, match=f"the arrays take {words} values, the upload buffer has {words - 1}"):
-        pack_edits(upload_of(words - 1), each, VOCAB)
+@pytest.mark.parametrize("rows", [1, 5, MAX_STARTS])
+def test_rows_that_start_with_everything_and_edits_fill_the_counted_upload(rows: int) -> None:
+    starts, edits = [starting(row) for row in range(rows)], [(place, edit()) for place in range(rows)]
+    size = rows * start_size(VOCAB, LENGTH, PROCESSORS)
+    assert_fills(size, lambda upload: pack_sampling(upload, starts, VOCAB, PROCESSORS))
+    assert_fills(edit_size(VOCAB, rows), lambda upload: pack_edits(upload, edits, VOCAB))
 
 
 def shape_of(columns: int) -> ArShape:
@@ -165,8 +160,5 @@ def test_the_largest_step_fits(rows: int, budget: int, columns: int, replayed: b
     plan = StepPlan(1, tuple(decodes), tuple(chunks), tuple(new_blocks))
     upload = upload_of(limits.upload_size)
     pack_step(upload, plan, limits, shape, PROCESSORS, padded=rows)
-    needed = upload.size
-    assert needed <= limits.upload_size
-    pack_step(upload_of(needed), plan, limits, shape, PROCESSORS, padded=rows)
-    with pytest.raises(RuntimeError, match="the upload buffer has"):
-        pack_step(upload_of(needed - 1), plan, limits, shape, PROCESSORS, padded=rows)
+    assert upload.size <= limits.upload_size
+    assert_fills(upload.size, lambda upload: pack_step(upload, plan, limits, shape, PROCESSORS, padded=rows))

@@ -1,111 +1,248 @@
-"""The autoregressive stage against a model computed the long way."""
+"""The autoregressive stage against a model computed the long way: with little memory, small budgets, shared prefixes, slow
+consumers."""
 
+import functools
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from omni.errors import ConfigError
-from omni.payload import PageSlice
-from omni.sampling import SamplingParams
-from omni_ar.inputs import PromptHidden
+from omni_ar.inputs import Prompt
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from tests.support.ar_driver import ArDriver, plain_prompt
-from tests.support.devices import QueuedDevice
+from tests.support.devices import DEVICES, QueuedDevice
 from tests.support.small_text import SmallText, greedy
 from tests.support.tiers import SLOW, few
 
-MODEL = SmallText()
+pytestmark = pytest.mark.thorough
+
+MODEL = SmallText(payload=True)
 PROMPTS = [[(7 * index + 3 * place * place) % 61 for place in range(1 + 5 * index)] for index in range(8)]
+TOKENS = 12
+LITTLE = 13
+"""Blocks of 4 tokens: the longest request takes 12."""
 
 
-def join_one_by_one(driver: ArDriver, **sampling) -> None:
-    """A new request every other tick."""
+@functools.cache
+def answer(index: int) -> list[int]:
+    return greedy(MODEL, PROMPTS[index], TOKENS)
+
+
+def options(**changes: object) -> ArOptions:
+    return replace(ArOptions(max_num_seqs=4, block_size=4), **changes)
+
+
+def run_all(driver: ArDriver, prefix: str = "") -> None:
     for index, prompt in enumerate(PROMPTS):
-        driver.ask(str(index), prompt, sampling)
-        driver.tick()
-        with torch.inference_mode():
-            driver.device.synchronize()
-        driver.tick()
+        driver.ask(f"{prefix}{index}", prompt, max_tokens=TOKENS)
     driver.run()
-
-
-def test_the_reference_is_not_degenerate():
-    outputs = [greedy(MODEL, prompt, 12) for prompt in PROMPTS]
-    assert all(len(set(tokens)) > 3 for tokens in outputs)
-    assert len({tuple(tokens) for tokens in outputs}) == len(outputs)
-
-
-@pytest.mark.parametrize("queued", [False, True])
-@pytest.mark.parametrize("options", [(4, 4), (3, 1), (8, 16)])
-def test_greedy_tokens_are_those_of_full_recomputation(options: tuple[int, int], queued: bool):
-    rows, size = options
-    device = QueuedDevice() if queued else None
-    driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=rows, block_size=size, max_num_batched_tokens=30))
-    join_one_by_one(driver, max_tokens=12)
     for index, prompt in enumerate(PROMPTS):
-        assert driver.tokens(str(index)) == greedy(MODEL, prompt, 12)
-        assert driver.done(str(index)).reason == "length"
-        assert driver.done(str(index)).counts == {"tokens": 12, "prompt_tokens": len(prompt), "cached_tokens": 0}
+        done = driver.done(f"{prefix}{index}")
+        assert driver.tokens(f"{prefix}{index}") == answer(index)
+        assert (done.reason, done.counts["tokens"], done.counts["prompt_tokens"]) == ("length", TOKENS, len(prompt))
     assert not driver.held
 
 
-def test_a_stop_id_is_given_and_is_the_last():
-    stops = (greedy(MODEL, PROMPTS[3], 12)[5], greedy(MODEL, PROMPTS[6], 12)[2])
-    driver = ArDriver(MODEL)
-    join_one_by_one(driver, max_tokens=12, stop_token_ids=stops)
-    for index, prompt in enumerate(PROMPTS):
-        tokens = greedy(MODEL, prompt, 12, stops=stops)
-        assert driver.tokens(str(index)) == tokens
-        assert driver.done(str(index)).reason == ("stop" if tokens[-1] in stops else "length")
-    assert {driver.done(str(index)).reason for index in (3, 6)} == {"stop"}
+def test_the_reference_is_not_degenerate():
+    outputs = [answer(index) for index in range(len(PROMPTS))]
+    assert all(len(set(tokens)) > 3 for tokens in outputs)
+    assert len(set(map(tuple, outputs))) == len(outputs)
 
 
-def test_a_request_s_stop_ids_are_added_to_the_stage_s():
-    own, asked = greedy(MODEL, PROMPTS[2], 12)[4], greedy(MODEL, PROMPTS[5], 12)[4]
-    driver = ArDriver(MODEL, options=ArOptions(sampling=SamplingParams(stop_token_ids=(own,))))
-    for index in (2, 5):
-        driver.ask(str(index), PROMPTS[index], max_tokens=12, stop_token_ids=(asked,))
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "changes",
+    few(
+        4,
+        [
+            {"max_num_batched_tokens": 1},
+            {"max_num_batched_tokens": 7},
+            {"max_num_seqs": 3, "block_size": 1, "max_num_batched_tokens": 30, "prefix_cache": False},
+            {"max_num_seqs": 8, "block_size": 16, "max_num_batched_tokens": 30},
+            {"max_num_batched_tokens": 3},
+        ],
+        SLOW,
+    ),
+    ids=str,
+)
+def test_greedy_tokens_are_those_of_full_recomputation(changes: dict[str, object], device: str):
+    driver = ArDriver(MODEL, DEVICES[device](), options(**changes))
+    run_all(driver)
+    assert driver.counter("prefill_tokens") == sum(map(len, PROMPTS)) - driver.counter("cached_tokens")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("cache", [False, True])
+def test_too_few_blocks_for_all(cache: bool, device: str):
+    driver = ArDriver(MODEL, DEVICES[device](), options(num_blocks=LITTLE, prefix_cache=cache))
+    run_all(driver)
+    assert driver.counter("preemptions") > 0
+    assert cache == bool(driver.counter("cached_tokens") + driver.counter("cached_blocks"))
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_prefix_is_computed_once_where_there_is_a_cache(cache: bool):
+    driver = ArDriver(MODEL, options=options(prefix_cache=cache))
+    run_all(driver, "first ")
+    first = driver.counter("prefill_tokens")
+    run_all(driver, "second ")
+    cached = sum(driver.done(f"second {index}").counts["cached_tokens"] for index in range(8))
+    # All but the block that the next token needs.
+    assert cached == cache * sum((len(prompt) - 1) // 4 * 4 for prompt in PROMPTS)
+    assert driver.counter("prefill_tokens") - first == sum(map(len, PROMPTS)) - cached
+    assert cache == bool(driver.counter("cached_tokens")) == bool(driver.counter("cached_blocks"))
+
+
+def test_another_salt_shares_nothing():
+    driver = ArDriver(MODEL, options=options())
+    for name, salt in (("a", ""), ("b", "mine"), ("c", "yours"), ("d", "mine")):
+        driver.ask(name, PROMPTS[5], max_tokens=TOKENS, cache_salt=salt)
+        driver.run()
+    assert [driver.tokens(name) == answer(5) for name in "abcd"] == [True] * 4
+    assert [driver.done(name).counts["cached_tokens"] for name in "abcd"] == [0, 0, 0, 24]
+
+
+def test_the_next_turn_finds_what_the_last_one_generated():
+    driver = ArDriver(MODEL, options=options())
+    driver.ask("first", PROMPTS[4], max_tokens=TOKENS)
     driver.run()
-    for index in (2, 5):
-        assert driver.tokens(str(index)) == greedy(MODEL, PROMPTS[index], 12, stops=(own, asked))
+    said = [*PROMPTS[4], *answer(4), 3, 1, 4]
+    driver.ask("second", said, max_tokens=TOKENS)
+    driver.run()
+    assert driver.tokens("second") == greedy(MODEL, said, TOKENS)
+    # The last token of an answer is never run; of 21 + 11 tokens all are in full blocks.
+    assert driver.done("second").counts["cached_tokens"] == 32
 
 
-def test_penalty_and_suppression_of_some_rows_of_a_batch():
-    driver = ArDriver(MODEL, options=ArOptions(max_num_seqs=3))  # rows are used again, with other settings
-    settings = [(1.0, ()), (1.7, ()), (1.0, (5, 9, 60)), (1.3, tuple(range(40)))] * 2
-    for index, (penalty, suppressed) in enumerate(settings):
-        driver.ask(str(index), PROMPTS[index], max_tokens=12, repetition_penalty=penalty, suppress_token_ids=suppressed)
+def hidden_prompt(index: int, positions: Sequence[int]) -> Prompt:
+    return plain_prompt(PROMPTS[index], payload_positions=np.array(positions, np.int64))
+
+
+def check_hidden(driver: ArDriver, name: str, index: int, positions: Sequence[int]) -> None:
+    (rows,) = driver.hidden(name)
+    torch.testing.assert_close(rows, MODEL.whole(PROMPTS[index])[list(positions)])
+
+
+def test_a_prefix_without_the_hidden_states_that_are_wanted_is_a_miss():
+    driver = ArDriver(MODEL, options=options())
+    wanted = {"none": [], "some": [2, 9, 20], "fewer": [2, 9], "beyond": [2, 9, 24], "other": [2, 10]}
+    for name, positions in wanted.items():
+        driver.ask(name, hidden_prompt(5, positions), max_tokens=TOKENS)
+        driver.gather_all()
+        assert driver.tokens(name) == answer(5)
+        if positions:
+            check_hidden(driver, name, 5, positions)
+    cached = [driver.done(name).counts["cached_tokens"] for name in wanted]
+    # Position 10 lies in the third block, position 24 in the seventh, which is run in any case.
+    assert cached == [0, 0, 24, 24, 8]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("budget", [3, 100])
+def test_ungathered_hidden_states_are_moved_when_blocks_are_wanted(budget: int, device: str):
+    driver = ArDriver(MODEL, DEVICES[device](), options(num_blocks=LITTLE, max_num_batched_tokens=budget))
+    wanted = [sorted({0, len(prompt) // 2, len(prompt) - 1}) for prompt in PROMPTS]
+    for index, positions in enumerate(wanted):
+        driver.ask(str(index), hidden_prompt(index, positions), max_tokens=TOKENS)
+    driver.run()
+    assert driver.counter("spilled_rows") > 0
+    assert driver.held["spilled"] > 0
+    assert {driver.done(str(index)).reason for index in range(8)} == {"length"}, "no consumer stops the producer"
+    driver.gather_all()
+    for index, positions in enumerate(wanted):
+        assert driver.tokens(str(index)) == answer(index)
+        check_hidden(driver, str(index), index, positions)
+
+
+def test_blocks_are_not_reused_before_a_gather_from_their_old_place_ends():
+    device = QueuedDevice()
+    driver = ArDriver(MODEL, device, options(num_blocks=LITTLE, prefix_cache=False))
+    driver.ask("5", hidden_prompt(5, [0, 25]), max_tokens=TOKENS)
+    driver.run()
+    driver.look()
+    driver.ask("7", PROMPTS[7], max_tokens=TOKENS)
+    for _ in range(40):
         driver.tick()
-    driver.run()
-    for index, (penalty, suppressed) in enumerate(settings):
-        expected = greedy(MODEL, PROMPTS[index], 12, penalty=penalty, suppressed=suppressed)
-        assert driver.tokens(str(index)) == expected
-    assert any(greedy(MODEL, PROMPTS[index], 12) != driver.tokens(str(index)) for index in (1, 5))
-    assert any(greedy(MODEL, PROMPTS[index], 12) != driver.tokens(str(index)) for index in (2, 3, 6, 7))
+        with torch.inference_mode():
+            device.run({"ar"})
+    assert driver.counter("spilled_rows") == 2
+    assert driver.tokens("7") == [], "the consumer's stream still reads the blocks that it needs"
+    driver.gather_all()
+    assert driver.tokens("7") == answer(7)
+    ((look, rows),) = driver.looks
+    assert torch.equal(look, rows)
+    check_hidden(driver, "5", 5, [0, 25])
 
 
-def test_a_seeded_request_draws_the_same_tokens_in_any_company():
-    asked = {"max_tokens": 12, "temperature": 1.3, "top_k": 40, "top_p": 0.95}
+def test_sampled_tokens_depend_on_neither_company_nor_preemption():
+    asked = {"max_tokens": TOKENS, "temperature": 1.2, "top_k": 30, "top_p": 0.95, "repetition_penalty": 1.3}
 
     def by_itself(index: int, seed: int) -> list[int]:
         driver = ArDriver(MODEL)
         driver.ask("r", PROMPTS[index], asked, seed=seed)
         driver.run()
+        assert driver.counter("preemptions") == 0
         return driver.tokens("r")
 
     alone = [by_itself(index, index) for index in range(len(PROMPTS))]
-    together = ArDriver(MODEL, options=ArOptions(max_num_seqs=5, block_size=2))
+    together = ArDriver(MODEL, options=options(num_blocks=LITTLE))
     for index, prompt in enumerate(PROMPTS):
         together.ask(str(index), prompt, asked, seed=index)
         together.ask(f"greedy {index}", prompt, max_tokens=3 + index)
         together.tick()
     together.run()
+    assert together.counter("preemptions") > 0
     assert together.all_tokens(len(PROMPTS)) == alone
     assert by_itself(4, seed=99) != alone[4]
-    assert all(tokens != greedy(MODEL, prompt, 12) for tokens, prompt in zip(alone, PROMPTS, strict=True))
+    assert all(tokens != answer(index) for index, tokens in enumerate(alone))
+
+
+def test_a_lower_rank_is_served_first():
+    driver = ArDriver(MODEL, options=options(max_num_seqs=1))
+    order = {0: (1, 0), 1: (1, 1), 2: (0, 2), 3: (2, 3), 4: (0, 4)}
+    for index, rank in order.items():
+        driver.ask(str(index), PROMPTS[index], rank=rank, max_tokens=TOKENS)
+    driver.run()
+    assert list(driver.ends) == ["2", "4", "0", "1", "3"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_paused_request_gives_way_and_goes_on_where_it_was(device: str):
+    driver = ArDriver(MODEL, DEVICES[device](), options(num_blocks=LITTLE))
+    driver.ask("7", PROMPTS[7], max_tokens=TOKENS)
+    while len(driver.tokens("7")) < 4:
+        driver.tick()
+        with torch.inference_mode():
+            driver.device.synchronize()
+    driver.pause("7")
+    for index in (4, 6):
+        driver.ask(str(index), PROMPTS[index], max_tokens=TOKENS)
+    driver.run()
+    assert driver.tokens("6") == answer(6)
+    assert driver.tokens("4") == answer(4)
+    assert len(driver.tokens("7")) < TOKENS
+    assert driver.counter("preemptions") == 1
+    driver.resume("7")
+    driver.run()
+    assert driver.tokens("7") == answer(7)
+
+
+def test_a_stop_id_is_given_and_is_the_last():
+    stops = (answer(6)[9], answer(4)[8])
+    driver = ArDriver(MODEL, options=options(num_blocks=LITTLE))
+    driver.ask_all(PROMPTS, max_tokens=TOKENS, stop_token_ids=stops)
+    driver.run()
+    assert driver.counter("preemptions") > 0
+    for index, prompt in enumerate(PROMPTS):
+        tokens = greedy(MODEL, prompt, TOKENS, stops=stops)
+        assert driver.tokens(str(index)) == tokens
+        assert driver.done(str(index)).reason == ("stop" if tokens[-1] in stops else "length")
+    assert {driver.done(str(index)).reason for index in (4, 6)} == {"stop"}
 
 
 @pytest.mark.parametrize("seed", few(6, range(12), SLOW))
@@ -142,28 +279,6 @@ def test_a_request_without_a_prompt_ends_empty():
     driver.end("r")
     driver.run()
     assert driver.done("r").reason == "empty"
-
-
-def test_hidden_states_for_a_consumer_stay_until_it_has_gathered_them():
-    model = SmallText(payload=True)
-    driver = ArDriver(model, options=ArOptions(max_num_seqs=1, block_size=4))
-    wanted = {3: [1, 2, 15], 1: [0], 2: []}
-    for index, positions in wanted.items():
-        prompt = plain_prompt(PROMPTS[index], payload_positions=np.array(positions, np.int64))
-        driver.ask(str(index), prompt, max_tokens=6)
-    driver.run()
-    assert driver.held == {"blocks": 9}, "16 and 6 tokens, with 6 more each: 6 and 3 blocks of 4"
-    for index, positions in wanted.items():
-        assert driver.tokens(str(index)) == greedy(model, PROMPTS[index], 6)
-        lent = [p.payload.tensors for p in driver.produced[str(index)] if isinstance(p.payload.meta, PromptHidden)]
-        assert len(lent) == bool(positions)
-        for tensors in lent:
-            source = tensors["hidden"]
-            assert isinstance(source, PageSlice)
-            rows = source.rows(torch.from_numpy(source.slots))
-            torch.testing.assert_close(rows, model.whole(PROMPTS[index])[positions])
-    driver.release_lent()
-    driver.run()
 
 
 def test_a_closed_worker_holds_nothing():

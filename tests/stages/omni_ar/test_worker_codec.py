@@ -4,13 +4,11 @@ import functools
 from collections.abc import Mapping
 
 import pytest
-import torch
 from msgspec.structs import replace
 
-from omni_ar.inputs import TokenCodes
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import ArDriver
-from tests.support.devices import DEVICES, StirredDevice
+from tests.support.devices import DEVICES
 from tests.support.small_codec import SmallCodec, codec_prompt, spoken
 from tests.support.tiers import SLOW, few
 
@@ -85,39 +83,6 @@ def test_too_few_blocks_and_a_consumer_that_gathers_in_the_end(budget: int, cach
     check_all(driver)
 
 
-def test_a_prompt_that_was_said_before_is_not_run_again():
-    driver = ArDriver(MODEL, options=options())
-    for prefix in ("first ", "second "):
-        before = driver.counter("prefill_tokens")
-        speak_all(driver, prefix)
-        driver.gather_all()
-        check_all(driver, prefix)
-    cached = sum((length - 1) // 3 * 3 for length in LENGTHS)
-    assert driver.counter("cached_tokens") == cached
-    assert driver.counter("prefill_tokens") - before == sum(LENGTHS) - cached
-
-
-@pytest.mark.parametrize("num_blocks", [LITTLE, 60])
-def test_conditioning_that_comes_late_is_waited_for(num_blocks: int):
-    driver = ArDriver(MODEL, options=options(num_blocks=num_blocks))
-    for index, prompt in enumerate(PROMPTS[:3]):
-        driver.speak(str(index), prompt, max_tokens=TOKENS)
-    fed = [0, 0, 0]
-    for turn in range(18):
-        index = turn % 3
-        driver.condition(str(index), TEXTS[index][fed[index] : fed[index] + 1])
-        fed[index] += 1
-        driver.run()
-        driver.gather()
-        # As many tokens as there is conditioning for, one for the prompt, if it had room by now.
-        assert len(driver.tokens(str(index))) <= fed[index] + 1
-    for index in range(3):
-        driver.condition(str(index), [], PAD)
-    driver.gather_all()
-    for index in range(3):
-        assert driver.frames(str(index)) == frames(index)[:-1]
-
-
 @pytest.mark.parametrize("budget", [2, 100])
 def test_sampled_frames_do_not_depend_on_preemption(budget: int):
     asked = {"temperature": 0.9, "top_k": 20, "repetition_penalty": 1.1, "seed": 11}
@@ -132,29 +97,3 @@ def test_sampled_frames_do_not_depend_on_preemption(budget: int):
     for index in range(len(PROMPTS)):
         assert tight.frames(str(index)) == roomy.frames(str(index))
     assert roomy.frames("2") != frames(2)[:-1]
-
-
-@pytest.mark.parametrize("seed", few(3, range(6), SLOW))
-def test_a_consumer_that_gathers_now_and_then_while_requests_leave(seed: int):
-    device = StirredDevice(seed)
-    driver = ArDriver(MODEL, device, options(num_blocks=LITTLE + seed, max_num_batched_tokens=1 + 4 * seed))
-    speak_all(driver)
-    leaver, when = str(seed % 5), 6 * seed + 9
-    for turn in range(200):
-        driver.tick()
-        if turn == when and leaver not in driver.ends:
-            driver.abort(leaver)
-        if turn % 11 == seed:
-            driver.gather("1", "3")
-        if turn % 7 == seed:
-            driver.look()
-        with torch.inference_mode():
-            device.stir()
-    driver.gather_all()
-    assert driver.looks
-    assert all(torch.equal(look, rows) for look, rows in driver.looks)
-    for index in range(len(PROMPTS)):
-        made = driver.frames(str(index))
-        assert made == frames(index)[: len(made)]
-        assert len(made) == TOKENS - 1 or str(index) == leaver
-        assert all(isinstance(meta, TokenCodes) for meta, _ in driver.rows.get(str(index), []))

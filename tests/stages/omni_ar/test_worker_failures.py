@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from omni.errors import StageError
 from omni.payload import Payload
 from omni_ar.inputs import MultimodalEmbedding, Placeholder, StepInputs
 from omni_ar.model import ArShape, Batch, PromptTokens
@@ -101,30 +100,6 @@ def test_sampling_that_the_stage_cannot_serve_fails_alone(sampling: dict[str, ob
     assert driver.tokens("good") == ANSWER
 
 
-def test_a_model_that_raises_in_a_batch_of_one_fails_it():
-    model = SmallText()
-    driver = ArDriver(model)
-    driver.ask("r", PROMPT, max_tokens=30)
-    for _ in range(4):
-        driver.tick()
-    model.poison = 1
-    driver.run()
-    error = driver.error("r")
-    assert isinstance(error, StageError)
-    assert str(error) == "stage 'text' failed while running a step, in phase run_forward: ValueError: poisoned"
-    assert driver.counter("retries") == 0
-    model.poison = None
-    assert_answers(driver)
-
-
-def test_a_prompt_with_tensors_is_released():
-    driver = ArDriver(MODEL)
-    driver.open("r")
-    ref = driver.feed("r", malformed()[0])
-    driver.tick()
-    assert ref.freed
-
-
 def test_steps_that_cannot_be_packed_leave_their_upload_slots():
     driver = ArDriver(MODEL, options=ArOptions(max_num_seqs=1, block_size=4))
     everywhere = np.arange(90)
@@ -195,8 +170,6 @@ class WrongForward(WrongEmbeddings):
 
 
 class Narrow(SmallText):
-    """Embeds in another width than its shape has."""
-
     @property
     def shape(self) -> ArShape:
         return replace(super().shape, input_width=7)

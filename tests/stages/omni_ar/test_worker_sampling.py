@@ -8,7 +8,6 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from omni.device import Phase, Stream
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
 from omni.sampling import HostLogitsProcessor, HostRules, LogitsEdit, StopVerdict
@@ -17,6 +16,7 @@ from omni_ar.inputs import TokenHidden
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import ArDriver, plain_prompt
 from tests.support.devices import QueuedDevice, StirredDevice
+from tests.support.faults import FaultyDevice, Place
 from tests.support.small_text import SmallText, greedy
 from tests.support.tiers import SLOW, few
 
@@ -301,40 +301,26 @@ def test_log_probabilities_that_stall_delay_only_their_requests():
 
 
 @pytest.mark.plants_faults
-@pytest.mark.parametrize("at", ["score_tokens", "copy_scores", "accept_tokens", "post_update"])
+@pytest.mark.parametrize(
+    "at", [("ar", "score_tokens"), ("ar-scores", "copy_scores"), ("ar", "accept_tokens"), ("ar", "post_update")]
+)
 @pytest.mark.parametrize("ahead", [1, 2, 4])
-def test_steps_that_fail_after_the_token_point_keep_handoffs_in_order(at: str, ahead: int):
-    device = Failing(at)
+def test_steps_that_fail_after_the_token_point_keep_handoffs_in_order(at: Place, ahead: int):
+    device, planted = FaultyDevice(), []
     driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=4, block_size=4, max_in_flight=ahead))
     for index in range(8):
         driver.ask(str(index), PROMPTS[index % 3], max_tokens=TOKENS, logprobs=1, rank=(0, index))
     for _ in range(4):
         for _ in range(6):  # one by one, what failed together
             driver.tick()
-        device.left = 1
+        planted.append(device.faults.plant(at, 0, after=True))
     driver.run()
-    assert device.failed == 4
+    assert not any(fault.left for fault in planted)
     done = [name for name, end in driver.ends.items() if isinstance(end, Done)]
     assert len(done) > 4
     for name in done:
         assert driver.tokens(name) == greedy(MODEL, PROMPTS[int(name) % 3], TOKENS)
         assert [chunk.first for chunk in driver.logprobs(name)] == list(range(TOKENS))
-
-
-class Failing(CpuDevice):
-    """Raises in the next `left` launches of a phase, when it has run."""
-
-    def __init__(self, phase: str) -> None:
-        super().__init__()
-        self._failing = phase
-        self.left = self.failed = 0
-
-    def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
-        super().launch(stream, phase, *buffers)
-        if self.left and phase.__name__ == self._failing:
-            self.left -= 1
-            self.failed += 1
-            raise ValueError("a fault")
 
 
 def settle(driver: ArDriver) -> None:

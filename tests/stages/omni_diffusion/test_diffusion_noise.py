@@ -19,7 +19,6 @@ from tests.support.stage_driver import SOURCE
 
 
 def ask(bench: Bench, name: str, count: int, sampling: SamplingParams, sample_index: int = 0) -> None:
-    """A request whose noise is drawn."""
     bench.diffusion.inbox.append(Open(name, sampling, frozenset([SOURCE]), sample_index=sample_index))
     bench.feed_host(name, Payload(Voice(index=1)))
     bench.feed_pages(name, random_codes(count))

@@ -58,24 +58,6 @@ def test_a_window_that_holds_everything_is_the_whole() -> None:
     assert bench.diffusion.counters() == counted
 
 
-def test_unseen_frames_explain_the_difference_of_a_stream_to_the_whole() -> None:
-    """More blocks beside a chunk come nearer; as far as steps reach, it is the whole."""
-    codes = random_codes(8 * BLOCK)
-    waves = []
-    for around in (0, 1, STEPS):
-        options = {"first_chunk_blocks": 1, "chunk_blocks": 1, "blocks_before": around, "blocks_after": around}
-        bench = Bench(CpuDevice(), **options)
-        bench.speak("a", codes)
-        bench.settle(bench.device)
-        bench.expect("a", codes)
-        waves.append(bench.wave("a"))
-    whole = Bench(CpuDevice(), first_chunk_blocks=8)
-    whole.speak("a", codes)
-    whole.settle(whole.device)
-    alone, little, enough = (np.abs(wave - whole.wave("a")).max() for wave in waves)
-    assert alone > 2 * little > 100 * enough
-
-
 def test_the_first_chunk_waits_for_its_look_ahead_and_for_no_more() -> None:
     bench = Bench(CpuDevice(), Painter(context=0), **SMALL)
     codes = random_codes(2 * BLOCK)

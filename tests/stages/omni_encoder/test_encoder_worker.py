@@ -170,7 +170,7 @@ def test_a_foreign_input_fails_the_request_and_is_let_go(payload: Payload) -> No
     assert not bench.held
 
 
-def test_a_lent_feature_is_read_when_ready_and_released_after_the_batch() -> None:
+def test_a_feature_is_read_when_ready_and_released_after_its_batch() -> None:
     device = QueuedDevice()
     bench = Bench(device)
     producer = device.stream("producer")

@@ -41,8 +41,7 @@ def test_everything_arrives(
 ) -> None:
     plan, expected = given_plan
     device = make()
-    stream = device.stream("s")
-    uploader = PieceUploader(device, stream, piece_bytes)
+    uploader = PieceUploader(device, device.stream("s"), piece_bytes)
     buffer = torch.full((plan.nbytes,), 255, dtype=torch.uint8)
     for _ in range(2):
         transfer = uploader.begin(plan, buffer)

@@ -66,8 +66,6 @@ def add_codes(ring_RCG: Tensor, places_BN: Tensor, wav_BN: Tensor) -> None:
 
 
 class Bench(FrameBench):
-    """An adder and a talker's code pages."""
-
     def __init__(self, device: Device, rows: int = 4) -> None:
         self.adder = Adder(device, rows)
         super().__init__(self.adder, AdderModel(), device)

@@ -142,25 +142,6 @@ def test_frames_that_their_producer_moves_are_read_where_they_are(data: st.DataO
     assert not bench.held
 
 
-def test_a_slice_that_is_being_moved_is_not_gathered_before_it_arrives() -> None:
-    device = QueuedDevice()
-    bench = Bench(device)
-    codes = random_codes(1)
-    part = bench.slice(codes)
-    bench.open("a")
-    producer = Producer(device, part, ref := bench.feed("a", frames(part)))
-    producer.move()
-    bench.tick()
-    released = [ref.released]
-    device.run({"talker"})
-    producer.reuse()
-    bench.tick()
-    assert [*released, ref.released] == [False, True]
-    bench.end("a")
-    bench.settle(device)
-    bench.expect_sums("a", codes)
-
-
 RING = 4
 """Uploads that may be under way."""
 

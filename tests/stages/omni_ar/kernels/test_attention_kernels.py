@@ -10,13 +10,12 @@ import torch
 from omni_ar.attention import TritonPagedAttention
 from omni_ar.kernels.attention import decode_kernel, prefill_kernel
 from omni_ar.kernels.attention.settings import DecodeSettings, PrefillSettings
-from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, mixed_batch
+from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, check_attention, mixed_batch
 from tests.support.exact import served
 
 pytestmark = pytest.mark.thorough
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 PREFILL = PrefillSettings(block_m=16, block_n=16, num_warps=4, num_stages=1)
 
 
@@ -39,14 +38,6 @@ def attend(world, q, meta, decode, prefill=PREFILL):
     return out
 
 
-def check(ours, expected):
-    """Within the rounding of the result, and close in all: one wrong key would show."""
-    tolerance = TOLERANCE[ours.dtype]
-    torch.testing.assert_close(ours.double(), expected, rtol=tolerance, atol=tolerance)
-    if expected.any():
-        assert (ours - expected).norm() / expected.norm() < tolerance / 2
-
-
 @pytest.mark.parametrize(
     ("splits", "fused", "decodes", "prefills", "shape"),
     [
@@ -62,7 +53,7 @@ def check(ours, expected):
 def test_kernels(splits, fused, decodes, prefills, shape):
     world = PagedRows(splits, device=DEVICE, **shape)
     q, meta, expected = mixed_batch(world, decodes, prefills, spare_columns=2, poison=world.poison)
-    check(attend(world, q, meta, decode_settings(splits, fused)), expected)
+    check_attention(attend(world, q, meta, decode_settings(splits, fused)), expected)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +68,7 @@ def test_kernels(splits, fused, decodes, prefills, shape):
 def test_what_a_captured_batch_has_left_is_zero(prefills, spare, shape):
     world = PagedRows(3, device=DEVICE, **shape)
     q, meta, expected = mixed_batch(world, [0, 7], prefills, spare=spare, poison=world.poison)
-    check(attend(world, q, meta, decode_settings(1)), expected)
+    check_attention(attend(world, q, meta, decode_settings(1)), expected)
 
 
 def test_queries_may_be_a_part_of_something_wider():
@@ -85,7 +76,7 @@ def test_queries_may_be_a_part_of_something_wider():
     q, meta, expected = mixed_batch(world, [9], [(2, 3)])
     wide = torch.full((q.shape[0], 3 * q.shape[1], q.shape[2]), float("nan"), device=q.device)
     wide[:, : q.shape[1]] = q
-    check(attend(world, wide[:, : q.shape[1]], meta, decode_settings(2)), expected)
+    check_attention(attend(world, wide[:, : q.shape[1]], meta, decode_settings(2)), expected)
 
 
 def test_splits_add_up_to_the_same_in_every_run():
@@ -122,7 +113,7 @@ def test_random_shapes(dtype, head_dim, omni_device):
         )
         backend = TritonPagedAttention(omni_device)
         ours = backend.attend(q, world.cache, LAYER, meta)
-        check(ours, expected)
+        check_attention(ours, expected)
         assert torch.equal(backend.attend(q, world.cache, LAYER, meta), ours)
 
 
@@ -132,7 +123,7 @@ def test_random_shapes(dtype, head_dim, omni_device):
 def test_served_heads(kv_heads, group, lengths, omni_device):
     world = PagedRows(0, kv_heads, group, 128, 16, 100, torch.bfloat16, "cuda")
     q, meta, expected = mixed_batch(world, lengths, [(40, 100), (0, 70)], spare_columns=9, poison=world.poison)
-    check(TritonPagedAttention(omni_device).attend(q, world.cache, LAYER, meta), expected)
+    check_attention(TritonPagedAttention(omni_device).attend(q, world.cache, LAYER, meta), expected)
 
 
 @pytest.mark.gpu
@@ -142,7 +133,7 @@ def test_long_contexts(dtype, rows, omni_device):
     lengths = [65_000, 1, 32_768][:rows]
     world = PagedRows(rows, 2, 8, 128, 16, 2 + sum(-(-length // 16) for length in lengths) + 700, dtype, "cuda")
     q, meta, expected = mixed_batch(world, lengths, [(11_000, 40)][: rows - 1], poison=world.poison)
-    check(TritonPagedAttention(omni_device).attend(q, world.cache, LAYER, meta), expected)
+    check_attention(TritonPagedAttention(omni_device).attend(q, world.cache, LAYER, meta), expected)
 
 
 def capture(backend, q, world, meta):
@@ -170,7 +161,7 @@ def test_a_captured_step_reads_lengths_and_tables_when_it_is_replayed(rows, omni
         meta.decode_block_table_RM.zero_()
         meta.decode_block_table_RM[:, : new.decode_block_table_RM.shape[1]] = new.decode_block_table_RM
         graph.replay()
-        check(captured, expected)
+        check_attention(captured, expected)
 
 
 @pytest.mark.gpu
@@ -212,7 +203,7 @@ def test_a_captured_prompt_reads_chunks_when_it_is_replayed(tokens, decodes, omn
         meta.block_table_NM[: len(new.block_table_NM), :width] = new.block_table_NM
         meta.decode_block_table_RM[:, :width] = new.decode_block_table_RM
         graph.replay()
-        check(captured, expected)
+        check_attention(captured, expected)
 
 
 @pytest.fixture

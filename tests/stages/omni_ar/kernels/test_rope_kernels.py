@@ -55,8 +55,6 @@ def test_table(tokens, half, axes, dtype):
 
 
 class Layer:
-    """Random projections of some tokens, norms, tables, pages and slots; and what float64 makes of them."""
-
     def __init__(self, shape, dtype, normed, seed=0):
         tokens, self.heads, self.kv_heads, self.width, block = shape
         draw = lambda *size: torch.randn(size, generator=generator(seed)).to(HERE, dtype)  # noqa: E731
@@ -71,8 +69,7 @@ class Layer:
 
     def run(self, operation):
         key, value = (page.clone() for page in self.pages)
-        query = operation(self.qkv, self.norms, *self.tables, self.heads, key, value, self.slots)
-        return query, key, value
+        return operation(self.qkv, self.norms, *self.tables, self.heads, key, value, self.slots), key, value
 
     def exact(self):
         cos, sin = (table.double()[:, None] for table in self.tables)

@@ -124,8 +124,7 @@ def test_a_row_of_nans_has_no_token_and_does_not_reach_others(device: str, vocab
     logits_RV[1::2] = NAN
     expected = [-1 if row % 2 else int(usual_R[row]) for row in range(7)]
     assert sample(logits_RV, state, rows_R, rows_R, EVERYTHING).tolist() == expected
-    given_R = fused_sample(logits_RV.to(device), there, rows_R.to(device), rows_R.to(device))
-    assert given_R.tolist() == expected
+    assert fused_sample(logits_RV.to(device), there, rows_R.to(device), rows_R.to(device)).tolist() == expected
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -160,13 +159,13 @@ def test_the_first_of_equal_logits_is_the_likeliest(device: str, little_room: No
 def test_positions_of_the_state_and_a_column_to_write_to(device: str):
     state = state_of(11, ROWS[:3])
     logits_RV = torch.randn(2, 11, generator=torch.Generator().manual_seed(0))
-    rows_R, words_NC = torch.tensor([2, 1]), torch.tensor([[0, 4], [0, 9], [0, 6]])
+    rows_R, fields_NC = torch.tensor([2, 1]), torch.tensor([[0, 4], [0, 9], [0, 6]])
     out_RW = torch.full((2, 3), 77, device=device)
     there = moved(state, device)
     fused_sample(
-        logits_RV.to(device), there, rows_R.to(device), words_NC.to(device)[:, 1], by_row=True, out_R=out_RW[:, 2]
+        logits_RV.to(device), there, rows_R.to(device), fields_NC.to(device)[:, 1], by_row=True, out_R=out_RW[:, 2]
     )
-    expected_R = sample(logits_RV, state, rows_R, words_NC[rows_R, 1], EVERYTHING)
+    expected_R = sample(logits_RV, state, rows_R, fields_NC[rows_R, 1], EVERYTHING)
     assert out_RW.tolist() == [[77, 77, i] for i in expected_R.tolist()]
 
 

@@ -102,7 +102,6 @@ def tensors(of: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
 
 
 def on_device(of: Any, device: str) -> Any:
-    """A copy there."""
     copies: dict[str, Any] = {}
     for field in dataclasses.fields(of):
         value = getattr(of, field.name)
@@ -237,8 +236,7 @@ def test_before_the_first_turn_the_newest_slot_is_the_last(device: str):
     """Where the counter is when graphs are captured."""
     bench = Bench(True, device)
     rows_R, _ = bench.rows(1, 2)
-    codes_RG = torch.full((2, 3), END)
-    bench.both("end_frames", rows_R, codes_RG, END, 3)
+    bench.both("end_frames", rows_R, torch.full((2, 3), END), END, 3)
     assert bench.state.handoff.host[-1, :2, 0].tolist() == [RowStatus.STOPPED] * 2
     bench.check()
 

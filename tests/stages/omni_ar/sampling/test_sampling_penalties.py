@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from transformers import NoBadWordsLogitsProcessor
 
 from omni_ar.sampling import top_logprobs
-from omni_ar.sampling.penalties import apply_count_penalties
 from tests.support.sampler_bench import SamplerBench, resolved, starting
 
 VOCAB = 6
@@ -36,8 +35,7 @@ def test_bad_words_are_those_of_transformers(words, text):
     if len({word[0] for word in words if len(word) == 1}) == VOCAB:
         return  # refused at submission
     for split in {0, len(text) // 2, len(text)}:
-        bench = bench_with(text[:split], text[split:], bad_words_ids=tuple(words))
-        assert possible(bench) == expected
+        assert possible(bench_with(text[:split], text[split:], bad_words_ids=tuple(words))) == expected
 
 
 def test_the_longest_and_the_most_bad_words():
@@ -50,53 +48,12 @@ def test_the_longest_and_the_most_bad_words():
     assert possible(bench_with([1, 1, 2, 3], bad_words_ids=words)) == set()
 
 
-@given(st.lists(IDS, max_size=30), st.floats(-2, 2), st.floats(-2, 2), st.integers(0, 2**31))
-def test_count_penalties_are_as_defined(outputs, frequency, presence, seed):
-    logits_V = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 4
-    counts = np.bincount(np.array(outputs, np.int64), minlength=VOCAB)
-    expected = logits_V.double().numpy() - frequency * counts - presence * (counts > 0)
-    ours = apply_count_penalties(
-        logits_V[None], torch.from_numpy(counts)[None].int(), torch.tensor([frequency]), torch.tensor([presence])
-    )
-    np.testing.assert_allclose(ours[0], expected, atol=2e-5)
-
-
-def test_count_penalties_count_no_prompt_and_repetition_does():
-    logits_RV = torch.tensor([[5.0, 4.9, 0, 0, 0, 0]])
-    assert bench_with([0], frequency_penalty=2.0).sample(logits_RV, [0], [0]) == [0]
-    assert bench_with([], [0], frequency_penalty=2.0).sample(logits_RV, [0], [1]) == [1]
-    assert bench_with([0], presence_penalty=2.0).sample(logits_RV, [0], [0]) == [0]
-    assert bench_with([], [0], presence_penalty=2.0).sample(logits_RV, [0], [1]) == [1]
-    assert bench_with([0], repetition_penalty=2.0).sample(logits_RV, [0], [0]) == [1]
-    assert bench_with([], [0], repetition_penalty=2.0).sample(logits_RV, [0], [1]) == [1]
-
-
-def test_stop_ids_come_after_min_tokens_and_not_before():
-    bench = bench_with(stop_token_ids=(2, 4), min_tokens=3)
-    assert [possible(bench, position) for position in (0, 2, 3, 9)] == [{0, 1, 3, 5}] * 2 + [set(range(6))] * 2
-
-
-def test_sets_of_ids_hold_together():
-    both = {"suppress_token_ids": (2, 3), "allowed_token_ids": (0, 2, 4, 5)}
-    assert possible(bench_with(suppress_token_ids=(2, 3))) == {0, 1, 4, 5}
-    assert possible(bench_with(allowed_token_ids=(0, 2, 4))) == {0, 2, 4}
-    assert possible(bench_with(**both)) == {0, 4, 5}
-    assert possible(bench_with(bad_words_ids=((4,),), **both)) == {0, 5}
-
-
 @given(st.sets(st.integers(0, 199), min_size=1, max_size=199), st.sets(st.integers(0, 199), max_size=199))
-def test_sets_over_many_words_of_bits(allowed, suppressed):
+def test_sets_of_many_ids_hold_together(allowed, suppressed):
     if allowed <= suppressed:
         return  # refused at submission
     bench = bench_with(vocab=200, allowed_token_ids=tuple(allowed), suppress_token_ids=tuple(suppressed))
     assert (~bench.state.forbidden[0]).nonzero().flatten().tolist() == sorted(allowed - suppressed)
-
-
-def test_a_bias_is_added_to_what_penalties_leave():
-    logits_RV = torch.tensor([[4.0, 3.0, 0, 0, 0, 0]])
-    asked = {"repetition_penalty": 2.0, "logit_bias": {0: 1.5, 5: -100.0}}
-    assert bench_with([0], **asked).sample(logits_RV, [0], [0]) == [0]  # 4 / 2 + 1.5; the other way round it were 2.75
-    assert 5 not in possible(bench_with(**asked))
 
 
 def test_the_most_biases():

@@ -127,7 +127,6 @@ def test_bounds_of_each_position() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("width", [16, 20, 32, 40, 64, 72, 80, 96, 104, 128])
 def test_random_segments(dtype: torch.dtype, width: int) -> None:
-    """With the settings that are chosen."""
     chance = random.Random(f"{dtype}{width}")
     for longest in (1, 30, 130, 700, 3000):
         heads, count = chance.choice([1, 3, 16]), chance.choice([1, 2, 7])

@@ -1,4 +1,5 @@
-"""Where chunks and tokens of clips are, against transformers' own reckoning and against clips cut by hand."""
+"""Where chunks and tokens of clips are, and what follows from the sizes of pictures: against transformers' own reckoning, and
+against clips cut by hand."""
 
 import numpy as np
 import pytest
@@ -7,8 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import get_pool_indices
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import get_audio_cu_seqlens, get_valid_indices
+from transformers.vision_utils import (
+    get_vision_interpolation_indices_and_weights,
+    get_vision_position_ids,
+    get_vision_window_index,
+)
 
 from omni_encoder.towers.clip_encoder import Chunks, cut, lay_out
+from omni_encoder.towers.picture_encoder import interpolation, positions, windows
 
 CHUNKS = Chunks(frames=100, convolutions=3, run=8)
 
@@ -21,8 +28,7 @@ def test_tokens_and_segments_are_those_of_transformers(frames: list[int]) -> Non
     batch = lay_out(frames, 8, CHUNKS, 100)
     lengths = torch.from_numpy(batch.chunks_C3[:, 2])
     assert np.array_equal(batch.tokens_T, get_valid_indices(lengths, 50).numpy())
-    cumulated = get_audio_cu_seqlens(lengths, torch.tensor(frames), 800, 50)
-    assert list(batch.segments) == cumulated.diff().tolist()
+    assert list(batch.segments) == get_audio_cu_seqlens(lengths, torch.tensor(frames), 800, 50).diff().tolist()
 
 
 @given(frames=st.lists(st.integers(1, 900), min_size=1, max_size=5), window=st.integers(1, 60))
@@ -58,3 +64,35 @@ def test_the_longest_clip_of_so_many_embeddings_leaves_no_token_over(chunks: Chu
         frames = chunks.longest(length)
         assert chunks.embeddings(frames) == length
         assert chunks.tokens(frames) < chunks.tokens(frames + 1)
+
+
+GRIDS = st.lists(st.tuples(st.integers(1, 2), st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=3)
+
+
+@given(grids=GRIDS, merge=st.integers(1, 2), side=st.integers(2, 48))
+@settings(max_examples=40)
+def test_positions_are_those_of_transformers(grids: list[tuple[int, int, int]], merge: int, side: int) -> None:
+    frames = [(height * merge, width * merge) for time, height, width in grids for _ in range(time)]
+    grid_thw = torch.tensor([(time, height * merge, width * merge) for time, height, width in grids])
+    taps, weights = get_vision_interpolation_indices_and_weights(
+        grid_thw, side, "bilinear", align_corners=True, spatial_merge_size=merge
+    )
+    places = [positions(height, width, merge) for height, width in frames]
+    assert np.array_equal(np.concatenate(places), get_vision_position_ids(grid_thw, merge).numpy())
+    found = [interpolation(height, width, merge, side) for height, width in frames]
+    assert np.array_equal(np.concatenate([part for part, _ in found]), taps.numpy())
+    assert np.array_equal(np.concatenate([part for _, part in found]), weights.numpy())
+
+
+@given(grids=GRIDS, merge=st.integers(1, 2), side=st.integers(1, 5))
+@settings(max_examples=40)
+def test_windows_are_those_of_transformers(grids: list[tuple[int, int, int]], merge: int, side: int) -> None:
+    grid_thw = torch.tensor([(time, height * merge, width * merge) for time, height, width in grids])
+    order, bounds = get_vision_window_index(grid_thw, merge, side * merge * 14, 14)
+    start, made = 0, []
+    for time, height, width in grids:
+        for _ in range(time):
+            made += [start + window for window in windows(height, width, side)]
+            start += height * width
+    assert np.array_equal(np.concatenate(made), order.numpy())
+    assert [len(window) * merge**2 for window in made] == bounds.diff().tolist()
