@@ -260,13 +260,6 @@ def fill(sizes: Sequence[int], total: int) -> list[int]:
     return filled
 
 
-@pytest.mark.parametrize("shape", list(CODE2WAV)[:3])
-def test_parameters_are_those_of_the_checkpoint(shape: str) -> None:
-    pair = pair_of(shape)
-    ours = {name: tensor.shape for name, tensor in pair.ours.state_dict().items()}
-    assert ours == {name: tensor.shape for name, tensor in pair.reference.state_dict().items()}
-
-
 @pytest.mark.parametrize(
     ("shape", "frames", "sizes"),
     [
@@ -438,14 +431,6 @@ def test_planted_fault_a_window_off_by_one_is_heard(shape: str, more: int) -> No
     other.ours.load_state_dict(pair.ours.state_dict())
     codes = pair.codes(50)
     assert pair.error(stream(other, codes, [25, 25]), pair.whole(codes)) > 1
-
-
-def test_planted_fault_a_shifted_sample_is_heard(released: Pair) -> None:
-    codes = released.codes(50)
-    wav = stream(released, codes, [25, 25])
-    seam = 25 * 1920 - 555
-    shifted = torch.cat((wav[:, :seam], wav[:, seam - 1 : -1]), 1)
-    assert released.error(shifted, released.whole(codes)) > 1
 
 
 @pytest.mark.parametrize("samples", [1, 119, 1920, 1921, 9999])

@@ -47,36 +47,6 @@ def _inputs(model: Backbone) -> tuple[Tensor, Tensor]:
     return hidden_RD, torch.randint(model.shape.vocab_size, (ROWS,), generator=generator)
 
 
-@torch.inference_mode()
-def test_frames_are_those_of_transformers(pair: tuple[Backbone, CsmReference]) -> None:
-    model, reference = pair
-    hidden_RD, code0_R = _inputs(model)
-    codes = model.predict_codes(hidden_RD, code0_R, _greedy)
-    for row in range(ROWS):
-        given_12 = torch.stack([torch.zeros_like(code0_R[row]), code0_R[row]])[None]
-        expected_1G = reference.model.depth_decoder.generate(
-            input_ids=given_12,
-            backbone_last_hidden_state=hidden_RD[row : row + 1].clone(),
-            min_new_tokens=model.num_groups - 1,
-            max_new_tokens=model.num_groups - 1,
-            do_sample=False,
-        )[:, 1:]
-        assert codes.codes_RG[row].tolist() == expected_1G[0].tolist()
-        embedded_D = reference.model.backbone_model.embed_tokens(expected_1G[:, None])[0, 0]
-        torch.testing.assert_close(codes.next_RD[row], embedded_D, rtol=1e-5, atol=1e-5)
-    assert len({tuple(frame) for frame in codes.codes_RG.tolist()}) == ROWS
-    assert torch.equal(model.embed_codes(codes.codes_RG), codes.next_RD)
-
-
-@torch.inference_mode()
-def test_a_frame_does_not_depend_on_its_batch(pair: tuple[Backbone, CsmReference]) -> None:
-    model, _ = pair
-    hidden_RD, code0_R = _inputs(model)
-    together = model.predict_codes(hidden_RD, code0_R, _greedy).codes_RG
-    alone = [model.predict_codes(hidden_RD[i : i + 1], code0_R[i : i + 1], _greedy).codes_RG for i in range(ROWS)]
-    assert torch.equal(together, torch.cat(alone))
-
-
 @pytest.mark.parametrize("kept", [DEPTH_TABLE, BACKBONE_TABLE])
 def test_published_files_may_hold_the_table_of_frames_once(tmp_path: Path, kept: str) -> None:
     folder = shutil.copytree(tiny_csm(), tmp_path / "tied")

@@ -63,15 +63,6 @@ def test_levels_are_limited_at_both_ends(pair: Pair) -> None:
         assert error(pair, mel, pair[1](mel).detach().reshape(-1)) < TOLERANCE
 
 
-def test_rows_of_a_batch_are_independent(pair: Pair) -> None:
-    mels = [random_mel(20, seed) for seed in range(3)]
-    with torch.no_grad():
-        waves = pair[0](torch.cat(mels))
-    for mel, wave in zip(mels, waves, strict=True):
-        expected = whole(pair, mel)
-        assert (wave - expected).abs().max() < TOLERANCE * expected.abs().max()
-
-
 def in_pieces(pair: Pair, mel: Tensor, size: int, context: int) -> Tensor:
     """Pieces of `size` frames, each made with `context` frames on both sides where there are any."""
     pieces, frames, rate = [], mel.shape[2], pair[0].samples_per_frame

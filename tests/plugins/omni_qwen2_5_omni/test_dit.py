@@ -158,21 +158,6 @@ def test_context_that_is_made_again_counts_instead_of_what_is_remembered() -> No
     assert torch.equal(*made)
 
 
-def test_streams_keep_apart_what_they_remember() -> None:
-    pair = DiTPair.of(look_ahead_layers=[], remembers=True)
-    utterances = [(pair.codes(16, seed), pair.noise(16, seed)) for seed in range(2)]
-    rows, made = Rows(pair), []
-    for start in (0, 8):
-        windows = [
-            Denoised(2 - row, codes[start : start + 8], noise[2 * start : 2 * start + 16], first=start)
-            for row, (codes, noise) in enumerate(utterances)
-        ]
-        rows.begin(*windows)
-        made.append(rows.finish(*windows))
-    for (codes, noise), halves in zip(utterances, zip(*made, strict=True), strict=True):
-        assert error(torch.cat(halves), pair.expected(codes, noise)) < TOLERANCE
-
-
 def _shift(numbers_4R: Tensor, which: int) -> None:
     numbers_4R[which] += 1
 

@@ -185,6 +185,7 @@ def test_the_default_voice_is_the_first(frontend: OmniFrontend) -> None:
     open_ = frontend.prepare(replace(asked, voice=None))
 
     assert _columns(open_).tolist() == _columns(frontend.prepare(asked)).tolist()
+    assert _columns(open_).tolist() == _columns(frontend.prepare(replace(asked, voice="ETHAN"))).tolist()
     others = [_columns(frontend.prepare(replace(asked, voice=voice))).tolist() for voice in frontend.voices]
     assert len({str(columns) for columns in others}) == len(frontend.voices) == 3
 
@@ -198,7 +199,7 @@ def _columns(prepared: Prepared) -> NDArray[np.int64]:
 @pytest.mark.parametrize(
     ("asked", "error"),
     [
-        (chat("hello", voice="nobody"), r"^voice: 'nobody' is unknown; use one of ethan, chelsie, aiden$"),
+        (chat("hello", voice="bob"), r"^voice: 'bob' is unknown; use one of ethan, chelsie, aiden$"),
         (chat(""), r"^messages: hold no text, sound or picture; "),
         (chat(says("system", " "), says("user", "\n")), r"^messages: hold no text, sound or picture; "),
         (

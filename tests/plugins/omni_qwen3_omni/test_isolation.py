@@ -8,13 +8,7 @@ import pytest
 from transformers import Qwen2VLImageProcessorPil, WhisperFeatureExtractor
 
 from omni import Omni, OmniError, Result, StageError
-from omni.checkpoint import Checkpoint
-from omni.frontend.base import Chat
-from omni.frontend.messages import parse_messages
-from omni_ar.layers.deepstack import DeepstackModel
-from omni_ar.text_conditioning import TextConditioning, TextConditioningArgs
 from omni_qwen3_omni.encoders import AudioEncoder, VisionEncoder
-from omni_qwen3_omni.frontend import build as build_frontend
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiny_omni import (
     SHAPE,
@@ -23,7 +17,6 @@ from tests.support.tiny_omni import (
     lengths,
     picture,
     sound,
-    text_of,
     tiny_plugins,
     user,
 )
@@ -132,70 +125,3 @@ def test_an_encoder(
     assert error.stage == stage
     assert error.doing.startswith("encoding its media")
     assert "ValueError: it is spoilt" in error.problem
-
-
-@pytest.fixture
-def is_bad(omni: Omni) -> Callable[..., bool]:
-    """Whether an adapter is the bad request's, told by the talker's prompt."""
-    chat = Chat(parse_messages(BAD), frozenset(omni.modalities), None, LENGTHS)
-    args = build_frontend(Checkpoint(tiny_checkpoint(3, **SHAPE))).prepare(chat).edges["thinker->talker"]
-    assert isinstance(args, TextConditioningArgs)
-    columns = args.prompt.columns
-    return lambda adapter, *given: np.array_equal(adapter._args.prompt.columns, columns)
-
-
-@pytest.mark.parametrize("method", ["push", "finish"])
-def test_an_adapter(
-    omni: Omni, alone: list[Result], spoil: Callable[..., None], is_bad: Callable[..., bool], method: str
-) -> None:
-    spoil(TextConditioning, method, is_bad)
-    error = error_of_the_bad_one(omni, alone)
-    problem = "stage 'thinker->talker' failed while adapting a payload: ValueError: it is spoilt"
-    assert str(error) == problem
-
-
-def test_an_adapter_that_fails_midway(
-    omni: Omni, alone: list[Result], spoil: Callable[..., None], is_bad: Callable[..., bool]
-) -> None:
-    """Text that was given before stays given."""
-    spoil(TextConditioning, "push", lambda adapter, *given: is_bad(adapter) and len(adapter._ids) == 5)
-    expected = omni.generate(BAD, sampling=LENGTHS, modalities=("text",), stream=False).text
-    outputs = list(omni.generate([BAD], sampling=LENGTHS))
-    assert "it is spoilt" in str(outputs[-1].error)
-    assert text_of(outputs)
-    assert expected.startswith(text_of(outputs))
-    assert_freed(omni)
-    error_of_the_bad_one(omni, alone)
-
-
-def test_an_adapter_that_cannot_be_made(
-    omni: Omni, alone: list[Result], monkeypatch: pytest.MonkeyPatch, is_bad: Callable[..., bool]
-) -> None:
-    real = TextConditioning.__init__
-
-    def spoilt(self: TextConditioning, args: Any) -> None:
-        real(self, args)
-        if is_bad(self):
-            raise ValueError("it is spoilt")
-
-    monkeypatch.setattr(TextConditioning, "__init__", spoilt)
-    error = error_of_the_bad_one(omni, alone)
-    assert "'thinker->talker' failed while opening its adapter: ValueError: it is spoilt" in str(error)
-
-
-def test_a_step_that_fails_takes_its_batch_and_no_more(
-    omni: Omni, alone: list[Result], spoil: Callable[..., None]
-) -> None:
-    """Nobody can tell whose fault a step is; but the stage, and what comes later, go on."""
-    left = [1]
-
-    def once(*arguments: Any) -> bool:
-        return bool(left and left.pop())
-
-    spoil(DeepstackModel, "forward", once)
-    with pytest.raises(StageError, match=r"'thinker' failed while running a step.*ValueError: it is spoilt"):
-        omni.generate(GOOD[0], sampling=LENGTHS, stream=False)
-    assert_freed(omni)
-    later = omni.generate(GOOD[0], sampling=LENGTHS, stream=False)
-    assert later.text == alone[0].text
-    assert_like(later.audio, alone[0].audio)

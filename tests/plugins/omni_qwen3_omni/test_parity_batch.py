@@ -56,14 +56,16 @@ def assert_pressed(engine: OmniEngine, pressure: str) -> None:
 
 
 @pytest.mark.parametrize("half", [0, 1])
-@pytest.mark.parametrize("pressure", chosen([PRESSED], sorted(PRODUCT)))
+@pytest.mark.parametrize("pressure", chosen([PRESSED, "any budget, cached, any pool"], sorted(PRODUCT)))
 def test_parity_of_every_kind_of_input(pressure: str, half: int) -> None:
-    """What the parity tests ask one by one, half of them at once; the longest prompt only where it fits."""
+    """Half of `CASES` at once; the longest prompt only where it fits."""
     folder = tiny_checkpoint(stop_gain=0.0, codec_stop_gain=0.0, voices=VOICES)
     engine = OmniEngine(folder, under(pressure, few_blocks(26, (28, 24)[half])))
     chats = [asked for name, asked in CASES.items() if name != "long prompt" or "any pool" in pressure][half::2]
 
-    assert_parity(engine, chats, range(len(chats)))
+    for result, asked in zip(assert_parity(engine, chats, range(len(chats))), chats, strict=True):
+        assert len(result.ids) == asked.sampling["thinker"].max_tokens
+        assert not result.frames or len(result.frames) + 1 == asked.sampling["talker"].max_tokens
 
     assert_pressed(engine, pressure)
 

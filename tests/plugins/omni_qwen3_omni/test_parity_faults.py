@@ -1,6 +1,6 @@
 """Faults planted into the plugin: each must show in the codes, or the parity tests would prove little."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -10,13 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.frontend import chat as frontend
-from omni.payload import Payload
-from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.layers import residual_sum
 from omni_ar.layers.code_predictor import CodePredictor
 from omni_ar.layers.deepstack import DeepstackModel
 from omni_ar.model import Batch, Codes, DrawCode, PlacedEmbedding, PromptTokens
-from omni_ar.text_conditioning import TextConditioning
 from omni_qwen3_omni import config as config_module
 from omni_qwen3_omni import talker_prompt, thinker
 from omni_qwen3_omni.config import OmniConfig
@@ -37,60 +34,6 @@ ASKED = chat(
     max_text=6,
     max_codes=24,
 )
-
-
-def _last_text_token_is_spoken(patch: pytest.MonkeyPatch) -> None:
-    def finish(self: TextConditioning, reason: str) -> Sequence[Payload]:
-        pad = np.array([self._args.pad])
-        return (Payload(StepInputs(columns=np.array([self._ids[-1:]]), pad=pad)),)
-
-    patch.setattr(TextConditioning, "finish", finish)
-
-
-def _end_comes_after_the_last_text_token(patch: pytest.MonkeyPatch) -> None:
-    def finish(self: TextConditioning, reason: str) -> Sequence[Payload]:
-        pad = np.array([self._args.pad])
-        return (Payload(StepInputs(columns=np.array([[self._ids[-1], self._args.eos]]), pad=pad)),)
-
-    patch.setattr(TextConditioning, "finish", finish)
-
-
-def _text_goes_on_with_its_end(patch: pytest.MonkeyPatch) -> None:
-    def finish(self: TextConditioning, reason: str) -> Sequence[Payload]:
-        eos = np.array([self._args.eos])
-        return (Payload(StepInputs(columns=eos[None], pad=eos)),)
-
-    patch.setattr(TextConditioning, "finish", finish)
-
-
-def _conditioning_shifted_by_one_step(patch: pytest.MonkeyPatch) -> None:
-    push = TextConditioning.push
-
-    def late(self: TextConditioning, payload: Payload) -> Sequence[Payload]:
-        before = self._sent
-        inputs = list(push(self, payload))
-        if before == 0 and self._sent:
-            pad = Payload(StepInputs(columns=np.array([[self._args.pad]])))
-            inputs.insert(1, pad)
-        return inputs
-
-    patch.setattr(TextConditioning, "push", late)
-
-
-def _first_text_token_left_out(patch: pytest.MonkeyPatch) -> None:
-    known = TextConditioning._known
-
-    def without(self: TextConditioning) -> list[Payload]:
-        return [padded(self, payload) for payload in known(self)]
-
-    def padded(self: TextConditioning, payload: Payload) -> Payload:
-        if not isinstance(payload.meta, Prompt):
-            return payload
-        columns = payload.meta.columns.copy()
-        columns[0, -1] = self._args.pad
-        return Payload(msgspec.structs.replace(payload.meta, columns=columns))
-
-    patch.setattr(TextConditioning, "_known", without)
 
 
 def _hidden_states_after_deepstack(patch: pytest.MonkeyPatch) -> None:
@@ -209,11 +152,6 @@ def _last_group_not_heard_by_the_talker(patch: pytest.MonkeyPatch) -> None:
 FAULTS: dict[str, Plant] = {
     plant.__name__.strip("_").replace("_", " "): plant
     for plant in (
-        _last_text_token_is_spoken,
-        _end_comes_after_the_last_text_token,
-        _text_goes_on_with_its_end,
-        _conditioning_shifted_by_one_step,
-        _first_text_token_left_out,
         _hidden_states_after_deepstack,
         _wrong_accept_layer,
         _flat_positions,

@@ -23,6 +23,13 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return TextReference(tmp_path_factory.mktemp(request.param), request.param)
 
 
+def test_the_reference_is_not_degenerate(reference: TextReference) -> None:
+    answers = [reference.answer(index, 1.0) for index in range(8)]
+    assert sum(len(set(tokens)) for tokens in answers) > 5 * len(answers)
+    assert len({tuple(tokens) for tokens in answers}) == len(answers)
+    assert all(tokens != reference.answer(index, PENALTY) for index, tokens in enumerate(answers) if index > 1)
+
+
 def penalty(index: int) -> float:
     return PENALTY if index % 2 else 1.0
 
