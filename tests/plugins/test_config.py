@@ -83,7 +83,7 @@ WRONG: Mapping[str, Sequence[tuple[str, object, str]]] = {
         ("code2wav_config.rope_parameters", "default", "rope_parameters"),
         (
             "code2wav_config.rope_parameters",
-            {"rope_type": "linear", "facto": 2.0},
+            {"rope_type": "linear", "factor": 2.0},
             "code2wav_config.rope_parameters.rope_type: is 'linear', not 'default'",
         ),
     ],
