@@ -1,48 +1,34 @@
 """The model families that the matrix runs on."""
 
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 
 import msgspec
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from omni.device import Device
 from omni.engine import Engine, Plan, check_pipeline
 from omni.frontend.base import Chat, Prepared
 from omni.frontend.build import build_frontend
-from omni.frontend.vocabulary import Vocabulary
 from omni.payload import Payload
 from omni.sampling import NO_RULES, HostLogitsProcessor, SamplingParams
 from omni_ar.hidden_conditioning import HiddenConditioningArgs
 from omni_ar.text_conditioning import TextConditioningArgs
 from omni_text.frontend import build as build_text_frontend
 from tests.plugins.matrix import GREEDY, PLAYED, SAMPLED, SEEDED, TOKENS, Family
-from tests.plugins.matrix_run import AsAsked, arguments, generated
+from tests.plugins.matrix_run import arguments, generated
 from tests.plugins.omni_qwen2_5_omni.heard_omni import NOISE_TM
 from tests.plugins.omni_qwen2_5_omni.heard_omni import SHAPES as HEARD_SHAPES
 from tests.plugins.omni_qwen2_5_omni.heard_omni import answer as heard_answer
 from tests.support.ar_driver import plain_prompt
-from tests.support.hidden_family import CLERK, READER, WRITER, model_of, write_checkpoint
-from tests.support.hidden_model import ReadOut
-from tests.support.received import NEAR, Received
 from tests.support.reference import chat, picture, reference_of, sound, tiny_checkpoint
 from tests.support.tap import with_tap
 from tests.support.tiny_qwen2_5_omni import tiny_folder
 from tests.support.tiny_text import write_chat_model
 
 Said = tuple[list[int], list[tuple[int, ...]] | None]
-
-
-def prepared(ids: Sequence[int], **changes: object) -> Prepared:
-    """A prompt of token ids. changes: of other fields of the `Prompt`."""
-    return Prepared({"text": [Payload(plain_prompt(ids, **changes))]}, prompt_tokens=len(ids))
 
 
 class TextFamily(Family):
@@ -64,7 +50,7 @@ class TextFamily(Family):
         assert vocabulary is not None
         self.vocabulary = vocabulary
         self.ids = [vocabulary.encode(question) for question in self._QUESTIONS]
-        self.prompts = [prepared(ids) for ids in self.ids]
+        self.prompts = [Prepared({"text": [Payload(plain_prompt(ids))]}, prompt_tokens=len(ids)) for ids in self.ids]
 
     @cached_property
     def model(self) -> Qwen3ForCausalLM:
@@ -81,69 +67,6 @@ def resolved(family: Family, asked: str) -> tuple[SamplingParams, Sequence[HostL
     compiled = family.compiled(asked)
     params = compiled.sampling[family.writer].with_defaults(family.defaults(family.writer))
     return params, family.compiler.host_rules(compiled).get(family.writer, NO_RULES).host_processors
-
-
-class HiddenFamily(Family):
-    """A model whose every token emits a hidden state, which two stages read. Its ids write single letters.
-
-    Shape legend: V vocabulary.
-    """
-
-    writer = WRITER
-    stages = (WRITER,)
-    modalities = frozenset({"text", "read", "filed"})
-    _LETTERS = '{}":, ' + string.ascii_lowercase + string.digits + string.ascii_uppercase[:19]
-    vocabulary = Vocabulary(
-        tuple(letter.encode() for letter in _LETTERS),
-        lambda text: [HiddenFamily._LETTERS.index(letter) for letter in text],
-    )
-
-    def __init__(self, folder: Path) -> None:
-        write_checkpoint(folder, readers=(READER, CLERK), credit=4)
-        super().__init__(folder, "ar", "local", hidden="tests.support.hidden_family")
-        self.ids = [
-            # The longer ones begin alike.
-            [(7 * place + 5 + number * (place > 11 or length < 12)) % len(self._LETTERS) for place in range(length)]
-            for number, length in enumerate((3, 14, 13, 5, 18))
-        ]
-        self.prompts = [
-            Prepared(
-                {WRITER: [Payload(plain_prompt(ids, payload_positions=self._positions(ids)))]}, prompt_tokens=len(ids)
-            )
-            for ids in self.ids
-        ]
-        self._model = model_of(self.checkpoint)
-        self._readout = ReadOut(self.checkpoint.config["width"])
-
-    def said(self, asked: str, prompt: int) -> Said:
-        """Everything is computed again for each token, by transformers' processors."""
-        params, host_processors = resolved(self, asked)
-        ids, start = list(self.ids[prompt]), len(self.ids[prompt])
-        rules = AsAsked(params, start, host_processors)
-        with torch.inference_mode():
-            while len(ids) < start + (params.max_tokens or 0):
-                logits_V: Tensor = self._model.head @ self._model.whole(ids)[-1]
-                ids.append(int(rules(torch.tensor([ids]), logits_V[None].clone()).argmax()))
-                over = [processor.push(ids[-1]) for processor in host_processors]
-                if any(over) or ids[-1] in (params.stop_token_ids or ()):
-                    break
-        return ids[start:], None
-
-    def assert_read(self, received: Received, prompt: int, ended: bool) -> None:
-        """A token's hidden state comes with the next one, given out or not. The last has none, be it the limit's or an end."""
-        ids = self.ids[prompt]
-        whole = self._model.emitted_whole([*ids, *received.tokens, *([0] if ended else [])])
-        rows = self._readout.read(whole.numpy())
-        for reader in ("read", "filed"):
-            for part, wanted in (("prompt", rows[self._positions(ids)]), ("tokens", rows[len(ids) - 1 : -1])):
-                np.testing.assert_allclose(
-                    received.numbers(f"{reader} of the {part}"), wanted.flatten(), rtol=0, atol=NEAR
-                )
-
-    @staticmethod
-    def _positions(ids: Sequence[int]) -> NDArray[np.int64]:
-        """Of a prompt, whose hidden states are read."""
-        return np.arange(0, len(ids), 3)
 
 
 SPOKEN = 8
@@ -265,9 +188,8 @@ class HeardFamily(SpeakingFamily):
         return replace(one, inputs={**one.inputs, "token2wav": [Payload(voice.meta, {"noise": NOISE_TM})]})
 
 
-FAMILIES: Mapping[str, type[TextFamily | HiddenFamily | OmniFamily | HeardFamily]] = {
+FAMILIES: Mapping[str, type[TextFamily | OmniFamily | HeardFamily]] = {
     "text": TextFamily,
-    "hidden": HiddenFamily,
     "qwen3_omni": OmniFamily,
     "qwen2_5_omni": HeardFamily,
 }

@@ -12,7 +12,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2Tokenizer
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (
@@ -26,7 +25,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 
 from omni.checkpoint import Checkpoint, stacked_destinations
 from omni.device.cpu import CpuDevice
-from omni.frontend.base import AudioPart, Chat, ImagePart, Message, Part, TextPart
+from omni.frontend.base import Chat
 from omni.pipeline import Stage
 from omni.stage import StageContext
 from omni.utils.quiet import quiet
@@ -382,20 +381,6 @@ def sound_of(folder: Path, codes: list[int], noise_TM: Tensor, voice: str, steps
             torch.tensor([said]), conditioning=given["cond"], reference_mel=given["ref_mel"], num_steps=steps + 1
         )
     return wave.reshape(-1)
-
-
-def as_transformers(folder: Path, messages: list[dict[str, Any]]) -> tuple[Tensor, dict[str, Any]]:
-    """As `given`, of a chat of one message."""
-    parts: list[Part] = []
-    for part in messages[0]["content"]:
-        match part["type"]:
-            case "text":
-                parts.append(TextPart(part["text"]))
-            case "input_audio":
-                parts.append(AudioPart(samples=part["input_audio"], field="audio"))
-            case "image_url":
-                parts.append(ImagePart(image=Image.fromarray(part["image_url"]), field="image"))
-    return given(folder, Chat((Message(role="user", content=tuple(parts)),), frozenset({"text"}), None, {}))
 
 
 def given(folder: Path, chat: Chat) -> tuple[Tensor, dict[str, Any]]:

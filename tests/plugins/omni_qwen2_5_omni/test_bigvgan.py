@@ -9,7 +9,6 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 
 from omni.errors import CheckpointError
 from omni_qwen2_5_omni.token2wav.bigvgan import BigVGAN
-from tests.support.tiers import few
 from tests.support.tiny_qwen2_5_omni import bigvgan_pair, random_mel
 
 TOLERANCE = 1e-5
@@ -93,21 +92,6 @@ def test_context_is_what_transformers_network_reaches(shape: dict[str, Any]) -> 
     with torch.no_grad():
         spoilt = reference(mel).isnan().nonzero().flatten() // net.samples_per_frame
     assert max(middle - int(spoilt.min()), int(spoilt.max()) - middle) == net.context
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    "part", few(1, ["conv_pre.bias", "ups.1.0.bias", "resblocks.4.convs1.2.bias", "activation_post.act.beta"])
-)
-def test_planted_fault_in_any_part_is_heard(pair: Pair, part: str) -> None:
-    mel = random_mel(60)
-    expected = whole(pair, mel)
-    parameter = dict(pair[0].named_parameters())[part]
-    kept = parameter.clone()
-    parameter[0] += 0.1
-    changed = error(pair, mel, expected)
-    parameter.copy_(kept)
-    assert changed > 10 * TOLERANCE
 
 
 @pytest.mark.parametrize(

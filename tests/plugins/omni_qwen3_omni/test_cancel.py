@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omni import Omni, Output
+from omni import Omni
 from omni_ar.layers.codec_talker import CodecTalker
 from omni_ar.layers.deepstack import DeepstackModel
 from omni_encoder.towers.picture_encoder import PictureEncoder
@@ -28,12 +28,6 @@ UNSEEN = itertools.count(100)
 VICTIM = user(picture(1), sound(1), "what is it")
 LONG = lengths(60, 80)
 ENDLESS = lengths(10**6, 10**6)
-MOMENTS: dict[str, Callable[[Output], bool]] = {
-    "the first text": lambda output: bool(output.text),
-    "the first sound": lambda output: output.audio is not None,
-    "the end of the text": lambda output: "thinker" in output.finish_reasons,
-    "the last sound": lambda output: "talker" in output.finish_reasons and output.audio is not None,
-}
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +44,6 @@ def beside(omni: Omni, bystander: Bystander, act: Callable[[], None]) -> None:
     assert text_of(outputs) == bystander.text
     assert_like(audio_of(outputs), bystander.audio)
     assert_freed(omni)
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_leaving_the_loop(omni: Omni, bystander: Bystander, moment: str) -> None:
-    def act() -> None:
-        for output in omni.generate(VICTIM, sampling=LONG):
-            assert not output.finished
-            if MOMENTS[moment](output):
-                break
-
-    beside(omni, bystander, act)
 
 
 @pytest.mark.parametrize(
