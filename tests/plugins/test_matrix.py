@@ -68,7 +68,6 @@ def test_the_selection_has_every_pair_of_values() -> None:
     ("name", "asked", "prompts"),
     [
         *(("text", asked, range(5)) for asked in SETS),
-        *(("qwen2_5_omni", GREEDY, (prompt,)) for prompt in range(5)),
         # One each, and each prompt several times; all of them where slow tests are asked for.
         *(("qwen3_omni", asked, (number % 5,)) for number, asked in enumerate(EVERY)),
         *few(0, (("qwen3_omni", asked, {*range(5)} - {n % 5}) for n, asked in enumerate(EVERY)), SLOW),
@@ -160,7 +159,6 @@ TALKS = [
 DEFAULT = {
     "text": covering(FAMILIES["text"].asked)[::4],
     "qwen3_omni": [*covering(FAMILIES["qwen3_omni"].asked)[::16], *TALKS],
-    "qwen2_5_omni": TALKS[1:],
 }
 """Of the selections, the cells of the default run."""
 

@@ -1,6 +1,5 @@
 """Text, a picture and a recording in, text and speech out: the whole pipeline through the public interface."""
 
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +8,13 @@ import pytest
 import soundfile
 import torch
 
-from omni import Metrics, Omni, Output, Result, SamplingParams
-from tests.support.reference import chat, reference_of, says, tiny_checkpoint
+from omni import Metrics, Omni, Result
 from tests.support.tiny_omni import (
     ASSETS,
-    SHAPE,
     assert_like,
     audio_of,
     lengths,
     text_of,
-    tiny_plugins,
     user,
 )
 
@@ -72,30 +68,6 @@ def test_pieces_add_up_to_the_whole(omni: Omni, whole: Result) -> None:
     assert sum(output.audio is not None for output in outputs) >= 2
     kinds = ["sound" if output.audio is not None else "text" for output in outputs[:-1]]
     assert kinds != sorted(kinds, reverse=True), "it spoke only after it had written everything"
-
-
-def test_the_text_is_transformers_text() -> None:
-    folder = tiny_checkpoint(3, **SHAPE)
-    question = "how many of them were there"
-    ids = reference_of(folder).answer(chat(says("user", question), voice=None, max_text=20)).ids
-    expected = reference_of(folder).processor.tokenizer.decode(ids, skip_special_tokens=True)
-    with Omni(folder, device="cpu", plugins=tiny_plugins()) as omni:
-        greedy = SamplingParams(temperature=0.0, max_tokens=20)
-        assert omni.generate(question, modalities=("text",), sampling=greedy, stream=False).text == expected
-
-
-def test_text_alone_runs_neither_talker_nor_vocoder(omni: Omni, whole: Result) -> None:
-    seen: dict[str, int] = defaultdict(int)
-    stream = omni.generate(ASKED, modalities=("text",), sampling=LENGTHS)
-    outputs: list[Output] = []
-    for output in stream:
-        outputs.append(output)
-        for stage, counts in omni.usage().items():
-            seen[stage] = max(seen[stage], counts["requests"])
-    assert text_of(outputs) == whole.text
-    assert all(output.audio is None for output in outputs)
-    assert (seen["thinker"], seen["talker"], seen["code2wav"]) == (1, 0, 0)
-    assert set(outputs[-1].finish_reasons) == {"audio_encoder", "vision_encoder", "thinker"}
 
 
 def test_metrics_are_sane(omni: Omni) -> None:

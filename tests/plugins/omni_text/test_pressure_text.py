@@ -1,11 +1,10 @@
 """Text models under pressure: tokens are those of transformers, whatever the budget, the pool and the cache."""
 
 import itertools
-import random
 
 import pytest
 
-from tests.support.tiers import SLOW, chosen, few
+from tests.support.tiers import chosen
 from tests.support.tiny_text import PENALTY, PROMPTS, TOKENS, TextEngine, TextRecorder, TextReference
 
 SIZE = 4
@@ -66,36 +65,3 @@ def test_parity_under_pressure_and_again(reference: TextReference, budget: str, 
         hit = both["cached_tokens"] - first["cached_tokens"]
         assert hit == sum((len(prompt) - 1) // SIZE * SIZE for prompt in PROMPTS)
         assert both["prefill_tokens"] - first["prefill_tokens"] == sum(map(len, PROMPTS)) - hit
-
-
-@pytest.mark.parametrize("seed", few(1, range(3), SLOW))
-def test_parity_of_those_that_stay_while_others_leave(reference: TextReference, seed: int) -> None:
-    chance = random.Random(seed)
-    stage = TextEngine(
-        reference.folder,
-        {"text.block_size": SIZE, "text.num_blocks": 18, "text.max_num_seqs": 5, "text.max_num_batched_tokens": 7},
-    )
-    asked = [chance.randrange(len(PROMPTS)) for _ in range(24)]
-    due = [chance.randrange(60) for _ in asked]
-    leaving = {number: due[number] + chance.randrange(40) for number in chance.sample(range(len(asked)), 10)}
-    recorders: dict[int, TextRecorder] = {}
-    tick = 0
-    while len(recorders) < len(asked) or tick <= max(leaving.values()) or not stage.engine.idle:
-        for number, index in enumerate(asked):
-            if due[number] == tick:
-                recorders[number] = submit(stage, str(number), index)
-            if leaving.get(number) == tick:
-                stage.leave(str(number))
-        stage.tick()
-        tick += 1
-
-    stayed = 0
-    for number, index in enumerate(asked):
-        recorder, answer = recorders[number], reference.answer(index, penalty(index))
-        if number in leaving:
-            assert recorder.tokens == answer[: len(recorder.tokens)]
-        else:
-            assert recorder.tokens == answer
-            stayed += 1
-    assert stayed == 14
-    assert stage.engine.counters()["text"]["preemptions"] > 0
