@@ -1,4 +1,4 @@
-"""More than 300 frames, and any cut of them into chunks."""
+"""More than 300 frames."""
 
 from tests.support.omni_engine import OmniEngine, assert_parity
 from tests.support.reference import chat, reference_of, sizes, tiny_checkpoint

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tests.support.tiers import chosen
-from tests.support.tiny_text import PENALTY, PROMPTS, TOKENS, TextEngine, TextRecorder, TextReference
+from tests.support.tiny_text import PENALTY, PROMPTS, TOKENS, TextEngine, TextReference
 
 SIZE = 4
 BUDGETS = {
@@ -33,10 +33,6 @@ def penalty(index: int) -> float:
     return PENALTY if index % 2 else 1.0
 
 
-def submit(stage: TextEngine, name: str, index: int) -> TextRecorder:
-    return stage.submit(name, PROMPTS[index], max_tokens=TOKENS, repetition_penalty=penalty(index))
-
-
 @pytest.mark.parametrize(
     ("budget", "cache", "pool"),
     chosen(
@@ -51,7 +47,8 @@ def test_parity_under_pressure_and_again(reference: TextReference, budget: str, 
     for turn in range(2):
         recorders = {}
         for index in sorted(range(len(PROMPTS)), reverse=turn > 0):
-            recorders[index] = submit(stage, f"{turn}.{index}", index)
+            asked = {"max_tokens": TOKENS, "repetition_penalty": penalty(index)}
+            recorders[index] = stage.submit(f"{turn}.{index}", PROMPTS[index], **asked)
             stage.tick()
         stage.run()
         for index, recorder in recorders.items():
