@@ -90,7 +90,7 @@ class PlainSpeech:
 
     def _decoder(self, prefix: str, config: dict[str, Any]) -> Qwen3Model:
         """transformers' own, whose embeddings are not used."""
-        model = Qwen3Model(Qwen3Config(**config, vocab_size=1)).eval()
+        model: Qwen3Model = Qwen3Model(Qwen3Config(**config, vocab_size=1)).eval()
         weights = {name.removeprefix(prefix): w for name, w in self._weights.items() if name.startswith(prefix)}
         model.load_state_dict(
             {name: weights[name] for name in model.state_dict() if name != "embed_tokens.weight"}, False
