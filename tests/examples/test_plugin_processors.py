@@ -11,9 +11,7 @@ from transformers import NoRepeatNGramLogitsProcessor
 
 from omni import InputError, Omni, SamplingParams
 from omni.plugin.manager import Plugins
-from tests.support.entry_points import REPOSITORY
 
-HOME = REPOSITORY / "examples" / "plugin"
 PROMPT = "wai"
 
 

@@ -1,4 +1,4 @@
-"""The backbone's parts against transformers', without an engine."""
+"""The backbone's weights: tables that are published once, and none at all."""
 
 import shutil
 from pathlib import Path
@@ -13,28 +13,17 @@ from omni.device import open_device
 from omni.stage import StageContext
 from omni_csm.backbone import Backbone, build
 from omni_csm.pipeline import pipeline
-from tests.support.csm_reference import CsmReference, csm_reference_of, tiny_csm
+from tests.support.csm_reference import tiny_csm
 
 ROWS = 5
 DEPTH_TABLE = "depth_decoder.model.embed_tokens.weight"
 BACKBONE_TABLE = "backbone_model.embed_tokens.embed_audio_tokens.weight"
-SHAPES = {
-    "four groups": {"seed": 3},
-    "sixteen groups": {"seed": 3, "groups": 16, "depth_layers": 3, "depth_heads": 4, "depth_kv_heads": 2},
-    "two groups": {"seed": 3, "groups": 2, "depth_layers": 1},
-}
 
 
 def _context(folder: Path, load_format: str = "auto") -> StageContext:
     checkpoint = Checkpoint(folder)
     stage = pipeline(checkpoint).stage("backbone")
     return StageContext(stage, stage.options, checkpoint, open_device("cpu"), torch.float32, load_format)
-
-
-@pytest.fixture(scope="module", params=SHAPES)
-def pair(request: pytest.FixtureRequest) -> tuple[Backbone, CsmReference]:
-    folder = tiny_csm(**SHAPES[request.param])
-    return build(_context(folder)), csm_reference_of(folder)
 
 
 def _greedy(logits_RV: Tensor, group: int) -> Tensor:

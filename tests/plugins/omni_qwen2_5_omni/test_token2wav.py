@@ -15,8 +15,6 @@ from omni_diffusion.options import DiffusionOptions
 from omni_qwen2_5_omni.token2wav import Token2Wav, build
 from tests.support.tiny_qwen2_5_omni import tiny_folder
 
-TOLERANCE = 1e-4
-"""Of the peak."""
 SHAPES: list[dict[str, Any]] = [
     {"codec_stop_gain": 0.0},
     {"seed": 4, "codec_stop_gain": 0.0, "look_ahead_layers": (0, 2), "block_size": 6, "upsample_rates": (3, 2, 2)},

@@ -168,6 +168,3 @@ def test_parity_of_those_that_stay_while_others_come_and_go(seed: int) -> None:
             assert_same(result, answer)
     assert 3 < left < REQUESTS - 10
     assert sum(counted(engine, stage)["preemptions"] for stage in AR) > 0
-
-
-# One vocoder row for many speakers: those that wait for it are paused at the talker, the others are not.
