@@ -41,6 +41,7 @@ def test_the_model_is_what_config_and_options_say() -> None:
     folder = tiny_folder(codec_stop_gain=0.0)
     net = built(folder, num_steps=4, guidance=0.0)
     assert (net.num_steps, net.net.branches, net.num_voices) == (4, 1, 2)
+    assert (net.num_groups, net.sample_rate) == (1, 24000)
     assert (net.block_frames, net.repeats, net.latent_width, net.samples_per_latent) == (4, 2, 8, 20)
     assert built(folder, blocks_before=0).new_state(3, 8).history_RELX is not None
     assert built(folder, blocks_before=1).new_state(3, 8).history_RELX is None
