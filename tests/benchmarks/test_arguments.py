@@ -88,20 +88,14 @@ def refused(of: Callable[[str], Any], text: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "many", "²"])
-def test_whole_numbers_begin_somewhere(arguments: ModuleType, text: str) -> None:
-    told = refused(arguments.positive_int, text)
-    assert told == f"argument --given: {text!r} is not a whole number of 1 or more"
-
-
-def test_whole_numbers(arguments: ModuleType) -> None:
+def test_numbers_are_checked(arguments: ModuleType) -> None:
+    for text in ("0", "-1", "1.5", "", "many", "²"):
+        problem = f"argument --given: {text!r} is not a whole number of 1 or more"
+        assert refused(arguments.positive_int, text) == problem
     assert refused(arguments.at_least(3), "2").endswith("of 3 or more")
     assert (arguments.at_least(3)("3"), arguments.at_least(0)("0"), arguments.positive_int("12")) == (3, 0, 12)
-
-
-@pytest.mark.parametrize("text", ["0", "-0.5", "nan", "inf", "much"])
-def test_numbers_are_positive(arguments: ModuleType, text: str) -> None:
-    assert refused(arguments.positive_float, text) == f"argument --given: {text!r} is not a positive number"
+    for text in ("0", "-0.5", "nan", "inf", "much"):
+        assert refused(arguments.positive_float, text) == f"argument --given: {text!r} is not a positive number"
     assert arguments.positive_float("0.5") == 0.5
 
 
@@ -116,8 +110,8 @@ def test_a_file_is_tried_and_left_as_it_was(arguments: ModuleType, tmp_path: Pat
 
 def test_a_file_that_cannot_be_written_is_refused(arguments: ModuleType, tmp_path: Path) -> None:
     missing = str(tmp_path / "missing" / "new.json")
-    told = refused(arguments.output_file, missing)
-    assert told == f"argument --given: {missing!r} cannot be written to: No such file or directory"
+    problem = f"argument --given: {missing!r} cannot be written to: No such file or directory"
+    assert refused(arguments.output_file, missing) == problem
     assert "cannot be written to: Is a directory" in refused(arguments.output_file, str(tmp_path))
     assert "cannot be written to" in refused(arguments.output_file, "/proc/new.json")  # not by root either
 

@@ -34,7 +34,7 @@ def test_kernels_that_overlap_add_what_they_end_later(profile):
     assert sum(one.longer for of in added.values() for one in of) == 200 - 100
 
 
-def test_a_late_launch_is_told_as_waiting(profile):
+def test_a_late_launch_counts_as_waiting(profile):
     added = profile.added_by_launch([profile.Span(0, 10, "a"), profile.Span(35, 40, "b"), profile.Span(38, 50, "a")])
     assert added == {("b", "a"): [profile.Added(30, 25)], ("a", "b"): [profile.Added(10, 0)]}
 

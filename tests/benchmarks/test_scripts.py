@@ -3,9 +3,11 @@
 import importlib
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -72,12 +74,26 @@ def test_decode_reports_every_case(
     assert void == (["tiny-omni decode", "hidden states gathered / none"] if tolerance < 0 else [])
 
 
-def test_windows_tells_what_streaming_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+Painted = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def painted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Painted:
+    """Runs a script on the painter family; gives its numbers."""
     (tmp_path / "config.json").write_text('{"model_type": "paint"}')
-    file = tmp_path / "windows.json"
     monkeypatch.setattr("omni.plugin.manager.load_plugins", paint_plugins)
-    run_script(monkeypatch, "windows", str(tmp_path), "--frames", "40", "--json", str(file))
-    rows = {(row["before"], row["after"]): row for row in json.loads(file.read_text())["numbers"]}
+
+    def run(name: str, *arguments: str) -> list[dict[str, Any]]:
+        file = tmp_path / "numbers.json"
+        run_script(monkeypatch, name, str(tmp_path), *arguments, "--json", str(file))
+        numbers: list[dict[str, Any]] = json.loads(file.read_text())["numbers"]
+        return numbers
+
+    return run
+
+
+def test_windows_reports_what_streaming_costs(painted: Painted) -> None:
+    rows = {(row["before"], row["after"]): row for row in painted("windows", "--frames", "40")}
     assert rows[0, 0]["work"] == 1
     assert rows[2, 1]["work"] == 2.5
     for measure in ("latents", "waveform"):
@@ -88,23 +104,14 @@ def test_windows_tells_what_streaming_costs(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.mark.parametrize("how", [(), ("--eager", "--after", "0")])
-def test_denoise_measures_streams(how: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "paint"}')
-    file = tmp_path / "denoise.json"
-    monkeypatch.setattr("omni.plugin.manager.load_plugins", paint_plugins)
-    options = ("--device", "cpu", "--rows", "1", "3", "--frames", "20", "--json", str(file))
-    run_script(monkeypatch, "denoise", str(tmp_path), *options, *how)
-    rows = json.loads(file.read_text())["numbers"]
+def test_denoise_measures_streams(how: tuple[str, ...], painted: Painted) -> None:
+    rows = painted("denoise", "--device", "cpu", "--rows", "1", "3", "--frames", "20", *how)
     assert [row["streams"] for row in rows] == [1, 3]
     assert all(row[name] > 0 for row in rows for name in ("first_ms", "step_ms", "rtf", "sound_per_second"))
 
 
-def test_precision_tells_what_it_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "paint"}')
-    file = tmp_path / "precision.json"
-    monkeypatch.setattr("omni.plugin.manager.load_plugins", paint_plugins)
-    run_script(monkeypatch, "precision", str(tmp_path), "--device", "cpu", "--frames", "20", "--json", str(file))
-    rows = json.loads(file.read_text())["numbers"]
+def test_precision_reports_what_it_costs(painted: Painted) -> None:
+    rows = painted("precision", "--device", "cpu", "--frames", "20")
     assert [row["precision"] for row in rows] == ["float32", "TF32", "bfloat16"]
     assert rows[0]["latents"] == rows[0]["waveform"] == rows[0]["peak"] == 0
     assert all(0 <= row[name] < 1 for row in rows for name in ("latents", "waveform", "peak"))

@@ -1,6 +1,6 @@
-"""What the family of tests/examples/plain_tts is to say: the published weights in plain torch, everything recomputed for each code.
+"""What the family of tests/examples/plain_tts is to say: transformers' decoders and plain torch, all recomputed for each code.
 
-Shapes: T positions, D width, H heads, E head width, C channels, S samples.
+Shapes: T positions, D width, C channels, S samples.
 """
 
 import json
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3Model
 
 from omni.frontend.base import Chat, Message, TextPart
 from omni.plugin import locate
@@ -41,6 +41,8 @@ class PlainSpeech:
     def __init__(self, folder: Path) -> None:
         self._config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         self._weights = load_file(folder / "model.safetensors")
+        self._talker = self._decoder("talker.model.", self._config["talker"])
+        self._predictor = self._decoder("talker.code_predictor.model.", self._config["code_predictor"])
         self._tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
 
     def speak(self, text: str, max_tokens: int) -> Speech:
@@ -49,7 +51,7 @@ class PlainSpeech:
         inputs = list(self._weights["talker.model.embed_tokens.weight"][ids])
         frames: list[list[int]] = []
         while True:
-            hidden_D = self._decode("talker.model.", self._config["talker"], inputs)
+            hidden_D = _newest(self._talker, inputs)
             token = self._best("talker.codec_head.weight", hidden_D)
             if token == self._config["codebook_size"]:
                 return Speech(frames, self.sound(frames), "stop")
@@ -81,41 +83,19 @@ class PlainSpeech:
         part = "talker.code_predictor."
         frame, embedded = [code0], [self._weights["talker.codec_embedding.weight"][code0]]
         for group in range(1, self._config["num_groups"]):
-            state_D = self._decode(f"{part}model.", self._config["code_predictor"], [hidden_D, *embedded])
+            state_D = _newest(self._predictor, [hidden_D, *embedded])
             frame.append(self._best(f"{part}lm_head.{group - 1}.weight", state_D))
             embedded.append(self._weights[f"{part}model.codec_embedding.{group - 1}.weight"][frame[-1]])
         return frame, embedded
 
-    def _decode(self, prefix: str, config: dict[str, Any], inputs: list[Tensor]) -> Tensor:
-        """The normed hidden state of the last position."""
-        x_TD = torch.stack(inputs)
-        for layer in range(config["num_hidden_layers"]):
-            name = f"{prefix}layers.{layer}."
-            x_TD = x_TD + self._attend(f"{name}self_attn.", config, self._norm(f"{name}input_layernorm", x_TD))
-            y_TD = self._norm(f"{name}post_attention_layernorm", x_TD)
-            gate, up, down = (self._weights[f"{name}mlp.{which}_proj.weight"] for which in ("gate", "up", "down"))
-            x_TD = x_TD + (F.silu(y_TD @ gate.T) * (y_TD @ up.T)) @ down.T
-        return self._norm(f"{prefix}norm", x_TD)[-1]
-
-    def _attend(self, name: str, config: dict[str, Any], x_TD: Tensor) -> Tensor:
-        query, key, value = (
-            (x_TD @ self._weights[f"{name}{which}_proj.weight"].T)
-            .unflatten(1, (-1, config["head_dim"]))
-            .transpose(0, 1)
-            for which in "qkv"
+    def _decoder(self, prefix: str, config: dict[str, Any]) -> Qwen3Model:
+        """transformers' own, whose embeddings are not used."""
+        model: Qwen3Model = Qwen3Model(Qwen3Config(**config, vocab_size=1)).eval()
+        weights = {name.removeprefix(prefix): w for name, w in self._weights.items() if name.startswith(prefix)}
+        model.load_state_dict(
+            {name: weights[name] for name in model.state_dict() if name != "embed_tokens.weight"}, False
         )
-        query, key = self._norm(f"{name}q_norm", query), self._norm(f"{name}k_norm", key)
-        query, key = (_rotate(heads, config["rope_theta"]) for heads in (query, key))
-        shared = config["num_attention_heads"] // config["num_key_value_heads"]
-        key, value = key.repeat_interleave(shared, 0), value.repeat_interleave(shared, 0)
-        scores_HTT = query @ key.transpose(1, 2) / config["head_dim"] ** 0.5
-        later_TT = torch.ones(scores_HTT.shape[1:]).triu(1).bool()
-        mixed_HTE = scores_HTT.masked_fill(later_TT, float("-inf")).softmax(-1) @ value
-        out_TD: Tensor = mixed_HTE.transpose(0, 1).flatten(1) @ self._weights[f"{name}o_proj.weight"].T
-        return out_TD
-
-    def _norm(self, name: str, x: Tensor) -> Tensor:
-        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * self._weights[f"{name}.weight"]
+        return model
 
     def _conv(self, name: str, x_1CT: Tensor, dilation: int = 1) -> Tensor:
         weight, bias = self._pair(name)
@@ -128,13 +108,11 @@ class PlainSpeech:
         return int((self._weights[head] @ hidden_D).argmax())
 
 
-def _rotate(heads_HTE: Tensor, theta: float) -> Tensor:
-    """RoPE (Su et al., 2021), the two halves of a head as one complex number each."""
-    count, width = heads_HTE.shape[1:]
-    angle_TE = torch.arange(count)[:, None] / theta ** (torch.arange(0, width, 2) / width)
-    low, high = heads_HTE.chunk(2, -1)
-    cos, sin = angle_TE.cos(), angle_TE.sin()
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+@torch.no_grad()
+def _newest(decoder: Qwen3Model, inputs: list[Tensor]) -> Tensor:
+    """The normed hidden state of the last position."""
+    hidden_1TD: Tensor = decoder(inputs_embeds=torch.stack(inputs)[None]).last_hidden_state
+    return hidden_1TD[0, -1]
 
 
 # The family of tests/examples/plain_tts, found as a stranger's plugin is, and what tests ask of it.

@@ -4,18 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import NoRepeatNGramLogitsProcessor
 
 from omni import InputError, Omni, SamplingParams
-from omni.plugin import locate
 from omni.plugin.manager import Plugins
-from tests.support.entry_points import REPOSITORY
 
-HOME = REPOSITORY / "examples" / "plugin"
 PROMPT = "wai"
 
 
@@ -113,14 +109,3 @@ def test_what_cannot_be_is_refused_at_submission(omni: Omni, processors: dict[st
     with pytest.raises(InputError, match=problem):
         omni.generate(PROMPT, stream=False, sampling=greedy(processors))
     assert omni.idle
-
-
-def test_the_processor_gives_ids_that_made_a_run(plugins: Plugins):
-    make = locate(plugins.processors["no_repeat"].processor, "processor")
-    assert callable(make)
-    processor = make().open({"size": 2}, 256)
-    for token in (1, 2, 1, 3, 1):
-        assert processor.push(token) is False
-    edit = processor.edit()
-    assert edit.ids.tolist() == [2, 3]
-    assert np.isneginf(edit.bias).all()

@@ -235,10 +235,6 @@ class Family(ABC):
         """What an engine runs of the family's plan."""
         return plan
 
-    def assert_read(self, received: Received, prompt: int, ended: bool) -> None:
-        """Checks outputs that other stages make of the text. ended: whether it was ended by what it said."""
-        assert set(received.near) <= {"audio", "logprobs of the prompt", "logprobs of the tokens"}
-
     def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
         return TickedEngine(self.folder, self._plugins, settings, device, self.change, graphs=True).engine
 

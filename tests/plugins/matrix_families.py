@@ -1,48 +1,28 @@
 """The model families that the matrix runs on."""
 
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 
 import msgspec
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from omni.device import Device
-from omni.engine import Engine, Plan, check_pipeline
-from omni.frontend.base import Chat, Prepared
+from omni.engine import Plan, check_pipeline
+from omni.frontend.base import Prepared
 from omni.frontend.build import build_frontend
-from omni.frontend.vocabulary import Vocabulary
 from omni.payload import Payload
 from omni.sampling import NO_RULES, HostLogitsProcessor, SamplingParams
-from omni_ar.hidden_conditioning import HiddenConditioningArgs
 from omni_ar.text_conditioning import TextConditioningArgs
 from omni_text.frontend import build as build_text_frontend
-from tests.plugins.matrix import GREEDY, PLAYED, SAMPLED, SEEDED, TOKENS, Family
-from tests.plugins.matrix_run import AsAsked, arguments, generated
-from tests.plugins.omni_qwen2_5_omni.heard_omni import NOISE_TM
-from tests.plugins.omni_qwen2_5_omni.heard_omni import SHAPES as HEARD_SHAPES
-from tests.plugins.omni_qwen2_5_omni.heard_omni import answer as heard_answer
+from tests.plugins.matrix import GREEDY, PLAYED, SAMPLED, Family
+from tests.plugins.matrix_run import arguments, generated
 from tests.support.ar_driver import plain_prompt
-from tests.support.hidden_family import CLERK, READER, WRITER, model_of, write_checkpoint
-from tests.support.hidden_model import ReadOut
-from tests.support.received import NEAR, Received
 from tests.support.reference import chat, picture, reference_of, sound, tiny_checkpoint
 from tests.support.tap import with_tap
-from tests.support.tiny_qwen2_5_omni import tiny_folder
 from tests.support.tiny_text import write_chat_model
 
 Said = tuple[list[int], list[tuple[int, ...]] | None]
-
-
-def prepared(ids: Sequence[int], **changes: object) -> Prepared:
-    """A prompt of token ids. changes: of other fields of the `Prompt`."""
-    return Prepared({"text": [Payload(plain_prompt(ids, **changes))]}, prompt_tokens=len(ids))
 
 
 class TextFamily(Family):
@@ -64,7 +44,7 @@ class TextFamily(Family):
         assert vocabulary is not None
         self.vocabulary = vocabulary
         self.ids = [vocabulary.encode(question) for question in self._QUESTIONS]
-        self.prompts = [prepared(ids) for ids in self.ids]
+        self.prompts = [Prepared({"text": [Payload(plain_prompt(ids))]}, prompt_tokens=len(ids)) for ids in self.ids]
 
     @cached_property
     def model(self) -> Qwen3ForCausalLM:
@@ -83,69 +63,6 @@ def resolved(family: Family, asked: str) -> tuple[SamplingParams, Sequence[HostL
     return params, family.compiler.host_rules(compiled).get(family.writer, NO_RULES).host_processors
 
 
-class HiddenFamily(Family):
-    """A model whose every token emits a hidden state, which two stages read. Its ids write single letters.
-
-    Shape legend: V vocabulary.
-    """
-
-    writer = WRITER
-    stages = (WRITER,)
-    modalities = frozenset({"text", "read", "filed"})
-    _LETTERS = '{}":, ' + string.ascii_lowercase + string.digits + string.ascii_uppercase[:19]
-    vocabulary = Vocabulary(
-        tuple(letter.encode() for letter in _LETTERS),
-        lambda text: [HiddenFamily._LETTERS.index(letter) for letter in text],
-    )
-
-    def __init__(self, folder: Path) -> None:
-        write_checkpoint(folder, readers=(READER, CLERK), credit=4)
-        super().__init__(folder, "ar", "local", hidden="tests.support.hidden_family")
-        self.ids = [
-            # The longer ones begin alike.
-            [(7 * place + 5 + number * (place > 11 or length < 12)) % len(self._LETTERS) for place in range(length)]
-            for number, length in enumerate((3, 14, 13, 5, 18))
-        ]
-        self.prompts = [
-            Prepared(
-                {WRITER: [Payload(plain_prompt(ids, payload_positions=self._positions(ids)))]}, prompt_tokens=len(ids)
-            )
-            for ids in self.ids
-        ]
-        self._model = model_of(self.checkpoint)
-        self._readout = ReadOut(self.checkpoint.config["width"])
-
-    def said(self, asked: str, prompt: int) -> Said:
-        """Everything is computed again for each token, by transformers' processors."""
-        params, host_processors = resolved(self, asked)
-        ids, start = list(self.ids[prompt]), len(self.ids[prompt])
-        rules = AsAsked(params, start, host_processors)
-        with torch.inference_mode():
-            while len(ids) < start + (params.max_tokens or 0):
-                logits_V: Tensor = self._model.head @ self._model.whole(ids)[-1]
-                ids.append(int(rules(torch.tensor([ids]), logits_V[None].clone()).argmax()))
-                over = [processor.push(ids[-1]) for processor in host_processors]
-                if any(over) or ids[-1] in (params.stop_token_ids or ()):
-                    break
-        return ids[start:], None
-
-    def assert_read(self, received: Received, prompt: int, ended: bool) -> None:
-        """A token's hidden state comes with the next one, given out or not. The last has none, be it the limit's or an end."""
-        ids = self.ids[prompt]
-        whole = self._model.emitted_whole([*ids, *received.tokens, *([0] if ended else [])])
-        rows = self._readout.read(whole.numpy())
-        for reader in ("read", "filed"):
-            for part, wanted in (("prompt", rows[self._positions(ids)]), ("tokens", rows[len(ids) - 1 : -1])):
-                np.testing.assert_allclose(
-                    received.numbers(f"{reader} of the {part}"), wanted.flatten(), rtol=0, atol=NEAR
-                )
-
-    @staticmethod
-    def _positions(ids: Sequence[int]) -> NDArray[np.int64]:
-        """Of a prompt, whose hidden states are read."""
-        return np.arange(0, len(ids), 3)
-
-
 SPOKEN = 8
 TALKER_SETS: Mapping[str, SamplingParams] = {
     "talker defaults": SamplingParams(seed=9, max_tokens=SPOKEN),
@@ -161,18 +78,25 @@ TALKER_SETS: Mapping[str, SamplingParams] = {
 """Of the talker; its text is as `GREEDY`."""
 
 
-class SpeakingFamily(Family):
-    """Hears, sees, writes and speaks; its codes are tapped."""
+class OmniFamily(Family):
+    """A tiny Qwen3-Omni, which hears, sees, writes and speaks; its codes are tapped."""
 
     writer = "thinker"
     stages = ("thinker", "talker")
     modalities = frozenset({"text", "audio", "codes"})
+    asked = (*PLAYED, *TALKER_SETS)
     also: Mapping[str, SamplingParams] = {"talker": SamplingParams(temperature=0.0, max_tokens=SPOKEN)}
-    chats: Sequence[Chat]
+    chats = (
+        chat("hello"),
+        chat("the blue square and the green one", picture(64, 64, 1), "what is it"),
+        chat("the blue square and the green one", picture(64, 64, 1), "or this", voice="aiden"),
+        chat(sound(0.5, 2), "who"),
+        chat("what is in the picture", picture(32, 64, 3), voice="chelsie"),
+    )
 
-    def __init__(self, folder: Path, *kinds: str) -> None:
-        """kinds: the family's plugin and those that it alone needs."""
-        super().__init__(folder, "ar", "encoder", "local", *kinds, tap="tests.support.tap")
+    def __init__(self, folder: Path) -> None:
+        tiny = tiny_checkpoint(81, stop_gain=0.0, codec_stop_gain=0.0)
+        super().__init__(tiny, "ar", "encoder", "local", "qwen3_omni", "vocoder", tap="tests.support.tap")
         frontend = build_frontend(self.pipeline, self.checkpoint)
         vocabulary = frontend.vocabulary()
         assert vocabulary is not None
@@ -190,28 +114,8 @@ class SpeakingFamily(Family):
     def lengths(self, stage: str) -> list[int]:
         if stage == self.writer:
             return super().lengths(stage)
-        lengths = []
-        for one in self.prompts:
-            args = one.edges["thinker->talker"]
-            assert isinstance(args, TextConditioningArgs | HiddenConditioningArgs)
-            lengths.append(args.prompt.length)
-        return lengths
-
-
-class OmniFamily(SpeakingFamily):
-    """A tiny Qwen3-Omni."""
-
-    asked = (*PLAYED, *TALKER_SETS)
-    chats = (
-        chat("hello"),
-        chat("the blue square and the green one", picture(64, 64, 1), "what is it"),
-        chat("the blue square and the green one", picture(64, 64, 1), "or this", voice="aiden"),
-        chat(sound(0.5, 2), "who"),
-        chat("what is in the picture", picture(32, 64, 3), voice="chelsie"),
-    )
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(tiny_checkpoint(81, stop_gain=0.0, codec_stop_gain=0.0), "qwen3_omni", "vocoder")
+        args = [one.edges["thinker->talker"] for one in self.prompts]
+        return [one.prompt.length for one in args if isinstance(one, TextConditioningArgs)]
 
     def said(self, asked: str, prompt: int) -> Said:
         params, host_processors = resolved(self, asked)
@@ -227,49 +131,9 @@ class OmniFamily(SpeakingFamily):
         return answer.ids, [tuple(frame) for frame in answer.codes.T.tolist()]
 
 
-class HeardFamily(SpeakingFamily):
-    """A tiny Qwen2.5-Omni, whose talker hears the thinker, and whose speech is denoised."""
-
-    asked = (GREEDY, *TALKER_SETS)
-    chats = tuple(
-        chat(*parts, voice=voice, max_text=TOKENS, max_codes=SPOKEN)
-        for voice, *parts in (
-            ("Chelsie", "hello"),
-            ("Chelsie", "the blue square and the green one", picture(64, 64, 1), "what is it"),
-            ("Ethan", "the blue square and the green one", picture(64, 64, 1), "or this"),
-            ("Ethan", sound(0.5, 2), "who"),
-            ("Chelsie", "what is in the picture", picture(32, 64, 3)),
-        )
-    )
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(tiny_folder(**HEARD_SHAPES["as written"]), "qwen2_5_omni", "diffusion")
-        self.prompts = [self._with_noise(one) for one in self.prompts]
-
-    @cached_property
-    def sets(self) -> Mapping[str, Mapping[str, SamplingParams]]:
-        sets = super().sets
-        return {name: sets[name] for name in (*self.asked, SEEDED)}
-
-    def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
-        return super().engine(device, {"token2wav.num_steps": 1, **settings})
-
-    def said(self, asked: str, prompt: int) -> Said:
-        assert asked == GREEDY
-        answer = heard_answer(self.folder, self.chats[prompt])
-        return answer.ids, [tuple(frame) for frame in answer.codes.T.tolist()]
-
-    @staticmethod
-    def _with_noise(one: Prepared) -> Prepared:
-        (voice,) = one.inputs["token2wav"]
-        return replace(one, inputs={**one.inputs, "token2wav": [Payload(voice.meta, {"noise": NOISE_TM})]})
-
-
-FAMILIES: Mapping[str, type[TextFamily | HiddenFamily | OmniFamily | HeardFamily]] = {
+FAMILIES: Mapping[str, type[TextFamily | OmniFamily]] = {
     "text": TextFamily,
-    "hidden": HiddenFamily,
     "qwen3_omni": OmniFamily,
-    "qwen2_5_omni": HeardFamily,
 }
 
 

@@ -2,8 +2,9 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
@@ -25,43 +26,31 @@ from tests.support.reference import chat, picture, sizes, sound, tiny_checkpoint
 from tests.support.tiny_qwen2_5_omni import tiny_folder
 from tests.support.tower import encode
 
-Model = TypeVar("Model", bound=EncoderModel)
 Items = Sequence[Mapping[str, Tensor]]
 TOLERANCE = 1e-5
 STAGES = ("audio_encoder", "vision_encoder")
 
 
-def built(
-    build: Callable[[StageContext], Model],
-    pipeline: Callable[[Checkpoint], Pipeline],
-    folder: Path,
-    device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> Model:
-    """As an engine would build the stage."""
+BUILT: dict[str, tuple[Callable[[StageContext], EncoderModel], Callable[[Checkpoint], Pipeline]]] = {
+    "audio_3": (encoders_3.build_audio, pipeline_3),
+    "vision_3": (encoders_3.build_vision, pipeline_3),
+    "audio_2_5": (encoders_2_5.build_audio, pipeline_2_5),
+    "vision_2_5": (encoders_2_5.build_vision, pipeline_2_5),
+}
+
+
+def built(name: str, folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
+    """As an engine would build the stage. name: of `BUILT`."""
+    build, pipeline = BUILT[name]
     checkpoint = Checkpoint(folder)
-    stage = pipeline(checkpoint).stage("audio_encoder" if "audio" in build.__name__ else "vision_encoder")
+    stage = pipeline(checkpoint).stage("audio_encoder" if "audio" in name else "vision_encoder")
     return build(StageContext(stage, stage.options, checkpoint, open_device(device), dtype, "auto"))
 
 
-@pytest.fixture(scope="module")
-def audio_3() -> encoders_3.AudioEncoder:
-    return built(encoders_3.build_audio, pipeline_3, tiny_checkpoint(**sizes(seed=81, deepstack=(0, 1))))
-
-
-@pytest.fixture(scope="module")
-def vision_3() -> encoders_3.VisionEncoder:
-    return built(encoders_3.build_vision, pipeline_3, tiny_checkpoint(**sizes(seed=81, deepstack=(0, 1))))
-
-
-@pytest.fixture(scope="module")
-def audio_2_5() -> encoders_2_5.AudioEncoder:
-    return built(encoders_2_5.build_audio, pipeline_2_5, tiny_folder())
-
-
-@pytest.fixture(scope="module")
-def vision_2_5() -> encoders_2_5.VisionEncoder:
-    return built(encoders_2_5.build_vision, pipeline_2_5, tiny_folder())
+@cache
+def encoder(name: str) -> Any:
+    """Of a tiny checkpoint, on the CPU."""
+    return built(name, tiny_folder() if "2_5" in name else tiny_checkpoint(**sizes(seed=81, deepstack=(0, 1))))
 
 
 def plain(tower: Any) -> Any:
@@ -102,8 +91,9 @@ def check(model: EncoderModel, items: Items, expected: Items) -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("frames", [(100,), (730, 100, 900), (1, 250, 801), (1650, 99)], ids=str)
-def test_clips_of_qwen3_omni(audio_3: encoders_3.AudioEncoder, frames: tuple[int, ...]) -> None:
+def test_clips_of_qwen3_omni(frames: tuple[int, ...]) -> None:
     """Among them ends of chunks and of attention windows."""
+    audio_3 = encoder("audio_3")
     tower = plain(audio_3.tower)
     chunk = 2 * tower.n_window
     items = clips(frames, tower.num_mel_bins, chunk=torch.tensor(chunk))
@@ -118,7 +108,8 @@ def test_clips_of_qwen3_omni(audio_3: encoders_3.AudioEncoder, frames: tuple[int
 
 
 @torch.inference_mode()
-def test_short_clips_are_padded_to_their_chunk_and_no_further(audio_3: encoders_3.AudioEncoder) -> None:
+def test_short_clips_are_padded_to_their_chunk_and_no_further() -> None:
+    audio_3 = encoder("audio_3")
     tower = plain(audio_3.tower)
     items = clips((30, 17), tower.num_mel_bins, chunk=torch.tensor(30))
     assert audio_3.padded_length(items) is None
@@ -129,58 +120,54 @@ def test_short_clips_are_padded_to_their_chunk_and_no_further(audio_3: encoders_
 
 @torch.inference_mode()
 @pytest.mark.parametrize("frames", [(200,), (437, 3, 600), (81, 250), (3, 4, 5), (199, 201)], ids=str)
-def test_clips_of_qwen2_5_omni(audio_2_5: encoders_2_5.AudioEncoder, frames: tuple[int, ...]) -> None:
+def test_clips_of_qwen2_5_omni(frames: tuple[int, ...]) -> None:
     """Among them ends of chunks and odd lengths, whose last token has no partner."""
-    items, tower = clips(frames), plain(audio_2_5.tower)
+    items, tower = clips(frames), plain(encoder("audio_2_5").tower)
     expected = [
         tower(item["features"], feature_lens=torch.tensor([count])).last_hidden_state
         for item, count in zip(items, frames, strict=True)
     ]
     assert [len(wanted) for wanted in expected] == [encoders_2_5.embedded_frames(count) for count in frames]
-    check(audio_2_5, items, [{"embeddings": embeddings} for embeddings in expected])
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("grids", [((1, 4, 4),), ((1, 2, 6), (3, 4, 2), (1, 8, 8), (2, 6, 4))], ids=str)
-def test_pictures_of_qwen3_omni(vision_3: encoders_3.VisionEncoder, grids: tuple[tuple[int, int, int], ...]) -> None:
-    tower = plain(vision_3.tower)
-    items = pictures(grids, tower.patch_embed.proj.weight[0].numel())
-    expected = []
-    for item in items:
-        out = tower(item["pixels"], grid_thw=item["grid"][None])
-        expected.append({"embeddings": out.pooler_output, "deepstack": torch.stack(list(out.deepstack_features))})
-    assert expected[0]["deepstack"].shape[0] == 2
-    check(vision_3, items, expected)
+    check(encoder("audio_2_5"), items, [{"embeddings": embeddings} for embeddings in expected])
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
-    "grids", [((1, 4, 6),), ((1, 16, 8), (1, 2, 2), (1, 18, 10)), ((2, 10, 12), (1, 8, 8))], ids=str
+    ("name", "grids"),
+    [
+        *(("vision_3", grids) for grids in (((1, 4, 4),), ((1, 2, 6), (3, 4, 2), (1, 8, 8), (2, 6, 4)))),
+        *(("vision_2_5", ((1, 4, 6),)), ("vision_2_5", ((1, 16, 8), (1, 2, 2), (1, 18, 10)))),
+        ("vision_2_5", ((2, 10, 12), (1, 8, 8))),
+    ],
+    ids=str,
 )
-def test_pictures_of_qwen2_5_omni(
-    vision_2_5: encoders_2_5.VisionEncoder, grids: tuple[tuple[int, int, int], ...]
-) -> None:
+def test_pictures(name: str, grids: tuple[tuple[int, int, int], ...]) -> None:
     """Among them whole windows, and such as are cut at the edges; pictures of several frames, too."""
-    items, tower = pictures(grids, 3 * 2 * 14 * 14), plain(vision_2_5.tower)
-    expected = [tower(item["pixels"], grid_thw=item["grid"][None]).pooler_output for item in items]
-    check(vision_2_5, items, [{"embeddings": embeddings} for embeddings in expected])
+    tower = plain(encoder(name).tower)
+    items, expected = pictures(grids, tower.patch_embed.proj.weight[0].numel()), []
+    for item in items:
+        out = tower(item["pixels"], grid_thw=item["grid"][None])
+        expected.append({"embeddings": out.pooler_output})
+        if name == "vision_3":
+            expected[-1]["deepstack"] = torch.stack(list(out.deepstack_features))
+            assert len(expected[-1]["deepstack"]) == 2
+    check(encoder(name), items, expected)
 
 
 @torch.inference_mode()
-def test_planted_fault_windows_are_not_frames(vision_2_5: encoders_2_5.VisionEncoder) -> None:
+def test_planted_fault_windows_are_not_frames() -> None:
     """The tiny tower's windows matter: were they as large as frames, something else would come out."""
     (item,) = pictures([(1, 16, 12)], 3 * 2 * 14 * 14)
-    tower = plain(vision_2_5.tower)
+    tower = plain(encoder("vision_2_5").tower)
     narrow = tower(item["pixels"], grid_thw=item["grid"][None]).pooler_output
     tower.window_size *= 8
     wide = tower(item["pixels"], grid_thw=item["grid"][None]).pooler_output
     assert (wide - narrow).abs().max() > 100 * TOLERANCE * narrow.abs().max()
 
 
-def test_a_padded_batch_is_laid_out_the_same_whatever_is_in_it(
-    audio_3: encoders_3.AudioEncoder, vision_3: encoders_3.VisionEncoder
-) -> None:
+def test_a_padded_batch_is_laid_out_the_same_whatever_is_in_it() -> None:
     """Or a captured one could not stand for it."""
+    audio_3, vision_3 = encoder("audio_3"), encoder("vision_3")
     chunk = torch.tensor(2 * audio_3.tower.n_window)
     values = vision_3.tower.patch_embed.proj.weight[0].numel()
     cases: list[tuple[EncoderModel, Items]] = [
@@ -197,11 +184,8 @@ def test_a_padded_batch_is_laid_out_the_same_whatever_is_in_it(
 
 
 @pytest.mark.parametrize("length", [1, 7, 50, 51, 130])
-def test_largest_items_fit(
-    audio_2_5: encoders_2_5.AudioEncoder, vision_2_5: encoders_2_5.VisionEncoder, length: int
-) -> None:
-    models: tuple[EncoderModel, ...] = (audio_2_5, vision_2_5)
-    for model in models:
+def test_largest_items_fit(length: int) -> None:
+    for model in (encoder("audio_2_5"), encoder("vision_2_5")):
         item = model.largest_item(length)
         assert item.length <= length
         (outputs,) = encode(model, [item.features])
@@ -228,13 +212,11 @@ def test_media_embeddings_on_cuda_are_the_cpu_s(
     payloads = build_frontend(Checkpoint(folder)).prepare(chat(*MEDIA)).inputs[stage]
     items = [{name: t for name, t in payload.tensors.items() if isinstance(t, Tensor)} for payload in payloads]
     assert len(items) >= 2
-    build: Callable[[StageContext], EncoderModel]
-    build = encoders_3.build_audio if stage == "audio_encoder" else encoders_3.build_vision
-    device = open_device("cuda")
-    model = built(build, pipeline_3, folder, "cuda", dtype)
+    name = "audio_3" if stage == "audio_encoder" else "vision_3"
+    device, model = open_device("cuda"), built(name, folder, "cuda", dtype)
     with may_sync(SyncPoint.LOAD):
         device.synchronize()
     with sync_guard(device, SyncCheck.ERROR):
         on_cuda = encode(model, items, device, lengths)
-    on_cpu = encode(built(build, pipeline_3, folder), items)
+    on_cpu = encode(built(name, folder), items)
     assert_near(on_cuda, [{name: torch.as_tensor(t) for name, t in one.items()} for one in on_cpu], tolerance)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 from unittest import mock
 
 import msgspec
@@ -34,7 +34,6 @@ from transformers import (
 )
 
 from omni.checkpoint import Checkpoint
-from omni.errors import InputError
 from omni.frontend.base import AudioPart, Chat, ImagePart, Message, Part, TextPart
 from omni.frontend.hf_files import load_preprocessor, load_tokenizer
 from omni.sampling import SamplingParams
@@ -46,15 +45,10 @@ from omni_qwen3_omni.tiny import write_tiny
 
 
 class _NoVideo:
-    """Stands where the processor keeps its video processor, and refuses what that would be given."""
+    """Stands where the processor keeps its video processor."""
 
     merge_size = 2
     model_input_names: tuple[str, ...] = ()
-
-    def __call__(self, videos: object, **settings: object) -> NoReturn:
-        raise InputError(
-            "videos", "video input is not supported", "give single frames as pictures, and the sound as audio"
-        )
 
 
 class _Processor(Qwen3OmniMoeProcessor):
@@ -67,7 +61,7 @@ class _Processor(Qwen3OmniMoeProcessor):
 
 
 def load_processor(path: str | Path) -> Qwen3OmniMoeProcessor:
-    """The processor of the checkpoint in `path`, its files read as the front end reads them. It raises InputError for videos."""
+    """The processor of the checkpoint in `path`, its files read as the front end reads them."""
     folder = Path(path)
     tokenizer = load_tokenizer(folder, Qwen2Tokenizer)
     images = load_preprocessor(folder, Qwen2VLImageProcessorPil)

@@ -3,7 +3,7 @@
 Shape legend: T tokens of a prompt, D the thinker's width, M mel bins, S samples.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +12,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2Tokenizer
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (
@@ -26,7 +25,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 
 from omni.checkpoint import Checkpoint, stacked_destinations
 from omni.device.cpu import CpuDevice
-from omni.frontend.base import AudioPart, Chat, ImagePart, Message, Part, TextPart
+from omni.frontend.base import Chat
 from omni.pipeline import Stage
 from omni.stage import StageContext
 from omni.utils.quiet import quiet
@@ -284,57 +283,42 @@ def stage_context(folder: Path, name: str) -> StageContext:
     return StageContext(stage, stage.options, Checkpoint(folder), CpuDevice(), torch.float32, "auto")
 
 
-def prompt_ids(folder: Path, text: str, media: str = "") -> Tensor:
-    """int64 `[T]` of a chat of one message; media: special tokens before its text."""
+def prompt_ids(folder: Path, text: str) -> Tensor:
+    """int64 `[T]` of a chat of one message."""
     tokenizer = Qwen2Tokenizer.from_pretrained(folder)
     chat = tokenizer.apply_chat_template(
-        [{"role": "user", "content": media + text}], add_generation_prompt=True, tokenize=False
+        [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
     )
     return torch.tensor(tokenizer(chat)["input_ids"])
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """ids: the thinker's answer. heard_TD: the talker's first input but for the codes' embeddings. logits: of each code, before
-    anything is done to them. codes: that were chosen, the one that ended them included. wave_S: of the noise that was given."""
+    """ids: the thinker's answer. codes: that were chosen, the one that ended them included."""
 
-    prompt_T: Tensor
     ids: list[int]
-    heard_TD: Tensor
-    logits: list[Tensor]
     codes: list[int]
-    wave_S: Tensor
 
 
 @torch.no_grad()
 def speak(
-    folder: Path,
-    prompt_T: Tensor,
-    tokens: int = 8,
-    codes: int = 20,
-    noise_seed: int = 0,
-    voice: str = "Chelsie",
-    steps: int = 1,
-    **media: Any,
+    folder: Path, prompt_T: Tensor, tokens: int = 8, codes: int = 20, voice: str = "Chelsie", **media: Any
 ) -> Spoken:
-    """transformers' own `generate`, greedy. steps: that noise becomes sound in. media: features, as its processor gives them."""
+    """transformers' own `generate`, greedy, but for the sound. media: features, as its processor gives them."""
     model = reference_model(folder)
-    talker, heard = model.talker.generate, {}
+    talker, chosen = model.talker.generate, []
 
     def listen(**arguments: Any) -> Tensor:
-        heard["in"] = arguments["inputs_embeds"][0].clone()
-        result = talker(**arguments, return_dict_in_generate=True, output_logits=True)
-        heard["logits"], heard["codes"] = [step[0] for step in result.logits], result.sequences
-        sequences: Tensor = result.sequences
+        sequences: Tensor = talker(**arguments)
+        chosen.append(sequences)
         return sequences
 
     if "pixel_values" in media:
         # Without a prefix they reach the talker, too, which refuses them.
         media["thinker_pixel_values"] = media.pop("pixel_values")
-    stops = [model.talker.codec_pad_token, model.talker.codec_eos_token]
-    with patch.object(model.talker, "generate", listen), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(noise_seed)
-        sequences, wave_S = model.generate(
+    silence = patch.object(model.token2wav, "forward", lambda *_, **__: torch.zeros(1, 8))
+    with patch.object(model.talker, "generate", listen), silence:
+        sequences, _ = model.generate(
             input_ids=prompt_T[None],
             attention_mask=torch.ones_like(prompt_T)[None],
             speaker=voice,
@@ -342,33 +326,11 @@ def speak(
             thinker_do_sample=False,
             talker_max_new_tokens=codes,
             talker_do_sample=False,
-            talker_eos_token_id=stops,
-            token2wav_num_steps=steps + 1,
+            talker_eos_token_id=[model.talker.codec_pad_token, model.talker.codec_eos_token],
             **media,
         )
     start = len(prompt_T)
-    return Spoken(
-        prompt_T,
-        sequences[0, start:].tolist(),
-        heard["in"],
-        heard["logits"],
-        heard["codes"][0, start + 2 :].tolist(),
-        wave_S,
-    )
-
-
-def picture(folder: Path, height: int = 4, width: int = 6, seed: int = 0) -> Mapping[str, Tensor]:
-    """A picture's features, of so many patches: its tokens are a fourth of them."""
-    vision = Checkpoint(folder).config["thinker_config"]["vision_config"]
-    values = 3 * vision["temporal_patch_size"] * vision["patch_size"] ** 2
-    pixels = torch.randn(height * width, values, generator=torch.Generator().manual_seed(seed))
-    return {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, height, width]])}
-
-
-def sound(frames: int = 50, bins: int = 128, seed: int = 0) -> Mapping[str, Tensor]:
-    """A clip's features."""
-    features = torch.randn(1, bins, frames, generator=torch.Generator().manual_seed(seed))
-    return {"input_features": features, "feature_attention_mask": torch.ones(1, frames, dtype=torch.int64)}
+    return Spoken(sequences[0, start:].tolist(), chosen[0][0, start + 2 :].tolist())
 
 
 @torch.no_grad()
@@ -382,20 +344,6 @@ def sound_of(folder: Path, codes: list[int], noise_TM: Tensor, voice: str, steps
             torch.tensor([said]), conditioning=given["cond"], reference_mel=given["ref_mel"], num_steps=steps + 1
         )
     return wave.reshape(-1)
-
-
-def as_transformers(folder: Path, messages: list[dict[str, Any]]) -> tuple[Tensor, dict[str, Any]]:
-    """As `given`, of a chat of one message."""
-    parts: list[Part] = []
-    for part in messages[0]["content"]:
-        match part["type"]:
-            case "text":
-                parts.append(TextPart(part["text"]))
-            case "input_audio":
-                parts.append(AudioPart(samples=part["input_audio"], field="audio"))
-            case "image_url":
-                parts.append(ImagePart(image=Image.fromarray(part["image_url"]), field="image"))
-    return given(folder, Chat((Message(role="user", content=tuple(parts)),), frozenset({"text"}), None, {}))
 
 
 def given(folder: Path, chat: Chat) -> tuple[Tensor, dict[str, Any]]:

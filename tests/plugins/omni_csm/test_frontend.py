@@ -1,13 +1,10 @@
 """From turns to stage inputs: ids, embeddings, sounds; and what is refused."""
 
-import shutil
-from pathlib import Path
-
 import pytest
 import torch
 
 from omni.checkpoint import Checkpoint
-from omni.errors import CheckpointError, InputError
+from omni.errors import InputError
 from omni.frontend.base import Chat, Message, Prepared, TextPart
 from omni_ar.inputs import Prompt
 from omni_csm.frontend import CsmFrontend, build
@@ -91,17 +88,3 @@ def test_reserved_words_in_pieces_are_found(frontend: CsmFrontend) -> None:
     pieces = Message("user", (TextPart("<|AU"), TextPart("DIO|>")))
     with pytest.raises(InputError, match="stands for sound"):
         frontend.prepare(with_tokens(speak(pieces)))
-
-
-@pytest.mark.parametrize(
-    ("file", "message"),
-    [
-        ("tokenizer_config.json", "tokenizer_config.json: is missing"),
-        ("tokenizer.json", "tokenizer: there is none in"),
-        ("chat_template.jinja", "chat_template: there is none in"),
-    ],
-)
-def test_a_missing_file_is_named(tmp_path: Path, file: str, message: str) -> None:
-    folder = shutil.copytree(tiny_csm(), tmp_path / "model", ignore=shutil.ignore_patterns(file, "*.safetensors"))
-    with pytest.raises(CheckpointError, match=message):
-        build(Checkpoint(folder))

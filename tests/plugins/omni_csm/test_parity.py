@@ -50,16 +50,6 @@ def assert_same(result: Result, spoken: Spoken) -> None:
     assert len({tuple(frame) for frame in result.frames}) > len(result.frames) // 2, "it says the same all the time"
 
 
-@pytest.fixture(scope="module")
-def engine() -> OmniEngine:
-    return OmniEngine(tiny_csm())
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_parity_with_transformers(engine: OmniEngine, case: str) -> None:
-    assert_same(engine.answer(CASES[case]), csm_reference_of(tiny_csm()).speech(CASES[case]))
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_parity_of_other_shapes(shape: str) -> None:
     folder = tiny_csm(**SHAPES[shape])

@@ -1,96 +1,63 @@
 """Faults that the parity tests would miss if the tiny model were degenerate: each changes what is said."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from omni_ar.model import Codes, PlacedEmbedding, PromptTokens
 from omni_csm.backbone import Backbone
 from omni_csm.config import CsmConfig, read_config
 from omni_csm.depth import DepthDecoder, FrameEmbedding
+from tests.plugins.planting import Plant, wrapped
 from tests.support.csm_reference import csm_reference_of, speak, tiny_csm, turn
 from tests.support.omni_engine import OmniEngine
 from tests.support.reference import with_sampling
 from tests.support.tiers import few
 
-Patch = Callable[[pytest.MonkeyPatch], None]
 
-
-def _one_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every group reads the first one's entries."""
-    code = FrameEmbedding.code
-    monkeypatch.setattr(FrameEmbedding, "code", lambda self, codes_R, group: code(self, codes_R, 0))
-
-
-def _forgotten_sound(monkeypatch: pytest.MonkeyPatch) -> None:
-    def embed_prompt(self: Backbone, prompt: PromptTokens) -> Tensor:
-        return real(self, PromptTokens(prompt.columns_CT, ()))
-
-    real = Backbone.embed_prompt
-    monkeypatch.setattr(Backbone, "embed_prompt", embed_prompt)
-
-
-def _reversed_sound(monkeypatch: pytest.MonkeyPatch) -> None:
-    def embed_prompt(self: Backbone, prompt: PromptTokens) -> Tensor:
-        backwards = [
-            PlacedEmbedding(part.name, part.tokens_n, {"codes": part.tensors["codes"].flip(0)})
-            for part in prompt.embeddings
-        ]
-        return real(self, PromptTokens(prompt.columns_CT, backwards))
-
-    real = Backbone.embed_prompt
-    monkeypatch.setattr(Backbone, "embed_prompt", embed_prompt)
-
-
-def _end_of_sound_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    _reconfigured(monkeypatch, lambda config: msgspec.structs.replace(config, audio_eos=-1))
-
-
-def _unscaled_depth(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = {"rope_scaling": None, "rope_theta": 100.0}
-    _reconfigured(
-        monkeypatch,
-        lambda config: msgspec.structs.replace(config, depth=msgspec.structs.replace(config.depth, **plain)),
+def _prompt_with(embeddings: Callable[[Sequence[PlacedEmbedding]], Sequence[PlacedEmbedding]]) -> Plant:
+    return wrapped(
+        Backbone,
+        "embed_prompt",
+        lambda embed, model, prompt: embed(model, PromptTokens(prompt.columns_CT, embeddings(prompt.embeddings))),
     )
 
 
-def _unscaled_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = {"rope_scaling": None}
-    _reconfigured(
-        monkeypatch,
-        lambda config: msgspec.structs.replace(config, backbone=msgspec.structs.replace(config.backbone, **plain)),
-    )
+def _backwards(part: PlacedEmbedding) -> PlacedEmbedding:
+    return PlacedEmbedding(part.name, part.tokens_n, {"codes": part.tensors["codes"].flip(0)})
 
 
-def _cold_depth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is drawn from as if it were colder than was asked for."""
-    predict: Callable[..., Codes] = DepthDecoder.predict
-
-    def predict_cold(self: DepthDecoder, *arguments: Any) -> Codes:
-        *inputs, draw = arguments
-        return predict(self, *inputs, lambda logits_RV, group: draw(logits_RV / 0.9, group))
-
-    monkeypatch.setattr(DepthDecoder, "predict", predict_cold)
+def _reconfigured(change: Callable[[CsmConfig], CsmConfig]) -> Plant:
+    changed = lambda checkpoint: change(read_config(checkpoint))  # noqa: E731
+    return lambda patch: patch.setattr("omni_csm.backbone.read_config", changed)
 
 
-def _reconfigured(monkeypatch: pytest.MonkeyPatch, change: Callable[[CsmConfig], CsmConfig]) -> None:
-    monkeypatch.setattr("omni_csm.backbone.read_config", lambda checkpoint: change(read_config(checkpoint)))
+def _cold(predict: Callable[..., Codes], decoder: DepthDecoder, *arguments: Any) -> Codes:
+    """Codes are drawn as if they were colder than was asked for."""
+    *inputs, draw = arguments
+    return predict(decoder, *inputs, lambda logits_RV, group: draw(logits_RV / 0.9, group))
 
 
-FAULTS: list[Patch] = [
-    _one_table,
-    _forgotten_sound,
-    _reversed_sound,
-    _end_of_sound_as_text,
-    _unscaled_depth,
-    _unscaled_backbone,
-    _cold_depth,
-]
+FAULTS: dict[str, Plant] = {
+    "every group reads the first table": wrapped(
+        FrameEmbedding, "code", lambda code, embedding, codes_R, group: code(embedding, codes_R, 0)
+    ),
+    "forgotten sound": _prompt_with(lambda embeddings: ()),
+    "reversed sound": _prompt_with(lambda embeddings: [_backwards(part) for part in embeddings]),
+    "end of sound as text": _reconfigured(lambda config: replace(config, audio_eos=-1)),
+    "unscaled depth": _reconfigured(
+        lambda config: replace(config, depth=replace(config.depth, rope_scaling=None, rope_theta=100.0))
+    ),
+    "unscaled backbone": _reconfigured(
+        lambda config: replace(config, backbone=replace(config.backbone, rope_scaling=None))
+    ),
+    "cold depth": wrapped(DepthDecoder, "predict", _cold),
+}
 
 
 ASKED = speak(turn("user", "how are you", 0.6, 8), "I am well", temperature=0.9, top_k=10, seed=0, frames=25)
@@ -110,11 +77,11 @@ def right(folder: Path) -> Tensor:
     return codes
 
 
-@pytest.mark.parametrize("fault", few(1, FAULTS), ids=lambda fault: fault.__name__.strip("_"))
+@pytest.mark.parametrize("fault", few(1, FAULTS))
 def test_planted_fault_changes_what_is_said(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, right: Tensor, fault: Patch
+    monkeypatch: pytest.MonkeyPatch, folder: Path, right: Tensor, fault: str
 ) -> None:
-    fault(monkeypatch)
+    FAULTS[fault](monkeypatch)
     assert not torch.equal(OmniEngine(folder).answer(ASKED).codes, right)
 
 

@@ -9,7 +9,6 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 
 from omni.errors import CheckpointError
 from omni_qwen2_5_omni.token2wav.bigvgan import BigVGAN
-from tests.support.tiers import few
 from tests.support.tiny_qwen2_5_omni import bigvgan_pair, random_mel
 
 TOLERANCE = 1e-5
@@ -63,15 +62,6 @@ def test_levels_are_limited_at_both_ends(pair: Pair) -> None:
         assert error(pair, mel, pair[1](mel).detach().reshape(-1)) < TOLERANCE
 
 
-def test_rows_of_a_batch_are_independent(pair: Pair) -> None:
-    mels = [random_mel(20, seed) for seed in range(3)]
-    with torch.no_grad():
-        waves = pair[0](torch.cat(mels))
-    for mel, wave in zip(mels, waves, strict=True):
-        expected = whole(pair, mel)
-        assert (wave - expected).abs().max() < TOLERANCE * expected.abs().max()
-
-
 def in_pieces(pair: Pair, mel: Tensor, size: int, context: int) -> Tensor:
     """Pieces of `size` frames, each made with `context` frames on both sides where there are any."""
     pieces, frames, rate = [], mel.shape[2], pair[0].samples_per_frame
@@ -102,21 +92,6 @@ def test_context_is_what_transformers_network_reaches(shape: dict[str, Any]) -> 
     with torch.no_grad():
         spoilt = reference(mel).isnan().nonzero().flatten() // net.samples_per_frame
     assert max(middle - int(spoilt.min()), int(spoilt.max()) - middle) == net.context
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    "part", few(1, ["conv_pre.bias", "ups.1.0.bias", "resblocks.4.convs1.2.bias", "activation_post.act.beta"])
-)
-def test_planted_fault_in_any_part_is_heard(pair: Pair, part: str) -> None:
-    mel = random_mel(60)
-    expected = whole(pair, mel)
-    parameter = dict(pair[0].named_parameters())[part]
-    kept = parameter.clone()
-    parameter[0] += 0.1
-    changed = error(pair, mel, expected)
-    parameter.copy_(kept)
-    assert changed > 10 * TOLERANCE
 
 
 @pytest.mark.parametrize(

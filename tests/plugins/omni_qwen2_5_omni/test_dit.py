@@ -3,7 +3,6 @@
 Shape legend: M mel bins, N codes, T mel frames.
 """
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +15,6 @@ from omni_diffusion.layers import RungeKutta
 from omni_diffusion.model import Windows
 from omni_qwen2_5_omni.token2wav import Token2Wav
 from omni_qwen2_5_omni.token2wav.dit import DiT
-from tests.support.tiers import few
 from tests.support.tiny_qwen2_5_omni import SMALL_BIGVGAN, SMALL_DIT, Denoised, DiTPair, Rows
 
 TOLERANCE = 1e-5
@@ -150,80 +148,6 @@ def test_windows_come_closer_to_the_whole_with_each_block_of_lookahead() -> None
     assert errors[0] > 1e-2
     assert all(later < earlier / 2 for earlier, later in pairwise(errors))
     assert errors[-1] < TOLERANCE
-
-
-def test_context_that_is_made_again_counts_instead_of_what_is_remembered() -> None:
-    window = DiTPair.of().codes(32), DiTPair.of().noise(32)
-    made = [stream(DiTPair.of(remembers=remembers), *window, 2, 1, before=1) for remembers in (False, True)]
-    assert torch.equal(*made)
-
-
-def test_streams_keep_apart_what_they_remember() -> None:
-    pair = DiTPair.of(look_ahead_layers=[], remembers=True)
-    utterances = [(pair.codes(16, seed), pair.noise(16, seed)) for seed in range(2)]
-    rows, made = Rows(pair), []
-    for start in (0, 8):
-        windows = [
-            Denoised(2 - row, codes[start : start + 8], noise[2 * start : 2 * start + 16], first=start)
-            for row, (codes, noise) in enumerate(utterances)
-        ]
-        rows.begin(*windows)
-        made.append(rows.finish(*windows))
-    for (codes, noise), halves in zip(utterances, zip(*made, strict=True), strict=True):
-        assert error(torch.cat(halves), pair.expected(codes, noise)) < TOLERANCE
-
-
-def _shift(numbers_4R: Tensor, which: int) -> None:
-    numbers_4R[which] += 1
-
-
-@pytest.mark.parametrize(
-    "tamper",
-    few(
-        1,
-        [
-            lambda state: _shift(state.numbers_4R, 1),
-            lambda state: state.numbers_4R[1].sub_(8),
-            lambda state: state.condition_RUTD[:, 0].zero_(),
-            lambda state: state.condition_RUTD[:, 1].zero_(),
-        ],
-    ),
-    ids=["a frame more", "a block less", "unguided", "all guided"],
-)
-def test_planted_fault_in_a_window_is_seen(pair: DiTPair, tamper: Callable[[Any], object]) -> None:
-    utterance = pair.codes(10), pair.noise(10)
-    window, rows = Denoised(0, *utterance), Rows(pair)
-    rows.begin(window)
-    tamper(rows.state)
-    assert error(rows.finish(window)[0], pair.expected(*utterance)) > 10 * TOLERANCE
-
-
-@pytest.mark.parametrize("which", few(1, [0, 2, 3]), ids=["place", "follows", "last"])
-def test_planted_fault_in_what_is_remembered_is_seen(which: int) -> None:
-    """A window that stands elsewhere, that follows nothing, or that kept another block for the next."""
-    pair = DiTPair.of(look_ahead_layers=[], remembers=True)
-    codes, noise = pair.codes(16), pair.noise(16)
-    rows, made = Rows(pair), []
-    for start in (0, 8):
-        window = Denoised(0, codes[start : start + 8], noise[2 * start : 2 * start + 16], first=start)
-        rows.begin(window)
-        if which == 3:
-            rows.state.numbers_4R[3, 0] -= 1
-        elif start:
-            rows.state.numbers_4R[which, 0] -= 1
-        made.append(rows.finish(window)[0])
-    assert error(torch.cat(made), pair.expected(codes, noise)) > 10 * TOLERANCE
-
-
-@pytest.mark.parametrize("step", few(1, [0, 2]))
-def test_planted_fault_a_step_done_twice_is_seen(pair: DiTPair, step: int) -> None:
-    utterance = pair.codes(8), pair.noise(8)
-    window, rows = Denoised(0, *utterance), Rows(pair)
-    rows.begin(window)
-    while window.step <= step:
-        rows.step(window)
-    window.step -= 1
-    assert error(rows.finish(window)[0], pair.expected(*utterance)) > 1e-2
 
 
 def test_no_value_is_read_back_from_the_device() -> None:

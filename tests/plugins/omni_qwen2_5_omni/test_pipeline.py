@@ -13,8 +13,9 @@ from omni.engine import resolve_pipeline
 from omni.errors import CheckpointError
 from omni.utils.quiet import quiet
 from omni_ar.options import ArOptions
+from omni_qwen2_5_omni.thinker import build as build_thinker
 from tests.support.tiny_omni import tiny_plugins
-from tests.support.tiny_qwen2_5_omni import tiny_folder
+from tests.support.tiny_qwen2_5_omni import stage_context, tiny_folder
 
 
 @pytest.mark.parametrize("talker", [True, False])
@@ -23,6 +24,12 @@ def test_stages_are_those_of_the_checkpoint(talker: bool) -> None:
     names = ["audio_encoder", "vision_encoder", "thinker", *["talker", "token2wav"][: 2 * talker]]
     assert [stage.name for stage in pipeline.stages] == names
     assert [output.modality for output in pipeline.outputs] == ["text", "audio"][: 1 + talker]
+
+
+@pytest.mark.parametrize(("talker", "emits"), [(True, (64, True, ("audio", "image"))), (False, (0, False, ()))])
+def test_the_thinker_emits_hidden_states_for_a_talker_alone(talker: bool, emits: object) -> None:
+    shape = build_thinker(stage_context(tiny_folder(talker=talker), "thinker")).shape
+    assert (shape.payload_width, shape.emits_tokens, shape.forward_embeddings) == emits
 
 
 def test_ends_and_codes_without_sound() -> None:

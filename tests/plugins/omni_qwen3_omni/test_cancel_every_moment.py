@@ -23,60 +23,40 @@ ENOUGH_TICKS = 300
 
 @dataclass(slots=True)
 class World:
-    """An engine, what the requests give alone, and the tick before which the victim is over."""
+    """An engine, and what the requests give alone."""
 
     engine: OmniEngine
     victim: Result
     other: Result
-    ticks: int
 
     @torch.inference_mode()
-    def give_up_before(self, tick: int, beside: bool) -> tuple[Result, Result | None]:
-        """Runs the victim, with the other request or without, and gives it up before a tick."""
-        victim, other = Result(), Result() if beside else None
+    def give_up_before(self, tick: int) -> tuple[Result, Result]:
+        """Runs the victim beside the other request, and gives it up before a tick."""
+        victim, other = Result(), Result()
         request, engine = self.engine.request(VICTIM), self.engine.engine
         engine.submit(request, victim.take)
-        if other is not None:
-            engine.submit(self.engine.request(OTHER), other.take)
+        engine.submit(self.engine.request(OTHER), other.take)
         self._tick(tick)
         engine.abort(request.id, GIVEN_UP)
         self._tick(SETTLING_TICKS)
         assert victim.over
-        if other is not None:
-            self._tick_until_idle()
+        for _ in range(ENOUGH_TICKS):
+            if engine.idle:
+                break
+            self._tick(1)
         self.engine.assert_free()
         assert engine.idle
         return victim, other
-
-    @torch.inference_mode()
-    def count_ticks(self) -> int:
-        """Until the victim, alone, is over."""
-        result, ticks = Result(), 0
-        self.engine.engine.submit(self.engine.request(VICTIM), result.take)
-        while not result.over:
-            self._tick(1)
-            ticks += 1
-        self._tick_until_idle()
-        return ticks
 
     def _tick(self, times: int) -> None:
         for _ in range(times):
             self.engine.engine.tick()
 
-    def _tick_until_idle(self) -> None:
-        for _ in range(ENOUGH_TICKS):
-            if self.engine.engine.idle:
-                return
-            self._tick(1)
-        self.engine.assert_free()
-
 
 @pytest.fixture(scope="module")
 def world() -> World:
     engine = OmniEngine(tiny_checkpoint(3, **SHAPE), NO_CACHES)
-    world = World(engine, engine.answer(VICTIM), engine.answer(OTHER), 0)
-    world.ticks = world.count_ticks()
-    return world
+    return World(engine, engine.answer(VICTIM), engine.answer(OTHER))
 
 
 def assert_begins(part: Result, whole: Result) -> None:
@@ -93,21 +73,15 @@ def assert_close(wave: NDArray[np.float32], expected: NDArray[np.float32]) -> No
     assert np.abs(wave - expected).max(initial=0) <= TOLERANCE
 
 
-def test_everything_is_free_a_few_ticks_later(world: World) -> None:
+def test_the_other_request_gives_what_it_gives_alone_and_all_is_free(world: World) -> None:
     given = set()
-    for tick in range(world.ticks):
-        victim, _ = world.give_up_before(tick, beside=False)
+    for tick in range(ENOUGH_TICKS):
+        victim, other = world.give_up_before(tick)
+        if victim.error is None:
+            break
         assert_begins(victim, world.victim)
         given.add((len(victim.ids), len(victim.frames)))
-    assert {ids for ids, _ in given} == set(range(8))
-    assert {frames for _, frames in given} >= set(range(13))
-
-
-def test_the_other_request_gives_what_it_gives_alone(world: World) -> None:
-    for tick in range(world.ticks):
-        victim, other = world.give_up_before(tick, beside=True)
-        if victim.error is not None:
-            assert_begins(victim, world.victim)
-        assert other is not None
         assert (other.ids, other.frames, other.reasons) == (world.other.ids, world.other.frames, world.other.reasons)
         assert_close(other.wave, world.other.wave)
+    assert {ids for ids, _ in given} == set(range(8))
+    assert {frames for _, frames in given} >= set(range(13))

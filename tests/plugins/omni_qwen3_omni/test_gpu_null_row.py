@@ -89,7 +89,7 @@ def poison_chunks(vocoder: VocoderWorker) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("shape", ["as written", pytest.param("other sizes", marks=pytest.mark.gpu)])
-def test_nan_in_the_null_row_reaches_nobody(device: str, shape: str) -> None:
+def test_nan_in_the_null_row_reaches_no_other_row(device: str, shape: str) -> None:
     expected = answers_alone(shape)
     omni = OmniEngine(tiny_checkpoint(**SHAPES[shape]), SETTINGS, device, graphs=True)
     requests = [omni.request(asked) for asked in CHATS]

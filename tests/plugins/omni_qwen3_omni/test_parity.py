@@ -10,38 +10,15 @@ from safetensors.torch import load_file, save_file
 
 from omni.device import SyncCheck, open_device, sync_guard
 from omni.testing.launch_guard import LaunchGuard
-from tests.plugins.omni_qwen3_omni.parity_cases import CASES, VOICES
+from tests.plugins.omni_qwen3_omni.parity_cases import VOICES
 from tests.support.omni_engine import OmniEngine, assert_parity
 from tests.support.reference import chat, picture, says, sound, tiny_checkpoint
-from tests.support.tiers import SLOW, few
 
 
 @pytest.fixture(scope="module")
 def engine() -> OmniEngine:
     """Its models never stop by themselves, so that every case has its full length."""
     return OmniEngine(tiny_checkpoint(stop_gain=0.0, codec_stop_gain=0.0, voices=VOICES))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_parity_with_transformers(engine: OmniEngine, case: str) -> None:
-    asked = CASES[case]
-
-    (result,) = assert_parity(engine, [asked])
-
-    assert len(result.ids) == asked.sampling["thinker"].max_tokens
-    if "audio" in asked.modalities:
-        assert len(result.frames) + 1 == asked.sampling["talker"].max_tokens
-
-
-@pytest.mark.parametrize("voice", few(2, VOICES, SLOW))
-def test_parity_of_every_voice(engine: OmniEngine, voice: str) -> None:
-    assert_parity(engine, [chat("hello", sound(0.6, 13), voice=voice)])
-
-
-def test_a_voice_is_found_whatever_its_case(engine: OmniEngine) -> None:
-    lower, upper = engine.run([chat("hello", voice="aiden"), chat("hello", voice="AIDEN")])
-
-    assert lower.frames == upper.frames
 
 
 def test_text_comes_before_the_speech_is_over(engine: OmniEngine) -> None:

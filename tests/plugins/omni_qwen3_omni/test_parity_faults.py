@@ -1,6 +1,7 @@
 """Faults planted into the plugin: each must show in the codes, or the parity tests would prove little."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -9,23 +10,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from omni.checkpoint import Checkpoint
 from omni.frontend import chat as frontend
-from omni.payload import Payload
-from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.layers import residual_sum
 from omni_ar.layers.code_predictor import CodePredictor
 from omni_ar.layers.deepstack import DeepstackModel
-from omni_ar.model import Batch, Codes, DrawCode, PlacedEmbedding, PromptTokens
-from omni_ar.text_conditioning import TextConditioning
-from omni_qwen3_omni import config as config_module
+from omni_ar.model import Batch, Codes, PlacedEmbedding, PromptTokens
 from omni_qwen3_omni import talker_prompt, thinker
-from omni_qwen3_omni.config import OmniConfig
+from omni_qwen3_omni.config import OmniConfig, read_config
 from omni_qwen3_omni.talker import Talker
+from tests.plugins.planting import Plant, wrapped
 from tests.support.omni_engine import OmniEngine, differences
 from tests.support.reference import chat, picture, reference_of, says, sizes, sound, tiny_checkpoint, with_sampling
 from tests.support.tiers import few
-
-Plant = Callable[[pytest.MonkeyPatch], None]
 
 # accept_hidden_layer 2 of 4 layers lies among the deepstack layers.
 FOLDER = sizes(seed=51, layers=4, deepstack=(0, 1, 2), stop_gain=0.0, codec_stop_gain=0.0)
@@ -37,60 +34,6 @@ ASKED = chat(
     max_text=6,
     max_codes=24,
 )
-
-
-def _last_text_token_is_spoken(patch: pytest.MonkeyPatch) -> None:
-    def finish(self: TextConditioning, reason: str) -> Sequence[Payload]:
-        pad = np.array([self._args.pad])
-        return (Payload(StepInputs(columns=np.array([self._ids[-1:]]), pad=pad)),)
-
-    patch.setattr(TextConditioning, "finish", finish)
-
-
-def _end_comes_after_the_last_text_token(patch: pytest.MonkeyPatch) -> None:
-    def finish(self: TextConditioning, reason: str) -> Sequence[Payload]:
-        pad = np.array([self._args.pad])
-        return (Payload(StepInputs(columns=np.array([[self._ids[-1], self._args.eos]]), pad=pad)),)
-
-    patch.setattr(TextConditioning, "finish", finish)
-
-
-def _text_goes_on_with_its_end(patch: pytest.MonkeyPatch) -> None:
-    def finish(self: TextConditioning, reason: str) -> Sequence[Payload]:
-        eos = np.array([self._args.eos])
-        return (Payload(StepInputs(columns=eos[None], pad=eos)),)
-
-    patch.setattr(TextConditioning, "finish", finish)
-
-
-def _conditioning_shifted_by_one_step(patch: pytest.MonkeyPatch) -> None:
-    push = TextConditioning.push
-
-    def late(self: TextConditioning, payload: Payload) -> Sequence[Payload]:
-        before = self._sent
-        inputs = list(push(self, payload))
-        if before == 0 and self._sent:
-            pad = Payload(StepInputs(columns=np.array([[self._args.pad]])))
-            inputs.insert(1, pad)
-        return inputs
-
-    patch.setattr(TextConditioning, "push", late)
-
-
-def _first_text_token_left_out(patch: pytest.MonkeyPatch) -> None:
-    known = TextConditioning._known
-
-    def without(self: TextConditioning) -> list[Payload]:
-        return [padded(self, payload) for payload in known(self)]
-
-    def padded(self: TextConditioning, payload: Payload) -> Payload:
-        if not isinstance(payload.meta, Prompt):
-            return payload
-        columns = payload.meta.columns.copy()
-        columns[0, -1] = self._args.pad
-        return Payload(msgspec.structs.replace(payload.meta, columns=columns))
-
-    patch.setattr(TextConditioning, "_known", without)
 
 
 def _hidden_states_after_deepstack(patch: pytest.MonkeyPatch) -> None:
@@ -111,34 +54,27 @@ def _hidden_states_after_deepstack(patch: pytest.MonkeyPatch) -> None:
 
 
 def _deepstack_level_left_out(level: int) -> Plant:
-    def plant(patch: pytest.MonkeyPatch) -> None:
-        forward = DeepstackModel.forward
+    def shallow(forward: Any, model: DeepstackModel, x_TD: Tensor, batch: Batch) -> Tensor:
+        for embedding in batch.embeddings:
+            if "deepstack" in embedding.tensors:
+                embedding.tensors["deepstack"][level] = 0
+        hidden_TD: Tensor = forward(model, x_TD, batch)
+        return hidden_TD
 
-        def shallow(self: DeepstackModel, x_TD: Tensor, batch: Batch) -> Tensor:
-            for embedding in batch.embeddings:
-                if "deepstack" in embedding.tensors:
-                    embedding.tensors["deepstack"][level] = 0
-            return forward(self, x_TD, batch)
-
-        patch.setattr(DeepstackModel, "forward", shallow)
-
-    return plant
+    return wrapped(DeepstackModel, "forward", shallow)
 
 
-def _wrong_accept_layer(patch: pytest.MonkeyPatch) -> None:
-    def read(checkpoint: object) -> OmniConfig:
-        config = config_module.read_config(checkpoint)  # type: ignore[arg-type]
-        assert config.talker is not None
-        talker = msgspec.structs.replace(config.talker, accept_hidden_layer=config.talker.accept_hidden_layer + 1)
-        return msgspec.structs.replace(config, talker=talker)
-
-    patch.setattr(thinker, "read_config", read)
+def _wrong_accept_layer(checkpoint: Checkpoint) -> OmniConfig:
+    config = read_config(checkpoint)
+    assert config.talker is not None
+    talker = msgspec.structs.replace(config.talker, accept_hidden_layer=config.talker.accept_hidden_layer + 1)
+    return msgspec.structs.replace(config, talker=talker)
 
 
-def _turns_kept(*words: str) -> Plant:
+def _turns_kept(word: str) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
         tokenizer = reference_of(tiny_checkpoint(**FOLDER)).processor.tokenizer
-        roles = tokenizer.convert_tokens_to_ids(["user", *words])
+        roles = tokenizer.convert_tokens_to_ids(["user", word])
 
         def kept(user: int, ids: NDArray[np.int64], start: int) -> NDArray[np.bool_]:
             turn = np.maximum.accumulate(np.where(ids == start, np.arange(len(ids)), 0))
@@ -152,78 +88,41 @@ def _turns_kept(*words: str) -> Plant:
     return plant
 
 
-def _flat_positions(patch: pytest.MonkeyPatch) -> None:
-    def flat(ids: NDArray[np.int64], *args: object, **settings: object) -> tuple[NDArray[np.int64], int]:
-        return np.stack([np.arange(len(ids))] * 3), len(ids)
-
-    patch.setattr(talker_prompt, "mrope_positions", flat)
+def _flat_positions(ids: NDArray[np.int64], *args: object, **settings: object) -> tuple[NDArray[np.int64], int]:
+    return np.stack([np.arange(len(ids))] * 3), len(ids)
 
 
-def _flat_thinker_positions(patch: pytest.MonkeyPatch) -> None:
-    def flat(ids: NDArray[np.int64], *args: object, **settings: object) -> tuple[NDArray[np.int64], int]:
-        return np.stack([np.arange(len(ids))] * 3), len(ids)
-
-    patch.setattr(frontend, "mrope_positions", flat)
-
-
-def _no_hidden_states(patch: pytest.MonkeyPatch) -> None:
-    embed = Talker.embed_prompt
-
-    def text_alone(self: Talker, prompt: PromptTokens) -> Tensor:
-        return embed(self, PromptTokens(prompt.columns_CT, ()))
-
-    patch.setattr(Talker, "embed_prompt", text_alone)
+def _prompt_with(embeddings: Callable[[Sequence[PlacedEmbedding]], Sequence[PlacedEmbedding]]) -> Plant:
+    """Hidden states of the talker's prompt changed."""
+    return wrapped(
+        Talker,
+        "embed_prompt",
+        lambda embed, talker, prompt: embed(talker, PromptTokens(prompt.columns_CT, embeddings(prompt.embeddings))),
+    )
 
 
-def _hidden_states_in_reverse(patch: pytest.MonkeyPatch) -> None:
-    embed = Talker.embed_prompt
-
-    def reversed_(self: Talker, prompt: PromptTokens) -> Tensor:
-        embeddings = [PlacedEmbedding(s.name, s.tokens_n.flip(0), s.tensors) for s in prompt.embeddings]
-        return embed(self, PromptTokens(prompt.columns_CT, embeddings))
-
-    patch.setattr(Talker, "embed_prompt", reversed_)
-
-
-def _groups_swapped(patch: pytest.MonkeyPatch) -> None:
-    predict = CodePredictor.predict
-
-    def swapped(self: CodePredictor, hidden_RD: Tensor, code0_R: Tensor, code0_RD: Tensor, draw: DrawCode) -> Codes:
-        codes = predict(self, hidden_RD, code0_R, code0_RD, draw)
-        return Codes(codes.codes_RG[:, [0, 2, 1, 3]], codes.next_RD)
-
-    patch.setattr(CodePredictor, "predict", swapped)
-
-
-def _last_group_not_heard_by_the_talker(patch: pytest.MonkeyPatch) -> None:
-    predict = CodePredictor.predict
-
-    def deaf(self: CodePredictor, hidden_RD: Tensor, code0_R: Tensor, code0_RD: Tensor, draw: DrawCode) -> Codes:
-        codes = predict(self, hidden_RD, code0_R, code0_RD, draw)
-        last_RD = self.model.codec_embedding[-1](codes.codes_RG[:, -1])
-        return Codes(codes.codes_RG, codes.next_RD - last_RD)
-
-    patch.setattr(CodePredictor, "predict", deaf)
+def _frame_with(change: Callable[[CodePredictor, Codes], Codes]) -> Plant:
+    """Codes of a frame changed as the predictor gives them."""
+    return wrapped(
+        CodePredictor, "predict", lambda predict, predictor, *given: change(predictor, predict(predictor, *given))
+    )
 
 
 FAULTS: dict[str, Plant] = {
-    plant.__name__.strip("_").replace("_", " "): plant
-    for plant in (
-        _last_text_token_is_spoken,
-        _end_comes_after_the_last_text_token,
-        _text_goes_on_with_its_end,
-        _conditioning_shifted_by_one_step,
-        _first_text_token_left_out,
-        _hidden_states_after_deepstack,
-        _wrong_accept_layer,
-        _flat_positions,
-        _flat_thinker_positions,
-        _no_hidden_states,
-        _hidden_states_in_reverse,
-        _groups_swapped,
-        _last_group_not_heard_by_the_talker,
-    )
-} | {
+    "no hidden states": _prompt_with(lambda embeddings: ()),
+    "hidden states in reverse": _prompt_with(
+        lambda embeddings: [PlacedEmbedding(s.name, s.tokens_n.flip(0), s.tensors) for s in embeddings]
+    ),
+    "hidden states after deepstack": _hidden_states_after_deepstack,
+    "wrong accept layer": lambda patch: patch.setattr(thinker, "read_config", _wrong_accept_layer),
+    "flat talker positions": lambda patch: patch.setattr(talker_prompt, "mrope_positions", _flat_positions),
+    "flat thinker positions": lambda patch: patch.setattr(frontend, "mrope_positions", _flat_positions),
+    "groups swapped": _frame_with(lambda _, codes: Codes(codes.codes_RG[:, [0, 2, 1, 3]], codes.next_RD)),
+    "last group not heard by the talker": _frame_with(
+        lambda predictor, codes: Codes(
+            codes.codes_RG, codes.next_RD - predictor.model.codec_embedding[-1](codes.codes_RG[:, -1])
+        )
+    ),
     "system turn kept": _turns_kept("system"),
     "earlier answers kept": _turns_kept("assistant"),
     "first deepstack level left out": _deepstack_level_left_out(0),

@@ -10,7 +10,7 @@ from omni.payload import Payload
 from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.text_conditioning import TextConditioning
 from tests.support.omni_engine import OmniEngine, Result
-from tests.support.reference import chat, picture, says, sound, tiny_checkpoint
+from tests.support.reference import chat, picture, reference_of, says, sound, tiny_checkpoint
 
 OTHER = 300
 """A text id that the tests put in place of another."""
@@ -43,6 +43,18 @@ def test_the_answer_changes_with(engine: OmniEngine, variant: str) -> None:
     assert one.frames != other.frames
     assert one.wave.shape == other.wave.shape
     assert (one.wave != other.wave).any()
+
+
+def test_text_and_codes_vary_and_sound_is_audible_and_not_clipped() -> None:
+    folder = tiny_checkpoint(stop_gain=0.0, codec_stop_gain=0.0)
+    plain = reference_of(folder).generate(chat("hello world, what is it?", max_text=30, max_codes=31))
+    assert len(plain.ids) == 30
+    assert len(set(plain.ids)) >= 12
+    assert plain.codes.shape == (4, 30)
+    assert all(len(set(group.tolist())) >= 10 for group in plain.codes)
+    assert all((a != b).float().mean() > 0.8 for i, a in enumerate(plain.codes) for b in plain.codes[:i])
+    assert 0.2 < abs(plain.wave).max() < 0.8
+    assert plain.wave.std() > 0.02
 
 
 def test_the_codes_change_with_the_voice_and_the_text_does_not(engine: OmniEngine) -> None:

@@ -5,7 +5,6 @@ And by themselves: the same seed gives the same answer in any company, another s
 
 import pytest
 
-from omni.frontend.base import Chat
 from omni.sampling import SamplingParams
 from tests.support.omni_engine import OmniEngine, assert_parity, assert_same
 from tests.support.reference import chat, picture, reference_of, sound, tiny_checkpoint, with_sampling
@@ -64,20 +63,6 @@ def test_the_published_sampling_is_the_default(engine: OmniEngine) -> None:
     assert_same(engine.answer(open_), reference_of(engine.folder).answer(spelled))
 
 
-def test_seeds_decide(engine: OmniEngine) -> None:
-    first = _seeded(1, 1)
-    alone = engine.answer(first)
-    again = engine.answer(first)
-    in_company = engine.run([_seeded(3, 3), _seeded(4, 4), first, chat("hello"), _seeded(5, 5)], [0, 2, 5, 6, 11])[2]
-
-    for other in (again, in_company):
-        assert (other.ids, other.frames) == (alone.ids, alone.frames)
-    assert engine.answer(_seeded(2, 1)).ids != alone.ids
-    spoken_otherwise = engine.answer(_seeded(1, 2))
-    assert spoken_otherwise.ids == alone.ids
-    assert spoken_otherwise.frames != alone.frames
-
-
 def test_without_a_seed_every_run_differs(engine: OmniEngine) -> None:
     sampled = with_sampling(with_sampling(SPEECH, "thinker", temperature=1.0), "talker", temperature=1.0)
 
@@ -85,8 +70,3 @@ def test_without_a_seed_every_run_differs(engine: OmniEngine) -> None:
 
     assert len({tuple(answer.ids) for answer in answers}) == 3
     assert len({tuple(answer.frames) for answer in answers}) == 3
-
-
-def _seeded(thinker: int, talker: int) -> Chat:
-    asked = with_sampling(SPEECH, "thinker", temperature=0.9, top_k=50, top_p=0.9, seed=thinker)
-    return with_sampling(asked, "talker", temperature=0.9, seed=talker)

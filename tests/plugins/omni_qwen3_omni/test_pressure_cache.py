@@ -8,7 +8,7 @@ import pytest
 from omni.frontend.base import Chat, Message, Part, TextPart
 from tests.plugins.omni_qwen3_omni.parity_cases import CASES, VOICES
 from tests.support.omni_engine import OmniEngine, Result, assert_parity
-from tests.support.pressure import SMALL_BUDGET, counted, few_blocks, overrides
+from tests.support.pressure import SMALL_BUDGET, counted, overrides
 from tests.support.reference import chat, picture, says, sound, text_only, tiny_checkpoint
 from tests.support.tiers import SLOW, few
 
@@ -111,26 +111,3 @@ def test_parity_of_what_only_looks_alike(one: Chat, other: Chat) -> None:
     engine = fresh()
     for asked in (one, other, one):
         assert_parity(engine, [asked])
-
-
-def test_parity_without_sharing_between_salts() -> None:
-    engine, asked = fresh(), CASES["image and audio"]
-    salted = [replace(asked, cache_salt=salt) for salt in ("", "mine", "yours", "mine")]
-    results = [result for one in salted for result in assert_parity(engine, [one])]
-
-    for stage in AR:
-        assert [cached(result, stage) > 0 for result in results] == [False, False, False, True]
-
-
-def test_parity_where_blocks_are_evicted() -> None:
-    """Six chats in turn through a cache that holds two of them."""
-    engine = fresh(overrides(few_blocks(30, 34), SMALL_BUDGET))
-    names = ("image", "audio", "multi-turn", "image and audio", "several images", "audio alone")
-    chats = [CASES[name] for name in names]
-    for _ in range(2):
-        for asked in [*chats, chats[-1]]:
-            assert_parity(engine, [asked])
-
-    for stage in AR:
-        assert counted(engine, stage)["evicted_blocks"] > 0
-        assert counted(engine, stage)["cached_tokens"] > 0

@@ -42,13 +42,3 @@ def test_the_engine_refuses_audio_from_it(engine: OmniEngine) -> None:
 
     assert isinstance(result.error, OmniError)
     assert result.ids == []
-
-
-def test_it_stores_no_hidden_states(engine: OmniEngine) -> None:
-    """Nothing would read them: its one output is tokens."""
-    request = engine.request(chat(picture(64, 64), voice=None, max_text=3))
-
-    assert request.edges == {}
-    (prompt,) = (payload.meta for payload in request.inputs["thinker"])
-    assert isinstance(prompt, Prompt)
-    assert prompt.payload_positions.size == 0

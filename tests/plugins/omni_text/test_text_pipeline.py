@@ -9,7 +9,6 @@ from omni.checkpoint import Checkpoint
 from omni.errors import CheckpointError, ConfigError
 from omni.pipeline import validate
 from omni_ar.options import ArOptions
-from omni_text.frontend import build
 from omni_text.pipeline import pipeline
 from tests.support.tiny_text import TextEngine, write_text_model
 
@@ -79,8 +78,3 @@ def test_an_unknown_model_type_names_those_that_are_known(folder: Path):
     change_config(folder, model_type="qwen33")
     with pytest.raises(CheckpointError, match=r"no plugin serves model type 'qwen33'; known are qwen3, qwen3_moe"):
         TextEngine(folder)
-
-
-def test_a_folder_without_a_tokenizer_is_refused(folder: Path):
-    with pytest.raises(CheckpointError, match=r"^tokenizer_config\.json: is missing"):
-        build(Checkpoint(folder))
