@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from omni.errors import InputError
-from omni.timeline.steps import steps_of
-from omni.timeline.trace import MAIN, Interval, PhaseSpan, Trace
+from omni.timeline.trace import MAIN, Interval, PhaseSpan, Trace, steps_of
 from omni.utils.files import PathLike, replacing
 
 FORMAT = "omni timeline 2"

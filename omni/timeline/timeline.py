@@ -6,8 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from omni.device import Device, category_of
-from omni.timeline.clock import DeviceClock, Fit
-from omni.timeline.recorder import Ran, Recorder
+from omni.timeline.recorder import DeviceClock, Fit, Ran, Recorder
 from omni.timeline.trace import MAIN, HostSpan, Interval, PhaseSpan, Trace
 
 CAPACITY = 200_000

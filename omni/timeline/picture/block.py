@@ -1,12 +1,10 @@
 """A stage's lanes: its host work above, its streams below."""
 
 from omni.device import PhaseCategory
-from omni.timeline.busy import Busy
 from omni.timeline.picture import palette
 from omni.timeline.picture.layout import LEFT, Scale, duration
 from omni.timeline.picture.scene import Box, Line, Scene, Shape, Text, text_width, triangle
-from omni.timeline.steps import steps_of
-from omni.timeline.trace import MAIN, Interval, PhaseSpan, Trace
+from omni.timeline.trace import MAIN, Busy, Interval, PhaseSpan, Trace, steps_of
 
 _HOST, _LAUNCHES, _NOTES, _MAIN, _BESIDE = 15, 20, 30, 40, 20
 """Heights in pixels."""

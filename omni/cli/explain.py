@@ -1,0 +1,242 @@
+"""`omni explain`: the stages and settings of a model, and their origins, as text or as JSON."""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from omni.cli.drawing import draw
+from omni.cli.memory import MemoryReport, count_memory, measure_memory
+from omni.cli.options import Choices
+from omni.cli.target import Target, resolve_target
+from omni.cli.terminal import echo, echo_json, takes_lines
+from omni.config import Setting
+from omni.engine import choose_connector
+from omni.pipeline import Pipeline, Stage
+from omni.process import runs_in_process
+from omni.utils.table import columns
+
+
+class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a stage has a prefix cache, and why."""
+
+    works: bool
+    why: str
+
+
+class StageReport(msgspec.Struct, frozen=True, kw_only=True):
+    """dtype: the stage's own, by default the engine's. prefix_cache: None for kinds without one."""
+
+    name: str
+    kind: str
+    model: str
+    priority: int
+    dtype: str
+    prefix_cache: PrefixCache | None
+
+
+class EdgeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """connector: its name. why: the reason for the choice. memory: of the tensors for the consumer, `"device"` or `"host"`."""
+
+    producer: str
+    consumer: str
+    adapter: str
+    keyed: bool
+    credit: int
+    memory: str
+    connector: str
+    why: str
+
+
+class OutputReport(msgspec.Struct, frozen=True, kw_only=True):
+    modality: str
+    stage: str
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """main_stage: the stage that stage-less sampling parameters apply to; None if no stage samples. settings: all, with origins."""
+
+    model: str
+    folder: str
+    family: str
+    device: str
+    process: bool
+    dtype: str
+    load_format: str
+    stages: list[StageReport]
+    edges: list[EdgeReport]
+    outputs: list[OutputReport]
+    main_stage: str | None
+    memory: MemoryReport
+    settings: tuple[Setting, ...]
+
+
+def make_report(model: str, target: Target, *, measure: bool) -> Report:
+    """Raises OmniError: PluginError if a connector is not installed, and with `measure` any error of loading."""
+    pipeline, engine = target.plan.pipeline, target.engine
+    return Report(
+        model=model,
+        folder=str(target.checkpoint.path),
+        family=pipeline.family,
+        device=str(engine.device),
+        process=runs_in_process(engine.options, engine.device),
+        dtype=engine.dtype,
+        load_format=engine.options.load_format,
+        stages=[
+            StageReport(
+                name=stage.name,
+                kind=stage.kind,
+                model=stage.model,
+                priority=stage.priority,
+                dtype=stage.dtype or engine.dtype,
+                prefix_cache=_prefix_cache(pipeline, stage),
+            )
+            for stage in pipeline.order()
+        ],
+        edges=_edges(target),
+        outputs=[OutputReport(modality=output.modality, stage=output.stage) for output in pipeline.outputs],
+        main_stage=pipeline.main_stage,
+        memory=measure_memory(target) if measure else count_memory(target),
+        settings=target.settings,
+    )
+
+
+def _prefix_cache(pipeline: Pipeline, stage: Stage) -> PrefixCache | None:
+    wanted = msgspec.structs.asdict(stage.options).get("prefix_cache")
+    if wanted is None:
+        return None
+    if not wanted:
+        return PrefixCache(works=False, why=f"{stage.name}.prefix_cache is off")
+    unkeyed = [edge.producer for edge in pipeline.edges_into(stage.name) if not edge.keyed]
+    if unkeyed:
+        why = f"not past tensors from {' and '.join(unkeyed)}: their adapter gives no content key"
+        return PrefixCache(works=False, why=why)
+    return PrefixCache(works=True, why="all inputs of the stage have a content key")
+
+
+def _edges(target: Target) -> list[EdgeReport]:
+    reports = []
+    for edge in target.plan.pipeline.edges:
+        choice = choose_connector(edge)
+        target.plugins.connectors[choice.name]  # raises the errors of a start
+        reports.append(
+            EdgeReport(
+                producer=edge.producer,
+                consumer=edge.consumer,
+                adapter=edge.adapter,
+                keyed=edge.keyed,
+                credit=edge.credit,
+                memory=edge.memory,
+                connector=choice.name,
+                why=choice.why,
+            )
+        )
+    return reports
+
+
+_LONGEST_VALUE = 34
+
+
+def as_text(report: Report, pipeline: Pipeline, *, ascii_only: bool) -> str:
+    """The drawing, then a section for each other part of the report."""
+    weights = "random weights" if report.load_format == "dummy" else "weights from the checkpoint"
+    place = "a process of its own" if report.process else "a thread"
+    settings = ((setting.path, _value(setting.value), setting.origin) for setting in report.settings)
+    lines = [
+        f"{report.model}: family {report.family}, on {report.device} in {report.dtype}, in {place}, {weights}",
+        "",
+        draw(pipeline, ascii_only=ascii_only),
+        *_section("Stages", _stages(report.stages)),
+        *_section("Outputs", _outputs(report)),
+        *_section("Connectors", _connectors(report)),
+        *_section("Memory, in bytes", _memory(report.memory)),
+        *_section("Settings", columns([("PATH", "VALUE", "ORIGIN"), *settings])),
+    ]
+    return "\n".join(lines)
+
+
+def _section(title: str, lines: Iterable[str]) -> list[str]:
+    body = list(lines)
+    return ["", title, *body] if body else []
+
+
+def _stages(stages: list[StageReport]) -> Iterator[str]:
+    rows = [(stage.name, stage.kind, str(stage.priority), stage.dtype, stage.model) for stage in stages]
+    yield from columns([("STAGE", "KIND", "PRIORITY", "DTYPE", "MODEL"), *rows], right=(2,))
+    for stage in stages:
+        if stage.prefix_cache is not None:
+            state = "works" if stage.prefix_cache.works else "does not work"
+            yield f"  {stage.name}: prefix cache {state}: {stage.prefix_cache.why}"
+
+
+def _outputs(report: Report) -> Iterator[str]:
+    yield from columns([("MODALITY", "STAGE"), *((output.modality, output.stage) for output in report.outputs)])
+    if report.main_stage is not None:
+        yield f"  stage-less sampling parameters apply to {report.main_stage}"
+
+
+def _connectors(report: Report) -> Iterator[str]:
+    if report.edges:
+        rows = [(f"{edge.producer} -> {edge.consumer}", edge.connector, edge.memory, edge.why) for edge in report.edges]
+        yield from columns([("EDGE", "CONNECTOR", "MEMORY", "WHY"), *rows])
+
+
+def _memory(memory: MemoryReport) -> Iterator[str]:
+    if memory.stages:
+        yield from _fixed_parts(memory)
+        yield from _pages(memory)
+    budget = f"{memory.budget:,}, {memory.bound}" if memory.budget is not None else memory.bound
+    yield f"  pool: {budget}"
+    if memory.measured:
+        yield "  working memory and pages: measured and divided as at start"
+    elif memory.stages:
+        yield "  counted from shapes, no weight read; --measure adds working memory and divides the pool"
+    if memory.problem is not None:
+        first, *rest = memory.problem.splitlines()
+        yield from (f"  problem: {first}", *(f"    {line}" for line in rest))
+
+
+def _fixed_parts(memory: MemoryReport) -> Iterator[str]:
+    parts = ("weights", "fixed", "working", "least", "most")
+    shares = {name: msgspec.structs.asdict(share) for name, share in memory.stages.items()}
+    rows = [(name, *(_number(share[part]) for part in parts)) for name, share in shares.items()]
+    sums = ([share[part] for share in shares.values()] for part in parts)
+    total = ("sum", *(_number(None if None in numbers else sum(numbers)) for numbers in sums))
+    yield from columns([("STAGE", *(part.upper() for part in parts)), *rows, total], right=(1, 2, 3, 4, 5))
+
+
+def _pages(memory: MemoryReport) -> Iterator[str]:
+    paged = {name: share for name, share in memory.stages.items() if share.page_bytes}
+    if not paged:
+        return
+    yield ""
+    header = ("STAGE", "BYTES PER PAGE", "FEWEST PAGES", "MOST PAGES", "PAGES")
+    rows = [
+        (name, _number(share.page_bytes), _number(share.fewest_pages), _number(share.most_pages), _number(share.pages))
+        for name, share in paged.items()
+    ]
+    yield from columns([header, *rows], right=(1, 2, 3, 4))
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _value(value: object) -> str:
+    """In the syntax of `--set`, shortened to a line."""
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    if len(text) <= _LONGEST_VALUE:
+        return text
+    if not isinstance(value, tuple | list):
+        return f"{text[: _LONGEST_VALUE - 3]}..."
+    end = f", ... {len(value)} in all]"
+    return text[: _LONGEST_VALUE - len(end)].rpartition(",")[0] + end
+
+
+def explain(model: str, choices: Choices, *, measure: bool, as_json: bool) -> None:
+    """Prints a report, or the fields of `omni.cli.explain.Report` as JSON. Raises OmniError."""
+    target = resolve_target(model, choices)
+    report = make_report(model, target, measure=measure)
+    if as_json:
+        echo_json(report)
+    else:
+        echo(as_text(report, target.plan.pipeline, ascii_only=not takes_lines()))
