@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from omni.device import DeviceTimer, ObservedStream, Stamp
 
@@ -74,6 +74,7 @@ class DeviceClock:
         return stamp, (before + after) // 2, after - before
 
 
+T = TypeVar("T")
 _UNREAD = 4096
 """Phases with unread events; beyond this number, each launch reads some of them."""
 _MOST_UNREAD = 4 * _UNREAD
@@ -112,11 +113,9 @@ class _Unread(NamedTuple):
 
 
 class Recorder:
-    """A `LaunchObserver`, used by the thread that drives the device. It receives all launches, and records those
-    between `start` and `stop`.
+    """A `LaunchObserver`, used by the thread that drives the device. Records launches between `start` and `stop`.
 
-    started: time of `perf_counter_ns`. ran, did: recorded phases and host spans. dropped: number of phases and host
-    spans lost for lack of room.
+    started: time of `perf_counter_ns`. ran, did: recorded phases and host spans. dropped: number of those lost for lack of room.
     """
 
     def __init__(self, timer: DeviceTimer | None, capacity: int) -> None:
@@ -167,7 +166,7 @@ class Recorder:
         (stream, phase, began), self._launching = self._launching, None
         launched = Launched(stream, phase, self._step, began, time.perf_counter_ns())
         if self._timer is None:
-            self._keep(Ran(launched, began, launched.ended))
+            self._keep(self.ran, Ran(launched, began, launched.ended))
             return
         assert self._stream is not None
         assert self._first is not None
@@ -188,11 +187,11 @@ class Recorder:
         finally:
             ended, self._step = time.perf_counter_ns(), outer
             if self.recording:
-                self._keep_done(Did(stream.name, name, numbers, began, ended))
+                self._keep(self.did, Did(stream.name, name, numbers, began, ended))
 
     def host_did(self, stream: str, name: str, since: int, numbers: dict[str, int]) -> None:
         if self.recording and since >= self.started:
-            self._keep_done(Did(stream, name, numbers, since, time.perf_counter_ns()))
+            self._keep(self.did, Did(stream, name, numbers, since, time.perf_counter_ns()))
 
     def poll(self, most: int | None = None) -> None:
         """Reads the events of at most `most` phases that have run. Never waits."""
@@ -203,19 +202,15 @@ class Recorder:
         while unread and count != most and unread[0].last.done():
             launched, first, last = unread.popleft()
             start = clock.time(first)
-            self._keep(Ran(launched, start, start + timer.elapsed(first, last)))
+            self._keep(self.ran, Ran(launched, start, start + timer.elapsed(first, last)))
             timer.give_back(last)
             if not clock.refer(first, start):
                 timer.give_back(first)
             count += 1
 
-    def _keep(self, ran: Ran) -> None:
-        self.dropped += len(self.ran) == self.ran.maxlen
-        self.ran.append(ran)
-
-    def _keep_done(self, did: Did) -> None:
-        self.dropped += len(self.did) == self.did.maxlen
-        self.did.append(did)
+    def _keep(self, kept: deque[T], item: T) -> None:
+        self.dropped += len(kept) == kept.maxlen
+        kept.append(item)
 
     def _forget_oldest(self) -> None:
         assert self._timer is not None

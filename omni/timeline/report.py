@@ -259,8 +259,12 @@ def report_lines(report: Report) -> Iterator[str]:
     for decoding in report.decoding:
         yield from _decoding_lines(decoding)
     yield from _phase_lines(report.phases)
-    yield from _host_lines(report)
-    yield from _lane_lines(report.lanes)
+    if report.host:
+        took = [(one.stage, one.name, str(one.took.count), *_three(one.took)) for one in report.host]
+        yield from _table(("stage", "host time of", "count", *_PERCENTILES), took, words=2)
+    if report.lanes:
+        busy = [(one.stage, one.lane, f"{one.busy / 1000:.2f}", f"{one.hidden:.0%}") for one in report.lanes]
+        yield from _table(("stage", "stream beside", "busy ms", "behind the main stream"), busy, words=2)
     yield from _order_lines(report.order)
 
 
@@ -274,7 +278,6 @@ def _decoding_lines(decoding: Decoding) -> Iterator[str]:
         ("host, last launch to next launch", decoding.launch_gap),
         *((f"  {name}", spread) for name, spread in decoding.categories.items()),
     ]
-    yield ""
     yield from _table(
         (f"{decoding.stage}: {decoding.steps} decode steps", *_PERCENTILES),
         [(name, *_three(spread)) for name, spread in rows if spread is not None],
@@ -286,26 +289,9 @@ def _phase_lines(phases: Sequence[PhaseReport]) -> Iterator[str]:
     for one in phases:
         words = one.stage, one.lane, one.category, one.phase if one.phase is not None else "together"
         rows.append((*words, str(one.run.count), *_three(one.run), f"{one.run.total / 1000:.2f}", *_three(one.launch)))
-    yield ""
     ran = (f"run {name}" for name in _PERCENTILES)
     launched = (f"launch {name}" for name in _PERCENTILES)
     yield from _table(("stage", "stream", "category", "phase", "count", *ran, "total ms", *launched), rows, words=4)
-
-
-def _host_lines(report: Report) -> Iterator[str]:
-    if not report.host:
-        return
-    yield ""
-    rows = [(one.stage, one.name, str(one.took.count), *_three(one.took)) for one in report.host]
-    yield from _table(("stage", "host time of", "count", *_PERCENTILES), rows, words=2)
-
-
-def _lane_lines(lanes: Sequence[LaneReport]) -> Iterator[str]:
-    if not lanes:
-        return
-    yield ""
-    rows = [(one.stage, one.lane, f"{one.busy / 1000:.2f}", f"{one.hidden:.0%}") for one in lanes]
-    yield from _table(("stage", "stream beside", "busy ms", "behind the main stream"), rows, words=2)
 
 
 def _order_lines(order: LaunchOrder) -> Iterator[str]:
@@ -324,6 +310,6 @@ def _three(spread: Spread) -> tuple[str, str, str]:
     return f"{spread.p50:.1f}", f"{spread.p90:.1f}", f"{spread.p99:.1f}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> Iterator[str]:
-    """words: number of text columns, which align left; numbers align right."""
-    yield from columns([head, *rows], right=range(words, len(head)), indent="")
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
+    """A table behind an empty line. words: number of text columns, which align left; numbers align right."""
+    return ["", *columns([head, *rows], right=range(words, len(head)), indent="")]

@@ -1,7 +1,7 @@
 """The timeline of one device."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 
 import torch
 
@@ -89,11 +89,6 @@ class Timeline:
         return stream, MAIN
 
 
-@contextmanager
-def watched(device: Device, stages: Sequence[str] = ()) -> Iterator[Timeline]:
+def watched(device: Device, stages: Sequence[str] = ()) -> AbstractContextManager[Timeline]:
     """A timeline, closed on exit."""
-    timeline = Timeline(device, stages)
-    try:
-        yield timeline
-    finally:
-        timeline.close()
+    return closing(Timeline(device, stages))

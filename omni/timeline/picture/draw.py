@@ -8,7 +8,7 @@ from pathlib import Path
 from omni.errors import InputError
 from omni.timeline.picture import palette
 from omni.timeline.picture.block import Block
-from omni.timeline.picture.layout import Scale, duration, header, ruler
+from omni.timeline.picture.layout import LEFT, RIGHT, Scale, duration, header, ruler
 from omni.timeline.picture.scene import Scene, Text
 from omni.timeline.picture.write import write_html, write_png
 from omni.timeline.report import make_report
@@ -99,7 +99,7 @@ def scene_of(panels: Sequence[tuple[str, Trace, Window]]) -> Scene:
     }
     header(scene, categories)
     for title, trace, window in panels:
-        scale = Scale.of(window.shown, longest, _WIDTH)
+        scale = Scale(window.shown, longest / (_WIDTH - LEFT - RIGHT))
         _panel(scene, title, trace, window, scale)
         ruler(scene, scale)
     scene.height += 10

@@ -10,7 +10,7 @@ from omni.timeline.trace import Interval
 
 LEFT = 128
 """Pixels beside the lanes, for names."""
-_RIGHT = 16
+RIGHT = 16
 _TOKEN_POINT = PhaseCategory.TOKEN_POINT.value
 
 
@@ -20,11 +20,6 @@ class Scale:
 
     shown: Interval
     per_pixel: float
-
-    @classmethod
-    def of(cls, shown: Interval, longest: int, width: int) -> "Scale":
-        """longest: nanoseconds over the whole width."""
-        return cls(shown, longest / (width - LEFT - _RIGHT))
 
     @property
     def right(self) -> float:

@@ -92,7 +92,7 @@ def _svg_box(box: Box) -> str:
     place = f'x="{box.x:.3f}" y="{box.y:.2f}" width="{box.width:.3f}" height="{box.height:.2f}"'
     element = f'<rect {place} fill="{box.fill}"{edge}{_tip(box.tip, "rect")}'
     if box.hatched:
-        element += "".join(_svg_line(ends, box.edge, 0.5, ' pointer-events="none"') for ends in stripes(box, 6))
+        element += "".join(_svg_line(ends, box.edge, 0.5, ' pointer-events="none"') for ends in stripes(box))
     return element
 
 
@@ -138,5 +138,5 @@ def _box(pen: ImageDraw.ImageDraw, box: Box) -> None:
     bottom = max(top, round((box.y + box.height) * _SCALE) - 1)
     pen.rectangle((left, top, right, bottom), box.fill, box.edge if box.edge and right - left > 2 else None)
     if box.hatched:
-        for ends in stripes(box, 6):
+        for ends in stripes(box):
             pen.line([value * _SCALE for value in ends], box.edge, 1)
