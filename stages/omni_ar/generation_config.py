@@ -112,10 +112,8 @@ def sampling_defaults(
 
 
 def code_sampling_defaults(generation: Mapping[str, Any], prefix: str) -> SamplingParams:
-    """Defaults for the codes of a frame after the first, from the fields whose names begin with `prefix`.
-
-    Logs and raises as `sampling_defaults` does.
-    """
+    """Defaults for the codes of a frame after the first, from the fields whose names begin with `prefix`. Logs and raises as
+    `sampling_defaults` does."""
     given = _given({name.removeprefix(prefix): v for name, v in generation.items() if name.startswith(prefix)})
     file = _read(given, prefix)
     values = _parameters(file)

@@ -105,8 +105,7 @@ class Denoiser:
         return partial(self._run, captured, self._begin(packed_BX))
 
     def prepare_step(self, requests: Sequence[DiffusionRequest]) -> Callable[[], None]:
-        """Enqueues the inputs of each request's next step. Can be retried. Returns a function that enqueues the
-        step."""
+        """Enqueues the inputs of each request's next step. Returns a function that enqueues the step. Both can be retried."""
         count = len(requests)
         width = self._sizes.width(max(request.window.frames for request in requests if request.window is not None))
         captured = self._step_graphs.find(width, count)

@@ -24,8 +24,6 @@ declare_categories(CATEGORIES)
 
 
 class LoadedDiffusion(MeasuredStage[DiffusionWorker]):
-    """model: the stage's model."""
-
     memory_options = ("max_num_seqs", "chunk_blocks", "blocks_before", "blocks_after")
 
     def __init__(self, context: StageContext, model: DiffusionModel[Any]) -> None:

@@ -10,11 +10,8 @@ from omni_diffusion.windows import Window
 
 
 class Noise:
-    """The noise of one stream. A block's noise is a function of seed, sample index and the block's number alone.
-
-    block, repeats, width: code frames of a block, latent frames of a code frame, values of a latent frame.
-    given: `[T, M]`, used instead of drawn noise.
-    """
+    """The noise of one stream. A block's noise is a function of seed, sample index and the block's number alone. given: `[T, M]`,
+    used instead. block, repeats, width: code frames of a block, latent frames of a code frame, values of a latent frame."""
 
     def __init__(
         self,
@@ -51,10 +48,8 @@ class Noise:
 
 
 def read_noise(message: Feed, width: int) -> NDArray[np.float32] | None:
-    """The noise of a voice's message, `[T, M]`, or None. width: M, values of a latent frame.
-
-    Raises ValueError, which describes the expected tensor, for any other tensor.
-    """
+    """The noise of a voice's message, `[T, M]`, or None. width: M. Raises ValueError, which describes the expected tensor, for
+    another one."""
     noise = message.payload.tensors.get("noise")
     if noise is None:
         return None

@@ -9,14 +9,10 @@ from omni_frames import FrameRequest
 
 @dataclass(slots=True, eq=False)
 class DiffusionRequest(FrameRequest):
-    """A request from `Open` to its end.
-
-    seed, sample_index: determine its noise. noise, voice: None before the voice has arrived.
-    passed: number of frames of the stream that have left the row's ring.
-    window, step: the window that is being denoised, and the number of its launched steps.
-    done: number of code frames whose latents have been kept. rendered: number of latent frames whose samples are in
-    flight or emitted.
-    """
+    """seed, sample_index: determine its noise. noise, voice: None before the voice has arrived. passed: number of frames of the
+    stream that have left the row's ring. window, step: the window that is being denoised, and the number of its launched steps.
+    done: number of code frames whose latents have been kept. rendered: number of latent frames whose samples are in flight or
+    emitted."""
 
     seed: int = 0
     sample_index: int = 0

@@ -19,10 +19,8 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Numbers of latent frames; pieces that share a batch have equal numbers.
-
-    fresh: frames of a window, to be kept. count: rendered frames. left, right: context in front of and behind them.
-    """
+    """Numbers of latent frames; pieces that share a batch have equal numbers. fresh: frames of a window, to be kept. count:
+    rendered frames. left, right: context in front of and behind them."""
 
     fresh: int
     left: int
@@ -90,10 +88,8 @@ class WindowSizes:
         return self.most_fresh + 2 * self.context
 
     def next(self, done: int, known: int, ended: bool) -> Window | None:
-        """The next window of a stream with `done` denoised and `known` available frames; None if it cannot begin yet.
-
-        It depends on the length of the stream, but never on the arrival times of its frames or of its end.
-        """
+        """The next window of a stream with `done` denoised and `known` available frames; None if it cannot begin yet. Depends on
+        the length of the stream, but never on the arrival times of its frames or of its end."""
         chunk, context = (self.later if done else self.first), min(self.before, done)
         left = known - done
         if left >= chunk + self.after:
@@ -103,8 +99,7 @@ class WindowSizes:
         return None
 
     def piece(self, rendered: int, done: int, fresh: int, last: bool) -> Piece:
-        """The piece to render once latents up to `done` are available, `fresh` new ones. last: whether none will
-        follow."""
+        """The piece to render once latents up to `done` are available, `fresh` new ones. last: whether none will follow."""
         until = done if last else max(rendered, done - self.context)
         if until == rendered:
             return Piece(fresh, 0, 0, 0)

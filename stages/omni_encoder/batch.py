@@ -211,8 +211,7 @@ def encode_batch(
 def take_outputs(
     model: EncoderModel, outputs: Mapping[str, Tensor], sizes: Sequence[int], items: list[Outputs]
 ) -> None:
-    """Copies each item's outputs: a view would keep the memory of its whole batch alive, or be overwritten by the
-    next."""
+    """Copies each item's outputs: a view would keep the memory of its whole batch alive, or be overwritten by the next."""
     for start, end in pairwise(accumulate(sizes, initial=0)):
         parts = model.item_outputs(outputs, slice(start, end))
         items.append({name: part.clone(memory_format=torch.contiguous_format) for name, part in parts.items()})

@@ -17,10 +17,8 @@ ContentKey: TypeAlias = tuple[str, str]
 
 
 class OutputCache:
-    """Outputs of at most `capacity` bytes in total: the least recently used are evicted.
-
-    Eviction only drops a reference: the worker keeps the tensors of a payload until it is free.
-    """
+    """Outputs of at most `capacity` bytes in total: the least recently used are evicted. That only drops a reference: the worker
+    keeps the tensors of a payload until it is free."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -64,11 +62,8 @@ class _Held:
 
 
 class HeldOutputs:
-    """Keeps outputs until they are free, and counts their bytes, once for each request that shares them.
-
-    Outputs were allocated on the stage's stream, so their memory must not be released before readers on other streams
-    are done: `Produced.free`.
-    """
+    """Keeps outputs until they are free, and counts their bytes, once for each request that shares them. They were allocated on the
+    stage's stream, so their memory must not be released before readers on other streams are done: `Produced.free`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -14,12 +14,9 @@ from omni_encoder.options import EncoderOptions
 
 @dataclass(slots=True, eq=False)
 class EncoderRequest:
-    """A request until its end.
-
-    rank: the lowest is encoded first. paused: whether a consumer is behind. items: received ones. cached: those that
-    were not encoded for this request. waiting: those whose outputs are not emitted yet. kept: cached outputs of a
-    paused request, with the items' indexes.
-    """
+    """A request until its end. rank: the lowest is encoded first. paused: whether a consumer is behind. items: received ones.
+    cached: not encoded for this request. waiting: not emitted yet. kept: cached outputs of a paused request, with the items'
+    indexes."""
 
     id: str
     open_sources: set[str]
@@ -42,11 +39,8 @@ class Taker:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One piece of media to encode, for all requests with the same content.
-
-    feed: the input that arrived first. alone: whether it must run alone, since its last batch failed. after: the end of
-    work on it that failed batches launched.
-    """
+    """One piece of media to encode, for all requests with the same content. feed: the input that arrived first. alone: whether it
+    must run alone, since its last batch failed. after: the end of work on it that failed batches launched."""
 
     key: ContentKey
     item: MediaItem
@@ -96,8 +90,7 @@ class JobQueue:
                 job.feed.release(job.after)
 
     def next_batch(self, up_to: tuple[int, int] | None = None) -> list[Job]:
-        """The first job whose features are ready, and others that may share its batch. up_to: highest rank of the
-        jobs."""
+        """The first job whose features are ready, and others that may share its batch. up_to: highest rank of the jobs."""
         batch: list[Job] = []
         length = 0
         waiting = [job for job in self._jobs.values() if not (job.launched or job.paused) and job.feed.arrived]

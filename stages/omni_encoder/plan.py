@@ -42,11 +42,8 @@ class EncoderInput:
 
 @dataclass(frozen=True, slots=True)
 class EncodePlan:
-    """The layout of a batch, made by its model.
-
-    inputs: by name. sizes: number of embeddings of each item. segments: lengths of the batch's segments, in order; None
-    in a padded plan, whose shapes do not depend on its content.
-    """
+    """The layout of a batch, made by its model. inputs: by name. sizes: number of embeddings of each item. segments: lengths of the
+    batch's segments, in order; None in a padded plan, whose shapes do not depend on its content."""
 
     inputs: Mapping[str, EncoderInput]
     sizes: tuple[int, ...]

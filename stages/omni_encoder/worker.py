@@ -62,8 +62,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         }
 
     def counters(self) -> Mapping[str, int]:
-        """batches: launched, with `encoded` items. cached: items with known outputs. retries: failed batches that ran
-        again."""
+        """batches: launched, with `encoded` items. cached: items with known outputs. retries: failed batches that ran again."""
         return {**self._totals, "retries": self.retries}
 
     def close(self) -> None:

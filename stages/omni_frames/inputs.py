@@ -13,10 +13,8 @@ from omni.stage import Feed
 
 
 class CodeFrames(msgspec.Struct, frozen=True, kw_only=True):
-    """Input: the next `count` codec frames of a request.
-
-    The payload's tensor `codes`, int64, is a page slice of `count` rows of G code groups, or a tensor `[count, G]`.
-    codes: int64 `[count, G]`, for codes that the host knows; the payload then has no tensor.
+    """Input: the next `count` codec frames of a request. The payload's tensor `codes`, int64, is a page slice of `count` rows of G
+    code groups, or a tensor `[count, G]`. codes: int64 `[count, G]`, for codes that the host knows; the payload then has no tensor.
     """
 
     count: int
@@ -25,8 +23,7 @@ class CodeFrames(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """Arrived frames that are not all copied yet. taken: number of copied ones. after: end of the last copy that reads
-    them."""
+    """Arrived frames that are not all copied yet. taken: number of copied ones. after: end of the last copy that reads them."""
 
     message: Feed
     codes: PageSlice | Tensor | NDArray[np.int64]

@@ -11,17 +11,12 @@ from omni_frames.inputs import Arrival
 
 @dataclass(slots=True, eq=False)
 class FrameRequest:
-    """A request from `Open` to its end. Stages derive their records from it.
-
-    rank: the waiting request of lowest rank gets the next row.
-    row: its place in per-row device memory; None without one. live: late results of a record that is not live are
-    dropped, even if its row has a new owner.
-    start, buffered: start of the row's frames in its ring, and their number.
-    paused: whether a consumer is behind; the request then starts no new work.
-    alone: whether it must run alone, since its last batch failed (`omni.stage.together`).
-    done: number of decoded frames; samples of some may be in flight.
-    in_flight: number of its batches whose samples are not on the host yet. samples: number of samples on the host.
-    """
+    """A request from `Open` to its end. Stages derive their records from it. rank: the waiting request of lowest rank gets the next
+    row. row: its place in per-row device memory; None without one. live: late results of a record that is not live are dropped.
+    start, buffered: start of the row's frames in its ring, and their number. paused: whether a consumer is behind; the request then
+    starts no new work. alone: whether it must run alone, since its last batch failed (`omni.stage.together`). done: number of
+    decoded frames; samples of some may be in flight. in_flight: number of its batches whose samples are not on the host yet.
+    samples: those that are."""
 
     id: str
     open_sources: set[str]

@@ -26,8 +26,7 @@ from omni_frames.request import FrameRequest, RequestT
 
 
 class FrameStore:
-    """A ring of `capacity` frames for each row, which the stage's phases read on the same stream. The host drops
-    frames."""
+    """A ring of `capacity` frames for each row, which the stage's phases read on the same stream. The host drops frames."""
 
     def __init__(self, device: Device, stream: Stream, rows: int, capacity: int, groups: int) -> None:
         self.ring_RCG = device.zeros((rows, capacity, groups), torch.int64)
@@ -42,10 +41,8 @@ class FrameStore:
         return request.row * self._capacity + offsets % self._capacity
 
     def take(self, requests: Iterable[RequestT]) -> tuple[bool, dict[RequestT, Exception]]:
-        """Enqueues the copy of all frames of `requests` that are ready and fit, and releases completely copied inputs.
-
-        Returns whether there were any, and the requests whose copy could not be launched.
-        """
+        """Enqueues the copy of all frames of `requests` that are ready and fit, and releases completely copied inputs. Returns
+        whether there were any, and the requests whose copy could not be launched."""
         if not self._receiver.ready:
             return False, {}
         planned = [(request, *part) for request in requests for part in self._plan(request)]

@@ -55,10 +55,8 @@ class FrameWorker(MailboxWorker[RequestT]):
         """Whether all frames of the request are processed and all its samples emitted."""
 
     def read(self, request: RequestT, message: Feed) -> Arrival | None:
-        """The frames of an input; None if it has none and is not needed later.
-
-        Raises ValueError, which names the expected input, for any other input.
-        """
+        """The frames of an input; None if it has none and is not needed later. Raises ValueError, which names the expected input,
+        for another."""
         return read_arrival(message, self._groups)
 
     def usage(self) -> StageUsage:

@@ -1,8 +1,6 @@
-"""The state of streams, for models whose layers look back: one flat row of numbers per stream, with a part for every
-layer. A chunk gathers and scatters its rows once, instead of once per layer.
-
-Shape legend: R rows of state, B rows of one batch, W numbers of a row.
-"""
+"""The state of streams, for models whose layers look back: one flat row of numbers per stream, with a part for every layer. A chunk
+gathers and scatters its rows once, instead of once per layer. Shape legend: R rows of state, B rows of one batch, W numbers of a
+row."""
 
 import math
 from dataclasses import dataclass
@@ -46,11 +44,8 @@ class StateLayout:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """The state of R streams between chunks.
-
-    carried_RW: the layers' past inputs; zeros at the start of a stream. frames_R: int64, number of frames decoded so
-    far.
-    """
+    """The state of R streams between chunks. carried_RW: the layers' past inputs; zeros at the start of a stream. frames_R: int64,
+    number of frames decoded so far."""
 
     carried_RW: Tensor
     frames_R: Tensor
@@ -82,16 +77,14 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """The state of the rows of one call, updated layer by layer. frames_B: number of earlier frames. first: as in
-    `load`."""
+    """The state of the rows of one call, updated layer by layer. frames_B: number of earlier frames. first: as in `load`."""
 
     carried_BW: Tensor
     frames_B: Tensor
     first: bool
 
     def extend(self, slot: StateSlot, new: Tensor) -> Tensor:
-        """Returns the slot's past followed by `new`, `[B, *shape]` with any length in time, and keeps its end as the
-        new past."""
+        """Returns the slot's past followed by `new`, `[B, *shape]` with any length in time, and keeps its end as the new past."""
         if slot.length == 0:
             return new
         dim, past = slot.time + 1, slot.of(self.carried_BW)

@@ -13,10 +13,9 @@ from omni_vocoder.state import StateLayout, StreamChunk, StreamState
 class StreamingVocoder(VocoderModel[StreamState]):
     """A network whose layers allocate their past in `layout` while they are built. Subclasses implement `waveform`.
 
-    rates: all upsampling factors from a frame to samples. n frames determine n * samples_per_frame - lookahead samples:
-    the rest depends on the next frame. So a stream's first chunk is shorter by `lookahead` samples, later chunks are
-    full, and nothing is flushed at the end. No method synchronizes with the device, and the work of a chunk does not
-    grow with the number of earlier frames.
+    rates: all upsampling factors from a frame to samples. n frames determine n * samples_per_frame - lookahead samples: the rest
+    depends on the next frame. So a stream's first chunk is shorter by `lookahead` samples, later chunks are full, and nothing is
+    flushed at the end. No method synchronizes, and the work of a chunk does not grow with the number of earlier frames.
     """
 
     num_groups = 0
@@ -46,11 +45,9 @@ class StreamingVocoder(VocoderModel[StreamState]):
 
     @torch.no_grad()
     def decode(self, codes_BNG: Tensor, state: StreamState, rows_B: Tensor, first: bool) -> Tensor:
-        """As in `VocoderModel`; with `first`, streams start independently of the rows' content.
-
-        Raises ValueError for a number of codes other than `num_groups`, and for fewer than one frame, or
-        `min_first_frames` in a first chunk; a stage never passes these.
-        """
+        """As in `VocoderModel`; with `first`, streams start independently of the rows' content. Raises ValueError for a number of
+        codes other than `num_groups`, and for fewer than one frame, or `min_first_frames` in a first chunk; a stage never passes
+        these."""
         _, frames, groups = codes_BNG.shape
         if groups != self.num_groups:
             raise ValueError(f"frames have {groups} codes each, not {self.num_groups}, one per code group")

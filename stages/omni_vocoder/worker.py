@@ -74,11 +74,8 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
     def prepare(
         self, requests: Sequence[VocoderRequest], chunk: ChunkShape
     ) -> Callable[[], SampleBatch[VocoderRequest]]:
-        """Enqueues the inputs of each request's next chunk, from its ring. Can be retried after a failure.
-
-        Returns a function that enqueues the decoding, which advances the rows' state, and the copy of the samples. Call
-        it before the next preparation.
-        """
+        """Enqueues the inputs of each request's next chunk, from its ring. Can be retried after a failure. Returns a function that
+        enqueues the decoding, which advances the rows' state, and the copy of the samples. Call it before the next preparation."""
         count = len(requests)
         captured = self._graphs.find(chunk, count)
         size = captured.size if captured is not None else count
@@ -132,12 +129,10 @@ def decode_frames(
     first: bool,
     wav_BS: Tensor,
 ) -> None:
-    """Writes the samples of a chunk of each row of a batch, and advances the rows' state.
+    """Writes the samples of a chunk of each row of a batch, and advances the rows' state. Raises ValueError for another shape.
 
-    B rows of the batch, N frames of a chunk, S samples of one. ring_RCG: int64, waiting frames, `C` per row. places_BN:
-    int64, places of the chunks' frames in the ring viewed as `[R * C, G]`. rows_B: int64, the rows of `state`.
-    first: whether the chunks are the first of their requests. wav_BS: fp32, the output. Raises ValueError if the model
-    returns another shape.
+    B rows of the batch, N frames of a chunk, S samples of one. ring_RCG: int64, waiting frames, `C` per row. places_BN: int64,
+    places of the chunks' frames in the ring viewed as `[R * C, G]`. rows_B: int64, of `state`. wav_BS: fp32, the output.
     """
     codes_BNG = ring_RCG.flatten(0, 1).index_select(0, places_BN.flatten()).unflatten(0, places_BN.shape)
     decoded_BS = model.decode(codes_BNG, state, rows_B, first)

@@ -16,8 +16,7 @@ _BLOCK_UNIT_2 = 256
 
 
 class FlashAttention:
-    """Attends all decode rows in one call, and each prefill row in a call of its own. Lengths and block tables are read
-    on the device, so decode steps can be captured."""
+    """Attends all decode rows in one call, and each prefill row in one of its own. Lengths and tables are read on the device."""
 
     name = "flash_attention"
     captures_prefills = False

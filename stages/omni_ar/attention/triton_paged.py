@@ -16,10 +16,8 @@ every SM busy: its rows are split only if the settings say so, and a second kern
 
 
 class TritonPagedAttention:
-    """Launches at most two kernels: one for all decode rows, and one for all prefill rows, which it reads on the device.
-
-    One instance serves one stream, since consecutive launches count arrivals in the same memory.
-    """
+    """Launches at most two kernels: one for all decode rows, and one for all prefill rows, which it reads on the device. One
+    instance serves one stream, since consecutive launches count arrivals in the same memory."""
 
     name = "triton"
     captures_prefills = True

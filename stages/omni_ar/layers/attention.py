@@ -14,11 +14,9 @@ from omni_ar.layers.norm import RMSNorm
 
 
 class AttentionProjections(nn.Module):
-    """The parameters of an attention layer: `qkv_proj` (stacked), `o_proj`, and optionally `q_norm` and `k_norm`.
-
-    qk_norm_eps: None for models without RMSNorm over each query and key head. bias: whether all four projections have
-    one; without `output_bias`, all but the last. layer: index into the KV cache, if the keys and values are in one.
-    """
+    """The parameters of an attention layer: `qkv_proj` (stacked), `o_proj`, and optionally `q_norm` and `k_norm`. qk_norm_eps: None
+    without RMSNorm over each query and key head. bias: of all four projections; without `output_bias`, of all but the last. layer:
+    index into the KV cache, if the keys and values are in one."""
 
     def __init__(
         self,

@@ -30,10 +30,8 @@ class Linear(nn.Linear):
 
 
 class StackedLinear(Linear, StackedWeights):
-    """Rows of several published linear maps, one after another.
-
-    parts: published name (a sibling of this module) and number of outputs of each map, in order.
-    """
+    """Rows of several published linear maps, one after another. parts: published name (a sibling of this module) and outputs of
+    each."""
 
     def __init__(
         self,
@@ -47,7 +45,6 @@ class StackedLinear(Linear, StackedWeights):
         self.parts = dict(parts)
 
     def stacked_weights(self, name: str) -> dict[str, Destination]:
-        """The destinations of the parts' weights and biases, whose names are siblings of this module."""
         parent, prefix = name[: name.rfind(".") + 1], f"{name}." if name else ""
         destinations: dict[str, Destination] = {}
         start = 0

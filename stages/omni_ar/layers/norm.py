@@ -23,10 +23,8 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Adds `delta_TD` to the residual stream. Returns the norm of the sum, and the sum, both `[T, D]`.
-
-        delta_TD: may be in parts (`residual_sum`).
-        """
+        """Adds `delta_TD` to the residual stream, possibly in parts (`residual_sum`). Returns the norm of the sum, and the sum,
+        `[T, D]` each."""
         if delta_TD is None:
             return self(x_TD), x_TD
         return add_rms_norm(x_TD, delta_TD, self.weight, self.eps)
@@ -40,10 +38,8 @@ class RMSNorm(nn.Module):
         gated: bool = False,
         prefetch: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As `add`, followed by `linear`: returns `[T, outputs]` and the stream.
-
-        gated: the map's outputs are gate, then up, and the result is `silu(gate) * up`. prefetch: the next product's weight.
-        """
+        """As `add`, followed by `linear`: returns `[T, outputs]` and the stream. gated: the map's outputs are gate, then up, and
+        the result is `silu(gate) * up`. prefetch: the next product's weight."""
         return norm_linear(
             x_TD, delta_TD, self.weight, self.eps, linear.weight, linear.bias, gated=gated, prefetch=prefetch
         )

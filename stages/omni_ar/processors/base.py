@@ -14,12 +14,10 @@ from omni.sampling import HostLogitsProcessor
 
 @dataclass(frozen=True, slots=True)
 class ProcessedRows:
-    """The rows of a batch, all on the device. Read-only.
-
-    params_RW: fp32, as `LogitsProcessor.pack` returned them; zeros for rows that do not use the processor.
-    num_outputs_R: int64, number of generated tokens. last_R: int64, the newest token, -1 before the first. rows_R: int64,
-    indexes of the rows in the stage. counts_NV: integers, for all rows of the stage, number of times each id was generated.
-    """
+    """The rows of a batch, all on the device. Read-only. params_RW: fp32, as `LogitsProcessor.pack` returned them; zeros for rows
+    that do not use the processor. num_outputs_R: int64, number of generated tokens. last_R: int64, the newest token, -1 before the
+    first. rows_R: int64, indexes of the rows in the stage. counts_NV: integers, for all rows of the stage, times each id was
+    generated."""
 
     params_RW: Tensor
     num_outputs_R: Tensor
@@ -34,10 +32,7 @@ class ProcessedRows:
 
 
 class LogitsProcessor(ABC):
-    """Changes logits on the device, from device state alone. It does not limit run-ahead.
-
-    One object per stage; it may keep constants and no history.
-    """
+    """Changes logits on the device, from device state alone. It does not limit run-ahead. One object per stage, without history."""
 
     @property
     @abstractmethod
@@ -46,10 +41,8 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def pack(self, args: Mapping[str, object], vocab_size: int) -> Sequence[float]:
-        """A request's arguments as W numbers, stored as fp32: an id below 2**24 is exact. Must be fast; runs on the
-        host, in any thread.
-
-        Must refuse ids outside the vocabulary: `apply` receives every accepted value.
+        """A request's arguments as W numbers, stored as fp32: an id below 2**24 is exact. Must be fast; runs on the host, in any
+        thread. Must refuse ids outside the vocabulary: `apply` receives every accepted value.
 
         Raises InputError naming the wrong argument; any other exception is reported as an InputError.
         """
@@ -68,7 +61,5 @@ class HistoryProcessor(ABC):
 
     @abstractmethod
     def open(self, args: Mapping[str, object], vocab_size: int) -> HostLogitsProcessor:
-        """A host processor for one request. Must be fast; runs in any thread. Also called only to check the arguments.
-
-        Raises InputError naming the wrong argument; any other exception is reported as an InputError.
-        """
+        """A host processor for one request. Must be fast; runs in any thread. Also called only to check the arguments. Raises
+        InputError naming the wrong argument; any other exception is reported as an InputError."""

@@ -1,7 +1,4 @@
-"""Captured forwards of steps with chunks, by their maximum number of chunk tokens.
-
-Shape legend: X conditioning fields of a step, R rows.
-"""
+"""Captured forwards of steps with chunks, by their maximum number of chunk tokens."""
 
 from dataclasses import dataclass
 

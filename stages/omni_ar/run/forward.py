@@ -123,8 +123,7 @@ class Forward:
         pages: Pages,
         rows_P4: Tensor | None = None,
     ) -> list[Launch]:
-        """Places and embeds a batch with chunks, including its padding. rows_P4: an additional destination of the
-        chunks' rows."""
+        """Places and embeds a batch with chunks, including its padding. rows_P4: an additional destination of the chunks' rows."""
         chunks, padded_shape, view, buffers = step.chunks, step.padded_shape, step.view, self._stage.buffers
         targets, uploaded = [buffers.places_AT[:, padded_shape.decodes : padded_shape.total]], [view(chunks.places)]
         if rows_P4 is not None:

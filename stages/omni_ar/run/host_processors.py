@@ -24,8 +24,7 @@ class HostProcessorExecutor:
         return len(self._tasks)
 
     def submit(self, request: ArRequest, tokens: Sequence[int] = ()) -> None:
-        """Passes the request's newest tokens to its host processors. One task at a time: the request runs no step until
-        it is done."""
+        """Passes the request's newest tokens to its host processors. The request runs no step until they are done."""
         host_processors, newest = request.host_processors, tuple(tokens)
         self._tasks[request] = self._worker.submit(lambda: _process(host_processors, newest, self._vocab))
 

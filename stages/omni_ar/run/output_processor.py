@@ -50,11 +50,9 @@ class _Scored(msgspec.Struct, frozen=True):
 
 
 class OutputProcessor:
-    """Reads the handoffs of launched steps in order, and emits tokens, payloads and log-probabilities.
-
-    A token's payload is emitted as soon as the host has read the token, complete or not: only its consumer polls the
-    payload's event. A request's end waits for its log-probabilities; tokens do not.
-    """
+    """Reads the handoffs of launched steps in order, and emits tokens, payloads and log-probabilities. A token's payload is emitted
+    with the token, complete or not: only its consumer polls the event. A request's end waits for its log-probabilities; tokens do
+    not."""
 
     def __init__(
         self,

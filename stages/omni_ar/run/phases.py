@@ -64,8 +64,7 @@ def place_payload(payload_slots_R: Tensor, slots_R: Tensor | None) -> None:
 def restore_frames(
     model: CodecModel, saved: Sequence[Tensor], slots_n: Tensor, code_pages: Tensor, next_nD: Tensor
 ) -> None:
-    """Copies the frames of replayed tokens back into the tokens' page slots, and computes their part of the input
-    embeddings."""
+    """Copies the frames of replayed tokens back into their page slots, and computes their part of the input embeddings."""
     codes_nG = torch.cat(list(saved))
     code_pages.flatten(0, 1).index_copy_(0, slots_n, codes_nG)
     next_nD.copy_(model.embed_codes(codes_nG))
@@ -73,13 +72,9 @@ def restore_frames(
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Hidden states that outlive the forward.
-
-    last_R: batch index of each sampled row's last token; None if the batch is exactly these tokens. hidden_RD: buffer
-    for their hidden states.
-    scored_s, scored_sD: batch indexes of prompt tokens to be scored, and the buffer for their hidden states; None if
-    there are none.
-    """
+    """Hidden states that outlive the forward. last_R: batch index of each sampled row's last token; None if the batch is exactly
+    these. hidden_RD: buffer for their hidden states. scored_s, scored_sD: batch indexes of prompt tokens to be scored, and the
+    buffer for their hidden states; None if there are none."""
 
     last_R: Tensor | None
     hidden_RD: Tensor
@@ -125,11 +120,8 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class NextInputs:
-    """Generated tokens to be embedded, and the conditioning of the steps whose inputs they are.
-
-    steps_XR: int64, the step columns, then, for a model with a `step_width`, the place of each step's row in
-    `RowState.conditioning`.
-    """
+    """Generated tokens to be embedded, and the conditioning of the steps whose inputs they are. steps_XR: int64, the step columns,
+    then, with a `step_width`, the place of each step's row in `RowState.conditioning`."""
 
     ids_R: Tensor
     steps_XR: Tensor
@@ -146,8 +138,7 @@ class NextInputs:
 def embed_inputs(
     model: ArModel, nexts: Sequence[NextInputs], prompts: PromptTokens | None, conditioning: Tensor, out: Embedded
 ) -> None:
-    """Computes the batch's input embeddings. Raises ValueError if their number is not that of the tokens: padding would
-    hide the error."""
+    """Computes the batch's input embeddings. Raises ValueError if there is not one for each token: padding would hide the error."""
     parts = [
         _embeddings("embed_next", model.embed_next(inputs.tokens(conditioning)), inputs.ids_R.shape[0])
         for inputs in nexts
@@ -248,8 +239,7 @@ def predict_codes(
     block_size: int,
     code_pages: Tensor,
 ) -> None:
-    """Predicts the frame that each sampled token begins, and stores it in the token's page slot and its part of the
-    next input in the state."""
+    """Predicts the frame that each sampled token begins, and stores it in the token's page slot, and its part of the next input."""
     # The count includes this step's token, so it is one past the position of the draw.
     last_R, position_R = step.frame_inputs(state, rows_R)
 

@@ -7,11 +7,9 @@ from omni_ar.run.request import ArRequest
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Tokens `start` to `start + length` of a request that is not decoding yet.
-
-    first: whether the step sets its row up. last: whether the chunk reaches the newest token, so that the step samples
-    the next one. replay: whether its tokens are generated tokens of a preempted request, instead of prompt tokens.
-    """
+    """Tokens `start` to `start + length` of a request that is not decoding yet. first: whether the step sets its row up. last:
+    whether it reaches the newest token, so that the step samples the next one. replay: whether its tokens are generated ones of a
+    preempted request."""
 
     request: ArRequest
     start: int
@@ -73,8 +71,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class PaddedShape:
-    """The layout of a batch with chunks: number of decode rows, of tokens in chunks, and of chunks. A step may need
-    less of each; the rest is padding."""
+    """The layout of a batch with chunks: number of decode rows, of tokens in chunks, and of chunks, padding included."""
 
     decodes: int
     tokens: int

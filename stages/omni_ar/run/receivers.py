@@ -25,11 +25,8 @@ Failures = list[tuple[ArRequest, Exception]]
 
 
 class ConditioningReceiver:
-    """Copies conditioning into `RowState.conditioning`, in order of arrival: an input without device rows waits behind
-    one with them, and both wait for the request's row.
-
-    Until it is copied, an input counts against its edge's credit, so its producer may be paused.
-    """
+    """Copies conditioning into `RowState.conditioning`, in order of arrival: an input without device rows waits behind one with
+    them, and both wait for the request's row. Until it is copied, an input counts against its edge's credit."""
 
     def __init__(
         self, name: str, device: Device, stream: Stream, conditioning: Tensor, shape: ArShape, limits: Limits

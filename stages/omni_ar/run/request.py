@@ -21,18 +21,15 @@ from omni_ar.sampling import SamplingFlags, flags_of
 
 @dataclass(frozen=True, slots=True)
 class ReadyEmbedding:
-    """An embedding's tensors, usable on the stage's stream. copied: end of the copies.
-
-    message: the message of tensors that still belong to their producer; None if all are copies.
-    """
+    """An embedding's tensors, usable on the stage's stream. copied: end of the copies. message: of tensors that still belong to
+    their producer; None if all are copies."""
 
     tensors: dict[str, Tensor]
     copied: Event
     message: Feed | None
 
     def release(self, after: Event) -> None:
-        """Releases the message. after: the end of the request's last step; COMPLETED if no step was launched. Steps
-        follow the copies."""
+        """after: the end of the request's last step; COMPLETED if no step was launched. Steps follow the copies."""
         if self.message is not None:
             self.message.release(self.copied if after is COMPLETED else after)
 
@@ -228,8 +225,7 @@ class ArRequest:
         return begun or not self.needs_first_step
 
     def can_step(self, conditioned: bool) -> bool:
-        """Whether its next step could run: it is below the token limit, and its conditioning and host processors' edit,
-        if required, are available."""
+        """Whether its next step could run: below the token limit, with its conditioning and host processors' edit, if required."""
         if self.num_scheduled_outputs >= self.max_tokens:
             return False
         # Each token depends on the host processors' result for the tokens before.
@@ -250,8 +246,7 @@ class ArRequest:
         return self.step_pad is not None or any(arrival.inputs.pad is not None for arrival in self.step_arrivals)
 
     def reset_for_recompute(self) -> None:
-        """Resets a request without blocks: it will prefill from the beginning, up to the newest token that the host has
-        read."""
+        """Resets a request without blocks: it will prefill from the beginning, up to the newest token that the host has read."""
         self.table = None
         self.num_computed_tokens = self.published_blocks = 0
         self.num_scheduled_outputs = len(self.outputs)

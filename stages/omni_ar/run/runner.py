@@ -222,8 +222,7 @@ class Runner:
         return packed, flags
 
     def _end(self, tokens: TokenHandoff | None, scores: ScoreHandoff | None) -> Event:
-        """The end of the step. Reuses an existing event if possible: recording one is a considerable part of a step's
-        host time."""
+        """The end of the step. Reuses an event if possible: recording one is a considerable part of a step's host time."""
         if scores is not None:
             return scores.made
         if tokens is not None and self.pages.codes is None:

@@ -16,9 +16,8 @@ _SCHEDULED = [status for status in RequestStatus if RequestStatus.WAITING <= sta
 class Scheduler:
     """Every row that can decode does; prefill chunks take the rest of the step's token budget, by rank.
 
-    When blocks run out, a request that needs one takes them from paused requests, then from running requests of a
-    higher rank than its own. A waiting request takes them from paused requests only. So the request of the lowest rank
-    always progresses, and then all others.
+    When blocks run out, a request takes them from paused requests, then from running requests of a higher rank than its own; a
+    waiting one from paused requests only. So the request of the lowest rank always progresses, and then all others.
     """
 
     def __init__(self, allocator: Allocator, limits: Limits, conditioned: bool, lag: int = 1) -> None:
@@ -42,8 +41,7 @@ class Scheduler:
         self._steps = 0
 
     def check(self, request: ArRequest, stage: str) -> None:
-        """Sets the request's token limit. Raises InputError if the request can never run here. stage: the stage's name,
-        for errors."""
+        """Sets the request's token limit. Raises InputError if it can never run here. stage: the stage's name, for errors."""
         assert request.prompt is not None
         length, most = request.length, self._limits.max_model_len
         if length < 1:
@@ -121,8 +119,7 @@ class Scheduler:
         self._allocator.launched(plan)
 
     def move(self, request: ArRequest, status: RequestStatus) -> None:
-        """Changes the request's status and moves it to the list of that status, if it is scheduled there. Its row and table
-        are unchanged."""
+        """Changes the request's status and moves it to the list of that status, if it is scheduled there."""
         before = self._requests.get(request.status)
         request.set_status(status)
         if before is not None:
@@ -263,8 +260,7 @@ class _Budget:
         return min(self._tokens, self._scored) if request.scores_prompt else self._tokens
 
     def take(self, request: ArRequest, *, first: bool) -> PrefillChunk:
-        """Takes the request's next chunk from the budget, for which `left` is positive. first: whether the step sets
-        its row up."""
+        """Takes the request's next chunk from the budget, for which `left` is positive. first: whether the step sets its row up."""
         start = request.num_computed_tokens
         replay = start >= request.length
         end = min(request.prefill_end if replay else request.length, start + self.left(request))

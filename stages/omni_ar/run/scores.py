@@ -12,10 +12,8 @@ _LOGITS_AT_ONCE = 64
 
 
 class Scorer:
-    """Launches the scoring after the token point, and its copy to the host on a separate stream.
-
-    A slot, on the device and in the host's ring, is reused once the host has read it.
-    """
+    """Launches the scoring after the token point, and its copy to the host on a separate stream. A slot is reused once the host
+    read it."""
 
     def __init__(self, stage: Resources) -> None:
         self._stage = stage

@@ -49,20 +49,14 @@ class TokenSource(Protocol):
         ...
 
     def start(self, rows_n: Tensor, fields_nC: Tensor, sampling: SamplingStart) -> None:
-        """Called after `begin`, for rows that the step sets up: their `RowState.fields`, and their sampling state.
-
-        `start_rows` has been launched here; a source that samples elsewhere sends this there. The tensors are valid as in
-        `Uploader.view`.
-        """
+        """Called after `begin`, for rows that the step sets up, with their `RowState.fields` and sampling state, valid as in
+        `Uploader.view`. `start_rows` has been launched here; a source that samples elsewhere sends this there."""
         ...
 
     def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff:
-        """Launches the sampling of the step's rows from `context.hidden_RD`, or requests their tokens, and hands the
-        tokens over.
-
-        frames: launches the work between sampling and handoff, where frames can end a request. A row whose generation
-        differs from the step's is unchanged.
-        """
+        """Launches the sampling of the step's rows from `context.hidden_RD`, or requests their tokens, and hands the tokens over. A
+        row whose generation differs from the step's is unchanged. frames: launches the work between both, where frames can end a
+        request."""
         ...
 
     def forget(self) -> None:
@@ -71,12 +65,9 @@ class TokenSource(Protocol):
 
 
 class LocalTokens:
-    """Samples locally. `accept_tokens` writes the tokens directly into host memory, so the token point is an event that
-    waits for no later work on the main stream. A copy would cost three more host calls per step.
-
-    `post_update`, the rows' counts, precedes the token point: the token is a few microseconds later, but the host
-    launches a single graph, whose cost hardly depends on its content.
-    """
+    """Samples locally. `accept_tokens` writes the tokens directly into host memory, so the token point is an event that waits for
+    no later work on the main stream. A copy would cost three more host calls per step. `post_update`, the rows' counts, precedes
+    the token point: the token is a few microseconds later, but the host launches a single graph."""
 
     lag = 1
     gives_logits = True

@@ -41,8 +41,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         num_blocks: int,
         processors: ProcessorRegistry | None = None,
     ) -> None:
-        """num_blocks: number of blocks that the runner has allocated, without the null block. processors: None if there
-        are none."""
+        """num_blocks: of the runner's allocation, without the null block. processors: None if there are none."""
         super().__init__(name)
         self._runner = runner
         self._shape = shape
@@ -322,8 +321,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         self._output_processor.launched(step, plan.requests)
 
     def _isolate(self, plan: StepPlan, error: Exception) -> None:
-        """Handles a step that could not be launched: a request that was alone in it fails; of several requests, each
-        runs again alone."""
+        """Handles a step that could not be launched: its only request fails; of several, each runs again alone."""
         self._runner.forget_batch()
         # Work launched before the failure still runs, and reads memory that these requests hold.
         end = self._runner.device.record(self._runner.stream)

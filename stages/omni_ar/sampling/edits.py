@@ -20,11 +20,8 @@ MAX_EDITED_IDS = 1024
 
 
 class EditParts(NamedTuple, Generic[Part]):
-    """The edits of a step, all int64, packed on the host or viewed on the device. g rows with a mask, p pairs of row and id.
-
-    places_g: batch index of the row. masks_gM: bitmasks of the possible ids. pair_places_p: batch index of the row.
-    pair_ids_p: the id. pair_bias_p: bits of the float64 bias.
-    """
+    """The edits of a step, int64, on host or device: g rows with a mask, p pairs of row and id. places_g, pair_places_p: batch
+    index of the row. masks_gM: bitmasks of the possible ids. pair_ids_p: the id. pair_bias_p: bits of the float64 bias."""
 
     places_g: Part
     masks_gM: Part
@@ -48,11 +45,8 @@ def edit_size(vocab: int, rows: int) -> int:
 
 
 def merge_edits(edits: Sequence[LogitsEdit], vocab: int) -> LogitsEdit:
-    """Merges the edits of a request's host processors for one token: the ids that all of them allow, and the sum of
-    their biases.
-
-    Raises ValueError for an invalid `LogitsEdit`, and for biases of more than MAX_EDITED_IDS ids.
-    """
+    """Merges a request's edits for one token: the ids that all of them allow, and the sum of their biases. Raises ValueError for an
+    invalid `LogitsEdit`, and for biases of more than MAX_EDITED_IDS ids."""
     for edit in edits:
         _check(edit, vocab)
     masks = [_fitted(edit.allowed, bitmask_size(vocab)) for edit in edits if edit.allowed is not None]

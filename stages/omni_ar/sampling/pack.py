@@ -32,12 +32,9 @@ _float_parameters = attrgetter(*FLOAT_PARAMETERS)
 
 @dataclass(frozen=True, slots=True)
 class StartingRow:
-    """A row to set up.
-
-    sampling: as `resolve_sampling` returns it. seen: int64, prompt ids that the repetition penalty counts, in any order.
+    """A row to set up. sampling: as `resolve_sampling` returns it. seen: int64, prompt ids that the repetition penalty counts.
     history: int64, the prompt's ids in order, for bad words; may be empty. outputs: tokens generated so far, if the row was
-    preempted. sample_index: index among the request's samples. params: parameters of the row's device-side logits processors.
-    """
+    preempted. sample_index: index among the request's samples. params: parameters of the row's device-side logits processors."""
 
     row: int
     sampling: SamplingParams

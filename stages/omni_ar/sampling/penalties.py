@@ -41,10 +41,8 @@ def apply_penalties(logits_RV: Tensor, state: SamplingState, rows_R: Tensor, pos
 
 
 def apply_repetition_penalty(logits_RV: Tensor, seen_RV: Tensor, penalty_R: Tensor) -> Tensor:
-    """Divides positive and multiplies negative logits of seen ids (bool) by the row's penalty; 1 is off.
-
-    Source: Keskar et al., 2019, arXiv:1909.05858.
-    """
+    """Divides positive and multiplies negative logits of seen ids (bool) by the row's penalty; 1 is off (Keskar et al.,
+    arXiv:1909.05858)."""
     penalty_R1 = penalty_R[:, None]
     penalized_RV = torch.where(logits_RV < 0, logits_RV * penalty_R1, logits_RV / penalty_R1)
     return torch.where(seen_RV, penalized_RV, logits_RV)
@@ -66,8 +64,7 @@ def apply_suppression(logits_RV: Tensor, suppressed: Tensor) -> Tensor:
 
 
 def apply_bad_words(logits_RV: Tensor, words_RWL: Tensor, recent_RH: Tensor) -> Tensor:
-    """Masks the last token of each word whose other tokens match the newest ones. Both as in `SamplingState`, L = H +
-    1."""
+    """Masks the last token of each word whose other tokens match the newest ones. Both as in `SamplingState`, L = H + 1."""
     before_RWH, last_RW = words_RWL[..., :-1], words_RWL[..., -1]
     recent_R1H = recent_RH[:, None]
     matches = (before_RWH == recent_R1H) | (before_RWH == ANYTHING) | ((before_RWH == SOMETHING) & (recent_R1H >= 0))

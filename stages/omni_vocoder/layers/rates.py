@@ -6,11 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class UpsamplingRates:
-    """Factors by which a signal is stretched, in order. plain: without lookahead.
-
-    looking_ahead: of later convolutions, each of which removes `rate` samples from the beginning, like
-    `SnakeUpsampling`.
-    """
+    """Factors by which a signal is stretched, in order. plain: without lookahead. looking_ahead: of later convolutions, each of
+    which removes `rate` samples from the beginning, like `SnakeUpsampling`."""
 
     plain: tuple[int, ...]
     looking_ahead: tuple[int, ...] = ()
@@ -21,10 +18,8 @@ class UpsamplingRates:
 
     @property
     def lookahead(self) -> int:
-        """Number of samples at the end of n frames that depend on frame n + 1.
-
-        A convolution of rate r turns L samples into (L - 1) r: a shortfall of s samples grows to (s + 1) r.
-        """
+        """Number of samples at the end of n frames that depend on frame n + 1. A convolution of rate r turns L samples into (L - 1)
+        r: a shortfall of s samples grows to (s + 1) r."""
         shortfall = 0
         for rate in self.looking_ahead:
             shortfall = (shortfall + 1) * rate

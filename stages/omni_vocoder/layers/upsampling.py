@@ -62,10 +62,8 @@ class SnakeUnit(StreamLayer):
 
 
 class SnakeUpsampling(StreamLayer):
-    """Upsamples by `rate`, each output from two inputs, then `SnakeUnit`s of growing dilation.
-
-    It looks ahead by one input: see `CausalTransposedConv` for the beginning of a stream.
-    """
+    """Upsamples by `rate`, each output from two inputs, then `SnakeUnit`s of growing dilation. Looks ahead by one input: see
+    `CausalTransposedConv` for the beginning of a stream."""
 
     def __init__(self, layout: StateLayout, in_channels: int, out_channels: int, rate: int) -> None:
         super().__init__()

@@ -75,8 +75,7 @@ class BlockPool:
         return blocks
 
     def match(self, keys: Sequence[BlockKey], needed: Sequence[int]) -> list[int]:
-        """Takes the longest cached prefix into use. needed: for each key, the offsets (as bits) whose payload must be
-        stored."""
+        """Takes the longest cached prefix into use. needed: for each key, the offsets (as bits) whose payload must be stored."""
         blocks: list[int] = []
         for key, offsets in zip(keys, needed, strict=True):
             block = self._block_of.get(key)
@@ -93,8 +92,7 @@ class BlockPool:
         self._stored[block] |= offsets
 
     def cache(self, block: int, key: BlockKey) -> None:
-        """Publishes a block in use that is full and will not be written again, so that other requests may share it. Of
-        two blocks with the same key, the one with more payload stays."""
+        """Publishes a full block in use, for other requests to share. Of two with the same key, the one with more payload stays."""
         known = self._block_of.get(key)
         if block in self._key_of or (known is not None and not self._stored[block] & ~self._stored[known]):
             return
@@ -130,11 +128,8 @@ class BlockPool:
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """A request's blocks in order. A preempted request gets a new table.
-
-    owner: the request's id. unread: launched steps whose tokens and payload the host has not emitted. produced:
-    payloads in the blocks that consumers may still read, each with one page slice.
-    """
+    """A request's blocks in order. A preempted request gets a new table. unread: launched steps whose tokens and payload the host
+    has not emitted. produced: payloads in the blocks that consumers may still read, each with one page slice."""
 
     owner: str
     ids: NDArray[np.int64]

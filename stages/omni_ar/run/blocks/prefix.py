@@ -12,11 +12,9 @@ _BYTES = 16
 
 
 class PrefixKeys:
-    """The keys of one request's full blocks, in order, computed on demand.
-
-    A key covers the cache salt, all content before the block, and the block's id columns, rotary positions, and placeholders
-    (content key, and positions within the placeholder). A placeholder without a content key ends the chain before it.
-    """
+    """The keys of one request's full blocks, in order, computed on demand. A key covers the cache salt, all content before the
+    block, and the block's id columns, rotary positions, and placeholders (content key, and positions within the placeholder). A
+    placeholder without a content key ends the chain before it."""
 
     def __init__(self, prompt: Prompt, salt: str, block_size: int, *, outputs: bool) -> None:
         """outputs: whether generated ids determine their positions' content (false for a model with conditioned steps)."""

@@ -15,12 +15,8 @@ from omni_ar.run.blocks.pool import BlockPool, BlockTable
 
 
 class Spiller:
-    """Copies page rows into separate memory, on the stage's stream: the next writer of the pages follows the copy on
-    that stream.
-
-    The lifetime of spilled rows is that of the payload whose slice refers to them; that of saved rows is the tensor's,
-    in stream order.
-    """
+    """Copies page rows into separate memory, on the stage's stream: the next writer of the pages follows the copy. Spilled rows
+    live as long as the payload whose slice refers to them; saved rows as long as the tensor, in stream order."""
 
     def __init__(self, device: Device, stream: Stream, max_rows: int) -> None:
         self.rows = 0
@@ -87,11 +83,9 @@ class _Leaving:
 
 
 class Reclaimer:
-    """Blocks are free after the last reader of their payload pages. The payload of steps in flight is emitted with
-    their tokens. The steps themselves need no wait: the next owner of the blocks writes them later on the same stream.
-
-    Payload that a consumer has not read is spilled when its blocks are needed.
-    """
+    """Frees blocks after the last reader of their payload pages. The payload of steps in flight is emitted with their tokens; the
+    steps need no wait: the next owner of the blocks writes them later on the same stream. Payload that a consumer has not read is
+    spilled when its blocks are needed."""
 
     def __init__(self, pool: BlockPool, spiller: Spiller) -> None:
         self._pool = pool
@@ -126,10 +120,8 @@ class Reclaimer:
         self.tick()
 
     def relieve(self) -> tuple[bool, list[tuple[str, Exception]]]:
-        """Spills payload in leaving tables that a consumer has not released.
-
-        Returns whether blocks became free, or will by themselves, and the requests whose payload could not be moved.
-        """
+        """Spills payload in leaving tables that a consumer has not released. Returns whether blocks became free, or will by
+        themselves, and the requests whose payload could not be moved."""
         failures: list[tuple[str, Exception]] = []
         for leaving in self._leaving:
             try:

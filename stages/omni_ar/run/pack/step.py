@@ -79,11 +79,8 @@ def _starting(request: ArRequest, shape: ArShape) -> StartingRow:
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """rows, advance, steps: as in `LeadingInputs`, without padding rows.
-
-    new_blocks: `[2, k]`, places in the flattened block table and blocks that are added there; None if there are none.
-    edits: host processors' edits of the logits; None if no row is constrained.
-    """
+    """rows, advance, steps: as in `LeadingInputs`, without padding rows. new_blocks: `[2, k]`, places in the flattened block table
+    and blocks that are added there; None if there are none. edits: of the logits; None if no row is constrained."""
 
     rows: Span
     advance: Span
@@ -99,11 +96,9 @@ class PackedStep:
 
 
 class LeadingInputs(NamedTuple, Generic[T]):
-    """The arrays at the beginning of each upload, in this order, so that a captured graph finds them there.
-
-    rows: row of each sampled request. advance: number of tokens that the step runs for it. steps: `[X, R]`, conditioning of the
-    decode rows, `step_fields` each. In a step with chunks, which replays no captured decode, its length differs.
-    """
+    """The arrays at the beginning of each upload, in this order, so that a captured graph finds them there. rows: row of each
+    sampled request. advance: number of tokens that the step runs for it. steps: `[X, R]`, conditioning of the decode rows,
+    `step_fields` each. In a step with chunks, which replays no captured decode, its length differs."""
 
     rows: T
     advance: T
@@ -126,8 +121,7 @@ def pack_step(
     padded: int | None = None,
     padded_shape: PaddedShape | None = None,
 ) -> PackedStep:
-    """Fills `upload`. processors: the stage's processors. padded: rows of the batch, null rows included; None for no
-    padding. padded_shape: shape of a batch with chunks; None for the smallest."""
+    """Fills `upload`. padded: rows of the batch, null rows included; None for no padding. padded_shape: None for the smallest."""
     padded_shape = padded_shape or plan.padded_shape
     sampled = plan.sampled
     size = len(sampled) if padded is None else padded
