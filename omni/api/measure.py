@@ -20,10 +20,8 @@ _LARGE = 4096
 
 
 def held_by(messages: object) -> Held:
-    """The memory of a chat as given: its texts, base64, bytes, arrays, tensors and decoded pictures.
-
-    Looks only as deep as a chat can be. Of other objects, the outermost is counted.
-    """
+    """The memory of a chat as given: its texts, base64, bytes, arrays, tensors and decoded pictures, as deep as a chat can be. Of
+    other objects, the outermost is counted."""
     # Every object once, by identity; kept, so that no new object gets the identity of a freed one.
     leaves = {id(leaf): (leaf, size) for leaf, size in _leaves(messages, _DEPTH)}
     # Small ones are one sum, so that only the few large ones are compared under a lock.

@@ -47,10 +47,8 @@ _FORKS = _Forks()
 
 
 def adapt_to_fork(device: torch.device) -> None:
-    """Before a model is loaded. Raises ForkError where a forked process cannot use the device.
-
-    On the CPU a forked process computes with one thread: OpenMP's others stayed with the parent, and a wait for them never ends.
-    """
+    """Before a model is loaded. Raises ForkError where a forked process cannot use the device. On the CPU it computes with one
+    thread: OpenMP's others stayed with the parent, and a wait for them never ends."""
     if _FORKS.forked and device.type == "cpu":
         torch.set_num_threads(1)
     elif _FORKS.parent_used_cuda and device.type == "cuda":

@@ -64,10 +64,8 @@ class GenerateArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class CheckedArguments:
-    """`GenerateArguments` with defaults filled in.
-
-    sampling: by stage. fields: by stage, the name of its sampling parameters in errors.
-    """
+    """`GenerateArguments` with defaults filled in. sampling: by stage. fields: by stage, the name of its sampling parameters in
+    errors."""
 
     modalities: frozenset[str]
     voice: str | None
@@ -80,11 +78,8 @@ class CheckedArguments:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request is prepared and waits for a place at the stages.
-
-    taken: start of the preparation (`time.perf_counter`).
-    after_stop: of the tokens that a stop string ends in, the text from that string on.
-    """
+    """The request is prepared and waits for a place at the stages. taken: start of the preparation (`time.perf_counter`).
+    after_stop: of the tokens that a stop string ends in, the text from that string on."""
 
     taken: float
     prompt_tokens: int
@@ -98,14 +93,12 @@ Deliver = Callable[[float, Event], None]
 
 class RequestHandle:
     """One answer to a request. Delivers its events in order, the last one exactly once, whether the engine, the front end or the
-    user ends it.
+    user ends it. `on_finished` is called once, without a lock, after the engine was notified.
 
     | state | changed by |
     |---|---|
     | waiting -> submitted to the engine | the thread that finds a free place, `submit` |
     | either -> finished | the engine's thread (`sink`), the front end and the executor (`cancel`) |
-
-    `on_finished` is called once, without a lock, after the engine was notified.
     """
 
     def __init__(self, handle_id: str, deliver: Deliver, on_finished: Callable[["RequestHandle"], object]) -> None:
@@ -174,10 +167,9 @@ class RequestHandle:
 class Request:
     """A request until the engine has it. It is prepared once for all of its answers. `RequestQueue` changes it.
 
-    handles: by id, of answers that the engine does not have. held: host memory of the messages. remote: media to download.
-    short: prepared in milliseconds. error: None, or why the messages are refused.
-    to_download: downloads that have not begun. downloads: those under way, by URL. downloaded: contents, by URL.
-    prepared: the engine's requests, by handle.
+    handles: by id, of answers that the engine does not have. held: host memory of the messages. remote: media to download. short:
+    prepared in milliseconds. error: why the messages are refused. to_download: downloads that have not begun. downloads: those
+    under way, by URL. downloaded: contents, by URL. prepared: the engine's requests, by handle.
     """
 
     messages: object
@@ -208,10 +200,8 @@ class Request:
 def read_request(
     messages: object, arguments: CheckedArguments, handles: Sequence[RequestHandle], media: MediaOptions, names: bool
 ) -> Request:
-    """Runs in the user's thread and touches no shared state. An error of the messages becomes `Request.error`.
-
-    media, names: as of `check_messages`.
-    """
+    """Runs in the user's thread and touches no shared state. An error becomes `Request.error`. media, names: as of
+    `check_messages`."""
     by_id = {handle.id: handle for handle in handles}
     try:
         check_size(messages)

@@ -17,11 +17,8 @@ from omni.payload import AudioChunk, GeneratedTokens, TokenLogprobs
 
 
 class RequestOutput:
-    """One answer so far.
-
-    index: of the request in its call. sample: of the answer to it. decoder, text_stage: None where no stage writes text.
-    keep: whether everything is kept for `result`.
-    """
+    """One answer so far. index: of the request in its call. sample: of the answer to it. decoder, text_stage: None where no stage
+    writes text. keep: whether everything is kept for `result`."""
 
     def __init__(
         self, index: int, sample: int, decoder: TextDecoder | None, text_stage: str | None, keep: bool

@@ -142,9 +142,8 @@ class RequestQueue:
     | is ready | the engine, an answer at a time | a place at the stages is free |
 
     All of them count as waiting for `Admission`. Any of them may be rejected for a more urgent one, or finished elsewhere
-    (`remove`), and then leaves at once; a thread that prepares it still completes, and its result is dropped.
-
-    Called from any thread that Ctrl-C cannot interrupt.
+    (`remove`), and then leaves at once; a thread that prepares it still completes, and its result is dropped. Called from any
+    thread that Ctrl-C cannot interrupt.
     """
 
     def __init__(

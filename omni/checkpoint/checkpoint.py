@@ -16,14 +16,11 @@ from omni.errors import CheckpointError
 
 
 class Checkpoint:
-    """A folder with config.json and safetensors files. Random weights need no safetensors files.
+    """A folder with config.json and safetensors files; random weights need none of the latter. path: the folder. config:
+    config.json, with its counts checked. generation_config: generation_config.json, `{}` if there is none.
 
-    path: the folder.
-    config: config.json, with its counts checked.
-    generation_config: generation_config.json, `{}` if there is none.
-
-    The constructor reads the configuration; weights are read on first use. Not thread-safe.
-    The constructor and every method raise CheckpointError, which names the faulty file or weight.
+    The constructor reads the configuration; weights are read on first use. Not thread-safe. The constructor and every method raise
+    CheckpointError, which names the faulty file or weight.
     """
 
     def __init__(self, path: str | Path) -> None:

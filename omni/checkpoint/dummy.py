@@ -18,10 +18,8 @@ def default_init(name: str, tensor: torch.Tensor, generator: torch.Generator) ->
 
 
 def fill_dummy(module: nn.Module, seed: int, init: Initializer = default_init) -> None:
-    """Fills every parameter of `module` in place, on its own device, without a host copy. Buffers stay as they are.
-
-    Parameters on the meta device have no contents and are skipped.
-    """
+    """Fills every parameter of `module` in place, on its own device, without a host copy. Buffers stay as they are; parameters on
+    the meta device are skipped."""
     generators: dict[torch.device, torch.Generator] = {}
     with torch.inference_mode():
         for name, parameter in module.named_parameters():

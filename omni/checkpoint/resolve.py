@@ -13,14 +13,11 @@ _WEIGHTS = ["*.safetensors"]
 
 
 def resolve(model: str | Path, *, weights: bool = True, download: bool = True, files: Sequence[str] = ()) -> Path:
-    """The folder of `model`: a local folder, or the id of a repository on the Hugging Face hub, downloaded if
-    necessary.
+    """The folder of `model`: a local folder, or the id of a repository on the Hugging Face hub, downloaded if necessary. Raises
+    CheckpointError if `model` is neither.
 
-    weights: False downloads no weights.
-    download: False uses only local files.
-    files: names or patterns of further files to download.
-
-    Raises CheckpointError if `model` is neither.
+    weights: False downloads no weights. download: False uses only local files. files: names or patterns of further files to
+    download.
     """
     folder = Path(model).expanduser()
     # An empty name would be the current folder.

@@ -27,12 +27,8 @@ class _Index(msgspec.Struct):
 
 
 class Shard:
-    """One safetensors file. Only its header stays in memory.
-
-    spans: the span of each weight. names: the weights' names.
-
-    Raises CheckpointError if the file is unreadable or truncated, or lacks a weight of `expected`.
-    """
+    """One safetensors file. Only its header stays in memory. spans: the span of each weight. names: the weights' names. Raises
+    CheckpointError if the file is unreadable or truncated, or lacks a weight of `expected`."""
 
     def __init__(self, path: Path, expected: frozenset[str]) -> None:
         self._path = path
@@ -56,11 +52,8 @@ class Shard:
 
 
 def locate_weights(folder: Path) -> dict[str, Path]:
-    """The file of every weight in `folder`, from the index or from the header of a single file.
-
-    Raises CheckpointError if there are no weights, the index is invalid, or a shard is missing; then it names weights
-    of that shard.
-    """
+    """The file of every weight in `folder`, from the index or from the header of a single file. Raises CheckpointError if there are
+    no weights, the index is invalid, or a shard is missing; then it names weights of that shard."""
     if is_file(folder / INDEX):
         return _locate_indexed(folder)
     single = folder / SINGLE

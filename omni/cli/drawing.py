@@ -87,10 +87,8 @@ _GAP = 3
 
 @dataclass(slots=True)
 class Node:
-    """lines: its text; empty for a point on a long arrow. framed: whether it is a box.
-
-    rank, left: its position. targets: of its arrows, nodes one rank below, from left to right.
-    """
+    """lines: its text; empty for a point on a long arrow. framed: whether it is a box. rank, left: its position. targets: of its
+    arrows, nodes one rank below, from left to right."""
 
     name: str
     lines: tuple[str, ...] = ()
@@ -115,10 +113,8 @@ class Node:
 
 
 def lay_out(nodes: Sequence[Node], arrows: Sequence[tuple[str, str]], width: int) -> list[list[Node]]:
-    """Sets the nodes' positions and returns the ranks, with points added where an arrow skips one.
-
-    nodes: sources of arrows before their targets. width: columns to stay within, if the graph allows it.
-    """
+    """Sets the nodes' positions and returns the ranks, with points added where an arrow skips one. nodes: sources of arrows before
+    their targets. width: columns to stay within, if the graph allows it."""
     _rank(nodes, arrows, width)
     ranks: list[list[Node]] = [[] for _ in range(1 + max(node.rank for node in nodes))]
     for node in nodes:
@@ -202,10 +198,8 @@ _FRAME = 2
 
 
 def draw(pipeline: Pipeline, *, ascii_only: bool = False) -> str:
-    """Stages as boxes with name and kind, outputs as words below them, arrows from producers to consumers.
-
-    80 columns wide, unless long names or many arrows need more. ascii_only: for terminals without line characters.
-    """
+    """Stages as boxes with name and kind, outputs as words below them, arrows from producers to consumers, in 80 columns unless
+    long names or many arrows need more. ascii_only: for terminals without line characters."""
     stages = [Node(stage.name, (stage.name, stage.kind), framed=True) for stage in pipeline.order()]
     outputs = [Node(f"output {output.modality}", (output.modality,)) for output in pipeline.outputs]
     arrows = [(edge.producer, edge.consumer) for edge in pipeline.edges]

@@ -46,10 +46,8 @@ class RunArguments:
 
 
 def answer(arguments: RunArguments) -> None:
-    """Streams the text to stdout, writes the wav, and reports on stderr.
-
-    Raises OmniError; BrokenPipeError if the reader of stdout went away.
-    """
+    """Streams the text to stdout, writes the wav, and reports on stderr. Raises OmniError; BrokenPipeError without a reader of
+    stdout."""
     answers, unfit = _answers(arguments)
     _check_timeline(arguments)
     choices = arguments.choices

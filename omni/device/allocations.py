@@ -12,10 +12,8 @@ from omni.device.operator_mode import OperatorMode
 
 
 class AllocationCount(OperatorMode):
-    """While entered, counts the bytes of every storage that this thread's torch operations allocate on one device.
-
-    live: bytes that still exist. peak: their maximum. Memory that a kernel allocates internally is not counted.
-    """
+    """While entered, counts the bytes of every storage that this thread's torch operations allocate on one device. live: bytes that
+    still exist. peak: their maximum. Memory that a kernel allocates internally is not counted."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

@@ -148,8 +148,7 @@ class Device(ABC):
         return None
 
     def measure_peak(self, run: Callable[[], None]) -> int:
-        """Peak bytes of device memory that `run` and its launches take beyond those in use. Waits for the device: at
-        start-up."""
+        """Peak bytes of device memory that `run` and its launches take beyond those in use. Waits for the device: at start-up."""
         count = AllocationCount(self.torch_device)
         with count:
             run()
@@ -179,11 +178,8 @@ class Device(ABC):
             self.launch(stream, launch.phase, *launch.buffers)
 
     def host_span(self, stream: Stream, name: str, **numbers: int) -> AbstractContextManager[object]:
-        """While entered, the host does `name` for the stage of `stream`; reported to the launch observer with the
-        numbers.
-
-        Launches inside belong to the step `numbers["step"]`.
-        """
+        """While entered, the host does `name` for the stage of `stream`, reported to the launch observer with the numbers. Launches
+        inside belong to the step `numbers["step"]`."""
         return _NOTHING if self.launch_observer is None else self.launch_observer.host_span(stream, name, numbers)
 
     def host_time(self) -> int:
@@ -197,11 +193,8 @@ class Device(ABC):
             self.launch_observer.end()
 
     def host_did(self, stream: str, name: str, since: int, **numbers: int) -> None:
-        """Reports a `host_span` from `since` until now, for work known only at its end; launches inside do not belong
-        to its step.
-
-        stream: the name of a stream; for work of no stage, another name.
-        """
+        """Reports a `host_span` from `since` until now, for work known only at its end; launches inside do not belong to its step.
+        stream: the name of a stream; for work of no stage, another name."""
         if self.launch_observer is not None:
             self.launch_observer.host_did(stream, name, since, numbers)
 
@@ -210,12 +203,9 @@ class Device(ABC):
         return None
 
     def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
-        """Captures launches on `stream` in one graph, for `replay` there. Only at start-up.
-
-        The phases may run during the capture, once or more, so buffers must hold valid input; their output is
-        undefined. Memory that they allocate belongs to the graphs of the stream, which share it; results that outlive a
-        step need buffers allocated earlier.
-        """
+        """Captures launches on `stream` in one graph, for `replay` there. Only at start-up. The phases may run during the capture,
+        so buffers must hold valid input; their output is undefined. Memory that they allocate belongs to the graphs of the stream,
+        which share it; results that outlive a step need buffers allocated earlier."""
         return LaunchList(name, tuple(launches))
 
     def replay(self, stream: Stream, graph: Graph) -> None:

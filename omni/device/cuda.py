@@ -57,8 +57,7 @@ class CudaStamp:
 
 
 class CudaTimer:
-    """Reuses timing events: to create one takes longer than to record it. raw_of: torch's stream of a device's
-    stream."""
+    """Reuses timing events: to create one takes longer than to record it. raw_of: torch's stream of a device's stream."""
 
     def __init__(self, device: torch.device, raw_of: Callable[[ObservedStream], torch.cuda.Stream]) -> None:
         self._raw_of = raw_of
@@ -185,9 +184,8 @@ class CudaDevice(Device):
         return torch.cuda.mem_get_info(self.torch_device)[0]
 
     def measure_peak(self, run: Callable[[], None]) -> int:
-        """Measures the allocator's peak in whole segments, since fragmented memory is not available to others either.
-        Memory outside the allocator (kernels' code, buffers of libraries) shows in the device's free memory, and stays
-        allocated."""
+        """Measures the allocator's peak in whole segments: fragmented memory is not available to others either. Memory outside the
+        allocator (kernels' code, buffers of libraries) shows in the device's free memory, and stays allocated."""
         device = self.torch_device
         free, reserved = self.free_memory(), torch.cuda.memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -206,8 +204,7 @@ class CudaDevice(Device):
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Disables garbage collection, which may destroy graphs of an old engine: the capture would fail. Needs
-    `_capturing`."""
+    """Disables garbage collection, which may destroy graphs of an old engine: the capture would fail. Needs `_capturing`."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -23,8 +23,7 @@ class OperatorMode(TorchDispatchMode):
         """Runs `func(*args, **kwargs)`, an `OpOverload`, and returns its result."""
 
     def decompose(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-        """Passes the parts of a composite operation, which arrives undivided in inference mode, to `operate`.
-        NotImplemented if it has none."""
+        """Passes the parts of a composite operation, undivided in inference mode, to `operate`. NotImplemented if it has none."""
         super().__enter__()  # type: ignore[no-untyped-call]
         try:
             return func.decompose(*args, **kwargs)

@@ -14,11 +14,9 @@ _JINJA, _JSON, _CONFIG = "chat_template.jinja", "chat_template.json", "tokenizer
 
 
 def load_tokenizer(folder: Path, kind: Any, *, chat: bool = True) -> Any:
-    """A tokenizer of the class `kind`, byte-level BPE, with its chat template. chat: whether a template is required.
-
-    The template comes from the first of chat_template.jinja, chat_template.json and tokenizer_config.json. Raises CheckpointError
-    if a file is missing or wrong.
-    """
+    """A tokenizer of the class `kind`, byte-level BPE, with its chat template. chat: whether a template is required; it comes from
+    the first of chat_template.jinja, chat_template.json and tokenizer_config.json. Raises CheckpointError if a file is missing or
+    wrong."""
     # Read here first, for errors that name the file and the field.
     check_tokenizer_files(folder)
     jinja = folder / _JINJA
@@ -50,10 +48,8 @@ def load_tokenizer(folder: Path, kind: Any, *, chat: bool = True) -> Any:
 
 
 def load_preprocessor(folder: Path, kind: Any) -> Any:
-    """A processor of the class `kind`, for pictures or for sound, from preprocessor_config.json.
-
-    Raises CheckpointError if the file is missing or wrong.
-    """
+    """A processor of the class `kind`, for pictures or sound, from preprocessor_config.json. Raises CheckpointError if it is
+    wrong."""
     check_preprocessor(folder)
     try:
         return kind.from_pretrained(folder, local_files_only=True)

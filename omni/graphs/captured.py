@@ -21,8 +21,7 @@ class Captured(Generic[GraphT]):
 
 
 class CapturedGraphs(Generic[KeyT, GraphT]):
-    """Finds the captured graph that a batch is padded to. Where anything is captured, logs once why batches run
-    uncaptured."""
+    """Finds the captured graph that a batch is padded to. Where anything is captured, logs once why batches run uncaptured."""
 
     def __init__(
         self, stage: str, *, unit: str = "rows", option: str = "graph_batch_sizes", others: str = "other batches"

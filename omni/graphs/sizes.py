@@ -18,8 +18,7 @@ def captured_sizes(given: Iterable[int] | None, most: int) -> tuple[int, ...]:
 
 
 def captured_lengths(given: Iterable[int] | None, most: int) -> tuple[int, ...]:
-    """As `captured_sizes`, in tokens: by default powers of two, and some between where a step's time depends on their
-    number, up to the length at which launches no longer matter."""
+    """As `captured_sizes`, in tokens: by default powers of two, and some between where a step's time depends on their number."""
     if given is not None:
         return _largest_first(given)
     most = min(most, _MOST_TOKENS)

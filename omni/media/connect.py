@@ -44,10 +44,8 @@ _Option = tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int,
 
 
 class Resolver:
-    """Host names to addresses, each in a daemon thread: `getaddrinfo` cannot be cancelled.
-
-    most: such threads at once. Further requests wait for one to end, until their own deadline.
-    """
+    """Host names to addresses, each in a daemon thread: `getaddrinfo` cannot be cancelled. most: such threads at once. Further
+    requests wait for one to end, until their own deadline."""
 
     def __init__(self, most: int) -> None:
         self._turns = asyncio.Semaphore(most)
@@ -100,10 +98,8 @@ def is_public(address: str) -> bool:
 
 
 class CheckedBackend(httpcore.AsyncNetworkBackend):
-    """Connects to the addresses that were checked: resolving the name a second time may give others.
-
-    field: of the medium, for errors. private: whether addresses outside of the public internet are allowed.
-    """
+    """Connects to the addresses that were checked: resolving the name a second time may give others. field: of the medium, for
+    errors. private: whether addresses outside of the public internet are allowed."""
 
     def __init__(self, resolver: Resolver, field: str, *, private: bool) -> None:
         self._resolver = resolver

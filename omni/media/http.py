@@ -23,10 +23,8 @@ _FAILURES = (
 
 
 async def download(url: str, field: str, options: MediaOptions, resolver: Resolver) -> bytes:
-    """The content of a GET of `url`. Redirects are followed, and checked as `url` is. Raises InputError, naming `field`.
-
-    Has no deadline: the caller sets one.
-    """
+    """The content of a GET of `url`. Redirects are followed, and checked as `url` is. Raises InputError, naming `field`. The caller
+    sets a deadline."""
     parts = check_url(url, field, options)
     for _ in range(options.max_redirects + 1):
         try:

@@ -12,19 +12,16 @@ from omni.device import COMPLETED, Event
 
 
 class PageSlice:
-    """Rows of a paged buffer, not yet gathered. Producer and consumer share one object, so that the producer can move
-    the rows.
+    """Rows of a paged buffer, not yet gathered. Producer and consumer share one object, so that the producer can move the rows.
 
-    pages: `[num_blocks, block_size, width]`, on the producer's device; other rows of it are still being written.
-    slots: int64 `[n]`, flat row numbers (`block * block_size + offset`), in the consumer's order.
-    moved: done once the rows are at the present place.
+    pages: `[num_blocks, block_size, width]`, on the producer's device; other rows of it are still being written. slots: int64
+    `[n]`, flat row numbers (`block * block_size + offset`), in the consumer's order. moved: done once the rows are at the present
+    place.
 
-    The consumer reads `pages` and `slots` when it launches a gather, keeps neither, and reports each gather with
-    `gathered`, also one that fails half-way: a release alone may come late, and does not state the rows' place.
-    `omni.stage.PayloadReceiver` does all of this.
-
-    The producer may `relocate` the rows until the payload is `released`: later gathers read the new place. It may
-    overwrite the old rows once `moved` and the event that `relocate` returned are done.
+    The consumer reads `pages` and `slots` when it launches a gather, keeps neither, and reports each gather with `gathered`, also
+    one that fails half-way. `omni.stage.PayloadReceiver` does all of this. The producer may `relocate` the rows until the payload
+    is `released`: later gathers read the new place. It may overwrite the old rows once `moved` and the event that `relocate`
+    returned are done.
     """
 
     __slots__ = ("_readers", "moved", "pages", "slots")
@@ -75,12 +72,8 @@ class _All:
 
 
 class Payload(msgspec.Struct, frozen=True):
-    """A message on an edge.
-
-    meta: describes the message; a stage kind's inputs and outputs are such structs, and adapters dispatch on their
-        type.
-    tensors: device data by name. Empty for a payload of host data only (tokens, finished audio).
-    """
+    """A message on an edge. meta: describes it; a stage kind's inputs and outputs are such structs, and adapters dispatch on their
+    type. tensors: device data by name. Empty for a payload of host data only (tokens, finished audio)."""
 
     meta: msgspec.Struct
     tensors: Mapping[str, torch.Tensor | PageSlice] = msgspec.field(default_factory=dict)

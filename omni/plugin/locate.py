@@ -6,8 +6,7 @@ from omni.errors import ConfigError, PluginError
 
 
 def locate(path: str, field: str) -> object:
-    """The object at `path`. Raises ConfigError for a malformed path or a missing object, PluginError if the import
-    fails."""
+    """The object at `path`. Raises ConfigError for a malformed path or a missing object, PluginError if the import fails."""
     module_name, colon, attribute = path.partition(":")
     if not colon or not module_name or not attribute:
         raise ConfigError(field, f"{path!r} is not an import path", 'write "module:attribute"')

@@ -46,10 +46,8 @@ _INT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The field of generation_config.json that sets a parameter. default: transformers' value if the file has none.
-
-    draws: it has effect only with `do_sample`.
-    """
+    """The field of generation_config.json that sets a parameter. default: transformers' value if the file has none. draws: it has
+    effect only with `do_sample`."""
 
     name: str
     default: object

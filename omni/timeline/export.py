@@ -1,9 +1,6 @@
-"""Writes a trace in the Trace Event Format, for ui.perfetto.dev and chrome://tracing.
-
-A stage is a process; its host work and each of its streams are threads. Times are microseconds. A launch and its run
-are slices with the same `args.id`, connected by a flow arrow. Reading a trace back uses only the `args` of the launches
-for phases.
-"""
+"""Writes a trace in the Trace Event Format, for ui.perfetto.dev and chrome://tracing. A stage is a process; its host work and each
+of its streams are threads. Times are microseconds. A launch and its run are slices with the same `args.id`, connected by a flow
+arrow. Reading a trace back uses only the `args` of the launches for phases."""
 
 from collections.abc import Iterator, Mapping
 

@@ -32,10 +32,8 @@ class Fit:
         return self.origin + round(self.rate * device)
 
     def not_before(self, launches: Iterable[tuple[int, int]]) -> "Fit":
-        """The fit, moved so that no phase runs before its launch begins. launches: (host time, device time) pairs.
-
-        The middle of a probe's two host times is an estimate; the order of launch and run is certain.
-        """
+        """The fit, moved so that no phase runs before its launch begins: the middle of a probe's two host times is an estimate; the
+        order of launch and run is certain. launches: (host time, device time) pairs."""
         early = max((began - self.host(start) for began, start in launches), default=0)
         return self if early <= 0 else Fit(self.origin + early, self.rate, self.error)
 

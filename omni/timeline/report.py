@@ -34,13 +34,10 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True):
     idle: time in which nothing of the stage's stream ran, from the last phase of one to the first of the next.
     launch_gap: on the host, from the end of one's last launch to the next one's first.
     launch_period: on the host, from first launch to first launch.
-    behind_token: on the device, from the token point of one to the start of the next: the delay beside the wait for
-        tokens.
+    behind_token: on the device, from the token point of one to the start of the next: the delay beside the wait for tokens.
 
-    Inside one:
-
-    waits: time in which nothing of the stage's stream ran because the host was late.
-    categories: time on the stage's stream by category.
+    Inside one: waits: time in which nothing of the stage's stream ran because the host was late. categories: time on it by
+    category.
     """
 
     stage: str
@@ -117,9 +114,8 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream beside the main ones. busy: the time in which one of its phases ran. hidden: the share of that time in
-    which the main stream of its stage (of any stage, if its stage has none) ran too, so that the stream delayed nothing
-    by itself."""
+    """A stream beside the main ones. busy: the time in which one of its phases ran. hidden: the share of it in which the main
+    stream of its stage (of any stage, if its stage has none) ran too, so that the stream delayed nothing by itself."""
 
     stage: str
     lane: str
@@ -128,11 +124,9 @@ class LaneReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """overtaken: number of phases that began after a later launch had finished on another stream. This is no error:
-    only phases of one stream run in order. example: such a pair, the earlier launch first.
-
-    broken: number of phases that ran after a later launch of the same stream. Always 0, unless the trace is wrong.
-    """
+    """overtaken: phases that began after a later launch had finished on another stream. This is no error: only phases of one stream
+    run in order. example: such a pair, the earlier launch first. broken: phases that ran after a later launch of the same stream;
+    always 0, unless the trace is wrong."""
 
     overtaken: int
     example: tuple[str, str] | None

@@ -14,11 +14,9 @@ CAPACITY = 200_000
 
 
 class Timeline:
-    """Observes the launches of a device from its creation until `close`, and records those between `start` and `stop`.
-
-    Create it before the stages are loaded: a graph that was captured unobserved is one phase. It belongs to the thread
-    that drives the device; another thread may create, start and stop it while that thread is idle.
-    """
+    """Observes the launches of a device from its creation until `close`, and records those between `start` and `stop`. Create it
+    before the stages are loaded: a graph that was captured unobserved is one phase. It belongs to the thread that drives the
+    device; another thread may create, start and stop it while that thread is idle."""
 
     def __init__(self, device: Device, stages: Sequence[str] = (), capacity: int = CAPACITY) -> None:
         """stages: names of stages; a stream without such a name counts as a stage of its own."""

@@ -30,10 +30,8 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class PhaseSpan:
-    """A launched phase. launched: the host's time of enqueueing it. ran: its run on the device, by the host's clock.
-
-    step: the step of the launch, None outside of steps.
-    """
+    """A launched phase. launched: the host's time of enqueueing it. ran: its run on the device, by the host's clock. step: of the
+    launch, None outside of steps."""
 
     stage: str
     lane: str
@@ -56,11 +54,9 @@ class HostSpan:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A recording. phases: in the order of their launches. host: by their starts.
-
-    device: the device's name. dropped: number of the oldest spans, lost for lack of room. unfinished: number of phases
-    that had not run at the end. error: bound of the shift between launches and runs, in nanoseconds.
-    """
+    """A recording. phases: in the order of their launches. host: by their starts. device: the device's name. dropped: number of the
+    oldest spans, lost for lack of room. unfinished: number of phases that had not run at the end. error: bound of the shift between
+    launches and runs, in nanoseconds."""
 
     device: str
     phases: tuple[PhaseSpan, ...]

@@ -8,12 +8,9 @@ from omni.tiny.settings import decoder_settings, mrope_section
 
 
 class SpeakingShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes of a text model with vision and audio inputs and a talker; families add their own.
-
-    talker: False selects the layout of a text-only checkpoint.
-    stop_gain, codec_stop_gain: relative likelihood of stop tokens in text model and talker; 0 for never, 1 as any other
-        token.
-    """
+    """Sizes of a text model with vision and audio inputs and a talker; families add their own. talker: False selects the layout of
+    a text-only checkpoint. stop_gain, codec_stop_gain: relative likelihood of stop tokens in text model and talker; 0 for never, 1
+    as any other token."""
 
     layers: int = 3
     heads: int = 4

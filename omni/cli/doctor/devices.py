@@ -42,10 +42,8 @@ def _cuda(index: int) -> Check:
 
 
 def host_memory() -> tuple[int, int]:
-    """Total and available bytes, of the machine or of the process's control group if that has less.
-
-    On systems without a number of available bytes, all count as available.
-    """
+    """Total and available bytes, of the machine or of the process's control group if that has less. All count as available where
+    there is no number."""
     if not _MEMORY.is_file():
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return total, total

@@ -11,10 +11,8 @@ from omni.sampling import LogitsEdit
 
 
 class Grammar:
-    """A compiled grammar. Immutable, shared by all its requests.
-
-    matcher: at the beginning of a text, and stays there. vocab_size: number of ids; the next id stands for the end of the text.
-    """
+    """A compiled grammar. Immutable, shared by all its requests. matcher: stays at the beginning of a text. vocab_size: number of
+    ids; the next id stands for the end of the text."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
@@ -26,10 +24,8 @@ class Grammar:
 
 
 class GrammarMatcher:
-    """A `HostLogitsProcessor` that allows the tokens of a grammar, and end ids where the text may end.
-
-    ends: ids that end generation, even those with a text. field: for errors.
-    """
+    """A `HostLogitsProcessor` that allows the tokens of a grammar, and end ids where the text may end. ends: ids that end
+    generation, even those with a text. field: for errors."""
 
     def __init__(self, grammar: Grammar, ends: Collection[int], field: str) -> None:
         self._matcher = grammar.matcher()

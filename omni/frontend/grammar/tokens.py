@@ -18,10 +18,8 @@ class Tokens:
         self._vocabulary = vocabulary
 
     def __call__(self, text: str | bytes) -> Sequence[int]:
-        """The tokenizer's ids of a text inside another.
-
-        Where a grammar allows one text only, masks allow these ids and no others for its bytes: they must decode to exactly it.
-        """
+        """The tokenizer's ids of a text inside another. Where a grammar allows one text only, masks allow these ids and no others
+        for its bytes: they must decode to exactly it."""
         if isinstance(text, bytes):
             raise TypeError("texts, not bytes")
         ids = self._vocabulary.encode(text)

@@ -130,8 +130,7 @@ def _length(value: object) -> int:
 
 
 def _entries(value: object, known: dict[int, int]) -> int:
-    """Entries of a collection and of nested ones, each as often as it would be written or compared: one list may occur in another
-    twice, and that one in a third. known: counts by identity."""
+    """Entries of a collection and of nested ones, each as often as it would be written or compared. known: counts by identity."""
     if not isinstance(value, _COLLECTIONS):
         return 1
     if id(value) not in known:

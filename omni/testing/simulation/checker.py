@@ -15,8 +15,7 @@ from omni.testing.simulation.stream import Launched, SimulatedStream
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """tick: of the agent's clock. by: the phase and its number among all launches, or the host. operation: torch's, or
-    a call."""
+    """tick: of the agent's clock. by: the phase and its number among all launches, or the host. operation: torch's, or a call."""
 
     agent: int
     tick: int
@@ -34,8 +33,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Two unordered accesses, at least one a write, or memory freed under a running reader. byte: offset in the
-    storage."""
+    """Two unordered accesses, at least one a write, or memory freed under a running reader. byte: offset in the storage."""
 
     buffer: str
     byte: int

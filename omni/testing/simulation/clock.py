@@ -1,8 +1,6 @@
-"""Vector clocks: the known progress of each agent (the host, each stream).
-
-A clock is a list of ticks by agent, 0 beyond its end. An agent's tick counts its steps: a stream's launches, the host's
-launches and records. An agent's action at tick t happened before every event whose clock has at least t for it.
-"""
+"""Vector clocks: the known progress of each agent (the host, each stream). A clock is a list of ticks by agent, 0 beyond its end.
+An agent's tick counts its steps: a stream's launches, the host's launches and records. An agent's action at tick t happened before
+every event whose clock has at least t for it."""
 
 from typing import TypeAlias
 

@@ -23,11 +23,9 @@ _MAX_IDLE = 250
 
 
 class Schedule:
-    """Draws durations, in seconds of the device's own clock.
-
-    Each stream's pace is between a hundred times faster and ten times slower than the host, so that seeds differ in
-    which side waits. stalls: the share of phases that take as long as thousands of others.
-    """
+    """Draws durations, in seconds of the device's own clock. Each stream's pace is between a hundred times faster and ten times
+    slower than the host, so that seeds differ in which side waits. stalls: the share of phases that take as long as thousands of
+    others."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -56,18 +54,15 @@ _PATIENT = 1e9
 class SimulatedDevice(Device):
     """The CPU with the timing of an accelerator.
 
-    With a seed, streams advance at each of the host's calls, each at its own pace, by the device's own clock. Without
-    one, they run only in `run` or `synchronize`. A phase runs as a whole, in its stream's order; a copy reads its
-    source then.
+    With a seed, streams advance at each of the host's calls, each at its own pace, by the device's own clock. Without one, they run
+    only in `run` or `synchronize`. A phase runs as a whole, in its stream's order; a copy reads its source then. One thread only.
 
-    Every memory access is checked: `races` lists accesses that no launch, event or wait orders, even if they happened
-    in the right order. One thread only.
+    Every memory access is checked: `races` lists accesses that no launch, event or wait orders, even if they happened in the right
+    order.
 
-    without: the name of a wait (`find_waits`) to leave out: the host continues at once and learns nothing, a stream
-    does not wait.
-
-    now: seconds. done: operations that have run. trace: operations that ran and events that were polled, in order.
-    waits: counts of executed waits. latest: the most operations pending at once, to show that work was late.
+    without: the name of a wait (`find_waits`) to leave out: the host continues at once and learns nothing, a stream does not wait.
+    now: seconds. done: operations that have run. trace: operations that ran and events that were polled, in order. waits: counts of
+    executed waits. latest: the most operations pending at once, to show that work was late.
     """
 
     def __init__(self, seed: int | None = None, *, without: str | None = None, check: bool = True) -> None:

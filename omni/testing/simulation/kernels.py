@@ -1,5 +1,4 @@
-"""Observes the bytes that Triton kernels load and store in phases under Triton's interpreter: torch sees no operation
-in them. Compiled kernels cannot be observed."""
+"""Observes the bytes that Triton kernels load and store in phases under Triton's interpreter: torch sees no operation in them."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -1,5 +1,4 @@
-"""Shadow memory: the last accesses to each part of a storage, and images of host slots at the launch of phases that use
-them."""
+"""Shadow memory: the last accesses to each part of a storage, and images of host slots at the launch of phases that use them."""
 
 import weakref
 from collections.abc import Callable, Iterable
@@ -69,11 +68,9 @@ Kind = tuple[int, bool]
 
 
 class Shadow(weakref.ref[UntypedStorage]):
-    """The shadow of one storage, until a callback at the storage's end. Accesses are increasing numbers; 0 is none.
-
-    key, size: of the storage. latest: each agent's last read and last write of any part. born: number of the launch
-    that made it, 0 if none did. home: the agent on whose stream it was allocated and is reused; None if the host did.
-    """
+    """The shadow of one storage, until a callback at the storage's end. Accesses are increasing numbers; 0 is none. key, size: of
+    the storage. latest: each agent's last read and last write of any part. born: number of the launch that made it, 0 if none did.
+    home: the agent on whose stream it was allocated and is reused; None if the host did."""
 
     __slots__ = ("_cells", "_granule", "born", "home", "key", "latest", "size")
 

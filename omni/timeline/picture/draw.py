@@ -29,10 +29,8 @@ class Window:
 
 
 def window_of(trace: Trace, *, stage: str | None = None, steps: int = 3, first: int | None = None) -> Window:
-    """A window of consecutive steps of a stage: from step number `first`, else decode steps of median duration.
-
-    stage: None selects the stage with the most steps. Raises InputError for a stage or a step that is not in the trace.
-    """
+    """A window of consecutive steps of a stage: from step number `first`, else decode steps of median duration. stage: None selects
+    the one with the most steps. Raises InputError for a stage or a step that is not in the trace."""
     by_stage = {name: steps_of(trace, name) for name in trace.stages}
     if stage is not None and not by_stage.get(stage):
         known = [name for name, found in by_stage.items() if found]
@@ -75,10 +73,8 @@ _WRITERS = {".png": write_png, ".html": write_html}
 
 
 def draw(panels: Sequence[tuple[str, Trace, Window]], path: str | os.PathLike[str]) -> None:
-    """Draws a part of each trace, with its title, one below the other on one scale, into a .png or a .html file.
-
-    Raises InputError for another type of file, or a file that cannot be written; an existing file then stays unchanged.
-    """
+    """Draws a part of each trace, with its title, one below the other on one scale, into a .png or a .html file. Raises InputError
+    for another type of file, or a file that cannot be written; an existing file then stays unchanged."""
     target = Path(path)
     write = _WRITERS.get(target.suffix)
     if write is None:
