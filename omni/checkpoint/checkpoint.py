@@ -10,8 +10,7 @@ import torch
 from omni.checkpoint.json_file import read_object, read_optional_object
 from omni.checkpoint.limits import check_counts
 from omni.checkpoint.regular_file import check_folder
-from omni.checkpoint.shards import Shard, locate_weights
-from omni.checkpoint.spans import WeightSpan
+from omni.checkpoint.shards import Shard, WeightSpan, locate_weights
 from omni.errors import CheckpointError
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omni.checkpoint.spans import WeightSpan
+from omni.checkpoint.shards import WeightSpan
 from omni.device import Device, HostRing, HostSlot, Stream, SyncPoint, may_sync
 from omni.errors import CheckpointError
 

@@ -9,7 +9,7 @@ import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from omni.tiny.settings import write_json
+from omni.tiny.shape import write_json
 
 ROLES = ("system", "user", "assistant")
 _WORD_LIST = """

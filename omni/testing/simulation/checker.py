@@ -8,9 +8,8 @@ import msgspec
 from torch import Tensor, nn
 
 from omni.device import Phase
-from omni.testing.simulation.clock import HOST, Clock, advance, known
 from omni.testing.simulation.shadow import Image, Region, Selection, Shadow, SlotImages, key_of
-from omni.testing.simulation.stream import Launched, SimulatedStream
+from omni.testing.simulation.stream import HOST, Clock, Launched, SimulatedStream, advance, known
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ import torch
 from omni.device import COMPLETED, Device, Event, HostTask, Phase, Stream
 from omni.device.sync import host_waits
 from omni.testing.simulation.checker import Checker, Race
-from omni.testing.simulation.clock import advance, join
 from omni.testing.simulation.recorder import Recorder
-from omni.testing.simulation.stream import Barrier, Launched, Mark, SimulatedEvent, SimulatedStream, Task
+from omni.testing.simulation.stream import Barrier, Launched, Mark, SimulatedEvent, SimulatedStream, Task, advance, join
 from omni.testing.simulation.waits import WaitLog
 
 _PATIENCE = 1.1

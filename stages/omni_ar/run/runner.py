@@ -12,11 +12,9 @@ from omni.graphs import CapturedGraphs
 from omni_ar.attention import AttentionBackend
 from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
-from omni_ar.run.captured_chunks import CapturedChunks
-from omni_ar.run.forward import ChunkStep, Forward
+from omni_ar.run.forward import CapturedChunks, ChunkStep, Forward
 from omni_ar.run.limits import Limits, step_fields
-from omni_ar.run.pack.chunks import PackedChunks, scored_positions
-from omni_ar.run.pack.step import LeadingInputs, PackedStep, captured_spans, pack_step
+from omni_ar.run.pack import LeadingInputs, PackedChunks, PackedStep, captured_spans, pack_step, scored_positions
 from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, start_rows
 from omni_ar.run.plan import PaddedShape, StepPlan
 from omni_ar.run.scores import Scorer

@@ -20,7 +20,7 @@ from omni_ar.kernels.sampling.state import (
     Need,
 )
 from omni_ar.processors import NamedProcessor
-from omni_ar.sampling.bitmask import bitmask_size, pack_bitmask
+from omni_ar.sampling.edits import bitmask_size, pack_bitmask
 from omni_ar.sampling.needs import needs_of
 from omni_ar.sampling.start import FLOAT_PARAMETERS, INT_PARAMETERS, INTS, PackedSampling, StartParts
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from omni.device import Span
 from omni.sampling import PARAMETERS
 from omni_ar.kernels.sampling.state import COLUMNS, NEVER, SamplingState
-from omni_ar.sampling.bitmask import unpack_bitmask
+from omni_ar.sampling.edits import unpack_bitmask
 
 Part = TypeVar("Part")
 

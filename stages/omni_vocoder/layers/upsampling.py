@@ -1,6 +1,8 @@
-"""Blocks of convolutional decoders, from frames up to samples."""
+"""Blocks of convolutional decoders, from frames up to samples, and the numbers and the delay of these samples."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +10,36 @@ from torch.nn.functional import gelu
 
 from omni_vocoder.layers.stream_layer import CausalConv, CausalTransposedConv, Serial, StreamLayer
 from omni_vocoder.state import StateLayout, StreamChunk
+
+
+@dataclass(frozen=True, slots=True)
+class UpsamplingRates:
+    """Factors by which a signal is stretched, in order. plain: without lookahead. looking_ahead: of later convolutions, each of
+    which removes `rate` samples from the beginning, like `SnakeUpsampling`."""
+
+    plain: tuple[int, ...]
+    looking_ahead: tuple[int, ...] = ()
+
+    @property
+    def samples_per_frame(self) -> int:
+        return math.prod(self.plain) * math.prod(self.looking_ahead)
+
+    @property
+    def lookahead(self) -> int:
+        """Number of samples at the end of n frames that depend on frame n + 1. A convolution of rate r turns L samples into (L - 1)
+        r: a shortfall of s samples grows to (s + 1) r."""
+        shortfall = 0
+        for rate in self.looking_ahead:
+            shortfall = (shortfall + 1) * rate
+        return shortfall
+
+    @property
+    def min_first_frames(self) -> int:
+        """Minimum frames that can start a stream: every convolution needs at least one sample."""
+        needed = 0
+        for rate in reversed(self.looking_ahead):
+            needed = -(-needed // rate) + 1
+        return max(-(-needed // math.prod(self.plain)), 1)
 
 
 class SnakeBeta(nn.Module):

@@ -100,7 +100,7 @@ def test_the_source_is_searched_for_them():
     waits = find_waits("omni", "omni_encoder", "omni_local")
     assert {
         "omni.device.ring.HostSlot.free#1",
-        "omni.payload.payload._All.done#1",
+        "omni.payload._All.done#1",
         "omni.stage.messages.Feed.arrived#1",
         "omni.stage.messages.Feed.arrived#2",
         "omni_encoder.worker.EncoderWorker.advance#1",
