@@ -45,50 +45,24 @@ class DiffusionModel(nn.Module, ABC, Generic[StateT]):
     row's results must not depend on the other rows.
     """
 
-    @property
-    @abstractmethod
-    def num_groups(self) -> int:
-        """Codes per frame."""
-
-    @property
-    @abstractmethod
-    def sample_rate(self) -> int:
-        """Hz."""
-
-    @property
-    @abstractmethod
-    def num_voices(self) -> int:
-        """Number of loaded voices, at least 1."""
-
-    @property
-    @abstractmethod
-    def num_steps(self) -> int:
-        """Number of steps from noise to latents, at least 1."""
-
-    @property
-    @abstractmethod
-    def block_frames(self) -> int:
-        """Code frames of a block."""
-
-    @property
-    @abstractmethod
-    def repeats(self) -> int:
-        """Latent frames of a code frame."""
-
-    @property
-    @abstractmethod
-    def latent_width(self) -> int:
-        """Values of a latent frame."""
-
-    @property
-    @abstractmethod
-    def samples_per_latent(self) -> int:
-        """Samples of a latent frame."""
-
-    @property
-    @abstractmethod
-    def render_context(self) -> int:
-        """Latent frames to either side that a latent frame's samples depend on, 0 or more."""
+    num_groups: int
+    """Codes per frame."""
+    sample_rate: int
+    """Hz."""
+    num_voices: int
+    """Number of loaded voices, at least 1."""
+    num_steps: int
+    """Number of steps from noise to latents, at least 1."""
+    block_frames: int
+    """Code frames of a block."""
+    repeats: int
+    """Latent frames of a code frame."""
+    latent_width: int
+    """Values of a latent frame."""
+    samples_per_latent: int
+    """Samples of a latent frame."""
+    render_context: int
+    """Latent frames to either side that a latent frame's samples depend on, 0 or more."""
 
     @abstractmethod
     def new_state(self, num_rows: int, window_frames: int) -> StateT:

@@ -28,16 +28,10 @@ class DiffusionRequest(FrameRequest):
         """Number of frames of the stream that have arrived in the row."""
         return self.passed + self.buffered
 
-    def finished(self, sizes: WindowSizes) -> bool:
-        """Whether all of the request's work is done."""
-        rendered = self.rendered == self.known * sizes.repeats
-        return self.ended and self.window is None and not self.in_flight and rendered
-
     def next_window(self, sizes: WindowSizes) -> Window | None:
         """The window that may begin now; None if there is none."""
-        if self.window is not None or self.paused or self.voice is None:
-            return None
-        return sizes.next(self.done, self.known, self.ended)
+        waits = self.window is not None or self.paused or self.voice is None
+        return None if waits else sizes.next(self.done, self.known, self.ended)
 
     def begin(self, window: Window, sizes: WindowSizes) -> None:
         """Records the launch of a window's beginning: frames that only this window sees leave the ring."""

@@ -71,9 +71,16 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
         return request
 
     def read(self, request: DiffusionRequest, message: Feed) -> Arrival | None:
-        if not isinstance(message.payload.meta, Voice):
+        voice, model = message.payload.meta, self._model
+        if not isinstance(voice, Voice):
             return super().read(request, message)
-        self._take_voice(request, message.payload.meta, message)
+        if request.voice is not None:
+            raise ValueError("a second Voice came; a request has one")
+        if not 0 <= voice.index < model.num_voices:
+            raise ValueError(f"voice {voice.index} is not there: 0 to {model.num_voices - 1} are")
+        given, shape = read_noise(message, model.latent_width), (model.block_frames, model.repeats, model.latent_width)
+        request.voice = voice.index
+        request.noise = Noise(request.seed, request.sample_index, *shape, given)
         return None
 
     def end(self, request: DiffusionRequest, source: str) -> None:
@@ -82,7 +89,8 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
             raise StageError(self.name, "taking its input", "frames came, and no Voice that speaks them")
 
     def over(self, request: DiffusionRequest) -> bool:
-        return request.finished(self._sizes)
+        rendered = request.rendered == request.known * self._sizes.repeats
+        return request.ended and request.window is None and not request.in_flight and rendered
 
     def run(self) -> bool:
         moved = False
@@ -91,18 +99,6 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
             moved = True
         moved |= self._begin()
         return self._step() or moved
-
-    def _take_voice(self, request: DiffusionRequest, voice: Voice, message: Feed) -> None:
-        if request.voice is not None:
-            raise ValueError("a second Voice came; a request has one")
-        model = self._model
-        if not 0 <= voice.index < model.num_voices:
-            raise ValueError(f"voice {voice.index} is not there: 0 to {model.num_voices - 1} are")
-        given = read_noise(message, model.latent_width)
-        request.voice = voice.index
-        request.noise = Noise(
-            request.seed, request.sample_index, model.block_frames, model.repeats, model.latent_width, given
-        )
 
     def _begin(self) -> bool:
         """Begins a few windows; others begin in the next tick, after the other stages' ticks."""

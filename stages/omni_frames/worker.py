@@ -17,10 +17,8 @@ from omni_frames.store import FrameStore, SampleBatch, SampleRing
 class FrameModel(Protocol):
     """num_groups: codes per frame. sample_rate: in Hz."""
 
-    @property
-    def num_groups(self) -> int: ...
-    @property
-    def sample_rate(self) -> int: ...
+    num_groups: int
+    sample_rate: int
 
 
 class FrameWorker(MailboxWorker[RequestT]):

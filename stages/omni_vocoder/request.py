@@ -36,19 +36,9 @@ class VocoderRequest(FrameRequest):
 
     started: bool = False
 
-    def finished(self, sizes: ChunkSizes) -> bool:
-        """Whether all of the request's work is done."""
-        return self.ended and not self.in_flight and not self.next_chunk(sizes)
-
     def next_chunk(self, sizes: ChunkSizes) -> int:
         """Number of frames to decode now; 0 if no chunk is ready."""
         wanted, fewest = (sizes.later, 1) if self.started else (sizes.first, sizes.fewest)
         if self.in_flight or self.buffered < (fewest if self.ended else wanted):
             return 0
         return min(wanted, self.buffered)
-
-    def consume(self, frames: int, capacity: int) -> None:
-        """Records the launch of a step that decodes the oldest `frames` frames."""
-        self.forget(frames, capacity)
-        self.done += frames
-        self.started = True

@@ -11,16 +11,15 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class StateSlot:
-    """A layer's part of each row: numbers of shape `shape` from `start`; dimension `time` of the shape is its past."""
+    """A layer's part of each row: numbers of shape `shape` from `start`, whose second dimension is the layer's past."""
 
     start: int
     shape: tuple[int, ...]
-    time: int
 
     @property
     def length(self) -> int:
         """Number of past positions that the layer sees, 0 or more."""
-        return self.shape[self.time]
+        return self.shape[1]
 
     def of(self, carried_BW: Tensor) -> Tensor:
         """A view `[B, *shape]` of the layer's part."""
@@ -35,8 +34,8 @@ class StateLayout:
         self.slots: list[StateSlot] = []
         self.width = 0
 
-    def reserve(self, *shape: int, time: int) -> StateSlot:
-        slot = StateSlot(self.width, shape, time)
+    def reserve(self, *shape: int) -> StateSlot:
+        slot = StateSlot(self.width, shape)
         self.slots.append(slot)
         self.width += math.prod(shape)
         return slot
@@ -63,10 +62,8 @@ class StreamState:
     def load(self, rows_B: Tensor, first: bool) -> "StreamChunk":
         """A copy of the rows. first: whether their streams start; the copy is then zeroed."""
         if first:
-            rows = rows_B.shape[0]
-            return StreamChunk(
-                self.carried_RW.new_zeros(rows, self.carried_RW.shape[1]), self.frames_R.new_zeros(rows), True
-            )
+            rows, width = rows_B.shape[0], self.carried_RW.shape[1]
+            return StreamChunk(self.carried_RW.new_zeros(rows, width), self.frames_R.new_zeros(rows), True)
         return StreamChunk(self.carried_RW.index_select(0, rows_B), self.frames_R.index_select(0, rows_B), False)
 
     def store(self, rows_B: Tensor, chunk: "StreamChunk", frames: int) -> None:
@@ -87,7 +84,7 @@ class StreamChunk:
         """Returns the slot's past followed by `new`, `[B, *shape]` with any length in time, and keeps its end as the new past."""
         if slot.length == 0:
             return new
-        dim, past = slot.time + 1, slot.of(self.carried_BW)
-        joined = torch.cat((past, new), dim)
-        past.copy_(joined.narrow(dim, joined.shape[dim] - slot.length, slot.length))
+        past = slot.of(self.carried_BW)
+        joined = torch.cat((past, new), 2)
+        past.copy_(joined[:, :, -slot.length :])
         return joined

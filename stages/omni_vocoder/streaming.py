@@ -18,9 +18,6 @@ class StreamingVocoder(VocoderModel[StreamState]):
     flushed at the end. No method synchronizes, and the work of a chunk does not grow with the number of earlier frames.
     """
 
-    num_groups = 0
-    sample_rate = 0
-
     def __init__(self, *, num_groups: int, sample_rate: int, rates: UpsamplingRates) -> None:
         super().__init__()
         self.num_groups, self.sample_rate = num_groups, sample_rate

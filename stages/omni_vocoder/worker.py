@@ -57,7 +57,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         return VocoderRequest(message.request_id, set(message.inputs), message.rank)
 
     def over(self, request: VocoderRequest) -> bool:
-        return request.finished(self._sizes)
+        return request.ended and not request.in_flight and not request.next_chunk(self._sizes)
 
     def run(self) -> bool:
         moved = False
@@ -65,7 +65,9 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
             chunk = ChunkShape(batch[0].next_chunk(self._sizes), not batch[0].started)
             if self.run_batch(batch, "decoding a chunk", partial(self.prepare, batch, chunk)):
                 for request in batch:
-                    request.consume(chunk.frames, self._sizes.capacity)
+                    request.forget(chunk.frames, self._sizes.capacity)
+                    request.done += chunk.frames
+                    request.started = True
                 self.totals["steps"] += 1
                 self.totals["frames"] += chunk.frames * len(batch)
             moved = True

@@ -131,9 +131,6 @@ class BlockDiffusion(DiffusionModel[BlockState]):
     """net: the denoiser. renderer: takes `[B, M, T]`; it may have another dtype. remembers: whether a window without context
     continues from the window before: no block is denoised twice, and the past of a window is exact."""
 
-    num_groups = sample_rate = num_voices = num_steps = block_frames = repeats = latent_width = 0
-    samples_per_latent = render_context = 0
-
     def __init__(
         self,
         net: BlockDenoiser,

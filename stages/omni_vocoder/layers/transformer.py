@@ -98,8 +98,8 @@ class WindowAttention(nn.Module):
         self.o_proj = nn.Linear(inner, width, bias=shape.bias)
         self.head_dim = shape.head_dim
         self.grouped = shape.heads != shape.kv_heads
-        self.past_keys = layout.reserve(shape.kv_heads, shape.window - 1, shape.head_dim, time=1)
-        self.past_values = layout.reserve(shape.kv_heads, shape.window - 1, shape.head_dim, time=1)
+        self.past_keys = layout.reserve(shape.kv_heads, shape.window - 1, shape.head_dim)
+        self.past_values = layout.reserve(shape.kv_heads, shape.window - 1, shape.head_dim)
 
     def forward(self, hidden_BTD: Tensor, sight: Sight, chunk: StreamChunk | None) -> Tensor:
         """`[B, T, D]` to the same shape. chunk: None for a whole signal."""

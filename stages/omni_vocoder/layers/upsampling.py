@@ -64,9 +64,9 @@ _DILATIONS = (1, 3, 9)
 class ConvNeXtBlock(StreamLayer):
     """Depthwise convolution and a pointwise MLP as a residual branch (Liu et al., 2022), causal."""
 
-    def __init__(self, layout: StateLayout, channels: int, kernel: int = 7) -> None:
+    def __init__(self, layout: StateLayout, channels: int) -> None:
         super().__init__()
-        self.dwconv = CausalConv(layout, nn.Conv1d(channels, channels, kernel, groups=channels))
+        self.dwconv = CausalConv(layout, nn.Conv1d(channels, channels, 7, groups=channels))
         self.norm = nn.LayerNorm(channels, eps=1e-6)
         self.pwconv1 = nn.Linear(channels, 4 * channels)
         self.pwconv2 = nn.Linear(4 * channels, channels)
@@ -81,10 +81,10 @@ class ConvNeXtBlock(StreamLayer):
 class SnakeUnit(StreamLayer):
     """A dilated convolution and a pointwise one, each behind a `SnakeBeta`, as a residual branch."""
 
-    def __init__(self, layout: StateLayout, channels: int, dilation: int, kernel: int = 7) -> None:
+    def __init__(self, layout: StateLayout, channels: int, dilation: int) -> None:
         super().__init__()
         self.act1 = SnakeBeta(channels)
-        self.conv1 = CausalConv(layout, nn.Conv1d(channels, channels, kernel, dilation=dilation))
+        self.conv1 = CausalConv(layout, nn.Conv1d(channels, channels, 7, dilation=dilation))
         self.act2 = SnakeBeta(channels)
         self.conv2 = CausalConv(layout, nn.Conv1d(channels, channels, 1))
 
