@@ -11,7 +11,7 @@ from omni.cli.target import Target, resolve_target
 from omni.cli.terminal import echo, echo_json, takes_lines
 from omni.config import Setting
 from omni.engine import choose_connector
-from omni.pipeline import Pipeline, Stage
+from omni.pipeline import Output, Pipeline, Stage
 from omni.process import runs_in_process
 from omni.utils.table import columns
 
@@ -47,11 +47,6 @@ class EdgeReport(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class OutputReport(msgspec.Struct, frozen=True, kw_only=True):
-    modality: str
-    stage: str
-
-
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """main_stage: the stage that stage-less sampling parameters apply to; None if no stage samples. settings: all, with origins."""
 
@@ -64,7 +59,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     load_format: str
     stages: list[StageReport]
     edges: list[EdgeReport]
-    outputs: list[OutputReport]
+    outputs: tuple[Output, ...]
     main_stage: str | None
     memory: MemoryReport
     settings: tuple[Setting, ...]
@@ -92,11 +87,11 @@ def make_report(model: str, target: Target, *, measure: bool) -> Report:
             )
             for stage in pipeline.order()
         ],
-        edges=_edges(target),
-        outputs=[OutputReport(modality=output.modality, stage=output.stage) for output in pipeline.outputs],
+        edges=list(_edges(target)),
+        outputs=pipeline.outputs,
         main_stage=pipeline.main_stage,
         memory=measure_memory(target) if measure else count_memory(target),
-        settings=target.settings,
+        settings=(*engine.settings, *target.plan.settings),
     )
 
 
@@ -113,24 +108,11 @@ def _prefix_cache(pipeline: Pipeline, stage: Stage) -> PrefixCache | None:
     return PrefixCache(works=True, why="all inputs of the stage have a content key")
 
 
-def _edges(target: Target) -> list[EdgeReport]:
-    reports = []
+def _edges(target: Target) -> Iterator[EdgeReport]:
     for edge in target.plan.pipeline.edges:
         choice = choose_connector(edge)
         target.plugins.connectors[choice.name]  # raises the errors of a start
-        reports.append(
-            EdgeReport(
-                producer=edge.producer,
-                consumer=edge.consumer,
-                adapter=edge.adapter,
-                keyed=edge.keyed,
-                credit=edge.credit,
-                memory=edge.memory,
-                connector=choice.name,
-                why=choice.why,
-            )
-        )
-    return reports
+        yield EdgeReport(**msgspec.structs.asdict(edge), connector=choice.name, why=choice.why)
 
 
 _LONGEST_VALUE = 34
