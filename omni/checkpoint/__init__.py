@@ -1,6 +1,6 @@
 """Reads published checkpoints: the configuration, and sharded safetensors into modules on their device."""
 
-from omni.checkpoint.checkpoint import Checkpoint
+from omni.checkpoint.checkpoint import Checkpoint, resolve
 from omni.checkpoint.load import (
     Destination,
     Initializer,
@@ -11,7 +11,6 @@ from omni.checkpoint.load import (
     load_weights,
     stacked_destinations,
 )
-from omni.checkpoint.resolve import resolve
 
 __all__ = [
     "Checkpoint",

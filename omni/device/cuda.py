@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from omni.device.base import COMPLETED, Device, Event, Graph, Launch, SharedMemory, Stream
-from omni.device.observer import ObservedStream, Stamp
+from omni.device.base import COMPLETED, Device, Event, Graph, Launch, ObservedStream, SharedMemory, Stamp, Stream
 from omni.device.sync import host_waits
 from omni.device.sync_points import SyncPoint, may_sync
 

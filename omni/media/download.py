@@ -6,8 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 
 from omni.errors import InputError, StageError, known, shortened
-from omni.media.connect import Resolver
-from omni.media.http import download
+from omni.media.http import Resolver, download
 from omni.media.options import MediaOptions
 
 

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from omni_diffusion.noise import Noise
-from omni_diffusion.windows import Piece, Window, WindowSizes
+from omni_diffusion.windows import Noise, Piece, Window, WindowSizes
 from omni_frames import FrameRequest
 
 

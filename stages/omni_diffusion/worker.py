@@ -11,11 +11,10 @@ from omni.stage import Feed, Open, StageUsage, together
 from omni_diffusion.denoiser import MOST_BEGUN, Denoiser
 from omni_diffusion.inputs import Voice
 from omni_diffusion.model import DiffusionModel, StateT
-from omni_diffusion.noise import Noise, read_noise
 from omni_diffusion.options import DiffusionOptions, beside_seed
 from omni_diffusion.renderer import Renderer
 from omni_diffusion.request import DiffusionRequest
-from omni_diffusion.windows import Piece, WindowSizes
+from omni_diffusion.windows import Noise, Piece, WindowSizes, read_noise
 from omni_frames import Arrival, FrameWorker
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from omni.device import Device, Event, Graph, HostRing, Launch, Stream
 from omni.graphs import Captured, CapturedGraphs
-from omni_encoder.cache import Outputs
+from omni_encoder.jobs import Outputs
 from omni_encoder.model import EncoderModel
 from omni_encoder.plan import EncodePlan
 

@@ -10,9 +10,8 @@ from omni.errors import InputError, StageError
 from omni.payload import PageSlice, Payload
 from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage
 from omni_encoder.batch import BatchEncoder, EncodedBatch, PreparedBatch
-from omni_encoder.cache import HeldOutputs, OutputCache, Outputs
 from omni_encoder.inputs import Encoded, MediaItem
-from omni_encoder.jobs import EncoderRequest, Job, JobQueue, Taker
+from omni_encoder.jobs import EncoderRequest, HeldOutputs, Job, JobQueue, OutputCache, Outputs, Taker
 from omni_encoder.model import EncoderModel
 from omni_encoder.options import EncoderOptions
 

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from omni.device import Device, Downloader, HostSlot, PhaseCategory, Stream, declare_categories
 from omni.stage import PayloadReceiver, Transfer
-from omni_frames.inputs import Arrival
-from omni_frames.request import FrameRequest, RequestT
+from omni_frames.request import Arrival, FrameRequest, RequestT
 
 
 class FrameStore:

@@ -9,8 +9,7 @@ from omni.device import COMPLETED, Device
 from omni.errors import StageError
 from omni.payload import AudioChunk, Payload
 from omni.stage import Feed, MailboxWorker, Produced, StageUsage
-from omni_frames.inputs import Arrival, read_arrival
-from omni_frames.request import RequestT, RowQueue
+from omni_frames.request import Arrival, RequestT, RowQueue, read_arrival
 from omni_frames.store import FrameStore, SampleBatch, SampleRing
 
 

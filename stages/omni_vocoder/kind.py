@@ -14,8 +14,7 @@ from omni.stage import Ended, Feed, Inbound, MeasuredStage, Open, StageContext, 
 from omni_frames import CodeFrames
 from omni_vocoder.model import VocoderModel
 from omni_vocoder.options import VocoderOptions
-from omni_vocoder.request import ChunkSizes
-from omni_vocoder.worker import VocoderWorker
+from omni_vocoder.worker import ChunkSizes, VocoderWorker
 
 CATEGORIES = {
     "set_null_rows": PhaseCategory.PREPROCESS,

@@ -24,9 +24,8 @@ from omni.sampling import SamplingParams
 from omni.stage import StageContext
 from omni_diffusion.inputs import Voice
 from omni_diffusion.model import DiffusionModel, Windows
-from omni_diffusion.noise import Noise
 from omni_diffusion.options import DiffusionOptions
-from omni_diffusion.windows import Window
+from omni_diffusion.windows import Noise, Window
 from omni_diffusion.worker import DiffusionWorker
 from tests.support.engines import plugins_of
 from tests.support.frame_bench import POISON, FrameBench

@@ -1,4 +1,4 @@
-"""Turns the handoffs of launched steps into messages: tokens first, log-probabilities later."""
+"""Turns the handoffs of launched steps into messages: tokens first, log-probabilities later. Host processors run beside."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -9,19 +9,73 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from omni.device import COMPLETED
+from omni.device import COMPLETED, HostTask, HostWorker
 from omni.errors import InputError
 from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
-from omni.sampling import StopVerdict
+from omni.sampling import HostLogitsProcessor, LogitsEdit, StopVerdict
 from omni.stage import Outbound, Produced
 from omni_ar.inputs import PromptHidden, TokenCodes, TokenHidden
 from omni_ar.kernels.step.status import RowStatus
 from omni_ar.run.blocks import BlockTable
-from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.request import ArRequest, WithheldToken
 from omni_ar.run.state import IMPOSSIBLE
 from omni_ar.run.status import RequestStatus
 from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled, ScoreHandoff, Written
+from omni_ar.sampling import merge_edits
+
+Result = LogitsEdit | None
+"""The edit of the next token's logits; None if the text ends, so that no token may follow."""
+
+
+class HostProcessorExecutor:
+    """A constrained request waits until its host processors have processed its newest token; other requests do not wait."""
+
+    def __init__(self, worker: HostWorker, vocab: int) -> None:
+        self._worker = worker
+        self._vocab = vocab
+        self._tasks: dict[ArRequest, HostTask[Result]] = {}
+
+    @property
+    def waiting(self) -> int:
+        return len(self._tasks)
+
+    def submit(self, request: ArRequest, tokens: Sequence[int] = ()) -> None:
+        """Passes the request's newest tokens to its host processors. The request runs no step until they are done."""
+        host_processors, newest = request.host_processors, tuple(tokens)
+        self._tasks[request] = self._worker.submit(lambda: _process(host_processors, newest, self._vocab))
+
+    def cancel(self, request: ArRequest) -> None:
+        task = self._tasks.pop(request, None)
+        if task is not None:
+            task.cancel()
+
+    def poll(self) -> list[tuple[ArRequest, Result | Exception]]:
+        """Returns the available results, and exceptions of host processors."""
+        done = [request for request, task in self._tasks.items() if task.done()]
+        return [(request, _result(self._tasks.pop(request))) for request in done]
+
+    def close(self) -> None:
+        self._tasks.clear()
+        self._worker.close()
+
+
+def _result(task: HostTask[Result]) -> Result | Exception:
+    try:
+        return task.result()
+    except Exception as error:  # a host processor may be user code: only its own request fails
+        return error
+    except BaseException as error:  # a library's panic in another thread, which does not affect this one
+        failure = RuntimeError(f"{type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return failure
+
+
+def _process(host_processors: Sequence[HostLogitsProcessor], tokens: Sequence[int], vocab: int) -> Result:
+    ends = False
+    for token in tokens:
+        for processor in host_processors:
+            ends |= processor.push(token)  # each processes every token, even if another ends the text
+    return None if ends else merge_edits([processor.edit() for processor in host_processors], vocab)
 
 
 class RequestCallbacks(Protocol):

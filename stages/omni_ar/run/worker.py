@@ -14,9 +14,8 @@ from omni_ar.options import ArOptions
 from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.allocator import Allocator, RowTable
 from omni_ar.run.blocks import BlockPool, Reclaimer, Spiller
-from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.limits import Limits
-from omni_ar.run.output_processor import OutputProcessor
+from omni_ar.run.output_processor import HostProcessorExecutor, OutputProcessor
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.receivers import ConditioningReceiver, EmbeddingReceiver
 from omni_ar.run.request import ArRequest

@@ -15,8 +15,7 @@ from omni.sampling import SamplingParams
 from omni.stage import Feed
 from omni_ar.run.request import ArRequest
 from omni_ar.run.worker import ArWorker
-from omni_vocoder.request import VocoderRequest
-from omni_vocoder.worker import VocoderWorker
+from omni_vocoder.worker import VocoderRequest, VocoderWorker
 from tests.plugins.omni_qwen3_omni.parity_cases import CASES, MIXED, VOICES
 from tests.support import omni_engine
 from tests.support.devices import StirredDevice
