@@ -1,10 +1,41 @@
 """The process that loaded a model."""
 
 import os
+import sys
+import threading
 
 import torch
 
 from omni.errors import ForkError
+
+
+class SwitchInterval:
+    """The smallest interval that an open model asks for, and the program's own again when the last is closed. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asked: list[float] = []
+        self._own = 0.0
+
+    def lower(self, seconds: float) -> None:
+        with self._lock:
+            if not self._asked:
+                self._own = sys.getswitchinterval()
+            self._asked.append(seconds)
+            self._apply()
+
+    def restore(self, seconds: float) -> None:
+        with self._lock:
+            self._asked.remove(seconds)
+            self._apply()
+
+    def _apply(self) -> None:
+        # Python cuts to whole microseconds.
+        sys.setswitchinterval(min((self._own, *self._asked)) + 5e-7)
+
+
+SWITCH_INTERVAL = SwitchInterval()
+"""Of this interpreter."""
 
 
 class OwnerProcess:
@@ -16,11 +47,9 @@ class OwnerProcess:
 
     @property
     def forked(self) -> bool:
-        """Whether this is another process, forked from the owner."""
         return os.getpid() != self._process
 
     def check(self, doing: str) -> None:
-        """Raises ForkError if this is another process."""
         if self.forked:
             raise ForkError(
                 f"{doing}: this process was forked from the one that loaded the model (process {self._process}), and the model's "

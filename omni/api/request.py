@@ -136,7 +136,6 @@ class RequestHandle:
             self._on_finished(self)
 
     def sink(self, output: EngineOutput) -> None:
-        """Takes an output of the engine."""
         last = False
         try:
             with self._lock:

@@ -73,7 +73,6 @@ class RequestOutput:
                 return self.end(at, event.error)
 
     def end(self, at: float, error: OmniError | None) -> Output:
-        """The last output."""
         self.finished, self.error = True, error
         self._times.end = at
         return self._output(finished=True, metrics=self._times.metrics(), usage=self._usage(), error=error)

@@ -111,11 +111,9 @@ class PreparingThread:
         self._requests.put(request)
 
     def end(self) -> None:
-        """No further request follows."""
         self._requests.put(None)
 
     def join(self, seconds: float) -> None:
-        """Waits at most so long for the thread to end."""
         if self._thread.ident is not None:
             self._thread.join(max(0.0, seconds))
 
@@ -182,7 +180,6 @@ class RequestQueue:
 
     @property
     def held_bytes(self) -> int:
-        """Host memory of the waiting requests."""
         return self._admission.held_bytes
 
     def add(self, requests: Sequence[Request]) -> None:

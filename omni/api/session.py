@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from omni.api.load import Loaded, layers_of, load
-from omni.api.owner import OwnerProcess
+from omni.api.owner import SWITCH_INTERVAL, OwnerProcess
 from omni.api.request import (
     CheckedArguments,
     Deliver,
@@ -27,7 +27,6 @@ from omni.api.request_output import RequestOutput
 from omni.api.request_queue import RequestPreparer, RequestQueue
 from omni.api.results import Output, Result
 from omni.api.serial_executor import SerialExecutor
-from omni.api.switch_interval import SWITCH_INTERVAL
 from omni.errors import InputError, StageError, known
 from omni.media import Downloads
 from omni.pipeline import FRONTEND, Pipeline
@@ -177,7 +176,6 @@ class GenerateCall:
         self._client.executor.ask(partial(self._client.queue.add, requests))
 
     def check_owner(self) -> None:
-        """Raises ForkError in a forked process."""
         self._client.owner.check("reading a request's outputs")
 
     @property

@@ -63,7 +63,6 @@ class Checkpoint:
         self._shards: dict[Path, Shard] = {}
 
     def names(self) -> Collection[str]:
-        """The names of all weights."""
         return self._files.keys()
 
     def has(self, name: str) -> bool:
@@ -78,7 +77,6 @@ class Checkpoint:
         return self._shard(name).tensor(name)
 
     def equal(self, first: str, second: str) -> bool:
-        """Whether two weights have equal dtypes and values. Reads both."""
         one, other = self.tensor(first), self.tensor(second)
         return one.dtype == other.dtype and torch.equal(one, other)
 

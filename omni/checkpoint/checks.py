@@ -54,7 +54,6 @@ class Section:
         return self._values.get(name)
 
     def part(self, name: str) -> "Section":
-        """The table `name` in this part."""
         values = self[name]
         self.require(isinstance(values, Mapping), name, f"is {quoted(values)}, not a table")
         return Section(values, f"{self._path}.{name}" if self._path else name)

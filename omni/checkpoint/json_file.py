@@ -51,7 +51,6 @@ def read_as(path: Path, kind: type[_Kind], most: int) -> _Kind:
 
 
 def wrong_field(file: str, error: msgspec.ValidationError, remedy: str) -> CheckpointError:
-    """The error about a field of another type, or out of range."""
     # "Expected `int`, got `str` - at `$.parts[3].size`"
     problem, _, place = str(error).partition(" - at `$")
     field = place.rstrip("`").lstrip(".")

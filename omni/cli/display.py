@@ -74,7 +74,6 @@ class Display:
 
 
 def summary(metrics: Metrics) -> str:
-    """One line for the request, one for each stage with tokens."""
     times = [
         ("TTFT", metrics.ttft, "{:.3f} s"),
         ("first audio", metrics.first_audio, "{:.3f} s"),

@@ -61,7 +61,6 @@ class Canvas:
             self.text(row + 1 + offset, column + 2, line)
 
     def leave(self, row: int, column: int) -> None:
-        """Adds a line downwards to a frame."""
         self._arms[row, column] |= _DOWN
 
     def render(self, *, ascii_only: bool) -> str:
@@ -172,7 +171,6 @@ def _place(ranks: list[list[Node]], width: int) -> None:
 
 
 def _wanted(above: Sequence[Node]) -> dict[str, int]:
-    """The preferred column of each target."""
     ports: dict[str, list[int]] = defaultdict(list)
     for node in above:
         for index, target in enumerate(node.targets):

@@ -40,5 +40,4 @@ class Choices:
     load_format: str | None = None
 
     def overrides(self) -> dict[str, str]:
-        """`--set`, by path. Raises ConfigError."""
         return dict(parse_override(text) for text in self.settings)

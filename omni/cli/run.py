@@ -106,7 +106,6 @@ class _Answer:
             self._metrics, self.error = output.metrics, output.error
 
     def report(self, *, speaks: bool) -> None:
-        """Writes the wav, and the times to stderr."""
         if self._speech is not None:
             try:
                 if self._speech.finish():

@@ -42,7 +42,6 @@ def is_closed(number: int) -> bool:
 
 
 def stdout_problem() -> OSError | None:
-    """Why printed text cannot be written; None if it can."""
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -38,13 +38,11 @@ class LaunchObserver(Protocol):
         """The phase is enqueued, or its enqueueing has failed."""
         ...
 
-    def host_span(self, stream: ObservedStream, name: str, numbers: dict[str, int]) -> AbstractContextManager[object]:
-        """As `Device.host_span`."""
-        ...
+    def host_span(
+        self, stream: ObservedStream, name: str, numbers: dict[str, int]
+    ) -> AbstractContextManager[object]: ...
 
-    def host_did(self, stream: str, name: str, since: int, numbers: dict[str, int]) -> None:
-        """As `Device.host_did`."""
-        ...
+    def host_did(self, stream: str, name: str, since: int, numbers: dict[str, int]) -> None: ...
 
 
 class Stamp(Protocol):
@@ -66,9 +64,7 @@ class DeviceTimer(Protocol):
         """Nanoseconds between two done stamps; negative if `second` was earlier. Imprecise over more than a second."""
         ...
 
-    def give_back(self, stamp: Stamp) -> None:
-        """Returns a stamp for reuse."""
-        ...
+    def give_back(self, stamp: Stamp) -> None: ...
 
     def probe(self) -> tuple[Stamp, int, int]:
         """A done stamp of an idle stream, and the host's `perf_counter_ns` before and after it."""
@@ -133,9 +129,7 @@ class HostObserver(Protocol):
         """The host writes to `tensor` from now until it launches the phase that reads it."""
         ...
 
-    def host_reads(self, tensor: torch.Tensor) -> None:
-        """The host reads `tensor` now."""
-        ...
+    def host_reads(self, tensor: torch.Tensor) -> None: ...
 
 
 class SharedMemory(NamedTuple):

@@ -28,7 +28,6 @@ class _Turns:
 
     @property
     def ready(self) -> bool:
-        """Whether the next slot may be written."""
         return self._ring.ready
 
     def begin(self) -> None:

@@ -32,9 +32,7 @@ class HostWorker(Protocol):
 
     def submit(self, work: Callable[[], T]) -> HostTask[T]: ...
 
-    def close(self) -> None:
-        """Drops tasks that have not begun. Idempotent."""
-        ...
+    def close(self) -> None: ...
 
 
 class _FutureTask(Generic[T]):

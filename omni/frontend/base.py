@@ -85,9 +85,7 @@ class TextDecoder(Protocol):
         """The text that `ids` complete; bytes of an unfinished character are kept."""
         ...
 
-    def finish(self) -> str:
-        """The kept bytes, as text."""
-        ...
+    def finish(self) -> str: ...
 
 
 class Frontend(ABC):

@@ -180,7 +180,6 @@ class GrammarCompiler:
 
     @property
     def kept(self) -> int:
-        """Number of grammars kept."""
         return len(self._kept)
 
     def compile(self, structured: StructuredOutput, field: str) -> Grammar:

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from omni.device import Device
-from omni.device.operator_mode import OperatorMode
+from omni.device.allocations import OperatorMode
 from omni.testing.retries import no_retries
 from omni.testing.simulation.operations import Nature, describe
 

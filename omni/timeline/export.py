@@ -35,7 +35,6 @@ def write_trace(trace: Trace, path: PathLike) -> None:
 
 
 def events_of(trace: Trace) -> Iterator[_Event]:
-    """The trace's events: first names, then slices, arrows and token points."""
     threads = _Threads(trace)
     yield from threads.names()
     for span in trace.host:

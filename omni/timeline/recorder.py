@@ -133,7 +133,6 @@ class Recorder:
 
     @property
     def unread(self) -> int:
-        """Number of phases not known to have run."""
         return len(self._unread)
 
     def start(self, clock: DeviceClock | None) -> None:

@@ -152,7 +152,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_report(trace: Trace) -> Report:
-    """The report of a trace. Stages without steps have phases only."""
     starts = [span.launched.start for span in trace.phases]
     ends = [span.ran.end for span in trace.phases]
     decoding = (decoding_of(trace, stage) for stage in trace.stages)

@@ -63,7 +63,6 @@ class Timeline:
         return Trace(name, tuple(phases), tuple(host), recorder.dropped, recorder.unread, fit.error)
 
     def close(self) -> None:
-        """Stops observing."""
         self._recorder.stop()
         self._device.launch_observer = None
 
@@ -78,7 +77,6 @@ class Timeline:
         return PhaseSpan(stage, lane, launched.phase, category, launched.step, took, Interval(start, end))
 
     def _place(self, stream: str) -> tuple[str, str]:
-        """Stage and lane of a stream."""
         for stage in self._stages:
             if stream == stage:
                 return stage, MAIN
@@ -88,5 +86,4 @@ class Timeline:
 
 
 def watched(device: Device, stages: Sequence[str] = ()) -> AbstractContextManager[Timeline]:
-    """A timeline, closed on exit."""
     return closing(Timeline(device, stages))

@@ -97,7 +97,6 @@ class Busy:
         return sum(one.length for one in self.intervals)
 
     def shared(self, other: "Busy") -> int:
-        """The length of the intersection."""
         total, mine, theirs = 0, 0, 0
         while mine < len(self.intervals) and theirs < len(other.intervals):
             one, two = self.intervals[mine], other.intervals[theirs]
@@ -109,7 +108,6 @@ class Busy:
         return total
 
     def within(self, window: Interval) -> list[Interval]:
-        """The intersection with `window`."""
         first = bisect_right(self.intervals, window.start, key=lambda interval: interval.end)
         parts = []
         for one in self.intervals[first:]:

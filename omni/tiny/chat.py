@@ -61,7 +61,6 @@ class ChatTokens:
         }
 
     def template(self) -> str:
-        """The chat template."""
         kinds = {"audio": self.audio, "image": self.image, "video": self.video}
         media = "".join(
             f"{{% elif part.type == '{kind}' %}}{''.join(tokens)}" for kind, tokens in kinds.items() if tokens

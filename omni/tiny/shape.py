@@ -55,7 +55,6 @@ def write_preprocessor(folder: Path, images: Any, audio: Any, **names: str) -> N
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes a JSON file, replacing an existing one."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
@@ -90,13 +89,11 @@ class SpeakingShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return decoder_settings(*layers, self.max_positions) | _mrope(head_dim, spatial)
 
     def talker_settings(self, spatial: int) -> dict[str, Any]:
-        """The config fields of the talker's layers."""
         layers = (self.talker_layers, self.talker_heads, self.talker_kv_heads, self.talker_head_dim)
         settings = decoder_settings(*layers, self.talker_hidden_size, self.max_positions)
         return settings | _mrope(self.talker_head_dim, spatial)
 
     def vision_settings(self) -> dict[str, Any]:
-        """The config fields of the vision tower's layers."""
         return {
             "depth": self.vision_layers,
             "num_heads": self.vision_heads,
@@ -106,7 +103,6 @@ class SpeakingShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         }
 
     def audio_settings(self) -> dict[str, Any]:
-        """The config fields of the audio tower's layers."""
         return {
             "encoder_layers": self.audio_layers,
             "encoder_attention_heads": self.audio_heads,

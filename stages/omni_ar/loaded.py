@@ -114,7 +114,6 @@ class LoadedAr:
         return captured_lengths(self._options.graph_chunk_sizes, self._limits.max_num_batched_tokens)
 
     def _new_runner(self) -> Runner:
-        """A runner with the null block only."""
         context = self._context
         name, device, dtype = context.stage.name, context.device, context.dtype
         chosen, size = self._options.attention_backend, self._limits.block_size

@@ -94,7 +94,6 @@ class NamedProcessor:
         return params
 
     def apply(self, logits_RV: Tensor, rows: ProcessedRows) -> Tensor:
-        """See `LogitsProcessor.apply`."""
         return self.processor.apply(logits_RV, rows)
 
 
@@ -175,7 +174,6 @@ def _build(entry: LogitsProcessorEntry) -> LogitsProcessor | HistoryProcessor:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Errors about arguments name the processor."""
     try:
         yield
     except InputError as error:

@@ -65,7 +65,6 @@ class Renderer:
 
     @property
     def ready(self) -> bool:
-        """Whether pieces may be prepared and launched now."""
         return self._upload.ready and self._samples.ready
 
     def prepare(

@@ -28,7 +28,6 @@ class DiffusionRequest(FrameRequest):
         return self.passed + self.buffered
 
     def next_window(self, sizes: WindowSizes) -> Window | None:
-        """The window that may begin now; None if there is none."""
         waits = self.window is not None or self.paused or self.voice is None
         return None if waits else sizes.next(self.done, self.known, self.ended)
 
@@ -50,7 +49,6 @@ class DiffusionRequest(FrameRequest):
         return sizes.piece(self.rendered, done, self.window.fresh * sizes.repeats, self.window.last)
 
     def take(self, piece: Piece) -> None:
-        """Records the launch of keeping and rendering a piece."""
         if self.window is not None:
             self.done += self.window.fresh
         self.window = None

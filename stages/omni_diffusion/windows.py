@@ -67,7 +67,6 @@ class WindowSizes:
 
     @property
     def frames(self) -> int:
-        """Number of code frames of the largest window."""
         return max(self.first, self.before + self.later) + self.after
 
     @property

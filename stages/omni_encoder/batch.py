@@ -39,7 +39,6 @@ class Transfer:
 
     @property
     def over(self) -> bool:
-        """Whether all bytes were sent."""
         return not self._sources
 
     def fill(self, piece: NDArray[np.uint8]) -> Tensor:
@@ -179,7 +178,6 @@ class BatchEncoder:
         return self._uploader.advance(batch.transfer)
 
     def launch(self, batch: PreparedBatch) -> EncodedBatch:
-        """Enqueues the encoding, after all inputs were sent."""
         outputs: Mapping[str, Tensor]
         if batch.captured is not None:
             self._device.replay(self._stream, batch.captured.graph.graph)

@@ -36,7 +36,6 @@ class EncoderInput:
 
     @property
     def filled(self) -> int:
-        """Bytes of the parts."""
         return sum(part.nbytes for part in self.parts)
 
 
@@ -58,7 +57,6 @@ class EncodePlan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffer of all inputs."""
         return max((start + item.nbytes for _, start, item in self.placed()), default=0)
 
     def placed(self) -> Iterator[tuple[str, int, EncoderInput]]:

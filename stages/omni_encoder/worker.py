@@ -44,7 +44,6 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         self._held = HeldOutputs(options.held_bytes)
 
     def capture(self, lengths: Iterable[int]) -> None:
-        """Captures batches of these lengths. At start."""
         self._encoder.capture(lengths)
 
     @property

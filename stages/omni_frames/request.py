@@ -119,7 +119,6 @@ class RowQueue(Generic[RequestT]):
         return len(self._owners) > before
 
     def leave(self, request: RequestT) -> None:
-        """Frees the request's row, or removes it from the queue."""
         if request.row is not None:
             self._free.append(request.row)
             self._owners.remove(request)

@@ -86,7 +86,6 @@ class SampleBatch(Generic[RequestT]):
 
     @property
     def ready(self) -> bool:
-        """Whether the samples are on the host."""
         return self.host.free
 
     def read(self, index: int) -> NDArray[np.float32]:
@@ -103,12 +102,10 @@ class SampleRing:
 
     @property
     def ready(self) -> bool:
-        """Whether a batch that writes the buffer of `turn` may be launched."""
         return self._downloads.ready
 
     @property
     def turn(self) -> int:
-        """The buffer of the next batch."""
         return self._downloads.turn
 
     def buffer(self, turn: int, count: int, samples: int) -> Tensor:

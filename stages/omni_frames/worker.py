@@ -154,7 +154,6 @@ class FrameWorker(MailboxWorker[RequestT]):
         return True
 
     def _collect(self) -> bool:
-        """Emits the samples that have arrived, oldest first."""
         moved = False
         while self._in_flight and self._in_flight[0].ready:
             batch = self._in_flight.popleft()

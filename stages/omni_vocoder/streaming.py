@@ -33,7 +33,6 @@ class StreamingVocoder(VocoderModel[StreamState]):
         return self.rates.min_first_frames
 
     def new_state(self, num_rows: int) -> StreamState:
-        """State in the parameters' dtype."""
         like = next(self.parameters())
         return StreamState.allocate(num_rows, self.layout.width, like.device, like.dtype)
 

@@ -46,7 +46,6 @@ class VocoderRequest(FrameRequest):
     started: bool = False
 
     def next_chunk(self, sizes: ChunkSizes) -> int:
-        """Number of frames to decode now; 0 if no chunk is ready."""
         wanted, fewest = (sizes.later, 1) if self.started else (sizes.first, sizes.fewest)
         if self.in_flight or self.buffered < (fewest if self.ended else wanted):
             return 0
@@ -150,7 +149,6 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
 
 
 def set_null_rows(rows_B: Tensor, places_BN: Tensor, null_row: int) -> None:
-    """Writes the inputs of a batch of null rows."""
     rows_B.fill_(null_row)
     places_BN.zero_()
 

@@ -51,7 +51,6 @@ def _checks(model: str | None, choices: Choices) -> Iterator[Check]:
 
 
 def _check_plugins(plugins: Plugins) -> Iterator[Check]:
-    """A check for each plugin, and one for each name that two of them claim."""
     if not plugins.records:
         yield problem(_PLUGINS, "plugins", "none is installed", "install omni with pip, which brings its own")
     for record in plugins.records:

@@ -34,7 +34,6 @@ def problem(group: str, name: str, detail: str, remedy: str) -> Check:
 
 
 def failed(group: str, name: str, error: Exception) -> Check:
-    """An exception as a problem."""
     if isinstance(error, CheckpointError | ConfigError):
         return problem(group, name, f"{error.field}: {error.problem}", error.remedy)
     if isinstance(error, OmniError):

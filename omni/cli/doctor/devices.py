@@ -16,7 +16,6 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def check_devices() -> Iterator[Check]:
-    """The CPU, and each CUDA device with its free and total memory."""
     total, free = host_memory()
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     yield ok(_GROUP, "cpu", f"{cores} cores, {gib(free)} of {gib(total)} free")

@@ -59,7 +59,6 @@ class ChatTemplate:
             raise CheckpointError(self._field, f"cannot render a chat ({_reason(error)})", _RESTORE) from error
 
     def refuse(self, problem: str) -> CheckpointError:
-        """The error of a failed probe."""
         return CheckpointError(self._field, problem, _RESTORE)
 
     def _render(self, turns: Turns, answer: bool) -> str:

@@ -85,7 +85,6 @@ def check_split(text: object, separator: object) -> None:
 
 
 def check_length(text: object) -> None:
-    """Call before a slow filter."""
     if _length(text) > MAX_SLOW:
         raise SecurityError(f"has a filter read more than {MAX_SLOW:,} characters")
 
@@ -97,7 +96,6 @@ def check_numbers(values: Iterable[object]) -> None:
 
 
 def check_pattern(pattern: str) -> None:
-    """Call before a format pattern is used."""
     if _WIDE.search(pattern):
         raise _too_much()
 

@@ -125,7 +125,6 @@ class Checker:
         advance(self.host, HOST, self.host[HOST] + 1)
 
     def images(self, buffers: tuple[object, ...]) -> list[Image]:
-        """Images of the host slots among a launch's buffers."""
         return self._slots.take(buffers)
 
     def begin(self, stream: SimulatedStream, launched: Launched) -> None:

@@ -138,7 +138,6 @@ class SimulatedDevice(Device):
         self._enqueue(stream, Barrier(event, self.now))
 
     def answer(self, event: SimulatedEvent, caller: FrameType) -> bool:
-        """The result of `event.done()` at a place in the code."""
         names = self.waits.names(caller)
         self.host_step()
         for name in names:
@@ -204,7 +203,6 @@ class SimulatedDevice(Device):
         return True
 
     def describe(self) -> str:
-        """Pending work and waits of each stream."""
         busy = [f"stream {s.name!r}: {len(s.queue)} pending, first {s.queue[0]}" for s in self.streams if s.queue]
         return "\n".join(busy) or "nothing is pending on the device"
 

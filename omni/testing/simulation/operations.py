@@ -78,7 +78,6 @@ _TRAINED: Mapping[str, Trained] = {"native_batch_norm": Trained(frozenset({3, 4}
 
 
 def describe(func: Any) -> Operation:
-    """func: an overload, as in a dispatch mode."""
     name: str = func.overloadpacket.__name__
     schema = func._schema
     written: set[int | str] = set()

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.device.operator_mode import OperatorMode
+from omni.device.allocations import OperatorMode
 from omni.testing.simulation.checker import Checker
 from omni.testing.simulation.operations import Nature, Operation, describe
 from omni.testing.simulation.shadow import Selection, key_of
@@ -38,7 +38,6 @@ class _Kernel:
     accesses: dict[_Kind, list[NDArray[np.uint64]]] = field(default_factory=dict)
 
     def add(self, value: Any) -> None:
-        """Records the tensors of an argument."""
         if isinstance(value, Tensor):
             storage = value.untyped_storage()
             self.storages[storage.data_ptr()] = storage
@@ -146,7 +145,6 @@ def _interpreter() -> Any:
 
 
 def _holders() -> tuple[Any, ...]:
-    """Types of arguments that contain a tensor."""
     return _interpreter().TensorDescriptor, sys.modules["triton.runtime.jit"].TensorWrapper
 
 

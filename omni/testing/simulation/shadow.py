@@ -28,7 +28,6 @@ class Region:
 
     @classmethod
     def of(cls, tensor: Tensor, size: int, selection: Selection | None) -> "Region":
-        """size: bytes of the tensor's storage."""
         itemsize = tensor.itemsize
         start = int(tensor.storage_offset()) * itemsize
         whole = selection is None and start == 0 and tensor.nbytes == size and tensor.is_contiguous()
@@ -90,7 +89,6 @@ class Shadow(weakref.ref[UntypedStorage]):
         """For a kind without cells, the latest access to any part counts for the whole storage."""
 
     def last(self, kind: Kind, region: Region) -> int:
-        """The last access of that kind to any part of `region`."""
         if self._cells is None or kind not in self._cells:
             return self.latest[kind]
         cells = self._refined(self._cells, region.itemsize)
@@ -113,7 +111,6 @@ class Shadow(weakref.ref[UntypedStorage]):
         region.fill(cells, self._granule, access)
 
     def first_byte(self, kind: Kind, region: Region, access: int) -> int:
-        """The first byte of `region` that `access` touched."""
         if self._cells is None or kind not in self._cells:
             return region.start
         return region.first(self._cells[kind], self._granule, access)

@@ -21,12 +21,10 @@ HOST = 0
 
 
 def known(clock: Clock, agent: int) -> int:
-    """The tick of `agent` that the clock knows."""
     return clock[agent] if agent < len(clock) else 0
 
 
 def join(clock: Clock, other: Clock) -> None:
-    """Adds the knowledge of `other` to `clock`."""
     if len(clock) < len(other):
         clock.extend([0] * (len(other) - len(clock)))
     for agent, tick in enumerate(other):

@@ -31,11 +31,9 @@ class Block:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to draw."""
         return bool(self._ran or self._host)
 
     def draw(self) -> None:
-        """Draws the lanes below the scene's present content."""
         top = self._scene.height + 10
         if not self._ran and not self._launched:
             self._draw_host(top)
@@ -158,7 +156,6 @@ class _Labels:
         self._taken: list[tuple[float, float]] = []
 
     def take(self, middle: float, width: float) -> bool:
-        """Reserves the space for a label. Returns whether it was free."""
         first, last = middle - width / 2 - 4, middle + width / 2 + 4
         if first < self._left - 60 or last > self._right + 10:
             return False

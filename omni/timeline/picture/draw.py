@@ -87,7 +87,6 @@ def draw(panels: Sequence[tuple[str, Trace, Window]], path: str | os.PathLike[st
 
 
 def scene_of(panels: Sequence[tuple[str, Trace, Window]]) -> Scene:
-    """The drawing, as wide as the longest window."""
     scene = Scene(_WIDTH)
     longest = max(window.shown.length for _, _, window in panels)
     categories = {

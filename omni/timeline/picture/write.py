@@ -64,7 +64,6 @@ svg.addEventListener("dblclick", () => { box = whole.slice(); show(); });
 
 
 def write_html(scene: Scene, file: BinaryIO) -> None:
-    """Writes the page. Raises OSError."""
     items = "\n".join(_element(item) for item in scene.items)
     page = _PAGE.format(width=scene.width, height=round(scene.height), items=items, script=_SCRIPT.strip())
     file.write(page.encode())
@@ -103,7 +102,6 @@ def _svg_line(ends: tuple[float, float, float, float], color: str, width: float,
 
 
 def _tip(tip: str, tag: str) -> str:
-    """The end of an element, with its tip."""
     return f' class="tip"><title>{escape(tip)}</title></{tag}>' if tip else "/>"
 
 
@@ -112,7 +110,6 @@ _ANCHORS = {"left": "lm", "middle": "mm", "right": "rm"}
 
 
 def write_png(scene: Scene, file: BinaryIO) -> None:
-    """Writes the picture. Raises OSError."""
     image = Image.new("RGB", (scene.width * _SCALE, round(scene.height) * _SCALE), PAPER)
     pen = ImageDraw.Draw(image)
     for item in scene.items:

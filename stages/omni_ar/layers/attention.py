@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from omni_ar.attention import AttentionBackend, AttentionMetadata, KVCache
 from omni_ar.kernels.rope import HeadNorms, qk_norm_rope_write
-from omni_ar.layers.linear import Factory, Linear, StackedLinear
-from omni_ar.layers.norm import RMSNorm
+from omni_ar.layers.linear import Factory, Linear, RMSNorm, StackedLinear
 
 
 class AttentionProjections(nn.Module):

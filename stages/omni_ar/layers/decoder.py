@@ -8,10 +8,8 @@ from torch import Tensor, nn
 from omni.checkpoint.checks import Section
 from omni.errors import CheckpointError, quoted
 from omni_ar.layers.attention import Attention, AttentionProjections
-from omni_ar.layers.linear import Factory
-from omni_ar.layers.mlp import GatedMLP
+from omni_ar.layers.linear import Factory, GatedMLP, RMSNorm
 from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
-from omni_ar.layers.norm import RMSNorm
 from omni_ar.layers.rotary import FrequencyScaling, RotaryEmbedding
 from omni_ar.model import Batch
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from omni_ar.kernels.frame import attend_frame
 from omni_ar.layers.attention import AttentionProjections
 from omni_ar.layers.decoder import DecoderConfig, decoder_layer
-from omni_ar.layers.linear import Factory
-from omni_ar.layers.norm import RMSNorm
+from omni_ar.layers.linear import Factory, RMSNorm
 from omni_ar.layers.rotary import RotaryEmbedding
 
 ChooseCode = Callable[[Tensor, int], Tensor]

@@ -14,9 +14,7 @@ from omni.checkpoint import Destination, StackedWeights
 from omni_ar.kernels.linear import linear
 from omni_ar.kernels.moe import Experts, Norm, SharedExpert, mix_experts, route
 from omni_ar.kernels.norm import rms_norm
-from omni_ar.layers.linear import Factory
-from omni_ar.layers.mlp import GatedMLP
-from omni_ar.layers.norm import RMSNorm
+from omni_ar.layers.linear import Factory, GatedMLP, RMSNorm
 
 _observers: list[Callable[[Tensor], None]] = []
 

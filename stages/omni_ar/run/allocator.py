@@ -170,7 +170,6 @@ class Allocator:
         return self._pool.match(keys, request.payload_offsets(len(keys), self._size))
 
     def _keys(self, request: ArRequest, count: int) -> list[bytes]:
-        """Keys of the request's first `count` blocks, or of fewer."""
         if request.keys is None:
             assert request.prompt is not None
             request.keys = PrefixKeys(request.prompt, request.cache_salt, self._size, outputs=self._caches_outputs)

@@ -108,12 +108,10 @@ class Forward:
         return -(-longest // self._stage.limits.block_size)
 
     def nexts(self, steps_XR: Tensor) -> NextInputs:
-        """The prepared inputs of decode rows."""
         count = steps_XR.shape[1]
         return NextInputs(self._stage.buffers.ids_N[:count], steps_XR, self._stage.buffers.codes_ND[:count])
 
     def embed(self, nexts: Sequence[NextInputs], prompts: PromptTokens | None, embedded: Embedded) -> Launch:
-        """Computes the batch's input embeddings."""
         return Launch.of(embed_inputs, self._stage.model, nexts, prompts, self._stage.rows.conditioning, embedded)
 
     def _inputs(

@@ -53,12 +53,10 @@ class Limits:
 
     @property
     def captured_chunks(self) -> int:
-        """Maximum chunks of a captured step."""
         return min(self.rows, MAX_CAPTURED_CHUNKS)
 
     @property
     def ring(self) -> int:
-        """Number of handoff slots."""
         # One more than the steps in flight, for the step that is being launched.
         return self.max_in_flight + 1
 

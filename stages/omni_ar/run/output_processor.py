@@ -50,7 +50,6 @@ class HostProcessorExecutor:
             task.cancel()
 
     def poll(self) -> list[tuple[ArRequest, Result | Exception]]:
-        """Returns the available results, and exceptions of host processors."""
         done = [request for request, task in self._tasks.items() if task.done()]
         return [(request, _result(self._tasks.pop(request))) for request in done]
 
@@ -137,7 +136,6 @@ class OutputProcessor:
         return len(self._in_flight)
 
     def launched(self, step: SampledStep, requests: Sequence[ArRequest]) -> None:
-        """The step of these requests is on the device."""
         tables = tuple([request.held_table for request in requests])
         for request, table in zip(requests, tables, strict=True):
             request.steps_in_flight += 1
@@ -170,7 +168,6 @@ class OutputProcessor:
             self._outbox.extend(request.withheld.popleft().messages)
 
     def clear(self) -> None:
-        """Drops all state: the stage is closing."""
         self._in_flight.clear()
         self._pending_scores.clear()
 

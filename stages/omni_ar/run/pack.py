@@ -141,7 +141,6 @@ def _place(places_AT: NDArray[np.int64], chunk: PrefillChunk, emits_tokens: bool
 
 
 def _outputs(chunk: PrefillChunk) -> range:
-    """Indexes of the generated tokens that a replay runs."""
     first = chunk.start - chunk.request.length
     return range(first, first + chunk.length)
 
@@ -198,7 +197,6 @@ def pack_starts(
 
 
 def _fields(request: ArRequest) -> RowFields[int]:
-    """The fields of a row without sampled or cached tokens."""
     assert request.prompt is not None
     assert request.row is not None
     return RowFields(

@@ -36,7 +36,6 @@ def start_rows(state: RowState, rows_n: Tensor, fields_nC: Tensor, table_nM: Ten
 
 
 def set_null_rows(rows_B: Tensor, null_row: int, advance_B: Tensor, steps_XB: Tensor) -> None:
-    """Writes the inputs of a batch of null rows."""
     rows_B.fill_(null_row)
     advance_B.fill_(1)
     steps_XB.zero_()
@@ -201,7 +200,6 @@ def sample_rows(
 
 
 def set_counter(counter: Tensor, turn: int) -> None:
-    """Sets the handoff slot of the next step to `turn`."""
     counter.fill_(turn)
 
 

@@ -42,7 +42,6 @@ class StepPlan:
 
     @property
     def requests(self) -> tuple[ArRequest, ...]:
-        """All requests in the step."""
         return self.decodes + tuple(chunk.request for chunk in self.chunks)
 
     @property
@@ -60,7 +59,6 @@ class StepPlan:
 
     @property
     def padded_shape(self) -> "PaddedShape":
-        """The smallest padded shape for the step."""
         return PaddedShape(len(self.decodes), self.chunk_tokens, len(self.chunks))
 
     @property
@@ -79,5 +77,4 @@ class PaddedShape:
 
     @property
     def total(self) -> int:
-        """Number of tokens of the batch."""
         return self.decodes + self.tokens

@@ -61,7 +61,6 @@ class ConditioningReceiver:
             message.release(COMPLETED)
 
     def drop(self, request: ArRequest) -> None:
-        """Releases the request's inputs that were not copied."""
         while request.step_arrivals:
             request.step_arrivals.popleft().message.release(COMPLETED)
         self._forget(request)
@@ -192,7 +191,6 @@ class EmbeddingReceiver:
         return next((f"{p.name}[{p.index}]" for p in placeholders if (p.name, p.index) not in come), None)
 
     def drop(self, request: ArRequest) -> None:
-        """Releases the request's pending embeddings."""
         for arrival in self._waiting:
             if arrival.request is request:
                 arrival.message.release(COMPLETED)

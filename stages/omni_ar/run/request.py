@@ -44,7 +44,6 @@ class StepArrival:
 
     @property
     def count(self) -> int:
-        """Number of steps."""
         return int(self.inputs.columns.shape[1])
 
 
@@ -160,7 +159,6 @@ class ArRequest:
 
     @property
     def length(self) -> int:
-        """Number of prompt tokens."""
         assert self.prompt is not None
         return self.prompt.length
 
@@ -171,7 +169,6 @@ class ArRequest:
 
     @property
     def held_table(self) -> BlockTable:
-        """The table of a running request."""
         assert self.table is not None
         return self.table
 
@@ -181,7 +178,6 @@ class ArRequest:
 
     @property
     def wants_scores(self) -> bool:
-        """Whether its steps compute log-probabilities."""
         return self.sampling.logprobs is not None or self.scores_prompt
 
     @property
@@ -201,7 +197,6 @@ class ArRequest:
 
     @property
     def prompt_ready(self) -> bool:
-        """Whether the prompt and all of its embeddings have arrived."""
         if self.prompt is None:
             return False
         return all((p.name, p.index) in self.embeddings for p in self.prompt.placeholders)

@@ -123,7 +123,6 @@ class Runner:
 
     @property
     def can_score(self) -> bool:
-        """Whether the next step may compute log-probabilities."""
         return self._scorer.ready
 
     def forget_batch(self) -> None:
@@ -133,7 +132,6 @@ class Runner:
         self._scorer.forget()
 
     def execute_model(self, plan: StepPlan) -> StepContext:
-        """Launches inputs and forward of the planned rows."""
         self.source.begin(plan.step)
         self._scorer.begin()
         rows = tuple(snapshot(request) for request in plan.sampled)
@@ -201,7 +199,6 @@ class Runner:
     def _pack(
         self, plan: StepPlan, rows: tuple[int, ...], padded: int | None, padded_shape: PaddedShape | None
     ) -> tuple[PackedStep, SamplingFlags]:
-        """Uploads the step's inputs from the host."""
         edited = any(request.edit is not None for request in plan.sampled)
         changed = bool(plan.chunks or plan.new_blocks or edited or self._model.shape.conditioned)
         steady = self._steady

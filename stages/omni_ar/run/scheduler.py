@@ -97,7 +97,6 @@ class Scheduler:
         return None
 
     def launched(self, plan: StepPlan) -> None:
-        """The plan's step is on the device."""
         for request in plan.decodes:
             request.num_computed_tokens += 1
             request.num_scheduled_outputs += 1
@@ -213,12 +212,10 @@ class Scheduler:
         return request.can_step(self._conditioned)
 
     def _runnable(self, alone: ArRequest | None) -> list[ArRequest]:
-        """The running requests that may be in the step."""
         running = self._running if alone is None else [alone] if alone.status is RequestStatus.RUNNING_ALONE else []
         return [request for request in running if not request.paused and (self._can_score or not request.wants_scores)]
 
     def _holders(self) -> list[ArRequest]:
-        """Requests that can be preempted, by rank."""
         return sorted((*self._running, *self._running_alone), key=_rank) if self._running_alone else self._running
 
     def _victims(self, request: ArRequest) -> list[ArRequest]:

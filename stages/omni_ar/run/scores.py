@@ -23,15 +23,12 @@ class Scorer:
 
     @property
     def ready(self) -> bool:
-        """Whether the next step may compute log-probabilities."""
         return self._downloads.ready
 
     def begin(self) -> None:
-        """Called at the beginning of a step."""
         self._downloads.begin()
 
     def forget(self) -> None:
-        """Drops the log-probabilities of a failed step."""
         self._downloads.forget()
 
     def score(self, context: StepContext) -> ScoreHandoff | None:

@@ -123,7 +123,6 @@ class LocalTokens:
     def _sampling(
         self, rows_R: Tensor, advance_R: Tensor, flags: SamplingFlags, edits: StepEdits | None
     ) -> list[Launch]:
-        """Launches up to the token point."""
         stage, count, state, buffers = self._stage, rows_R.shape[0], self._stage.rows, self._stage.buffers
         drafts = stage.limits.step_ids - 1
         hidden_RD, logits_RV, accepted_RW = (

@@ -22,7 +22,6 @@ class Scheduled(msgspec.Struct, frozen=True):
 
 
 def snapshot(request: ArRequest) -> Scheduled:
-    """A snapshot of the request for the step that is being launched."""
     row, table = request.row, request.table
     assert row is not None
     assert table is not None
@@ -126,5 +125,4 @@ class SampledStep:
 
     @property
     def sampled(self) -> Event:
-        """Done when the host can read the sampled tokens."""
         return self.tokens.ready if self.tokens is not None else self.end

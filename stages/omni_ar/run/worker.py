@@ -285,13 +285,11 @@ class ArWorker(MailboxWorker[ArRequest]):
             self.finish_request(request, "stop")
 
     def _queue(self, request: ArRequest) -> None:
-        """Queues a request at the scheduler once its inputs have arrived."""
         if request.status is RequestStatus.WAITING_FOR_INPUTS and request.inputs_ready:
             request.check_embeddings()
             self._scheduler.add(request)
 
     def _timed(self, activity: str, work: Callable[[], T]) -> T:
-        """Reports the host time of work that had a result."""
         device = self._runner.device
         since = device.host_time()
         result = work()

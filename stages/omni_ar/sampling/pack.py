@@ -111,7 +111,6 @@ def view_starts(packed: PackedSampling, view: Callable[[Span], Tensor]) -> Sampl
 
 
 def start_sampling(state: SamplingState, start: SamplingStart) -> None:
-    """Writes parameters and history of rows. A phase."""
     floats_nF = start.floats_nF.view(torch.float64)
     given = dict(zip(INTS, start.ints_nC.unbind(1), strict=True))
     given |= zip(FLOAT_PARAMETERS, floats_nF[:, : len(FLOAT_PARAMETERS)].unbind(1), strict=True)
@@ -262,7 +261,6 @@ def _forbidden(sampling: SamplingParams, vocab: int) -> Ids:
 
 
 def _bad_word(word: tuple[int, ...]) -> Ids:
-    """A row of `SamplingState.bad_words`."""
     # transformers matches a word only once there are as many tokens as the word has, not counting the next one.
     before = [SOMETHING, *word[:-1]]
     return np.array([*[ANYTHING] * (MAX_BAD_WORD_LENGTH - len(before)), *before, word[-1]], np.int64)

@@ -34,7 +34,6 @@ class Chunks:
     pool: int = 1
 
     def count(self, frames: int) -> int:
-        """Number of chunks of a clip."""
         return -(-frames // self.frames)
 
     def row(self, frames: int) -> int:
@@ -42,12 +41,10 @@ class Chunks:
         return -(-frames // (1 << self.convolutions))
 
     def tokens(self, frames: int) -> int:
-        """Number of tokens of a clip."""
         full, rest = divmod(frames, self.frames)
         return full * self.row(self.frames) + self.row(rest)
 
     def embeddings(self, frames: int) -> int:
-        """Number of embeddings of a clip."""
         return self.tokens(frames) // self.pool
 
     def longest(self, embeddings: int) -> int:

@@ -39,7 +39,6 @@ class Patches:
 
     @classmethod
     def of(cls, tower: Any, *, learned: int | None = None, window: int | None = None) -> "Patches":
-        """The parameters of a tower of transformers."""
         values = tower.patch_embed.proj.weight[0].numel()
         return cls(values=values, side=tower.patch_size, merge=tower.spatial_merge_size, learned=learned, window=window)
 

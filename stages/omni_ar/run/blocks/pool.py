@@ -56,7 +56,6 @@ class BlockPool:
         return len(self._key_of)
 
     def users(self, block: int) -> int:
-        """Number of requests that use the block."""
         return self._users[block]
 
     def sole(self, tables: Iterable[NDArray[np.int64]]) -> int:
@@ -153,7 +152,6 @@ class BlockTable:
         self.count += 1
 
     def add(self, produced: Produced) -> None:
-        """Adds an emitted payload in the blocks."""
         # Consumers read payloads in order, so the free ones are at the front.
         while self.produced and self.produced[0].free:
             self.produced.popleft()

@@ -28,7 +28,6 @@ class Spiller:
 
     @property
     def ready(self) -> bool:
-        """Whether `save` or `spill` may be called now."""
         return self._receiver.ready
 
     def save(self, pages: Tensor, slots: NDArray[np.int64]) -> Tensor:
@@ -57,7 +56,6 @@ class Spiller:
         return spilled
 
     def _copy(self, pages: Tensor, slots: NDArray[np.int64]) -> tuple[Tensor, Event]:
-        """Returns the copied rows and the end of the copy."""
         out = self._device.empty((slots.size, pages.shape[-1]), pages.dtype, self._stream)
         # A separate slice: later writes of the pages follow this copy on the stream, so they wait for no reader.
         receipt = self._receiver.receive([Transfer(PageSlice(pages, slots), out)])
@@ -96,7 +94,6 @@ class Reclaimer:
 
     @property
     def waiting(self) -> int:
-        """Number of tables that are not free yet."""
         return len(self._leaving)
 
     @property
@@ -115,7 +112,6 @@ class Reclaimer:
         return any(all(each.released for each in leaving.table.produced) for leaving in self._leaving)
 
     def add_table(self, table: BlockTable) -> None:
-        """Takes ownership of the table."""
         self._leaving.append(_Leaving(table, []))
         self.tick()
 
