@@ -7,8 +7,7 @@ QUOTED = 200
 
 
 def quoted(value: object) -> str:
-    """`repr(value)` for an error: at most `QUOTED` characters of valid Unicode, for any value. Large values are cut before they are
-    formatted."""
+    """`repr(value)` for an error: at most `QUOTED` characters of valid Unicode, for any value. Large values are cut first."""
     try:
         text = _REPR.repr(value)
     except Exception:  # the value's __repr__ may be the user's own

@@ -80,18 +80,16 @@ class Payload(msgspec.Struct, frozen=True):
 
 
 class GeneratedTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Generated token ids, in order, each final and sent once. ends: whether the last id is an end token, which is not part of the
-    text."""
+    """Generated token ids, in order, each final and sent once. ends: whether the last id is an end token, not part of the text."""
 
     ids: tuple[int, ...]
     ends: bool = False
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Log-probabilities of consecutive tokens from the model's own logits, before penalties, temperature and other processing.
-    first: index of the first token among the generated tokens, or among the prompt's if `prompt`. ids: int64 `[n, 1 + k]`, each
-    token's own id, then the `k` likeliest. logprobs: float32 `[n, 1 + k]`, of these ids. ranks: int64 `[n]`, the token's among all
-    ids; 1 is the likeliest."""
+    """Log-probabilities of consecutive tokens from the model's own logits, before all processing. first: index of the first token
+    among the generated tokens, or among the prompt's if `prompt`. ids: int64 `[n, 1 + k]`, each token's own id, then the `k`
+    likeliest. logprobs: float32 `[n, 1 + k]`, of these ids. ranks: int64 `[n]`, the token's among all ids; 1 is the likeliest."""
 
     first: int
     ids: NDArray[np.int64]

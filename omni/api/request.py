@@ -64,8 +64,7 @@ class GenerateArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class CheckedArguments:
-    """`GenerateArguments` with defaults filled in. sampling: by stage. fields: by stage, the name of its sampling parameters in
-    errors."""
+    """`GenerateArguments` with defaults filled in. sampling: by stage. fields: by stage, their name in errors."""
 
     modalities: frozenset[str]
     voice: str | None

@@ -123,8 +123,7 @@ class Session:
         put: Callable[["Item"], None],
         check_grammars: bool = False,
     ) -> "GenerateCall":
-        """The call, not submitted yet. check_grammars: as in `Client.check`. Raises InputError, StageError when closed, ForkError
-        if forked."""
+        """The call. check_grammars: as in `Client.check`. Raises InputError, StageError when closed, ForkError if forked."""
         self._client.check_open()
         checked = check_arguments(self.pipeline, arguments)
         self._client.check(checked, check_grammars)
@@ -334,8 +333,7 @@ class Client:
 
     def close(self) -> None:
         """Aborts all requests, frees the stages and ends every thread. Idempotent. Raises the first error, once: a timeline that
-        cannot be written. Ctrl-C interrupts the waiting, not the closing; another call waits for the rest. A no-op in a forked
-        process."""
+        cannot be written. Ctrl-C interrupts the waiting, not the closing; another call waits for the rest. No-op if forked."""
         if self.owner.forked:
             return
         self._closing = True

@@ -108,8 +108,7 @@ class Frontend(ABC):
 
     @abstractmethod
     def prepare(self, chat: Chat) -> Prepared:
-        """Raises InputError for faults of the request (an unknown voice, an empty prompt, ...). The stage refuses a prompt that is
-        too long."""
+        """Raises InputError for faults of the request (an unknown voice, an empty prompt, ...). The stage refuses a long prompt."""
 
     @property
     def shortest_prompt(self) -> int:

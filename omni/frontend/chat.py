@@ -55,8 +55,7 @@ class TokenizedFrontend(Frontend):
             chat.limit.check_bytes(sum(len(text.encode()) for text in texts), self._longest_token)
 
     def text_ids(self, text: str, *, add_special_tokens: bool = True) -> Ids:
-        """The ids of a text of the family's own, int64 `[T]`. Written forms of control tokens become their ids; for users' texts
-        there are `user_text_ids` and `turns_ids`."""
+        """The ids of a text of the family's own, int64 `[T]`. Control tokens in it become their ids, unlike in `user_text_ids`."""
         return self._encoder.encode(text, add_special_tokens=add_special_tokens)
 
     def user_text_ids(self, chat: Chat, text: str) -> Ids:
@@ -67,9 +66,8 @@ class TokenizedFrontend(Frontend):
         return self._encoder.encode_pieces([text], limit=chat.limit)
 
     def turns_ids(self, chat: Chat, turns: Turns, *, answer: bool = True) -> Ids:
-        """The ids of a rendered chat. The template writes all special tokens: the tokenizer adds none. turns: the template's
-        messages, with the texts of `chat`. answer: up to where the model's answer begins. Raises InputError for a chat that is too
-        long or refused."""
+        """The ids of a rendered chat. The template writes special tokens. turns: the template's messages, with the texts of `chat`.
+        answer: up to where the model's answer begins. Raises InputError for a chat that is too long or refused."""
         self.check_length(chat)
         rendered = self.render(turns, answer=answer)
         if not self._splits_control_tokens(chat, turns, rendered):
@@ -193,8 +191,7 @@ class MultimodalFrontend(ChatFrontend):
         """All clips of a request. Raises InputError for a clip without usable sound."""
 
     def check(self) -> Ids:
-        """Raises CheckpointError, naming the file, for a tokenizer, a template or processors that would fail requests. Returns the
-        ids of a chat of text."""
+        """Raises CheckpointError, naming the file, for files that would fail requests. Returns the ids of a chat of text."""
         words, config = self._tokenizer, self._media_config
         merge = config.spatial_merge_size
         check_vocabulary(words, config.thinker_vocab_size)

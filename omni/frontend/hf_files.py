@@ -159,8 +159,7 @@ def load_tokenizer(folder: Path, kind: Any, *, chat: bool = True) -> Any:
 
 
 def load_preprocessor(folder: Path, kind: Any) -> Any:
-    """A processor of the class `kind`, for pictures or sound, from preprocessor_config.json. Raises CheckpointError if it is
-    wrong."""
+    """A processor of the class `kind`, for pictures or sound, from preprocessor_config.json. Raises CheckpointError."""
     check_preprocessor(folder)
     try:
         return kind.from_pretrained(folder, local_files_only=True)

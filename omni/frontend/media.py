@@ -79,8 +79,7 @@ def spectrum(extractor: Any, part: AudioPart) -> Tensor:
 
 
 def spectra(extractor: Any, parts: Sequence[AudioPart]) -> list[Tensor]:
-    """Mel spectrograms of clips, float32 `[mel bins, frames]`, by a feature extractor of transformers, with the samples of all
-    clips padded to the longest."""
+    """Mel spectrograms of clips, float32 `[mel bins, frames]`, by a feature extractor of transformers, padded to the longest."""
     if not parts:
         return []
     made = extractor(

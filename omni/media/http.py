@@ -58,8 +58,7 @@ class Resolver:
         self._turns = asyncio.Semaphore(most)
 
     async def resolve(self, host: str, port: int) -> list[str]:
-        """Addresses in the system's order, without those of a single interface. Raises OSError, and StageError if no thread can be
-        started."""
+        """Addresses in the system's order, without link-local ones. Raises OSError, and StageError if no thread can be started."""
         await self._turns.acquire()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[list[str]] = loop.create_future()
@@ -162,8 +161,7 @@ _FAILURES = (
 
 
 async def download(url: str, field: str, options: MediaOptions, resolver: Resolver) -> bytes:
-    """The content of a GET of `url`. Redirects are followed, and checked as `url` is. Raises InputError, naming `field`. The caller
-    sets a deadline."""
+    """The content of a GET of `url`. Redirects are followed, and checked as `url` is. Raises InputError, naming `field`.."""
     parts = check_url(url, field, options)
     for _ in range(options.max_redirects + 1):
         try:

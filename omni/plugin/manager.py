@@ -36,8 +36,7 @@ class PluginRecord:
 
 @dataclass(frozen=True, slots=True)
 class Registry(Generic[EntryT]):
-    """The entries of one hook by name, and the plugin of each. contested: names that two plugins claim, with the error for their
-    use."""
+    """The entries of one hook by name, and the plugin of each. contested: names that two plugins claim, with the error of a use."""
 
     what: str
     entries: Mapping[str, EntryT]

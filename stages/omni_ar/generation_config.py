@@ -156,8 +156,7 @@ def _parameters(file: _File) -> dict[str, Any]:
 
 
 def _biases(file: _File, repetition_penalty: float) -> dict[int, float] | None:
-    """The biases by id; None where `logit_bias` cannot express them. transformers adds them before the repetition
-    penalty, omni after it."""
+    """The biases by id; None if `logit_bias` cannot. transformers adds them before the repetition penalty, omni after it."""
     if repetition_penalty != 1 or any(len(ids) != 1 or abs(bias) > 100 for ids, bias in file.sequence_bias):
         return None if file.sequence_bias else {}
     return {ids[0]: bias for ids, bias in file.sequence_bias}

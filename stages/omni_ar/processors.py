@@ -20,10 +20,9 @@ from omni.sampling import HostLogitsProcessor
 
 @dataclass(frozen=True, slots=True)
 class ProcessedRows:
-    """The rows of a batch, all on the device. Read-only. params_RW: fp32, as `LogitsProcessor.pack` returned them; zeros for rows
-    that do not use the processor. num_outputs_R: int64, number of generated tokens. last_R: int64, the newest token, -1 before the
-    first. rows_R: int64, indexes of the rows in the stage. counts_NV: integers, for all rows of the stage, times each id was
-    generated."""
+    """A batch's rows, on the device, read-only. params_RW: fp32, as `LogitsProcessor.pack` returned them; zeros for rows that do
+    not use the processor. num_outputs_R: int64, number of generated tokens. last_R: int64, the newest token, -1 before the first.
+    rows_R: int64, indexes of the rows in the stage. counts_NV: integers, for all rows of the stage, times each id was generated."""
 
     params_RW: Tensor
     num_outputs_R: Tensor

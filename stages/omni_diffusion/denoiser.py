@@ -178,8 +178,7 @@ def begin_windows(
 def denoise_rows(
     model: DiffusionModel[StateT], state: StateT, latents_RTM: Tensor, packed_2B: Tensor, tf32: bool
 ) -> None:
-    """Advances the latents of some rows by one step. packed_2B: int64, rows and their steps. Raises ValueError for
-    another shape."""
+    """Advances the latents of some rows by one step. packed_2B: int64, rows and their steps. Raises ValueError if misshapen."""
     rows_B, steps_B = packed_2B.unbind()
     noisy_BTM = latents_RTM.index_select(0, rows_B)
     with products(tf32):

@@ -162,8 +162,7 @@ class Noise:
 
 
 def read_noise(message: Feed, width: int) -> NDArray[np.float32] | None:
-    """The noise of a voice's message, `[T, M]`, or None. width: M. Raises ValueError, which describes the expected tensor, for
-    another one."""
+    """The noise of a voice's message, `[T, M]`, or None. width: M. Raises ValueError, naming the expected tensor."""
     noise = message.payload.tensors.get("noise")
     if noise is None:
         return None

@@ -18,8 +18,7 @@ from omni.stage import Feed
 
 class CodeFrames(msgspec.Struct, frozen=True, kw_only=True):
     """Input: the next `count` codec frames of a request. The payload's tensor `codes`, int64, is a page slice of `count` rows of G
-    code groups, or a tensor `[count, G]`. codes: int64 `[count, G]`, for codes that the host knows; the payload then has no tensor.
-    """
+    code groups, or a tensor `[count, G]`. codes: int64 `[count, G]`, instead of the tensor, where the host knows them."""
 
     count: int
     codes: NDArray[np.int64] | None = None
@@ -54,12 +53,11 @@ def read_arrival(message: Feed, groups: int) -> Arrival:
 
 @dataclass(slots=True, eq=False)
 class FrameRequest:
-    """A request from `Open` to its end. Stages derive their records from it. rank: the waiting request of lowest rank gets the next
-    row. row: its place in per-row device memory; None without one. live: late results of a record that is not live are dropped.
-    start, buffered: start of the row's frames in its ring, and their number. paused: whether a consumer is behind; the request then
-    starts no new work. alone: whether it must run alone, since its last batch failed (`omni.stage.together`). done: number of
-    decoded frames; samples of some may be in flight. in_flight: number of its batches whose samples are not on the host yet.
-    samples: those that are."""
+    """A request from `Open` to its end.. rank: the waiting request of lowest rank gets the next row. row: its place in per-row
+    device memory; None without one. live: late results of a record that is not live are dropped. start, buffered: start of the
+    row's frames in its ring, and their number. paused: whether a consumer is behind; the request then starts no new work. alone:
+    whether it must run alone, since its last batch failed (`omni.stage.together`). done: number of decoded frames; samples of some
+    may be in flight. in_flight: number of its batches whose samples are not on the host yet. samples: those that are."""
 
     id: str
     open_sources: set[str]

@@ -52,8 +52,7 @@ class FrameWorker(MailboxWorker[RequestT]):
         """Whether all frames of the request are processed and all its samples emitted."""
 
     def read(self, request: RequestT, message: Feed) -> Arrival | None:
-        """The frames of an input; None if it has none and is not needed later. Raises ValueError, which names the expected input,
-        for another."""
+        """The frames of an input; None if it has none and is not needed later. Raises ValueError, naming the expected input."""
         return read_arrival(message, self._groups)
 
     def usage(self) -> StageUsage:

@@ -42,8 +42,7 @@ class StreamingVocoder(VocoderModel[StreamState]):
     @torch.no_grad()
     def decode(self, codes_BNG: Tensor, state: StreamState, rows_B: Tensor, first: bool) -> Tensor:
         """As in `VocoderModel`; with `first`, streams start independently of the rows' content. Raises ValueError for a number of
-        codes other than `num_groups`, and for fewer than one frame, or `min_first_frames` in a first chunk; a stage never passes
-        these."""
+        codes other than `num_groups`, and for fewer than one frame, or `min_first_frames` in a first chunk."""
         _, frames, groups = codes_BNG.shape
         if groups != self.num_groups:
             raise ValueError(f"frames have {groups} codes each, not {self.num_groups}, one per code group")

@@ -23,8 +23,7 @@ _MAX_IDLE = 250
 
 class Schedule:
     """Draws durations, in seconds of the device's own clock. Each stream's pace is between a hundred times faster and ten times
-    slower than the host, so that seeds differ in which side waits. stalls: the share of phases that take as long as thousands of
-    others."""
+    slower than the host, so that seeds differ in which side waits. stalls: the share of phases that take as long as thousands."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

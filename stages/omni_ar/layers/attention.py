@@ -64,8 +64,7 @@ class Attention(AttentionProjections):
         meta: AttentionMetadata,
         backend: AttentionBackend,
     ) -> Tensor:
-        """Returns `[T, D]`, possibly in parts (`residual_sum`), for the output of `qkv_proj`. Writes the tokens' keys
-        and values into the cache."""
+        """Returns `[T, D]`, possibly in parts (`residual_sum`), for the output of `qkv_proj`. Fills the cache."""
         pages, prefetch = (cache.key[self.layer], cache.value[self.layer]), self.o_proj.weight
         q_THW = qk_norm_rope_write(
             qkv_TX, self.norms, cos_TW, sin_TW, self.num_heads, *pages, meta.slots_T, prefetch=prefetch

@@ -32,8 +32,7 @@ class Linear(nn.Linear):
 
 
 class StackedLinear(Linear, StackedWeights):
-    """Rows of several published linear maps, one after another. parts: published name (a sibling of this module) and outputs of
-    each."""
+    """Rows of several published linear maps, in order. parts: published name (a sibling of this module) and outputs of each."""
 
     def __init__(
         self,

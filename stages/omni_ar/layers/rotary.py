@@ -65,8 +65,7 @@ class RotaryEmbedding(nn.Module):
         self._axis_F = None if mrope_section is None else _axes(head_dim // 2, mrope_section, interleaved)
 
     def forward(self, positions_PT: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Returns (cos, sin), each `[T, D]` in `dtype`, for int64 positions `[P, T]`; P is 1, or 3 with M-RoPE, else ValueError is
-        raised."""
+        """Returns (cos, sin), each `[T, D]` in `dtype`, for int64 positions `[P, T]`; P is 1, or 3 with M-RoPE, else ValueError."""
         if self._frequency_F.device != positions_PT.device:
             with may_sync(SyncPoint.TABLES):
                 self._frequency_F = self._frequency_F.to(positions_PT.device)

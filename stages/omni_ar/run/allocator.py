@@ -36,8 +36,7 @@ class RowTable:
         return Row(index, self._generations[index])
 
     def release(self, row: Row) -> None:
-        """Frees the row for another request. Steps in flight may still write its state; the next owner's first step sets it up
-        later."""
+        """Frees the row for another request. Steps in flight may still write its state; the next owner's first step sets it up."""
         self._generations[row.index] += 1
         self._free.append(row.index)
 

@@ -84,8 +84,7 @@ class Forward:
         ]
 
     def captured(self, padded_shape: PaddedShape, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
-        """The forward of a batch with chunks that only the device knows, for capture. `fill` runs before it, and `keep`
-        after it."""
+        """The forward of a batch whose chunks the device alone knows, for capture. `fill` runs before it, and `keep` after it."""
         total = padded_shape.total
         metadata = self._metadata(padded_shape, self._stage.limits.max_blocks, rows_P4=buffers.rows_P4)
         batch = self._batch(metadata, pages, self._payload(padded_shape, pages))
@@ -247,8 +246,7 @@ class CapturedForward:
 
 
 class CapturedChunks:
-    """Captures two batches of each size: one of chunks only, and one with all decode rows before the chunks, most of
-    which may be null rows."""
+    """Captures two batches of each size: one of chunks only, and one with all decode rows before the chunks, mostly null rows."""
 
     def __init__(self, stage: Resources, forward: Forward) -> None:
         self._stage = stage

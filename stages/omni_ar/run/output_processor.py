@@ -103,9 +103,8 @@ class _Scored(msgspec.Struct, frozen=True):
 
 
 class OutputProcessor:
-    """Reads the handoffs of launched steps in order, and emits tokens, payloads and log-probabilities. A token's payload is emitted
-    with the token, complete or not: only its consumer polls the event. A request's end waits for its log-probabilities; tokens do
-    not."""
+    """Reads the steps' handoffs in order, and emits tokens, payloads and log-probabilities. A token's payload is emitted with the
+    token, complete or not: only its consumer polls the event. A request's end waits for its log-probabilities; tokens do not."""
 
     def __init__(
         self,
@@ -237,8 +236,7 @@ class OutputProcessor:
             self._host_processors.submit(request, ids)
 
     def _withhold(self, request: ArRequest, verdict: StopVerdict, token: WithheldToken) -> bool:
-        """Emits the tokens that cannot be part of a stop string. Returns whether a stop string is complete, which ends
-        the request."""
+        """Emits the tokens that cannot be part of a stop string. Returns whether a stop string ends the request."""
         request.withheld.append(token)
         self.emit_withheld(request, verdict.held)
         if verdict.stopped:

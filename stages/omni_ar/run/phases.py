@@ -108,8 +108,7 @@ class Embedded:
         rest_TD.zero_()
 
     def take(self) -> Tensor:
-        """Returns the embeddings and drops the reference to them, unless they are in a buffer: the forward need not
-        keep its input."""
+        """Returns the embeddings and drops the reference to them, unless they are in a buffer."""
         if self._place_TD is not None:
             return self._place_TD
         x_TD, self._x_TD = self._x_TD, None
@@ -209,8 +208,7 @@ def score_tokens(logits_RV: Tensor, accepted_RW: Tensor, count: int, scores_RW: 
 
 
 def score_prompt(model: ArModel, hidden_sD: Tensor, ids_s: Tensor, count: int, at_once: int, scores_sW: Tensor) -> None:
-    """Computes log-probabilities of prompt tokens, each from the hidden state before it. at_once: tokens whose logits
-    are computed together."""
+    """Scores prompt tokens, each from the hidden state before it. at_once: tokens whose logits are computed together."""
     for start in range(0, hidden_sD.shape[0], at_once):
         part = slice(start, start + at_once)
         _write_scores(model.logits(hidden_sD[part]).float(), ids_s[part], count, scores_sW[part])

@@ -57,8 +57,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class WithheldToken:
-    """A token that may be part of a stop string, and its messages. The next token's arrival adds this token's hidden
-    state to them."""
+    """A token that may be part of a stop string, and its messages. The next token adds this one's hidden state."""
 
     token: int
     messages: list[Produced]

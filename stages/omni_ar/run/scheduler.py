@@ -76,8 +76,7 @@ class Scheduler:
             self.move(request, RequestStatus.ISOLATING)
 
     def plan(self, can_score: bool = True) -> StepPlan | None:
-        """Plans the next step; None if nothing can run. can_score: whether it may compute log-probabilities; otherwise
-        requests that need some wait."""
+        """Plans the next step; None if nothing can run. can_score: whether it may compute log-probabilities; others wait."""
         if can_score and not self._can_score:
             for request in [request for request in self._blocked if request.wants_scores]:
                 self.unblock(request)

@@ -12,8 +12,7 @@ _LOGITS_AT_ONCE = 64
 
 
 class Scorer:
-    """Launches the scoring after the token point, and its copy to the host on a separate stream. A slot is reused once the host
-    read it."""
+    """Launches the scoring after the token point, and its copy to the host on a separate stream. Slots are reused once read."""
 
     def __init__(self, stage: Resources) -> None:
         self._stage = stage

@@ -54,9 +54,8 @@ class TokenSource(Protocol):
         ...
 
     def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff:
-        """Launches the sampling of the step's rows from `context.hidden_RD`, or requests their tokens, and hands the tokens over. A
-        row whose generation differs from the step's is unchanged. frames: launches the work between both, where frames can end a
-        request."""
+        """Launches the sampling of the step's rows from `context.hidden_RD`, or requests their tokens, and hands the tokens over.
+        Rows of another generation are unchanged. frames: launches the work between both, where frames can end a request."""
         ...
 
     def forget(self) -> None:

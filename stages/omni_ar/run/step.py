@@ -51,8 +51,7 @@ class PromptScores:
 @dataclass(frozen=True, slots=True)
 class StepContext:
     """The result of `execute_model`, for `sample_tokens`. rows: the sampled rows; empty if no chunk reaches the end of its prompt.
-    padded: rows of the captured batch that may replace this one; None for none. emits: whether it stores hidden states for
-    consumers."""
+    padded: rows of the captured batch that may replace this one, or None. emits: whether it stores hidden states for consumers."""
 
     step: int
     rows: tuple[Scheduled, ...]

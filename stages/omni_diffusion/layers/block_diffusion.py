@@ -115,8 +115,7 @@ class BlockDenoiser(nn.Module, ABC):
 
     @abstractmethod
     def condition(self, codes_BNG: Tensor, voices_BUV: Tensor) -> Tensor:
-        """The part of the input without the noise, `[B, U, N * repeats, D]`, the same at each evaluation. codes_BNG:
-        int64, any value."""
+        """The part of the input without the noise, `[B, U, N * repeats, D]`. codes_BNG: int64, any value."""
 
     @abstractmethod
     def surroundings(self, window: BlockWindow) -> Surroundings:

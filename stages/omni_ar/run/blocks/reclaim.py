@@ -35,8 +35,7 @@ class Spiller:
         return self._copy(pages, slots)[0]
 
     def spill(self, slices: Iterable[PageSlice]) -> list[tuple[PageSlice, Event]]:
-        """Moves slices of one buffer, as many as fit one copy. Returns the moved ones, each with the end of gathers from its
-        old place."""
+        """Moves slices of one buffer, up to one copy. Returns these, each with the end of gathers from its old place."""
         taken: list[PageSlice] = []
         count = 0
         for part in slices:
