@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 
-from omni.api.measure import held_prepared
-from omni.api.request import Request, RequestHandle, Started
+from omni.api.request import Request, RequestHandle, Started, held_prepared
 from omni.api.serial_executor import SerialExecutor
 from omni.engine import Admission, EngineClient, EngineOptions, EngineRequest, Held, Ranked, Rejected
 from omni.errors import OmniError, OverloadedError, StageError, known
@@ -294,9 +293,7 @@ class RequestQueue:
         outcome: PreparedRequest | OmniError | None
         try:
             outcome = self._prepare(request)
-        except (
-            BaseException
-        ) as error:  # a library's panic too: it is reported to the user, and the thread is free again
+        except BaseException as error:  # a library's panic too: it is reported, and the thread is free again
             outcome = known("frontend", "preparing the request", error)
         self._change(partial(self._take_prepared, thread, request, outcome))
 

@@ -6,9 +6,8 @@ import msgspec
 
 from omni.cli.drawing import draw
 from omni.cli.memory import MemoryReport, count_memory, measure_memory
-from omni.cli.options import Choices
+from omni.cli.options import Choices, echo, echo_json, takes_lines
 from omni.cli.target import Target, resolve_target
-from omni.cli.terminal import echo, echo_json, takes_lines
 from omni.config import Setting
 from omni.engine import choose_connector
 from omni.pipeline import Output, Pipeline, Stage

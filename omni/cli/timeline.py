@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from omni.cli.terminal import echo_json
+from omni.cli.options import echo_json
 from omni.errors import InputError
 from omni.timeline import read_trace
 from omni.timeline.picture import draw, window_of

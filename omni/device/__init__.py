@@ -9,13 +9,14 @@ from omni.device.base import (
     Graph,
     Launch,
     LaunchObserver,
-    ObservedStream,
     Phase,
+    PhaseCategory,
     SharedMemory,
     Stamp,
     Stream,
+    category_of,
+    declare_categories,
 )
-from omni.device.category import PhaseCategory, category_of, declare_categories
 from omni.device.download import Downloader, SharedRing
 from omni.device.host_work import HostTask, HostWorker
 from omni.device.ring import HostRing, HostSlot
@@ -38,7 +39,6 @@ __all__ = [
     "HostWorker",
     "Launch",
     "LaunchObserver",
-    "ObservedStream",
     "Phase",
     "PhaseCategory",
     "SharedMemory",

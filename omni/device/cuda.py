@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from omni.device.base import COMPLETED, Device, Event, Graph, Launch, ObservedStream, SharedMemory, Stamp, Stream
+from omni.device.base import COMPLETED, Device, Event, Graph, Launch, SharedMemory, Stamp, Stream
 from omni.device.sync import host_waits
 from omni.device.sync_points import SyncPoint, may_sync
 
@@ -58,12 +58,12 @@ class CudaStamp:
 class CudaTimer:
     """Reuses timing events: to create one takes longer than to record it. raw_of: torch's stream of a device's stream."""
 
-    def __init__(self, device: torch.device, raw_of: Callable[[ObservedStream], torch.cuda.Stream]) -> None:
+    def __init__(self, device: torch.device, raw_of: Callable[[Stream], torch.cuda.Stream]) -> None:
         self._raw_of = raw_of
         self._idle = torch.cuda.Stream(device)
         self._pool: list[CudaStamp] = []
 
-    def stamp(self, stream: ObservedStream) -> CudaStamp:
+    def stamp(self, stream: Stream) -> CudaStamp:
         stamp = self._pool.pop() if self._pool else CudaStamp()
         stamp.raw.record(self._raw_of(stream))
         return stamp
@@ -244,6 +244,6 @@ class _Entered:
             torch.cuda.set_stream(self._outer)
 
 
-def _raw(stream: ObservedStream) -> torch.cuda.Stream:
+def _raw(stream: Stream) -> torch.cuda.Stream:
     assert isinstance(stream, CudaStream)
     return stream.raw

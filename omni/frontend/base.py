@@ -83,7 +83,6 @@ class TextDecoder(Protocol):
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that `ids` complete; bytes of an unfinished character are kept."""
-        ...
 
     def finish(self) -> str: ...
 

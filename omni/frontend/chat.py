@@ -140,8 +140,7 @@ class ChatFrontend(TokenizedFrontend):
             return self._vocabulary
 
     def chat_ids(self, chat: Chat) -> Ids:
-        """The prompt int64 `[T]`, with one placeholder for each piece of media, up to where the answer begins. Raises InputError if
-        too long."""
+        """The prompt int64 `[T]`, a placeholder for each medium, up to where the answer begins. Raises InputError if too long."""
         turns = [{"role": each.role, "content": [_part(part) for part in each.content]} for each in chat.messages]
         return self.turns_ids(chat, turns)
 

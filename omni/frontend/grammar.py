@@ -156,8 +156,7 @@ def compiled_bytes(text: str) -> int:
 
 
 class _Turn:
-    """Of threads that need one grammar at the same time: the first compiles it, the others take the outcome. If it is interrupted,
-    the next one compiles."""
+    """Of threads that need one grammar at once, the first compiles it for all. If it is interrupted, the next one compiles."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

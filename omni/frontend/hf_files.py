@@ -59,8 +59,7 @@ class _Config(msgspec.Struct):
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """Raises CheckpointError, naming the field, for values that no tokenizer can use or that take it long, and if
-    tokenizer_config.json is missing."""
+    """Raises CheckpointError, naming the field, for useless or slow values, and if tokenizer_config.json is missing."""
     config = folder / "tokenizer_config.json"
     read_object(config)
     for place in read_as(config, _Config, MAX_BYTES).added_tokens_decoder or ():

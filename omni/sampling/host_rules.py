@@ -39,11 +39,9 @@ class HostLogitsProcessor(Protocol):
 
     def edit(self) -> LogitsEdit:
         """The edit for the next token. Called once before the first token, and once after each `push`."""
-        ...
 
     def push(self, token: int) -> bool:
         """Takes a generated token. Returns whether the request is complete with it: no token can follow."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,6 @@ class StopMatcher(Protocol):
 
     def push(self, token: int) -> StopVerdict:
         """Takes a generated token."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

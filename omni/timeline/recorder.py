@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from omni.device import DeviceTimer, ObservedStream, Stamp
+from omni.device import DeviceTimer, Stamp, Stream
 
 _RENEW = 500_000_000
 """Nanoseconds after which a reference is renewed."""
@@ -128,7 +128,7 @@ class Recorder:
         self._unread: deque[_Unread] = deque()
         self._step: int | None = None
         self._launching: tuple[str, str, int] | None = None
-        self._stream: ObservedStream | None = None
+        self._stream: Stream | None = None
         self._first: Stamp | None = None
 
     @property
@@ -149,7 +149,7 @@ class Recorder:
     def stop(self) -> None:
         self.recording = False
 
-    def begin(self, stream: ObservedStream, phase: str) -> None:
+    def begin(self, stream: Stream, phase: str) -> None:
         if not self.recording:
             return
         # Taken before the event: a phase cannot run before its launch begins.
@@ -175,7 +175,7 @@ class Recorder:
                 self.dropped += 1
 
     @contextmanager
-    def host_span(self, stream: ObservedStream, name: str, numbers: dict[str, int]) -> Iterator[None]:
+    def host_span(self, stream: Stream, name: str, numbers: dict[str, int]) -> Iterator[None]:
         """Launches inside belong to the span's step."""
         outer, self._step = self._step, numbers.get("step", self._step)
         began = time.perf_counter_ns()

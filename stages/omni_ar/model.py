@@ -145,7 +145,6 @@ class DrawCode(Protocol):
 
     def __call__(self, logits_RV: Tensor, group: int) -> Tensor:
         """Returns int64 `[R]`. group: the code group, at least 1."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,10 @@ class Denoiser:
         # Two float32 values share one int64.
         self._columns = _HEAD + sizes.frames + -(-sizes.frames * model.repeats * model.latent_width // 2)
         # All rows may begin windows while a step runs that their uploads wait for.
-        self._windows = Uploader(device, stream, min(MOST_BEGUN, rows) * self._columns, 1 + -(-rows // MOST_BEGUN))
-        self._steps = Uploader(device, stream, 2 * rows, 1)
+        self.window_uploads = Uploader(
+            device, stream, min(MOST_BEGUN, rows) * self._columns, 1 + -(-rows // MOST_BEGUN)
+        )
+        self.step_uploads = Uploader(device, stream, 2 * rows, 1)
         self._begin_graphs = CapturedGraphs[None, Graph](stream.name)
         self._captured_begins: set[int] = set()
         self._step_graphs = CapturedGraphs[int, Graph](stream.name, others="windows of other sizes")
@@ -75,23 +77,15 @@ class Denoiser:
             self._step_graphs.add(width, size, self._device.capture(self._stream, name, self.null_step(size, width)))
 
     def null_begin(self, count: int) -> list[Launch]:
-        packed_BX = self._windows.view(Span(0, (count, self._columns)))
+        packed_BX = self.window_uploads.view(Span(0, (count, self._columns)))
         null = Launch.of(set_null_windows, packed_BX, self._null_row, self._sizes.block)
         self._device.enqueue(self._stream, [null])
         return [self._begin(packed_BX)]
 
     def null_step(self, count: int, width: int) -> list[Launch]:
-        packed_2B = self._steps.view(Span(0, (2, count)))
+        packed_2B = self.step_uploads.view(Span(0, (2, count)))
         self._device.enqueue(self._stream, [Launch.of(set_null_steps, packed_2B, self._null_row)])
         return [self._step(packed_2B, width)]
-
-    @property
-    def can_begin(self) -> bool:
-        return self._windows.ready
-
-    @property
-    def can_step(self) -> bool:
-        return self._steps.ready
 
     def prepare_begin(self, requests: Sequence[DiffusionRequest], windows: Sequence[Window]) -> Callable[[], None]:
         """Enqueues the inputs of a window of each request, at most `MOST_BEGUN`. Returns a function that enqueues their
@@ -101,7 +95,7 @@ class Denoiser:
         packed[:, _ROW], packed[:, _FRAMES] = self._null_row, self._sizes.block
         for line, request, window in zip(packed, requests, windows, strict=False):
             self._fill(line, request, window)
-        (packed_BX,) = self._windows.send([packed])
+        (packed_BX,) = self.window_uploads.send([packed])
         return partial(self._run, captured, self._begin(packed_BX))
 
     def prepare_step(self, requests: Sequence[DiffusionRequest]) -> Callable[[], None]:
@@ -112,7 +106,7 @@ class Denoiser:
         packed = np.zeros((2, captured.size if captured is not None else count), np.int64)
         packed[0] = self._null_row
         packed[:, :count] = np.array([(request.row, request.step) for request in requests]).T
-        (packed_2B,) = self._steps.send([packed])
+        (packed_2B,) = self.step_uploads.send([packed])
         return partial(self._run, captured, self._step(packed_2B, width))
 
     def _run(self, captured: Captured[Graph] | None, launch: Launch) -> None:

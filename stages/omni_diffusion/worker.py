@@ -102,7 +102,7 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
     def _begin(self) -> bool:
         """Begins a few windows; others begin in the next tick, after the other stages' ticks."""
         windows = {request: window for request in self.rows.owners if (window := request.next_window(self._sizes))}
-        if not windows or not self._denoiser.can_begin:
+        if not windows or not self._denoiser.window_uploads.ready:
             return False
         batch = together(list(windows))[:MOST_BEGUN]
         prepare = partial(self._denoiser.prepare_begin, batch, [windows[request] for request in batch])
@@ -115,7 +115,7 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
     def _step(self) -> bool:
         steps = self._model.num_steps
         rows = [request for request in self.rows.owners if request.window is not None and request.step < steps]
-        if not rows or not self._denoiser.can_step:
+        if not rows or not self._denoiser.step_uploads.ready:
             return False
         batch = together(rows)
         if self.run_batch(batch, "denoising a window", partial(self._denoiser.prepare_step, batch)):

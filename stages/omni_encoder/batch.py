@@ -161,7 +161,6 @@ class BatchEncoder:
             self._graphs.add(None, length, EncodeGraph(graph, outputs))
 
     def prepare(self, items: Sequence[Mapping[str, Tensor]]) -> PreparedBatch:
-        """Plans the batch and starts sending its inputs to the device."""
         captured, length = None, self._model.padded_length(items)
         if length is None:
             self._graphs.log_uncaptured("media that the model cannot pad")

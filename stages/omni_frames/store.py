@@ -2,8 +2,7 @@
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
-| `wav[k]` | the stage's phase | `download_samples` of that batch, on the copy stream | the host's reading of the batch
-|
+| `wav[k]` | the stage's phase | `download_samples` of that batch, on the copy stream | the host's reading |
 | download slot `k` | `download_samples` | host, once `SampleBatch.ready` | the host's reading of the batch |
 
 Batches use the buffers in turn and are read in order. A batch whose launch or copy failed is not read: its buffer is

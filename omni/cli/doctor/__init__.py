@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from omni.cli.doctor.check import Check, ok, problem
 from omni.cli.doctor.environment import check_environment
-from omni.cli.options import Choices
-from omni.cli.terminal import echo, echo_json
+from omni.cli.options import Choices, echo, echo_json
 from omni.plugin.manager import Plugins, load_plugins
 
 _PLUGINS = "plugins"

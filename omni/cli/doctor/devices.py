@@ -41,8 +41,7 @@ def _cuda(index: int) -> Check:
 
 
 def host_memory() -> tuple[int, int]:
-    """Total and available bytes, of the machine or of the process's control group if that has less. All count as available where
-    there is no number."""
+    """Total and available bytes, of the machine or of the process's control group if that has less. Without numbers all are."""
     if not _MEMORY.is_file():
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return total, total

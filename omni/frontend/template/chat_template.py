@@ -22,8 +22,7 @@ class ChatTemplate:
     Threads may render at the same time."""
 
     def __init__(self, source: object, words: Mapping[str, Any], field: str) -> None:
-        """words: the tokenizer's special tokens by role, such as `bos_token`. field: the file, and where in it. Raises
-        CheckpointError."""
+        """words: special tokens by role, such as `bos_token`. field: the file, and where in it. Raises CheckpointError."""
         if not isinstance(source, str):
             raise CheckpointError(field, f"holds a {type(source).__name__}, not a template", _RESTORE)
         if len(source) > MAX_SOURCE:

@@ -98,8 +98,6 @@ class AttentionBackend(Protocol):
     @property
     def captures_prefills(self) -> bool:
         """Whether the backend supports prefill rows that only the device knows, so that batches with prompts can be captured."""
-        ...
 
     def attend(self, q_THD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata) -> Tensor:
         """Returns `[T, H, D]` for queries `[T, H, D]`. The batch's keys and values are in the cache already."""
-        ...

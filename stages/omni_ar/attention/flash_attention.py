@@ -43,7 +43,6 @@ class FlashAttention:
         return None
 
     def attend(self, q_THD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata) -> Tensor:
-        """See `AttentionBackend.attend`."""
         count = meta.num_decode
         out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
         if count:

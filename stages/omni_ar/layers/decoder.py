@@ -140,7 +140,6 @@ class FeedForward(Protocol):
     def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
         """Adds `delta_TD` to the residual stream `[T, D]`, then applies norm and MLP. Returns the output and the stream. `delta_TD`
         and the output may be in parts (`residual_sum`)."""
-        ...
 
 
 class DecoderLayer(nn.Module):

@@ -23,7 +23,6 @@ class Linear(nn.Linear):
     """`nn.Linear` over `[T, inputs]`, computed by the kernel for a few rows where that is faster."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        """Maps `[T, inputs]` to `[T, outputs]`."""
         return linear(x_TD, self.weight, self.bias)
 
     def in_parts(self, x_TD: Tensor) -> Tensor:
@@ -107,7 +106,6 @@ class GatedMLP(nn.Module):
         return y_TD
 
     def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See `FeedForward.fused_mlp`."""
         active_TI, x_TD = norm.norm_linear(
             self.gate_up_proj, x_TD, delta_TD, gated=True, prefetch=self.down_proj.weight
         )

@@ -57,7 +57,6 @@ class SparseMoE(nn.Module, StackedWeights):
         return y_TD
 
     def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See `FeedForward.fused_mlp`."""
         return self._mix(x_TD, delta_TD, Norm(norm.weight, norm.eps))
 
     def _mix(self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor]:

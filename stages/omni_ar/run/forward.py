@@ -92,7 +92,6 @@ class Forward:
         return [Launch.of(run_forward, self._stage.model, embedded, batch, kept)]
 
     def fill(self, step: ChunkStep, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
-        """Launches that write the inputs of a captured forward."""
         embedded = Embedded(buffers.inputs_TD[: step.padded_shape.total])
         embeddings = _placed(step.chunks, step.view)
         return self._inputs(step, embeddings, self._stage.limits.max_blocks, embedded, pages, buffers.rows_P4)
@@ -188,11 +187,9 @@ class Forward:
         return Batch(positions_PT, metadata, pages.kv, self._backend, prompt_start, embeddings, sink)
 
     def _emits(self, padded_shape: PaddedShape) -> bool:
-        """Whether consumers need hidden states of the batch's decode rows."""
         return padded_shape.decodes > 0 and self._stage.model.shape.emits_tokens
 
     def _payload(self, padded_shape: PaddedShape, pages: Pages) -> PayloadSink | None:
-        """The payload sink of a batch with chunks."""
         if pages.hidden is None:
             return None
         return PayloadSink(pages.hidden, self._stage.buffers.payload_slots_T[: padded_shape.total])

@@ -17,9 +17,8 @@ from omni.stage import Outbound, Produced
 from omni_ar.inputs import PromptHidden, TokenCodes, TokenHidden
 from omni_ar.kernels.step.status import RowStatus
 from omni_ar.run.blocks import BlockTable
-from omni_ar.run.request import ArRequest, WithheldToken
+from omni_ar.run.request import ArRequest, RequestStatus, WithheldToken
 from omni_ar.run.state import IMPOSSIBLE
-from omni_ar.run.status import RequestStatus
 from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled, ScoreHandoff, Written
 from omni_ar.sampling import merge_edits
 

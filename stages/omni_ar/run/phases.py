@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from omni.device import PhaseCategory
 from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels import step
 from omni_ar.kernels.sampling import fused_sample
@@ -248,3 +249,22 @@ def predict_codes(
     end = model.frame_end
     if end is not None:
         step.end_frames(state, rows_R, frame.codes_RG, end.code, end.groups)
+
+
+HAND_OVER = "hand_tokens_over"
+"""The name of the token point, for `Device.moment`: the moment at which a step's tokens are complete."""
+
+_BY_CATEGORY = {
+    PhaseCategory.PREPROCESS: (
+        *("start_rows", "extend_tables", "prepare_decodes", "place_chunks", "restore_frames"),
+        *("set_null_rows", "set_counter", "embed_inputs", "place_payload"),
+    ),
+    PhaseCategory.FORWARD: ("run_forward", "keep_hidden"),
+    PhaseCategory.LOGITS: ("compute_logits",),
+    PhaseCategory.SAMPLE: ("sample_rows", "accept_tokens"),
+    PhaseCategory.TOKEN_POINT: (HAND_OVER,),
+    PhaseCategory.CODES: ("predict_codes",),
+    PhaseCategory.POSTPROCESS: ("post_update",),
+    PhaseCategory.SCORES: ("score_tokens", "score_prompt", "copy_scores"),
+}
+CATEGORIES = {phase: category for category, phases in _BY_CATEGORY.items() for phase in phases}

@@ -63,7 +63,6 @@ class StepPlan:
 
     @property
     def starts(self) -> tuple[ArRequest, ...]:
-        """Requests whose rows the step sets up."""
         return tuple(chunk.request for chunk in self.chunks if chunk.first)
 
 

@@ -60,6 +60,7 @@ class Runner:
         self.dtype = dtype
         self._processors = processors
         self._state = allocate_rows(device, model, limits, dtype, processors)
+        self.conditioning = self._state.conditioning  # the receiver fills it on the stage's stream
         self._buffers = allocate_step_buffers(device, model, limits, dtype)
         stage = Resources(name, device, self.stream, model, limits, dtype, self._state, self._buffers)
         self._forward = Forward(stage, backend)
@@ -105,11 +106,6 @@ class Runner:
         self._graphs.add(phases, size, self.device.capture(self.stream, name, launches))
 
     @property
-    def conditioning(self) -> Tensor:
-        """`RowState.conditioning`, which the receiver fills on the stage's stream."""
-        return self._state.conditioning
-
-    @property
     def pages(self) -> Pages:
         """Raises RuntimeError before `allocate`."""
         if self._pages is None:
@@ -123,17 +119,17 @@ class Runner:
 
     @property
     def can_score(self) -> bool:
-        return self._scorer.ready
+        return self._scorer.downloads.ready
 
     def forget_batch(self) -> None:
         """Drops the state of a step that failed half-way, so that the next one reuses nothing of it."""
         self._steady = None
         self.source.forget()
-        self._scorer.forget()
+        self._scorer.downloads.forget()
 
     def execute_model(self, plan: StepPlan) -> StepContext:
         self.source.begin(plan.step)
-        self._scorer.begin()
+        self._scorer.downloads.begin()
         rows = tuple(snapshot(request) for request in plan.sampled)
         decode = self._graphs.find("decode", len(rows)) if rows else None
         padded = decode.size if decode is not None else None

@@ -7,8 +7,7 @@ from omni.errors import InputError
 from omni_ar.run.allocator import Allocator
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
-from omni_ar.run.request import ArRequest
-from omni_ar.run.status import RequestStatus
+from omni_ar.run.request import ArRequest, RequestStatus
 
 _SCHEDULED = [status for status in RequestStatus if RequestStatus.WAITING <= status <= RequestStatus.RUNNING_ALONE]
 
@@ -126,7 +125,6 @@ class Scheduler:
             insort(self._requests[status], request, key=_rank)
 
     def _compose(self, alone: ArRequest | None) -> StepPlan | None:
-        """A step of one isolated request, or of all the others."""
         running = self._runnable(alone)
         decodes, new_blocks = self._decodes([request for request in running if request.decoding])
         # A decode may have preempted some of them.

@@ -18,17 +18,7 @@ class Scorer:
         self._stage = stage
         ring, tokens, fields = stage.buffers.scores.shape
         copies = stage.device.stream(f"{stage.name}-scores")
-        self._downloads = Downloader(stage.device, stage.stream, copies, (tokens, fields), torch.int64, ring)
-
-    @property
-    def ready(self) -> bool:
-        return self._downloads.ready
-
-    def begin(self) -> None:
-        self._downloads.begin()
-
-    def forget(self) -> None:
-        self._downloads.forget()
+        self.downloads = Downloader(stage.device, stage.stream, copies, (tokens, fields), torch.int64, ring)
 
     def score(self, context: StepContext) -> ScoreHandoff | None:
         """Launches the scores that the step's requests need; returns None if they need none."""
@@ -40,7 +30,7 @@ class Scorer:
         rows = len(context.rows) if counts else 0
         total = rows + (prompt.ids_s.shape[0] if prompt is not None else 0)
         stage, buffers = self._stage, self._stage.buffers
-        scores = buffers.scores[self._downloads.turn, :total]
+        scores = buffers.scores[self.downloads.turn, :total]
         launch, stream = stage.device.launch, stage.stream
         if rows:
             logits_RV, accepted_RW = buffers.logits_NV[:rows], buffers.accepted_NW[:rows]
@@ -48,7 +38,7 @@ class Scorer:
         if prompt is not None:
             given = (prompt.hidden_sD, prompt.ids_s, prompt.count, _LOGITS_AT_ONCE)
             launch(stream, score_prompt, stage.model, *given, scores[rows:])
-        sent = self._downloads.send(copy_scores, scores)
+        sent = self.downloads.send(copy_scores, scores)
         chunks, prompt_count = (prompt.chunks, prompt.count) if prompt is not None else ((), 0)
         requests = dict.fromkeys([*asking, *(chunk.request for chunk in chunks)])
         return ScoreHandoff(

@@ -18,10 +18,9 @@ from omni_ar.run.limits import Limits
 from omni_ar.run.output_processor import HostProcessorExecutor, OutputProcessor
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.receivers import ConditioningReceiver, EmbeddingReceiver
-from omni_ar.run.request import ArRequest
+from omni_ar.run.request import ArRequest, RequestStatus
 from omni_ar.run.runner import Runner
 from omni_ar.run.scheduler import Scheduler
-from omni_ar.run.status import RequestStatus
 from omni_ar.sampling import check_sampling, resolve_sampling
 
 T = TypeVar("T")

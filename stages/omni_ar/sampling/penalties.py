@@ -30,7 +30,7 @@ def apply_penalties(logits_RV: Tensor, state: SamplingState, rows_R: Tensor, pos
         counts_RV, frequency_R, presence_R = of(state.counts), of(state.frequency_penalty), of(state.presence_penalty)
         logits_RV = apply_count_penalties(logits_RV, counts_RV[:, :vocab], frequency_R, presence_R)
     if needs & Need.BIAS:
-        logits_RV = apply_bias(logits_RV, of(state.bias_ids), of(state.biases))
+        logits_RV = logits_RV.scatter_add(1, of(state.bias_ids), of(state.biases))
     if needs & Need.FORBIDDEN:
         logits_RV = apply_suppression(logits_RV, of(state.forbidden))
     if needs & Need.BAD_WORDS:
@@ -51,11 +51,6 @@ def apply_repetition_penalty(logits_RV: Tensor, seen_RV: Tensor, penalty_R: Tens
 def apply_count_penalties(logits_RV: Tensor, counts_RV: Tensor, frequency_R: Tensor, presence_R: Tensor) -> Tensor:
     """Subtracts `frequency` for each time an id was generated (counts, integers), and `presence` once; 0 is off."""
     return logits_RV - (counts_RV * frequency_R[:, None] + (counts_RV > 0) * presence_R[:, None])
-
-
-def apply_bias(logits_RV: Tensor, ids_RB: Tensor, biases_RB: Tensor) -> Tensor:
-    """Adds biases (fp32) to ids (int64)."""
-    return logits_RV.scatter_add(1, ids_RB, biases_RB)
 
 
 def apply_suppression(logits_RV: Tensor, suppressed: Tensor) -> Tensor:

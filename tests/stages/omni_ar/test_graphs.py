@@ -10,9 +10,9 @@ import torch
 from omni.device import Event, Graph, Phase, Stream
 from omni.device.cpu import CpuDevice
 from omni.sampling import HostRules
-from omni_ar.categories import HAND_OVER
 from omni_ar.model import FrameEnd
 from omni_ar.options import ArOptions
+from omni_ar.run.phases import HAND_OVER
 from tests.support.ar_driver import ArDriver, plain_prompt
 from tests.support.devices import CountingDevice
 from tests.support.small_codec import SmallCodec, codec_prompt, spoken

@@ -97,7 +97,6 @@ class Reclaimer:
 
     @property
     def tables(self) -> list[BlockTable]:
-        """Tables whose blocks are about to be released."""
         return [leaving.table for leaving in self._leaving]
 
     @property
