@@ -210,7 +210,7 @@ def _connector(name: str, producer: str, consumer: str) -> Connector:
 def measure(name: str, arguments: argparse.Namespace) -> list[Run]:
     first, second = arguments.places
     devices = open_device(first), open_device(second)
-    producer = Producer(_connector(name, first, second), name, devices[0], second, arguments.pool, max(arguments.sizes))
+    producer = Producer(_connector(name, first, second), name, devices[0], second, arguments.pool)
     runs = []
     try:
         for nbytes in arguments.sizes:

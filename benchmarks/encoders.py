@@ -25,7 +25,7 @@ from omni.checkpoint import Checkpoint
 from omni.device import Stream, SyncPoint, may_sync
 from omni.stage import StageContext
 from omni_encoder.batch import BatchEncoder
-from omni_encoder.cache import Outputs
+from omni_encoder.jobs import Outputs
 from omni_encoder.model import EncoderModel
 from omni_qwen3_omni.encoders import VisionEncoder, build_audio, build_vision
 from omni_qwen3_omni.pipeline import pipeline

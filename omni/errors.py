@@ -7,8 +7,7 @@ QUOTED = 200
 
 
 def quoted(value: object) -> str:
-    """`repr(value)` for an error: at most `QUOTED` characters of valid Unicode, for any value. Large values are cut before they are
-    formatted."""
+    """`repr(value)` for an error: at most `QUOTED` characters of valid Unicode, for any value. Large values are cut first."""
     try:
         text = _REPR.repr(value)
     except Exception:  # the value's __repr__ may be the user's own
@@ -17,10 +16,8 @@ def quoted(value: object) -> str:
 
 
 def shortened(text: str) -> str:
-    """`text` without quotes, for an error: at most `QUOTED` characters, on one line of valid Unicode.
-
-    For names, URLs and messages of libraries, which may hold the whole input.
-    """
+    """`text` without quotes, for an error: at most `QUOTED` characters, on one line of valid Unicode. For names, URLs and messages
+    of libraries, which may hold the whole input."""
     start = text[: QUOTED + 1].encode("utf-8", "backslashreplace").decode()
     start = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in start)
     return start if len(start) <= QUOTED and len(text) <= QUOTED else f"{start[: QUOTED - 3]}..."

@@ -7,7 +7,7 @@ import torch
 from omni.device import Device, Stream
 from omni.device.cpu import CpuDevice
 from omni.device.cuda import CudaDevice, CudaStream
-from omni_ar.categories import HAND_OVER
+from omni_ar.run.phases import HAND_OVER
 
 Mark = torch.cuda.Event | int
 """A moment on a stream: a timed event, or nanoseconds on the host's clock."""

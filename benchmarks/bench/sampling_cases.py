@@ -11,7 +11,7 @@ from bench.kernel_shapes import Sizes
 from omni.sampling import GREEDY, SamplingParams
 from omni_ar.kernels.sampling.state import NEVER
 from omni_ar.sampling import SamplingState, draw, flags_of, resolve_sampling, sample
-from omni_ar.sampling.needs import needs_of
+from omni_ar.sampling.pack import needs_of
 
 _NARROW = "top-k 50, top-p 0.8, penalty"
 _KINDS: Mapping[str, SamplingParams] = {

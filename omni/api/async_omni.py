@@ -46,11 +46,9 @@ class _Mailbox:
 
 class AsyncOutputStream(CallOutputs):
     """The outputs of one `generate` call, an asynchronous iterator. Its requests run from the start, whether it is read or not.
-
     `aclose`, leaving its `async with` block, dropping the last reference to it (`break`) or cancelling the task that reads it
     cancels unfinished requests. Several tasks may read it: each output or error goes to one of them, and all end with the last
-    output, when it is closed, or when one of them is cancelled.
-    """
+    output, when it is closed, or when one of them is cancelled."""
 
     def __init__(self, session: Session, call: GenerateCall, mailbox: _Mailbox) -> None:
         super().__init__(session, call, mailbox.put)
@@ -94,10 +92,8 @@ class AsyncOutputStream(CallOutputs):
 
 
 class AsyncOmni(Session):
-    """A model to generate with from coroutines. Close it, or use it in an `async with` block.
-
-    Loading blocks: inside a running event loop, make one with `await asyncio.to_thread(AsyncOmni, model)`.
-    """
+    """A model to generate with from coroutines. Close it, or use it in an `async with` block. Loading blocks: inside a running
+    event loop, make one with `await asyncio.to_thread(AsyncOmni, model)`."""
 
     def generate(self, messages: Messages | Requests, **arguments: Unpack[GenerateArguments]) -> AsyncOutputStream:
         """Outputs as they come: `async for out in omni.generate(...)`. Arguments and errors as in `Omni.generate`."""

@@ -10,12 +10,9 @@ from omni.api.session import CallOutputs, GenerateCall, Item, Session
 
 
 class OutputStream(CallOutputs):
-    """The outputs of one `generate` call, an iterator. Its requests run from the start, whether it is read or not.
-
-    Closing it, leaving its `with` block, dropping the last reference to it or an exception while it waits (Ctrl-C) cancels
-    unfinished requests. Several threads may read it: each output or error goes to one of them, and all end with the last output
-    or when it is closed.
-    """
+    """The outputs of one `generate` call, an iterator. Its requests run from the start, whether it is read or not. Closing it,
+    leaving its `with` block, dropping the last reference to it or an exception while it waits (Ctrl-C) cancels unfinished requests.
+    Several threads may read it: each output or error goes to one of them, and all end with the last output or when it is closed."""
 
     def __init__(self, session: Session, call: GenerateCall, mailbox: "SimpleQueue[Item | None]") -> None:
         super().__init__(session, call, mailbox.put)
@@ -110,10 +107,8 @@ class Omni(Session):
         return call.results()
 
     def close(self) -> None:
-        """Aborts all requests, frees the model and ends every thread. Idempotent.
-
-        A thread that a library keeps busy with a request is left alone. Ctrl-C interrupts the waiting, not the closing.
-        """
+        """Aborts all requests, frees the model and ends every thread, except one that a library keeps busy with a request.
+        Idempotent. Ctrl-C interrupts the waiting, not the closing."""
         self._client.close()
 
     def __enter__(self) -> Self:

@@ -1,10 +1,41 @@
 """The process that loaded a model."""
 
 import os
+import sys
+import threading
 
 import torch
 
 from omni.errors import ForkError
+
+
+class SwitchInterval:
+    """The smallest interval that an open model asks for, and the program's own again when the last is closed. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asked: list[float] = []
+        self._own = 0.0
+
+    def lower(self, seconds: float) -> None:
+        with self._lock:
+            if not self._asked:
+                self._own = sys.getswitchinterval()
+            self._asked.append(seconds)
+            self._apply()
+
+    def restore(self, seconds: float) -> None:
+        with self._lock:
+            self._asked.remove(seconds)
+            self._apply()
+
+    def _apply(self) -> None:
+        # Python cuts to whole microseconds.
+        sys.setswitchinterval(min((self._own, *self._asked)) + 5e-7)
+
+
+SWITCH_INTERVAL = SwitchInterval()
+"""Of this interpreter."""
 
 
 class OwnerProcess:
@@ -16,11 +47,9 @@ class OwnerProcess:
 
     @property
     def forked(self) -> bool:
-        """Whether this is another process, forked from the owner."""
         return os.getpid() != self._process
 
     def check(self, doing: str) -> None:
-        """Raises ForkError if this is another process."""
         if self.forked:
             raise ForkError(
                 f"{doing}: this process was forked from the one that loaded the model (process {self._process}), and the model's "
@@ -47,10 +76,8 @@ _FORKS = _Forks()
 
 
 def adapt_to_fork(device: torch.device) -> None:
-    """Before a model is loaded. Raises ForkError where a forked process cannot use the device.
-
-    On the CPU a forked process computes with one thread: OpenMP's others stayed with the parent, and a wait for them never ends.
-    """
+    """Before a model is loaded. Raises ForkError where a forked process cannot use the device. On the CPU it computes with one
+    thread: OpenMP's others stayed with the parent, and a wait for them never ends."""
     if _FORKS.forked and device.type == "cpu":
         torch.set_num_threads(1)
     elif _FORKS.parent_used_cuda and device.type == "cuda":

@@ -1,6 +1,7 @@
 """One request of a `generate` call: its arguments, its messages, and a handle for each of its answers."""
 
 import re
+import sys
 import threading
 import time
 from collections import deque
@@ -12,14 +13,65 @@ from itertools import islice
 from typing import TypeAlias, TypedDict
 
 import msgspec
+import numpy as np
+import torch
+from PIL import Image
 
-from omni.api.measure import held_by
 from omni.engine import EngineClient, EngineOutput, EngineRequest, Held, RequestFailed, RequestFinished
 from omni.errors import InputError, OmniError, check_unicode, quoted, said, shortened
+from omni.frontend.base import Prepared
 from omni.frontend.messages import RemoteMedia, check_messages, check_size, has_media, remote_media
 from omni.media import MediaOptions
 from omni.pipeline import Pipeline
 from omni.sampling import SamplingParams, StructuredOutput
+
+_DEPTH = 8
+"""Depth of a chat, and of a prepared one: stages, payloads, a payload, its struct, placeholders, one of them, positions."""
+
+
+_LARGE = 4096
+"""Objects of at least so many bytes are counted once for all requests that hold them."""
+
+
+def held_by(messages: object) -> Held:
+    """The memory of a chat as given: its texts, base64, bytes, arrays, tensors and decoded pictures, as deep as a chat can be. Of
+    other objects, the outermost is counted."""
+    # Every object once, by identity; kept, so that no new object gets the identity of a freed one.
+    leaves = {id(leaf): (leaf, size) for leaf, size in _leaves(messages, _DEPTH)}
+    # Small ones are one sum, so that only the few large ones are compared under a lock.
+    large = [(leaf, size) for leaf, size in leaves.values() if size >= _LARGE]
+    small = sum(size for _, size in leaves.values() if size < _LARGE)
+    return (*large, (object(), small))
+
+
+def held_prepared(prepared: Prepared) -> Held:
+    """The memory of a prepared request: its payloads' tensors, and the arrays in their structs."""
+    return held_by((list(prepared.inputs.values()), list(prepared.edges.values())))
+
+
+def _leaves(value: object, depth: int) -> Iterator[tuple[object, int]]:
+    match value:
+        case torch.Tensor():
+            # A tensor without storage of its own, sparse or quantized, is refused later.
+            yield value, value.element_size() * value.numel()
+        case np.ndarray() | memoryview():
+            yield value, value.nbytes
+        case Image.Image():
+            yield value, value.width * value.height * max(1, len(value.getbands()))
+        case Mapping() if depth:
+            for key, each in value.items():
+                yield from _leaves(key, depth - 1)
+                yield from _leaves(each, depth - 1)
+        case msgspec.Struct() if depth:
+            for each in msgspec.structs.asdict(value).values():
+                yield from _leaves(each, depth - 1)
+        # Of a list of numbers there may be millions, which are not counted singly.
+        case list() | tuple() if depth and not all(issubclass(kind, int | float) for kind in set(map(type, value))):
+            for each in value:
+                yield from _leaves(each, depth - 1)
+        case _:
+            yield value, sys.getsizeof(value)
+
 
 Messages: TypeAlias = str | Sequence[Mapping[str, object]]
 """One chat: a list of messages (`omni.frontend.messages`), or a string, the user's only message."""
@@ -64,10 +116,7 @@ class GenerateArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class CheckedArguments:
-    """`GenerateArguments` with defaults filled in.
-
-    sampling: by stage. fields: by stage, the name of its sampling parameters in errors.
-    """
+    """`GenerateArguments` with defaults filled in. sampling: by stage. fields: by stage, their name in errors."""
 
     modalities: frozenset[str]
     voice: str | None
@@ -80,11 +129,8 @@ class CheckedArguments:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request is prepared and waits for a place at the stages.
-
-    taken: start of the preparation (`time.perf_counter`).
-    after_stop: of the tokens that a stop string ends in, the text from that string on.
-    """
+    """The request is prepared and waits for a place at the stages. taken: start of the preparation (`time.perf_counter`).
+    after_stop: of the tokens that a stop string ends in, the text from that string on."""
 
     taken: float
     prompt_tokens: int
@@ -98,14 +144,12 @@ Deliver = Callable[[float, Event], None]
 
 class RequestHandle:
     """One answer to a request. Delivers its events in order, the last one exactly once, whether the engine, the front end or the
-    user ends it.
+    user ends it. `on_finished` is called once, without a lock, after the engine was notified.
 
     | state | changed by |
     |---|---|
     | waiting -> submitted to the engine | the thread that finds a free place, `submit` |
     | either -> finished | the engine's thread (`sink`), the front end and the executor (`cancel`) |
-
-    `on_finished` is called once, without a lock, after the engine was notified.
     """
 
     def __init__(self, handle_id: str, deliver: Deliver, on_finished: Callable[["RequestHandle"], object]) -> None:
@@ -143,7 +187,6 @@ class RequestHandle:
             self._on_finished(self)
 
     def sink(self, output: EngineOutput) -> None:
-        """Takes an output of the engine."""
         last = False
         try:
             with self._lock:
@@ -174,10 +217,9 @@ class RequestHandle:
 class Request:
     """A request until the engine has it. It is prepared once for all of its answers. `RequestQueue` changes it.
 
-    handles: by id, of answers that the engine does not have. held: host memory of the messages. remote: media to download.
-    short: prepared in milliseconds. error: None, or why the messages are refused.
-    to_download: downloads that have not begun. downloads: those under way, by URL. downloaded: contents, by URL.
-    prepared: the engine's requests, by handle.
+    handles: by id, of answers that the engine does not have. held: host memory of the messages. remote: media to download. short:
+    prepared in milliseconds. error: why the messages are refused. to_download: downloads that have not begun. downloads: those
+    under way, by URL. downloaded: contents, by URL. prepared: the engine's requests, by handle.
     """
 
     messages: object
@@ -208,10 +250,8 @@ class Request:
 def read_request(
     messages: object, arguments: CheckedArguments, handles: Sequence[RequestHandle], media: MediaOptions, names: bool
 ) -> Request:
-    """Runs in the user's thread and touches no shared state. An error of the messages becomes `Request.error`.
-
-    media, names: as of `check_messages`.
-    """
+    """Runs in the user's thread and touches no shared state. An error becomes `Request.error`. media, names: as of
+    `check_messages`."""
     by_id = {handle.id: handle for handle in handles}
     try:
         check_size(messages)

@@ -17,11 +17,8 @@ from omni.payload import AudioChunk, GeneratedTokens, TokenLogprobs
 
 
 class RequestOutput:
-    """One answer so far.
-
-    index: of the request in its call. sample: of the answer to it. decoder, text_stage: None where no stage writes text.
-    keep: whether everything is kept for `result`.
-    """
+    """One answer so far. index: of the request in its call. sample: of the answer to it. decoder, text_stage: None where no stage
+    writes text. keep: whether everything is kept for `result`."""
 
     def __init__(
         self, index: int, sample: int, decoder: TextDecoder | None, text_stage: str | None, keep: bool
@@ -76,7 +73,6 @@ class RequestOutput:
                 return self.end(at, event.error)
 
     def end(self, at: float, error: OmniError | None) -> Output:
-        """The last output."""
         self.finished, self.error = True, error
         self._times.end = at
         return self._output(finished=True, metrics=self._times.metrics(), usage=self._usage(), error=error)

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 
-from omni.api.measure import held_prepared
-from omni.api.request import Request, RequestHandle, Started
+from omni.api.request import Request, RequestHandle, Started, held_prepared
 from omni.api.serial_executor import SerialExecutor
 from omni.engine import Admission, EngineClient, EngineOptions, EngineRequest, Held, Ranked, Rejected
 from omni.errors import OmniError, OverloadedError, StageError, known
@@ -111,11 +110,9 @@ class PreparingThread:
         self._requests.put(request)
 
     def end(self) -> None:
-        """No further request follows."""
         self._requests.put(None)
 
     def join(self, seconds: float) -> None:
-        """Waits at most so long for the thread to end."""
         if self._thread.ident is not None:
             self._thread.join(max(0.0, seconds))
 
@@ -142,9 +139,8 @@ class RequestQueue:
     | is ready | the engine, an answer at a time | a place at the stages is free |
 
     All of them count as waiting for `Admission`. Any of them may be rejected for a more urgent one, or finished elsewhere
-    (`remove`), and then leaves at once; a thread that prepares it still completes, and its result is dropped.
-
-    Called from any thread that Ctrl-C cannot interrupt.
+    (`remove`), and then leaves at once; a thread that prepares it still completes, and its result is dropped. Called from any
+    thread that Ctrl-C cannot interrupt.
     """
 
     def __init__(
@@ -183,7 +179,6 @@ class RequestQueue:
 
     @property
     def held_bytes(self) -> int:
-        """Host memory of the waiting requests."""
         return self._admission.held_bytes
 
     def add(self, requests: Sequence[Request]) -> None:
@@ -298,9 +293,7 @@ class RequestQueue:
         outcome: PreparedRequest | OmniError | None
         try:
             outcome = self._prepare(request)
-        except (
-            BaseException
-        ) as error:  # a library's panic too: it is reported to the user, and the thread is free again
+        except BaseException as error:  # a library's panic too: it is reported, and the thread is free again
             outcome = known("frontend", "preparing the request", error)
         self._change(partial(self._take_prepared, thread, request, outcome))
 

@@ -12,10 +12,8 @@ from omni.media import save_wav
 
 @dataclass(frozen=True, slots=True)
 class StageMetrics:
-    """Metrics of one stage for a request.
-
-    counts: totals (`"tokens"`, `"frames"`, ...). seconds: from the end of the request's preparation to the stage's end.
-    """
+    """Metrics of one stage for a request. counts: totals (`"tokens"`, `"frames"`, ...). seconds: from the end of the request's
+    preparation to the stage's end."""
 
     counts: Mapping[str, int]
     seconds: float
@@ -58,11 +56,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability of one token (natural logarithm), before penalties, temperature and the like.
-
-    rank: of the token among all ids by probability; 1 is the most probable. top: log-probabilities of the most probable ids, as
-    many as requested.
-    """
+    """Log-probability of one token (natural logarithm), before penalties, temperature and the like. rank: of the token among all
+    ids; 1 is the most probable. top: log-probabilities of the most probable ids, as many as requested."""
 
     id: int
     logprob: float

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from omni.api.load import Loaded, layers_of, load
-from omni.api.owner import OwnerProcess
+from omni.api.owner import SWITCH_INTERVAL, OwnerProcess
 from omni.api.request import (
     CheckedArguments,
     Deliver,
@@ -27,7 +27,6 @@ from omni.api.request_output import RequestOutput
 from omni.api.request_queue import RequestPreparer, RequestQueue
 from omni.api.results import Output, Result
 from omni.api.serial_executor import SerialExecutor
-from omni.api.switch_interval import SWITCH_INTERVAL
 from omni.errors import InputError, StageError, known
 from omni.media import Downloads
 from omni.pipeline import FRONTEND, Pipeline
@@ -133,10 +132,7 @@ class Session:
         put: Callable[["Item"], None],
         check_grammars: bool = False,
     ) -> "GenerateCall":
-        """The call, not submitted yet. check_grammars: as in `Client.check`.
-
-        Raises InputError for wrong arguments, StageError when closed, ForkError in a forked process.
-        """
+        """The call. check_grammars: as in `Client.check`. Raises InputError, StageError when closed, ForkError if forked."""
         self._client.check_open()
         checked = check_arguments(self.pipeline, arguments)
         self._client.check(checked, check_grammars)
@@ -149,9 +145,8 @@ Item = tuple[int, float, Event]
 
 
 class GenerateCall:
-    """The requests of one call: their events come through one mailbox and become outputs. They run from `submit` on.
-
-    `take` is for one thread at a time.
+    """The requests of one call: their events come through one mailbox and become outputs. They run from `submit` on. `take` is for
+    one thread at a time.
 
     many: whether the user gave a list. Then a request's error is in its output; otherwise it is raised. With several samples,
     errors before the request starts are raised too; later ones are of one sample.
@@ -189,7 +184,6 @@ class GenerateCall:
         self._client.executor.ask(partial(self._client.queue.add, requests))
 
     def check_owner(self) -> None:
-        """Raises ForkError in a forked process."""
         self._client.owner.check("reading a request's outputs")
 
     @property
@@ -289,11 +283,8 @@ class CallOutputs:
 
 
 class Client:
-    """Front end, queue and engine of a model, and the handles that are not finished. A session's finalizer closes it.
-
-    Nothing runs before `start`. Every change is made by the executor, so an interrupted call (Ctrl-C) has either asked for all
-    of it or for nothing.
-    """
+    """Front end, queue and engine of a model, and the handles that are not finished. A session's finalizer closes it. Nothing runs
+    before `start`. The executor makes every change, so an interrupted call (Ctrl-C) has asked for all of it or for nothing."""
 
     def __init__(self, loaded: Loaded) -> None:
         self.pipeline = loaded.pipeline
@@ -327,9 +318,7 @@ class Client:
 
     def check(self, arguments: CheckedArguments, grammars: bool) -> None:
         """Raises InputError for sampling that no request of this model can ask for, and for a voice where there is no choice.
-
-        grammars: whether to compile them as well, which may take long.
-        """
+        grammars: whether to compile them as well, which may take long."""
         sampling, fields = arguments.sampling, arguments.fields
         if arguments.voice is not None and not self.frontend.voices:
             raise InputError("voice", "is given, but this model has no voices to choose from", "leave it out")
@@ -352,11 +341,8 @@ class Client:
         return RequestHandle(f"r{next(self._numbers)}", deliver, self._finished)
 
     def close(self) -> None:
-        """Aborts all requests, frees the stages and ends every thread. Idempotent.
-
-        Raises the first error, once: a timeline that cannot be written. Ctrl-C interrupts the waiting, not the closing; another
-        call waits for the rest. A no-op in a forked process.
-        """
+        """Aborts all requests, frees the stages and ends every thread. Idempotent. Raises the first error, once: a timeline that
+        cannot be written. Ctrl-C interrupts the waiting, not the closing; another call waits for the rest. No-op if forked."""
         if self.owner.forked:
             return
         self._closing = True

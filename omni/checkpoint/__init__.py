@@ -1,9 +1,16 @@
 """Reads published checkpoints: the configuration, and sharded safetensors into modules on their device."""
 
-from omni.checkpoint.checkpoint import Checkpoint
-from omni.checkpoint.dummy import Initializer, default_init, fill_dummy
-from omni.checkpoint.load import Destination, StackedWeights, load_module, load_weights, stacked_destinations
-from omni.checkpoint.resolve import resolve
+from omni.checkpoint.checkpoint import Checkpoint, resolve
+from omni.checkpoint.load import (
+    Destination,
+    Initializer,
+    StackedWeights,
+    default_init,
+    fill_dummy,
+    load_module,
+    load_weights,
+    stacked_destinations,
+)
 
 __all__ = [
     "Checkpoint",

@@ -1,29 +1,57 @@
-"""A published checkpoint folder."""
+"""A published checkpoint folder, by a user's name of a model."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from omni.checkpoint.json_file import read_object, read_optional_object
 from omni.checkpoint.limits import check_counts
 from omni.checkpoint.regular_file import check_folder
-from omni.checkpoint.shards import Shard, locate_weights
-from omni.checkpoint.spans import WeightSpan
+from omni.checkpoint.shards import Shard, WeightSpan, locate_weights
 from omni.errors import CheckpointError
+
+_TEXTS = ["*.json", "*.jinja", "*.txt", "*.model"]
+_WEIGHTS = ["*.safetensors"]
+
+
+def resolve(model: str | Path, *, weights: bool = True, download: bool = True, files: Sequence[str] = ()) -> Path:
+    """The folder of `model`: a local folder, or the id of a repository on the Hugging Face hub, downloaded if necessary. Raises
+    CheckpointError if `model` is neither.
+
+    weights: False downloads no weights. download: False uses only local files. files: names or patterns of further files to
+    download.
+    """
+    folder = Path(model).expanduser()
+    # An empty name would be the current folder.
+    if folder.is_dir() and model != "":
+        return folder
+    if folder.is_file():
+        raise CheckpointError("model", f"{model} is a file", "give the folder that holds it")
+    may_be_id = isinstance(model, str) and model and not model.startswith((".", "/", "~")) and not model.endswith("/")
+    if isinstance(model, Path) or not may_be_id or model.count("/") > 1:
+        remedy = "give a checkpoint folder or a hub id (owner/name)"
+        raise CheckpointError("model", f"there is no folder {model}", remedy)
+    try:
+        wanted = [*_TEXTS, *(_WEIGHTS if weights else ()), *files]
+        return Path(snapshot_download(model, allow_patterns=wanted, local_files_only=not download))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        problem = f"{model} is no local folder, and the hub gave no such checkpoint ({reason})"
+        remedy = "check the spelling and the network; for a private repository, log in with `hf auth login`"
+        raise CheckpointError("model", problem, remedy) from error
 
 
 class Checkpoint:
-    """A folder with config.json and safetensors files. Random weights need no safetensors files.
+    """A folder with config.json and safetensors files; random weights need none of the latter. path: the folder. config:
+    config.json, with its counts checked. generation_config: generation_config.json, `{}` if there is none.
 
-    path: the folder.
-    config: config.json, with its counts checked.
-    generation_config: generation_config.json, `{}` if there is none.
-
-    The constructor reads the configuration; weights are read on first use. Not thread-safe.
-    The constructor and every method raise CheckpointError, which names the faulty file or weight.
+    The constructor reads the configuration; weights are read on first use. Not thread-safe. The constructor and every method raise
+    CheckpointError, which names the faulty file or weight.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -35,7 +63,6 @@ class Checkpoint:
         self._shards: dict[Path, Shard] = {}
 
     def names(self) -> Collection[str]:
-        """The names of all weights."""
         return self._files.keys()
 
     def has(self, name: str) -> bool:
@@ -50,7 +77,6 @@ class Checkpoint:
         return self._shard(name).tensor(name)
 
     def equal(self, first: str, second: str) -> bool:
-        """Whether two weights have equal dtypes and values. Reads both."""
         one, other = self.tensor(first), self.tensor(second)
         return one.dtype == other.dtype and torch.equal(one, other)
 

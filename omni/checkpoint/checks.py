@@ -24,11 +24,7 @@ _MOST_SAMPLES = 2**16
 
 
 def require_index(field: str, value: object, size: int) -> None:
-    """Raises CheckpointError, naming `field`, unless `value` is an index from 0 to `size` - 1. A step could not report
-    it.
-
-    field: the file, and the field in it.
-    """
+    """Raises CheckpointError, naming `field` (the file, and the field in it), unless `value` is an index from 0 to `size` - 1."""
     if type(value) is not int or not 0 <= value < size:
         raise CheckpointError(field, f"{quoted(value)} is out of range, 0 to {size - 1}", RESTORE_FILE)
 
@@ -58,7 +54,6 @@ class Section:
         return self._values.get(name)
 
     def part(self, name: str) -> "Section":
-        """The table `name` in this part."""
         values = self[name]
         self.require(isinstance(values, Mapping), name, f"is {quoted(values)}, not a table")
         return Section(values, f"{self._path}.{name}" if self._path else name)
@@ -134,8 +129,7 @@ class Section:
 
 
 def check_rates(config: Section, *names: str) -> None:
-    """Raises CheckpointError, naming the field, for lists that are not rates, or whose product exceeds the samples per
-    frame of any codec."""
+    """Raises CheckpointError for lists that are not rates, or whose product exceeds the samples per frame of any codec."""
     samples = 1
     for name in names:
         config.require_list(name, most=16)

@@ -13,10 +13,7 @@ _FIELD = re.compile(r"Validation error for field '([^']+)'")
 
 
 def parse_config(kind: type[PreTrainedConfig], raw: Mapping[str, Any], family: str) -> Any:
-    """An object of `kind`, with its defaults for fields that `raw` lacks. family: its name in errors.
-
-    Raises CheckpointError if `raw` is not such a config.
-    """
+    """An object of `kind`, with its defaults for fields that `raw` lacks. family: its name in errors. Raises CheckpointError."""
     try:
         with quiet():
             return kind.from_dict(dict(raw))

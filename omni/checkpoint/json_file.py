@@ -21,10 +21,7 @@ _Kind = TypeVar("_Kind")
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`.
-
-    Raises CheckpointError if the file is missing, too large, not JSON, or not an object.
-    """
+    """The JSON object in `path`. Raises CheckpointError if the file is missing, too large, not JSON, or not an object."""
     value = read_as(path, Any, MAX_BYTES)
     if not isinstance(value, dict):
         raise CheckpointError(path.name, f"holds a JSON {type(value).__name__}, not an object", _AGAIN)
@@ -38,10 +35,8 @@ def read_optional_object(path: Path) -> dict[str, Any]:
 
 
 def read_as(path: Path, kind: type[_Kind], most: int) -> _Kind:
-    """The file's JSON as the msgspec type `kind`. most: its size limit in bytes.
-
-    Raises CheckpointError if the file is missing, larger than `most`, not JSON, or not a `kind`.
-    """
+    """The file's JSON as the msgspec type `kind`. Raises CheckpointError if the file is missing, larger than `most` bytes, not
+    JSON, or not a `kind`."""
     if not is_file(path):
         raise CheckpointError(path.name, f"is missing from {path.parent}", "give a folder with a complete checkpoint")
     content = read_bytes(path, most)
@@ -56,7 +51,6 @@ def read_as(path: Path, kind: type[_Kind], most: int) -> _Kind:
 
 
 def wrong_field(file: str, error: msgspec.ValidationError, remedy: str) -> CheckpointError:
-    """The error about a field of another type, or out of range."""
     # "Expected `int`, got `str` - at `$.parts[3].size`"
     problem, _, place = str(error).partition(" - at `$")
     field = place.rstrip("`").lstrip(".")

@@ -19,10 +19,8 @@ _MOST_OF_ANY = 2**63
 
 
 def check_counts(config: Mapping[str, Any], path: str = "") -> None:
-    """Raises CheckpointError, which names the first field of config.json, or of a table in it, that exceeds its limit.
-
-    Runs before transformers reads the config, since transformers lists every layer.
-    """
+    """Raises CheckpointError, which names the first field of config.json, or of a table in it, that exceeds its limit. Runs before
+    transformers reads the config, since transformers lists every layer."""
     for name, value in config.items():
         field = f"{path}.{name}" if path else name
         if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""Fills a module's parameters, in place, from a checkpoint."""
+"""Fills a module's parameters, in place, from a checkpoint; or with random weights, to measure speed or try a pipeline."""
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -12,21 +12,42 @@ from torch import nn
 
 from omni.checkpoint.checkpoint import Checkpoint
 from omni.checkpoint.checks import RESTORE_CONFIG
-from omni.checkpoint.dummy import fill_dummy
 from omni.checkpoint.stream import stream_weights
 from omni.device import Device, SyncPoint, may_sync
 from omni.device.cpu import CpuDevice
 from omni.errors import CheckpointError
 
+Initializer = Callable[[str, torch.Tensor, torch.Generator], None]
+"""Fills a parameter in place: (name, parameter, generator on the parameter's device)."""
+
+
+def default_init(name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Matrices from normal(0, 0.02), biases zero, other vectors (norm weights) one."""
+    if tensor.dim() > 1:
+        tensor.normal_(0.0, 0.02, generator=generator)
+    else:
+        tensor.fill_(0.0 if name.endswith("bias") else 1.0)
+
+
+def fill_dummy(module: nn.Module, seed: int, init: Initializer = default_init) -> None:
+    """Fills every parameter of `module` in place, on its own device, without a host copy. Buffers stay as they are; parameters on
+    the meta device are skipped."""
+    generators: dict[torch.device, torch.Generator] = {}
+    with torch.inference_mode():
+        for name, parameter in module.named_parameters():
+            device = parameter.device
+            if device.type == "meta":
+                continue
+            if device not in generators:
+                generators[device] = torch.Generator(device).manual_seed(seed)
+            init(name, parameter, generators[device])
+
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The place of a published weight: `parameter[index]`, or the whole parameter if `index` is empty.
-
-    A stacked parameter holds several weights, each in its own part. The gate of expert 3, in an `[E, 2I, D]` parameter
-    whose first I rows are gates: `Destination("mlp.experts_gate_up", (3, slice(0, I)))`. Slices have a start and a
-    stop.
-    """
+    """The place of a published weight: `parameter[index]`, or the whole parameter if `index` is empty. A stacked parameter holds
+    several weights, each in its own part. The gate of expert 3, in an `[E, 2I, D]` parameter whose first I rows are gates:
+    `Destination("mlp.experts_gate_up", (3, slice(0, I)))`. Slices have a start and a stop."""
 
     parameter: str
     index: tuple[int | slice, ...] = ()
@@ -58,8 +79,7 @@ _SAME_NAMES: Mapping[str, str] = MappingProxyType({"": ""})
 
 
 def load_weights(module: nn.Module, context: WeightsContext, prefixes: Mapping[str, str]) -> None:
-    """Fills a stage's module with published weights (see `load_module`), or with random ones if `load_format` is
-    `"dummy"`. Disables gradients of its parameters."""
+    """Fills a stage's module with published weights (see `load_module`), or with random ones for `"dummy"`. Disables gradients."""
     module.requires_grad_(False)
     if context.load_format == "dummy":
         fill_dummy(module, context.dummy_seed)
@@ -70,18 +90,16 @@ def load_weights(module: nn.Module, context: WeightsContext, prefixes: Mapping[s
 def load_module(
     module: nn.Module, checkpoint: Checkpoint, prefixes: Mapping[str, str] = _SAME_NAMES, device: Device | None = None
 ) -> None:
-    """Copies published weights into parameters and persistent buffers of `module`.
+    """Copies published weights into parameters and persistent buffers of `module`, which is on its device, in its dtype.
 
-    prefixes: maps the start of a published name to its replacement in the module. The first match applies; weights
-        without a match are skipped.
-    device: the module's device; None for the host.
+    prefixes: maps the start of a published name to its replacement in the module. The first match applies; weights without a match
+    are skipped. device: the module's device; None for the host.
 
-    The module is on its device, in its dtype. Weights are read file by file, a few MB at a time, and cast on the
-    device: the host never holds a whole file. Names and shapes are checked before any copy. A module on the meta device
-    is only checked.
+    Weights are read file by file, a few MB at a time, and cast on the device: the host never holds a whole file. Names and shapes
+    are checked before any copy. A module on the meta device is only checked.
 
-    Raises CheckpointError for a weight without a parameter, a wrong shape, two weights for one place, parameters
-    without a weight, and, after the copy, weights that are not finite in the module's dtype.
+    Raises CheckpointError for a weight without a parameter, a wrong shape, two weights for one place, parameters without a weight,
+    and, after the copy, weights that are not finite in the module's dtype.
     """
     targets: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
     stacked = stacked_destinations(module)
@@ -163,13 +181,9 @@ def _check_filled(
 
 
 def check_finite(weights: Mapping[str, torch.Tensor], held: Iterable[torch.Tensor]) -> None:
-    """Raises CheckpointError for a weight with a NaN or an infinity.
-
-    weights: views of the parameters, by published name. held: these parameters, on one device.
-
-    Checks all weights in place once they are loaded: one pass over memory, a few launches on a GPU and about 1% of the
-    loading time. The host waits for it once.
-    """
+    """Raises CheckpointError for a weight with a NaN or an infinity. weights: views of the parameters, by published name. held:
+    these parameters, on one device. Checks all in place once they are loaded: one pass over memory, a few launches on a GPU and
+    about 1% of the loading time. The host waits for it once."""
     parameters = [tensor for tensor in held if tensor.dtype in _FLOATS and tensor.numel() and not tensor.is_meta]
     if parameters and not _largest(parameters).isfinite().all():
         name = next(name for name, weight in weights.items() if not _largest([weight]).isfinite().all())

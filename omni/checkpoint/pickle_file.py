@@ -21,10 +21,8 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class Table:
-    """Named entries, in order: tensors on the CPU, numbers, strings and nested tables.
-
-    Every method raises CheckpointError, naming file and entry, if the entry is missing or of another type.
-    """
+    """Named entries, in order: tensors on the CPU, numbers, strings and nested tables. Every method raises CheckpointError, naming
+    file and entry, if the entry is missing or of another type."""
 
     def __init__(self, field: str, entries: object, what: str = "entries") -> None:
         """field, what: names in errors, of the table and of its entries."""
@@ -76,11 +74,8 @@ class Table:
 
 
 def read_table(path: Path, what: str) -> Table:
-    """The entries in `path`. what: their name in errors.
-
-    Raises CheckpointError if the file is missing, damaged, too large or empty, or holds an object that a table does not
-    support. Nothing in the file is executed.
-    """
+    """The entries in `path`. what: their name in errors. Nothing in the file is executed. Raises CheckpointError if the file is
+    missing, damaged, too large or empty, or holds an object that a table does not support."""
     if not is_file(path) and not path.is_dir():
         raise CheckpointError(path.name, f"there is none in {path.parent}", f"download it: it holds the {what}")
     with open_file(path) as file:

@@ -11,10 +11,7 @@ from omni.errors import CheckpointError, shortened
 
 
 def is_file(path: Path) -> bool:
-    """Whether `path` exists and is not a folder.
-
-    Raises CheckpointError for a pipe, a device or a socket, and for an invalid file name.
-    """
+    """Whether `path` exists and is not a folder. Raises CheckpointError for a pipe, device or socket and an invalid name."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omni.checkpoint.spans import WeightSpan
+from omni.checkpoint.shards import WeightSpan
 from omni.device import Device, HostRing, HostSlot, Stream, SyncPoint, may_sync
 from omni.errors import CheckpointError
 
@@ -46,11 +46,8 @@ class _Window:
 
 
 def stream_weights(weights: Iterable[tuple[WeightSpan, torch.Tensor]], device: Device) -> None:
-    """Reads each span into its tensor on `device`, of the same shape and any dtype. Fastest in file order.
-
-    Work enqueued earlier for the tensors runs first. All copies are complete on return.
-    Raises CheckpointError for a file that has become shorter.
-    """
+    """Reads each span into its tensor on `device`, of the same shape and any dtype. Fastest in file order. Work enqueued earlier
+    for the tensors runs first. All copies are complete on return. Raises CheckpointError for a file that has become shorter."""
     with may_sync(SyncPoint.LOAD):
         device.synchronize()
     # Non-contiguous tensors are filled through a contiguous copy, which is moved at the end.

@@ -12,11 +12,8 @@ _Config = TypeVar("_Config", bound=msgspec.Struct)
 
 
 def typed_config(kind: type[_Config], raw: Mapping[str, Any]) -> _Config:
-    """`raw` as a `kind`, whose annotations declare valid values (`Annotated[int, msgspec.Meta(ge=1)]`). Other fields
-    are ignored.
-
-    Raises CheckpointError for a field that is missing, of another type or out of range.
-    """
+    """`raw` as a `kind`, whose annotations declare valid values (`Annotated[int, msgspec.Meta(ge=1)]`). Other fields are ignored.
+    Raises CheckpointError for a field that is missing, of another type or out of range."""
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:

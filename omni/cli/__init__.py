@@ -14,7 +14,6 @@ __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """The console entry point."""
     try:
         # Before anything that takes time: from here on signals are handled.
         from omni.cli import interrupt, streams

@@ -13,11 +13,9 @@ _ERASE_LINE = "\r\x1b[K"
 
 
 class Display:
-    """Text to stdout as it comes; a line on stderr, if that is a terminal, that counts the seconds of speech.
-
-    If both are terminals, the line waits for the end of the text, which it would overwrite. Each of several answers (`samples`)
-    is shown when it is complete. text_stage: None without text. to_stderr: the text too, since stdout has the speech.
-    """
+    """Text to stdout as it comes; a line on stderr, if that is a terminal, that counts the seconds of speech. If both are
+    terminals, the line waits for the end of the text, which it would overwrite. Each of several answers (`samples`) is shown when
+    it is complete. text_stage: None without text. to_stderr: the text too, since stdout has the speech."""
 
     def __init__(self, text_stage: str | None, samples: int = 1, *, to_stderr: bool = False) -> None:
         self.problem: OSError | None = None
@@ -76,7 +74,6 @@ class Display:
 
 
 def summary(metrics: Metrics) -> str:
-    """One line for the request, one for each stage with tokens."""
     times = [
         ("TTFT", metrics.ttft, "{:.3f} s"),
         ("first audio", metrics.first_audio, "{:.3f} s"),

@@ -35,7 +35,6 @@ def reported(debug: bool) -> Iterator[None]:
 
 
 def say(error: Exception) -> None:
-    """The line on stderr."""
     known = isinstance(error, OmniError)
     message = str(error) if known else f"{type(error).__name__}: {error} (--debug shows where)"
     # A setting's error may end in a table, the stages' memory; messages of libraries are joined to one line.

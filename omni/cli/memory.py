@@ -49,10 +49,8 @@ class StageShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """budget: bytes that the stages share, None if unknown or unbounded. bound: its source.
-
-    problem: why the stages do not fit, or why their memory is unknown; None otherwise.
-    """
+    """budget: bytes that the stages share, None if unknown or unbounded. bound: its source. problem: why the stages do not fit, or
+    why their memory is unknown."""
 
     measured: bool
     budget: int | None

@@ -1,9 +1,11 @@
-"""Options that several commands share, and their values."""
+"""Options that several commands share, their values, and output to the terminal."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from omni.config import parse_override
@@ -53,3 +55,25 @@ class Choices:
         """`--set` and `--place`, by path. Raises ConfigError."""
         places = (parse_override(text, "--place", "stage=device") for text in self.places)
         return dict(map(parse_override, self.settings)) | {f"{stage}.place": device for stage, device in places}
+
+
+_LINES = "┌┐└┘├┤┬┴┼│─▼"
+
+
+def takes_lines() -> bool:
+    """Whether standard output's encoding has the characters of drawings."""
+    try:
+        _LINES.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def echo(text: str) -> None:
+    """Prints text, with escapes for characters that the encoding lacks."""
+    encoding = sys.stdout.encoding or "ascii"
+    typer.echo(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def echo_json(value: object) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(value)).decode())

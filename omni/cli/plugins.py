@@ -2,7 +2,7 @@
 
 import typer
 
-from omni.cli.terminal import echo_json
+from omni.cli.options import echo_json
 from omni.plugin.manager import load_plugins
 from omni.utils.table import columns
 

@@ -46,10 +46,8 @@ class RunArguments:
 
 
 def answer(arguments: RunArguments) -> None:
-    """Streams the text to stdout, writes the wav, and reports on stderr.
-
-    Raises OmniError; BrokenPipeError if the reader of stdout went away.
-    """
+    """Streams the text to stdout, writes the wav, and reports on stderr. Raises OmniError; BrokenPipeError without a reader of
+    stdout."""
     answers, unfit = _answers(arguments)
     _check_timeline(arguments)
     choices = arguments.choices
@@ -108,7 +106,6 @@ class _Answer:
             self._metrics, self.error = output.metrics, output.error
 
     def report(self, *, speaks: bool) -> None:
-        """Writes the wav, and the times to stderr."""
         if self._speech is not None:
             try:
                 if self._speech.finish():

@@ -10,10 +10,8 @@ _closed: set[int] = set()
 
 
 def mend() -> None:
-    """Opens the null device for closed streams: otherwise the next opened file would get the stream's number and output.
-
-    From now on output that cannot be written to stderr is dropped, so that it costs no answer.
-    """
+    """Opens the null device for closed streams: otherwise the next opened file would get the stream's number and output. From now
+    on output that cannot be written to stderr is dropped, so that it costs no answer."""
     for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
         if stream is None:
             _closed.add(number)
@@ -44,7 +42,6 @@ def is_closed(number: int) -> bool:
 
 
 def stdout_problem() -> OSError | None:
-    """Why printed text cannot be written; None if it can."""
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -16,8 +16,9 @@ from omni.plugin.manager import Plugins, load_plugins
 
 @dataclass(frozen=True, slots=True)
 class EngineTarget:
-    """The engine's options and device. The device need not exist here."""
+    """Settings of any model. options: the engine's. settings: its, then the front end's. The device need not exist here."""
 
+    layers: list[Layer]
     options: EngineOptions
     settings: tuple[Setting, ...]
     device: torch.device
@@ -29,23 +30,17 @@ class EngineTarget:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A resolved model. plan: checked; no weight read. frontend: its settings."""
+    """A resolved model. plan: checked; no weight read."""
 
     checkpoint: Checkpoint
     plugins: Plugins
     plan: Plan
     engine: EngineTarget
-    frontend: tuple[Setting, ...]
-
-    @property
-    def settings(self) -> tuple[Setting, ...]:
-        """The engine's, then the front end's, then those of the stages."""
-        return (*self.engine.settings, *self.frontend, *self.plan.settings)
 
 
-def layers_from(choices: Choices) -> list[Layer]:
-    """Raises ConfigError for an unreadable file and for malformed overrides."""
-    return layers_of(
+def resolve_engine(choices: Choices) -> EngineTarget:
+    """Raises ConfigError for an unreadable file, malformed overrides, and settings that are wrong for any model."""
+    layers = layers_of(
         config=choices.config,
         overrides=choices.overrides(),
         device=choices.device,
@@ -53,21 +48,16 @@ def layers_from(choices: Choices) -> list[Layer]:
         load_format=choices.load_format,
         origin="--set",
     )
-
-
-def resolve_engine(layers: list[Layer]) -> EngineTarget:
-    """Raises ConfigError for settings that are wrong for any model."""
+    _, frontend = frontend_options(layers)
     options, settings = engine_options(layers)
     device = name_device(options.device)
     check_formats(dtype_for(options, device), options.load_format)
-    return EngineTarget(options, settings, device)
+    return EngineTarget(layers, options, (*settings, *frontend), device)
 
 
 def resolve_target(model: str, choices: Choices) -> Target:
     """Everything except the weights, which are not downloaded either. Raises OmniError."""
-    layers = layers_from(choices)
-    engine = resolve_engine(layers)
-    _, frontend = frontend_options(layers)
+    engine = resolve_engine(choices)
     plugins = load_plugins()
     checkpoint = open_checkpoint(model, plugins, weights=False)
-    return Target(checkpoint, plugins, resolve_pipeline(checkpoint, plugins, layers), engine, frontend)
+    return Target(checkpoint, plugins, resolve_pipeline(checkpoint, plugins, engine.layers), engine)

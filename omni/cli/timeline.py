@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from omni.cli.terminal import echo_json
+from omni.cli.options import echo_json
 from omni.errors import InputError
 from omni.timeline import read_trace
 from omni.timeline.picture import draw, window_of
@@ -22,7 +22,6 @@ def check_options(picture: Path | None, drawing: Mapping[str, object], *, as_jso
 
 
 def show(path: Path, *, as_json: bool) -> None:
-    """Prints the report. Raises InputError for a file that is no timeline."""
     report = make_report(read_trace(path))
     if as_json:
         echo_json(report)

@@ -21,11 +21,8 @@ class _WriteTiny(Protocol):
 
 
 def write(directory: Path, family: str | None, seed: int) -> None:
-    """Has a family write its tiny checkpoint.
-
-    Raises ConfigError if `directory` is not empty or cannot be written, or if the family has none, and PluginError for an unknown
-    family. Leaves nothing behind then.
-    """
+    """Has a family write its tiny checkpoint. Raises ConfigError if `directory` is not empty or cannot be written, or if the family
+    has none, and PluginError for an unknown family. Leaves nothing behind then."""
     chosen, path = _choose(load_plugins(), family)
     try:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):

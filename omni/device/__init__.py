@@ -1,11 +1,24 @@
 """Devices: the only access to device memory."""
 
 from omni.device.allocations import AllocationCount
-from omni.device.base import COMPLETED, Device, Event, Graph, Launch, Phase, SharedMemory, Stream
-from omni.device.category import PhaseCategory, category_of, declare_categories
+from omni.device.base import (
+    COMPLETED,
+    Device,
+    DeviceTimer,
+    Event,
+    Graph,
+    Launch,
+    LaunchObserver,
+    Phase,
+    PhaseCategory,
+    SharedMemory,
+    Stamp,
+    Stream,
+    category_of,
+    declare_categories,
+)
 from omni.device.download import Downloader, SharedRing
 from omni.device.host_work import HostTask, HostWorker
-from omni.device.observer import DeviceTimer, LaunchObserver, ObservedStream, Stamp
 from omni.device.ring import HostRing, HostSlot
 from omni.device.select import name_device, open_device
 from omni.device.sync import SyncCheck, SyncGuard, host_waits, sync_guard
@@ -26,7 +39,6 @@ __all__ = [
     "HostWorker",
     "Launch",
     "LaunchObserver",
-    "ObservedStream",
     "Phase",
     "PhaseCategory",
     "SharedMemory",

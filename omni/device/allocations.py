@@ -1,21 +1,49 @@
-"""Counts memory by observing tensors: for the meta device and devices without allocator statistics."""
+"""Torch dispatch modes that observe operations, and one that counts memory: for the meta device and devices without allocator
+statistics."""
 
 import weakref
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from omni.device.operator_mode import OperatorMode
+
+class OperatorMode(TorchDispatchMode):
+    """While entered, passes every torch operation of this thread to `operate`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would make torch import its compiler, and wrap the mode in a function that takes longer than the mode.
+        return False
+
+    @abstractmethod
+    def operate(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        """Runs `func(*args, **kwargs)`, an `OpOverload`, and returns its result."""
+
+    def decompose(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        """Passes the parts of a composite operation, undivided in inference mode, to `operate`. NotImplemented if it has none."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            return func.decompose(*args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> object:
+        return self.operate(func, args, kwargs or {})
 
 
 class AllocationCount(OperatorMode):
-    """While entered, counts the bytes of every storage that this thread's torch operations allocate on one device.
-
-    live: bytes that still exist. peak: their maximum. Memory that a kernel allocates internally is not counted.
-    """
+    """While entered, counts the bytes of every storage that this thread's torch operations allocate on one device. live: bytes that
+    still exist. peak: their maximum. Memory that a kernel allocates internally is not counted."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

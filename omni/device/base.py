@@ -6,9 +6,10 @@ timeline and the unit of the simulated device. Host code allocates through the d
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from enum import Enum
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -16,8 +17,97 @@ import torch
 
 from omni.device.allocations import AllocationCount
 from omni.device.host_work import HostWorker, ThreadWorker
-from omni.device.observer import DeviceTimer, LaunchObserver
 from omni.device.sync_points import SyncPoint, may_sync
+
+
+class PhaseCategory(Enum):
+    """Values are the names in reports."""
+
+    PREPROCESS = "preprocess"
+    """The inputs of a step: rows, tables, positions, input embeddings."""
+    FORWARD = "forward"
+    LOGITS = "logits"
+    SAMPLE = "sample"
+    TOKEN_POINT = "token point"
+    """A moment without work: the tokens are complete, for the next step and for the host."""
+    CODES = "code prediction"
+    POSTPROCESS = "postprocess"
+    PAYLOAD = "payload"
+    """Payloads made for other stages, or received from them."""
+    SCORES = "scores"
+    COPIES = "copies"
+    """Other copies between host and device."""
+    OTHER = "other"
+
+
+_declared: dict[str, PhaseCategory] = {}
+
+
+def declare_categories(categories: Mapping[str, PhaseCategory]) -> None:
+    """Declares the categories of phases by name, at import. Raises ValueError for a name with another category."""
+    for phase, category in categories.items():
+        known = _declared.setdefault(phase, category)
+        if known is not category:
+            problem = f"is declared {category.value!r} and {known.value!r}"
+            raise ValueError(f"phase {phase!r} {problem}; give one of the two phases another name")
+
+
+def category_of(phase: str) -> PhaseCategory:
+    """The declared category of a phase; `OTHER` without a declaration."""
+    return _declared.get(phase, PhaseCategory.OTHER)
+
+
+declare_categories(
+    {
+        "copy_upload": PhaseCategory.COPIES,
+        "copy_weight": PhaseCategory.COPIES,
+        "copy_window": PhaseCategory.COPIES,
+    }
+)
+
+
+class Stream(Protocol):
+    """An ordered queue of phases."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class LaunchObserver(Protocol):
+    """Receives every phase that is launched or replayed, and moments. On the device's thread; never waits or launches."""
+
+    def begin(self, stream: Stream, phase: str) -> None:
+        """`phase` is about to be enqueued on `stream`. Phases do not nest."""
+
+    def end(self) -> None:
+        """The phase is enqueued, or its enqueueing has failed."""
+
+    def host_span(self, stream: Stream, name: str, numbers: dict[str, int]) -> AbstractContextManager[object]: ...
+
+    def host_did(self, stream: str, name: str, since: int, numbers: dict[str, int]) -> None: ...
+
+
+class Stamp(Protocol):
+    """A moment in a stream."""
+
+    def done(self) -> bool:
+        """Whether the stream has reached it. Never blocks."""
+
+
+class DeviceTimer(Protocol):
+    """Marks moments in a device's streams. Only for devices that run work later than it is launched."""
+
+    def stamp(self, stream: Stream) -> Stamp:
+        """A stamp after everything on the stream so far."""
+
+    def elapsed(self, first: Stamp, second: Stamp) -> int:
+        """Nanoseconds between two done stamps; negative if `second` was earlier. Imprecise over more than a second."""
+
+    def give_back(self, stamp: Stamp) -> None: ...
+
+    def probe(self) -> tuple[Stamp, int, int]:
+        """A done stamp of an idle stream, and the host's `perf_counter_ns` before and after it."""
+
 
 Phase = Callable[..., None]
 """A function over preallocated buffers that returns nothing."""
@@ -55,14 +145,6 @@ class Event(Protocol):
 
     def done(self) -> bool:
         """Whether all work enqueued before the point has completed. Never blocks."""
-        ...
-
-
-class Stream(Protocol):
-    """An ordered queue of phases."""
-
-    @property
-    def name(self) -> str: ...
 
 
 class _Completed:
@@ -75,11 +157,8 @@ class HostObserver(Protocol):
 
     def host_writes(self, tensor: torch.Tensor) -> None:
         """The host writes to `tensor` from now until it launches the phase that reads it."""
-        ...
 
-    def host_reads(self, tensor: torch.Tensor) -> None:
-        """The host reads `tensor` now."""
-        ...
+    def host_reads(self, tensor: torch.Tensor) -> None: ...
 
 
 class SharedMemory(NamedTuple):
@@ -139,8 +218,7 @@ class Device(ABC):
         return _no_unpin
 
     def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> SharedMemory:
-        """Zeroed host memory that phases may write without a copy, at its speed: for a few numbers. The host reads it
-        once a later event is done."""
+        """Zeroed host memory that phases may write without a copy. The host reads it once a later event is done."""
         host = self.host_tensor(shape, dtype)
         return SharedMemory(host, host)
 
@@ -157,8 +235,7 @@ class Device(ABC):
         return None
 
     def measure_peak(self, run: Callable[[], None]) -> int:
-        """Peak bytes of device memory that `run` and its launches take beyond those in use. Waits for the device: at
-        start-up."""
+        """Peak bytes of device memory that `run` and its launches take beyond those in use. Waits for the device: at start-up."""
         count = AllocationCount(self.torch_device)
         with count:
             run()
@@ -188,11 +265,8 @@ class Device(ABC):
             self.launch(stream, launch.phase, *launch.buffers)
 
     def host_span(self, stream: Stream, name: str, **numbers: int) -> AbstractContextManager[object]:
-        """While entered, the host does `name` for the stage of `stream`; reported to the launch observer with the
-        numbers.
-
-        Launches inside belong to the step `numbers["step"]`.
-        """
+        """While entered, the host does `name` for the stage of `stream`, reported to the launch observer with the numbers. Launches
+        inside belong to the step `numbers["step"]`."""
         return _NOTHING if self.launch_observer is None else self.launch_observer.host_span(stream, name, numbers)
 
     def host_time(self) -> int:
@@ -206,11 +280,8 @@ class Device(ABC):
             self.launch_observer.end()
 
     def host_did(self, stream: str, name: str, since: int, **numbers: int) -> None:
-        """Reports a `host_span` from `since` until now, for work known only at its end; launches inside do not belong
-        to its step.
-
-        stream: the name of a stream; for work of no stage, another name.
-        """
+        """Reports a `host_span` from `since` until now, for work known only at its end; launches inside do not belong to its step.
+        stream: the name of a stream; for work of no stage, another name."""
         if self.launch_observer is not None:
             self.launch_observer.host_did(stream, name, since, numbers)
 
@@ -219,12 +290,9 @@ class Device(ABC):
         return None
 
     def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
-        """Captures launches on `stream` in one graph, for `replay` there. Only at start-up.
-
-        The phases may run during the capture, once or more, so buffers must hold valid input; their output is
-        undefined. Memory that they allocate belongs to the graphs of the stream, which share it; results that outlive a
-        step need buffers allocated earlier.
-        """
+        """Captures launches on `stream` in one graph, for `replay` there. Only at start-up. The phases may run during the capture,
+        so buffers must hold valid input; their output is undefined. Memory that they allocate belongs to the graphs of the stream,
+        which share it; results that outlive a step need buffers allocated earlier."""
         return LaunchList(name, tuple(launches))
 
     def replay(self, stream: Stream, graph: Graph) -> None:

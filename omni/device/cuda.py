@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from omni.device.base import COMPLETED, Device, Event, Graph, Launch, SharedMemory, Stream
-from omni.device.observer import ObservedStream, Stamp
+from omni.device.base import COMPLETED, Device, Event, Graph, Launch, SharedMemory, Stamp, Stream
 from omni.device.sync import host_waits
 from omni.device.sync_points import SyncPoint, may_sync
 
@@ -57,15 +56,14 @@ class CudaStamp:
 
 
 class CudaTimer:
-    """Reuses timing events: to create one takes longer than to record it. raw_of: torch's stream of a device's
-    stream."""
+    """Reuses timing events: to create one takes longer than to record it. raw_of: torch's stream of a device's stream."""
 
-    def __init__(self, device: torch.device, raw_of: Callable[[ObservedStream], torch.cuda.Stream]) -> None:
+    def __init__(self, device: torch.device, raw_of: Callable[[Stream], torch.cuda.Stream]) -> None:
         self._raw_of = raw_of
         self._idle = torch.cuda.Stream(device)
         self._pool: list[CudaStamp] = []
 
-    def stamp(self, stream: ObservedStream) -> CudaStamp:
+    def stamp(self, stream: Stream) -> CudaStamp:
         stamp = self._pool.pop() if self._pool else CudaStamp()
         stamp.raw.record(self._raw_of(stream))
         return stamp
@@ -198,9 +196,8 @@ class CudaDevice(Device):
         return torch.cuda.mem_get_info(self.torch_device)[0]
 
     def measure_peak(self, run: Callable[[], None]) -> int:
-        """Measures the allocator's peak in whole segments, since fragmented memory is not available to others either.
-        Memory outside the allocator (kernels' code, buffers of libraries) shows in the device's free memory, and stays
-        allocated."""
+        """Measures the allocator's peak in whole segments: fragmented memory is not available to others either. Memory outside the
+        allocator (kernels' code, buffers of libraries) shows in the device's free memory, and stays allocated."""
         device = self.torch_device
         free, reserved = self.free_memory(), torch.cuda.memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -219,8 +216,7 @@ class CudaDevice(Device):
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Disables garbage collection, which may destroy graphs of an old engine: the capture would fail. Needs
-    `_capturing`."""
+    """Disables garbage collection, which may destroy graphs of an old engine: the capture would fail. Needs `_capturing`."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -261,6 +257,6 @@ class _Entered:
             torch.cuda.set_stream(self._outer)
 
 
-def _raw(stream: ObservedStream) -> torch.cuda.Stream:
+def _raw(stream: Stream) -> torch.cuda.Stream:
     assert isinstance(stream, CudaStream)
     return stream.raw

@@ -18,10 +18,8 @@ class Sent(NamedTuple):
 
 
 class _Turns:
-    """A ring of slots: each step fills one, which the host reads later.
-
-    turn: index of the next step's slot; a device buffer as deep as the ring uses it too.
-    """
+    """A ring of slots: each step fills one, which the host reads later. turn: index of the next step's slot; a device buffer as
+    deep as the ring uses it too."""
 
     def __init__(self, ring: HostRing) -> None:
         self._ring = ring
@@ -30,7 +28,6 @@ class _Turns:
 
     @property
     def ready(self) -> bool:
-        """Whether the next slot may be written."""
         return self._ring.ready
 
     def begin(self) -> None:
@@ -66,8 +63,7 @@ class Downloader(_Turns):
         self._stream = stream
 
     def send(self, copy: Phase, source: Tensor) -> Sent:
-        """Enqueues `copy(host, source)` after the work that is on `after` now. `source` has the shape of a slot, or
-        fewer rows."""
+        """Enqueues `copy(host, source)` after the work on `after` so far. `source` has the shape of a slot, or fewer rows."""
         made = self._device.record(self._after)
         self._device.wait(self._stream, made)
         slot = self._advance()

@@ -16,15 +16,12 @@ class HostTask(Protocol[T_co]):
 
     def done(self) -> bool:
         """Whether the task is finished. Never blocks."""
-        ...
 
     def result(self) -> T_co:
         """The task's result; raises its exception. Only once `done`."""
-        ...
 
     def cancel(self) -> None:
         """Drops the task if it has not begun. Its result must not be read afterwards."""
-        ...
 
 
 class HostWorker(Protocol):
@@ -32,9 +29,7 @@ class HostWorker(Protocol):
 
     def submit(self, work: Callable[[], T]) -> HostTask[T]: ...
 
-    def close(self) -> None:
-        """Drops tasks that have not begun. Idempotent."""
-        ...
+    def close(self) -> None: ...
 
 
 class _FutureTask(Generic[T]):

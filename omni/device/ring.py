@@ -29,7 +29,6 @@ class HostSlot:
 
     @property
     def free(self) -> bool:
-        """Whether the device is done with the slot."""
         return self._guard is not None and self._guard.done()
 
     @property
@@ -86,11 +85,9 @@ class HostRing:
 
     @property
     def ready(self) -> bool:
-        """Whether the next slot can be taken now."""
         return not self.claimed and self._slots[self._next].free
 
     def advance(self) -> HostSlot:
-        """The next slot, in ring order."""
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
         return slot

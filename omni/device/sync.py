@@ -14,8 +14,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from omni.device.allocations import OperatorMode
 from omni.device.base import Device
-from omni.device.operator_mode import OperatorMode
 from omni.device.sync_operators import COPY, MAKES, READS, Operator
 from omni.device.sync_points import sync_allowed
 from omni.errors import ConfigError, SyncError
@@ -36,7 +36,6 @@ class SyncCheck(Enum):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "SyncCheck":
-        """The value of `OMNI_SYNC_CHECK`. Raises ConfigError."""
         value = environment.get(VARIABLE, "")
         try:
             return cls(value)

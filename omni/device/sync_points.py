@@ -35,5 +35,4 @@ def may_sync(point: SyncPoint) -> Iterator[None]:
 
 
 def sync_allowed() -> bool:
-    """Whether this thread is inside a `may_sync`."""
     return _allowed.depth > 0

@@ -64,7 +64,6 @@ class Uploader:
 
     @property
     def ready(self) -> bool:
-        """Whether `begin` may be called now."""
         return self._ring.ready
 
     def begin(self) -> Upload:

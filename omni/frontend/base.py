@@ -1,7 +1,5 @@
-"""The front end contract of a model family: from a chat to stage inputs, and from token ids to text.
-
-Front ends run in threads of their own, outside of the engine's.
-"""
+"""The front end contract of a model family: from a chat to stage inputs, and from token ids to text. Front ends run in threads of
+their own, outside of the engine's."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -57,12 +55,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A user's request, media decoded.
-
-    voice: as given; None takes the family's default. cache_salt: requests of different salts share no cached state.
-    control_tokens: whether the written form of a control token in the user's texts, such as `<|im_end|>`, is text or the token.
-    limit: of the prompt, to refuse a long text before it is tokenized; None leaves that to the stage.
-    """
+    """A user's request, media decoded. voice: as given; None takes the family's default. cache_salt: requests of different salts
+    share no cached state. control_tokens: whether the written form of a control token in the user's texts, such as `<|im_end|>`, is
+    text or the token. limit: of the prompt, to refuse a long text before it is tokenized; None leaves that to the stage."""
 
     messages: tuple[Message, ...]
     modalities: frozenset[str]
@@ -75,12 +70,8 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A chat as stage inputs.
-
-    inputs: payloads by stage, with host tensors only.
-    edges: arguments of adapters, by edge (`"thinker->talker"`).
-    prompt_tokens: length of the text model's prompt, for usage.
-    """
+    """A chat as stage inputs. inputs: payloads by stage, with host tensors only. edges: arguments of adapters, by edge
+    (`"thinker->talker"`). prompt_tokens: length of the text model's prompt, for usage."""
 
     inputs: Mapping[str, Sequence[Payload]]
     edges: Mapping[str, msgspec.Struct] = field(default_factory=dict)
@@ -92,11 +83,8 @@ class TextDecoder(Protocol):
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that `ids` complete; bytes of an unfinished character are kept."""
-        ...
 
-    def finish(self) -> str:
-        """The kept bytes, as text."""
-        ...
+    def finish(self) -> str: ...
 
 
 class Frontend(ABC):
@@ -119,10 +107,7 @@ class Frontend(ABC):
 
     @abstractmethod
     def prepare(self, chat: Chat) -> Prepared:
-        """Raises InputError for faults of the request (an unknown voice, an empty prompt, ...).
-
-        The stage refuses a prompt that is too long for its options.
-        """
+        """Raises InputError for faults of the request (an unknown voice, an empty prompt, ...). The stage refuses a long prompt."""
 
     @property
     def shortest_prompt(self) -> int:
@@ -134,8 +119,6 @@ class Frontend(ABC):
         return None
 
     def vocabulary(self) -> Vocabulary | None:
-        """The vocabulary of the stage that writes the text; always the same object.
-
-        None without such a stage, or if it is unknown: stop strings, bad words and structured outputs are then refused.
-        """
+        """The vocabulary of the stage that writes the text; always the same object. None without such a stage, or if it is unknown:
+        stop strings, bad words and structured outputs are then refused."""
         return None

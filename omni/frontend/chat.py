@@ -55,8 +55,7 @@ class TokenizedFrontend(Frontend):
             chat.limit.check_bytes(sum(len(text.encode()) for text in texts), self._longest_token)
 
     def text_ids(self, text: str, *, add_special_tokens: bool = True) -> Ids:
-        """The ids of a text of the family's own, int64 `[T]`. Written forms of control tokens become their ids; for users' texts
-        there are `user_text_ids` and `turns_ids`."""
+        """The ids of a text of the family's own, int64 `[T]`. Control tokens in it become their ids, unlike in `user_text_ids`."""
         return self._encoder.encode(text, add_special_tokens=add_special_tokens)
 
     def user_text_ids(self, chat: Chat, text: str) -> Ids:
@@ -67,11 +66,8 @@ class TokenizedFrontend(Frontend):
         return self._encoder.encode_pieces([text], limit=chat.limit)
 
     def turns_ids(self, chat: Chat, turns: Turns, *, answer: bool = True) -> Ids:
-        """The ids of a rendered chat. The template writes all special tokens: the tokenizer adds none.
-
-        turns: the template's messages, with the texts of `chat`. answer: up to where the model's answer begins.
-        Raises InputError for a chat that is too long, or that the template refuses.
-        """
+        """The ids of a rendered chat. The template writes special tokens. turns: the template's messages, with the texts of `chat`.
+        answer: up to where the model's answer begins. Raises InputError for a chat that is too long or refused."""
         self.check_length(chat)
         rendered = self.render(turns, answer=answer)
         if not self._splits_control_tokens(chat, turns, rendered):
@@ -85,10 +81,8 @@ class TokenizedFrontend(Frontend):
         return self._required_template.render(turns, answer=answer)
 
     def check_template(self, placeholders: Mapping[str, int], *, answer: bool) -> Ids:
-        """Raises CheckpointError for a chat template that renders short chats wrongly, see `omni.frontend.probe`.
-
-        placeholders: ids by kind of medium. Returns the ids of a chat of text.
-        """
+        """Raises CheckpointError for a chat template that renders short chats wrongly, see `omni.frontend.probe`. placeholders: ids
+        by kind of medium. Returns the ids of a chat of text."""
         ids = probe.check_template(
             self._required_template, partial(self.text_ids, add_special_tokens=False), placeholders, answer
         )
@@ -102,9 +96,7 @@ class TokenizedFrontend(Frontend):
 
     def _splits_control_tokens(self, chat: Chat, turns: Turns, rendered: str | None = None) -> bool:
         """Whether control tokens in users' texts have to be kept from becoming tokens. rendered: by the template, if it is used.
-
-        Raises InputError if this tokenizer cannot do that.
-        """
+        Raises InputError if this tokenizer cannot do that."""
         if chat.control_tokens == "tokens":
             return False
         supported = self._encoder.supports_pieces
@@ -148,18 +140,13 @@ class ChatFrontend(TokenizedFrontend):
             return self._vocabulary
 
     def chat_ids(self, chat: Chat) -> Ids:
-        """The prompt int64 `[T]`, with one placeholder for each piece of media, up to where the answer begins.
-
-        Raises InputError for a prompt that is too long.
-        """
+        """The prompt int64 `[T]`, a placeholder for each medium, up to where the answer begins. Raises InputError if too long."""
         turns = [{"role": each.role, "content": [_part(part) for part in each.content]} for each in chat.messages]
         return self.turns_ids(chat, turns)
 
     def chosen_voice(self, chat: Chat, mute: str) -> str | None:
-        """The voice of the answer, in any capitalization; None if only text is wanted.
-
-        mute: why a checkpoint without voices has none. Raises InputError for an unknown voice, and for audio without voices.
-        """
+        """The voice of the answer, in any capitalization; None if only text is wanted. mute: why a checkpoint without voices has
+        none. Raises InputError for an unknown voice, and for audio without voices."""
         if "audio" not in chat.modalities:
             return None
         if not self.voices:
@@ -190,10 +177,8 @@ class MediaConfig(Protocol):
 
 
 class MultimodalFrontend(ChatFrontend):
-    """Base of front ends for sound and pictures, and text models with multimodal rotary positions.
-
-    tokenizer, images: a tokenizer and an image processor of transformers; the tokenizer names the placeholders.
-    """
+    """Base of front ends for sound and pictures, and text models with multimodal rotary positions. tokenizer, images: a tokenizer,
+    which names the placeholders, and an image processor of transformers."""
 
     def __init__(self, config: MediaConfig, tokenizer: Any, images: Any) -> None:
         super().__init__(tokenizer)
@@ -205,10 +190,7 @@ class MultimodalFrontend(ChatFrontend):
         """All clips of a request. Raises InputError for a clip without usable sound."""
 
     def check(self) -> Ids:
-        """Raises CheckpointError, naming the file, for a tokenizer, a template or processors that would fail requests.
-
-        Returns the ids of a chat of text.
-        """
+        """Raises CheckpointError, naming the file, for files that would fail requests. Returns the ids of a chat of text."""
         words, config = self._tokenizer, self._media_config
         merge = config.spatial_merge_size
         check_vocabulary(words, config.thinker_vocab_size)

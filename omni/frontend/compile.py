@@ -42,11 +42,9 @@ class CompiledSampling:
 
 
 class SamplingCompiler:
-    """Made before serving: with a large vocabulary it holds the interpreter lock for a while.
-
-    stage: the one that writes the text, None without one. vocabulary: of that stage, None if unknown; then only ids can be used.
-    Raises ConfigError if another stage has defaults about text.
-    """
+    """Made before serving: with a large vocabulary it holds the interpreter lock for a while. stage: the one that writes the text,
+    None without one. vocabulary: of that stage, None if unknown; then only ids can be used. Raises ConfigError if another stage has
+    defaults about text."""
 
     def __init__(self, pipeline: Pipeline, stage: str | None, vocabulary: Vocabulary | None) -> None:
         self._stage = stage
@@ -61,11 +59,8 @@ class SamplingCompiler:
                 raise ConfigError(error.field, error.problem, error.remedy) from error
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
-        """The quick checks, at submission. fields: by stage, the name of its parameters in errors.
-
-        Raises InputError for parameters about text at a stage that writes none or whose vocabulary is unknown, for invalid
-        Unicode, and for too many texts.
-        """
+        """The quick checks, at submission. fields: by stage, the name of its parameters in errors. Raises InputError for parameters
+        about text at a stage that writes none or whose vocabulary is unknown, for invalid Unicode, and for too many texts."""
         for stage, params in sampling.items():
             given = msgspec.structs.asdict(params)
             for name in _TEXT_PARAMETERS:
@@ -118,11 +113,8 @@ class SamplingCompiler:
     def compile(
         self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str], samples: int = 1
     ) -> CompiledSampling:
-        """May take seconds, for a grammar. `sampling` has passed `check`.
-
-        samples: if there are several, stages without a seed get one here, so that samples differ by their index only.
-        Raises InputError for grammars that do not compile.
-        """
+        """May take seconds, for a grammar. `sampling` has passed `check`. samples: if there are several, stages without a seed get
+        one here, so that samples differ by their index only. Raises InputError for grammars that do not compile."""
         stage, vocabulary = self._stage, self._vocabulary
         if samples > 1:
             sampling = self._seeded(sampling)

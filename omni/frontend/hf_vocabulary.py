@@ -19,11 +19,8 @@ _SIGN_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + at): byte 
 
 def hf_vocabulary(tokenizer: Any, encoder: Encoder | None = None) -> Vocabulary | None:
     """The text that each id adds to `tokenizer.decode(ids, skip_special_tokens=True)`, with a leading space that decoding drops.
-
-    For byte-level tokenizers and those with a character for spaces, with or without byte fallback. encoder: the tokenizer's, if
-    there is one already. Takes about half a second for 150,000 ids.
-    None for other tokenizers, where the text of an id depends on the others.
-    """
+    For byte-level tokenizers and those with a character for spaces, with or without byte fallback; None for others, where the text
+    of an id depends on the others. encoder: the tokenizer's, if there is one already. Takes about half a second for 150,000 ids."""
     decoder = tokenizer.backend_tokenizer.decoder if isinstance(tokenizer, PreTrainedTokenizerFast) else None
     write = _writer(json.loads(decoder.__getstate__())) if decoder is not None else None
     if write is None:

@@ -20,8 +20,7 @@ class HostRulesBuilder:
         self._stop_texts = lru_cache(maxsize=_KEPT_STOPS)(StopTexts)
 
     def build(self, rules: TextRules) -> HostRules:
-        """The rules for one sample of a request. May take seconds, for a grammar. Raises InputError for one that does not
-        compile."""
+        """The rules for one sample of a request. May take seconds, for a grammar. Raises InputError if it is wrong."""
         stops = None
         if rules.stop:
             stops = StopStrings(self._stop_texts(rules.stop), self._vocabulary, rules.min_tokens)

@@ -35,11 +35,8 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class EncodedChat:
-    """A chat in tokens, with its media.
-
-    ids_T: int64. positions_3T: int64, rotary. next_position: of the token after them. media: by kind, `"audio"` and `"image"`, in
-    order. places: positions of each piece in `ids_T`.
-    """
+    """A chat in tokens, with its media by kind, `"audio"` and `"image"`, in order. ids_T: int64. positions_3T: int64, rotary.
+    next_position: of the token after them. places: positions of each piece in `ids_T`."""
 
     ids_T: Ids
     positions_3T: Ids
@@ -55,10 +52,8 @@ class EncodedChat:
 
 
 def picture(processor: Any, part: ImagePart, merge: int) -> Media:
-    """By an image processor of transformers: tensors `pixels` float32 `[N, P]`, of each patch, and `grid` int64 `[3]`.
-
-    merge: patches along height and width that become one token. Raises InputError for a picture too long and narrow.
-    """
+    """By an image processor of transformers: tensors `pixels` float32 `[N, P]`, of each patch, and `grid` int64 `[3]`. merge:
+    patches along height and width that become one token. Raises InputError for a picture too long and narrow."""
     width, height = part.image.size
     if max(width, height) > _MAX_PROPORTION * min(width, height):
         problem = f"is {width} x {height} pixels, more than {_MAX_PROPORTION} times as long as wide"
@@ -84,8 +79,7 @@ def spectrum(extractor: Any, part: AudioPart) -> Tensor:
 
 
 def spectra(extractor: Any, parts: Sequence[AudioPart]) -> list[Tensor]:
-    """Mel spectrograms of clips, float32 `[mel bins, frames]`, by a feature extractor of transformers, with the samples of all
-    clips padded to the longest."""
+    """Mel spectrograms of clips, float32 `[mel bins, frames]`, by a feature extractor of transformers, padded to the longest."""
     if not parts:
         return []
     made = extractor(
@@ -101,10 +95,8 @@ def spectra(extractor: Any, parts: Sequence[AudioPart]) -> list[Tensor]:
 
 
 def expand(ids: Ids, media: Mapping[int, Sequence[Media]]) -> tuple[Ids, dict[int, list[Ids]]]:
-    """Repeats each placeholder once for each token of its medium.
-
-    media: by placeholder, in order. Returns the longer ids, and by placeholder the ascending positions of each piece.
-    """
+    """Repeats each placeholder once for each token of its medium. media: by placeholder, in order. Returns the longer ids, and by
+    placeholder the ascending positions of each piece."""
     counts = np.ones(len(ids), np.int64)
     for token, pieces in media.items():
         counts[ids == token] = [piece.length for piece in pieces]

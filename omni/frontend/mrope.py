@@ -16,11 +16,8 @@ Grid = tuple[int, int, int]
 def mrope_positions(
     ids: NDArray[np.int64], grids: Sequence[Grid], *, image_token: int, merge: int, per_second: int
 ) -> tuple[NDArray[np.int64], int]:
-    """Positions int64 `[3, T]` of `ids` and the position of the token after them.
-
-    grids: of the images in `ids`, in order. merge: patches along height and width that become one token. per_second: positions
-    between two times of an image.
-    """
+    """Positions int64 `[3, T]` of `ids` and the position of the token after them. grids: of the images in `ids`, in order. merge:
+    patches along height and width that become one token. per_second: positions between two times of an image."""
     positions = np.empty((3, len(ids)), np.int64)
     images = iter(grids)
     at, index = 0, 0

@@ -12,13 +12,12 @@ from omni.pipeline import FRONTEND
 
 
 class FrontendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How requests are prepared.
+    """How requests are prepared. media: sources and sizes of pictures and sound. control_tokens: whether the written form of a
+    control token in a user's text, such as `<|im_end|>`, is `"text"`, or the token, as in transformers: `"tokens"`.
 
-    media: sources and sizes of pictures and sound. control_tokens: whether the written form of a control token in a user's text,
-    such as `<|im_end|>`, is `"text"`, or the token, as in transformers: `"tokens"`.
     switch_interval: seconds after which a thread that runs Python gives way to one that waits, while a model is open
-    (`sys.setswitchinterval`; a smaller value of the program stays). Every step of a request through the front end may wait so long
-    beside a busy thread. None leaves it at Python's 5 ms.
+    (`sys.setswitchinterval`; a smaller value of the program stays). None leaves it at Python's 5 ms, and every step of a request
+    through the front end may wait so long beside a busy thread.
     """
 
     media: MediaOptions = MediaOptions()

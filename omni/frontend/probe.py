@@ -1,7 +1,5 @@
-"""Trial requests: at start a front end prepares the shortest chats, with each kind of media that its family takes.
-
-Faults of a checkpoint that would fail every request are reported at start, with the file's name.
-"""
+"""Trial requests: at start a front end prepares the shortest chats, with each kind of media that its family takes. Faults of a
+checkpoint that would fail every request are reported at start, with the file's name."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,12 +56,8 @@ def check_vocabulary(tokenizer: Any, size: int) -> None:
 
 
 def check_template(template: ChatTemplate, encode: Encode, placeholders: Mapping[str, int], answer: bool) -> Ids:
-    """Raises CheckpointError unless the template renders each medium as one placeholder, and a text as itself.
-
-    Without media, a message's content is a text instead of a list of parts. placeholders: ids of config.json by kind, `"audio"` or
-    `"image"`. answer: as of `ChatTemplate.render`.
-    Returns the ids of a chat of text.
-    """
+    """Raises CheckpointError unless the template renders each medium as one placeholder, and a text as itself. Without media, a
+    message's content is a text instead of a list of parts. placeholders: ids of config.json by kind, `"audio"` or `"image"`.."""
     rendered = template.probe(_turn() if placeholders else [{"role": "user", "content": _TEXT}], answer=answer)
     if _TEXT not in rendered:
         raise template.refuse(f"leaves out the text of a message: {quoted(rendered)}")
@@ -80,9 +74,7 @@ def check_template(template: ChatTemplate, encode: Encode, placeholders: Mapping
 
 def check_word(tokenizer: Any, role: str, word: Callable[[], object], token: int | None = None) -> None:
     """Raises CheckpointError unless the tokenizer has a word for `role`, such as `"audio_token"`: a token, `token` if one is given.
-
-    word: reads it from the tokenizer, which lacks the attribute if the file does not name it.
-    """
+    word: reads it from the tokenizer, which lacks the attribute if the file does not name it."""
     field = f"tokenizer_config.json: {role}"
     with blamed_on(field):
         found = word()

@@ -8,12 +8,9 @@ from omni.sampling import StopVerdict
 
 
 class StopTexts:
-    """The stop strings of a request as an automaton over bytes (Aho and Corasick). Immutable, shared by its samples.
-
-    The text ends at the stop string that is complete first; of several complete at the same byte, at the longest.
-
-    A state is the longest suffix of the bytes so far that begins a stop string.
-    """
+    """The stop strings of a request as an automaton over bytes (Aho and Corasick). Immutable, shared by its samples. A state is the
+    longest suffix of the bytes so far that begins a stop string. The text ends at the stop string that is complete first; of
+    several complete at the same byte, at the longest."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._next: list[dict[int, int]] = [{}]
@@ -95,10 +92,8 @@ class StopStrings:
 
 
 def stopped_text(texts: StopTexts, pieces: Sequence[bytes]) -> bytes:
-    """The bytes from the stop string on, of a text that it ended in the last of `pieces`.
-
-    pieces: bytes of the tokens that hold the stop string, as many as `StopVerdict.held`.
-    """
+    """The bytes from the stop string on, of a text that it ended in the last of `pieces`: bytes of the tokens that hold it, as many
+    as `StopVerdict.held`."""
     text = b"".join(pieces)
     state = 0
     for place, byte in enumerate(text):

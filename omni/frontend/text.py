@@ -15,14 +15,13 @@ class Tokenizer(Protocol):
 
 
 class IncrementalDecoder:
-    """Returns text as soon as further ids cannot change it. One per request.
+    """Returns text as soon as further ids cannot change it. One per request. The concatenated results of `push` and `finish` are
+    `tokenizer.decode(all_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)`: cleaning up would remove spaces that
+    were returned already.
 
-    The concatenated results of `push` and `finish` are `tokenizer.decode(all_ids, skip_special_tokens=True,
-    clean_up_tokenization_spaces=False)`: cleaning up would remove spaces that were returned already.
-
-    The last ids may be half a character, which decodes to U+FFFD; so that character is kept while it is last.
-    Only a window of recent ids is decoded again. It is so long that a tokenizer's changes to the start of a text (some drop a
-    space) concern only text that was returned already.
+    The last ids may be half a character, which decodes to U+FFFD; so that character is kept while it is last. Only a window of
+    recent ids is decoded again, so long that a tokenizer's changes to the start of a text concern only text that was returned
+    already.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

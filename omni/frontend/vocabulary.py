@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """tokens: by id, its UTF-8 bytes in a text, perhaps a part of a character. b"" for an id without text.
-    encode: a text's ids, without special tokens. May be called from any thread.
-    """
+    """tokens: by id, its UTF-8 bytes in a text, perhaps a part of a character; b"" for an id without text. encode: a text's ids,
+    without special tokens. May be called from any thread."""
 
     tokens: tuple[bytes, ...]
     encode: Callable[[str], Sequence[int]]

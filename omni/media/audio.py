@@ -73,10 +73,8 @@ def load_audio(
 
 
 def save_wav(path: str | os.PathLike[str], samples: NDArray[np.float32] | torch.Tensor, sample_rate: int) -> None:
-    """Writes mono samples `[n]`, float32 within -1..1 (clipped to that), as 16-bit PCM.
-
-    Raises InputError if the samples are not finite or the file cannot be written; an existing file is then unchanged.
-    """
+    """Writes mono samples `[n]`, float32 within -1..1 (clipped to that), as 16-bit PCM. Raises InputError if they are not finite or
+    the file cannot be written; an existing file is then unchanged."""
     array = to_mono(samples, "samples")
     if not np.isfinite(array).all():
         raise InputError("samples", "hold NaN or infinite values", "give finite samples between -1 and 1")

@@ -6,17 +6,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 
 from omni.errors import InputError, StageError, known, shortened
-from omni.media.connect import Resolver
-from omni.media.http import download
+from omni.media.http import Resolver, download
 from omni.media.options import MediaOptions
 
 
 class Downloads:
-    """Fetches any number of URLs at once. The thread starts with the first.
-
-    Neither `fetch` nor `close` nor the end of the interpreter waits. Each download ends at most `MediaOptions.download_seconds`
-    after it began, or when its future is cancelled.
-    """
+    """Fetches any number of URLs at once. The thread starts with the first. Nothing here waits. Each download ends at most
+    `MediaOptions.download_seconds` after it began, or when its future is cancelled."""
 
     def __init__(self, options: MediaOptions) -> None:
         self._options = options
@@ -26,11 +22,8 @@ class Downloads:
         self._closed = False
 
     def fetch(self, url: str, field: str) -> "Future[bytes]":
-        """The bytes of an http(s) URL, as a future.
-
-        It raises InputError, naming `field`, if the URL is forbidden (`MediaOptions`) or cannot be downloaded, and StageError if
-        the downloads are closed meanwhile or no thread can be started.
-        """
+        """The bytes of an http(s) URL, as a future. It raises InputError, naming `field`, if the URL is forbidden (`MediaOptions`)
+        or cannot be downloaded, and StageError if the downloads are closed meanwhile or no thread can be started."""
         future: Future[bytes] = Future()
         with self._lock:
             if self._closed:

@@ -50,12 +50,9 @@ def check_image(source: object, field: str, options: MediaOptions = _DEFAULTS) -
 def load_image(
     source: ImageSource, *, field: str, options: MediaOptions = _DEFAULTS, downloaded: Downloaded | None = None
 ) -> Image.Image:
-    """An RGB picture, rotated by its EXIF orientation, without alpha channel; the first one of a file.
-
-    options: allowed sources and sizes. downloaded: content by URL; None downloads a URL here.
-    Raises InputError, naming `field`, if it cannot be read, has no pixels or more than the options allow (by a file's header,
-    before it is decoded), or is an array of a wrong shape or type.
-    """
+    """An RGB picture, rotated by its EXIF orientation, without alpha channel; the first one of a file. downloaded: content by URL;
+    None downloads a URL here. Raises InputError, naming `field`, if it cannot be read, has no pixels or more than the options allow
+    (by a file's header, before it is decoded), or is an array of a wrong shape or type."""
     check_image(source, field, options)
     if isinstance(source, Image.Image):
         _check_size(source.width, source.height, field, options)

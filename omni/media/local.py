@@ -22,10 +22,8 @@ def check_path(path: str, field: str, options: MediaOptions) -> None:
 
 
 def open_file(path: str, field: str, options: MediaOptions, max_bytes: int) -> BinaryIO:
-    """A file of at most `max_bytes` now; it may grow while it is read.
-
-    Raises InputError if it is forbidden or missing, and for folders, devices and FIFOs.
-    """
+    """A file of at most `max_bytes` now; it may grow while it is read. Raises InputError if it is forbidden or missing, or no
+    file."""
     check_path(path, field, options)
     try:
         file = _open(path, field, options)

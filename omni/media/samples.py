@@ -96,10 +96,7 @@ def _to_float(array: NDArray[np.generic], field: str) -> NDArray[np.float32]:
 
 
 def content_hash(content: NDArray[np.generic] | Image.Image) -> str:
-    """A key of the dtype, shape and bytes, 32 hexadecimal digits; equal if and only if the content is.
-
-    A picture hashes as the array of its pixels.
-    """
+    """Key of the dtype, shape and bytes, 32 hexadecimal digits; equal if and only if the content (of a picture, its pixels) is."""
     array = np.ascontiguousarray(content)
     digest = hashlib.blake2b(f"{array.dtype.str}{array.shape}".encode(), digest_size=16)
     digest.update(array.data)

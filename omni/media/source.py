@@ -33,11 +33,8 @@ def check_location(source: Location, field: str, options: MediaOptions) -> None:
 def open_location(
     source: Location, *, field: str, options: MediaOptions, max_bytes: int, downloaded: Downloaded | None = None
 ) -> BinaryIO:
-    """A file's content, from its start.
-
-    downloaded: None downloads a URL here. Raises InputError for a source that is forbidden (`options`), missing, or larger than
-    `max_bytes`.
-    """
+    """A file's content, from its start. downloaded: None downloads a URL here. Raises InputError for a source that is forbidden
+    (`options`), missing, or larger than `max_bytes`."""
     if is_remote(source):
         return io.BytesIO(_limited(_fetched(str(source), field, options, downloaded), field, max_bytes))
     if _is_data(source):

@@ -1,6 +1,5 @@
-"""Payloads of edges: tensors that stay where they were made, and small structs that describe them."""
+"""Payloads of edges, and outputs for users."""
 
-from omni.payload.outputs import AudioChunk, Encoded, GeneratedTokens, TokenLogprobs
-from omni.payload.payload import PageSlice, Payload
+from omni.payload.payload import AudioChunk, Encoded, GeneratedTokens, PageSlice, Payload, TokenLogprobs
 
 __all__ = ["AudioChunk", "Encoded", "GeneratedTokens", "PageSlice", "Payload", "TokenLogprobs"]

@@ -1,4 +1,4 @@
-"""The payload of an edge: named tensors that stay where they were made, and a small struct that describes them."""
+"""Payloads of edges: named tensors that stay where they were made, and small structs that describe them; and outputs for users."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,19 +12,16 @@ from omni.device import COMPLETED, Event
 
 
 class PageSlice:
-    """Rows of a paged buffer, not yet gathered. Producer and consumer share one object, so that the producer can move
-    the rows.
+    """Rows of a paged buffer, not yet gathered. Producer and consumer share one object, so that the producer can move the rows.
 
-    pages: `[num_blocks, block_size, width]`, on the producer's device; other rows of it are still being written.
-    slots: int64 `[n]`, flat row numbers (`block * block_size + offset`), in the consumer's order.
-    moved: done once the rows are at the present place.
+    pages: `[num_blocks, block_size, width]`, on the producer's device; other rows of it are still being written. slots: int64
+    `[n]`, flat row numbers (`block * block_size + offset`), in the consumer's order. moved: done once the rows are at the present
+    place.
 
-    The consumer reads `pages` and `slots` when it launches a gather, keeps neither, and reports each gather with
-    `gathered`, also one that fails half-way: a release alone may come late, and does not state the rows' place.
-    `omni.stage.PayloadReceiver` does all of this.
-
-    The producer may `relocate` the rows until the payload is `released`: later gathers read the new place. It may
-    overwrite the old rows once `moved` and the event that `relocate` returned are done.
+    The consumer reads `pages` and `slots` when it launches a gather, keeps neither, and reports each gather with `gathered`, also
+    one that fails half-way. `omni.stage.PayloadReceiver` does all of this. The producer may `relocate` the rows until the payload
+    is `released`: later gathers read the new place. It may overwrite the old rows once `moved` and the event that `relocate`
+    returned are done.
     """
 
     __slots__ = ("_readers", "moved", "pages", "slots")
@@ -75,12 +72,40 @@ class _All:
 
 
 class Payload(msgspec.Struct, frozen=True):
-    """A message on an edge.
-
-    meta: describes the message; a stage kind's inputs and outputs are such structs, and adapters dispatch on their
-        type.
-    tensors: device data by name. Empty for a payload of host data only (tokens, finished audio).
-    """
+    """A message on an edge. meta: describes it; a stage kind's inputs and outputs are such structs, and adapters dispatch on their
+    type. tensors: device data by name. Empty for a payload of host data only (tokens, finished audio)."""
 
     meta: msgspec.Struct
     tensors: Mapping[str, torch.Tensor | PageSlice] = msgspec.field(default_factory=dict)
+
+
+class GeneratedTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Generated token ids, in order, each final and sent once. ends: whether the last id is an end token, not part of the text."""
+
+    ids: tuple[int, ...]
+    ends: bool = False
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-probabilities of consecutive tokens from the model's own logits, before all processing. first: index of the first token
+    among the generated tokens, or among the prompt's if `prompt`. ids: int64 `[n, 1 + k]`, each token's own id, then the `k`
+    likeliest. logprobs: float32 `[n, 1 + k]`, of these ids. ranks: int64 `[n]`, the token's among all ids; 1 is the likeliest."""
+
+    first: int
+    ids: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+    ranks: NDArray[np.int64]
+    prompt: bool = False
+
+
+class AudioChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Consecutive samples of one request's waveform. samples: float32 `[n]` in [-1, 1], n may be 0. sample_rate: Hz."""
+
+    samples: NDArray[np.float32]
+    sample_rate: int
+
+
+class Encoded(msgspec.Struct, frozen=True, kw_only=True):
+    """The tensors are the encoder's output for the request's item of this index. They are shared: read only."""
+
+    index: int

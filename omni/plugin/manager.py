@@ -36,10 +36,7 @@ class PluginRecord:
 
 @dataclass(frozen=True, slots=True)
 class Registry(Generic[EntryT]):
-    """The entries of one hook by name, and the plugin of each.
-
-    contested: names that two plugins claim, with the error for their use; not among the entries.
-    """
+    """The entries of one hook by name, and the plugin of each. contested: names that two plugins claim, with the error of a use."""
 
     what: str
     entries: Mapping[str, EntryT]
@@ -48,8 +45,7 @@ class Registry(Generic[EntryT]):
     contested: Mapping[str, str]
 
     def __getitem__(self, name: str) -> EntryT:
-        """The entry of that name. Raises PluginError with the plugins that failed to load, or that both claim the
-        name."""
+        """The entry of that name. Raises PluginError with the plugins that failed to load, or that both claim the name."""
         if name in self.entries:
             return self.entries[name]
         if name in self.contested:
@@ -92,11 +88,8 @@ class Plugins:
 
 
 def load_plugins(points: Iterable[EntryPoint] | None = None) -> Plugins:
-    """Loads every plugin of the group `omni`, or only `points`.
-
-    A plugin that fails to import, implements an unknown hook, or raises in a hook is recorded with its traceback and
-    left out. A name that two plugins claim belongs to neither.
-    """
+    """Loads every plugin of the group `omni`, or only `points`. One that fails to import, implements an unknown hook, or raises in
+    a hook is recorded with its traceback and left out. A name that two plugins claim belongs to neither."""
     found = sorted(entry_points(group=hookspecs.GROUP) if points is None else points, key=lambda point: point.name)
     loaded = [_load(point) for point in found]
     records = tuple(item.record for item in loaded)

@@ -11,11 +11,9 @@ from omni.sampling.params import StructuredOutput
 
 
 class TextRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules about a request's text, as data; `omni.frontend.host_rules` builds `HostRules` of them.
-
-    stop: texts that end it, from `min_tokens` tokens on. structured: its format. ends: ids that end the text of a structured
-    output. field: the name of `structured` in errors.
-    """
+    """The rules about a request's text, as data; `omni.frontend.host_rules` builds `HostRules` of them. stop: texts that end it,
+    from `min_tokens` tokens on. structured: its format. ends: ids that end a structured output. field: the name of `structured` in
+    errors."""
 
     stop: tuple[str, ...] = ()
     min_tokens: int = 0
@@ -26,11 +24,9 @@ class TextRules(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class LogitsEdit:
-    """Changes to the logits that one token is sampled from.
-
-    allowed: the bitmask of possible ids, int64 `[ceil(V / 64)]`; bit i of element m is id 64 * m + i. None allows all.
-    ids, bias: int64 and float32 `[k]`; `bias` is added to the logits of `ids`, and -inf makes an id impossible.
-    """
+    """Changes to the logits that one token is sampled from. allowed: the bitmask of possible ids, int64 `[ceil(V / 64)]`; bit i of
+    element m is id 64 * m + i. None allows all. ids, bias: int64 and float32 `[k]`; `bias` is added to the logits of `ids`, and
+    -inf makes an id impossible."""
 
     allowed: NDArray[np.int64] | None = None
     ids: NDArray[np.int64] | None = None
@@ -38,18 +34,14 @@ class LogitsEdit:
 
 
 class HostLogitsProcessor(Protocol):
-    """Edits one request's logits by the tokens it has generated. Its row waits for each of its tokens; no other row does.
-
-    Called by one thread at a time, but not always by the same.
-    """
+    """Edits one request's logits by the tokens it has generated. Its row waits for each of its tokens; no other row does. Called by
+    one thread at a time, but not always by the same."""
 
     def edit(self) -> LogitsEdit:
         """The edit for the next token. Called once before the first token, and once after each `push`."""
-        ...
 
     def push(self, token: int) -> bool:
         """Takes a generated token. Returns whether the request is complete with it: no token can follow."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +57,6 @@ class StopMatcher(Protocol):
 
     def push(self, token: int) -> StopVerdict:
         """Takes a generated token."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

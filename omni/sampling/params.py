@@ -3,12 +3,33 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, get_type_hints
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import msgspec
+from msgspec import StructMeta
 
-from omni.errors import InputError, check_unicode, quoted
-from omni.utils.named_fields import NamedFields
+from omni.errors import InputError, check_unicode, quoted, shortened
+
+
+class NamedFields(StructMeta):
+    """The metaclass of such structs. msgspec's own error for an unknown name is a TypeError without a suggestion."""
+
+    # Type checkers use msgspec's own signature.
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *values: Any, **fields: Any) -> Any:
+            """Raises InputError for unknown names and positional values."""
+            known = cls.__struct_fields__
+            if values:
+                problem = f"gets {len(values)} values without names"
+                raise InputError(cls.__name__, problem, f"name fields, such as {cls.__name__}({known[0]}=...)")
+            for name in fields:
+                if name not in known:
+                    near = get_close_matches(name, known, 1)
+                    remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
+                    raise InputError(f"{cls.__name__}.{shortened(name)}", "is no field", remedy)
+            return super().__call__(**fields)
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=NamedFields):
@@ -46,10 +67,8 @@ _INT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The field of generation_config.json that sets a parameter. default: transformers' value if the file has none.
-
-    draws: it has effect only with `do_sample`.
-    """
+    """The field of generation_config.json that sets a parameter. default: transformers' value if the file has none. draws: it has
+    effect only with `do_sample`."""
 
     name: str
     default: object

@@ -6,30 +6,26 @@ from types import TracebackType
 from typing import Any
 
 from omni.device import Device
-from omni.device.operator_mode import OperatorMode
+from omni.device.allocations import OperatorMode
 from omni.testing.retries import no_retries
 from omni.testing.simulation.operations import Nature, describe
 
 
 class LaunchGuard(OperatorMode):
-    """While entered, a torch operation of this thread outside a phase of `device` raises AssertionError.
-
-    Views are allowed: they never access or allocate tensor memory. Composite operations are judged by their parts:
-    `flatten` of a contiguous tensor is a view, of another tensor a copy. Use the guard around `Engine.tick`, or around
-    a stage worker's, on any device:
+    """While entered, a torch operation of this thread outside a phase of `device` raises AssertionError. Views are allowed.
+    Composite operations are judged by their parts: `flatten` of a contiguous tensor is a view, of another tensor a copy. Use the
+    guard around `Engine.tick`, or around a stage worker's, on any device:
 
         with LaunchGuard(device):
             while engine.tick():
                 pass
 
-    A stage that breaks the rule fails its batch and retries it request by request, possibly without a further error. So
-    the guard raises AssertionError at its end if a stage retried a batch (`no_retries`).
+    A stage that breaks the rule fails its batch and retries it request by request, possibly without a further error. So the guard
+    raises AssertionError at its end if a stage retried a batch (`no_retries`). On the CPU `tolist` and `numpy` read a tensor
+    without any operation, so the guard does not see them; on a GPU they copy first.
 
-    On the CPU `tolist` and `numpy` read a tensor without any operation, so the guard does not see them; on a GPU they
-    copy first.
-
-    operations: number of operations seen inside phases, to show that the guard was active. launched: the phases of
-    these operations.
+    operations: number of operations seen inside phases, to show that the guard was active. launched: the phases of these
+    operations.
     """
 
     def __init__(self, device: Device) -> None:

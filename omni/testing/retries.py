@@ -17,11 +17,8 @@ _planted: list[None] = []
 
 @contextmanager
 def no_retries() -> Iterator[None]:
-    """Raises AssertionError at its end if a stage retried a batch meanwhile (`MailboxWorker.retry_each`), in any
-    thread; any other error gets a note about the retry.
-
-    `Simulation.run` and `LaunchGuard` enter it. The innermost of nested ones raises; `planted_faults` stops it.
-    """
+    """Raises AssertionError at its end if a stage retried a batch meanwhile (`MailboxWorker.retry_each`); another error gets a note
+    about it. `Simulation.run` and `LaunchGuard` enter it. The innermost of nested ones raises; `planted_faults` stops it."""
     failed: list[tuple[str, Exception]] = []
 
     def retried(worker: Worker, batch: str, error: Exception) -> None:

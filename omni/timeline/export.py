@@ -1,17 +1,13 @@
-"""Writes a trace in the Trace Event Format, for ui.perfetto.dev and chrome://tracing.
-
-A stage is a process; its host work and each of its streams are threads. Times are microseconds. A launch and its run
-are slices with the same `args.id`, connected by a flow arrow. Reading a trace back uses only the `args` of the launches
-for phases.
-"""
+"""Writes a trace in the Trace Event Format, for ui.perfetto.dev and chrome://tracing. A stage is a process; its host work and each
+of its streams are threads. Times are microseconds. A launch and its run are slices with the same `args.id`, connected by a flow
+arrow. Reading a trace back uses only the `args` of the launches for phases."""
 
 from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from omni.errors import InputError
-from omni.timeline.steps import steps_of
-from omni.timeline.trace import MAIN, Interval, PhaseSpan, Trace
+from omni.timeline.trace import MAIN, Interval, PhaseSpan, Trace, steps_of
 from omni.utils.files import PathLike, replacing
 
 FORMAT = "omni timeline 2"
@@ -40,7 +36,6 @@ def write_trace(trace: Trace, path: PathLike) -> None:
 
 
 def events_of(trace: Trace) -> Iterator[_Event]:
-    """The trace's events: first names, then slices, arrows and token points."""
     threads = _Threads(trace)
     yield from threads.names()
     for span in trace.host:

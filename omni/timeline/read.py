@@ -96,12 +96,10 @@ class _Reader:
         return Trace(head.device, phases, tuple(host), head.dropped, head.unfinished, head.error_ns, head.started_ns)
 
     def _take_name(self, place: str, event: _Event) -> None:
-        if event.name in ("process_name", "thread_name"):
-            name = self._decode(event.args, _Name, f"{place}.args").name
-            if event.name == "process_name":
-                self._stages[event.pid] = name
-            else:
-                self._lanes[event.pid, event.tid] = name
+        if event.name == "process_name":
+            self._stages[event.pid] = self._decode(event.args, _Name, f"{place}.args").name
+        elif event.name == "thread_name":
+            self._lanes[event.pid, event.tid] = self._decode(event.args, _Name, f"{place}.args").name
 
     def _phases(self, launches: list[_Slice], runs: list[_Slice]) -> tuple[PhaseSpan, ...]:
         by_id = {self._decode(event.args, _Phase, f"{place}.args").id: (place, event) for place, event in runs}
@@ -117,16 +115,14 @@ class _Reader:
         return tuple(sorted(phases, key=lambda span: span.launched.start))
 
     def _stage(self, place: str, event: _Event) -> str:
-        stage = self._stages.get(event.pid)
-        if stage is None:
+        if event.pid not in self._stages:
             self._refuse(f"{place}.pid", f"is {event.pid}, which no `process_name` names")
-        return stage
+        return self._stages[event.pid]
 
     def _lane(self, place: str, event: _Event) -> str:
-        lane = self._lanes.get((event.pid, event.tid))
-        if lane is None:
+        if (event.pid, event.tid) not in self._lanes:
             self._refuse(f"{place}.tid", f"is {event.tid}, which no `thread_name` names")
-        return lane
+        return self._lanes[event.pid, event.tid]
 
     def _decode(self, content: bytes | msgspec.Raw, type_: type[T], place: str) -> T:
         decode: Callable[..., T] = msgspec.json.decode

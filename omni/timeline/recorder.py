@@ -1,14 +1,78 @@
-"""Records the times of launches as they happen, in bounded memory."""
+"""Records the times of launches as they happen, in bounded memory, and converts the device's times to the host's clock.
+
+A device reports the time between two events in single precision: to 30 ns over half a second, and worse over more. So times count
+from a reference event that is renewed. *Probes* relate the two clocks: events on an idle stream that are known to be complete
+between two of the host's times.
+"""
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
-from omni.device import DeviceTimer, ObservedStream, Stamp
-from omni.timeline.clock import DeviceClock
+from omni.device import DeviceTimer, Stamp, Stream
 
+_RENEW = 500_000_000
+"""Nanoseconds after which a reference is renewed."""
+_PROBES = 16
+"""Probes at each end of a recording; the narrowest is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """host = origin + rate * device. error: bound of its error, in nanoseconds."""
+
+    origin: int
+    rate: float
+    error: int
+
+    def host(self, device: int) -> int:
+        return self.origin + round(self.rate * device)
+
+    def not_before(self, launches: Iterable[tuple[int, int]]) -> "Fit":
+        """The fit, moved so that no phase runs before its launch begins: the middle of a probe's two host times is an estimate; the
+        order of launch and run is certain. launches: (host time, device time) pairs."""
+        early = max((began - self.host(start) for began, start in launches), default=0)
+        return self if early <= 0 else Fit(self.origin + early, self.rate, self.error)
+
+
+class DeviceClock:
+    """Times of events, in nanoseconds since the first probe."""
+
+    def __init__(self, timer: DeviceTimer) -> None:
+        self._timer = timer
+        self._reference, self._middle, self._width = self._probe()
+        self._at = 0
+
+    def time(self, stamp: Stamp) -> int:
+        return self._at + self._timer.elapsed(self._reference, stamp)
+
+    def refer(self, stamp: Stamp, at: int) -> bool:
+        """Makes `stamp`, at time `at`, the reference if the present one is old. Returns whether it keeps the stamp."""
+        if at - self._at < _RENEW:
+            return False
+        self._timer.give_back(self._reference)
+        self._reference, self._at = stamp, at
+        return True
+
+    def fit(self) -> Fit:
+        """The host's clock as a function of the device's, between the first probe and new ones."""
+        stamp, middle, width = self._probe()
+        device, width = self.time(stamp), max(self._width, width)
+        # Over a short time the probes' errors exceed the drift of the clocks.
+        rate = (middle - self._middle) / device if device > 1000 * width else 1.0
+        return Fit(self._middle, rate, width // 2)
+
+    def _probe(self) -> tuple[Stamp, int, int]:
+        """An event, the middle of the host's times before and after it, and the time between these."""
+        probes = (self._timer.probe() for _ in range(_PROBES))
+        stamp, before, after = min(probes, key=lambda probe: probe[2] - probe[1])
+        return stamp, (before + after) // 2, after - before
+
+
+T = TypeVar("T")
 _UNREAD = 4096
 """Phases with unread events; beyond this number, each launch reads some of them."""
 _MOST_UNREAD = 4 * _UNREAD
@@ -47,11 +111,9 @@ class _Unread(NamedTuple):
 
 
 class Recorder:
-    """A `LaunchObserver`, used by the thread that drives the device. It receives all launches, and records those
-    between `start` and `stop`.
+    """A `LaunchObserver`, used by the thread that drives the device. Records launches between `start` and `stop`.
 
-    started: time of `perf_counter_ns`. ran, did: recorded phases and host spans. dropped: number of phases and host
-    spans lost for lack of room.
+    started: time of `perf_counter_ns`. ran, did: recorded phases and host spans. dropped: number of those lost for lack of room.
     """
 
     def __init__(self, timer: DeviceTimer | None, capacity: int) -> None:
@@ -66,12 +128,11 @@ class Recorder:
         self._unread: deque[_Unread] = deque()
         self._step: int | None = None
         self._launching: tuple[str, str, int] | None = None
-        self._stream: ObservedStream | None = None
+        self._stream: Stream | None = None
         self._first: Stamp | None = None
 
     @property
     def unread(self) -> int:
-        """Number of phases not known to have run."""
         return len(self._unread)
 
     def start(self, clock: DeviceClock | None) -> None:
@@ -88,7 +149,7 @@ class Recorder:
     def stop(self) -> None:
         self.recording = False
 
-    def begin(self, stream: ObservedStream, phase: str) -> None:
+    def begin(self, stream: Stream, phase: str) -> None:
         if not self.recording:
             return
         # Taken before the event: a phase cannot run before its launch begins.
@@ -102,7 +163,7 @@ class Recorder:
         (stream, phase, began), self._launching = self._launching, None
         launched = Launched(stream, phase, self._step, began, time.perf_counter_ns())
         if self._timer is None:
-            self._keep(Ran(launched, began, launched.ended))
+            self._keep(self.ran, Ran(launched, began, launched.ended))
             return
         assert self._stream is not None
         assert self._first is not None
@@ -114,7 +175,7 @@ class Recorder:
                 self.dropped += 1
 
     @contextmanager
-    def host_span(self, stream: ObservedStream, name: str, numbers: dict[str, int]) -> Iterator[None]:
+    def host_span(self, stream: Stream, name: str, numbers: dict[str, int]) -> Iterator[None]:
         """Launches inside belong to the span's step."""
         outer, self._step = self._step, numbers.get("step", self._step)
         began = time.perf_counter_ns()
@@ -123,11 +184,11 @@ class Recorder:
         finally:
             ended, self._step = time.perf_counter_ns(), outer
             if self.recording:
-                self._keep_done(Did(stream.name, name, numbers, began, ended))
+                self._keep(self.did, Did(stream.name, name, numbers, began, ended))
 
     def host_did(self, stream: str, name: str, since: int, numbers: dict[str, int]) -> None:
         if self.recording and since >= self.started:
-            self._keep_done(Did(stream, name, numbers, since, time.perf_counter_ns()))
+            self._keep(self.did, Did(stream, name, numbers, since, time.perf_counter_ns()))
 
     def poll(self, most: int | None = None) -> None:
         """Reads the events of at most `most` phases that have run. Never waits."""
@@ -138,19 +199,15 @@ class Recorder:
         while unread and count != most and unread[0].last.done():
             launched, first, last = unread.popleft()
             start = clock.time(first)
-            self._keep(Ran(launched, start, start + timer.elapsed(first, last)))
+            self._keep(self.ran, Ran(launched, start, start + timer.elapsed(first, last)))
             timer.give_back(last)
             if not clock.refer(first, start):
                 timer.give_back(first)
             count += 1
 
-    def _keep(self, ran: Ran) -> None:
-        self.dropped += len(self.ran) == self.ran.maxlen
-        self.ran.append(ran)
-
-    def _keep_done(self, did: Did) -> None:
-        self.dropped += len(self.did) == self.did.maxlen
-        self.did.append(did)
+    def _keep(self, kept: deque[T], item: T) -> None:
+        self.dropped += len(kept) == kept.maxlen
+        kept.append(item)
 
     def _forget_oldest(self) -> None:
         assert self._timer is not None

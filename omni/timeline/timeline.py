@@ -1,13 +1,12 @@
 """The timeline of one device."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 
 import torch
 
 from omni.device import Device, category_of
-from omni.timeline.clock import DeviceClock, Fit
-from omni.timeline.recorder import Ran, Recorder
+from omni.timeline.recorder import DeviceClock, Fit, Ran, Recorder
 from omni.timeline.trace import MAIN, HostSpan, Interval, PhaseSpan, Trace
 
 CAPACITY = 200_000
@@ -15,11 +14,9 @@ CAPACITY = 200_000
 
 
 class Timeline:
-    """Observes the launches of a device from its creation until `close`, and records those between `start` and `stop`.
-
-    Create it before the stages are loaded: a graph that was captured unobserved is one phase. It belongs to the thread
-    that drives the device; another thread may create, start and stop it while that thread is idle.
-    """
+    """Observes the launches of a device from its creation until `close`, and records those between `start` and `stop`. Create it
+    before the stages are loaded: a graph that was captured unobserved is one phase. It belongs to the thread that drives the
+    device; another thread may create, start and stop it while that thread is idle."""
 
     def __init__(self, device: Device, stages: Sequence[str] = (), capacity: int = CAPACITY) -> None:
         """stages: names of stages; a stream without such a name counts as a stage of its own."""
@@ -66,7 +63,6 @@ class Timeline:
         return Trace(name, tuple(phases), tuple(host), recorder.dropped, recorder.unread, fit.error, zero)
 
     def close(self) -> None:
-        """Stops observing."""
         self._recorder.stop()
         self._device.launch_observer = None
 
@@ -81,7 +77,6 @@ class Timeline:
         return PhaseSpan(stage, lane, launched.phase, category, launched.step, took, Interval(start, end))
 
     def _place(self, stream: str) -> tuple[str, str]:
-        """Stage and lane of a stream."""
         for stage in self._stages:
             if stream == stage:
                 return stage, MAIN
@@ -90,11 +85,5 @@ class Timeline:
         return stream, MAIN
 
 
-@contextmanager
-def watched(device: Device, stages: Sequence[str] = ()) -> Iterator[Timeline]:
-    """A timeline, closed on exit."""
-    timeline = Timeline(device, stages)
-    try:
-        yield timeline
-    finally:
-        timeline.close()
+def watched(device: Device, stages: Sequence[str] = ()) -> AbstractContextManager[Timeline]:
+    return closing(Timeline(device, stages))

@@ -1,7 +1,11 @@
-"""The data of a timeline. Times are nanoseconds of the host's monotonic clock since the recording began."""
+"""The data of a timeline: its spans, sets of times, and the steps of a stage. Times are nanoseconds of the host's monotonic clock
+since the recording began.
+"""
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from omni.device import PhaseCategory
 
@@ -26,10 +30,8 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class PhaseSpan:
-    """A launched phase. launched: the host's time of enqueueing it. ran: its run on the device, by the host's clock.
-
-    step: the step of the launch, None outside of steps.
-    """
+    """A launched phase. launched: the host's time of enqueueing it. ran: its run on the device, by the host's clock. step: of the
+    launch, None outside of steps."""
 
     stage: str
     lane: str
@@ -52,12 +54,9 @@ class HostSpan:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A recording. phases: in the order of their launches. host: by their starts.
-
-    device: the device's name. dropped: number of the oldest spans, lost for lack of room. unfinished: number of phases
-    that had not run at the end. error: bound of the shift between launches and runs, in nanoseconds.
-    started: the time 0, on the host's monotonic clock, which all processes of a host share.
-    """
+    """A recording. phases: in the order of their launches. host: by their starts. device: the device's name. dropped: number of the
+    oldest spans, lost for lack of room. unfinished: number of phases that had not run at the end. error: bound of the shift between
+    launches and runs, in nanoseconds. started: the time 0, on the host's monotonic clock, which all processes of a host share."""
 
     device: str
     phases: tuple[PhaseSpan, ...]
@@ -80,3 +79,113 @@ class Trace:
         """The streams of a stage, its own first."""
         names = {span.lane for span in self.phases if span.stage == stage}
         return tuple(sorted(names, key=lambda name: (name != MAIN, name)))
+
+
+class Busy:
+    """The union of intervals."""
+
+    def __init__(self, intervals: Iterable[Interval]) -> None:
+        self.intervals: list[Interval] = []
+        for one in sorted(intervals, key=lambda interval: interval.start):
+            if self.intervals and one.start <= self.intervals[-1].end:
+                last = self.intervals[-1]
+                self.intervals[-1] = Interval(last.start, max(last.end, one.end))
+            else:
+                self.intervals.append(one)
+
+    @property
+    def total(self) -> int:
+        return sum(one.length for one in self.intervals)
+
+    def shared(self, other: "Busy") -> int:
+        total, mine, theirs = 0, 0, 0
+        while mine < len(self.intervals) and theirs < len(other.intervals):
+            one, two = self.intervals[mine], other.intervals[theirs]
+            total += max(0, min(one.end, two.end) - max(one.start, two.start))
+            if one.end <= two.end:
+                mine += 1
+            else:
+                theirs += 1
+        return total
+
+    def within(self, window: Interval) -> list[Interval]:
+        first = bisect_right(self.intervals, window.start, key=lambda interval: interval.end)
+        parts = []
+        for one in self.intervals[first:]:
+            if one.start >= window.end:
+                break
+            parts.append(Interval(max(one.start, window.start), min(one.end, window.end)))
+        return [part for part in parts if part.length > 0]
+
+    def gaps(self, window: Interval) -> list[Interval]:
+        """The parts of `window` outside the set."""
+        gaps, at = [], window.start
+        for part in self.within(window):
+            if part.start > at:
+                gaps.append(Interval(at, part.start))
+            at = part.end
+        if window.end > at:
+            gaps.append(Interval(at, window.end))
+        return gaps
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step. numbers: those of its host span. phases: of the stage's own stream, in the order in which they ran, at
+    least one. beside: of its other streams."""
+
+    stage: str
+    number: int
+    numbers: Mapping[str, int]
+    phases: tuple[PhaseSpan, ...]
+    beside: tuple[PhaseSpan, ...]
+
+    @property
+    def ran(self) -> Interval:
+        return Interval(self.phases[0].ran.start, max(span.ran.end for span in self.phases))
+
+    @property
+    def launched(self) -> Interval:
+        spans = (*self.phases, *self.beside)
+        return Interval(min(span.launched.start for span in spans), max(span.launched.end for span in spans))
+
+    @property
+    def decodes_only(self) -> bool:
+        """Whether rows decode and no prompt tokens run beside them. True without numbers from the host."""
+        return self.numbers.get("decodes", 1) > 0 and self.numbers.get("prefill", 0) == 0
+
+    @property
+    def token_point(self) -> int | None:
+        """The time of the token point, on the device. None if the step has none."""
+        return next((span.ran.start for span in self.phases if span.category is PhaseCategory.TOKEN_POINT), None)
+
+
+def steps_of(trace: Trace, stage: str) -> tuple[Step, ...]:
+    """The steps with phases on the stage's own stream, in the order in which they ran."""
+    numbers: dict[int, dict[str, int]] = {}
+    for host in trace.host:
+        if host.stage == stage and "step" in host.numbers:
+            numbers.setdefault(host.numbers["step"], {}).update(host.numbers)
+    phases: dict[int, list[PhaseSpan]] = {}
+    beside: dict[int, list[PhaseSpan]] = {}
+    for span in trace.phases:
+        if span.stage == stage and span.step is not None:
+            (phases if span.lane == MAIN else beside).setdefault(span.step, []).append(span)
+    steps = [
+        Step(stage, number, numbers.get(number, {}), _as_run(spans), _as_run(beside.get(number, ())))
+        for number, spans in phases.items()
+    ]
+    return tuple(sorted(steps, key=lambda step: step.ran.start))
+
+
+def decode_pairs(steps: Sequence[Step]) -> list[tuple[Step, Step]]:
+    """Pairs of consecutive steps that only decode."""
+    return [
+        (one, next_)
+        for one, next_ in pairwise(steps)
+        if one.number + 1 == next_.number and one.decodes_only and next_.decodes_only
+    ]
+
+
+def _as_run(spans: Sequence[PhaseSpan]) -> tuple[PhaseSpan, ...]:
+    return tuple(sorted(spans, key=lambda span: span.ran.start))

@@ -1,9 +1,7 @@
-"""Building blocks for families' tiny random checkpoints, for `omni tiny` and tests: vocabulary, lively weights,
-files."""
+"""Building blocks for families' tiny random checkpoints, for `omni tiny` and tests: vocabulary, lively weights, files."""
 
 from omni.tiny.chat import ChatTokens, build_tokenizer, byte_tokenizer, generation_config, write_tokenizer
-from omni.tiny.settings import decoder_settings, mrope_section, tiny_shape, write_json, write_preprocessor
-from omni.tiny.shape import SpeakingShape
+from omni.tiny.shape import SpeakingShape, decoder_settings, mrope_section, tiny_shape, write_json, write_preprocessor
 from omni.tiny.weights import fill, sayable, scale_peak, seeded, tame, tame_text
 
 __all__ = [

@@ -9,7 +9,7 @@ import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from omni.tiny.settings import write_json
+from omni.tiny.shape import write_json
 
 ROLES = ("system", "user", "assistant")
 _WORD_LIST = """
@@ -24,13 +24,10 @@ _END, _PAD = "<|im_end|>", "<|endoftext|>"
 
 @dataclass(frozen=True, slots=True)
 class ChatTokens:
-    """Special tokens of a family whose turns are `<|im_start|>role`, a line break, the content, `<|im_end|>` and a line
-    break.
-
-    special: in the order of their ids, which follow the ordinary vocabulary. plain: special tokens that a text shows.
-    audio, image, video: start, placeholder and end of a piece of media; empty for a text-only model. default_system: a
-    system turn for conversations without one.
-    """
+    """Special tokens of a family whose turns are `<|im_start|>role`, a line break, the content, `<|im_end|>` and a line break.
+    special: in the order of their ids, which follow the ordinary vocabulary. plain: those that a text shows. audio, image, video:
+    start, placeholder and end of a piece of media; empty for a text-only model. default_system: a system turn for conversations
+    without one."""
 
     special: tuple[str, ...]
     audio: tuple[str, ...] = ()
@@ -64,7 +61,6 @@ class ChatTokens:
         }
 
     def template(self) -> str:
-        """The chat template."""
         kinds = {"audio": self.audio, "image": self.image, "video": self.video}
         media = "".join(
             f"{{% elif part.type == '{kind}' %}}{''.join(tokens)}" for kind, tokens in kinds.items() if tokens
@@ -90,9 +86,7 @@ def generation_config(tokenizer: Any) -> GenerationConfig:
 
 def byte_tokenizer(special: Sequence[str], **roles: str) -> PreTrainedTokenizerFast:
     """A tokenizer without words, the 256 bytes and then special tokens, for `save_pretrained`: for text that does not matter.
-
-    roles: special tokens known to transformers, such as `eos_token`, which come first. special: the others.
-    """
+    roles: special tokens known to transformers, such as `eos_token`, which come first. special: the others."""
     alphabet = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     words = Tokenizer(models.BPE(alphabet, []))
     words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -102,10 +96,8 @@ def byte_tokenizer(special: Sequence[str], **roles: str) -> PreTrainedTokenizerF
 
 
 def build_tokenizer(tokens: ChatTokens, tokenizer_class: Any, max_length: int) -> Any:
-    """A tokenizer with its chat template, for `save_pretrained`.
-
-    tokenizer_class: a byte-level BPE class of transformers. max_length: the declared maximum of tokens.
-    """
+    """A tokenizer with its chat template, for `save_pretrained`. tokenizer_class: a byte-level BPE class of transformers.
+    max_length: the declared maximum of tokens."""
     vocabulary, merges = _vocabulary()
     pairs = [tuple(merge.split()) for merge in merges]
     roles = {"extra_special_tokens": tokens.roles(), "model_max_length": max_length}
@@ -119,11 +111,8 @@ def build_tokenizer(tokens: ChatTokens, tokenizer_class: Any, max_length: int) -
 def write_tokenizer(
     folder: Path, tokens: ChatTokens, tokenizer_class: Any, processor_class: str, max_length: int
 ) -> Any:
-    """Writes vocab.json, merges.txt, tokenizer_config.json and chat_template.json, the older format; returns the
-    tokenizer read back.
-
-    tokenizer_class, max_length: as for `build_tokenizer`.
-    """
+    """Writes vocab.json, merges.txt, tokenizer_config.json and chat_template.json, the older format; returns the tokenizer read
+    back. Arguments as of `build_tokenizer`."""
     vocabulary, merges = _vocabulary()
     flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
     special = {
@@ -153,8 +142,7 @@ def write_tokenizer(
 
 
 def _vocabulary() -> tuple[dict[str, int], list[str]]:
-    """Vocabulary and merges: bytes, then words and their prefixes. Template words first: later merges keep them
-    whole."""
+    """Vocabulary and merges: bytes, then words and their prefixes. Template words first: later merges keep them whole."""
     vocabulary = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges: list[str] = []
     for word in (*ROLES, *(f"Ġ{word}" for word in WORDS)):

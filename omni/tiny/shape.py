@@ -1,19 +1,67 @@
-"""The sizes of tiny checkpoints."""
+"""The sizes and the JSON files of tiny checkpoints."""
 
-from typing import Any
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
-from omni.tiny.settings import decoder_settings, mrope_section
+from omni.errors import ConfigError
+
+ShapeT = TypeVar("ShapeT", bound=msgspec.Struct)
+_LARGEST_PICTURE = 64
+"""Context length in tokens, shorter than published so that a tiny model stays fast."""
+
+
+def tiny_shape(kind: type[ShapeT], fields: Mapping[str, object]) -> ShapeT:
+    """The sizes from a user's fields. Raises ConfigError for a field that `kind` lacks or a value of a wrong type."""
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        known = ", ".join(kind.__struct_fields__)
+        raise ConfigError("tiny", str(error), f"the fields are {known}") from error
+
+
+def decoder_settings(
+    layers: int, heads: int, kv_heads: int, head_dim: int, width: int, max_positions: int
+) -> dict[str, Any]:
+    """The fields of a config for a stack of decoder layers, in transformers' terms."""
+    return {
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "max_position_embeddings": max_positions,
+        "rope_theta": 10000,
+    }
+
+
+def mrope_section(head_dim: int, spatial: int) -> list[int]:
+    """The division of a head's frequencies over time, height and width. spatial: of height, and of width, out of 64."""
+    each = head_dim // 2 * spatial // 64
+    return [head_dim // 2 - 2 * each, each, each]
+
+
+def write_preprocessor(folder: Path, images: Any, audio: Any, **names: str) -> None:
+    """Writes preprocessor_config.json for 1 to 64 tokens a picture. images, audio: processors. names: of classes."""
+    pixels = (images.patch_size * images.merge_size) ** 2
+    limits = {"min_pixels": pixels, "max_pixels": _LARGEST_PICTURE * pixels}
+    size = {"shortest_edge": limits["min_pixels"], "longest_edge": limits["max_pixels"]}
+    values = images.to_dict() | audio.to_dict() | limits | {"size": size} | names
+    write_json(folder / "preprocessor_config.json", values)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 class SpeakingShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes of a text model with vision and audio inputs and a talker; families add their own.
-
-    talker: False selects the layout of a text-only checkpoint.
-    stop_gain, codec_stop_gain: relative likelihood of stop tokens in text model and talker; 0 for never, 1 as any other
-        token.
-    """
+    """Sizes of a text model with vision and audio inputs and a talker; families add their own. talker: False selects the layout of
+    a text-only checkpoint. stop_gain, codec_stop_gain: relative likelihood of stop tokens in text model and talker; 0 for never, 1
+    as any other token."""
 
     layers: int = 3
     heads: int = 4
@@ -41,13 +89,11 @@ class SpeakingShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return decoder_settings(*layers, self.max_positions) | _mrope(head_dim, spatial)
 
     def talker_settings(self, spatial: int) -> dict[str, Any]:
-        """The config fields of the talker's layers."""
         layers = (self.talker_layers, self.talker_heads, self.talker_kv_heads, self.talker_head_dim)
         settings = decoder_settings(*layers, self.talker_hidden_size, self.max_positions)
         return settings | _mrope(self.talker_head_dim, spatial)
 
     def vision_settings(self) -> dict[str, Any]:
-        """The config fields of the vision tower's layers."""
         return {
             "depth": self.vision_layers,
             "num_heads": self.vision_heads,
@@ -57,7 +103,6 @@ class SpeakingShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         }
 
     def audio_settings(self) -> dict[str, Any]:
-        """The config fields of the audio tower's layers."""
         return {
             "encoder_layers": self.audio_layers,
             "encoder_attention_heads": self.audio_heads,

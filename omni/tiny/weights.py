@@ -1,9 +1,6 @@
-"""Random weights that make a tiny model lively.
-
-With default initializations a tiny model repeats one token for ever, whatever its input, and its vocoder is silent.
-Here matrices preserve the scale of their inputs, biases and norm weights differ from each other, and the waveform is
-scaled to a peak of one half.
-"""
+"""Random weights that make a tiny model lively. With default initializations it repeats one token for ever, whatever its input, and
+its vocoder is silent. Here matrices preserve the scale of their inputs, biases and norm weights differ from each other, and the
+waveform is scaled to a peak of one half."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -57,8 +54,7 @@ def _fill(name: str, module: nn.Module, parameter: Tensor, gain: float, generato
 
 
 def _fan_in(module: nn.Module, parameter: Tensor) -> float:
-    """The number of products in an output's sum: for a transposed convolution, only the taps that meet at one
-    position."""
+    """The number of products in an output's sum: for a transposed convolution, only the taps that meet at one position."""
     if isinstance(module, nn.ConvTranspose1d):
         return module.in_channels * module.kernel_size[0] / module.stride[0]
     # Stacked expert matrices [E, out, in] sum over the last dimension only.
@@ -68,8 +64,7 @@ def _fan_in(module: nn.Module, parameter: Tensor) -> float:
 
 @torch.no_grad()
 def scale_peak(last: nn.Module, speak: Callable[[], Tensor]) -> None:
-    """Scales a vocoder's last layer until the waveform that `speak` returns has a peak of one half. The waveform is
-    proportional to the layer."""
+    """Scales a vocoder's last layer, to which the waveform is proportional, until `speak` returns one with a peak of one half."""
     # Scale down first: vocoders clip at one.
     for parameter in last.parameters():
         parameter.mul_(1e-3)
@@ -79,10 +74,8 @@ def scale_peak(last: nn.Module, speak: Callable[[], Tensor]) -> None:
 
 
 def tame_text(model: Any, tokenizer: Any, gain: float) -> None:
-    """`tame` for a text model: it may write words and ends of sentences, and stops with the end of a turn.
-
-    model: a module with an `lm_head`. tokenizer: of `omni.tiny.chat`.
-    """
+    """`tame` for a text model: it may write words and ends of sentences, and stops with the end of a turn. model: a module with an
+    `lm_head`. tokenizer: of `omni.tiny.chat`."""
     head: nn.Linear = model.lm_head
     tame(head, sayable(tokenizer, head.out_features), {tokenizer.eos_token_id}, gain)
 

@@ -31,10 +31,8 @@ def replacing(path: PathLike) -> Iterator[BinaryIO]:
 
 @contextmanager
 def filling(directory: Path) -> Iterator[Path]:
-    """A temporary folder in `directory`, whose files move to `directory` on success, all or none.
-
-    `directory` is empty, or is created with its parents. After an error, everything created is removed. Raises OSError.
-    """
+    """A temporary folder in `directory`, whose files move to `directory` on success, all or none. `directory` is empty, or is
+    created with its parents. After an error, everything created is removed. Raises OSError."""
     made = _made(directory)
     part = directory / _part_name()
     moved: list[Path] = []

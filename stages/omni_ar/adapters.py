@@ -32,12 +32,10 @@ class EncodedToEmbedding(_PerPayload):
 
 
 def audio_embeddings(args: msgspec.Struct | None) -> EncodedToEmbedding:
-    """Fills embeddings named `"audio"`."""
     return EncodedToEmbedding("audio")
 
 
 def image_embeddings(args: msgspec.Struct | None) -> EncodedToEmbedding:
-    """Fills embeddings named `"image"`."""
     return EncodedToEmbedding("image")
 
 

@@ -112,10 +112,8 @@ def sampling_defaults(
 
 
 def code_sampling_defaults(generation: Mapping[str, Any], prefix: str) -> SamplingParams:
-    """Defaults for the codes of a frame after the first, from the fields whose names begin with `prefix`.
-
-    Logs and raises as `sampling_defaults` does.
-    """
+    """Defaults for the codes of a frame after the first, from the fields whose names begin with `prefix`. Logs and raises as
+    `sampling_defaults` does."""
     given = _given({name.removeprefix(prefix): v for name, v in generation.items() if name.startswith(prefix)})
     file = _read(given, prefix)
     values = _parameters(file)
@@ -158,8 +156,7 @@ def _parameters(file: _File) -> dict[str, Any]:
 
 
 def _biases(file: _File, repetition_penalty: float) -> dict[int, float] | None:
-    """The biases by id; None where `logit_bias` cannot express them. transformers adds them before the repetition
-    penalty, omni after it."""
+    """The biases by id; None if `logit_bias` cannot. transformers adds them before the repetition penalty, omni after it."""
     if repetition_penalty != 1 or any(len(ids) != 1 or abs(bias) > 100 for ids, bias in file.sequence_bias):
         return None if file.sequence_bias else {}
     return {ids[0]: bias for ids, bias in file.sequence_bias}

@@ -14,12 +14,9 @@ from omni_ar.inputs import MultimodalEmbedding, Prompt, PromptHidden, StepInputs
 
 
 class HiddenConditioningArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """prompt: the speaker's prompt, complete except for embeddings `hidden`: index 0 holds the hidden states of the
-    writer's prompt, index 1 that of its first token.
-
-    none, eos, pad: ids in the steps' one column: in steps with a hidden state, in the step that replaces the last one,
-    and in all later steps.
-    """
+    """prompt: the speaker's prompt, complete except for embeddings `hidden`: index 0 holds the hidden states of the writer's
+    prompt, index 1 that of its first token. none, eos, pad: ids in the steps' one column: in steps with a hidden state, in the step
+    that replaces the last one, and in all later steps."""
 
     prompt: Prompt
     eos: int
@@ -28,11 +25,10 @@ class HiddenConditioningArgs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HiddenConditioning:
-    """Feeds the speaker one hidden state per step.
+    """Feeds the speaker one hidden state per step: the first token's is part of the prompt, each later one conditions a step.
 
-    The first token's hidden state is part of the prompt, and each later one conditions a step. `eos` replaces the last
-    token, whether that is an end id or not. With fewer than two tokens there is no speech. Where a stop string or a
-    grammar ends the text, every emitted hidden state is used: the last token is one that was not emitted.
+    `eos` replaces the last token, whether that is an end id or not. With fewer than two tokens there is no speech. Where a stop
+    string or a grammar ends the text, every emitted hidden state is used: the last token is one that was not emitted.
     """
 
     def __init__(self, args: msgspec.Struct | None) -> None:

@@ -13,9 +13,8 @@ from omni.frontend.media import EncodedChat, Media
 class Placeholder(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt positions that another stage's multimodal embedding fills. The prompt does not run before it has arrived.
 
-    name, index: identify the embedding (`"image"`, 1: the second image). positions: int64 `[n]`, ascending.
-    key: content key; equal keys mean equal tensors. Without a key, no prefix that reaches into the positions is cached.
-    field: its name in errors; for a medium, its path in the request's messages.
+    name, index: identify the embedding (`"image"`, 1: the second image). positions: int64 `[n]`, ascending. key: content key; equal
+    keys mean equal tensors. Without a key, no prefix that reaches into the positions is cached. field: its name in errors.
     """
 
     name: str
@@ -43,14 +42,10 @@ def placeholders_of(
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A request's prompt. One per request.
-
-    columns: int64 `[C, T]`, the ids that the model embeds at each position, in the order of its `prompt_columns`.
-    positions: int64 `[P, T]`, rotary positions on each axis. next_position: rotary position of the first generated
-    token. placeholders: each is filled by a `MultimodalEmbedding` input.
-    payload_positions: int64 `[m]`, the prompt positions whose hidden states a consumer needs, ascending.
-    penalized_ids: int64 `[k]`, ids that a repetition penalty counts as seen.
-    """
+    """A request's prompt. One per request. columns: int64 `[C, T]`, the ids embedded at each position, in the order of the model's
+    `prompt_columns`. positions: int64 `[P, T]`, rotary positions on each axis. next_position: of the first generated token.
+    placeholders: each is filled by a `MultimodalEmbedding` input. payload_positions: int64 `[m]`, ascending, the positions whose
+    hidden states a consumer needs. penalized_ids: int64 `[k]`, ids that a repetition penalty counts as seen."""
 
     columns: NDArray[np.int64]
     positions: NDArray[np.int64]
@@ -80,10 +75,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prompt_of(chat: EncodedChat, payload_positions: NDArray[np.int64] | None = None) -> Prompt:
-    """The prompt of a chat with media for a text model. Placeholders have the names of the media's kinds.
-
-    payload_positions: as in `Prompt`.
-    """
+    """The prompt of a chat with media for a text model. Placeholders have the names of the media's kinds."""
     return Prompt(
         columns=chat.ids_T[None],
         positions=chat.positions_3T,
@@ -103,13 +95,11 @@ class MultimodalEmbedding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Conditioning of the next decode steps of a model with `step_columns` or `step_width`. A step does not run before
-    its conditioning has arrived.
+    """Conditioning of the next decode steps of a model with `step_columns` or `step_width`. A step waits for its conditioning.
 
-    columns: int64 `[S, n]`, one column for each step. pad: int64 `[S]`, for all steps after these; None while more may come.
-
-    For a model with a `step_width` E the payload may have a tensor `rows`: `[n, E]` or a page slice of n such rows, one
-    for each step, of any floating dtype; it is converted to the stage's dtype. A step without a row gets zeros.
+    columns: int64 `[S, n]`, one column for each step. pad: int64 `[S]`, for all steps after these; None while more may come. For a
+    model with a `step_width` E the payload may have a tensor `rows`: `[n, E]` or a page slice of n such rows, of any floating
+    dtype; it is converted to the stage's dtype. A step without a row gets zeros.
     """
 
     columns: NDArray[np.int64]
@@ -127,12 +117,10 @@ class PromptHidden(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenHidden(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of a model that emits its tokens' hidden states. Tensor `hidden`: a page slice of one row.
-
-    index: number of the generated token, from 0. The hidden state is that of the position the token was sampled from:
-    the prompt's last position for token 0, the position of token i - 1 for token i. It is emitted with token i - 1,
-    also where token i is withheld because a stop string ends the text, or does not exist because a grammar ends it.
-    """
+    """Output of a model that emits its tokens' hidden states. Tensor `hidden`: a page slice of one row. index: number of the
+    generated token, from 0. The hidden state is that of the position the token was sampled from: the prompt's last position for
+    token 0, the position of token i - 1 for token i. It is emitted with token i - 1, also where token i is withheld because a stop
+    string ends the text, or does not exist because a grammar ends it."""
 
     index: int
 

@@ -2,10 +2,10 @@
 
 from omni.device import declare_categories
 from omni.stage import StageContext, build_model
-from omni_ar.categories import CATEGORIES
 from omni_ar.loaded import LoadedAr
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
+from omni_ar.run.phases import CATEGORIES
 
 declare_categories(CATEGORIES)
 

@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager
 from itertools import islice
 
 from omni.device import AllocationCount
+from omni.device.graphs import captured_lengths, captured_sizes
 from omni.errors import ConfigError
-from omni.graphs import captured_lengths, captured_sizes
 from omni.sampling import GREEDY
 from omni.stage import Footprint, StageContext, capture_progress, memory_errors, module_bytes
 from omni_ar.attention.select import select_backend
@@ -114,7 +114,6 @@ class LoadedAr:
         return captured_lengths(self._options.graph_chunk_sizes, self._limits.max_num_batched_tokens)
 
     def _new_runner(self) -> Runner:
-        """A runner with the null block only."""
         context = self._context
         name, device, dtype = context.stage.name, context.device, context.dtype
         chosen, size = self._options.attention_backend, self._limits.block_size

@@ -19,17 +19,14 @@ from omni_ar.attention import AttentionBackend, AttentionMetadata, KVCache
 class ArShape:
     """The sizes of a model, for the runner's allocations and inputs.
 
-    hidden_width: width of the hidden states that `forward` returns. input_width: width of input embeddings, which have
-    the stage's dtype; None for the same width. position_axes: 3 for M-RoPE, else 1.
-    prompt_columns: id columns of a prompt, in order. step_columns: id columns that condition each decode step.
-    step_width: width of the device rows that condition decode steps, such as another stage's hidden states; 0 for none.
-    The model receives them in the stage's dtype.
-    payload_width: width of the hidden states that `forward` stores for a consumer; 0 for none.
-    emits_tokens: whether `forward` also stores the hidden state of each generated token (`TokenHidden`), besides those
-    of prompts. max_positions: maximum sequence length of the model.
-    logits_dtype: dtype of the result of `logits`, if it is not the stage's dtype. Logits are not converted.
-    forward_embeddings: names of the multimodal embeddings that `forward` reads besides `embed_prompt`; None if it may
-    read any. Steps with other embeddings can be captured; a captured `forward` receives none.
+    hidden_width: of the hidden states that `forward` returns. input_width: of input embeddings, which have the stage's dtype; None
+    for the same. position_axes: 3 for M-RoPE, else 1. prompt_columns: id columns of a prompt, in order. step_columns: id columns
+    that condition each decode step. step_width: width of the device rows that condition decode steps, such as another stage's
+    hidden states, in the stage's dtype; 0 for none. payload_width: width of the hidden states that `forward` stores for a consumer;
+    0 for none. emits_tokens: whether it also stores that of each generated token (`TokenHidden`). max_positions: maximum sequence
+    length. logits_dtype: of `logits`, if not the stage's dtype; logits are not converted. forward_embeddings: names of the
+    multimodal embeddings that `forward` reads besides `embed_prompt`; None if it may read any. Steps with other embeddings can be
+    captured; a captured `forward` receives none.
     """
 
     num_layers: int
@@ -56,10 +53,8 @@ class ArShape:
 
 @dataclass(frozen=True, slots=True)
 class PlacedEmbedding:
-    """An embedding's tensors and their places. tokens_n: int64, indexes into the batch's prompt tokens (0 to Tp - 1).
-
-    tensors: by name; floating-point tensors are converted to the stage's dtype.
-    """
+    """An embedding's tensors by name, floating-point ones in the stage's dtype. tokens_n: int64, indexes into the batch's prompt
+    tokens."""
 
     name: str
     tokens_n: Tensor
@@ -91,11 +86,8 @@ class NextTokens:
 
 @dataclass(frozen=True, slots=True)
 class PayloadSink:
-    """The destination of hidden states that a consumer needs.
-
-    slots_n: int64, page slots of the batch's first n tokens; a slot of the null block for a token whose hidden state is
-    not needed. Hidden states of later tokens are not needed.
-    """
+    """The destination of hidden states that a consumer needs. slots_n: int64, page slots of the batch's first n tokens; a slot of
+    the null block for a token whose hidden state is not needed. Those of later tokens are not needed."""
 
     pages: Tensor
     slots_n: Tensor
@@ -109,10 +101,9 @@ class PayloadSink:
 class Batch:
     """One step's batch as input of `forward`: decode rows first, one token each, then chunks of other requests.
 
-    positions_PT: int64 rotary positions. embeddings: embeddings of the prompt tokens, each with its part in this step's
-    chunk. prompt_start: index of the first prompt token of a batch with embeddings; decode rows and replayed tokens of
-    preempted requests precede it. payload: None if no consumer needs hidden states of this step. A captured batch has
-    no embeddings, and may end in padding.
+    positions_PT: int64 rotary positions. embeddings: of the prompt tokens, each with its part in this step's chunk. prompt_start:
+    index of the first prompt token of a batch with embeddings, behind decode rows and replayed tokens. payload: None if no consumer
+    needs hidden states of this step. A captured batch has no embeddings, and may end in padding.
     """
 
     positions_PT: Tensor
@@ -141,10 +132,8 @@ class ArModel(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        """Final hidden states `[T, hidden_width]`, normalized for `logits` and `predict_codes`.
-
-        Stores the hidden states of `ArShape.payload_width` into `batch.payload`, unless that is None.
-        """
+        """Final hidden states `[T, hidden_width]`, normalized for `logits` and `predict_codes`. Stores the hidden states of
+        `ArShape.payload_width` into `batch.payload`, unless that is None."""
 
     @abstractmethod
     def logits(self, hidden_RD: Tensor) -> Tensor:
@@ -152,12 +141,10 @@ class ArModel(nn.Module, ABC):
 
 
 class DrawCode(Protocol):
-    """Draws one id per row from code logits, by the request's parameters (`SamplingParams.code_temperature` and so on;
-    the family sets a stage's defaults) and the row's seed and position."""
+    """Draws one id per row from code logits, by the request's `code_*` parameters and the row's seed and position."""
 
     def __call__(self, logits_RV: Tensor, group: int) -> Tensor:
         """Returns int64 `[R]`. group: the code group, at least 1."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +157,9 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class FrameEnd:
-    """A frame whose first `groups` codes are all `code` ends its request. If all its codes are, the frame is dropped,
-    and its token has no frame, like a stop id. Otherwise it is the request's last frame.
-
-    Where `min_tokens` or `ignore_eos` let the request continue, such a frame is an ordinary one.
-    """
+    """A frame whose first `groups` codes are all `code` ends its request. If all its codes are, the frame is dropped, and its token
+    has no frame, like a stop id. Otherwise it is the request's last frame. Where `min_tokens` or `ignore_eos` let the request
+    continue, such a frame is an ordinary one."""
 
     code: int
     groups: int
@@ -201,8 +186,7 @@ class CodecModel(ArModel):
 
     @abstractmethod
     def predict_codes(self, hidden_RD: Tensor, code0_R: Tensor, draw: DrawCode) -> Codes:
-        """Predicts the frames that begin with the tokens `code0_R`, sampled from `hidden_RD`. On the critical path: the
-        next step needs them."""
+        """Predicts the frames that begin with the tokens `code0_R`, sampled from `hidden_RD`. The next step needs them."""
 
     @abstractmethod
     def embed_codes(self, codes_RG: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from omni.device.graphs import check_sizes
 from omni.errors import InputError
-from omni.graphs import check_sizes
 from omni.sampling import GREEDY, SamplingParams
 
 _MOST = 2**24

@@ -15,11 +15,9 @@ from omni_ar.inputs import MultimodalEmbedding, Prompt, PromptHidden, StepInputs
 
 
 class TextConditioningArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """The speaker's prompt, without the text of the writer.
-
-    prompt: complete except for the last id of its first column, the first text token. Steps have that column. lead:
-    text tokens that are already at the end of the writer's prompt. eos, pad: text ids that end the text and follow it.
-    """
+    """The speaker's prompt, without the text of the writer. prompt: complete except for the last id of its first column, the first
+    text token. Steps have that column. lead: text tokens that are already at the end of the writer's prompt. eos, pad: text ids
+    that end the text and follow it."""
 
     prompt: Prompt
     lead: tuple[int, ...]

@@ -14,8 +14,7 @@ from omni_diffusion.windows import WindowSizes
 def denoise_alone(
     model: DiffusionModel[StateT], codes_NG: Tensor, voice: int, noise_TM: Tensor, sizes: WindowSizes | None = None
 ) -> Tensor:
-    """The latents `[T, M]`, fp32, of a whole stream that is denoised in windows of `sizes`; None denoises it in one
-    window.
+    """The latents `[T, M]`, fp32, of a whole stream, denoised in windows of `sizes`, or in one window.
 
     codes_NG: int64. noise_TM: fp32. Both on the model's device.
     """

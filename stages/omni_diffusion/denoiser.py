@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Device, Graph, Launch, Span, Stream, Uploader
-from omni.graphs import Captured, CapturedGraphs
+from omni.device.graphs import Captured, CapturedGraphs
 from omni_diffusion.model import DiffusionModel, StateT, Windows
 from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
@@ -58,8 +58,10 @@ class Denoiser:
         # Two float32 values share one int64.
         self._columns = _HEAD + sizes.frames + -(-sizes.frames * model.repeats * model.latent_width // 2)
         # All rows may begin windows while a step runs that their uploads wait for.
-        self._windows = Uploader(device, stream, min(MOST_BEGUN, rows) * self._columns, 1 + -(-rows // MOST_BEGUN))
-        self._steps = Uploader(device, stream, 2 * rows, 1)
+        self.window_uploads = Uploader(
+            device, stream, min(MOST_BEGUN, rows) * self._columns, 1 + -(-rows // MOST_BEGUN)
+        )
+        self.step_uploads = Uploader(device, stream, 2 * rows, 1)
         self._begin_graphs = CapturedGraphs[None, Graph](stream.name)
         self._captured_begins: set[int] = set()
         self._step_graphs = CapturedGraphs[int, Graph](stream.name, others="windows of other sizes")
@@ -75,23 +77,15 @@ class Denoiser:
             self._step_graphs.add(width, size, self._device.capture(self._stream, name, self.null_step(size, width)))
 
     def null_begin(self, count: int) -> list[Launch]:
-        packed_BX = self._windows.view(Span(0, (count, self._columns)))
+        packed_BX = self.window_uploads.view(Span(0, (count, self._columns)))
         null = Launch.of(set_null_windows, packed_BX, self._null_row, self._sizes.block)
         self._device.enqueue(self._stream, [null])
         return [self._begin(packed_BX)]
 
     def null_step(self, count: int, width: int) -> list[Launch]:
-        packed_2B = self._steps.view(Span(0, (2, count)))
+        packed_2B = self.step_uploads.view(Span(0, (2, count)))
         self._device.enqueue(self._stream, [Launch.of(set_null_steps, packed_2B, self._null_row)])
         return [self._step(packed_2B, width)]
-
-    @property
-    def can_begin(self) -> bool:
-        return self._windows.ready
-
-    @property
-    def can_step(self) -> bool:
-        return self._steps.ready
 
     def prepare_begin(self, requests: Sequence[DiffusionRequest], windows: Sequence[Window]) -> Callable[[], None]:
         """Enqueues the inputs of a window of each request, at most `MOST_BEGUN`. Returns a function that enqueues their
@@ -101,19 +95,18 @@ class Denoiser:
         packed[:, _ROW], packed[:, _FRAMES] = self._null_row, self._sizes.block
         for line, request, window in zip(packed, requests, windows, strict=False):
             self._fill(line, request, window)
-        (packed_BX,) = self._windows.send([packed])
+        (packed_BX,) = self.window_uploads.send([packed])
         return partial(self._run, captured, self._begin(packed_BX))
 
     def prepare_step(self, requests: Sequence[DiffusionRequest]) -> Callable[[], None]:
-        """Enqueues the inputs of each request's next step. Can be retried. Returns a function that enqueues the
-        step."""
+        """Enqueues the inputs of each request's next step. Returns a function that enqueues the step. Both can be retried."""
         count = len(requests)
         width = self._sizes.width(max(request.window.frames for request in requests if request.window is not None))
         captured = self._step_graphs.find(width, count)
         packed = np.zeros((2, captured.size if captured is not None else count), np.int64)
         packed[0] = self._null_row
         packed[:, :count] = np.array([(request.row, request.step) for request in requests]).T
-        (packed_2B,) = self._steps.send([packed])
+        (packed_2B,) = self.step_uploads.send([packed])
         return partial(self._run, captured, self._step(packed_2B, width))
 
     def _run(self, captured: Captured[Graph] | None, launch: Launch) -> None:
@@ -132,10 +125,8 @@ class Denoiser:
         line[_HEAD + self._sizes.frames :].view(np.float32)[: noise.size] = noise.reshape(-1)
 
     def _begin(self, packed_BX: Tensor) -> Launch:
-        ring_RCG, frames = self._store.ring_RCG, self._sizes.frames
-        return Launch.of(
-            begin_windows, self._model, self._state, ring_RCG, packed_BX, frames, self.latents_RTM, self._tf32
-        )
+        shared = (self._model, self._state, self._store.ring_RCG)
+        return Launch.of(begin_windows, *shared, packed_BX, self._sizes.frames, self.latents_RTM, self._tf32)
 
     def _step(self, packed_2B: Tensor, width: int) -> Launch:
         held_RTM = self.latents_RTM[:, : width * self._sizes.repeats]
@@ -181,8 +172,7 @@ def begin_windows(
 def denoise_rows(
     model: DiffusionModel[StateT], state: StateT, latents_RTM: Tensor, packed_2B: Tensor, tf32: bool
 ) -> None:
-    """Advances the latents of some rows by one step. packed_2B: int64, rows and their steps. Raises ValueError for
-    another shape."""
+    """Advances the latents of some rows by one step. packed_2B: int64, rows and their steps. Raises ValueError if misshapen."""
     rows_B, steps_B = packed_2B.unbind()
     noisy_BTM = latents_RTM.index_select(0, rows_B)
     with products(tf32):

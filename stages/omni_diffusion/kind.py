@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from omni.device import PhaseCategory, declare_categories
-from omni.graphs import captured_sizes
+from omni.device.graphs import captured_sizes
 from omni.stage import MeasuredStage, StageContext, build_model
 from omni_diffusion.model import DiffusionModel
 from omni_diffusion.options import DiffusionOptions
@@ -24,8 +24,6 @@ declare_categories(CATEGORIES)
 
 
 class LoadedDiffusion(MeasuredStage[DiffusionWorker]):
-    """model: the stage's model."""
-
     memory_options = ("max_num_seqs", "chunk_blocks", "blocks_before", "blocks_after")
 
     def __init__(self, context: StageContext, model: DiffusionModel[Any]) -> None:

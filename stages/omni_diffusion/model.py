@@ -38,58 +38,31 @@ class Windows:
 class DiffusionModel(nn.Module, ABC, Generic[StateT]):
     """Denoises latents under codes, in `num_steps` steps, and renders latents as samples.
 
-    A code frame stands for `repeats` latent frames. A stream is denoised in windows of whole blocks of `block_frames`
-    code frames (its last block may be shorter): a window's frames may depend on each other, and outside of the window
-    only on the state of the row that the model carries over.
+    A code frame stands for `repeats` latent frames. A stream is denoised in windows of whole blocks of `block_frames` code frames
+    (its last block may be shorter): a window's frames may depend on each other, and outside of it only on the row's carried state.
 
-    `begin`, `denoise` and `render` run inside device phases, which are captured: no synchronization, control flow on
-    shapes only, never on tensor values. A row's results must not depend on the other rows.
+    `begin`, `denoise` and `render` run inside device phases, which are captured: no synchronization, control flow on shapes only. A
+    row's results must not depend on the other rows.
     """
 
-    @property
-    @abstractmethod
-    def num_groups(self) -> int:
-        """Codes per frame."""
-
-    @property
-    @abstractmethod
-    def sample_rate(self) -> int:
-        """Hz."""
-
-    @property
-    @abstractmethod
-    def num_voices(self) -> int:
-        """Number of loaded voices, at least 1."""
-
-    @property
-    @abstractmethod
-    def num_steps(self) -> int:
-        """Number of steps from noise to latents, at least 1."""
-
-    @property
-    @abstractmethod
-    def block_frames(self) -> int:
-        """Code frames of a block."""
-
-    @property
-    @abstractmethod
-    def repeats(self) -> int:
-        """Latent frames of a code frame."""
-
-    @property
-    @abstractmethod
-    def latent_width(self) -> int:
-        """Values of a latent frame."""
-
-    @property
-    @abstractmethod
-    def samples_per_latent(self) -> int:
-        """Samples of a latent frame."""
-
-    @property
-    @abstractmethod
-    def render_context(self) -> int:
-        """Latent frames to either side that a latent frame's samples depend on, 0 or more."""
+    num_groups: int
+    """Codes per frame."""
+    sample_rate: int
+    """Hz."""
+    num_voices: int
+    """Number of loaded voices, at least 1."""
+    num_steps: int
+    """Number of steps from noise to latents, at least 1."""
+    block_frames: int
+    """Code frames of a block."""
+    repeats: int
+    """Latent frames of a code frame."""
+    latent_width: int
+    """Values of a latent frame."""
+    samples_per_latent: int
+    """Samples of a latent frame."""
+    render_context: int
+    """Latent frames to either side that a latent frame's samples depend on, 0 or more."""
 
     @abstractmethod
     def new_state(self, num_rows: int, window_frames: int) -> StateT:
@@ -98,23 +71,20 @@ class DiffusionModel(nn.Module, ABC, Generic[StateT]):
 
     @abstractmethod
     def begin(self, state: StateT, windows: Windows) -> None:
-        """Prepares rows for new windows: all inputs of the steps except the latents. A stream's windows begin in
-        order."""
+        """Prepares rows for new windows: all inputs of the steps except the latents. A stream's windows begin in order."""
 
     @abstractmethod
     def denoise(self, state: StateT, latents_BTM: Tensor, rows_B: Tensor, steps_B: Tensor) -> Tensor:
         """Advances each row's latents by one step. Returns them, `[B, T, M]`. Modifies only `state` in place.
 
-        latents_BTM: fp32, normal noise at step 0. T: whole blocks, enough for the window of each row, possibly fewer
-        than the maximum of `new_state`. Latents behind a row's frames are padding, initially zero, and stay finite.
-        rows_B: int64, as `Windows.rows_B`, each begun. steps_B: int64, each row's step, 0 to `num_steps` - 1.
+        latents_BTM: fp32, normal noise at step 0. T: whole blocks, enough for the window of each row. Latents behind a row's frames
+        are padding, initially zero, and stay finite. rows_B: int64, as `Windows.rows_B`. steps_B: int64, each row's step, from 0.
         """
 
     @abstractmethod
     def render(self, latents_BTM: Tensor) -> Tensor:
-        """Renders T latent frames (fp32) of each row as samples `[B, T * samples_per_latent]`, any float dtype, in [-1,
-        1].
+        """Renders T latent frames (fp32) of each row as samples `[B, T * samples_per_latent]`, any float dtype, in [-1, 1].
 
-        The edges of a piece are treated like the edges of a stream. So a sample at least `render_context` latent frames
-        away from an edge equals that of the whole stream, as does one nearer to an edge that is also the stream's.
+        The edges of a piece are treated like the edges of a stream: a sample at least `render_context` latent frames away from an
+        edge equals that of the whole stream, as does one nearer to an edge that is also the stream's.
         """

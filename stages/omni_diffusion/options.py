@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from omni.graphs import check_sizes
+from omni.device.graphs import check_sizes
 from omni.sampling import SamplingParams
 
 _MOST = 2**12

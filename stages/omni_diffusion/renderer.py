@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Device, Graph, Launch, Span, Stream, Uploader
-from omni.graphs import CapturedGraphs
+from omni.device.graphs import CapturedGraphs
 from omni_diffusion.model import DiffusionModel, StateT
 from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
@@ -65,7 +65,6 @@ class Renderer:
 
     @property
     def ready(self) -> bool:
-        """Whether pieces may be prepared and launched now."""
         return self._upload.ready and self._samples.ready
 
     def prepare(
@@ -123,12 +122,9 @@ def render_piece(
     wav_BS: Tensor,
     tf32: bool,
 ) -> None:
-    """Keeps the fresh latents of windows, and writes the samples of the piece, if any.
-
-    latents_RTM: latents of windows, `T` per row. kept_RCM: kept latents, `C` per row. packed_BX: int64, for each row
-    the places of its fresh latents in `[R * T, M]`, their destinations in `[R * C, M]`, and the places there of the
-    model's input. wav_BS: fp32, the output. Raises ValueError if the model returns another shape.
-    """
+    """Keeps windows' fresh latents, and writes the samples of the piece, if any. latents_RTM: of windows, `T` per row. kept_RCM:
+    kept ones, `C` per row. packed_BX: int64, for each row the places of its fresh latents in `[R * T, M]`, their destinations in
+    `[R * C, M]`, and the places there of the model's input. wav_BS: fp32. Raises ValueError if the model returns another shape."""
     sources_Bn, places_Bn, seen_BT = packed_BX.split((piece.fresh, piece.fresh, piece.seen), 1)
     if piece.fresh:
         fresh_nM = latents_RTM.flatten(0, 1).index_select(0, sources_Bn.flatten())

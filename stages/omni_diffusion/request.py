@@ -2,21 +2,16 @@
 
 from dataclasses import dataclass
 
-from omni_diffusion.noise import Noise
-from omni_diffusion.windows import Piece, Window, WindowSizes
+from omni_diffusion.windows import Noise, Piece, Window, WindowSizes
 from omni_frames import FrameRequest
 
 
 @dataclass(slots=True, eq=False)
 class DiffusionRequest(FrameRequest):
-    """A request from `Open` to its end.
-
-    seed, sample_index: determine its noise. noise, voice: None before the voice has arrived.
-    passed: number of frames of the stream that have left the row's ring.
-    window, step: the window that is being denoised, and the number of its launched steps.
-    done: number of code frames whose latents have been kept. rendered: number of latent frames whose samples are in
-    flight or emitted.
-    """
+    """seed, sample_index: determine its noise. noise, voice: None before the voice has arrived. passed: number of frames of the
+    stream that have left the row's ring. window, step: the window that is being denoised, and the number of its launched steps.
+    done: number of code frames whose latents have been kept. rendered: number of latent frames whose samples are in flight or
+    emitted."""
 
     seed: int = 0
     sample_index: int = 0
@@ -32,16 +27,9 @@ class DiffusionRequest(FrameRequest):
         """Number of frames of the stream that have arrived in the row."""
         return self.passed + self.buffered
 
-    def finished(self, sizes: WindowSizes) -> bool:
-        """Whether all of the request's work is done."""
-        rendered = self.rendered == self.known * sizes.repeats
-        return self.ended and self.window is None and not self.in_flight and rendered
-
     def next_window(self, sizes: WindowSizes) -> Window | None:
-        """The window that may begin now; None if there is none."""
-        if self.window is not None or self.paused or self.voice is None:
-            return None
-        return sizes.next(self.done, self.known, self.ended)
+        waits = self.window is not None or self.paused or self.voice is None
+        return None if waits else sizes.next(self.done, self.known, self.ended)
 
     def begin(self, window: Window, sizes: WindowSizes) -> None:
         """Records the launch of a window's beginning: frames that only this window sees leave the ring."""
@@ -61,7 +49,6 @@ class DiffusionRequest(FrameRequest):
         return sizes.piece(self.rendered, done, self.window.fresh * sizes.repeats, self.window.last)
 
     def take(self, piece: Piece) -> None:
-        """Records the launch of keeping and rendering a piece."""
         if self.window is not None:
             self.done += self.window.fresh
         self.window = None

@@ -1,7 +1,13 @@
-"""Selection of the frames that are denoised together, and of those that are rendered, on the host."""
+"""Selection of the frames that are denoised together, and of those that are rendered, on the host; and their initial noise."""
 
 from dataclasses import dataclass
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.stage import Feed
 from omni_diffusion.model import DiffusionModel, StateT
 from omni_diffusion.options import DiffusionOptions
 
@@ -19,10 +25,8 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Numbers of latent frames; pieces that share a batch have equal numbers.
-
-    fresh: frames of a window, to be kept. count: rendered frames. left, right: context in front of and behind them.
-    """
+    """Numbers of latent frames; pieces that share a batch have equal numbers. fresh: frames of a window, to be kept. count:
+    rendered frames. left, right: context in front of and behind them."""
 
     fresh: int
     left: int
@@ -63,7 +67,6 @@ class WindowSizes:
 
     @property
     def frames(self) -> int:
-        """Number of code frames of the largest window."""
         return max(self.first, self.before + self.later) + self.after
 
     @property
@@ -90,10 +93,8 @@ class WindowSizes:
         return self.most_fresh + 2 * self.context
 
     def next(self, done: int, known: int, ended: bool) -> Window | None:
-        """The next window of a stream with `done` denoised and `known` available frames; None if it cannot begin yet.
-
-        It depends on the length of the stream, but never on the arrival times of its frames or of its end.
-        """
+        """The next window of a stream with `done` denoised and `known` available frames; None if it cannot begin yet. Depends on
+        the length of the stream, but never on the arrival times of its frames or of its end."""
         chunk, context = (self.later if done else self.first), min(self.before, done)
         left = known - done
         if left >= chunk + self.after:
@@ -103,8 +104,7 @@ class WindowSizes:
         return None
 
     def piece(self, rendered: int, done: int, fresh: int, last: bool) -> Piece:
-        """The piece to render once latents up to `done` are available, `fresh` new ones. last: whether none will
-        follow."""
+        """The piece to render once latents up to `done` are available, `fresh` new ones. last: whether none will follow."""
         until = done if last else max(rendered, done - self.context)
         if until == rendered:
             return Piece(fresh, 0, 0, 0)
@@ -121,3 +121,53 @@ class WindowSizes:
             pieces.append(self.piece(rendered, done, frames * self.repeats, last=False))
             rendered += pieces[-1].count
         return list(dict.fromkeys(pieces))
+
+
+class Noise:
+    """The noise of one stream. A block's noise is a function of seed, sample index and the block's number alone. given: `[T, M]`,
+    used instead. block, repeats, width: code frames of a block, latent frames of a code frame, values of a latent frame."""
+
+    def __init__(
+        self,
+        seed: int,
+        sample_index: int,
+        block: int,
+        repeats: int,
+        width: int,
+        given: NDArray[np.float32] | None = None,
+    ) -> None:
+        self._seed, self._sample_index = seed, sample_index
+        self._block, self._repeats, self._width = block, repeats, width
+        self._given = given
+        self._drawn: dict[int, NDArray[np.float32]] = {}
+        """Noise of the last window, whose blocks may be in the next one too."""
+
+    def of(self, window: Window) -> NDArray[np.float32]:
+        """The window's noise, `[frames * repeats, M]`. Raises ValueError if the given noise is too short."""
+        start, count = window.first * self._repeats, window.frames * self._repeats
+        if self._given is not None:
+            if len(self._given) < start + count:
+                problem = f"noise is for {len(self._given)} latent frames, the codes are for {start + count} or more"
+                raise ValueError(problem)
+            return self._given[start : start + count]
+        first = window.first // self._block
+        numbers = range(first, first + -(-window.frames // self._block))
+        self._drawn = {n: self._drawn[n] if n in self._drawn else self._draw(n) for n in numbers}
+        return np.concatenate([self._drawn[n] for n in numbers])[:count]
+
+    def _draw(self, number: int) -> NDArray[np.float32]:
+        key, counter = np.array([self._seed, number], np.uint64), np.array([0, 0, 0, self._sample_index], np.uint64)
+        random = np.random.Generator(np.random.Philox(key=key, counter=counter))
+        return random.standard_normal((self._block * self._repeats, self._width), np.float32)
+
+
+def read_noise(message: Feed, width: int) -> NDArray[np.float32] | None:
+    """The noise of a voice's message, `[T, M]`, or None. width: M. Raises ValueError, naming the expected tensor."""
+    noise = message.payload.tensors.get("noise")
+    if noise is None:
+        return None
+    if not isinstance(noise, Tensor) or noise.device.type != "cpu" or not message.arrived:
+        raise ValueError("noise is read by the host: give a tensor in its memory")
+    if noise.dtype != torch.float32 or noise.dim() != 2 or noise.shape[1] != width:
+        raise ValueError(f"noise is {noise.dtype} {tuple(noise.shape)}; wanted float32 [latent frames, {width}]")
+    return np.array(noise.numpy())

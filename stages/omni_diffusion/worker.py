@@ -11,11 +11,10 @@ from omni.stage import Feed, Open, StageUsage, together
 from omni_diffusion.denoiser import MOST_BEGUN, Denoiser
 from omni_diffusion.inputs import Voice
 from omni_diffusion.model import DiffusionModel, StateT
-from omni_diffusion.noise import Noise, read_noise
 from omni_diffusion.options import DiffusionOptions, beside_seed
 from omni_diffusion.renderer import Renderer
 from omni_diffusion.request import DiffusionRequest
-from omni_diffusion.windows import Piece, WindowSizes
+from omni_diffusion.windows import Noise, Piece, WindowSizes, read_noise
 from omni_frames import Arrival, FrameWorker
 
 
@@ -71,9 +70,16 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
         return request
 
     def read(self, request: DiffusionRequest, message: Feed) -> Arrival | None:
-        if not isinstance(message.payload.meta, Voice):
+        voice, model = message.payload.meta, self._model
+        if not isinstance(voice, Voice):
             return super().read(request, message)
-        self._take_voice(request, message.payload.meta, message)
+        if request.voice is not None:
+            raise ValueError("a second Voice came; a request has one")
+        if not 0 <= voice.index < model.num_voices:
+            raise ValueError(f"voice {voice.index} is not there: 0 to {model.num_voices - 1} are")
+        given, shape = read_noise(message, model.latent_width), (model.block_frames, model.repeats, model.latent_width)
+        request.voice = voice.index
+        request.noise = Noise(request.seed, request.sample_index, *shape, given)
         return None
 
     def end(self, request: DiffusionRequest, source: str) -> None:
@@ -82,7 +88,8 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
             raise StageError(self.name, "taking its input", "frames came, and no Voice that speaks them")
 
     def over(self, request: DiffusionRequest) -> bool:
-        return request.finished(self._sizes)
+        rendered = request.rendered == request.known * self._sizes.repeats
+        return request.ended and request.window is None and not request.in_flight and rendered
 
     def run(self) -> bool:
         moved = False
@@ -92,22 +99,10 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
         moved |= self._begin()
         return self._step() or moved
 
-    def _take_voice(self, request: DiffusionRequest, voice: Voice, message: Feed) -> None:
-        if request.voice is not None:
-            raise ValueError("a second Voice came; a request has one")
-        model = self._model
-        if not 0 <= voice.index < model.num_voices:
-            raise ValueError(f"voice {voice.index} is not there: 0 to {model.num_voices - 1} are")
-        given = read_noise(message, model.latent_width)
-        request.voice = voice.index
-        request.noise = Noise(
-            request.seed, request.sample_index, model.block_frames, model.repeats, model.latent_width, given
-        )
-
     def _begin(self) -> bool:
         """Begins a few windows; others begin in the next tick, after the other stages' ticks."""
         windows = {request: window for request in self.rows.owners if (window := request.next_window(self._sizes))}
-        if not windows or not self._denoiser.can_begin:
+        if not windows or not self._denoiser.window_uploads.ready:
             return False
         batch = together(list(windows))[:MOST_BEGUN]
         prepare = partial(self._denoiser.prepare_begin, batch, [windows[request] for request in batch])
@@ -120,7 +115,7 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
     def _step(self) -> bool:
         steps = self._model.num_steps
         rows = [request for request in self.rows.owners if request.window is not None and request.step < steps]
-        if not rows or not self._denoiser.can_step:
+        if not rows or not self._denoiser.step_uploads.ready:
             return False
         batch = together(rows)
         if self.run_batch(batch, "denoising a window", partial(self._denoiser.prepare_step, batch)):

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Device, Event, Graph, HostRing, Launch, Stream
-from omni.graphs import Captured, CapturedGraphs
-from omni_encoder.cache import Outputs
+from omni.device.graphs import Captured, CapturedGraphs
+from omni_encoder.jobs import Outputs
 from omni_encoder.model import EncoderModel
 from omni_encoder.plan import EncodePlan
 
@@ -39,7 +39,6 @@ class Transfer:
 
     @property
     def over(self) -> bool:
-        """Whether all bytes were sent."""
         return not self._sources
 
     def fill(self, piece: NDArray[np.uint8]) -> Tensor:
@@ -162,7 +161,6 @@ class BatchEncoder:
             self._graphs.add(None, length, EncodeGraph(graph, outputs))
 
     def prepare(self, items: Sequence[Mapping[str, Tensor]]) -> PreparedBatch:
-        """Plans the batch and starts sending its inputs to the device."""
         captured, length = None, self._model.padded_length(items)
         if length is None:
             self._graphs.log_uncaptured("media that the model cannot pad")
@@ -179,7 +177,6 @@ class BatchEncoder:
         return self._uploader.advance(batch.transfer)
 
     def launch(self, batch: PreparedBatch) -> EncodedBatch:
-        """Enqueues the encoding, after all inputs were sent."""
         outputs: Mapping[str, Tensor]
         if batch.captured is not None:
             self._device.replay(self._stream, batch.captured.graph.graph)
@@ -211,8 +208,7 @@ def encode_batch(
 def take_outputs(
     model: EncoderModel, outputs: Mapping[str, Tensor], sizes: Sequence[int], items: list[Outputs]
 ) -> None:
-    """Copies each item's outputs: a view would keep the memory of its whole batch alive, or be overwritten by the
-    next."""
+    """Copies each item's outputs: a view would keep the memory of its whole batch alive, or be overwritten by the next."""
     for start, end in pairwise(accumulate(sizes, initial=0)):
         parts = model.item_outputs(outputs, slice(start, end))
         items.append({name: part.clone(memory_format=torch.contiguous_format) for name, part in parts.items()})

@@ -11,16 +11,12 @@ __all__ = ["Encoded", "MediaItem", "media_items"]
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
-    """Input: one piece of media. The payload's tensors are its features, as expected by the model's `plan`.
+    """Input: one piece of media. The payload's tensors are its features, as expected by the model's `plan`: contiguous, on the
+    stage's device or on the host, from where they are copied through pinned memory, a piece at a time.
 
-    Features are contiguous, on the host or on the stage's device. Host features are copied through pinned memory, a
-    piece at a time.
-
-    index: number of the item in its request; returned in `Encoded`.
-    key: hash of the content; items with equal keys have equal outputs, and are encoded once.
-    batch_key: items with different keys never share a batch.
-    length: number of its embeddings, limited per batch by `EncoderOptions.max_batch_length`.
-    field: its name in errors, the path in the request's messages.
+    index: number of the item in its request; returned in `Encoded`. key: hash of the content; items with equal keys have equal
+    outputs, and are encoded once. batch_key: items with different keys never share a batch. length: number of its embeddings,
+    limited per batch by `EncoderOptions.max_batch_length`. field: its name in errors, the path in the request's messages.
     """
 
     index: int

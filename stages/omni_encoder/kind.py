@@ -41,7 +41,6 @@ class LoadedEncoder(MeasuredStage[EncoderWorker]):
         return partial(dry_run, self._context.stage.name, device=self._context.device, messages=self._largest_batch())
 
     def _largest_batch(self) -> list[Inbound]:
-        """A request whose items fill one batch."""
         feeds: list[Inbound] = []
         left = self._options.max_batch_length
         while left > 0 and len(feeds) < self._options.max_batch_items:

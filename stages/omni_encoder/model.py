@@ -18,37 +18,30 @@ class SampleItem:
 
 
 class EncoderModel(nn.Module, ABC):
-    """A tower that turns the features of media items into embeddings.
-
-    `plan` computes on the host all values that follow from sizes alone (indices, positions, lengths), so that `encode`
-    never synchronizes. An item's output must not depend on other items in its batch, nor on padding.
-    """
+    """A tower that turns the features of media items into embeddings. `plan` computes on the host all that follows from sizes alone
+    (indices, positions, lengths), so that `encode` never synchronizes. An item's output must depend neither on other items in its
+    batch nor on padding."""
 
     def padded_length(self, items: Sequence[Mapping[str, Tensor]]) -> int | None:
-        """The minimum length to which `plan` can pad a batch of these items; None for items that it cannot pad, which
-        run uncaptured.
-
-        For an empty batch, None means that the model pads nothing and has no captured batches; this is the default.
-        """
+        """The minimum length to which `plan` can pad a batch of these items; None for items that it cannot pad, which run
+        uncaptured. For an empty batch, None means that the model pads nothing and has no captured batches; this is the default."""
         return None
 
     @abstractmethod
     def plan(self, items: Sequence[Mapping[str, Tensor]], length: int | None = None) -> EncodePlan:
         """Lays out a batch of items with one batch key. Runs on the host: the only torch operations are views.
 
-        items: tensors by name, as in `MediaItem` payloads. Values may be read if they are small and on the host (grids,
-        lengths); of features only the shape is read. length: embeddings to pad the batch to, at least its
-        `padded_length`; shapes then depend only on it, and the batch may be empty. None pads nothing, as for all items
-        whose `padded_length` is None.
+        items: tensors by name, as in `MediaItem` payloads. Values may be read if they are small and on the host (grids, lengths);
+        of features only the shape is read. length: embeddings to pad the batch to, at least its `padded_length`; shapes then depend
+        only on it, and the batch may be empty. None pads nothing.
         """
 
     @abstractmethod
     def encode(self, inputs: Mapping[str, Tensor], segments: tuple[int, ...] | None) -> Mapping[str, Tensor]:
-        """The embeddings of a batch, by name; those of its items are consecutive from the start.
+        """The embeddings of a batch, by name; those of its items are consecutive from the start. inputs, segments: of the plan.
 
-        Runs inside a device phase, which is captured for padded plans, with inputs that are initially zero: no
-        synchronization, no control flow on tensor values. inputs: the plan's inputs, on the device. segments: the
-        plan's segments.
+        Runs inside a device phase, which is captured for padded plans, with inputs that are initially zero: no synchronization, no
+        control flow on tensor values.
         """
 
     def item_outputs(self, outputs: Mapping[str, Tensor], places: slice) -> Mapping[str, Tensor]:
@@ -57,7 +50,5 @@ class EncoderModel(nn.Module, ABC):
 
     @abstractmethod
     def largest_item(self, length: int) -> SampleItem:
-        """The possible item of at most `length` (1 or more) embeddings that takes the most memory to encode.
-
-        Called at start-up, to measure the memory of the largest batch. All items from here share a batch key.
-        """
+        """The possible item of at most `length` (1 or more) embeddings that takes the most memory to encode. Called at start-up, to
+        measure the largest batch. All items from here share a batch key."""

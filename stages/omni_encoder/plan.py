@@ -36,17 +36,13 @@ class EncoderInput:
 
     @property
     def filled(self) -> int:
-        """Bytes of the parts."""
         return sum(part.nbytes for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class EncodePlan:
-    """The layout of a batch, made by its model.
-
-    inputs: by name. sizes: number of embeddings of each item. segments: lengths of the batch's segments, in order; None
-    in a padded plan, whose shapes do not depend on its content.
-    """
+    """The layout of a batch, made by its model. inputs: by name. sizes: number of embeddings of each item. segments: lengths of the
+    batch's segments, in order; None in a padded plan, whose shapes do not depend on its content."""
 
     inputs: Mapping[str, EncoderInput]
     sizes: tuple[int, ...]
@@ -61,7 +57,6 @@ class EncodePlan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffer of all inputs."""
         return max((start + item.nbytes for _, start, item in self.placed()), default=0)
 
     def placed(self) -> Iterator[tuple[str, int, EncoderInput]]:

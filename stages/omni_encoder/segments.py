@@ -1,5 +1,4 @@
-"""Segments of a packed batch: ranges of positions that attend only to each other, such as the frames of a batch of
-videos.
+"""Segments of a packed batch: ranges of positions that attend only to each other, such as the frames of a batch of videos.
 
 Shape legend: S positions of the batch, H heads, W width of a head.
 """

@@ -10,9 +10,8 @@ from omni.errors import InputError, StageError
 from omni.payload import PageSlice, Payload
 from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage
 from omni_encoder.batch import BatchEncoder, EncodedBatch, PreparedBatch
-from omni_encoder.cache import HeldOutputs, OutputCache, Outputs
 from omni_encoder.inputs import Encoded, MediaItem
-from omni_encoder.jobs import EncoderRequest, Job, JobQueue, Taker
+from omni_encoder.jobs import EncoderRequest, HeldOutputs, Job, JobQueue, OutputCache, Outputs, Taker
 from omni_encoder.model import EncoderModel
 from omni_encoder.options import EncoderOptions
 
@@ -45,7 +44,6 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         self._held = HeldOutputs(options.held_bytes)
 
     def capture(self, lengths: Iterable[int]) -> None:
-        """Captures batches of these lengths. At start."""
         self._encoder.capture(lengths)
 
     @property
@@ -62,8 +60,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         }
 
     def counters(self) -> Mapping[str, int]:
-        """batches: launched, with `encoded` items. cached: items with known outputs. retries: failed batches that ran
-        again."""
+        """batches: launched, with `encoded` items. cached: items with known outputs. retries: failed batches that ran again."""
         return {**self._totals, "retries": self.retries}
 
     def close(self) -> None:

@@ -1,7 +1,6 @@
 """Transfer of code frames from a producer's memory into a consumer's rows, and of samples to the host."""
 
-from omni_frames.inputs import Arrival, CodeFrames
-from omni_frames.request import FrameRequest
+from omni_frames.request import Arrival, CodeFrames, FrameRequest
 from omni_frames.store import MAX_IN_FLIGHT, FrameStore, SampleBatch, SampleRing
 from omni_frames.worker import FrameModel, FrameWorker
 

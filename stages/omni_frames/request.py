@@ -1,4 +1,4 @@
-"""The host's records of requests that read code frames, and the allocation of rows to them."""
+"""Inputs and records of requests that read code frames, and the allocation of rows to them."""
 
 from bisect import insort
 from collections import deque
@@ -6,22 +6,58 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from omni_frames.inputs import Arrival
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.device import COMPLETED, Event
+from omni.payload import PageSlice
+from omni.stage import Feed
+
+
+class CodeFrames(msgspec.Struct, frozen=True, kw_only=True):
+    """Input: the next `count` codec frames of a request. The payload's tensor `codes`, int64, is a page slice of `count` rows of G
+    code groups, or a tensor `[count, G]`. codes: int64 `[count, G]`, instead of the tensor, where the host knows them."""
+
+    count: int
+    codes: NDArray[np.int64] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """Arrived frames that are not all copied yet. taken: number of copied ones. after: end of the last copy that reads them."""
+
+    message: Feed
+    codes: PageSlice | Tensor | NDArray[np.int64]
+    count: int
+    taken: int = 0
+    after: Event = COMPLETED
+
+    def release(self) -> None:
+        self.message.release(self.after)
+
+
+def read_arrival(message: Feed, groups: int) -> Arrival:
+    """The frames of an input. groups: codes per frame. Raises ValueError for any other input."""
+    meta, known = message.payload.meta, message.payload.tensors.get("codes")
+    codes = meta.codes if isinstance(meta, CodeFrames) and meta.codes is not None else known
+    if not isinstance(meta, CodeFrames) or codes is None:
+        raise ValueError(f"CodeFrames with a tensor 'codes' are taken, not {meta!r}")
+    dtype, shape = str(codes.dtype).removeprefix("torch."), list(codes.shape)
+    if dtype != "int64" or shape != [meta.count, groups]:
+        wanted = f"{meta.count} int64 frames of {groups} code groups"
+        raise ValueError(f"codes are {dtype} {shape}; wanted {wanted}")
+    return Arrival(message, codes, meta.count)
 
 
 @dataclass(slots=True, eq=False)
 class FrameRequest:
-    """A request from `Open` to its end. Stages derive their records from it.
-
-    rank: the waiting request of lowest rank gets the next row.
-    row: its place in per-row device memory; None without one. live: late results of a record that is not live are
-    dropped, even if its row has a new owner.
-    start, buffered: start of the row's frames in its ring, and their number.
-    paused: whether a consumer is behind; the request then starts no new work.
-    alone: whether it must run alone, since its last batch failed (`omni.stage.together`).
-    done: number of decoded frames; samples of some may be in flight.
-    in_flight: number of its batches whose samples are not on the host yet. samples: number of samples on the host.
-    """
+    """A request from `Open` to its end.. rank: the waiting request of lowest rank gets the next row. row: its place in per-row
+    device memory; None without one. live: late results of a record that is not live are dropped. start, buffered: start of the
+    row's frames in its ring, and their number. paused: whether a consumer is behind; the request then starts no new work. alone:
+    whether it must run alone, since its last batch failed (`omni.stage.together`). done: number of decoded frames; samples of some
+    may be in flight. in_flight: number of its batches whose samples are not on the host yet. samples: those that are."""
 
     id: str
     open_sources: set[str]
@@ -81,7 +117,6 @@ class RowQueue(Generic[RequestT]):
         return len(self._owners) > before
 
     def leave(self, request: RequestT) -> None:
-        """Frees the request's row, or removes it from the queue."""
         if request.row is not None:
             self._free.append(request.row)
             self._owners.remove(request)

@@ -2,8 +2,7 @@
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
-| `wav[k]` | the stage's phase | `download_samples` of that batch, on the copy stream | the host's reading of the batch
-|
+| `wav[k]` | the stage's phase | `download_samples` of that batch, on the copy stream | the host's reading |
 | download slot `k` | `download_samples` | host, once `SampleBatch.ready` | the host's reading of the batch |
 
 Batches use the buffers in turn and are read in order. A batch whose launch or copy failed is not read: its buffer is
@@ -21,13 +20,11 @@ from torch import Tensor
 
 from omni.device import Device, Downloader, HostSlot, PhaseCategory, Stream, declare_categories
 from omni.stage import PayloadReceiver, Transfer
-from omni_frames.inputs import Arrival
-from omni_frames.request import FrameRequest, RequestT
+from omni_frames.request import Arrival, FrameRequest, RequestT
 
 
 class FrameStore:
-    """A ring of `capacity` frames for each row, which the stage's phases read on the same stream. The host drops
-    frames."""
+    """A ring of `capacity` frames for each row, which the stage's phases read on the same stream. The host drops frames."""
 
     def __init__(self, device: Device, stream: Stream, rows: int, capacity: int, groups: int) -> None:
         self.ring_RCG = device.zeros((rows, capacity, groups), torch.int64)
@@ -42,10 +39,8 @@ class FrameStore:
         return request.row * self._capacity + offsets % self._capacity
 
     def take(self, requests: Iterable[RequestT]) -> tuple[bool, dict[RequestT, Exception]]:
-        """Enqueues the copy of all frames of `requests` that are ready and fit, and releases completely copied inputs.
-
-        Returns whether there were any, and the requests whose copy could not be launched.
-        """
+        """Enqueues the copy of all frames of `requests` that are ready and fit, and releases completely copied inputs. Returns
+        whether there were any, and the requests whose copy could not be launched."""
         if not self._receiver.ready:
             return False, {}
         planned = [(request, *part) for request in requests for part in self._plan(request)]
@@ -90,7 +85,6 @@ class SampleBatch(Generic[RequestT]):
 
     @property
     def ready(self) -> bool:
-        """Whether the samples are on the host."""
         return self.host.free
 
     def read(self, index: int) -> NDArray[np.float32]:
@@ -107,12 +101,10 @@ class SampleRing:
 
     @property
     def ready(self) -> bool:
-        """Whether a batch that writes the buffer of `turn` may be launched."""
         return self._downloads.ready
 
     @property
     def turn(self) -> int:
-        """The buffer of the next batch."""
         return self._downloads.turn
 
     def buffer(self, turn: int, count: int, samples: int) -> Tensor:

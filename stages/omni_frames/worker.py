@@ -9,18 +9,15 @@ from omni.device import COMPLETED, Device
 from omni.errors import StageError
 from omni.payload import AudioChunk, Payload
 from omni.stage import Feed, MailboxWorker, Produced, StageUsage
-from omni_frames.inputs import Arrival, read_arrival
-from omni_frames.request import RequestT, RowQueue
+from omni_frames.request import Arrival, RequestT, RowQueue, read_arrival
 from omni_frames.store import FrameStore, SampleBatch, SampleRing
 
 
 class FrameModel(Protocol):
     """num_groups: codes per frame. sample_rate: in Hz."""
 
-    @property
-    def num_groups(self) -> int: ...
-    @property
-    def sample_rate(self) -> int: ...
+    num_groups: int
+    sample_rate: int
 
 
 class FrameWorker(MailboxWorker[RequestT]):
@@ -55,10 +52,7 @@ class FrameWorker(MailboxWorker[RequestT]):
         """Whether all frames of the request are processed and all its samples emitted."""
 
     def read(self, request: RequestT, message: Feed) -> Arrival | None:
-        """The frames of an input; None if it has none and is not needed later.
-
-        Raises ValueError, which names the expected input, for any other input.
-        """
+        """The frames of an input; None if it has none and is not needed later. Raises ValueError, naming the expected input."""
         return read_arrival(message, self._groups)
 
     def usage(self) -> StageUsage:
@@ -159,7 +153,6 @@ class FrameWorker(MailboxWorker[RequestT]):
         return True
 
     def _collect(self) -> bool:
-        """Emits the samples that have arrived, oldest first."""
         moved = False
         while self._in_flight and self._in_flight[0].ready:
             batch = self._in_flight.popleft()

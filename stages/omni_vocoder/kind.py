@@ -7,15 +7,14 @@ from typing import Any
 import torch
 
 from omni.device import COMPLETED, PhaseCategory, declare_categories
-from omni.graphs import captured_sizes
+from omni.device.graphs import captured_sizes
 from omni.payload import Payload
 from omni.sampling import SamplingParams
 from omni.stage import Ended, Feed, Inbound, MeasuredStage, Open, StageContext, build_model, dry_run
 from omni_frames import CodeFrames
 from omni_vocoder.model import VocoderModel
 from omni_vocoder.options import VocoderOptions
-from omni_vocoder.request import ChunkSizes
-from omni_vocoder.worker import VocoderWorker
+from omni_vocoder.worker import ChunkSizes, VocoderWorker
 
 CATEGORIES = {
     "set_null_rows": PhaseCategory.PREPROCESS,

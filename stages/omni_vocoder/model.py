@@ -18,15 +18,10 @@ class VocoderModel(nn.Module, ABC, Generic[StateT]):
     `decode` run inside device phases, which may be captured: no synchronization, no control flow on tensor values.
     """
 
-    @property
-    @abstractmethod
-    def num_groups(self) -> int:
-        """Codes per frame."""
-
-    @property
-    @abstractmethod
-    def sample_rate(self) -> int:
-        """Sample rate in Hz."""
+    num_groups: int
+    """Codes per frame."""
+    sample_rate: int
+    """In Hz."""
 
     @property
     def min_first_frames(self) -> int:

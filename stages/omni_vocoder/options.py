@@ -2,7 +2,7 @@
 
 import msgspec
 
-from omni.graphs import check_sizes
+from omni.device.graphs import check_sizes
 
 _MOST = 2**16
 

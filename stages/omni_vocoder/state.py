@@ -1,8 +1,6 @@
-"""The state of streams, for models whose layers look back: one flat row of numbers per stream, with a part for every
-layer. A chunk gathers and scatters its rows once, instead of once per layer.
-
-Shape legend: R rows of state, B rows of one batch, W numbers of a row.
-"""
+"""The state of streams, for models whose layers look back: one flat row of numbers per stream, with a part for every layer. A chunk
+gathers and scatters its rows once, instead of once per layer. Shape legend: R rows of state, B rows of one batch, W numbers of a
+row."""
 
 import math
 from dataclasses import dataclass
@@ -13,16 +11,15 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class StateSlot:
-    """A layer's part of each row: numbers of shape `shape` from `start`; dimension `time` of the shape is its past."""
+    """A layer's part of each row: numbers of shape `shape` from `start`, whose second dimension is the layer's past."""
 
     start: int
     shape: tuple[int, ...]
-    time: int
 
     @property
     def length(self) -> int:
         """Number of past positions that the layer sees, 0 or more."""
-        return self.shape[self.time]
+        return self.shape[1]
 
     def of(self, carried_BW: Tensor) -> Tensor:
         """A view `[B, *shape]` of the layer's part."""
@@ -37,8 +34,8 @@ class StateLayout:
         self.slots: list[StateSlot] = []
         self.width = 0
 
-    def reserve(self, *shape: int, time: int) -> StateSlot:
-        slot = StateSlot(self.width, shape, time)
+    def reserve(self, *shape: int) -> StateSlot:
+        slot = StateSlot(self.width, shape)
         self.slots.append(slot)
         self.width += math.prod(shape)
         return slot
@@ -46,11 +43,8 @@ class StateLayout:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """The state of R streams between chunks.
-
-    carried_RW: the layers' past inputs; zeros at the start of a stream. frames_R: int64, number of frames decoded so
-    far.
-    """
+    """The state of R streams between chunks. carried_RW: the layers' past inputs; zeros at the start of a stream. frames_R: int64,
+    number of frames decoded so far."""
 
     carried_RW: Tensor
     frames_R: Tensor
@@ -68,10 +62,8 @@ class StreamState:
     def load(self, rows_B: Tensor, first: bool) -> "StreamChunk":
         """A copy of the rows. first: whether their streams start; the copy is then zeroed."""
         if first:
-            rows = rows_B.shape[0]
-            return StreamChunk(
-                self.carried_RW.new_zeros(rows, self.carried_RW.shape[1]), self.frames_R.new_zeros(rows), True
-            )
+            rows, width = rows_B.shape[0], self.carried_RW.shape[1]
+            return StreamChunk(self.carried_RW.new_zeros(rows, width), self.frames_R.new_zeros(rows), True)
         return StreamChunk(self.carried_RW.index_select(0, rows_B), self.frames_R.index_select(0, rows_B), False)
 
     def store(self, rows_B: Tensor, chunk: "StreamChunk", frames: int) -> None:
@@ -82,19 +74,17 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """The state of the rows of one call, updated layer by layer. frames_B: number of earlier frames. first: as in
-    `load`."""
+    """The state of the rows of one call, updated layer by layer. frames_B: number of earlier frames. first: as in `load`."""
 
     carried_BW: Tensor
     frames_B: Tensor
     first: bool
 
     def extend(self, slot: StateSlot, new: Tensor) -> Tensor:
-        """Returns the slot's past followed by `new`, `[B, *shape]` with any length in time, and keeps its end as the
-        new past."""
+        """Returns the slot's past followed by `new`, `[B, *shape]` with any length in time, and keeps its end as the new past."""
         if slot.length == 0:
             return new
-        dim, past = slot.time + 1, slot.of(self.carried_BW)
-        joined = torch.cat((past, new), dim)
-        past.copy_(joined.narrow(dim, joined.shape[dim] - slot.length, slot.length))
+        past = slot.of(self.carried_BW)
+        joined = torch.cat((past, new), 2)
+        past.copy_(joined[:, :, -slot.length :])
         return joined

@@ -13,14 +13,10 @@ from omni_vocoder.state import StateLayout, StreamChunk, StreamState
 class StreamingVocoder(VocoderModel[StreamState]):
     """A network whose layers allocate their past in `layout` while they are built. Subclasses implement `waveform`.
 
-    rates: all upsampling factors from a frame to samples. n frames determine n * samples_per_frame - lookahead samples:
-    the rest depends on the next frame. So a stream's first chunk is shorter by `lookahead` samples, later chunks are
-    full, and nothing is flushed at the end. No method synchronizes with the device, and the work of a chunk does not
-    grow with the number of earlier frames.
+    rates: all upsampling factors from a frame to samples. n frames determine n * samples_per_frame - lookahead samples: the rest
+    depends on the next frame. So a stream's first chunk is shorter by `lookahead` samples, later chunks are full, and nothing is
+    flushed at the end. No method synchronizes, and the work of a chunk does not grow with the number of earlier frames.
     """
-
-    num_groups = 0
-    sample_rate = 0
 
     def __init__(self, *, num_groups: int, sample_rate: int, rates: UpsamplingRates) -> None:
         super().__init__()
@@ -37,7 +33,6 @@ class StreamingVocoder(VocoderModel[StreamState]):
         return self.rates.min_first_frames
 
     def new_state(self, num_rows: int) -> StreamState:
-        """State in the parameters' dtype."""
         like = next(self.parameters())
         return StreamState.allocate(num_rows, self.layout.width, like.device, like.dtype)
 
@@ -46,11 +41,8 @@ class StreamingVocoder(VocoderModel[StreamState]):
 
     @torch.no_grad()
     def decode(self, codes_BNG: Tensor, state: StreamState, rows_B: Tensor, first: bool) -> Tensor:
-        """As in `VocoderModel`; with `first`, streams start independently of the rows' content.
-
-        Raises ValueError for a number of codes other than `num_groups`, and for fewer than one frame, or
-        `min_first_frames` in a first chunk; a stage never passes these.
-        """
+        """As in `VocoderModel`; with `first`, streams start independently of the rows' content. Raises ValueError for a number of
+        codes other than `num_groups`, and for fewer than one frame, or `min_first_frames` in a first chunk."""
         _, frames, groups = codes_BNG.shape
         if groups != self.num_groups:
             raise ValueError(f"frames have {groups} codes each, not {self.num_groups}, one per code group")

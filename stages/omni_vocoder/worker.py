@@ -1,6 +1,7 @@
 """The stage worker: forms batches of rows, and decodes one chunk of each."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -8,12 +9,47 @@ import numpy as np
 from torch import Tensor
 
 from omni.device import Device, Graph, Launch, Span, Uploader
-from omni.graphs import CapturedGraphs
+from omni.device.graphs import CapturedGraphs
 from omni.stage import Open, together
-from omni_frames import MAX_IN_FLIGHT, FrameWorker, SampleBatch
+from omni_frames import MAX_IN_FLIGHT, FrameRequest, FrameWorker, SampleBatch
 from omni_vocoder.model import StateT, VocoderModel
 from omni_vocoder.options import VocoderOptions
-from omni_vocoder.request import ChunkSizes, VocoderRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSizes:
+    """Frames of a request's first chunk and of each later one. fewest: the minimum of the model's first chunk."""
+
+    first: int
+    later: int
+    fewest: int
+
+    @classmethod
+    def of(cls, options: VocoderOptions, model: VocoderModel[StateT]) -> "ChunkSizes":
+        fewest = model.min_first_frames
+        return cls(max(options.first_chunk_frames, fewest), options.chunk_frames, fewest)
+
+    @property
+    def largest(self) -> int:
+        return max(self.first, self.later)
+
+    @property
+    def capacity(self) -> int:
+        """Waiting frames of a request on the device, copied in advance to free the producer's memory."""
+        return 4 * self.largest
+
+
+@dataclass(slots=True, eq=False)
+class VocoderRequest(FrameRequest):
+    """A request from `Open` to its end. started: whether its first chunk has been launched."""
+
+    started: bool = False
+
+    def next_chunk(self, sizes: ChunkSizes) -> int:
+        wanted, fewest = (sizes.later, 1) if self.started else (sizes.first, sizes.fewest)
+        if self.in_flight or self.buffered < (fewest if self.ended else wanted):
+            return 0
+        return min(wanted, self.buffered)
 
 
 class ChunkShape(NamedTuple):
@@ -57,7 +93,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         return VocoderRequest(message.request_id, set(message.inputs), message.rank)
 
     def over(self, request: VocoderRequest) -> bool:
-        return request.finished(self._sizes)
+        return request.ended and not request.in_flight and not request.next_chunk(self._sizes)
 
     def run(self) -> bool:
         moved = False
@@ -65,7 +101,9 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
             chunk = ChunkShape(batch[0].next_chunk(self._sizes), not batch[0].started)
             if self.run_batch(batch, "decoding a chunk", partial(self.prepare, batch, chunk)):
                 for request in batch:
-                    request.consume(chunk.frames, self._sizes.capacity)
+                    request.forget(chunk.frames, self._sizes.capacity)
+                    request.done += chunk.frames
+                    request.started = True
                 self.totals["steps"] += 1
                 self.totals["frames"] += chunk.frames * len(batch)
             moved = True
@@ -74,11 +112,8 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
     def prepare(
         self, requests: Sequence[VocoderRequest], chunk: ChunkShape
     ) -> Callable[[], SampleBatch[VocoderRequest]]:
-        """Enqueues the inputs of each request's next chunk, from its ring. Can be retried after a failure.
-
-        Returns a function that enqueues the decoding, which advances the rows' state, and the copy of the samples. Call
-        it before the next preparation.
-        """
+        """Enqueues the inputs of each request's next chunk, from its ring. Can be retried after a failure. Returns a function that
+        enqueues the decoding, which advances the rows' state, and the copy of the samples. Call it before the next preparation."""
         count = len(requests)
         captured = self._graphs.find(chunk, count)
         size = captured.size if captured is not None else count
@@ -114,7 +149,6 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
 
 
 def set_null_rows(rows_B: Tensor, places_BN: Tensor, null_row: int) -> None:
-    """Writes the inputs of a batch of null rows."""
     rows_B.fill_(null_row)
     places_BN.zero_()
 
@@ -132,12 +166,10 @@ def decode_frames(
     first: bool,
     wav_BS: Tensor,
 ) -> None:
-    """Writes the samples of a chunk of each row of a batch, and advances the rows' state.
+    """Writes the samples of a chunk of each row of a batch, and advances the rows' state. Raises ValueError for another shape.
 
-    B rows of the batch, N frames of a chunk, S samples of one. ring_RCG: int64, waiting frames, `C` per row. places_BN:
-    int64, places of the chunks' frames in the ring viewed as `[R * C, G]`. rows_B: int64, the rows of `state`.
-    first: whether the chunks are the first of their requests. wav_BS: fp32, the output. Raises ValueError if the model
-    returns another shape.
+    B rows of the batch, N frames of a chunk, S samples of one. ring_RCG: int64, waiting frames, `C` per row. places_BN: int64,
+    places of the chunks' frames in the ring viewed as `[R * C, G]`. rows_B: int64, of `state`. wav_BS: fp32, the output.
     """
     codes_BNG = ring_RCG.flatten(0, 1).index_select(0, places_BN.flatten()).unflatten(0, places_BN.shape)
     decoded_BS = model.decode(codes_BNG, state, rows_B, first)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
-from omni.graphs import CapturedGraphs, captured_lengths, captured_sizes, check_sizes
+from omni.device.graphs import CapturedGraphs, captured_lengths, captured_sizes, check_sizes
 
 
 def graphs_of(stage: str, sizes: Iterable[int], **settings: str) -> CapturedGraphs[str, str]:

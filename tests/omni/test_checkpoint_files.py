@@ -20,7 +20,7 @@ from omni.checkpoint import Checkpoint
 from omni.checkpoint.json_file import MAX_BYTES, MAX_DEPTH, MAX_VALUES, read_object
 from omni.checkpoint.pickle_file import MAX_BYTES as MAX_UNPACKED
 from omni.checkpoint.pickle_file import read_table
-from omni.checkpoint.spans import check_header, read_spans
+from omni.checkpoint.shards import check_header, read_spans
 from tests.omni.checkpoint_fuzz import chat_folder
 from tests.support.tiny_omni import tiny_plugins
 

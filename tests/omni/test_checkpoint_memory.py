@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from omni.checkpoint import stream
-from omni.checkpoint.spans import WeightSpan
+from omni.checkpoint.shards import WeightSpan
 from omni.device.cpu import CpuDevice
 from omni.errors import CheckpointError
 from tests.support.patience import PATIENCE_SECONDS

@@ -12,7 +12,7 @@ import omni_diffusion.kind
 import omni_encoder.kind
 import omni_vocoder.kind
 from omni.device import PhaseCategory, category_of, declare_categories
-from omni_ar.categories import CATEGORIES, HAND_OVER
+from omni_ar.run.phases import CATEGORIES, HAND_OVER
 from tests.support.entry_points import REPOSITORY
 
 DECLARED = {

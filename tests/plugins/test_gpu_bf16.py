@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from omni.checkpoint import fill_dummy
-from omni.checkpoint.dummy import default_init
+from omni.checkpoint.load import default_init
 from omni.device import open_device
 from omni.device.kernel_choice import plain_torch
 from omni.payload import TokenLogprobs

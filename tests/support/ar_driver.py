@@ -12,8 +12,8 @@ from torch import Tensor
 from omni.connector import Pending
 from omni.device import COMPLETED, Device, Stream
 from omni.device.cpu import CpuDevice
+from omni.device.graphs import captured_lengths, captured_sizes
 from omni.errors import OmniError
-from omni.graphs import captured_lengths, captured_sizes
 from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
 from omni.sampling import NO_RULES, HostRules, SamplingParams
 from omni.stage import Done, Failed, Open, Outbound, Produced

@@ -24,9 +24,8 @@ from omni.sampling import SamplingParams
 from omni.stage import StageContext
 from omni_diffusion.inputs import Voice
 from omni_diffusion.model import DiffusionModel, Windows
-from omni_diffusion.noise import Noise
 from omni_diffusion.options import DiffusionOptions
-from omni_diffusion.windows import Window
+from omni_diffusion.windows import Noise, Window
 from omni_diffusion.worker import DiffusionWorker
 from tests.support.engines import plugins_of
 from tests.support.frame_bench import POISON, FrameBench
@@ -74,17 +73,13 @@ class Painter(DiffusionModel[Canvas]):
 
     def __init__(self, context: int = 2, device: str = "cpu", watched: bool = True) -> None:
         super().__init__()
-        self.context = context
+        self.context = self.render_context = context
         self.watched = watched
         self.weights = torch.nn.Buffer(torch.tensor([1, 2], device=device))
         self._device = torch.device(device)
         self.begun: list[list[Span]] = []
         self.steps: list[tuple[int, int, list[int]]] = []
         self.pieces: list[tuple[int, int]] = []
-
-    @property
-    def render_context(self) -> int:
-        return self.context
 
     def new_state(self, num_rows: int, window_frames: int) -> Canvas:
         return Canvas(num_rows, window_frames, self._device)

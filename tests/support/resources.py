@@ -20,7 +20,7 @@ from omni_ar.run.request import ArRequest
 from omni_diffusion.request import DiffusionRequest
 from omni_encoder.jobs import EncoderRequest
 from omni_local.connector import LocalPending, LocalRef
-from omni_vocoder.request import VocoderRequest
+from omni_vocoder.worker import VocoderRequest
 
 _RECORDS = (
     *(Request, RequestHandle, ActiveRequest, OutRoute, InRoute, Produced, Lease),

@@ -9,7 +9,7 @@ from torch import Tensor
 from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni_encoder.batch import BatchEncoder
-from omni_encoder.cache import Outputs
+from omni_encoder.jobs import Outputs
 from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.plan import EncodePlan, EncoderInput
 

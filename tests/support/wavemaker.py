@@ -41,19 +41,11 @@ class WaveMaker(VocoderModel[WaveState]):
 
     def __init__(self, num_groups: int = 2, spread: int = 3, lookahead: int = 2, device: str = "cpu") -> None:
         super().__init__()
-        self._groups = num_groups
+        self.num_groups, self.sample_rate = num_groups, 24000
         self._device = torch.device(device)
         self.spread = spread
         self.lookahead = lookahead
         self.batches: list[tuple[int, int, bool]] = []
-
-    @property
-    def num_groups(self) -> int:
-        return self._groups
-
-    @property
-    def sample_rate(self) -> int:
-        return 24000
 
     @property
     def min_first_frames(self) -> int:
@@ -74,7 +66,7 @@ class WaveMaker(VocoderModel[WaveState]):
         self.batches.append((rows, frames, first))
         if bool((codes_BNG == POISON).any()):
             raise ValueError("poisoned")
-        drive_BN = (codes_BNG * torch.arange(1, self._groups + 1, device=self._device)).sum(-1).double() / 1000
+        drive_BN = (codes_BNG * torch.arange(1, self.num_groups + 1, device=self._device)).sum(-1).double() / 1000
         memory_B1, values = state.memory[rows_B], []
         for n in range(frames):
             memory_B1 = memory_B1 * DECAY + drive_BN[:, n : n + 1]

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from omni.cli.doctor.check import Check, ok, problem
 from omni.cli.doctor.environment import check_environment
-from omni.cli.options import Choices
-from omni.cli.terminal import echo, echo_json
+from omni.cli.options import Choices, echo, echo_json
 from omni.plugin.manager import Plugins, load_plugins
 
 _PLUGINS = "plugins"
@@ -51,7 +50,6 @@ def _checks(model: str | None, choices: Choices) -> Iterator[Check]:
 
 
 def _check_plugins(plugins: Plugins) -> Iterator[Check]:
-    """A check for each plugin, and one for each name that two of them claim."""
     if not plugins.records:
         yield problem(_PLUGINS, "plugins", "none is installed", "install omni with pip, which brings its own")
     for record in plugins.records:

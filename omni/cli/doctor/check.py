@@ -1,8 +1,7 @@
 """One check and its outcome."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -35,7 +34,6 @@ def problem(group: str, name: str, detail: str, remedy: str) -> Check:
 
 
 def failed(group: str, name: str, error: Exception) -> Check:
-    """An exception as a problem."""
     if isinstance(error, CheckpointError | ConfigError):
         return problem(group, name, f"{error.field}: {error.problem}", error.remedy)
     if isinstance(error, OmniError):
@@ -49,8 +47,7 @@ def last_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt(Generic[ValueT]):
+class Attempt(NamedTuple, Generic[ValueT]):
     """An action's value, None if it failed, and the check."""
 
     value: ValueT | None

@@ -16,7 +16,6 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def check_devices() -> Iterator[Check]:
-    """The CPU, and each CUDA device with its free and total memory."""
     total, free = host_memory()
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     yield ok(_GROUP, "cpu", f"{cores} cores, {gib(free)} of {gib(total)} free")
@@ -42,10 +41,7 @@ def _cuda(index: int) -> Check:
 
 
 def host_memory() -> tuple[int, int]:
-    """Total and available bytes, of the machine or of the process's control group if that has less.
-
-    On systems without a number of available bytes, all count as available.
-    """
+    """Total and available bytes, of the machine or of the process's control group if that has less. Without numbers all are."""
     if not _MEMORY.is_file():
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return total, total

@@ -91,7 +91,6 @@ def _is_cpu_build() -> bool:
 
 
 def installed(name: str) -> str | None:
-    """The version of a distribution, or None."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from omni.checkpoint import Checkpoint, resolve
@@ -11,34 +10,22 @@ from omni.cli.doctor.check import Check, attempt, failed, ok, problem, warning
 from omni.cli.doctor.devices import gib, host_memory
 from omni.cli.memory import MemoryReport, count_memory
 from omni.cli.options import Choices
-from omni.cli.target import EngineTarget, Target, layers_from, resolve_engine
-from omni.config import Layer, Setting
+from omni.cli.target import EngineTarget, Target, resolve_engine
 from omni.device import open_device
 from omni.device.meta import MetaDevice
 from omni.engine import load_stages, resolve_pipeline
 from omni.errors import CheckpointError
 from omni.frontend.base import Frontend
 from omni.frontend.build import build_frontend
-from omni.frontend.options import frontend_options
 from omni.plugin.manager import Plugins
 
 _GROUP = "model"
 
 
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    layers: list[Layer]
-    engine: EngineTarget
-    frontend: tuple[Setting, ...]
-
-
 def check_model(model: str, choices: Choices, plugins: Plugins) -> Iterator[Check]:
     """From the folder to the device's memory. A failed check skips those that depend on it."""
     settings = attempt(
-        _GROUP,
-        "settings",
-        lambda: _read_settings(choices),
-        lambda read: f"for {read.engine.device} in {read.engine.dtype}",
+        _GROUP, "settings", lambda: resolve_engine(choices), lambda read: f"for {read.device} in {read.dtype}"
     )
     yield settings.check
     folder = _folder(model)
@@ -54,30 +41,20 @@ def check_model(model: str, choices: Choices, plugins: Plugins) -> Iterator[Chec
         yield from _pipeline_needs(checkpoint.value, plugins, settings.value)
 
 
-def _pipeline_needs(checkpoint: Checkpoint, plugins: Plugins, settings: _Settings) -> Iterator[Check]:
-    layers = settings.layers
+def _pipeline_needs(checkpoint: Checkpoint, plugins: Plugins, engine: EngineTarget) -> Iterator[Check]:
     plan = attempt(
         _GROUP,
         "pipeline",
-        lambda: resolve_pipeline(checkpoint, plugins, layers),
+        lambda: resolve_pipeline(checkpoint, plugins, engine.layers),
         lambda plan: f"family {plan.pipeline.family}: {', '.join(stage.name for stage in plan.pipeline.order())}",
     )
     yield plan.check
     if plan.value is None:
         return
-    target = Target(checkpoint, plugins, plan.value, settings.engine, settings.frontend)
+    target, pipeline = Target(checkpoint, plugins, plan.value, engine), plan.value.pipeline
     yield from _check_weights(target)
-    frontend = attempt(
-        _GROUP, "processor", lambda: build_frontend(target.plan.pipeline, checkpoint), _describe_front_end
-    )
-    yield frontend.check
+    yield attempt(_GROUP, "processor", lambda: build_frontend(pipeline, checkpoint), _describe_front_end).check
     yield from _room(target)
-
-
-def _read_settings(choices: Choices) -> _Settings:
-    layers = layers_from(choices)
-    _, frontend = frontend_options(layers)
-    return _Settings(layers, resolve_engine(layers), frontend)
 
 
 def _folder(model: str) -> Path | Check:
@@ -131,14 +108,14 @@ def _check_weights(target: Target) -> Iterator[Check]:
     yield from broken
     if any(check.status == "problem" for check in broken):
         return
-    tried = attempt(
+    shapes = attempt(
         _GROUP,
         "shapes",
         # Copies to the meta device check everything and transfer nothing.
         lambda: load_stages(target.plan, target.checkpoint, MetaDevice(), target.engine.dtype, "auto"),
         lambda loaded: f"all weights of {len(loaded)} stages are there, in the shapes that config.json gives",
     )
-    yield tried.check
+    yield shapes.check
 
 
 def _files(folder: Path) -> Iterator[Check]:

@@ -17,10 +17,8 @@ _NEVER = r"(?!)"
 
 
 class ControlTokens:
-    """The tokens that only a chat template may write.
-
-    A text with the written form of one is rendered with stand-ins for the characters that could begin it. The forms in the
-    rendered chat are then the template's own.
+    """The tokens that only a chat template may write. A text with the written form of one is rendered with stand-ins for the
+    characters that could begin it: the forms in the rendered chat are then the template's own.
 
     words: by id. normalize: of the tokenizer, applied to texts before it searches them for `normalized` tokens.
     """
@@ -47,11 +45,8 @@ class ControlTokens:
         return any(self._form.search(text) for text in joined)
 
     def pieces(self, turns: Turns, chat: str, render: Callable[[Turns], str]) -> Iterator[int | str]:
-        """The chat in pieces: ids of the template's control tokens, and the texts between them. Raises InputError for texts with
-        characters of every private use block.
-
-        chat: the turns, rendered.
-        """
+        """The chat (`turns`, rendered) in pieces: ids of the template's control tokens, and the texts between them. Raises
+        InputError for texts with characters of every private use block."""
         stand_ins = self._stand_ins(chat, turns)
         back = {stand_in: sign for sign, stand_in in stand_ins.items()}
         marked = render(_replaced(turns, lambda text: text.translate(stand_ins)))

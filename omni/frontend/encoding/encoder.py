@@ -18,11 +18,10 @@ Ids = NDArray[np.int64]
 
 class Encoder:
     """Texts to the ids of a tokenizer of transformers. Threads do not wait for each other, and encode without the interpreter lock.
-
-    Threads must not share the call of a fast tokenizer, which sets padding and truncation on the tokenizer. The copies here share
-    its model and never change. Tokenizers written in Python are called by one thread at a time.
-
     control: added tokens that are control tokens, besides the special ones.
+
+    Threads must not share the call of a fast tokenizer, which sets padding and truncation on it. The copies here share its model
+    and never change. Tokenizers written in Python are called by one thread at a time.
     """
 
     def __init__(self, tokenizer: Any, control: Collection[str] = ()) -> None:
@@ -52,10 +51,8 @@ class Encoder:
         return self._plain is not None and (step is None or b'"prepend_scheme":"first"' not in step.__getstate__())
 
     def encode(self, text: str, *, add_special_tokens: bool = True, limit: PromptLimit | None = None) -> Ids:
-        """Int64 `[T]`. add_special_tokens: those that the tokenizer puts around every text.
-
-        Raises InputError for a long text beyond `limit`, without reading it to its end.
-        """
+        """Int64 `[T]`. add_special_tokens: those that the tokenizer puts around every text. Raises InputError for a long text
+        beyond `limit`, without reading it to its end."""
         if self._whole is None:
             with self._lock:
                 return np.asarray(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"], np.int64)

@@ -18,16 +18,11 @@ Turns = Sequence[Mapping[str, Any]]
 
 
 class ChatTemplate:
-    """Renders as transformers' `apply_chat_template` does, untokenized. Threads may render at the same time: nothing is shared.
-
-    Each rendering ends within `SECONDS` of CPU time, and makes `MAX_MADE` characters at most.
-    """
+    """Renders as transformers' `apply_chat_template` does, untokenized, within `SECONDS` of CPU time and `MAX_MADE` characters.
+    Threads may render at the same time."""
 
     def __init__(self, source: object, words: Mapping[str, Any], field: str) -> None:
-        """words: the tokenizer's special tokens by role, such as `bos_token`. field: the file, and where in it.
-
-        Raises CheckpointError if the template is cut off or wrong.
-        """
+        """words: special tokens by role, such as `bos_token`. field: the file, and where in it. Raises CheckpointError."""
         if not isinstance(source, str):
             raise CheckpointError(field, f"holds a {type(source).__name__}, not a template", _RESTORE)
         if len(source) > MAX_SOURCE:
@@ -46,10 +41,8 @@ class ChatTemplate:
             raise CheckpointError(field, "is cut off: it reads no messages", _RESTORE)
 
     def render(self, turns: Turns, *, answer: bool) -> str:
-        """A chat as text. answer: up to where the model's answer begins (`add_generation_prompt`).
-
-        Raises InputError for a chat that the template refuses, or that takes it too long.
-        """
+        """A chat as text. answer: up to where the model's answer begins (`add_generation_prompt`). Raises InputError for a chat
+        that the template refuses, or that takes it too long."""
         try:
             return self._render(turns, answer)
         # A template is a foreign program: its errors concern this chat.
@@ -65,7 +58,6 @@ class ChatTemplate:
             raise CheckpointError(self._field, f"cannot render a chat ({_reason(error)})", _RESTORE) from error
 
     def refuse(self, problem: str) -> CheckpointError:
-        """The error of a failed probe."""
         return CheckpointError(self._field, problem, _RESTORE)
 
     def _render(self, turns: Turns, answer: bool) -> str:

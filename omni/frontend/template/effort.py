@@ -85,7 +85,6 @@ def check_split(text: object, separator: object) -> None:
 
 
 def check_length(text: object) -> None:
-    """Call before a slow filter."""
     if _length(text) > MAX_SLOW:
         raise SecurityError(f"has a filter read more than {MAX_SLOW:,} characters")
 
@@ -97,7 +96,6 @@ def check_numbers(values: Iterable[object]) -> None:
 
 
 def check_pattern(pattern: str) -> None:
-    """Call before a format pattern is used."""
     if _WIDE.search(pattern):
         raise _too_much()
 
@@ -130,8 +128,7 @@ def _length(value: object) -> int:
 
 
 def _entries(value: object, known: dict[int, int]) -> int:
-    """Entries of a collection and of nested ones, each as often as it would be written or compared: one list may occur in another
-    twice, and that one in a third. known: counts by identity."""
+    """Entries of a collection and of nested ones, each as often as it would be written or compared. known: counts by identity."""
     if not isinstance(value, _COLLECTIONS):
         return 1
     if id(value) not in known:

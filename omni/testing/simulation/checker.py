@@ -8,15 +8,13 @@ import msgspec
 from torch import Tensor, nn
 
 from omni.device import Phase
-from omni.testing.simulation.clock import HOST, Clock, advance, known
 from omni.testing.simulation.shadow import Image, Region, Selection, Shadow, SlotImages, key_of
-from omni.testing.simulation.stream import Launched, SimulatedStream
+from omni.testing.simulation.stream import HOST, Clock, Launched, SimulatedStream, advance, known
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """tick: of the agent's clock. by: the phase and its number among all launches, or the host. operation: torch's, or
-    a call."""
+    """tick: of the agent's clock. by: the phase and its number among all launches, or the host. operation: torch's, or a call."""
 
     agent: int
     tick: int
@@ -34,8 +32,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Two unordered accesses, at least one a write, or memory freed under a running reader. byte: offset in the
-    storage."""
+    """Two unordered accesses, at least one a write, or memory freed under a running reader. byte: offset in the storage."""
 
     buffer: str
     byte: int
@@ -128,7 +125,6 @@ class Checker:
         advance(self.host, HOST, self.host[HOST] + 1)
 
     def images(self, buffers: tuple[object, ...]) -> list[Image]:
-        """Images of the host slots among a launch's buffers."""
         return self._slots.take(buffers)
 
     def begin(self, stream: SimulatedStream, launched: Launched) -> None:

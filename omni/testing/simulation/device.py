@@ -12,9 +12,8 @@ import torch
 from omni.device import COMPLETED, Device, Event, HostTask, Phase, Stream
 from omni.device.sync import host_waits
 from omni.testing.simulation.checker import Checker, Race
-from omni.testing.simulation.clock import advance, join
 from omni.testing.simulation.recorder import Recorder
-from omni.testing.simulation.stream import Barrier, Launched, Mark, SimulatedEvent, SimulatedStream, Task
+from omni.testing.simulation.stream import Barrier, Launched, Mark, SimulatedEvent, SimulatedStream, Task, advance, join
 from omni.testing.simulation.waits import WaitLog
 
 _PATIENCE = 1.1
@@ -23,11 +22,8 @@ _MAX_IDLE = 250
 
 
 class Schedule:
-    """Draws durations, in seconds of the device's own clock.
-
-    Each stream's pace is between a hundred times faster and ten times slower than the host, so that seeds differ in
-    which side waits. stalls: the share of phases that take as long as thousands of others.
-    """
+    """Draws durations, in seconds of the device's own clock. Each stream's pace is between a hundred times faster and ten times
+    slower than the host, so that seeds differ in which side waits. stalls: the share of phases that take as long as thousands."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -56,18 +52,15 @@ _PATIENT = 1e9
 class SimulatedDevice(Device):
     """The CPU with the timing of an accelerator.
 
-    With a seed, streams advance at each of the host's calls, each at its own pace, by the device's own clock. Without
-    one, they run only in `run` or `synchronize`. A phase runs as a whole, in its stream's order; a copy reads its
-    source then.
+    With a seed, streams advance at each of the host's calls, each at its own pace, by the device's own clock. Without one, they run
+    only in `run` or `synchronize`. A phase runs as a whole, in its stream's order; a copy reads its source then. One thread only.
 
-    Every memory access is checked: `races` lists accesses that no launch, event or wait orders, even if they happened
-    in the right order. One thread only.
+    Every memory access is checked: `races` lists accesses that no launch, event or wait orders, even if they happened in the right
+    order.
 
-    without: the name of a wait (`find_waits`) to leave out: the host continues at once and learns nothing, a stream
-    does not wait.
-
-    now: seconds. done: operations that have run. trace: operations that ran and events that were polled, in order.
-    waits: counts of executed waits. latest: the most operations pending at once, to show that work was late.
+    without: the name of a wait (`find_waits`) to leave out: the host continues at once and learns nothing, a stream does not wait.
+    now: seconds. done: operations that have run. trace: operations that ran and events that were polled, in order. waits: counts of
+    executed waits. latest: the most operations pending at once, to show that work was late.
     """
 
     def __init__(self, seed: int | None = None, *, without: str | None = None, check: bool = True) -> None:
@@ -144,7 +137,6 @@ class SimulatedDevice(Device):
         self._enqueue(stream, Barrier(event, self.now))
 
     def answer(self, event: SimulatedEvent, caller: FrameType) -> bool:
-        """The result of `event.done()` at a place in the code."""
         names = self.waits.names(caller)
         self.host_step()
         for name in names:
@@ -210,7 +202,6 @@ class SimulatedDevice(Device):
         return True
 
     def describe(self) -> str:
-        """Pending work and waits of each stream."""
         busy = [f"stream {s.name!r}: {len(s.queue)} pending, first {s.queue[0]}" for s in self.streams if s.queue]
         return "\n".join(busy) or "nothing is pending on the device"
 

@@ -16,8 +16,7 @@ Arguments = tuple[Any, ...]
 
 
 class Nature(Enum):
-    """COMPOSED: of other operations, which are observed instead. PERHAPS_VIEW: a view or a copy. FRESH: a view of new
-    memory."""
+    """COMPOSED: of other operations, which are observed instead. PERHAPS_VIEW: a view or a copy. FRESH: a view of new memory."""
 
     COMPOSED = "composed"
     VIEW = "view"
@@ -28,9 +27,8 @@ class Nature(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """written: positions and names of the arguments that it writes; it reads all other tensors. trained: those that it
-    writes too in training mode. chosen: selects the part of the tensor at position 0 that it accesses, from its
-    arguments."""
+    """written: positions and names of the arguments that it writes; it reads all other tensors. trained: those that it writes too
+    in training mode. chosen: selects the part of the tensor at position 0 that it accesses, from its arguments."""
 
     name: str
     nature: Nature
@@ -80,7 +78,6 @@ _TRAINED: Mapping[str, Trained] = {"native_batch_norm": Trained(frozenset({3, 4}
 
 
 def describe(func: Any) -> Operation:
-    """func: an overload, as in a dispatch mode."""
     name: str = func.overloadpacket.__name__
     schema = func._schema
     written: set[int | str] = set()

@@ -1,5 +1,4 @@
-"""Shadow memory: the last accesses to each part of a storage, and images of host slots at the launch of phases that use
-them."""
+"""Shadow memory: the last accesses to each part of a storage, and images of host slots at the launch of phases that use them."""
 
 import weakref
 from collections.abc import Callable, Iterable
@@ -29,7 +28,6 @@ class Region:
 
     @classmethod
     def of(cls, tensor: Tensor, size: int, selection: Selection | None) -> "Region":
-        """size: bytes of the tensor's storage."""
         itemsize = tensor.itemsize
         start = int(tensor.storage_offset()) * itemsize
         whole = selection is None and start == 0 and tensor.nbytes == size and tensor.is_contiguous()
@@ -69,11 +67,9 @@ Kind = tuple[int, bool]
 
 
 class Shadow(weakref.ref[UntypedStorage]):
-    """The shadow of one storage, until a callback at the storage's end. Accesses are increasing numbers; 0 is none.
-
-    key, size: of the storage. latest: each agent's last read and last write of any part. born: number of the launch
-    that made it, 0 if none did. home: the agent on whose stream it was allocated and is reused; None if the host did.
-    """
+    """The shadow of one storage, until a callback at the storage's end. Accesses are increasing numbers; 0 is none. key, size: of
+    the storage. latest: each agent's last read and last write of any part. born: number of the launch that made it, 0 if none did.
+    home: the agent on whose stream it was allocated and is reused; None if the host did."""
 
     __slots__ = ("_cells", "_granule", "born", "home", "key", "latest", "size")
 
@@ -93,7 +89,6 @@ class Shadow(weakref.ref[UntypedStorage]):
         """For a kind without cells, the latest access to any part counts for the whole storage."""
 
     def last(self, kind: Kind, region: Region) -> int:
-        """The last access of that kind to any part of `region`."""
         if self._cells is None or kind not in self._cells:
             return self.latest[kind]
         cells = self._refined(self._cells, region.itemsize)
@@ -116,7 +111,6 @@ class Shadow(weakref.ref[UntypedStorage]):
         region.fill(cells, self._granule, access)
 
     def first_byte(self, kind: Kind, region: Region, access: int) -> int:
-        """The first byte of `region` that `access` touched."""
         if self._cells is None or kind not in self._cells:
             return region.start
         return region.first(self._cells[kind], self._granule, access)

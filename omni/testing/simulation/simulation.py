@@ -18,11 +18,8 @@ class HangError(AssertionError):
 
 
 class Simulation:
-    """Ticks until all work is done, and advances time. The device's seed determines the timing. ticks: rounds so far.
-
-    tick: runs one round; returns whether anything happened. idle: whether all work is done. explain: describes the
-    remaining work, for the report of a hang.
-    """
+    """Ticks until all work is done. The device's seed determines the timing. ticks: rounds so far. tick: runs one round; returns
+    whether anything happened. idle: whether all work is done. explain: describes the remaining work, for the report of a hang."""
 
     def __init__(
         self,

@@ -1,4 +1,8 @@
-"""Queues of a simulated device: pending launches, and the events between them."""
+"""Queues of a simulated device, the events between them, and vector clocks: the known progress of each agent (host or stream).
+
+A clock is a list of ticks by agent, 0 beyond its end. An agent's tick counts its steps: a stream's launches, the host's launches
+and records. An agent's action at tick t happened before every event whose clock has at least t for it.
+"""
 
 import sys
 from collections import deque
@@ -8,8 +12,32 @@ from types import FrameType
 from typing import TypeAlias
 
 from omni.device import Event, Phase
-from omni.testing.simulation.clock import Clock
 from omni.testing.simulation.shadow import Image
+
+Clock: TypeAlias = list[int]
+
+HOST = 0
+"""The host's agent number. Streams are numbered from 1, in the order of their creation."""
+
+
+def known(clock: Clock, agent: int) -> int:
+    return clock[agent] if agent < len(clock) else 0
+
+
+def join(clock: Clock, other: Clock) -> None:
+    if len(clock) < len(other):
+        clock.extend([0] * (len(other) - len(clock)))
+    for agent, tick in enumerate(other):
+        if tick > clock[agent]:
+            clock[agent] = tick
+
+
+def advance(clock: Clock, agent: int, tick: int) -> None:
+    """Advances `agent`, the owner of the clock, to `tick`."""
+    if len(clock) <= agent:
+        clock.extend([0] * (agent + 1 - len(clock)))
+    clock[agent] = tick
+
 
 Answer: TypeAlias = "Callable[[SimulatedEvent, FrameType], bool]"
 """Answers `done` for an event, asked at a place in the code."""

@@ -1,12 +1,10 @@
 """A stage's lanes: its host work above, its streams below."""
 
 from omni.device import PhaseCategory
-from omni.timeline.busy import Busy
 from omni.timeline.picture import palette
 from omni.timeline.picture.layout import LEFT, Scale, duration
 from omni.timeline.picture.scene import Box, Line, Scene, Shape, Text, text_width, triangle
-from omni.timeline.steps import steps_of
-from omni.timeline.trace import MAIN, Interval, PhaseSpan, Trace
+from omni.timeline.trace import MAIN, Busy, Interval, PhaseSpan, Trace, steps_of
 
 _HOST, _LAUNCHES, _NOTES, _MAIN, _BESIDE = 15, 20, 30, 40, 20
 """Heights in pixels."""
@@ -29,15 +27,14 @@ class Block:
         self._host = [span for span in trace.host if span.stage == stage and span.took.overlaps(shown)]
         self._steps = [step for step in steps_of(trace, stage) if step.ran.overlaps(shown)]
         self._lanes = [lane for lane in trace.lanes(stage) if any(span.lane == lane for span in self._ran)]
-        self._notes = _Labels(LEFT, scale.right)
+        self._noted: list[tuple[float, float]] = []
+        """The space of each note, from left to right."""
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to draw."""
         return bool(self._ran or self._host)
 
     def draw(self) -> None:
-        """Draws the lanes below the scene's present content."""
         top = self._scene.height + 10
         if not self._ran and not self._launched:
             self._draw_host(top)
@@ -119,8 +116,11 @@ class Block:
     def _note(self, x: float, main: float, text: str, color: str, *, bold: bool = False) -> bool:
         """Draws text above the main lane, over the arrows, if there is room. Returns whether there was."""
         width, y = text_width(text, _SMALL), main - 19
-        if not self._notes.take(x, width):
+        first, last = x - width / 2 - 4, x + width / 2 + 4
+        inside = first >= LEFT - 60 and last <= self._scale.right + 10
+        if not inside or any(first < end and start < last for start, end in self._noted):
             return False
+        self._noted.append((first, last))
         self._scene.add(Box(x - width / 2 - 3, y - 7, width + 6, 14, palette.PAPER))
         self._scene.add(Text(x, y, text, color, _SMALL, "middle", bold=bold))
         return True
@@ -149,22 +149,3 @@ class Block:
         late = duration(max(0, span.ran.start - span.launched.start))
         runs = f"runs {duration(span.ran.length)}, {late} after its launch"
         return f"{span.phase} ({span.category.value}{step}): {runs}; the launch takes {duration(span.launched.length)}"
-
-
-class _Labels:
-    """Labels beside each other that do not overlap, between two borders."""
-
-    def __init__(self, left: float, right: float) -> None:
-        self._left = left
-        self._right = right
-        self._taken: list[tuple[float, float]] = []
-
-    def take(self, middle: float, width: float) -> bool:
-        """Reserves the space for a label. Returns whether it was free."""
-        first, last = middle - width / 2 - 4, middle + width / 2 + 4
-        if first < self._left - 60 or last > self._right + 10:
-            return False
-        if any(first < end and start < last for start, end in self._taken):
-            return False
-        self._taken.append((first, last))
-        return True

@@ -10,7 +10,7 @@ from omni.timeline.trace import Interval
 
 LEFT = 128
 """Pixels beside the lanes, for names."""
-_RIGHT = 16
+RIGHT = 16
 _TOKEN_POINT = PhaseCategory.TOKEN_POINT.value
 
 
@@ -21,18 +21,11 @@ class Scale:
     shown: Interval
     per_pixel: float
 
-    @classmethod
-    def of(cls, shown: Interval, longest: int, width: int) -> "Scale":
-        """longest: nanoseconds over the whole width."""
-        return cls(shown, longest / (width - LEFT - _RIGHT))
-
     @property
     def right(self) -> float:
-        """The right border of the lanes."""
         return self.x(self.shown.end)
 
     def x(self, time: int) -> float:
-        """The position of a time, limited to the lanes."""
         shown = min(max(time, self.shown.start), self.shown.end)
         return LEFT + (shown - self.shown.start) / self.per_pixel
 
@@ -50,7 +43,6 @@ def duration(nanoseconds: float) -> str:
 
 
 def header(scene: Scene, categories: set[PhaseCategory]) -> None:
-    """Draws the legend, in as many lines as necessary."""
     fills = {category.value: fill for category, fill in palette.CATEGORIES.items() if category in categories}
     gap = "the stage's stream has nothing to run"
     fills |= {_TOKEN_POINT: palette.POINT, gap: palette.GAP, "host work": palette.HOST}
@@ -69,7 +61,6 @@ def header(scene: Scene, categories: set[PhaseCategory]) -> None:
 
 
 def ruler(scene: Scene, scale: Scale) -> None:
-    """Draws the time since the left border, below the lanes."""
     y, shown = scene.height, scale.shown
     scene.add(Line(LEFT, y, scale.right, y, palette.FAINT))
     # The smallest of 1, 2, 5, 10, ... nanoseconds that takes at least 110 pixels.

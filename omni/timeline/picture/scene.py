@@ -1,5 +1,6 @@
 """Shapes, independent of the file format. Positions are pixels from the top left corner."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -84,13 +85,11 @@ def triangle(x: float, tip_y: float, size: float) -> tuple[tuple[float, float], 
     return ((x - size, tip_y - 1.6 * size), (x + size, tip_y - 1.6 * size), (x, tip_y))
 
 
-def stripes(box: Box, distance: float) -> Iterator[tuple[float, float, float, float]]:
+def stripes(box: Box) -> Iterator[tuple[float, float, float, float]]:
     """The ends of slanted lines across a box."""
-    offset = distance
-    while offset < box.width + box.height:
+    for offset in range(6, math.ceil(box.width + box.height), 6):
         x1, x2 = max(0.0, offset - box.height), min(offset, box.width)
         yield box.x + x1, box.y + offset - x1, box.x + x2, box.y + offset - x2
-        offset += distance
 
 
 @lru_cache

@@ -52,12 +52,9 @@ class KVCache:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
-    """A prompt, or a chunk of one, with counts that the host knows.
-
-    start: index of its first token in the batch. query_length: number of its tokens in this batch.
-    context_length: number of its keys that earlier batches have put into the cache.
-    block_table_M: int64, the row's blocks in order; entries past its last key are not read.
-    """
+    """A prompt, or a chunk of one, with counts that the host knows. start: index of its first token in the batch. query_length: its
+    tokens in this batch. context_length: its keys that earlier batches have put into the cache. block_table_M: int64, the row's
+    blocks in order; entries past its last key are not read."""
 
     start: int
     query_length: int
@@ -69,13 +66,12 @@ class PrefillRow:
 class AttentionMetadata:
     """The layout of a batch for attention. All tensors are int64 on the device.
 
-    slots_T: KV slot of each token. decode_block_table_RM: blocks of each decode row, padded with any valid block.
-    decode_lengths_R: number of keys that each decode row attends to, its new token included. decode_max_length: upper
-    bound of the decode rows' lengths, known to the host; at most M blocks' worth.
-    prefills: the prefill rows, on the host. prefill_rows_P4: the same rows on the device, each as row, start, query
-    length and context length. block_table_NM: blocks of every row of the stage. Both tensors may be None without
-    prefills. In a captured batch only the device knows the prefills: `prefills` is empty, `prefill_rows_P4` has P
-    entries, and an entry of query length 0 is unused.
+    slots_T: KV slot of each token. decode_block_table_RM: blocks of each decode row, padded with any valid block. decode_lengths_R:
+    number of keys that each decode row attends to, its new token included. decode_max_length: upper bound of these, known to the
+    host; at most M blocks' worth. prefills: the prefill rows, on the host. prefill_rows_P4: the same on the device, each as row,
+    start, query length and context length. block_table_NM: blocks of every row of the stage. Both may be None without prefills. In
+    a captured batch only the device knows the prefills: `prefills` is empty, and an entry of `prefill_rows_P4` of query length 0 is
+    unused.
     """
 
     slots_T: Tensor
@@ -89,12 +85,11 @@ class AttentionMetadata:
 
 
 class AttentionBackend(Protocol):
-    """Causal softmax attention with scale D ** -0.5. H is a multiple of the cache's heads: query heads h * G to
-    h * G + G - 1 share key head h.
+    """Causal softmax attention with scale D ** -0.5. H is a multiple of the cache's heads: query heads h * G to h * G + G - 1 share
+    key head h. An implementation never synchronizes with the device.
 
-    An implementation never synchronizes with the device, and `attend` of a batch without prefill rows can be captured
-    in a CUDA graph. A row of length 0 yields zeros, as do tokens behind the last prefill row of a captured batch. Cache
-    content beyond a row's length, NaN included, does not affect its output.
+    `attend` of a batch without prefill rows can be captured in a CUDA graph. A row of length 0 yields zeros, as do tokens behind
+    the last prefill row of a captured batch. Cache content beyond a row's length, NaN included, does not affect its output.
     """
 
     @property
@@ -102,10 +97,7 @@ class AttentionBackend(Protocol):
 
     @property
     def captures_prefills(self) -> bool:
-        """Whether the backend supports prefill rows that only the device knows, so that batches with prompts can be
-        captured."""
-        ...
+        """Whether the backend supports prefill rows that only the device knows, so that batches with prompts can be captured."""
 
     def attend(self, q_THD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata) -> Tensor:
         """Returns `[T, H, D]` for queries `[T, H, D]`. The batch's keys and values are in the cache already."""
-        ...

@@ -16,8 +16,7 @@ _BLOCK_UNIT_2 = 256
 
 
 class FlashAttention:
-    """Attends all decode rows in one call, and each prefill row in a call of its own. Lengths and block tables are read
-    on the device, so decode steps can be captured."""
+    """Attends all decode rows in one call, and each prefill row in one of its own. Lengths and tables are read on the device."""
 
     name = "flash_attention"
     captures_prefills = False
@@ -44,7 +43,6 @@ class FlashAttention:
         return None
 
     def attend(self, q_THD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata) -> Tensor:
-        """See `AttentionBackend.attend`."""
         count = meta.num_decode
         out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
         if count:

@@ -58,7 +58,6 @@ class FlashInferAttention:
         return None
 
     def attend(self, q_THD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata) -> Tensor:
-        """See `AttentionBackend.attend`."""
         out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
         if meta.num_decode:
             self._decode.attend_decodes(q_THD, cache, layer, meta, out_THD)

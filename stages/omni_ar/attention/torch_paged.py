@@ -18,7 +18,6 @@ class TorchPagedAttention:
     captures_prefills = True
 
     def attend(self, q_THD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata) -> Tensor:
-        """See `AttentionBackend.attend`."""
         key, value = cache.key[layer], cache.value[layer]
         parts = []
         if meta.num_decode:

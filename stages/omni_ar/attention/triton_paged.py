@@ -16,10 +16,8 @@ every SM busy: its rows are split only if the settings say so, and a second kern
 
 
 class TritonPagedAttention:
-    """Launches at most two kernels: one for all decode rows, and one for all prefill rows, which it reads on the device.
-
-    One instance serves one stream, since consecutive launches count arrivals in the same memory.
-    """
+    """Launches at most two kernels: one for all decode rows, and one for all prefill rows, which it reads on the device. One
+    instance serves one stream, since consecutive launches count arrivals in the same memory."""
 
     name = "triton"
     captures_prefills = True
@@ -28,7 +26,6 @@ class TritonPagedAttention:
         self._arrivals = device.zeros((_ARRIVALS,), torch.int32)
 
     def attend(self, q_THD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata) -> Tensor:
-        """See `AttentionBackend.attend`."""
         out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
         if meta.num_decode:
             self.attend_decodes(q_THD, cache, layer, meta, out_THD)

@@ -7,10 +7,8 @@ from omni_ar.kernels.norm import residual_sum
 from omni_ar.layers.attention import Attention, AttentionProjections
 from omni_ar.layers.decoder import DecoderConfig, DecoderLayer, DecoderLayers, decoder_config
 from omni_ar.layers.frame_layers import ChooseCode, EmbedCode, FrameAttention, FrameCache, FrameLayers, first_pass
-from omni_ar.layers.linear import Linear, StackedLinear
-from omni_ar.layers.mlp import GatedMLP, Projection
+from omni_ar.layers.linear import GatedMLP, Linear, Projection, RMSNorm, StackedLinear
 from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
-from omni_ar.layers.norm import RMSNorm
 from omni_ar.layers.rotary import FrequencyScaling, RotaryEmbedding
 
 __all__ = [

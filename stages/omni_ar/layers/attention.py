@@ -9,16 +9,13 @@ from torch import Tensor, nn
 
 from omni_ar.attention import AttentionBackend, AttentionMetadata, KVCache
 from omni_ar.kernels.rope import HeadNorms, qk_norm_rope_write
-from omni_ar.layers.linear import Factory, Linear, StackedLinear
-from omni_ar.layers.norm import RMSNorm
+from omni_ar.layers.linear import Factory, Linear, RMSNorm, StackedLinear
 
 
 class AttentionProjections(nn.Module):
-    """The parameters of an attention layer: `qkv_proj` (stacked), `o_proj`, and optionally `q_norm` and `k_norm`.
-
-    qk_norm_eps: None for models without RMSNorm over each query and key head. bias: whether all four projections have
-    one; without `output_bias`, all but the last. layer: index into the KV cache, if the keys and values are in one.
-    """
+    """The parameters of an attention layer: `qkv_proj` (stacked), `o_proj`, and optionally `q_norm` and `k_norm`. qk_norm_eps: None
+    without RMSNorm over each query and key head. bias: of all four projections; without `output_bias`, of all but the last. layer:
+    index into the KV cache, if the keys and values are in one."""
 
     def __init__(
         self,
@@ -67,8 +64,7 @@ class Attention(AttentionProjections):
         meta: AttentionMetadata,
         backend: AttentionBackend,
     ) -> Tensor:
-        """Returns `[T, D]`, possibly in parts (`residual_sum`), for the output of `qkv_proj`. Writes the tokens' keys
-        and values into the cache."""
+        """Returns `[T, D]`, possibly in parts (`residual_sum`), for the output of `qkv_proj`. Fills the cache."""
         pages, prefetch = (cache.key[self.layer], cache.value[self.layer]), self.o_proj.weight
         q_THW = qk_norm_rope_write(
             qkv_TX, self.norms, cos_TW, sin_TW, self.num_heads, *pages, meta.slots_T, prefetch=prefetch

@@ -16,9 +16,7 @@ from omni_ar.model import Codes, DrawCode
 
 class CodePredictor(nn.Module):
     """Predicts groups 1 to G - 1 from a hidden state and the embedding of group 0. Each group has its own table and head.
-
-    Parameters: `model.codec_embedding`, `model.layers`, `model.norm` and `lm_head`.
-    """
+    Parameters: `model.codec_embedding`, `model.layers`, `model.norm` and `lm_head`."""
 
     def __init__(self, config: DecoderConfig, vocab_size: int, num_groups: int, **factory: Unpack[Factory]) -> None:
         super().__init__()

@@ -15,13 +15,10 @@ from omni_ar.model import ArShape, Batch, CodecModel, Codes, DrawCode, NextToken
 
 
 class CodecTalker(CodecModel):
-    """A decoder whose tokens are first codes, and a `CodePredictor` for the others. The family defines the embedding of
-    prompts.
-
-    A step's input is the sum of the last frame's embeddings, unless the family adds to it. vocab_size: number of
-    tokens, including those that are not codes. codes: number of codes of each other group. Parameters:
-    `codec_embedding`, `decoder`, `codec_head` and `code_predictor`.
-    """
+    """A decoder whose tokens are first codes, and a `CodePredictor` for the others. The family defines the embedding of prompts. A
+    step's input is the sum of the last frame's embeddings, unless the family adds to it. vocab_size: number of tokens, including
+    those that are not codes. codes: number of codes of each other group. Parameters: `codec_embedding`, `decoder`, `codec_head`,
+    `code_predictor`."""
 
     def __init__(
         self,

@@ -8,10 +8,8 @@ from torch import Tensor, nn
 from omni.checkpoint.checks import Section
 from omni.errors import CheckpointError, quoted
 from omni_ar.layers.attention import Attention, AttentionProjections
-from omni_ar.layers.linear import Factory
-from omni_ar.layers.mlp import GatedMLP
+from omni_ar.layers.linear import Factory, GatedMLP, RMSNorm
 from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
-from omni_ar.layers.norm import RMSNorm
 from omni_ar.layers.rotary import FrequencyScaling, RotaryEmbedding
 from omni_ar.model import Batch
 
@@ -22,14 +20,10 @@ _FEWEST_POSITIONS = 16
 
 
 class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Shape of a stack.
-
-    num_experts: 0 for a dense model. dense_layers: layers that keep a plain feed-forward in a model with experts.
-    qk_norm: whether each query and key head is normalized. rope_scaling: None for plain rotary positions.
-    shared_expert_width: 0 for layers without a shared expert. mrope_section: None for one-axis rotary positions.
-    mrope_interleaved: as in `RotaryEmbedding`. attention_bias: whether the four projections have biases; without
-    `output_bias`, queries, keys and values only.
-    """
+    """Shape of a stack. num_experts: 0 for a dense model. dense_layers: layers that keep a plain feed-forward in a model with
+    experts. qk_norm: whether each query and key head is normalized. rope_scaling: None for plain rotary positions.
+    shared_expert_width: 0 for none. mrope_section: None for one-axis rotary positions. mrope_interleaved: as in `RotaryEmbedding`.
+    attention_bias: of the four projections; without `output_bias`, of queries, keys and values only."""
 
     width: int
     num_layers: int
@@ -144,20 +138,13 @@ def _rope_scaling(rope: Section) -> FrequencyScaling | None:
 
 class FeedForward(Protocol):
     def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Adds `delta_TD` to the residual stream `[T, D]`, then applies norm and MLP. Returns the output and the stream.
-
-        delta_TD and the output may be in parts (`residual_sum`).
-        """
-        ...
+        """Adds `delta_TD` to the residual stream `[T, D]`, then applies norm and MLP. Returns the output and the stream. `delta_TD`
+        and the output may be in parts (`residual_sum`)."""
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then feed-forward, each on normalized input and added to the residual stream.
-
-    An addition is fused with the norm that follows it, so the next layer performs a layer's last addition.
-
-    mlp: a `GatedMLP`, `SparseMoE` or another module with `fused_mlp`.
-    """
+    """Attention, then feed-forward, each on normalized input and added to the residual stream. An addition is fused with the norm
+    that follows it, so the next layer performs a layer's last addition."""
 
     def __init__(
         self,
@@ -175,11 +162,9 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(width, norm_eps, **factory)
 
     def forward(self, x_TD: Tensor, delta_TD: Tensor | None, *attention: object) -> tuple[Tensor, Tensor]:
-        """Maps the residual stream and its pending addition, from the previous layer, to those of this layer.
-
-        x_TD: `[T, D]`. delta_TD: `[T, D]`, or float32 parts `[P, T, D]` (`residual_sum`); None without a pending
-        addition. attention: arguments of `self_attn` behind the output of `qkv_proj`.
-        """
+        """Maps the residual stream `[T, D]` and its pending addition, from the previous layer, to those of this layer. delta_TD:
+        `[T, D]`, or float32 parts `[P, T, D]` (`residual_sum`); None for none. attention: arguments of `self_attn` behind the
+        output of `qkv_proj`."""
         qkv_TX, x_TD = self.input_layernorm.norm_linear(self.self_attn.qkv_proj, x_TD, delta_TD)
         attended_TD = self.self_attn(qkv_TX, *attention)
         delta_TD, x_TD = self.mlp.fused_mlp(self.post_attention_layernorm, x_TD, attended_TD)

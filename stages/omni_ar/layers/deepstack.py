@@ -12,12 +12,11 @@ from omni_ar.model import ArShape, Batch, PayloadSink
 
 
 class DeepstackModel(TextModel):
-    """Features of a tower's intermediate layers are added after the first layers, level by level (DeepStack; Meng et
-    al., 2024).
+    """Features of a tower's intermediate layers are added after the first layers, level by level (DeepStack; Meng et al., 2024).
 
-    Multimodal embeddings: tensors `embeddings` `[n, D]` and, for the names in `deepstack`, optionally `deepstack`
-    `[levels, n, D]`. hidden_layer: the layer whose input is stored as payload, numbered as in published hidden states:
-    0 for the input embeddings, `num_layers` for the final normalized states. None stores none.
+    Multimodal embeddings: tensors `embeddings` `[n, D]` and, for the names in `deepstack`, optionally `deepstack` `[levels, n, D]`.
+    hidden_layer: the layer whose input is stored as payload, numbered as in published hidden states: 0 for the input embeddings,
+    `num_layers` for the final normalized states. None stores none.
     """
 
     def __init__(

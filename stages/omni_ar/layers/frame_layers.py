@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from omni_ar.kernels.frame import attend_frame
 from omni_ar.layers.attention import AttentionProjections
 from omni_ar.layers.decoder import DecoderConfig, decoder_layer
-from omni_ar.layers.linear import Factory
-from omni_ar.layers.norm import RMSNorm
+from omni_ar.layers.linear import Factory, RMSNorm
 from omni_ar.layers.rotary import RotaryEmbedding
 
 ChooseCode = Callable[[Tensor, int], Tensor]
@@ -51,10 +50,8 @@ class FrameAttention(AttentionProjections):
 
 
 class FrameLayers(nn.Module):
-    """Dense layers and the final norm. Parameter names are those of `DecoderLayers`: `layers.N...`, `norm.weight`.
-
-    A frame is a sequence of its own: hidden state, code 0, code 1, ... in positions 0, 1, 2, ...; position g predicts group g.
-    """
+    """Dense layers and the final norm, with the parameter names of `DecoderLayers`. A frame is a sequence of its own: hidden state,
+    code 0, code 1, ... in positions 0, 1, 2, ...; position g predicts group g."""
 
     def __init__(self, config: DecoderConfig, **factory: Unpack[Factory]) -> None:
         """config: of a dense stack. Its M-RoPE fields are ignored, since positions have one axis here."""
@@ -66,10 +63,8 @@ class FrameLayers(nn.Module):
         self.rotary = RotaryEmbedding(config.head_dim, config.rope_theta, scaling=config.rope_scaling)
 
     def run(self, first_TD: Tensor, num_groups: int, choose: ChooseCode, embed: EmbedCode) -> list[Tensor]:
-        """Returns the codes of groups 1 to `num_groups - 1`, chosen one after another. All but the last are embedded.
-
-        first_TD: inputs of the first two positions, `[2 * R, D]`; those of a row are adjacent (`first_pass`).
-        """
+        """Returns the codes of groups 1 to `num_groups - 1`, chosen one after another. All but the last are embedded. first_TD:
+        inputs of the first two positions, `[2 * R, D]` (`first_pass`)."""
         cos_GW, sin_GW = self.rotary(torch.arange(num_groups, device=first_TD.device)[None], first_TD.dtype)
         shape = (first_TD.shape[0] // 2, num_groups, *self._heads)
         cache = [FrameCache(first_TD.new_empty(shape), first_TD.new_empty(shape)) for _ in self.layers]
@@ -88,6 +83,5 @@ class FrameLayers(nn.Module):
 
 
 def first_pass(hidden_RD: Tensor, code0_RD: Tensor) -> Tensor:
-    """The inputs of a frame's first two positions for `FrameLayers.run`: each row's hidden state and embedding of code
-    0."""
+    """The inputs of a frame's first two positions for `FrameLayers.run`: each row's hidden state and embedding of code 0."""
     return torch.stack([hidden_RD, code0_RD], 1).flatten(0, 1)

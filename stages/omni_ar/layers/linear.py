@@ -1,4 +1,5 @@
-"""Linear maps: single ones, and stacks of several maps with the same input, computed as one matrix product."""
+"""Linear maps and stacks of them, root mean square normalization (Zhang and Sennrich, 2019, arXiv:1910.07467), and the gated
+feed-forward layer (SwiGLU; Shazeer, 2020, arXiv:2002.05202)."""
 
 from collections.abc import Mapping
 from typing import TypedDict, Unpack
@@ -7,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from omni.checkpoint import Destination, StackedWeights
-from omni_ar.kernels.linear import linear, linear_parts
+from omni_ar.kernels.linear import gated_linear, linear, linear_parts, norm_linear
+from omni_ar.kernels.norm import add_rms_norm, rms_norm
 
 
 class Factory(TypedDict, total=False):
@@ -21,7 +23,6 @@ class Linear(nn.Linear):
     """`nn.Linear` over `[T, inputs]`, computed by the kernel for a few rows where that is faster."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        """Maps `[T, inputs]` to `[T, outputs]`."""
         return linear(x_TD, self.weight, self.bias)
 
     def in_parts(self, x_TD: Tensor) -> Tensor:
@@ -30,10 +31,7 @@ class Linear(nn.Linear):
 
 
 class StackedLinear(Linear, StackedWeights):
-    """Rows of several published linear maps, one after another.
-
-    parts: published name (a sibling of this module) and number of outputs of each map, in order.
-    """
+    """Rows of several published linear maps, in order. parts: published name (a sibling of this module) and outputs of each."""
 
     def __init__(
         self,
@@ -47,7 +45,6 @@ class StackedLinear(Linear, StackedWeights):
         self.parts = dict(parts)
 
     def stacked_weights(self, name: str) -> dict[str, Destination]:
-        """The destinations of the parts' weights and biases, whose names are siblings of this module."""
         parent, prefix = name[: name.rfind(".") + 1], f"{name}." if name else ""
         destinations: dict[str, Destination] = {}
         start = 0
@@ -57,3 +54,73 @@ class StackedLinear(Linear, StackedWeights):
                 destinations[f"{parent}{part}.{kind}"] = Destination(f"{prefix}{kind}", (rows,))
             start += outputs
         return destinations
+
+
+class RMSNorm(nn.Module):
+    """Normalizes the last dimension in fp32 and scales it by `weight` `[width]`."""
+
+    def __init__(self, width: int, eps: float, **factory: Unpack[Factory]) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width, **factory))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., width]` to the same shape and dtype."""
+        return rms_norm(x, self.weight, self.eps)
+
+    def add(self, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Adds `delta_TD` to the residual stream, possibly in parts (`residual_sum`). Returns the norm of the sum, and the sum,
+        `[T, D]` each."""
+        if delta_TD is None:
+            return self(x_TD), x_TD
+        return add_rms_norm(x_TD, delta_TD, self.weight, self.eps)
+
+    def norm_linear(
+        self,
+        linear: nn.Linear,
+        x_TD: Tensor,
+        delta_TD: Tensor | None,
+        *,
+        gated: bool = False,
+        prefetch: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As `add`, followed by `linear`: returns `[T, outputs]` and the stream. gated: the map's outputs are gate, then up, and
+        the result is `silu(gate) * up`. prefetch: the next product's weight."""
+        return norm_linear(
+            x_TD, delta_TD, self.weight, self.eps, linear.weight, linear.bias, gated=gated, prefetch=prefetch
+        )
+
+
+class GatedMLP(nn.Module):
+    """`down_proj(silu(gate_proj(x)) * up_proj(x))`, without biases. Gate and up are stacked in `gate_up_proj`."""
+
+    def __init__(self, width: int, intermediate: int, **factory: Unpack[Factory]) -> None:
+        super().__init__()
+        parts = {"gate_proj": intermediate, "up_proj": intermediate}
+        self.gate_up_proj = StackedLinear(width, parts, **factory)
+        self.down_proj = Linear(intermediate, width, bias=False, **factory)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        """`[T, D]` to `[T, D]`."""
+        y_TD: Tensor = self.down_proj(gated_linear(x_TD, self.gate_up_proj.weight, prefetch=self.down_proj.weight))
+        return y_TD
+
+    def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+        active_TI, x_TD = norm.norm_linear(
+            self.gate_up_proj, x_TD, delta_TD, gated=True, prefetch=self.down_proj.weight
+        )
+        return self.down_proj.in_parts(active_TI), x_TD
+
+
+class Projection(nn.Module):
+    """Maps the width of one model to that of another: `linear_fc2(silu(linear_fc1(x)))`, with biases."""
+
+    def __init__(self, width: int, inner: int, out: int, **factory: Unpack[Factory]) -> None:
+        super().__init__()
+        self.linear_fc1 = Linear(width, inner, **factory)
+        self.linear_fc2 = Linear(inner, out, **factory)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., width]` to `[..., out]`."""
+        projected: Tensor = self.linear_fc2(nn.functional.silu(self.linear_fc1(x)))
+        return projected

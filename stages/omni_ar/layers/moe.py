@@ -14,21 +14,16 @@ from omni.checkpoint import Destination, StackedWeights
 from omni_ar.kernels.linear import linear
 from omni_ar.kernels.moe import Experts, Norm, SharedExpert, mix_experts, route
 from omni_ar.kernels.norm import rms_norm
-from omni_ar.layers.linear import Factory
-from omni_ar.layers.mlp import GatedMLP
-from omni_ar.layers.norm import RMSNorm
+from omni_ar.layers.linear import Factory, GatedMLP, RMSNorm
 
 _observers: list[Callable[[Tensor], None]] = []
 
 
 @contextmanager
 def observe_routing(callback: Callable[[Tensor], None]) -> Iterator[None]:
-    """While entered, every layer in turn, in every thread, calls `callback(expert_TK)`, for measurements.
-    `SparseMoE.route` computes the experts again: of two with nearly equal logits it may choose the other.
-
-    expert_TK: `[T, K]`, an integer tensor on the layer's device, on the current stream. A step that is replayed from a
-    graph runs no Python, so it makes no call.
-    """
+    """While entered, every layer in turn, in every thread, calls `callback(expert_TK)`, for measurements. expert_TK: `[T, K]`,
+    integers on the layer's device and the current stream. `SparseMoE.route` computes the experts again: of two with nearly equal
+    logits it may choose the other. A step that is replayed from a graph makes no call."""
     _observers.append(callback)
     try:
         yield
@@ -37,11 +32,8 @@ def observe_routing(callback: Callable[[Tensor], None]) -> Iterator[None]:
 
 
 class SparseMoE(nn.Module, StackedWeights):
-    """Sends each token through its `top_k` experts, weighted by the router.
-
-    norm_topk: whether a token's weights are scaled to sum to 1.
-    Parameters: `gate.weight` `[E, D]`, `experts_gate_up` `[E, 2I, D]` (gate rows first), `experts_down` `[E, D, I]`.
-    """
+    """Sends each token through its `top_k` experts, weighted by the router. norm_topk: whether a token's weights are scaled to sum
+    to 1. Parameters: `gate.weight` `[E, D]`, `experts_gate_up` `[E, 2I, D]` (gate rows first), `experts_down` `[E, D, I]`."""
 
     def __init__(
         self,
@@ -65,7 +57,6 @@ class SparseMoE(nn.Module, StackedWeights):
         return y_TD
 
     def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See `FeedForward.fused_mlp`."""
         return self._mix(x_TD, delta_TD, Norm(norm.weight, norm.eps))
 
     def _mix(self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor]:
@@ -78,8 +69,7 @@ class SparseMoE(nn.Module, StackedWeights):
         return y_TD, sum_TD
 
     def stacked_weights(self, name: str) -> dict[str, Destination]:
-        """Published names: `experts.<i>.gate_proj.weight` and `.up_proj.weight`, `[I, D]`, and `.down_proj.weight`,
-        `[D, I]`."""
+        """Published names: `experts.<i>.gate_proj.weight` and `.up_proj.weight`, `[I, D]`, and `.down_proj.weight`, `[D, I]`."""
         prefix, inner = f"{name}." if name else "", self.experts_down.shape[2]
         destinations: dict[str, Destination] = {}
         for expert in range(self.experts_down.shape[0]):
@@ -101,10 +91,8 @@ class SparseMoE(nn.Module, StackedWeights):
 
 
 class SharedExpertMoE(SparseMoE):
-    """`SparseMoE` plus one expert for every token, scaled by a sigmoid gate.
-
-    Further parameters: `shared_expert` (a `GatedMLP`) and `shared_expert_gate.weight` `[1, D]`.
-    """
+    """`SparseMoE` plus one expert for every token, scaled by a sigmoid gate. Further parameters: `shared_expert` (a `GatedMLP`) and
+    `shared_expert_gate.weight` `[1, D]`."""
 
     def __init__(
         self,

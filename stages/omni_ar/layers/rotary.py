@@ -18,11 +18,9 @@ _AXES = 3
 
 
 class FrequencyScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Slows rotations of which training covered only a few turns, for longer sequences (Dubey et al., 2024, arXiv:2407.21783).
-
-    A frequency that turns fewer than `slow_turns` times in `trained_positions` is divided by `factor`, one that turns
-    more than `fast_turns` times is unchanged, and the divisor is interpolated in between.
-    """
+    """Slows rotations of which training covered only a few turns, for longer sequences (Dubey et al., 2024, arXiv:2407.21783). A
+    frequency that turns fewer than `slow_turns` times in `trained_positions` is divided by `factor`, one that turns more than
+    `fast_turns` times is unchanged, and the divisor is interpolated in between."""
 
     factor: float
     slow_turns: float
@@ -39,14 +37,13 @@ class FrequencyScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class RotaryEmbedding(nn.Module):
-    """Cosines and sines of the rotary angles, computed in fp32.
+    """Cosines and sines of the rotary angles, computed in fp32. scaling: scales the frequencies.
 
-    mrope_section: number of frequencies of each of the three axes, for models with M-RoPE; they sum to F. With
-    `interleaved` their order is time, height, width, time, ... until an axis has its share, and time takes the rest;
-    otherwise the axes are consecutive. scaling: scales the frequencies, for models that have it.
+    mrope_section: number of frequencies of each of the three axes, for M-RoPE; they sum to F. With `interleaved` their order is
+    time, height, width, time, ... until an axis has its share, and time takes the rest; otherwise the axes are consecutive.
 
-    The tables are plain tensors that always start on the CPU: as buffers they would lose their values when a module is
-    built on the meta device, and their precision in `module.to(torch.bfloat16)`. The first call on a device moves them.
+    The tables are plain tensors that start on the CPU: as buffers they would lose their values when a module is built on the meta
+    device, and their precision in `module.to(torch.bfloat16)`. The first call on a device moves them.
     """
 
     def __init__(
@@ -68,10 +65,7 @@ class RotaryEmbedding(nn.Module):
         self._axis_F = None if mrope_section is None else _axes(head_dim // 2, mrope_section, interleaved)
 
     def forward(self, positions_PT: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Returns (cos, sin), each `[T, D]` in `dtype`, for int64 positions `[P, T]`. P is 1, or 3 with M-RoPE.
-
-        Raises ValueError for another number of axes.
-        """
+        """Returns (cos, sin), each `[T, D]` in `dtype`, for int64 positions `[P, T]`; P is 1, or 3 with M-RoPE, else ValueError."""
         if self._frequency_F.device != positions_PT.device:
             with may_sync(SyncPoint.TABLES):
                 self._frequency_F = self._frequency_F.to(positions_PT.device)

@@ -16,11 +16,8 @@ _log = logging.getLogger(__name__)
 
 
 class TextModel(ArModel):
-    """Token ids in, token ids out.
-
-    Multimodal embeddings, in families with media: tensor `embeddings` `[n, D]` replaces the tokens' embeddings. tied:
-    whether the output matrix is the embedding table, unless the checkpoint has its own.
-    """
+    """Token ids in, token ids out. Multimodal embeddings, in families with media: tensor `embeddings` `[n, D]` replaces the
+    tokens'. tied: whether the output matrix is the embedding table, unless the checkpoint has its own."""
 
     def __init__(self, config: DecoderConfig, vocab_size: int, *, tied: bool, **factory: Unpack[Factory]) -> None:
         super().__init__()
@@ -70,10 +67,7 @@ class TextModel(ArModel):
 
 
 def decoder_shape(config: DecoderConfig, vocab_size: int, **more: Any) -> ArShape:
-    """The shape of a model around `DecoderLayers`, whose `forward` reads no embeddings unless `more` overrides that.
-
-    more: other fields of `ArShape`.
-    """
+    """The shape of a model around `DecoderLayers`. more: other fields of `ArShape`; without them `forward` reads no embeddings."""
     axes = 1 if config.mrope_section is None else len(config.mrope_section)
     fields: dict[str, Any] = {"forward_embeddings": (), "position_axes": axes} | more
     return ArShape(

@@ -36,10 +36,7 @@ class RowTable:
         return Row(index, self._generations[index])
 
     def release(self, row: Row) -> None:
-        """Frees the row for another request.
-
-        Steps in flight may still write its state. The next owner's first step sets it up later on the same stream.
-        """
+        """Frees the row for another request. Steps in flight may still write its state; the next owner's first step sets it up."""
         self._generations[row.index] += 1
         self._free.append(row.index)
 
@@ -89,11 +86,8 @@ class Allocator:
         return -(-tokens // self._size)
 
     def allocate(self, request: ArRequest, victims: Sequence[ArRequest], headroom: int) -> bool:
-        """Gives a request its row, and blocks for all tokens up to the next one it samples. headroom: blocks to leave
-        for others. Returns whether there was space.
-
-        victims: requests that may be preempted for it, in that order.
-        """
+        """Gives a request its row, and blocks for all tokens up to the next one it samples. Returns whether there was space.
+        headroom: blocks to leave for others. victims: requests that may be preempted for it, in that order."""
         state = (request.id, self._pool.available, self._pool.cached, headroom)
         if (state == self._refused and not victims) or (request.row is None and not self._rows.available):
             return False
@@ -125,10 +119,8 @@ class Allocator:
         return (NewBlock(request, table.count - 1),)
 
     def extend_early(self, requests: Sequence[ArRequest]) -> list[NewBlock]:
-        """Allocates a block for each request that will need one soon, while blank blocks are plentiful.
-
-        A new block is the only upload of a steady decode step: allocating many together leaves one such step instead of many.
-        """
+        """Allocates a block for each request that will need one soon, while blank blocks are plentiful. A new block is the only
+        upload of a steady decode step: allocating many together leaves one such step instead of many."""
         new_blocks: list[NewBlock] = []
         for request in requests if self._pool.blank >= 2 * len(requests) else ():
             table = request.held_table
@@ -139,11 +131,8 @@ class Allocator:
         return new_blocks
 
     def preempt(self, request: ArRequest) -> bool:
-        """Takes the request's blocks; the request will run again from its beginning. Returns False if that is not possible now.
-
-        Its steps in flight continue in the old blocks, which are free after them. A request whose frames cannot be
-        saved joins `failures`.
-        """
+        """Takes the request's blocks; it will run again from its beginning. Returns False if that is not possible now. Its steps in
+        flight continue in the old blocks, which are free after them. A request whose frames cannot be saved joins `failures`."""
         table = request.held_table
         if self._code_pages is not None and request.num_scheduled_outputs and request.saved_codes is None:
             if not self._spiller.ready:
@@ -180,7 +169,6 @@ class Allocator:
         return self._pool.match(keys, request.payload_offsets(len(keys), self._size))
 
     def _keys(self, request: ArRequest, count: int) -> list[bytes]:
-        """Keys of the request's first `count` blocks, or of fewer."""
         if request.keys is None:
             assert request.prompt is not None
             request.keys = PrefixKeys(request.prompt, request.cache_salt, self._size, outputs=self._caches_outputs)

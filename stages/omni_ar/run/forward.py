@@ -6,14 +6,16 @@ Shape legend: R rows of the batch, B rows of a captured one, X conditioning fiel
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from omni.device import Launch, Span
+from omni.device import Graph, Launch, Span, SyncPoint, may_sync
+from omni.device.graphs import CapturedGraphs
 from omni_ar.attention import AttentionBackend, AttentionMetadata, PrefillRow
 from omni_ar.kernels.step.dispatch import prepare_decodes
 from omni_ar.model import Batch, PayloadSink, PlacedEmbedding, PromptTokens
-from omni_ar.run.pack.chunks import PackedChunks
-from omni_ar.run.pack.step import PackedStep
+from omni_ar.run.limits import step_fields
+from omni_ar.run.pack import PackedChunks, PackedStep, placeholders_in
 from omni_ar.run.phases import (
     Embedded,
     Kept,
@@ -82,8 +84,7 @@ class Forward:
         ]
 
     def captured(self, padded_shape: PaddedShape, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
-        """The forward of a batch with chunks that only the device knows, for capture. `fill` runs before it, and `keep`
-        after it."""
+        """The forward of a batch whose chunks the device alone knows, for capture. `fill` runs before it, and `keep` after it."""
         total = padded_shape.total
         metadata = self._metadata(padded_shape, self._stage.limits.max_blocks, rows_P4=buffers.rows_P4)
         batch = self._batch(metadata, pages, self._payload(padded_shape, pages))
@@ -91,7 +92,6 @@ class Forward:
         return [Launch.of(run_forward, self._stage.model, embedded, batch, kept)]
 
     def fill(self, step: ChunkStep, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
-        """Launches that write the inputs of a captured forward."""
         embedded = Embedded(buffers.inputs_TD[: step.padded_shape.total])
         embeddings = _placed(step.chunks, step.view)
         return self._inputs(step, embeddings, self._stage.limits.max_blocks, embedded, pages, buffers.rows_P4)
@@ -106,12 +106,10 @@ class Forward:
         return -(-longest // self._stage.limits.block_size)
 
     def nexts(self, steps_XR: Tensor) -> NextInputs:
-        """The prepared inputs of decode rows."""
         count = steps_XR.shape[1]
         return NextInputs(self._stage.buffers.ids_N[:count], steps_XR, self._stage.buffers.codes_ND[:count])
 
     def embed(self, nexts: Sequence[NextInputs], prompts: PromptTokens | None, embedded: Embedded) -> Launch:
-        """Computes the batch's input embeddings."""
         return Launch.of(embed_inputs, self._stage.model, nexts, prompts, self._stage.rows.conditioning, embedded)
 
     def _inputs(
@@ -123,8 +121,7 @@ class Forward:
         pages: Pages,
         rows_P4: Tensor | None = None,
     ) -> list[Launch]:
-        """Places and embeds a batch with chunks, including its padding. rows_P4: an additional destination of the
-        chunks' rows."""
+        """Places and embeds a batch with chunks, including its padding. rows_P4: an additional destination of the chunks' rows."""
         chunks, padded_shape, view, buffers = step.chunks, step.padded_shape, step.view, self._stage.buffers
         targets, uploaded = [buffers.places_AT[:, padded_shape.decodes : padded_shape.total]], [view(chunks.places)]
         if rows_P4 is not None:
@@ -190,11 +187,9 @@ class Forward:
         return Batch(positions_PT, metadata, pages.kv, self._backend, prompt_start, embeddings, sink)
 
     def _emits(self, padded_shape: PaddedShape) -> bool:
-        """Whether consumers need hidden states of the batch's decode rows."""
         return padded_shape.decodes > 0 and self._stage.model.shape.emits_tokens
 
     def _payload(self, padded_shape: PaddedShape, pages: Pages) -> PayloadSink | None:
-        """The payload sink of a batch with chunks."""
         if pages.hidden is None:
             return None
         return PayloadSink(pages.hidden, self._stage.buffers.payload_slots_T[: padded_shape.total])
@@ -236,3 +231,78 @@ def _saved(chunk: PrefillChunk) -> Tensor:
     assert saved is not None
     first = chunk.start - chunk.request.length
     return saved[first : first + chunk.length]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedForward:
+    """buffers: the buffers that the graph reads and writes."""
+
+    padded_shape: PaddedShape
+    graph: Graph
+    buffers: ChunkBuffers
+
+
+class CapturedChunks:
+    """Captures two batches of each size: one of chunks only, and one with all decode rows before the chunks, mostly null rows."""
+
+    def __init__(self, stage: Resources, forward: Forward) -> None:
+        self._stage = stage
+        self._forward = forward
+        # The key is whether rows decode.
+        self._graphs = CapturedGraphs[bool, CapturedForward](
+            stage.name, unit="chunk tokens", option="graph_chunk_sizes"
+        )
+        self._buffers: ChunkBuffers | None = None
+
+    def clear(self) -> None:
+        self._graphs.clear()
+        self._buffers = None
+
+    def capture(self, tokens: int, pages: Pages) -> None:
+        """Captures both batches of a size. The largest size comes first: its buffers serve the others."""
+        buffers = self._buffers_for(self._stage.limits.rows + tokens)
+        for rows in (self._stage.limits.rows, 0):
+            padded_shape = PaddedShape(rows, tokens, self._stage.limits.captured_chunks)
+            name = f"{self._stage.name}-{'mixed' if rows else 'prompts'}-{tokens}"
+            graph = self._stage.device.capture(
+                self._stage.stream, name, self._forward.captured(padded_shape, buffers, pages)
+            )
+            self._graphs.add(rows > 0, tokens, CapturedForward(padded_shape, graph, buffers))
+
+    def find(self, plan: StepPlan) -> CapturedForward | None:
+        """The captured forward that a step with chunks is padded to; None if the step runs uncaptured."""
+        most = self._stage.limits.captured_chunks
+        if len(plan.chunks) > most:
+            self._graphs.log_uncaptured(f"steps with more than {most} chunks")
+            return None
+        embeddings = {p.name for chunk in plan.prompts for p, _ in placeholders_in(chunk)}
+        read = self._stage.model.shape.forward_embeddings
+        if embeddings and (read is None or not embeddings.isdisjoint(read)):
+            names = ", ".join(sorted(embeddings if read is None else embeddings.intersection(read)))
+            reason = "that the model's forward reads" if read else "that ArShape.forward_embeddings leaves open"
+            self._graphs.log_uncaptured(f"steps with multimodal embeddings ({names}) {reason}")
+            return None
+        captured = self._graphs.find(bool(plan.decodes), plan.chunk_tokens)
+        return captured.graph if captured is not None else None
+
+    def launch(self, captured: CapturedForward, step: ChunkStep, pages: Pages) -> None:
+        """Launches inputs and forward of a step in the captured forward's padded shape."""
+        self._stage.device.enqueue(self._stage.stream, self._forward.fill(step, captured.buffers, pages))
+        self._stage.device.replay(self._stage.stream, captured.graph)
+        self._stage.device.enqueue(self._stage.stream, [self._forward.keep(step, captured.buffers)])
+
+    def _buffers_for(self, tokens: int) -> ChunkBuffers:
+        if self._buffers is None or self._buffers.inputs_TD.shape[0] < tokens:
+            self._buffers = ChunkBuffers.allocate(self._stage, tokens)
+            self._try_embedding(self._buffers)
+        return self._buffers
+
+    def _try_embedding(self, buffers: ChunkBuffers) -> None:
+        """Embeds null rows, so that a wrong `ArShape.input_width` fails at start instead of at the first prompt."""
+        steps_XR = self._stage.device.zeros(
+            (step_fields(self._stage.model.shape), self._stage.limits.rows), torch.int64
+        )
+        with may_sync(SyncPoint.CAPTURE):
+            self._stage.device.synchronize()  # zeros are written on another stream
+        embedding = self._forward.embed([self._forward.nexts(steps_XR)], None, Embedded(buffers.inputs_TD))
+        self._stage.device.enqueue(self._stage.stream, [embedding])

@@ -23,13 +23,10 @@ _DEFAULT_MODEL_LEN = 8192
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """rows: requests that run at once. max_blocks: maximum blocks of one request. max_num_batched_tokens: token budget
-    of a step.
-
-    step_tokens: maximum tokens of one step. scored_tokens: maximum prompt tokens among them that are scored; 0 for a
-    model whose prompt is not a sequence of its own tokens. step_ids: maximum tokens that one step gives a row: one,
-    plus drafted ones. upload_size: maximum number of int64 in one step's packed inputs. step_places: device rows of
-    conditioning per request, one for each possible step; 0 for a model without them.
+    """rows: requests that run at once. max_blocks: of one request. max_num_batched_tokens: token budget of a step. step_tokens:
+    maximum tokens of one step. scored_tokens: maximum prompt tokens among them that are scored; 0 for a model whose prompt is not a
+    sequence of its own tokens. upload_size: maximum number of int64 in one step's packed inputs. step_ids: maximum tokens that one
+    step gives a row. step_places: device rows of conditioning per request, one for each possible step; 0 for a model without them.
     """
 
     rows: int
@@ -56,12 +53,10 @@ class Limits:
 
     @property
     def captured_chunks(self) -> int:
-        """Maximum chunks of a captured step."""
         return min(self.rows, MAX_CAPTURED_CHUNKS)
 
     @property
     def ring(self) -> int:
-        """Number of handoff slots."""
         # One more than the steps in flight, for the step that is being launched.
         return self.max_in_flight + 1
 

@@ -1,4 +1,4 @@
-"""Turns the handoffs of launched steps into messages: tokens first, log-probabilities later."""
+"""Turns the handoffs of launched steps into messages: tokens first, log-probabilities later. Host processors run beside."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -9,19 +9,71 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from omni.device import COMPLETED
+from omni.device import COMPLETED, HostTask, HostWorker
 from omni.errors import InputError
 from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
-from omni.sampling import StopVerdict
+from omni.sampling import HostLogitsProcessor, LogitsEdit, StopVerdict
 from omni.stage import Outbound, Produced
 from omni_ar.inputs import PromptHidden, TokenCodes, TokenHidden
 from omni_ar.kernels.step.status import RowStatus
 from omni_ar.run.blocks import BlockTable
-from omni_ar.run.host_processors import HostProcessorExecutor
-from omni_ar.run.request import ArRequest, WithheldToken
+from omni_ar.run.request import ArRequest, RequestStatus, WithheldToken
 from omni_ar.run.state import IMPOSSIBLE
-from omni_ar.run.status import RequestStatus
 from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled, ScoreHandoff, Written
+from omni_ar.sampling import merge_edits
+
+Result = LogitsEdit | None
+"""The edit of the next token's logits; None if the text ends, so that no token may follow."""
+
+
+class HostProcessorExecutor:
+    """A constrained request waits until its host processors have processed its newest token; other requests do not wait."""
+
+    def __init__(self, worker: HostWorker, vocab: int) -> None:
+        self._worker = worker
+        self._vocab = vocab
+        self._tasks: dict[ArRequest, HostTask[Result]] = {}
+
+    @property
+    def waiting(self) -> int:
+        return len(self._tasks)
+
+    def submit(self, request: ArRequest, tokens: Sequence[int] = ()) -> None:
+        """Passes the request's newest tokens to its host processors. The request runs no step until they are done."""
+        host_processors, newest = request.host_processors, tuple(tokens)
+        self._tasks[request] = self._worker.submit(lambda: _process(host_processors, newest, self._vocab))
+
+    def cancel(self, request: ArRequest) -> None:
+        task = self._tasks.pop(request, None)
+        if task is not None:
+            task.cancel()
+
+    def poll(self) -> list[tuple[ArRequest, Result | Exception]]:
+        done = [request for request, task in self._tasks.items() if task.done()]
+        return [(request, _result(self._tasks.pop(request))) for request in done]
+
+    def close(self) -> None:
+        self._tasks.clear()
+        self._worker.close()
+
+
+def _result(task: HostTask[Result]) -> Result | Exception:
+    try:
+        return task.result()
+    except Exception as error:  # a host processor may be user code: only its own request fails
+        return error
+    except BaseException as error:  # a library's panic in another thread, which does not affect this one
+        failure = RuntimeError(f"{type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return failure
+
+
+def _process(host_processors: Sequence[HostLogitsProcessor], tokens: Sequence[int], vocab: int) -> Result:
+    ends = False
+    for token in tokens:
+        for processor in host_processors:
+            ends |= processor.push(token)  # each processes every token, even if another ends the text
+    return None if ends else merge_edits([processor.edit() for processor in host_processors], vocab)
 
 
 class RequestCallbacks(Protocol):
@@ -50,11 +102,8 @@ class _Scored(msgspec.Struct, frozen=True):
 
 
 class OutputProcessor:
-    """Reads the handoffs of launched steps in order, and emits tokens, payloads and log-probabilities.
-
-    A token's payload is emitted as soon as the host has read the token, complete or not: only its consumer polls the
-    payload's event. A request's end waits for its log-probabilities; tokens do not.
-    """
+    """Reads the steps' handoffs in order, and emits tokens, payloads and log-probabilities. A token's payload is emitted with the
+    token, complete or not: only its consumer polls the event. A request's end waits for its log-probabilities; tokens do not."""
 
     def __init__(
         self,
@@ -85,7 +134,6 @@ class OutputProcessor:
         return len(self._in_flight)
 
     def launched(self, step: SampledStep, requests: Sequence[ArRequest]) -> None:
-        """The step of these requests is on the device."""
         tables = tuple([request.held_table for request in requests])
         for request, table in zip(requests, tables, strict=True):
             request.steps_in_flight += 1
@@ -118,7 +166,6 @@ class OutputProcessor:
             self._outbox.extend(request.withheld.popleft().messages)
 
     def clear(self) -> None:
-        """Drops all state: the stage is closing."""
         self._in_flight.clear()
         self._pending_scores.clear()
 
@@ -188,8 +235,7 @@ class OutputProcessor:
             self._host_processors.submit(request, ids)
 
     def _withhold(self, request: ArRequest, verdict: StopVerdict, token: WithheldToken) -> bool:
-        """Emits the tokens that cannot be part of a stop string. Returns whether a stop string is complete, which ends
-        the request."""
+        """Emits the tokens that cannot be part of a stop string. Returns whether a stop string ends the request."""
         request.withheld.append(token)
         self.emit_withheld(request, verdict.held)
         if verdict.stopped:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from omni.device import PhaseCategory
 from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels import step
 from omni_ar.kernels.sampling import fused_sample
@@ -36,7 +37,6 @@ def start_rows(state: RowState, rows_n: Tensor, fields_nC: Tensor, table_nM: Ten
 
 
 def set_null_rows(rows_B: Tensor, null_row: int, advance_B: Tensor, steps_XB: Tensor) -> None:
-    """Writes the inputs of a batch of null rows."""
     rows_B.fill_(null_row)
     advance_B.fill_(1)
     steps_XB.zero_()
@@ -64,8 +64,7 @@ def place_payload(payload_slots_R: Tensor, slots_R: Tensor | None) -> None:
 def restore_frames(
     model: CodecModel, saved: Sequence[Tensor], slots_n: Tensor, code_pages: Tensor, next_nD: Tensor
 ) -> None:
-    """Copies the frames of replayed tokens back into the tokens' page slots, and computes their part of the input
-    embeddings."""
+    """Copies the frames of replayed tokens back into their page slots, and computes their part of the input embeddings."""
     codes_nG = torch.cat(list(saved))
     code_pages.flatten(0, 1).index_copy_(0, slots_n, codes_nG)
     next_nD.copy_(model.embed_codes(codes_nG))
@@ -73,13 +72,9 @@ def restore_frames(
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Hidden states that outlive the forward.
-
-    last_R: batch index of each sampled row's last token; None if the batch is exactly these tokens. hidden_RD: buffer
-    for their hidden states.
-    scored_s, scored_sD: batch indexes of prompt tokens to be scored, and the buffer for their hidden states; None if
-    there are none.
-    """
+    """Hidden states that outlive the forward. last_R: batch index of each sampled row's last token; None if the batch is exactly
+    these. hidden_RD: buffer for their hidden states. scored_s, scored_sD: batch indexes of prompt tokens to be scored, and the
+    buffer for their hidden states; None if there are none."""
 
     last_R: Tensor | None
     hidden_RD: Tensor
@@ -114,8 +109,7 @@ class Embedded:
         rest_TD.zero_()
 
     def take(self) -> Tensor:
-        """Returns the embeddings and drops the reference to them, unless they are in a buffer: the forward need not
-        keep its input."""
+        """Returns the embeddings and drops the reference to them, unless they are in a buffer."""
         if self._place_TD is not None:
             return self._place_TD
         x_TD, self._x_TD = self._x_TD, None
@@ -125,11 +119,8 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class NextInputs:
-    """Generated tokens to be embedded, and the conditioning of the steps whose inputs they are.
-
-    steps_XR: int64, the step columns, then, for a model with a `step_width`, the place of each step's row in
-    `RowState.conditioning`.
-    """
+    """Generated tokens to be embedded, and the conditioning of the steps whose inputs they are. steps_XR: int64, the step columns,
+    then, with a `step_width`, the place of each step's row in `RowState.conditioning`."""
 
     ids_R: Tensor
     steps_XR: Tensor
@@ -146,8 +137,7 @@ class NextInputs:
 def embed_inputs(
     model: ArModel, nexts: Sequence[NextInputs], prompts: PromptTokens | None, conditioning: Tensor, out: Embedded
 ) -> None:
-    """Computes the batch's input embeddings. Raises ValueError if their number is not that of the tokens: padding would
-    hide the error."""
+    """Computes the batch's input embeddings. Raises ValueError if there is not one for each token: padding would hide the error."""
     parts = [
         _embeddings("embed_next", model.embed_next(inputs.tokens(conditioning)), inputs.ids_R.shape[0])
         for inputs in nexts
@@ -210,7 +200,6 @@ def sample_rows(
 
 
 def set_counter(counter: Tensor, turn: int) -> None:
-    """Sets the handoff slot of the next step to `turn`."""
     counter.fill_(turn)
 
 
@@ -220,8 +209,7 @@ def score_tokens(logits_RV: Tensor, accepted_RW: Tensor, count: int, scores_RW: 
 
 
 def score_prompt(model: ArModel, hidden_sD: Tensor, ids_s: Tensor, count: int, at_once: int, scores_sW: Tensor) -> None:
-    """Computes log-probabilities of prompt tokens, each from the hidden state before it. at_once: tokens whose logits
-    are computed together."""
+    """Scores prompt tokens, each from the hidden state before it. at_once: tokens whose logits are computed together."""
     for start in range(0, hidden_sD.shape[0], at_once):
         part = slice(start, start + at_once)
         _write_scores(model.logits(hidden_sD[part]).float(), ids_s[part], count, scores_sW[part])
@@ -248,8 +236,7 @@ def predict_codes(
     block_size: int,
     code_pages: Tensor,
 ) -> None:
-    """Predicts the frame that each sampled token begins, and stores it in the token's page slot and its part of the
-    next input in the state."""
+    """Predicts the frame that each sampled token begins, and stores it in the token's page slot, and its part of the next input."""
     # The count includes this step's token, so it is one past the position of the draw.
     last_R, position_R = step.frame_inputs(state, rows_R)
 
@@ -262,3 +249,22 @@ def predict_codes(
     end = model.frame_end
     if end is not None:
         step.end_frames(state, rows_R, frame.codes_RG, end.code, end.groups)
+
+
+HAND_OVER = "hand_tokens_over"
+"""The name of the token point, for `Device.moment`: the moment at which a step's tokens are complete."""
+
+_BY_CATEGORY = {
+    PhaseCategory.PREPROCESS: (
+        *("start_rows", "extend_tables", "prepare_decodes", "place_chunks", "restore_frames"),
+        *("set_null_rows", "set_counter", "embed_inputs", "place_payload"),
+    ),
+    PhaseCategory.FORWARD: ("run_forward", "keep_hidden"),
+    PhaseCategory.LOGITS: ("compute_logits",),
+    PhaseCategory.SAMPLE: ("sample_rows", "accept_tokens"),
+    PhaseCategory.TOKEN_POINT: (HAND_OVER,),
+    PhaseCategory.CODES: ("predict_codes",),
+    PhaseCategory.POSTPROCESS: ("post_update",),
+    PhaseCategory.SCORES: ("score_tokens", "score_prompt", "copy_scores"),
+}
+CATEGORIES = {phase: category for category, phases in _BY_CATEGORY.items() for phase in phases}

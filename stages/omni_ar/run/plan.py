@@ -7,11 +7,9 @@ from omni_ar.run.request import ArRequest
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Tokens `start` to `start + length` of a request that is not decoding yet.
-
-    first: whether the step sets its row up. last: whether the chunk reaches the newest token, so that the step samples
-    the next one. replay: whether its tokens are generated tokens of a preempted request, instead of prompt tokens.
-    """
+    """Tokens `start` to `start + length` of a request that is not decoding yet. first: whether the step sets its row up. last:
+    whether it reaches the newest token, so that the step samples the next one. replay: whether its tokens are generated ones of a
+    preempted request."""
 
     request: ArRequest
     start: int
@@ -44,7 +42,6 @@ class StepPlan:
 
     @property
     def requests(self) -> tuple[ArRequest, ...]:
-        """All requests in the step."""
         return self.decodes + tuple(chunk.request for chunk in self.chunks)
 
     @property
@@ -62,19 +59,16 @@ class StepPlan:
 
     @property
     def padded_shape(self) -> "PaddedShape":
-        """The smallest padded shape for the step."""
         return PaddedShape(len(self.decodes), self.chunk_tokens, len(self.chunks))
 
     @property
     def starts(self) -> tuple[ArRequest, ...]:
-        """Requests whose rows the step sets up."""
         return tuple(chunk.request for chunk in self.chunks if chunk.first)
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedShape:
-    """The layout of a batch with chunks: number of decode rows, of tokens in chunks, and of chunks. A step may need
-    less of each; the rest is padding."""
+    """The layout of a batch with chunks: number of decode rows, of tokens in chunks, and of chunks, padding included."""
 
     decodes: int
     tokens: int
@@ -82,5 +76,4 @@ class PaddedShape:
 
     @property
     def total(self) -> int:
-        """Number of tokens of the batch."""
         return self.decodes + self.tokens

@@ -35,12 +35,9 @@ _SCORED = msgspec.structs.replace(EVERYTHING, prompt_logprobs=MAX_LOGPROBS)
 
 
 def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
-    """Launches three steps: a decode of all rows at full length; the maximum of prompt tokens, in the longest chunks
-    behind the longest contexts, beside such decodes; and the maximum of scored prompt tokens.
-
-    Every block is the null block, so no other page is needed. Waits for each step. Leaves the rows' state undefined:
-    the runner must not be used afterwards.
-    """
+    """Launches three steps: a decode of all rows at full length; the maximum of prompt tokens, in the longest chunks behind the
+    longest contexts, beside such decodes; and the maximum of scored prompt tokens. Every block is the null block. Waits for each
+    step. Leaves the rows' state undefined: the runner must not be used afterwards."""
     requests = [_request(row, shape, limits, EVERYTHING) for row in range(limits.rows)]
     # A chunk with context needs a mask; a whole prompt does not.
     longest = max(limits.max_model_len - 2, 1)
@@ -68,8 +65,7 @@ def _last_chunk(request: ArRequest, length: int) -> PrefillChunk:
 
 
 def _request(row: int, shape: ArShape, limits: Limits, sampling: SamplingParams) -> ArRequest:
-    """A request of the maximum length that still allows a token, with a consumer for all hidden states, if the model
-    stores them."""
+    """A request of the maximum length that still allows a token, with a consumer for all hidden states that the model stores."""
     length = limits.max_model_len - 1
     prompt = Prompt(
         columns=np.zeros((len(shape.prompt_columns), length), np.int64),

@@ -25,11 +25,8 @@ Failures = list[tuple[ArRequest, Exception]]
 
 
 class ConditioningReceiver:
-    """Copies conditioning into `RowState.conditioning`, in order of arrival: an input without device rows waits behind
-    one with them, and both wait for the request's row.
-
-    Until it is copied, an input counts against its edge's credit, so its producer may be paused.
-    """
+    """Copies conditioning into `RowState.conditioning`, in order of arrival: an input without device rows waits behind one with
+    them, and both wait for the request's row. Until it is copied, an input counts against its edge's credit."""
 
     def __init__(
         self, name: str, device: Device, stream: Stream, conditioning: Tensor, shape: ArShape, limits: Limits
@@ -64,7 +61,6 @@ class ConditioningReceiver:
             message.release(COMPLETED)
 
     def drop(self, request: ArRequest) -> None:
-        """Releases the request's inputs that were not copied."""
         while request.step_arrivals:
             request.step_arrivals.popleft().message.release(COMPLETED)
         self._forget(request)
@@ -195,7 +191,6 @@ class EmbeddingReceiver:
         return next((f"{p.name}[{p.index}]" for p in placeholders if (p.name, p.index) not in come), None)
 
     def drop(self, request: ArRequest) -> None:
-        """Releases the request's pending embeddings."""
         for arrival in self._waiting:
             if arrival.request is request:
                 arrival.message.release(COMPLETED)

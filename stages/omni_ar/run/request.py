@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum, auto
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,24 +16,80 @@ from omni.sampling import HostLogitsProcessor, LogitsEdit, SamplingParams, StopM
 from omni.stage import Feed, Produced
 from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.run.blocks import BlockTable, PrefixKeys
-from omni_ar.run.status import TRANSITIONS, RequestStatus
 from omni_ar.sampling import SamplingFlags, flags_of
+
+
+class RequestStatus(IntEnum):
+    """A request has one status at a time. `ArRequest.set_status` changes it.
+
+    | status | the request | set by |
+    |---|---|---|
+    | WAITING_FOR_INPUTS | lacks its prompt, a multimodal embedding, or the first conditioning of its steps | `ArWorker.open` |
+    | WAITING | waits for a row and for blocks | `Scheduler.add`, `.unblock` |
+    | PREEMPTED | lost its blocks, keeps its row, and waits for blocks | `Scheduler.plan`, `.unblock` |
+    | BLOCKED | was first in line and cannot start now; others go first until `Scheduler.unblock` | `Scheduler.plan` |
+    | RUNNING | has a row and blocks: it prefills or decodes | `Scheduler.plan`, `.launched` |
+    | ISOLATING | a step that it was part of failed; its blocks are about to be taken | `Scheduler.retry` |
+    | ISOLATED | waits, without blocks, for its turn to run in steps of its own | `Scheduler.plan` |
+    | RUNNING_ALONE | runs in steps of its own, until it has sampled a token | `Scheduler.plan` |
+    | FAILED | cannot go on; the worker reports the error before its tick ends | `Scheduler.plan` |
+    | WAITING_FOR_LOGPROBS | has all its tokens; some log-probabilities are still to be read | `ArWorker.finish_request` |
+    | FINISHED | has left the stage: finished, failed or aborted | `ArWorker.drop` |
+
+    `ArRequest.paused` is not a status, since it is independent of all of them: a consumer that is behind may pause a request
+    that waits for its prompt, or an isolated one, and the request has the same status when it is resumed. A paused request is
+    in no step. Prefill and decode are not statuses either: `ArRequest.decoding` follows from two counts.
+    """
+
+    WAITING_FOR_INPUTS = auto()
+    WAITING = auto()
+    PREEMPTED = auto()
+    BLOCKED = auto()
+    RUNNING = auto()
+    ISOLATING = auto()
+    ISOLATED = auto()
+    RUNNING_ALONE = auto()
+    FAILED = auto()
+    WAITING_FOR_LOGPROBS = auto()
+    FINISHED = auto()
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether the request accepts tokens of steps in flight; otherwise they are discarded."""
+        return self not in _ENDS
+
+
+_S = RequestStatus
+# A request with a row may have steps in flight whose tokens end it, in every status.
+_ENDS = (_S.FAILED, _S.WAITING_FOR_LOGPROBS, _S.FINISHED)
+
+TRANSITIONS: Mapping[RequestStatus, set[RequestStatus]] = {
+    _S.WAITING_FOR_INPUTS: {_S.WAITING, _S.FINISHED},
+    _S.WAITING: {_S.RUNNING, _S.BLOCKED, _S.FAILED, _S.FINISHED},
+    _S.PREEMPTED: {_S.RUNNING, _S.BLOCKED, *_ENDS},
+    _S.BLOCKED: {_S.WAITING, _S.PREEMPTED, _S.WAITING_FOR_LOGPROBS, _S.FINISHED},
+    _S.RUNNING: {_S.PREEMPTED, _S.ISOLATING, *_ENDS},
+    _S.ISOLATING: {_S.ISOLATED, *_ENDS},
+    _S.ISOLATED: {_S.RUNNING_ALONE, *_ENDS},
+    _S.RUNNING_ALONE: {_S.RUNNING, _S.ISOLATED, _S.ISOLATING, *_ENDS},
+    _S.FAILED: {_S.FINISHED},
+    _S.WAITING_FOR_LOGPROBS: {_S.FINISHED},
+    _S.FINISHED: set(),
+}
+"""The statuses that may follow each status."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyEmbedding:
-    """An embedding's tensors, usable on the stage's stream. copied: end of the copies.
-
-    message: the message of tensors that still belong to their producer; None if all are copies.
-    """
+    """An embedding's tensors, usable on the stage's stream. copied: end of the copies. message: of tensors that still belong to
+    their producer; None if all are copies."""
 
     tensors: dict[str, Tensor]
     copied: Event
     message: Feed | None
 
     def release(self, after: Event) -> None:
-        """Releases the message. after: the end of the request's last step; COMPLETED if no step was launched. Steps
-        follow the copies."""
+        """after: the end of the request's last step; COMPLETED if no step was launched. Steps follow the copies."""
         if self.message is not None:
             self.message.release(self.copied if after is COMPLETED else after)
 
@@ -47,7 +104,6 @@ class StepArrival:
 
     @property
     def count(self) -> int:
-        """Number of steps."""
         return int(self.inputs.columns.shape[1])
 
 
@@ -61,8 +117,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class WithheldToken:
-    """A token that may be part of a stop string, and its messages. The next token's arrival adds this token's hidden
-    state to them."""
+    """A token that may be part of a stop string, and its messages. The next token adds this one's hidden state."""
 
     token: int
     messages: list[Produced]
@@ -163,7 +218,6 @@ class ArRequest:
 
     @property
     def length(self) -> int:
-        """Number of prompt tokens."""
         assert self.prompt is not None
         return self.prompt.length
 
@@ -174,7 +228,6 @@ class ArRequest:
 
     @property
     def held_table(self) -> BlockTable:
-        """The table of a running request."""
         assert self.table is not None
         return self.table
 
@@ -184,7 +237,6 @@ class ArRequest:
 
     @property
     def wants_scores(self) -> bool:
-        """Whether its steps compute log-probabilities."""
         return self.sampling.logprobs is not None or self.scores_prompt
 
     @property
@@ -204,7 +256,6 @@ class ArRequest:
 
     @property
     def prompt_ready(self) -> bool:
-        """Whether the prompt and all of its embeddings have arrived."""
         if self.prompt is None:
             return False
         return all((p.name, p.index) in self.embeddings for p in self.prompt.placeholders)
@@ -228,8 +279,7 @@ class ArRequest:
         return begun or not self.needs_first_step
 
     def can_step(self, conditioned: bool) -> bool:
-        """Whether its next step could run: it is below the token limit, and its conditioning and host processors' edit,
-        if required, are available."""
+        """Whether its next step could run: below the token limit, with its conditioning and host processors' edit, if required."""
         if self.num_scheduled_outputs >= self.max_tokens:
             return False
         # Each token depends on the host processors' result for the tokens before.
@@ -250,8 +300,7 @@ class ArRequest:
         return self.step_pad is not None or any(arrival.inputs.pad is not None for arrival in self.step_arrivals)
 
     def reset_for_recompute(self) -> None:
-        """Resets a request without blocks: it will prefill from the beginning, up to the newest token that the host has
-        read."""
+        """Resets a request without blocks: it will prefill from the beginning, up to the newest token that the host has read."""
         self.table = None
         self.num_computed_tokens = self.published_blocks = 0
         self.num_scheduled_outputs = len(self.outputs)

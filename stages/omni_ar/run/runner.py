@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 
 from omni.device import Device, Event, Graph, Launch, Uploader
-from omni.graphs import CapturedGraphs
+from omni.device.graphs import CapturedGraphs
 from omni_ar.attention import AttentionBackend
 from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
-from omni_ar.run.captured_chunks import CapturedChunks
-from omni_ar.run.forward import ChunkStep, Forward
+from omni_ar.run.forward import CapturedChunks, ChunkStep, Forward
 from omni_ar.run.limits import Limits, step_fields
-from omni_ar.run.pack.chunks import PackedChunks, scored_positions
-from omni_ar.run.pack.step import LeadingInputs, PackedStep, captured_spans, pack_step
+from omni_ar.run.pack import LeadingInputs, PackedChunks, PackedStep, captured_spans, pack_step, scored_positions
 from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, start_rows
 from omni_ar.run.plan import PaddedShape, StepPlan
 from omni_ar.run.scores import Scorer
@@ -62,6 +60,7 @@ class Runner:
         self.dtype = dtype
         self._processors = processors
         self._state = allocate_rows(device, model, limits, dtype, processors)
+        self.conditioning = self._state.conditioning  # the receiver fills it on the stage's stream
         self._buffers = allocate_step_buffers(device, model, limits, dtype)
         stage = Resources(name, device, self.stream, model, limits, dtype, self._state, self._buffers)
         self._forward = Forward(stage, backend)
@@ -107,11 +106,6 @@ class Runner:
         self._graphs.add(phases, size, self.device.capture(self.stream, name, launches))
 
     @property
-    def conditioning(self) -> Tensor:
-        """`RowState.conditioning`, which the receiver fills on the stage's stream."""
-        return self._state.conditioning
-
-    @property
     def pages(self) -> Pages:
         """Raises RuntimeError before `allocate`."""
         if self._pages is None:
@@ -125,19 +119,17 @@ class Runner:
 
     @property
     def can_score(self) -> bool:
-        """Whether the next step may compute log-probabilities."""
-        return self._scorer.ready
+        return self._scorer.downloads.ready
 
     def forget_batch(self) -> None:
         """Drops the state of a step that failed half-way, so that the next one reuses nothing of it."""
         self._steady = None
         self.source.forget()
-        self._scorer.forget()
+        self._scorer.downloads.forget()
 
     def execute_model(self, plan: StepPlan) -> StepContext:
-        """Launches inputs and forward of the planned rows."""
         self.source.begin(plan.step)
-        self._scorer.begin()
+        self._scorer.downloads.begin()
         rows = tuple(snapshot(request) for request in plan.sampled)
         decode = self._graphs.find("decode", len(rows)) if rows else None
         padded = decode.size if decode is not None else None
@@ -203,7 +195,6 @@ class Runner:
     def _pack(
         self, plan: StepPlan, rows: tuple[int, ...], padded: int | None, padded_shape: PaddedShape | None
     ) -> tuple[PackedStep, SamplingFlags]:
-        """Uploads the step's inputs from the host."""
         edited = any(request.edit is not None for request in plan.sampled)
         changed = bool(plan.chunks or plan.new_blocks or edited or self._model.shape.conditioned)
         steady = self._steady
@@ -222,8 +213,7 @@ class Runner:
         return packed, flags
 
     def _end(self, tokens: TokenHandoff | None, scores: ScoreHandoff | None) -> Event:
-        """The end of the step. Reuses an existing event if possible: recording one is a considerable part of a step's
-        host time."""
+        """The end of the step. Reuses an event if possible: recording one is a considerable part of a step's host time."""
         if scores is not None:
             return scores.made
         if tokens is not None and self.pages.codes is None:

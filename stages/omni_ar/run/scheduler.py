@@ -7,8 +7,7 @@ from omni.errors import InputError
 from omni_ar.run.allocator import Allocator
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
-from omni_ar.run.request import ArRequest
-from omni_ar.run.status import RequestStatus
+from omni_ar.run.request import ArRequest, RequestStatus
 
 _SCHEDULED = [status for status in RequestStatus if RequestStatus.WAITING <= status <= RequestStatus.RUNNING_ALONE]
 
@@ -16,9 +15,8 @@ _SCHEDULED = [status for status in RequestStatus if RequestStatus.WAITING <= sta
 class Scheduler:
     """Every row that can decode does; prefill chunks take the rest of the step's token budget, by rank.
 
-    When blocks run out, a request that needs one takes them from paused requests, then from running requests of a
-    higher rank than its own. A waiting request takes them from paused requests only. So the request of the lowest rank
-    always progresses, and then all others.
+    When blocks run out, a request takes them from paused requests, then from running requests of a higher rank than its own; a
+    waiting one from paused requests only. So the request of the lowest rank always progresses, and then all others.
     """
 
     def __init__(self, allocator: Allocator, limits: Limits, conditioned: bool, lag: int = 1) -> None:
@@ -42,8 +40,7 @@ class Scheduler:
         self._steps = 0
 
     def check(self, request: ArRequest, stage: str) -> None:
-        """Sets the request's token limit. Raises InputError if the request can never run here. stage: the stage's name,
-        for errors."""
+        """Sets the request's token limit. Raises InputError if it can never run here. stage: the stage's name, for errors."""
         assert request.prompt is not None
         length, most = request.length, self._limits.max_model_len
         if length < 1:
@@ -78,8 +75,7 @@ class Scheduler:
             self.move(request, RequestStatus.ISOLATING)
 
     def plan(self, can_score: bool = True) -> StepPlan | None:
-        """Plans the next step; None if nothing can run. can_score: whether it may compute log-probabilities; otherwise
-        requests that need some wait."""
+        """Plans the next step; None if nothing can run. can_score: whether it may compute log-probabilities; others wait."""
         if can_score and not self._can_score:
             for request in [request for request in self._blocked if request.wants_scores]:
                 self.unblock(request)
@@ -99,7 +95,6 @@ class Scheduler:
         return None
 
     def launched(self, plan: StepPlan) -> None:
-        """The plan's step is on the device."""
         for request in plan.decodes:
             request.num_computed_tokens += 1
             request.num_scheduled_outputs += 1
@@ -121,8 +116,7 @@ class Scheduler:
         self._allocator.launched(plan)
 
     def move(self, request: ArRequest, status: RequestStatus) -> None:
-        """Changes the request's status and moves it to the list of that status, if it is scheduled there. Its row and table
-        are unchanged."""
+        """Changes the request's status and moves it to the list of that status, if it is scheduled there."""
         before = self._requests.get(request.status)
         request.set_status(status)
         if before is not None:
@@ -131,7 +125,6 @@ class Scheduler:
             insort(self._requests[status], request, key=_rank)
 
     def _compose(self, alone: ArRequest | None) -> StepPlan | None:
-        """A step of one isolated request, or of all the others."""
         running = self._runnable(alone)
         decodes, new_blocks = self._decodes([request for request in running if request.decoding])
         # A decode may have preempted some of them.
@@ -216,12 +209,10 @@ class Scheduler:
         return request.can_step(self._conditioned)
 
     def _runnable(self, alone: ArRequest | None) -> list[ArRequest]:
-        """The running requests that may be in the step."""
         running = self._running if alone is None else [alone] if alone.status is RequestStatus.RUNNING_ALONE else []
         return [request for request in running if not request.paused and (self._can_score or not request.wants_scores)]
 
     def _holders(self) -> list[ArRequest]:
-        """Requests that can be preempted, by rank."""
         return sorted((*self._running, *self._running_alone), key=_rank) if self._running_alone else self._running
 
     def _victims(self, request: ArRequest) -> list[ArRequest]:
@@ -263,8 +254,7 @@ class _Budget:
         return min(self._tokens, self._scored) if request.scores_prompt else self._tokens
 
     def take(self, request: ArRequest, *, first: bool) -> PrefillChunk:
-        """Takes the request's next chunk from the budget, for which `left` is positive. first: whether the step sets
-        its row up."""
+        """Takes the request's next chunk from the budget, for which `left` is positive. first: whether the step sets its row up."""
         start = request.num_computed_tokens
         replay = start >= request.length
         end = min(request.prefill_end if replay else request.length, start + self.left(request))

@@ -12,29 +12,13 @@ _LOGITS_AT_ONCE = 64
 
 
 class Scorer:
-    """Launches the scoring after the token point, and its copy to the host on a separate stream.
-
-    A slot, on the device and in the host's ring, is reused once the host has read it.
-    """
+    """Launches the scoring after the token point, and its copy to the host on a separate stream. Slots are reused once read."""
 
     def __init__(self, stage: Resources) -> None:
         self._stage = stage
         ring, tokens, fields = stage.buffers.scores.shape
         copies = stage.device.stream(f"{stage.name}-scores")
-        self._downloads = Downloader(stage.device, stage.stream, copies, (tokens, fields), torch.int64, ring)
-
-    @property
-    def ready(self) -> bool:
-        """Whether the next step may compute log-probabilities."""
-        return self._downloads.ready
-
-    def begin(self) -> None:
-        """Called at the beginning of a step."""
-        self._downloads.begin()
-
-    def forget(self) -> None:
-        """Drops the log-probabilities of a failed step."""
-        self._downloads.forget()
+        self.downloads = Downloader(stage.device, stage.stream, copies, (tokens, fields), torch.int64, ring)
 
     def score(self, context: StepContext) -> ScoreHandoff | None:
         """Launches the scores that the step's requests need; returns None if they need none."""
@@ -46,7 +30,7 @@ class Scorer:
         rows = len(context.rows) if counts else 0
         total = rows + (prompt.ids_s.shape[0] if prompt is not None else 0)
         stage, buffers = self._stage, self._stage.buffers
-        scores = buffers.scores[self._downloads.turn, :total]
+        scores = buffers.scores[self.downloads.turn, :total]
         launch, stream = stage.device.launch, stage.stream
         if rows:
             logits_RV, accepted_RW = buffers.logits_NV[:rows], buffers.accepted_NW[:rows]
@@ -54,7 +38,7 @@ class Scorer:
         if prompt is not None:
             given = (prompt.hidden_sD, prompt.ids_s, prompt.count, _LOGITS_AT_ONCE)
             launch(stream, score_prompt, stage.model, *given, scores[rows:])
-        sent = self._downloads.send(copy_scores, scores)
+        sent = self.downloads.send(copy_scores, scores)
         chunks, prompt_count = (prompt.chunks, prompt.count) if prompt is not None else ((), 0)
         requests = dict.fromkeys([*asking, *(chunk.request for chunk in chunks)])
         return ScoreHandoff(

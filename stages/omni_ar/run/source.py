@@ -6,11 +6,10 @@ from typing import Protocol
 from torch import Tensor
 
 from omni.device import Graph, Launch, SharedRing
-from omni.graphs import CapturedGraphs
-from omni_ar.categories import HAND_OVER
+from omni.device.graphs import CapturedGraphs
 from omni_ar.kernels.step.dispatch import accept_tokens, post_update
 from omni_ar.processors import NamedProcessor
-from omni_ar.run.phases import compute_logits, sample_rows, set_counter
+from omni_ar.run.phases import HAND_OVER, compute_logits, sample_rows, set_counter
 from omni_ar.run.state import Resources
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.sampling import EVERYTHING, SamplingFlags, SamplingStart, StepEdits
@@ -25,58 +24,40 @@ class TokenSource(Protocol):
     @property
     def lag(self) -> int:
         """The minimum distance between two steps of a row: 1 if its token is available immediately."""
-        ...
 
     @property
     def ready(self) -> bool:
         """Whether a step can be launched now without host memory that is still in use."""
-        ...
 
     @property
     def gives_logits(self) -> bool:
         """Whether `StepBuffers.logits_NV` and `accepted_NW` hold the step's values after `sample`, for log-probabilities."""
-        ...
 
     def capture(self, rows_B: Tensor, advance_B: Tensor) -> None:
         """Captures the launches of `sample`, if any, for a batch of B rows. At start, with null rows.
 
         A step whose `StepContext.padded` is B has its rows and their advances in these tensors, padded with null rows.
         """
-        ...
 
     def begin(self, step: int) -> None:
         """Called before the inputs of a step are launched: makes due tokens, and tokens that the host has read, next inputs."""
-        ...
 
     def start(self, rows_n: Tensor, fields_nC: Tensor, sampling: SamplingStart) -> None:
-        """Called after `begin`, for rows that the step sets up: their `RowState.fields`, and their sampling state.
-
-        `start_rows` has been launched here; a source that samples elsewhere sends this there. The tensors are valid as in
-        `Uploader.view`.
-        """
-        ...
+        """Called after `begin`, for rows that the step sets up, with their `RowState.fields` and sampling state, valid as in
+        `Uploader.view`. `start_rows` has been launched here; a source that samples elsewhere sends this there."""
 
     def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff:
-        """Launches the sampling of the step's rows from `context.hidden_RD`, or requests their tokens, and hands the
-        tokens over.
-
-        frames: launches the work between sampling and handoff, where frames can end a request. A row whose generation
-        differs from the step's is unchanged.
-        """
-        ...
+        """Launches the sampling of the step's rows from `context.hidden_RD`, or requests their tokens, and hands the tokens over.
+        Rows of another generation are unchanged. frames: launches the work between both, where frames can end a request."""
 
     def forget(self) -> None:
         """Drops the pending tokens of the newest step, which failed half-way; its rows start again."""
-        ...
 
 
 class LocalTokens:
-    """Samples locally. `accept_tokens` writes the tokens directly into host memory, so the token point is an event that
-    waits for no later work on the main stream. A copy would cost three more host calls per step.
-
-    `post_update`, the rows' counts, precedes the token point: the token is a few microseconds later, but the host
-    launches a single graph, whose cost hardly depends on its content.
-    """
+    """Samples locally. `accept_tokens` writes the tokens directly into host memory, so the token point is an event that waits for
+    no later work on the main stream. A copy would cost three more host calls per step. `post_update`, the rows' counts, precedes
+    the token point: the token is a few microseconds later, but the host launches a single graph."""
 
     lag = 1
     gives_logits = True
@@ -132,7 +113,6 @@ class LocalTokens:
     def _sampling(
         self, rows_R: Tensor, advance_R: Tensor, flags: SamplingFlags, edits: StepEdits | None
     ) -> list[Launch]:
-        """Launches up to the token point."""
         stage, count, state, buffers = self._stage, rows_R.shape[0], self._stage.rows, self._stage.buffers
         drafts = stage.limits.step_ids - 1
         hidden_RD, logits_RV, accepted_RW = (

@@ -22,7 +22,6 @@ class Scheduled(msgspec.Struct, frozen=True):
 
 
 def snapshot(request: ArRequest) -> Scheduled:
-    """A snapshot of the request for the step that is being launched."""
     row, table = request.row, request.table
     assert row is not None
     assert table is not None
@@ -31,8 +30,7 @@ def snapshot(request: ArRequest) -> Scheduled:
 
 @dataclass(frozen=True, slots=True)
 class ScoredChunk:
-    """Prompt tokens of one request that a step scores. first: index of the first in the prompt. start: its index among
-    the step's scored tokens."""
+    """Prompt tokens of one request that a step scores. first: index in the prompt. start: index among the step's scored tokens."""
 
     request: ArRequest
     first: int
@@ -42,8 +40,7 @@ class ScoredChunk:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Inputs for scoring prompt tokens. hidden_sD: hidden states before the tokens. ids_s: the tokens. count: number of
-    likeliest ids per token."""
+    """Inputs for scoring prompt tokens. hidden_sD: before the tokens. ids_s: the tokens. count: likeliest ids per token."""
 
     chunks: tuple[ScoredChunk, ...]
     hidden_sD: Tensor
@@ -53,12 +50,8 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """The result of `execute_model`, for `sample_tokens`.
-
-    rows: the sampled rows; empty if the step has only chunks that do not reach the end of their prompts. padded: number
-    of rows of the captured batch that may replace this one; None if there is none. emits: whether the step stores
-    hidden states for consumers.
-    """
+    """The result of `execute_model`, for `sample_tokens`. rows: the sampled rows; empty if no chunk reaches the end of its prompt.
+    padded: rows of the captured batch that may replace this one, or None. emits: whether it stores hidden states for consumers."""
 
     step: int
     rows: tuple[Scheduled, ...]
@@ -74,10 +67,8 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True)
 class TokenHandoff:
-    """The first handoff. On the device the ids are already the next step's input; `host` has them once `ready` is done.
-
-    made: consumers may read the step's hidden states once it is done. The same event as `ready` where tokens are not copied.
-    """
+    """The first handoff. On the device the ids are already the next step's input; `host` has them once `ready` is done. made:
+    consumers may read the step's hidden states once it is done; the same event as `ready` where tokens are not copied."""
 
     host: HostSlot
     ready: Event
@@ -108,11 +99,8 @@ class PayloadHandoff:
 
 @dataclass(frozen=True, slots=True)
 class ScoreHandoff:
-    """The third handoff: log-probabilities of `rows` sampled tokens, then of prompt tokens.
-
-    made: as in `TokenHandoff`. count, prompt_count: number of likeliest ids per sampled and per prompt token. requests:
-    the requests with log-probabilities, each once.
-    """
+    """The third handoff: log-probabilities of `rows` sampled tokens, then of prompt tokens. made: as in `TokenHandoff`. count,
+    prompt_count: likeliest ids per sampled and per prompt token. requests: those with log-probabilities, each once."""
 
     host: HostSlot
     ready: Event
@@ -136,5 +124,4 @@ class SampledStep:
 
     @property
     def sampled(self) -> Event:
-        """Done when the host can read the sampled tokens."""
         return self.tokens.ready if self.tokens is not None else self.end

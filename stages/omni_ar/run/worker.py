@@ -14,15 +14,13 @@ from omni_ar.options import ArOptions
 from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.allocator import Allocator, RowTable
 from omni_ar.run.blocks import BlockPool, Reclaimer, Spiller
-from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.limits import Limits
-from omni_ar.run.output_processor import OutputProcessor
+from omni_ar.run.output_processor import HostProcessorExecutor, OutputProcessor
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.receivers import ConditioningReceiver, EmbeddingReceiver
-from omni_ar.run.request import ArRequest
+from omni_ar.run.request import ArRequest, RequestStatus
 from omni_ar.run.runner import Runner
 from omni_ar.run.scheduler import Scheduler
-from omni_ar.run.status import RequestStatus
 from omni_ar.sampling import check_sampling, resolve_sampling
 
 T = TypeVar("T")
@@ -41,8 +39,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         num_blocks: int,
         processors: ProcessorRegistry | None = None,
     ) -> None:
-        """num_blocks: number of blocks that the runner has allocated, without the null block. processors: None if there
-        are none."""
+        """num_blocks: of the runner's allocation, without the null block. processors: None if there are none."""
         super().__init__(name)
         self._runner = runner
         self._shape = shape
@@ -287,13 +284,11 @@ class ArWorker(MailboxWorker[ArRequest]):
             self.finish_request(request, "stop")
 
     def _queue(self, request: ArRequest) -> None:
-        """Queues a request at the scheduler once its inputs have arrived."""
         if request.status is RequestStatus.WAITING_FOR_INPUTS and request.inputs_ready:
             request.check_embeddings()
             self._scheduler.add(request)
 
     def _timed(self, activity: str, work: Callable[[], T]) -> T:
-        """Reports the host time of work that had a result."""
         device = self._runner.device
         since = device.host_time()
         result = work()
@@ -322,8 +317,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         self._output_processor.launched(step, plan.requests)
 
     def _isolate(self, plan: StepPlan, error: Exception) -> None:
-        """Handles a step that could not be launched: a request that was alone in it fails; of several requests, each
-        runs again alone."""
+        """Handles a step that could not be launched: its only request fails; of several, each runs again alone."""
         self._runner.forget_batch()
         # Work launched before the failure still runs, and reads memory that these requests hold.
         end = self._runner.device.record(self._runner.stream)

@@ -2,11 +2,19 @@
 
 from omni_ar.kernels.sampling.state import EVERYTHING, SamplingFlags, SamplingState
 from omni_ar.sampling.edits import PackedEdits, StepEdits, edit_size, merge_edits, pack_edits, view_edits
-from omni_ar.sampling.needs import flags_of, merge_flags
-from omni_ar.sampling.pack import StartingRow, pack_sampling, start_size
+from omni_ar.sampling.pack import (
+    PackedSampling,
+    SamplingStart,
+    StartingRow,
+    flags_of,
+    merge_flags,
+    pack_sampling,
+    start_sampling,
+    start_size,
+    view_starts,
+)
 from omni_ar.sampling.resolve import check_defaults, check_sampling, resolve_sampling
 from omni_ar.sampling.sampler import draw, sample, top_logprobs
-from omni_ar.sampling.start import PackedSampling, SamplingStart, start_sampling, view_starts
 
 __all__ = [
     "EVERYTHING",

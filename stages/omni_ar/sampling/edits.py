@@ -1,4 +1,5 @@
-"""Host processors' edits of one step's logits: packed on the host, applied on the device."""
+"""Host processors' edits of one step's logits: packed on the host, applied on the device. Sets of ids are int64 bitmasks: bit i of
+element m is id 64 * m + i."""
 
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -10,8 +11,30 @@ from torch import Tensor
 
 from omni.device import Span, Upload
 from omni.sampling import LogitsEdit
-from omni_ar.sampling.bitmask import bitmask_size, unpack_bitmask
 from omni_ar.sampling.penalties import MASKED
+
+_BITS = 64
+
+
+def bitmask_size(vocab: int) -> int:
+    """Number of elements of a bitmask of ids below `vocab`."""
+    return -(-vocab // _BITS)
+
+
+def pack_bitmask(members_V: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The bitmask, int64 `[bitmask_size(V)]`, of a set with one bool per id."""
+    mask = np.zeros(bitmask_size(members_V.size), "<i8")
+    packed = np.packbits(members_V, bitorder="little")
+    mask.view(np.uint8)[: packed.size] = packed
+    return mask.astype(np.int64)
+
+
+def unpack_bitmask(masks_nM: Tensor, vocab: int) -> Tensor:
+    """Returns the sets as bool `[n, vocab]`, on the masks' device. The largest intermediate has one byte per id."""
+    bytes_nB = masks_nM.view(torch.uint8)
+    place_8 = torch.arange(8, dtype=torch.uint8, device=masks_nM.device)
+    return ((bytes_nB[..., None] >> place_8) & 1).flatten(1)[:, :vocab].bool()
+
 
 Part = TypeVar("Part")
 
@@ -20,11 +43,8 @@ MAX_EDITED_IDS = 1024
 
 
 class EditParts(NamedTuple, Generic[Part]):
-    """The edits of a step, all int64, packed on the host or viewed on the device. g rows with a mask, p pairs of row and id.
-
-    places_g: batch index of the row. masks_gM: bitmasks of the possible ids. pair_places_p: batch index of the row.
-    pair_ids_p: the id. pair_bias_p: bits of the float64 bias.
-    """
+    """The edits of a step, int64, on host or device: g rows with a mask, p pairs of row and id. places_g, pair_places_p: batch
+    index of the row. masks_gM: bitmasks of the possible ids. pair_ids_p: the id. pair_bias_p: bits of the float64 bias."""
 
     places_g: Part
     masks_gM: Part
@@ -48,11 +68,8 @@ def edit_size(vocab: int, rows: int) -> int:
 
 
 def merge_edits(edits: Sequence[LogitsEdit], vocab: int) -> LogitsEdit:
-    """Merges the edits of a request's host processors for one token: the ids that all of them allow, and the sum of
-    their biases.
-
-    Raises ValueError for an invalid `LogitsEdit`, and for biases of more than MAX_EDITED_IDS ids.
-    """
+    """Merges a request's edits for one token: the ids that all of them allow, and the sum of their biases. Raises ValueError for an
+    invalid `LogitsEdit`, and for biases of more than MAX_EDITED_IDS ids."""
     for edit in edits:
         _check(edit, vocab)
     masks = [_fitted(edit.allowed, bitmask_size(vocab)) for edit in edits if edit.allowed is not None]

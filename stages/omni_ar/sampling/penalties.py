@@ -30,7 +30,7 @@ def apply_penalties(logits_RV: Tensor, state: SamplingState, rows_R: Tensor, pos
         counts_RV, frequency_R, presence_R = of(state.counts), of(state.frequency_penalty), of(state.presence_penalty)
         logits_RV = apply_count_penalties(logits_RV, counts_RV[:, :vocab], frequency_R, presence_R)
     if needs & Need.BIAS:
-        logits_RV = apply_bias(logits_RV, of(state.bias_ids), of(state.biases))
+        logits_RV = logits_RV.scatter_add(1, of(state.bias_ids), of(state.biases))
     if needs & Need.FORBIDDEN:
         logits_RV = apply_suppression(logits_RV, of(state.forbidden))
     if needs & Need.BAD_WORDS:
@@ -41,10 +41,8 @@ def apply_penalties(logits_RV: Tensor, state: SamplingState, rows_R: Tensor, pos
 
 
 def apply_repetition_penalty(logits_RV: Tensor, seen_RV: Tensor, penalty_R: Tensor) -> Tensor:
-    """Divides positive and multiplies negative logits of seen ids (bool) by the row's penalty; 1 is off.
-
-    Source: Keskar et al., 2019, arXiv:1909.05858.
-    """
+    """Divides positive and multiplies negative logits of seen ids (bool) by the row's penalty; 1 is off (Keskar et al.,
+    arXiv:1909.05858)."""
     penalty_R1 = penalty_R[:, None]
     penalized_RV = torch.where(logits_RV < 0, logits_RV * penalty_R1, logits_RV / penalty_R1)
     return torch.where(seen_RV, penalized_RV, logits_RV)
@@ -55,19 +53,13 @@ def apply_count_penalties(logits_RV: Tensor, counts_RV: Tensor, frequency_R: Ten
     return logits_RV - (counts_RV * frequency_R[:, None] + (counts_RV > 0) * presence_R[:, None])
 
 
-def apply_bias(logits_RV: Tensor, ids_RB: Tensor, biases_RB: Tensor) -> Tensor:
-    """Adds biases (fp32) to ids (int64)."""
-    return logits_RV.scatter_add(1, ids_RB, biases_RB)
-
-
 def apply_suppression(logits_RV: Tensor, suppressed: Tensor) -> Tensor:
     """Masks ids. suppressed: bool `[R, V]`, or `[V]` for all rows."""
     return logits_RV.masked_fill(suppressed, MASKED)
 
 
 def apply_bad_words(logits_RV: Tensor, words_RWL: Tensor, recent_RH: Tensor) -> Tensor:
-    """Masks the last token of each word whose other tokens match the newest ones. Both as in `SamplingState`, L = H +
-    1."""
+    """Masks the last token of each word whose other tokens match the newest ones. Both as in `SamplingState`, L = H + 1."""
     before_RWH, last_RW = words_RWL[..., :-1], words_RWL[..., -1]
     recent_R1H = recent_RH[:, None]
     matches = (before_RWH == recent_R1H) | (before_RWH == ANYTHING) | ((before_RWH == SOMETHING) & (recent_R1H >= 0))

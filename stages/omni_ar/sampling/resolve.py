@@ -15,11 +15,8 @@ Ids = tuple[int, ...]
 def resolve_sampling(
     requested: SamplingParams, defaults: SamplingParams, stage: str, vocab_size: int
 ) -> SamplingParams:
-    """The requested parameters over the stage's defaults, with every number set. Raises InputError naming the field.
-
-    The front end handles `stop`, `structured` and texts in `bad_words`: the first two reach a stage as `HostRules`, the last
-    as ids.
-    """
+    """The requested parameters over the stage's defaults, with every number set. Raises InputError naming the field. The front end
+    handles `stop`, `structured` and texts in `bad_words`: the first two reach a stage as `HostRules`, the last as ids."""
     sampling = _resolved(requested, defaults)
     _check(sampling, f"sampling.{stage}", vocab_size)
     return sampling if sampling.seed is not None else msgspec.structs.replace(sampling, seed=secrets.randbits(63))

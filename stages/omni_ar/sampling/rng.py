@@ -39,10 +39,7 @@ def _multiply(word: Tensor, constant: int) -> Words2:
 
 
 def open_uniform(word: Tensor) -> Tensor:
-    """32-bit words (int64) to fp32 in (0, 1), both ends excluded, with the same bits on every device.
-
-    Near 0 the steps are 2 ** -32; near 1 they are those of fp32, 2 ** -24.
-    """
+    """32-bit words (int64) to fp32 in (0, 1), both ends excluded, in steps of 2 ** -32 near 0 and of 2 ** -24 near 1."""
     return (word.to(torch.float32) * 2.0**-32 + 2.0**-33).clamp(max=1.0 - 2.0**-24)
 
 

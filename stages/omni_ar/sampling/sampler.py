@@ -57,12 +57,9 @@ def draw(
     group: int,
     flags: SamplingFlags,
 ) -> Tensor:
-    """Draws one code per row, int64 `[R]`, for a group of the frame after the first, by the rows' `code_temperature`,
-    `code_top_k`, `code_top_p` and seeds. Penalties and masks do not apply.
-
-    logits_RV: of any float type. position_R: int64, index of the frame in its request. group: code group, which also
-    keys the draw.
-    """
+    """Draws one code per row, int64 `[R]`, for a group of the frame after the first, by the rows' `code_*` parameters and seeds.
+    Penalties and masks do not apply. logits_RV: of any float type. position_R: int64, index of the frame in its request. group:
+    also keys the draw."""
     if runs_kernel(logits_RV):
         return fused_draw(logits_RV, state, rows_R, position_R, group)
     logits_RV = sanitize(logits_RV)
@@ -103,12 +100,8 @@ def _process(
 
 
 def top_logprobs(logits_RV: Tensor, ids_R: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row's id and the k most likely: ids int64 `[R, 1 + k]`, log-probabilities fp32 `[R, 1 + k]`, ranks of
-    the rows' ids int64 `[R]`.
-
-    logits_RV: fp32, the model's logits. ids_R: int64. The row's id comes first, then the k most likely in descending
-    order, which may include it. A rank is the number of more likely ids, plus 1.
-    """
+    """For each row's id (int64) and then the k most likely, descending: ids int64 `[R, 1 + k]`, log-probabilities fp32 `[R, 1 +
+    k]`, ranks of the rows' ids int64 `[R]`: the number of more likely ids, plus 1. logits_RV: fp32, the model's logits."""
     logprobs_RV = logits_RV.log_softmax(-1)
     top = logprobs_RV.topk(k, dim=-1)
     own_R1 = logprobs_RV.gather(1, ids_R[:, None])

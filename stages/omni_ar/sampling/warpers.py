@@ -1,9 +1,5 @@
-"""Warpers narrow the distribution of a draw, by row, with the same bits as transformers where it has them.
-
-Order: temperature, top-n-sigma, top-k, top-p, min-p. Functions return new tensors. Logits are fp32.
-
-Shape legend: R rows, V vocabulary.
-"""
+"""Warpers narrow the distribution of a draw, by row, with the same bits as transformers where it has them. Order: temperature,
+top-n-sigma, top-k, top-p, min-p. Functions return new tensors. Logits are fp32. Shape legend: R rows, V vocabulary."""
 
 import torch
 from torch import Tensor
@@ -24,13 +20,12 @@ def keep_top(
     min_p_R: Tensor | None = None,
     top_n_sigma_R: Tensor | None = None,
 ) -> Tensor:
-    """Masks, in this order: ids more than `top_n_sigma` standard deviations below the largest logit; all but the row's
-    `top_k` most likely; all but the fewest that reach `top_p`; and ids less than `min_p` times as likely as the most
-    likely. Each filter sees only the ids that the earlier ones keep.
+    """Masks, in this order: ids more than `top_n_sigma` standard deviations below the largest logit; all but the row's `top_k` most
+    likely; all but the fewest that reach `top_p`; and ids less than `min_p` times as likely as the most likely. Each filter sees
+    only the ids that the earlier ones keep.
 
-    top_k_R: int64; ids that tie with the last one kept are kept too; 0 is off. top_p_R: 1 is off; float64 gives
-    transformers' exact cut, which rounds `1 - top_p` once. min_p_R: fp32; 0 is off. top_n_sigma_R: fp32; 0 is off. None
-    is off for every row, and cheaper.
+    top_k_R: int64; ids that tie with the last one kept are kept too; 0 is off. top_p_R: 1 is off; float64 gives transformers' exact
+    cut, which rounds `1 - top_p` once. min_p_R, top_n_sigma_R: fp32; 0 is off. None is off for every row, and cheaper.
     """
     if top_n_sigma_R is not None:
         logits_RV = logits_RV.masked_fill(_below_deviations(logits_RV, top_n_sigma_R), MASKED)
@@ -78,12 +73,10 @@ def warp_codes(logits_RV: Tensor, state: SamplingState, rows_R: Tensor, needs: i
 
 
 def _below_deviations(logits_RV: Tensor, top_n_sigma_R: Tensor) -> Tensor:
-    """Whether a logit is more than `top_n_sigma` standard deviations below the row's largest, bool `[R, V]`.
-
-    The population standard deviation of the logits that are not masked, as in llama.cpp. Scaling logits by a temperature scales
-    both sides, so the ids that are kept do not depend on it. Source: Tang et al., 2024, "Top-n-sigma: Not All Logits Are You Need",
-    arXiv:2411.07641; https://github.com/ggml-org/llama.cpp/pull/11223.
-    """
+    """Whether a logit is more than `top_n_sigma` standard deviations below the row's largest, bool `[R, V]`: the population
+    standard deviation of the logits that are not masked, as in llama.cpp. Scaling logits by a temperature scales both sides.
+    Source: Tang et al., 2024, "Top-n-sigma: Not All Logits Are You Need", arXiv:2411.07641;
+    https://github.com/ggml-org/llama.cpp/pull/11223."""
     masked_RV = logits_RV == MASKED
     count_R1 = (~masked_RV).sum(-1, keepdim=True).clamp(min=1)
     mean_R1 = logits_RV.masked_fill(masked_RV, 0).sum(-1, keepdim=True) / count_R1

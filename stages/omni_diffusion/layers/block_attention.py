@@ -1,22 +1,20 @@
 """Attention of blocks to themselves, and in few layers to one neighbour.
 
-Attention is within blocks of F latent frames, except in some layers that also see one neighbouring block. Each of these
-layers carries information one block further in each of a solver's evaluations. Consequences for streams that are
-denoised in windows of whole blocks:
+Attention is within blocks of F latent frames; some layers also see one neighbouring block. Each of these layers carries information
+one block further in each of a solver's evaluations. Consequences for streams denoised in windows of whole blocks:
 
-- The past of a window is exact, at the cost of memory alone: layers that look back need the keys and values of the
-  block before at the same evaluation, which `History` keeps. No block before a window runs again.
-- The future is exact only with as many blocks as all evaluations together reach. With A look-ahead blocks, which are
-  denoised and discarded, the relative cost of a window of n blocks is (n + A) / n. The error is largest in its last
-  block, and propagates to later windows through their history. Each look-ahead block reduces it by an order of
-  magnitude or more.
+- The past of a window is exact, at the cost of memory alone: layers that look back need the keys and values of the block before
+  at the same evaluation, which `History` keeps. No block before a window runs again.
+- The future is exact only with as many blocks as all evaluations together reach. With A look-ahead blocks, which are denoised and
+  discarded, a window of n blocks costs (n + A) / n. The error is largest in its last block, and propagates to later windows
+  through their history. Each look-ahead block reduces it by an order of magnitude or more.
 - A stream's end is exact: it has no future.
 
 Rotary angles are relative, so a window may begin anywhere.
 
-Shape legend: U branches (guided, unguided), B rows of a batch, R rows of state, K blocks of a row, F frames of a block,
-T frames of all blocks, one after another, D width, E evaluations, L layers that look back, J attended frames, H heads,
-W head width (of angles: pairs of it), X all remaining dimensions.
+Shape legend: U branches (guided, unguided), B rows of a batch, R rows of state, K blocks of a row, F frames of a block, T frames of
+all blocks, D width, E evaluations, L layers that look back, J attended frames, H heads, W head width (of angles: pairs of it), X
+all remaining dimensions.
 """
 
 from dataclasses import dataclass
@@ -28,11 +26,9 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Keys and values that windows keep for later windows.
+    """Keys and values kept for later windows: kept_RELX `[R, E, L, U, F, 2, H, W]`, of one block of a row at each evaluation.
 
-    kept_RELX: `[R, E, L, U, F, 2, H, W]`, keys and values of one block of a row at each evaluation. rows_B: int64.
-    read_B: bool, whether the kept block is the one before the row's first. last_B: int64, the row's block that is to be
-    kept.
+    rows_B: int64. read_B: bool, whether the kept block precedes the row's first. last_B: int64, the row's block to be kept.
     """
 
     kept_RELX: Tensor
@@ -43,10 +39,8 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class BlockWindow:
-    """The blocks of each row that are denoised together. first_B: int64, number of a row's first block in its stream.
-
-    frames_BK: int64, number of frames of a block: F, fewer in a stream's last block, 0 in padding.
-    """
+    """The blocks of each row that are denoised together. first_B: int64, number of a row's first block in its stream. frames_BK:
+    int64, frames of a block: F, fewer in a stream's last block, 0 in padding."""
 
     first_B: Tensor
     frames_BK: Tensor
@@ -85,11 +79,8 @@ class Surroundings:
             heads.copy_(pairs.flatten(-2))
 
     def gather(self, kv: Tensor, evaluation_B: Tensor, ahead: bool, past: int | None) -> tuple[Tensor, Tensor]:
-        """Keys and values of the block before (if `past` names the layer's history), its own, and the block after (if
-        `ahead`).
-
-        Of `[U, B, K, F, 2, H, W]`, `[U, B, K, J, 2, H, W]`; and the bias of scores, `[U * B * K, 1, F, J]`.
-        """
+        """Keys and values `[U * B * K, J, 2, H, W]` of the block before (if `past` names the layer's history), its own, and the
+        block after (if `ahead`), of `[U, B, K, F, 2, H, W]`; and the bias of scores, `[U * B * K, 1, F, J]`."""
         frames, parts = kv.shape[3], [kv]
         if past is not None:
             parts.insert(0, torch.cat((self._remember(kv, evaluation_B, past), kv[:, :, :-1]), 2))
@@ -99,8 +90,7 @@ class Surroundings:
         return torch.cat(parts, 3) if len(parts) > 1 else kv, self._bias[..., places]
 
     def _remember(self, kv: Tensor, evaluation_B: Tensor, past: int) -> Tensor:
-        """Returns the block before the first, or any finite values, and replaces it in the history by the block to
-        keep."""
+        """Returns the block before the first, or any finite values, and replaces it in the history by the block to keep."""
         history = self._history
         if history is None:
             return kv[:, :, :1]

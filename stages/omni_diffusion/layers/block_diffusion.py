@@ -20,10 +20,9 @@ STAGES = 4
 
 
 class RungeKutta:
-    """Steps from noise to latents: Runge-Kutta of order four (the 3/8 rule) over swayed times, 0 to 1.
+    """Steps from noise to latents: Runge-Kutta of order four (the 3/8 rule) over swayed times, 0 to 1; S steps, E evaluations.
 
-    S steps, E evaluations. times_E: float32, times at which the velocity is evaluated. sway: below 0, the first steps
-    are shorter.
+    times_E: float32, times at which the velocity is evaluated. sway: below 0, the first steps are shorter.
     """
 
     def __init__(self, steps: int, sway: float = -1.0, device: torch.device | str = "cpu") -> None:
@@ -34,11 +33,8 @@ class RungeKutta:
         self._lengths_S = lengths_S.to(device)
 
     def advance(self, state_BX: Tensor, steps_B: Tensor, velocity: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Advances by one step. state_BX: float32, with any dimensions behind the first. steps_B: int64, each row's
-        step.
-
-        velocity: called four times, with states and their evaluations `[B]`.
-        """
+        """Advances by one step. state_BX: float32, any dimensions behind the first. steps_B: int64, each row's step. velocity:
+        called four times, with states and their evaluations `[B]`."""
         length_B = self._lengths_S.index_select(0, steps_B).view(-1, *[1] * (state_BX.dim() - 1))
         first_B = STAGES * steps_B
         k1 = velocity(state_BX, first_B)
@@ -50,11 +46,9 @@ class RungeKutta:
 
 @dataclass(frozen=True, slots=True)
 class BlockState:
-    """Each row's window: its condition, and four numbers: its first block, its number of latent frames, whether it
-    continues from the history, and its block to be kept there. history_RELX: None if windows are independent.
-
-    block: latent frames of a block. repeats: latent frames of a code frame.
-    """
+    """Each row's window: its condition, and four numbers: its first block, its number of latent frames, whether it continues from
+    the history, and its block to be kept there. history_RELX: None if windows are independent. block: latent frames of a block.
+    repeats: latent frames of a code frame."""
 
     condition_RUTD: Tensor
     numbers_4R: Tensor
@@ -103,11 +97,8 @@ class BlockState:
 
 
 class BlockDenoiser(nn.Module, ABC):
-    """Computes the velocity of the latents of blocks.
-
-    width: D, width of a latent frame's condition. latent_width: M. block: F, latent frames of a block. repeats: latent
-    frames of a code frame. branches: U, 2 with guidance, 1 without.
-    """
+    """Computes the velocity of the latents of blocks. width: D, width of a latent frame's condition. latent_width: M. block: F,
+    latent frames of a block. repeats: latent frames of a code frame. branches: U, 2 with guidance, 1 without."""
 
     def __init__(self, *, width: int, latent_width: int, block: int, repeats: int, branches: int) -> None:
         super().__init__()
@@ -124,8 +115,7 @@ class BlockDenoiser(nn.Module, ABC):
 
     @abstractmethod
     def condition(self, codes_BNG: Tensor, voices_BUV: Tensor) -> Tensor:
-        """The part of the input without the noise, `[B, U, N * repeats, D]`, the same at each evaluation. codes_BNG:
-        int64, any value."""
+        """The part of the input without the noise, `[B, U, N * repeats, D]`. codes_BNG: int64, any value."""
 
     @abstractmethod
     def surroundings(self, window: BlockWindow) -> Surroundings:
@@ -133,19 +123,12 @@ class BlockDenoiser(nn.Module, ABC):
 
     @abstractmethod
     def velocity(self, noisy_BKFM: Tensor, evaluation_B: Tensor, window: BlockWindow, around: Surroundings) -> Tensor:
-        """The velocity of blocks, `[B, K, F, M]`, float32, guidance included. evaluation_B: int64, indexes into the
-        times."""
+        """The velocity of blocks, `[B, K, F, M]`, float32, guidance included. evaluation_B: int64, indexes into the times."""
 
 
 class BlockDiffusion(DiffusionModel[BlockState]):
-    """net: the denoiser. renderer: takes `[B, M, T]`; it may have another dtype.
-
-    remembers: whether a window without context continues from the window before: no block is denoised twice, and the
-    past of a window is exact.
-    """
-
-    num_groups = sample_rate = num_voices = num_steps = block_frames = repeats = latent_width = 0
-    samples_per_latent = render_context = 0
+    """net: the denoiser. renderer: takes `[B, M, T]`; it may have another dtype. remembers: whether a window without context
+    continues from the window before: no block is denoised twice, and the past of a window is exact."""
 
     def __init__(
         self,
@@ -168,8 +151,7 @@ class BlockDiffusion(DiffusionModel[BlockState]):
         self._voices_YUV = nn.Buffer(torch.empty(0), persistent=False)
 
     def ready(self, voices_YUV: Tensor) -> None:
-        """Prepares the times and the voices, in order. Called once, after the weights are loaded; voices have their
-        device and dtype."""
+        """Prepares times and voices. Called once, after the weights are loaded; voices have their device and dtype."""
         self._schedule = RungeKutta(self.num_steps, device=voices_YUV.device)
         self.net.prepare(self._schedule.times_E)
         self._voices_YUV = nn.Buffer(voices_YUV, persistent=False)

@@ -62,11 +62,10 @@ def plain_norm(x: Tensor) -> Tensor:
 
 
 def tabulate(time_ED: Tensor, layers: Iterable[ModulatedLayer], last: Modulation) -> Tensor:
-    """The modulation by the times, `[E, P, D]`: six parts of each layer, then scale and shift of the last norm. Scales
-    include the 1.
+    """The modulation by the times, `[E, P, D]`: six parts of each layer, then scale and shift of the last norm. Scales include the
+    1.
 
-    time_ED: embedded times. The result is the same for all requests, so the weights for it are freed: a second call
-    fails.
+    time_ED: embedded times. The result is the same for all requests, so the weights for it are freed: a second call fails.
     """
     norms: list[Modulation] = [*(layer.attn_norm for layer in layers), last]
     flat_EX = torch.cat([norm.linear(silu(time_ED)) for norm in norms], 1)
@@ -80,13 +79,11 @@ def tabulate(time_ED: Tensor, layers: Iterable[ModulatedLayer], last: Modulation
 
 
 class BlockTransformer(BlockDenoiser):
-    """Subclasses implement its inputs. Parameters: `transformer_blocks`, `norm_out`, and `proj_out`, which is `last`.
+    """Subclasses implement its inputs. Parameters: `transformer_blocks`, `norm_out`, and `proj_out`, which is `last`: `[T, D]` to
+    `[T, M]`.
 
-    `prepare` receives the times and computes their modulation of each layer once, since it is the same for all
-    requests. The weights for it are not kept.
-
-    layers: layers whose attention has the given heads and head width. last: `[T, D]` to `[T, M]`. guidance: strength of
-    classifier-free guidance (Ho and Salimans, 2022); 0 for no unguided branch.
+    layers: with attention of the given heads and head width. guidance: strength of classifier-free guidance (Ho and Salimans,
+    2022); 0 for no unguided branch.
     """
 
     def __init__(
@@ -116,8 +113,7 @@ class BlockTransformer(BlockDenoiser):
 
     @abstractmethod
     def embed_latents(self, noisy_BKFM: Tensor) -> Tensor:
-        """The part of the input from the latents (float32), `[B, K, F, D]` in the weights' dtype, added to the
-        condition."""
+        """The part of the input from the latents (float32), `[B, K, F, D]` in the weights' dtype, added to the condition."""
 
     def history_shape(self, rows: int) -> tuple[int, ...]:
         back = sum(layer.attn.past is not None for layer in self.transformer_blocks)  # type: ignore[union-attr]

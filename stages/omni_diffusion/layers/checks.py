@@ -1,5 +1,4 @@
-"""Checks of configs for nets that would otherwise fail for every input. They raise CheckpointError, naming the
-field."""
+"""Checks of configs for nets that would otherwise fail for every input. They raise CheckpointError, naming the field."""
 
 from omni.checkpoint.checks import Section, check_rates
 

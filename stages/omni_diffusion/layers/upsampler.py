@@ -1,12 +1,10 @@
-"""A convolutional net from latent frames to samples with alias-free activations (after Lee et al., 2023), exact in
-pieces.
+"""A convolutional net from latent frames to samples with alias-free activations (after Lee et al., 2023), exact in pieces.
 
 Shape legend: B rows, M values of a latent frame, T latent frames (in `AliasFree`: samples), C channels, S samples.
 
-Each sample depends on `context` frames on either side and on no others. A piece that is computed with these additional
-frames, where they exist, and without their samples, equals that part of the whole waveform: pieces of any size are
-exact, `context` frames late. An edge of a piece that is an edge of the signal is padded like that of the whole. So rows
-of a batch have one length, and short signals are not padded.
+Each sample depends on `context` frames on either side and on no others. So pieces of any size, computed with these frames where
+they exist and without their samples, equal those parts of the whole waveform, `context` frames late. An edge of a piece that is an
+edge of the signal is padded like that of the whole. So rows of a batch have one length, and short signals are not padded.
 """
 
 import math
@@ -28,12 +26,9 @@ _KAISER_BETA = 0.1102 * (2.285 * (_TAPS // 2 - 1) * math.pi * 1.2 + 7.95 - 8.7)
 
 
 class AliasFree(nn.Module):
-    """An activation at twice the rate, so that its harmonics alias less.
+    """An activation at twice the rate, so that its harmonics alias less. act: elementwise within a channel, on `[B, C, 2, T]`.
 
-    act: the activation at twice the rate, on `[B, C, 2, T]`, elementwise within a channel.
-
-    The two samples for one input sample are two channels: doubling is one convolution to two channels, halving is one
-    back, and no interleaving is needed.
+    The two samples for one input sample are two channels: doubling is one convolution, halving is one back, without interleaving.
     """
 
     REACH = 2 * _HALF - 1
@@ -76,10 +71,9 @@ _EDGE = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpsamplerShape:
-    """Fields have the names of published configs. inputs: M. upsample_initial_channel: channels of the first level;
-    each further level has half.
+    """Fields have the names of published configs. inputs: M. upsample_initial_channel: channels of the first level; each further
+    level has half. upsample_*: of each level's upsampling. resblock_*: of the blocks behind each level, whose outputs are averaged.
 
-    upsample_*: of each level's upsampling. resblock_*: of the blocks behind each level, whose outputs are averaged.
     Raises ValueError, naming the field, for kernels that do not give a whole number of samples per input.
     """
 

@@ -10,10 +10,8 @@ _MOST_WINDOW = 2**16
 
 
 def check_clip_tower(config: Section, width: int, stride: int) -> None:
-    """Checks a tower for sound. Raises CheckpointError, naming the field.
-
-    width: width of the text model's embeddings. stride: mel frames of a token, before pooling.
-    """
+    """Checks a tower for sound. Raises CheckpointError, naming the field. width: of the text model's embeddings. stride: mel frames
+    of a token, before pooling."""
     config.require_counts("d_model", "encoder_ffn_dim", "output_dim")
     config.require_counts("encoder_layers", most=1024)
     config.require_counts("num_mel_bins", most=2**12)

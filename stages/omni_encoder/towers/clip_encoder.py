@@ -1,9 +1,7 @@
-"""A tower that encodes clips of sound, cut into chunks. The places of frames and tokens in a batch are computed from the
-clips' lengths.
+"""A tower that encodes clips of sound, cut into chunks. The places of frames and tokens in a batch follow from the clips' lengths.
 
-A tower's convolutions see chunks of mel frames, with zeros behind a clip's last frame. Each chunk gives a row of
-tokens, of which those that saw a frame are kept. A token attends to the tokens of its clip in the same run of chunks.
-Tokens may then be pooled.
+A tower's convolutions see chunks of mel frames, with zeros behind a clip's last frame. Each chunk gives a row of tokens, of which
+those that saw a frame are kept. A token attends to the tokens of its clip in the same run of chunks. Tokens may then be pooled.
 
 Shape legend: C chunks, F mel frames of a chunk, M mel bins, T tokens of the clips, E embeddings.
 """
@@ -26,11 +24,8 @@ from omni_encoder.towers.loading import NOT_ASKED, use_segments
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:
-    """The parameters by which a tower cuts clips.
-
-    frames: mel frames of a full chunk. convolutions: number of convolutions of stride 2. run: number of chunks whose
-    tokens attend to each other. pool: tokens per embedding; remaining tokens at the end of a clip give none.
-    """
+    """How a tower cuts clips. frames: mel frames of a full chunk. convolutions: number of convolutions of stride 2. run: chunks
+    whose tokens attend to each other. pool: tokens per embedding; remaining tokens at the end of a clip give none."""
 
     frames: int
     convolutions: int
@@ -38,7 +33,6 @@ class Chunks:
     pool: int = 1
 
     def count(self, frames: int) -> int:
-        """Number of chunks of a clip."""
         return -(-frames // self.frames)
 
     def row(self, frames: int) -> int:
@@ -46,12 +40,10 @@ class Chunks:
         return -(-frames // (1 << self.convolutions))
 
     def tokens(self, frames: int) -> int:
-        """Number of tokens of a clip."""
         full, rest = divmod(frames, self.frames)
         return full * self.row(self.frames) + self.row(rest)
 
     def embeddings(self, frames: int) -> int:
-        """Number of embeddings of a clip."""
         return self.tokens(frames) // self.pool
 
     def longest(self, embeddings: int) -> int:
@@ -62,12 +54,9 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class ClipBatch:
-    """A batch whose clips `[M, frames]` are consecutive in memory.
-
-    chunks_C3: int64, for each chunk: the place of its first value, the frames of its clip, and its own frames.
-    tokens_T: int64, places of the tokens in all chunks' rows. firsts_E: int64, index of each embedding's first token.
-    sizes: number of embeddings of each clip. segments: lengths of segments, T in total.
-    """
+    """A batch whose clips `[M, frames]` are consecutive in memory. chunks_C3: int64, for each chunk: the place of its first value,
+    the frames of its clip, and its own frames. tokens_T: int64, places of the tokens in all chunks' rows. firsts_E: int64, index of
+    each embedding's first token. sizes: embeddings of each clip. segments: lengths of segments, T in total."""
 
     chunks_C3: NDArray[np.int64]
     tokens_T: NDArray[np.int64]
@@ -77,8 +66,7 @@ class ClipBatch:
 
 
 def lay_out(frames: Sequence[int], bins: int, chunks: Chunks, padded: int) -> ClipBatch:
-    """frames: mel frames of each clip. bins: mel bins. padded: frames that chunks are padded to, at most a full
-    chunk's."""
+    """frames: mel frames of each clip. bins: mel bins. padded: frames that chunks are padded to, at most a full chunk's."""
     row, most = chunks.row(padded), chunks.row(chunks.frames) * chunks.run
     table: list[tuple[int, int, int]] = []
     tokens, firsts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -103,11 +91,8 @@ def lay_out(frames: Sequence[int], bins: int, chunks: Chunks, padded: int) -> Cl
 
 
 def cut(values: Tensor, chunks_C3: Tensor, frames_F: Tensor, bins: int) -> Tensor:
-    """`[C, M, F]`: the chunks of a batch, with zeros behind the frames of each.
-
-    values: `[n]`, the clips of a `ClipBatch`. chunks_C3: as in `ClipBatch`. frames_F: int64, 0, 1, ... All on one
-    device.
-    """
+    """`[C, M, F]`: the chunks of a batch, with zeros behind the frames of each. values: `[n]`, the clips of a `ClipBatch`.
+    chunks_C3: as there. frames_F: int64, 0, 1, ... All on one device."""
     starts_C11, strides_C11, lengths_C11 = (column[:, None, None] for column in chunks_C3.unbind(1))
     bins_M1 = torch.arange(bins, device=values.device)[:, None]
     behind_C1F = frames_F >= lengths_C11
@@ -116,11 +101,8 @@ def cut(values: Tensor, chunks_C3: Tensor, frames_F: Tensor, bins: int) -> Tenso
 
 
 class ClipEncoder(EncoderModel):
-    """Items: `features`, float32 `[mel bins, frames]`; if its chunks are not padded to full ones, also `chunk`, an
-    int64 scalar on the host: the number of frames that they are padded to. Outputs: `embeddings` `[n, D]`.
-
-    A tower's convolutions see the padding of a chunk, so it affects the outputs.
-    """
+    """Items: `features`, float32 `[mel bins, frames]`; if its chunks are not padded to full ones, also `chunk`, an int64 scalar on
+    the host: the number of frames that they are padded to, which affects the outputs. Outputs: `embeddings` `[n, D]`."""
 
     def __init__(self, tower: PreTrainedModel, chunks: Chunks) -> None:
         """tower: a tower of transformers that takes cut chunks and the places of tokens in them. It is modified."""

@@ -13,10 +13,9 @@ from omni_encoder.segments import Segments
 
 
 def load_tower(context: StageContext, kind: Any, config: Any, prefix: str) -> PreTrainedModel:
-    """A tower of transformers on the context's device, in its dtype, filled by `load_weights`.
+    """A tower of transformers on the context's device, in its dtype, filled by `load_weights`. Raises CheckpointError.
 
-    kind, config: transformers' class and config of this tower. prefix: prefix of its weights' names. Raises
-    CheckpointError.
+    kind, config: transformers' class and config of this tower. prefix: prefix of its weights' names.
     """
     with context.device.torch_device:
         # A copy, since the tower modifies it.
@@ -38,12 +37,9 @@ _NAME = "omni_segments_not_flash"
 
 
 def use_segments(tower: PreTrainedModel) -> None:
-    """Makes `tower` accept a `Segments` in place of the segments' ends, and any number for `max_seqlen`.
-
-    Towers read the lengths of segments from the device, or pass their argument as `cu_seqlens` to the configured
-    attention function, if its name contains that of flash attention. This configures a function that uses a `Segments`
-    instead.
-    """
+    """Makes `tower` accept a `Segments` in place of the segments' ends, and any number for `max_seqlen`. Towers read the lengths of
+    segments from the device, or pass their argument as `cu_seqlens` to the configured attention function, if its name contains that
+    of flash attention. This configures a function that uses a `Segments` instead."""
     AttentionInterface.register(_NAME, _attend)
     # `set_attn_implementation` would look for the flash attention package.
     tower.config._attn_implementation = _NAME

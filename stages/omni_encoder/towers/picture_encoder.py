@@ -1,9 +1,7 @@
 """A tower that encodes pictures, cut into patches. The values that it takes are computed from a picture's size.
 
-A block of patches is merged into one embedding; patches are ordered by block, row by row within a block. Arrays of a
-size are shared and must not be written.
-
-Shape legend: P patches of a frame.
+A block of patches is merged into one embedding; patches are ordered by block, row by row within a block. Arrays of a size are
+shared and must not be written. Shape legend: P patches of a frame.
 """
 
 import math
@@ -29,12 +27,9 @@ _SIZES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patches:
-    """The parameters by which a tower cuts pictures.
-
-    values: number of values of a patch. side: side of a patch in pixels. merge: patches along a block's side. learned:
-    side of the learned grid from which position embeddings are interpolated; None without one. window: blocks along the
-    side of a window within which some layers attend; None if all layers attend within whole frames.
-    """
+    """The parameters by which a tower cuts pictures. values: of a patch. side: of a patch in pixels. merge: patches along a block's
+    side. learned: side of the learned grid from which position embeddings are interpolated; None without one. window: blocks along
+    the side of a window within which some layers attend; None if all attend within whole frames."""
 
     values: int
     side: int
@@ -44,7 +39,6 @@ class Patches:
 
     @classmethod
     def of(cls, tower: Any, *, learned: int | None = None, window: int | None = None) -> "Patches":
-        """The parameters of a tower of transformers."""
         values = tower.patch_embed.proj.weight[0].numel()
         return cls(values=values, side=tower.patch_size, merge=tower.spatial_merge_size, learned=learned, window=window)
 
@@ -62,9 +56,8 @@ def positions(height: int, width: int, merge: int) -> NDArray[np.int64]:
 
 @lru_cache(maxsize=_SIZES)
 def interpolation(height: int, width: int, merge: int, side: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The interpolation of patches' position embeddings: neighbours in a learned grid of `side` by `side`, int64 `[P,
-    4]`, and their weights, float32 `[P, 4]`. height, width: patches of the frame, over which the grid is stretched from
-    edge to edge."""
+    """The interpolation of patches' position embeddings: neighbours in a learned grid of `side` by `side`, int64 `[P, 4]`, and
+    their weights, float32 `[P, 4]`. height, width: patches of the frame, over which the grid is stretched from edge to edge."""
     rows_P, columns_P = _places(height, width, merge)
     row_taps_P2, row_weights_P2 = _stretch(rows_P, height, side)
     column_taps_P2, column_weights_P2 = _stretch(columns_P, width, side)
@@ -104,15 +97,11 @@ _Frames = Sequence[tuple[int, int]]
 
 
 class PictureEncoder(EncoderModel):
-    """Items: `pixels`, float32 `[patches, values]`, and on the host `grid`, int64 `[3]`: frames, and patches down and
-    across.
-
-    Outputs: `embeddings` `[n, D]`, and others in families that override `outputs`.
-    """
+    """Items: `pixels`, float32 `[patches, values]`, and on the host `grid`, int64 `[3]`: frames, and patches down and across.
+    Outputs: `embeddings` `[n, D]`, and others in families that override `outputs`."""
 
     def __init__(self, tower: PreTrainedModel, patches: Patches, max_pixels: int | None = None) -> None:
-        """tower: takes precomputed positions, neighbours and windows; it is modified. max_pixels: of the processor,
-        which shrinks larger pictures; None without a maximum."""
+        """tower: takes precomputed positions, neighbours and windows; it is modified. max_pixels: of the processor."""
         super().__init__()
         use_segments(tower)
         self.tower: Any = tower

@@ -53,9 +53,8 @@ class CausalConv(StreamLayer):
     def __init__(self, layout: StateLayout, conv: nn.Conv1d, pad_mode: str = "constant") -> None:
         super().__init__()
         self.conv = conv
-        self.past = layout.reserve(
-            conv.in_channels, (conv.kernel_size[0] - 1) * conv.dilation[0] + 1 - conv.stride[0], time=1
-        )
+        past = (conv.kernel_size[0] - 1) * conv.dilation[0] + 1 - conv.stride[0]
+        self.past = layout.reserve(conv.in_channels, past)
         self.pad_mode = pad_mode
 
     def forward(self, signal_BCT: Tensor, chunk: StreamChunk | None) -> Tensor:
@@ -81,7 +80,7 @@ class CausalTransposedConv(StreamLayer):
     def __init__(self, layout: StateLayout, conv: nn.ConvTranspose1d) -> None:
         super().__init__()
         self.conv = conv
-        self.past = layout.reserve(conv.in_channels, -(-conv.kernel_size[0] // conv.stride[0]) - 1, time=1)
+        self.past = layout.reserve(conv.in_channels, -(-conv.kernel_size[0] // conv.stride[0]) - 1)
 
     def forward(self, signal_BCT: Tensor, chunk: StreamChunk | None) -> Tensor:
         """`[B, inputs, T]` to `[B, outputs, T * stride]`; at the beginning of a signal, shorter by the padding."""

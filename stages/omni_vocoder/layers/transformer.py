@@ -33,8 +33,7 @@ class WindowShape:
 
 
 def window_shape(config: Section, per_frame: int = 1) -> WindowShape:
-    """Reads a config of transformers. Raises CheckpointError for incompatible heads, and for scaled rotary
-    positions."""
+    """Reads a config of transformers. Raises CheckpointError for incompatible heads, and for scaled rotary positions."""
     heads, width = config["num_attention_heads"], config["hidden_size"]
     rope = config.part("rope_parameters")
     config.require_counts("hidden_size", "intermediate_size")
@@ -62,8 +61,7 @@ def window_shape(config: Section, per_frame: int = 1) -> WindowShape:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Inputs shared by all layers. cos, sin: of rotary angles, `[B, 1, T, E]`. visible: attention mask, bool `[B, 1, T,
-    K]`."""
+    """Inputs shared by all layers. cos, sin: of rotary angles, `[B, 1, T, E]`. visible: attention mask, bool `[B, 1, T, K]`."""
 
     cos: Tensor
     sin: Tensor
@@ -100,8 +98,8 @@ class WindowAttention(nn.Module):
         self.o_proj = nn.Linear(inner, width, bias=shape.bias)
         self.head_dim = shape.head_dim
         self.grouped = shape.heads != shape.kv_heads
-        self.past_keys = layout.reserve(shape.kv_heads, shape.window - 1, shape.head_dim, time=1)
-        self.past_values = layout.reserve(shape.kv_heads, shape.window - 1, shape.head_dim, time=1)
+        self.past_keys = layout.reserve(shape.kv_heads, shape.window - 1, shape.head_dim)
+        self.past_values = layout.reserve(shape.kv_heads, shape.window - 1, shape.head_dim)
 
     def forward(self, hidden_BTD: Tensor, sight: Sight, chunk: StreamChunk | None) -> Tensor:
         """`[B, T, D]` to the same shape. chunk: None for a whole signal."""
@@ -120,10 +118,8 @@ class WindowAttention(nn.Module):
 
 
 def _rotation(shape: WindowShape, before_B: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine `[B, 1, T, E]` of the angles of RoPE (Su et al., 2021), from absolute positions.
-
-    The frequencies are computed here, in float32: a cast of the model would round them in a buffer.
-    """
+    """Cosine and sine `[B, 1, T, E]` of the angles of RoPE (Su et al., 2021), from absolute positions. The frequencies are computed
+    here, in float32: a cast of the model would round them in a buffer."""
     device = before_B.device
     exponent_E = torch.arange(0, shape.head_dim, 2, device=device, dtype=torch.float32) / shape.head_dim
     position_BT = before_B[:, None] + torch.arange(count, device=device)

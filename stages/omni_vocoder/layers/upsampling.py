@@ -1,6 +1,8 @@
-"""Blocks of convolutional decoders, from frames up to samples."""
+"""Blocks of convolutional decoders, from frames up to samples, and the numbers and the delay of these samples."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +10,36 @@ from torch.nn.functional import gelu
 
 from omni_vocoder.layers.stream_layer import CausalConv, CausalTransposedConv, Serial, StreamLayer
 from omni_vocoder.state import StateLayout, StreamChunk
+
+
+@dataclass(frozen=True, slots=True)
+class UpsamplingRates:
+    """Factors by which a signal is stretched, in order. plain: without lookahead. looking_ahead: of later convolutions, each of
+    which removes `rate` samples from the beginning, like `SnakeUpsampling`."""
+
+    plain: tuple[int, ...]
+    looking_ahead: tuple[int, ...] = ()
+
+    @property
+    def samples_per_frame(self) -> int:
+        return math.prod(self.plain) * math.prod(self.looking_ahead)
+
+    @property
+    def lookahead(self) -> int:
+        """Number of samples at the end of n frames that depend on frame n + 1. A convolution of rate r turns L samples into (L - 1)
+        r: a shortfall of s samples grows to (s + 1) r."""
+        shortfall = 0
+        for rate in self.looking_ahead:
+            shortfall = (shortfall + 1) * rate
+        return shortfall
+
+    @property
+    def min_first_frames(self) -> int:
+        """Minimum frames that can start a stream: every convolution needs at least one sample."""
+        needed = 0
+        for rate in reversed(self.looking_ahead):
+            needed = -(-needed // rate) + 1
+        return max(-(-needed // math.prod(self.plain)), 1)
 
 
 class SnakeBeta(nn.Module):
@@ -32,9 +64,9 @@ _DILATIONS = (1, 3, 9)
 class ConvNeXtBlock(StreamLayer):
     """Depthwise convolution and a pointwise MLP as a residual branch (Liu et al., 2022), causal."""
 
-    def __init__(self, layout: StateLayout, channels: int, kernel: int = 7) -> None:
+    def __init__(self, layout: StateLayout, channels: int) -> None:
         super().__init__()
-        self.dwconv = CausalConv(layout, nn.Conv1d(channels, channels, kernel, groups=channels))
+        self.dwconv = CausalConv(layout, nn.Conv1d(channels, channels, 7, groups=channels))
         self.norm = nn.LayerNorm(channels, eps=1e-6)
         self.pwconv1 = nn.Linear(channels, 4 * channels)
         self.pwconv2 = nn.Linear(4 * channels, channels)
@@ -49,10 +81,10 @@ class ConvNeXtBlock(StreamLayer):
 class SnakeUnit(StreamLayer):
     """A dilated convolution and a pointwise one, each behind a `SnakeBeta`, as a residual branch."""
 
-    def __init__(self, layout: StateLayout, channels: int, dilation: int, kernel: int = 7) -> None:
+    def __init__(self, layout: StateLayout, channels: int, dilation: int) -> None:
         super().__init__()
         self.act1 = SnakeBeta(channels)
-        self.conv1 = CausalConv(layout, nn.Conv1d(channels, channels, kernel, dilation=dilation))
+        self.conv1 = CausalConv(layout, nn.Conv1d(channels, channels, 7, dilation=dilation))
         self.act2 = SnakeBeta(channels)
         self.conv2 = CausalConv(layout, nn.Conv1d(channels, channels, 1))
 
@@ -62,10 +94,8 @@ class SnakeUnit(StreamLayer):
 
 
 class SnakeUpsampling(StreamLayer):
-    """Upsamples by `rate`, each output from two inputs, then `SnakeUnit`s of growing dilation.
-
-    It looks ahead by one input: see `CausalTransposedConv` for the beginning of a stream.
-    """
+    """Upsamples by `rate`, each output from two inputs, then `SnakeUnit`s of growing dilation. Looks ahead by one input: see
+    `CausalTransposedConv` for the beginning of a stream."""
 
     def __init__(self, layout: StateLayout, in_channels: int, out_channels: int, rate: int) -> None:
         super().__init__()

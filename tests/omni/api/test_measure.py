@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni.api import measure
-from omni.api.request import CheckedArguments, Request, RequestHandle, read_request
+from omni.api.request import CheckedArguments, Request, RequestHandle, held_by, read_request
 from omni.errors import InputError
 from omni.frontend.messages import MAX_PARTS
 from omni.media import MediaOptions
@@ -26,7 +25,7 @@ def parts(number: int) -> list[dict[str, str]]:
 
 
 def held(value: object) -> int:
-    return sum(size for _, size in measure.held_by(value))
+    return sum(size for _, size in held_by(value))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +46,7 @@ def test_many_texts_are_one_sum() -> None:
     texts = parts(5000)
     large = "x" * 10_000
     chat = [{"role": "user", "content": [*texts, {"type": "text", "text": large}]}]
-    found = measure.held_by(chat)
+    found = held_by(chat)
     assert [thing for thing, _ in found if isinstance(thing, str)] == [large]
     assert len(found) == 2
     assert held(chat) >= sum(sys.getsizeof(part["text"]) for part in texts) + 10_000

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from omni.checkpoint import Checkpoint
 from omni.cli import app
-from omni.cli.explain.report import make_report
+from omni.cli.explain import make_report
 from omni.cli.options import Choices
 from omni.cli.target import resolve_target
 from omni.config import Layer

@@ -37,7 +37,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return str(tmp_path)
 
     # By its name: the package has a function of the same.
-    monkeypatch.setattr(sys.modules["omni.checkpoint.resolve"], "snapshot_download", fetch)
+    monkeypatch.setattr(sys.modules["omni.checkpoint.checkpoint"], "snapshot_download", fetch)
     return tmp_path
 
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from omni.errors import InputError
-from omni.frontend.grammar import GrammarCompiler, GrammarMatcher
-from omni.frontend.grammar.compiler import KEPT_BYTES, LONGEST_GRAMMAR, compiled_bytes
+from omni.frontend.grammar import KEPT_BYTES, LONGEST_GRAMMAR, GrammarCompiler, GrammarMatcher, compiled_bytes
 from omni.frontend.hf_vocabulary import hf_vocabulary
 from omni.frontend.vocabulary import Vocabulary
 from omni.sampling import StructuredOutput
@@ -275,7 +274,7 @@ def test_ctrl_c_anywhere_in_a_compile_leaves_the_form_to_the_next():
         assert not next_one.is_alive(), where
         assert (fresh.kept, len(fresh._turns)) == (1, 0), where
 
-    assert everywhere(compile_anew, after, ("/grammar/compiler.py",)) > 20
+    assert everywhere(compile_anew, after, ("/frontend/grammar.py",)) > 20
 
 
 def test_a_waiting_thread_compiles_if_the_first_is_interrupted(monkeypatch: pytest.MonkeyPatch):

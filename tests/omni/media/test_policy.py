@@ -18,7 +18,7 @@ from omni.api.load import layers_of
 from omni.errors import ConfigError, InputError
 from omni.frontend.options import frontend_options
 from omni.media import MediaOptions, check_audio, check_image, load_audio, load_image
-from omni.media.connect import is_public
+from omni.media.http import is_public
 from omni.media.source import decode_base64, open_location
 from omni.media.url import check_url
 from tests.support.entry_points import REPOSITORY

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from omni.device import Device, DeviceTimer, Launch, ObservedStream, Stamp, Stream
+from omni.device import Device, DeviceTimer, Launch, Stamp, Stream
 from omni.device.cpu import CpuDevice
 from omni.timeline import MAIN, Timeline
 
@@ -40,7 +40,7 @@ class LateTimer:
     def device(self, host: int) -> int:
         return round(host * self._rate) + self._offset
 
-    def stamp(self, stream: ObservedStream) -> LateStamp:
+    def stamp(self, stream: Stream) -> LateStamp:
         stamp = LateStamp(self, self.device(time.perf_counter_ns() + self._late), self.stamps)
         self.stamps += 1
         self.given.append(stamp)

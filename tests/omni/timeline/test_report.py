@@ -9,11 +9,8 @@ from hypothesis import strategies as st
 
 from omni.device import PhaseCategory
 from omni.timeline import MAIN, Interval, PhaseSpan, Trace
-from omni.timeline.busy import Busy
-from omni.timeline.report import make_report, report_lines
-from omni.timeline.report.report import PhaseReport
-from omni.timeline.report.stages import Decoding, Spread
-from omni.timeline.steps import steps_of
+from omni.timeline.report import Decoding, PhaseReport, Spread, make_report, report_lines
+from omni.timeline.trace import Busy, steps_of
 from tests.omni.timeline.made_trace import LAUNCH, PHASES, STEP, made_step, made_trace
 
 GAPS = (5_000, 8_000, 20_000, 4_000)

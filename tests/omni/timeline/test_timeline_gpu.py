@@ -10,7 +10,7 @@ from omni.device import Device, Launch, PhaseCategory, SyncCheck, open_device, s
 from omni.device.cuda import CudaStream
 from omni.timeline import Timeline, Trace
 from omni.timeline.report import make_report
-from omni.timeline.steps import steps_of
+from omni.timeline.trace import steps_of
 from tests.support.devices import no_synchronization
 from tests.support.tiny_text import TextEngine
 

@@ -19,9 +19,8 @@ from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import PrefillChunk, StepPlan
-from omni_ar.run.request import ArRequest
+from omni_ar.run.request import ArRequest, RequestStatus
 from omni_ar.run.scheduler import Scheduler
-from omni_ar.run.status import RequestStatus
 from omni_ar.run.step import PayloadHandoff, SampledStep, Written, snapshot
 from omni_ar.run.worker import ArWorker
 from tests.support.ar_driver import ArWorkerDriver

@@ -17,11 +17,11 @@ from omni.device.cpu import CpuDevice
 from omni.payload import Payload
 from omni.sampling import HostRules
 from omni_ar.attention import TorchPagedAttention
-from omni_ar.categories import HAND_OVER
 from omni_ar.inputs import MultimodalEmbedding, Placeholder, TokenHidden
 from omni_ar.model import ArShape, Batch, FrameEnd, PromptTokens
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
+from omni_ar.run.phases import HAND_OVER
 from tests.support.ar_driver import ArDriver, plain_prompt
 from tests.support.devices import CountingDevice, StirredDevice
 from tests.support.small_codec import SmallCodec, codec_prompt, spoken

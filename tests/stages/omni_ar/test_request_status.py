@@ -6,8 +6,7 @@ import pytest
 
 from omni.sampling import SamplingParams
 from omni_ar.kernels.step.status import RowStatus
-from omni_ar.run.request import ArRequest
-from omni_ar.run.status import TRANSITIONS, RequestStatus
+from omni_ar.run.request import TRANSITIONS, ArRequest, RequestStatus
 
 
 def paths() -> dict[RequestStatus, list[RequestStatus]]:

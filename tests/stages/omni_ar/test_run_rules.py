@@ -15,7 +15,7 @@ from omni_ar.model import Codes, DrawCode
 from omni_ar.options import ArOptions
 from omni_ar.run.blocks import BlockTable
 from omni_ar.run.limits import Limits
-from omni_ar.run.pack.step import pack_step
+from omni_ar.run.pack import pack_step
 from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, Row
 from tests.support.ar_driver import ArDriver, plain_prompt

@@ -20,9 +20,8 @@ from omni_ar.run.allocator import Allocator, RowTable
 from omni_ar.run.blocks import BlockPool, BlockTable, Reclaimer, Spiller
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import PrefillChunk, StepPlan
-from omni_ar.run.request import ArRequest
+from omni_ar.run.request import ArRequest, RequestStatus
 from omni_ar.run.scheduler import Scheduler
-from omni_ar.run.status import RequestStatus
 from tests.stages.omni_ar.paper_runner import check_statuses, paper_shape
 from tests.support.ar_driver import plain_prompt
 

@@ -10,9 +10,8 @@ from omni.payload import Payload
 from omni.sampling import SamplingParams
 from omni.stage import Failed, Open
 from omni_diffusion.inputs import Voice
-from omni_diffusion.noise import Noise
 from omni_diffusion.options import DiffusionOptions
-from omni_diffusion.windows import Window
+from omni_diffusion.windows import Noise, Window
 from tests.support.frame_bench import random_codes
 from tests.support.painter import BLOCK, REPEATS, WIDTH, Bench, drawn
 from tests.support.stage_driver import SOURCE

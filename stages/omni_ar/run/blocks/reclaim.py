@@ -15,12 +15,8 @@ from omni_ar.run.blocks.pool import BlockPool, BlockTable
 
 
 class Spiller:
-    """Copies page rows into separate memory, on the stage's stream: the next writer of the pages follows the copy on
-    that stream.
-
-    The lifetime of spilled rows is that of the payload whose slice refers to them; that of saved rows is the tensor's,
-    in stream order.
-    """
+    """Copies page rows into separate memory, on the stage's stream: the next writer of the pages follows the copy. Spilled rows
+    live as long as the payload whose slice refers to them; saved rows as long as the tensor, in stream order."""
 
     def __init__(self, device: Device, stream: Stream, max_rows: int) -> None:
         self.rows = 0
@@ -32,7 +28,6 @@ class Spiller:
 
     @property
     def ready(self) -> bool:
-        """Whether `save` or `spill` may be called now."""
         return self._receiver.ready
 
     def save(self, pages: Tensor, slots: NDArray[np.int64]) -> Tensor:
@@ -40,8 +35,7 @@ class Spiller:
         return self._copy(pages, slots)[0]
 
     def spill(self, slices: Iterable[PageSlice]) -> list[tuple[PageSlice, Event]]:
-        """Moves slices of one buffer, as many as fit one copy. Returns the moved ones, each with the end of gathers from its
-        old place."""
+        """Moves slices of one buffer, up to one copy. Returns these, each with the end of gathers from its old place."""
         taken: list[PageSlice] = []
         count = 0
         for part in slices:
@@ -61,7 +55,6 @@ class Spiller:
         return spilled
 
     def _copy(self, pages: Tensor, slots: NDArray[np.int64]) -> tuple[Tensor, Event]:
-        """Returns the copied rows and the end of the copy."""
         out = self._device.empty((slots.size, pages.shape[-1]), pages.dtype, self._stream)
         # A separate slice: later writes of the pages follow this copy on the stream, so they wait for no reader.
         receipt = self._receiver.receive([Transfer(PageSlice(pages, slots), out)])
@@ -87,11 +80,9 @@ class _Leaving:
 
 
 class Reclaimer:
-    """Blocks are free after the last reader of their payload pages. The payload of steps in flight is emitted with
-    their tokens. The steps themselves need no wait: the next owner of the blocks writes them later on the same stream.
-
-    Payload that a consumer has not read is spilled when its blocks are needed.
-    """
+    """Frees blocks after the last reader of their payload pages. The payload of steps in flight is emitted with their tokens; the
+    steps need no wait: the next owner of the blocks writes them later on the same stream. Payload that a consumer has not read is
+    spilled when its blocks are needed."""
 
     def __init__(self, pool: BlockPool, spiller: Spiller) -> None:
         self._pool = pool
@@ -102,12 +93,10 @@ class Reclaimer:
 
     @property
     def waiting(self) -> int:
-        """Number of tables that are not free yet."""
         return len(self._leaving)
 
     @property
     def tables(self) -> list[BlockTable]:
-        """Tables whose blocks are about to be released."""
         return [leaving.table for leaving in self._leaving]
 
     @property
@@ -121,15 +110,12 @@ class Reclaimer:
         return any(all(each.released for each in leaving.table.produced) for leaving in self._leaving)
 
     def add_table(self, table: BlockTable) -> None:
-        """Takes ownership of the table."""
         self._leaving.append(_Leaving(table, []))
         self.tick()
 
     def relieve(self) -> tuple[bool, list[tuple[str, Exception]]]:
-        """Spills payload in leaving tables that a consumer has not released.
-
-        Returns whether blocks became free, or will by themselves, and the requests whose payload could not be moved.
-        """
+        """Spills payload in leaving tables that a consumer has not released. Returns whether blocks became free, or will by
+        themselves, and the requests whose payload could not be moved."""
         failures: list[tuple[str, Exception]] = []
         for leaving in self._leaving:
             try:

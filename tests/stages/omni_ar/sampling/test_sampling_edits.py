@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from omni.sampling import LogitsEdit
 from omni_ar.sampling import edit_size, merge_edits
-from omni_ar.sampling.bitmask import bitmask_size, pack_bitmask, unpack_bitmask
-from omni_ar.sampling.edits import MAX_EDITED_IDS
+from omni_ar.sampling.edits import MAX_EDITED_IDS, bitmask_size, pack_bitmask, unpack_bitmask
 from tests.support.sampler_bench import SamplerBench, resolved, starting
 
 VOCAB = 130

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from omni.sampling import LogitsEdit
 from omni_ar.sampling import EVERYTHING, sample
-from omni_ar.sampling.bitmask import pack_bitmask
+from omni_ar.sampling.edits import pack_bitmask
 from omni_ar.sampling.rng import gumbel
 from tests.support.sampler_bench import SamplerBench, reference_logits, reference_warp, resolved, starting
 

@@ -1,14 +1,139 @@
-"""The report as text."""
+"""`omni explain`: the stages and settings of a model, and their origins, as text or as JSON."""
 
 from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from omni.cli.drawing import draw
-from omni.cli.explain.report import EdgeReport, Report, StageReport
-from omni.cli.memory import MemoryReport
-from omni.pipeline import Pipeline
+from omni.cli.memory import MemoryReport, count_memory, measure_memory
+from omni.cli.options import Choices, echo, echo_json, takes_lines
+from omni.cli.target import Target, resolve_target
+from omni.config import Setting
+from omni.engine import ConnectorSelector, Placement
+from omni.pipeline import Output, Pipeline, Stage
+from omni.process import runs_in_process
 from omni.utils.table import columns
+
+
+class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a stage has a prefix cache, and why."""
+
+    works: bool
+    why: str
+
+
+class StageReport(msgspec.Struct, frozen=True, kw_only=True):
+    """dtype: the stage's own, by default the engine's. places: one for each replica. prefix_cache: None for kinds without one."""
+
+    name: str
+    kind: str
+    model: str
+    priority: int
+    dtype: str
+    places: tuple[str, ...]
+    prefix_cache: PrefixCache | None
+
+
+class EdgeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """An edge between two places. producer_place, consumer_place: of its stages. connector: its name. why: the reason for the
+    choice. memory: of the tensors for the consumer, `"device"` or `"host"`."""
+
+    producer: str
+    consumer: str
+    producer_place: str
+    consumer_place: str
+    adapter: str
+    keyed: bool
+    credit: int
+    memory: str
+    connector: str
+    why: str
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """places: of the engines; each has a process of its own, unless it is the only one and `process` is false. main_stage: the
+    stage that stage-less sampling parameters apply to; None if no stage samples. settings: all, with origins."""
+
+    model: str
+    folder: str
+    family: str
+    device: str
+    process: bool
+    places: tuple[str, ...]
+    dtype: str
+    load_format: str
+    stages: list[StageReport]
+    edges: list[EdgeReport]
+    outputs: tuple[Output, ...]
+    main_stage: str | None
+    memory: MemoryReport
+    settings: tuple[Setting, ...]
+
+
+def make_report(model: str, target: Target, *, measure: bool) -> Report:
+    """Raises OmniError: ConfigError or PluginError if an edge has no connector, and with `measure` any error of loading."""
+    pipeline, engine = target.plan.pipeline, target.engine
+    placement = Placement.of(pipeline, str(engine.device))
+    return Report(
+        model=model,
+        folder=str(target.checkpoint.path),
+        family=pipeline.family,
+        device=str(engine.device),
+        process=len(placement.places) > 1 or runs_in_process(engine.options, engine.device),
+        places=placement.places,
+        dtype=engine.dtype,
+        load_format=engine.options.load_format,
+        stages=[
+            StageReport(
+                name=stage.name,
+                kind=stage.kind,
+                model=stage.model,
+                priority=stage.priority,
+                dtype=stage.dtype or engine.dtype,
+                places=placement.stages[stage.name],
+                prefix_cache=_prefix_cache(pipeline, stage),
+            )
+            for stage in pipeline.order()
+        ],
+        edges=list(_edges(target, placement)),
+        outputs=pipeline.outputs,
+        main_stage=pipeline.main_stage,
+        memory=measure_memory(target) if measure else count_memory(target),
+        settings=(*engine.settings, *target.plan.settings),
+    )
+
+
+def _prefix_cache(pipeline: Pipeline, stage: Stage) -> PrefixCache | None:
+    wanted = msgspec.structs.asdict(stage.options).get("prefix_cache")
+    if wanted is None:
+        return None
+    if not wanted:
+        return PrefixCache(works=False, why=f"{stage.name}.prefix_cache is off")
+    unkeyed = [edge.producer for edge in pipeline.edges_into(stage.name) if not edge.keyed]
+    if unkeyed:
+        why = f"not past tensors from {' and '.join(unkeyed)}: their adapter gives no content key"
+        return PrefixCache(works=False, why=why)
+    return PrefixCache(works=True, why="all inputs of the stage have a content key")
+
+
+def _edges(target: Target, placement: Placement) -> Iterator[EdgeReport]:
+    selector = ConnectorSelector(target.plugins)
+    for edge in target.plan.pipeline.edges:
+        for producer, consumer in placement.pairs(edge):
+            choice = selector.choose(edge, producer, consumer)  # raises the errors of a start
+            yield EdgeReport(
+                producer=edge.producer,
+                consumer=edge.consumer,
+                producer_place=producer,
+                consumer_place=consumer,
+                adapter=edge.adapter,
+                keyed=edge.keyed,
+                credit=edge.credit,
+                memory=edge.memory,
+                connector=choice.name,
+                why=choice.why,
+            )
+
 
 _LONGEST_VALUE = 34
 
@@ -123,3 +248,13 @@ def _value(value: object) -> str:
         return f"{text[: _LONGEST_VALUE - 3]}..."
     end = f", ... {len(value)} in all]"
     return text[: _LONGEST_VALUE - len(end)].rpartition(",")[0] + end
+
+
+def explain(model: str, choices: Choices, *, measure: bool, as_json: bool) -> None:
+    """Prints a report, or the fields of `omni.cli.explain.Report` as JSON. Raises OmniError."""
+    target = resolve_target(model, choices)
+    report = make_report(model, target, measure=measure)
+    if as_json:
+        echo_json(report)
+    else:
+        echo(as_text(report, target.plan.pipeline, ascii_only=not takes_lines()))

@@ -1,18 +1,140 @@
-"""Compiles the grammars of structured outputs, each once."""
+"""Structured outputs: grammars, each compiled once, to a mask over the vocabulary for each token."""
 
 import json
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from functools import cached_property
 from weakref import WeakValueDictionary
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
+from numpy.typing import NDArray
 
 from omni.errors import InputError, check_unicode, shortened
-from omni.frontend.grammar.matcher import Grammar
-from omni.frontend.grammar.tokens import Tokens
 from omni.frontend.vocabulary import Vocabulary
-from omni.sampling import StructuredOutput
+from omni.sampling import LogitsEdit, StructuredOutput
+
+
+class Grammar:
+    """A compiled grammar. Immutable, shared by all its requests. matcher: stays at the beginning of a text. vocab_size: number of
+    ids; the next id stands for the end of the text."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self.vocab_size = vocab_size
+
+    def matcher(self) -> LLMatcher:
+        """A copy at the beginning of a text, for one request."""
+        return self._matcher.deep_copy()
+
+
+class GrammarMatcher:
+    """A `HostLogitsProcessor` that allows the tokens of a grammar, and end ids where the text may end. ends: ids that end
+    generation, even those with a text. field: for errors."""
+
+    def __init__(self, grammar: Grammar, ends: Collection[int], field: str) -> None:
+        self._matcher = grammar.matcher()
+        self._end = grammar.vocab_size
+        self._ends = frozenset(ends)
+        self._field = field
+        words = max((self._end, *self._ends)) // 64 + 1
+        self._ends_W = _mask(self._ends, words)
+        self._texts_W = ~_mask({*self._ends, self._end}, words)
+        # The last id may be the last bit of its word: the mask has no bit for the end of the text.
+        self._words = max((self._end - 1, *self._ends)) // 64 + 1
+        self._allowed_W, self._complete = self._next_mask()
+
+    def edit(self) -> LogitsEdit:
+        """Raises InputError if no token can follow."""
+        if not self._allowed_W.any():
+            raise self._dead_end()
+        return LogitsEdit(allowed=self._allowed_W)
+
+    def push(self, token: int) -> bool:
+        """Raises InputError if no token can follow, or if the parser's state grew too complex."""
+        if token in self._ends:
+            return True
+        if not self._matcher.consume_token(token):
+            raise InputError(self._field, f"cannot continue after id {token}: {self._error()}", "simplify it")
+        self._allowed_W, self._complete = self._next_mask()
+        return self._complete
+
+    def _next_mask(self) -> tuple[NDArray[np.int64], bool]:
+        """The mask of the next token, and whether only the end can follow."""
+        bits = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            if self._error().startswith("NoExtension"):
+                raise self._dead_end()
+            raise InputError(self._field, f"cannot continue: {self._error()}", "simplify it")
+        padded = bytearray(8 * len(self._ends_W))
+        padded[: len(bits)] = bits
+        allowed_W = np.frombuffer(padded, np.int64)
+        word, bit = divmod(self._end, 64)
+        may_end = bool(allowed_W[word] >> bit & 1)
+        allowed_W &= self._texts_W
+        complete = may_end and not allowed_W.any()
+        if may_end:
+            allowed_W |= self._ends_W
+        return allowed_W[: self._words], complete
+
+    def _dead_end(self) -> InputError:
+        return InputError(self._field, "no token of the vocabulary can continue the text", "change it")
+
+    def _error(self) -> str:
+        return shortened(" ".join(self._matcher.get_error().replace("<non-verbose/>", "").split()))
+
+
+def _mask(ids: Collection[int], words: int) -> NDArray[np.int64]:
+    """Bit i of word w is id 64 * w + i."""
+    bits = np.zeros(64 * words, np.uint8)
+    bits[list(ids)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int64)
+
+
+class Tokens:
+    """The vocabulary and one more id for the end of a text, whatever the end ids of the stage."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.tokens = [*vocabulary.tokens, b"<end>"]
+        self.eos_token_id = len(vocabulary.tokens)
+        self.special_token_ids = [self.eos_token_id]
+        self._vocabulary = vocabulary
+
+    def __call__(self, text: str | bytes) -> Sequence[int]:
+        """The tokenizer's ids of a text inside another. Where a grammar allows one text only, masks allow these ids and no others
+        for its bytes: they must decode to exactly it."""
+        if isinstance(text, bytes):
+            raise TypeError("texts, not bytes")
+        ids = self._vocabulary.encode(text)
+        written = b"".join(map(self._vocabulary.written, ids))
+        # Many tokenizers add a space at the beginning of a text.
+        return ids if written == text.encode() else self._longest(text.encode())
+
+    def _longest(self, text: bytes) -> list[int]:
+        """Greedily the longest token that fits, until none does."""
+        ids: list[int] = []
+        place = 0
+        while place < len(text):
+            fits = (self._ids.get(text[place:end]) for end in range(min(len(text), place + self._width), place, -1))
+            token = next((token for token in fits if token is not None), None)
+            if token is None:
+                break
+            ids.append(token)
+            place += len(self.tokens[token])
+        return ids
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        return {written: token for token, written in enumerate(self._vocabulary.tokens) if written}
+
+    @cached_property
+    def _width(self) -> int:
+        return max(map(len, self._vocabulary.tokens))
+
 
 LONGEST_GRAMMAR = 2**18
 """Bytes of a structured output, as JSON if it is a dict or a list. Compiling so many takes seconds."""
@@ -34,10 +156,7 @@ def compiled_bytes(text: str) -> int:
 
 
 class _Turn:
-    """Of threads that need one grammar at the same time: the first compiles it, the others take the outcome.
-
-    If the first is interrupted, the next one compiles.
-    """
+    """Of threads that need one grammar at once, the first compiles it for all. If it is interrupted, the next one compiles."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -60,7 +179,6 @@ class GrammarCompiler:
 
     @property
     def kept(self) -> int:
-        """Number of grammars kept."""
         return len(self._kept)
 
     def compile(self, structured: StructuredOutput, field: str) -> Grammar:

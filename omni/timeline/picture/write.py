@@ -1,11 +1,14 @@
-"""A scene as a self-contained page: SVG with tips, zoomed with the wheel and moved by dragging."""
+"""Writes a scene as a page, SVG with tips that is zoomed with the wheel and moved by dragging; or as a PNG."""
 
 from html import escape
 from typing import BinaryIO
 
-from omni.timeline.picture.scene import Box, Item, Line, Scene, Shape, Text, stripes
+from PIL import Image, ImageDraw
 
-_ANCHORS = {"left": "start", "middle": "middle", "right": "end"}
+from omni.timeline.picture.palette import PAPER
+from omni.timeline.picture.scene import Box, Item, Line, Scene, Shape, Text, font_of, stripes
+
+_SVG_ANCHORS = {"left": "start", "middle": "middle", "right": "end"}
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -61,7 +64,6 @@ svg.addEventListener("dblclick", () => { box = whole.slice(); show(); });
 
 
 def write_html(scene: Scene, file: BinaryIO) -> None:
-    """Writes the page. Raises OSError."""
     items = "\n".join(_element(item) for item in scene.items)
     page = _PAGE.format(width=scene.width, height=round(scene.height), items=items, script=_SCRIPT.strip())
     file.write(page.encode())
@@ -70,33 +72,68 @@ def write_html(scene: Scene, file: BinaryIO) -> None:
 def _element(item: Item) -> str:
     match item:
         case Box():
-            return _box(item)
+            return _svg_box(item)
         case Text():
             weight = ' font-weight="bold"' if item.bold else ""
-            place = f'x="{item.x:.2f}" y="{item.y:.2f}" font-size="{item.size}" text-anchor="{_ANCHORS[item.anchor]}"'
+            place = (
+                f'x="{item.x:.2f}" y="{item.y:.2f}" font-size="{item.size}" text-anchor="{_SVG_ANCHORS[item.anchor]}"'
+            )
             return f'<text {place} fill="{item.color}"{weight}>{escape(item.text)}</text>'
         case Line():
-            return _line((item.x1, item.y1, item.x2, item.y2), item.color, item.width)
+            return _svg_line((item.x1, item.y1, item.x2, item.y2), item.color, item.width)
         case Shape():
             points = " ".join(f"{x:.2f},{y:.2f}" for x, y in item.points)
             return f'<polygon points="{points}" fill="{item.fill}"{_tip(item.tip, "polygon")}'
 
 
-def _box(box: Box) -> str:
+def _svg_box(box: Box) -> str:
     edge = f' stroke="{box.edge}" stroke-width="0.5"' if box.edge else ""
     place = f'x="{box.x:.3f}" y="{box.y:.2f}" width="{box.width:.3f}" height="{box.height:.2f}"'
     element = f'<rect {place} fill="{box.fill}"{edge}{_tip(box.tip, "rect")}'
     if box.hatched:
-        element += "".join(_line(ends, box.edge, 0.5, ' pointer-events="none"') for ends in stripes(box, 6))
+        element += "".join(_svg_line(ends, box.edge, 0.5, ' pointer-events="none"') for ends in stripes(box))
     return element
 
 
-def _line(ends: tuple[float, float, float, float], color: str, width: float, more: str = "") -> str:
+def _svg_line(ends: tuple[float, float, float, float], color: str, width: float, more: str = "") -> str:
     x1, y1, x2, y2 = ends
     place = f'x1="{x1:.3f}" y1="{y1:.2f}" x2="{x2:.3f}" y2="{y2:.2f}"'
     return f'<line {place} stroke="{color}" stroke-width="{width}"{more}/>'
 
 
 def _tip(tip: str, tag: str) -> str:
-    """The end of an element, with its tip."""
     return f' class="tip"><title>{escape(tip)}</title></{tag}>' if tip else "/>"
+
+
+_SCALE = 2
+_ANCHORS = {"left": "lm", "middle": "mm", "right": "rm"}
+
+
+def write_png(scene: Scene, file: BinaryIO) -> None:
+    image = Image.new("RGB", (scene.width * _SCALE, round(scene.height) * _SCALE), PAPER)
+    pen = ImageDraw.Draw(image)
+    for item in scene.items:
+        match item:
+            case Box():
+                _box(pen, item)
+            case Text():
+                at, font = (item.x * _SCALE, item.y * _SCALE), font_of(item.size * _SCALE)
+                thick = 0.6 if item.bold else 0
+                anchor = _ANCHORS[item.anchor]
+                pen.text(at, item.text, item.color, font, anchor, stroke_width=thick, stroke_fill=item.color)
+            case Line():
+                ends = (item.x1, item.y1, item.x2, item.y2)
+                pen.line([value * _SCALE for value in ends], item.color, max(1, round(item.width * _SCALE)))
+            case Shape():
+                pen.polygon([(x * _SCALE, y * _SCALE) for x, y in item.points], fill=item.fill)
+    image.save(file, "PNG", optimize=True)
+
+
+def _box(pen: ImageDraw.ImageDraw, box: Box) -> None:
+    left, top = round(box.x * _SCALE), round(box.y * _SCALE)
+    right = max(left, round((box.x + box.width) * _SCALE) - 1)
+    bottom = max(top, round((box.y + box.height) * _SCALE) - 1)
+    pen.rectangle((left, top, right, bottom), box.fill, box.edge if box.edge and right - left > 2 else None)
+    if box.hatched:
+        for ends in stripes(box):
+            pen.line([value * _SCALE for value in ends], box.edge, 1)

@@ -1,6 +1,11 @@
-"""The logits processors of a stage, and the arguments of requests for them."""
+"""Logits processors: changes to logits that plugins provide and requests select by name (`SamplingParams.processors`). They run on
+the device, or on the host if they read the tokens.
 
-from collections.abc import Iterator, Mapping
+Shape legend: R rows of a batch, N rows of the stage, V vocabulary, W parameters of a row.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
@@ -11,7 +16,59 @@ from torch import Tensor
 from omni.errors import ConfigError, InputError, OmniError, PluginError
 from omni.plugin import LogitsProcessorEntry, locate
 from omni.sampling import HostLogitsProcessor
-from omni_ar.processors.base import HistoryProcessor, LogitsProcessor, ProcessedRows
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedRows:
+    """A batch's rows, on the device, read-only. params_RW: fp32, as `LogitsProcessor.pack` returned them; zeros for rows that do
+    not use the processor. num_outputs_R: int64, number of generated tokens. last_R: int64, the newest token, -1 before the first.
+    rows_R: int64, indexes of the rows in the stage. counts_NV: integers, for all rows of the stage, times each id was generated."""
+
+    params_RW: Tensor
+    num_outputs_R: Tensor
+    last_R: Tensor
+    rows_R: Tensor
+    counts_NV: Tensor
+
+    @property
+    def counts_RV(self) -> Tensor:
+        """Number of times each id was generated. Every access gathers it."""
+        return self.counts_NV.index_select(0, self.rows_R)
+
+
+class LogitsProcessor(ABC):
+    """Changes logits on the device, from device state alone. It does not limit run-ahead. One object per stage, without history."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Parameters of a row, W; 0 if there are none."""
+
+    @abstractmethod
+    def pack(self, args: Mapping[str, object], vocab_size: int) -> Sequence[float]:
+        """A request's arguments as W numbers, stored as fp32: an id below 2**24 is exact. Must be fast; runs on the host, in any
+        thread. Must refuse ids outside the vocabulary: `apply` receives every accepted value.
+
+        Raises InputError naming the wrong argument; any other exception is reported as an InputError.
+        """
+
+    @abstractmethod
+    def apply(self, logits_RV: Tensor, rows: ProcessedRows) -> Tensor:
+        """New logits, fp32 `[R, V]`; the values of rows that do not use the processor are ignored.
+
+        Runs inside a device phase: no synchronization, no control flow on tensor values, and a row's result depends on that row
+        alone. logits_RV: fp32, must not be modified; -inf is impossible.
+        """
+
+
+class HistoryProcessor(ABC):
+    """Changes logits on the host, from the tokens that a request has generated. Its rows wait for each token; other rows do not."""
+
+    @abstractmethod
+    def open(self, args: Mapping[str, object], vocab_size: int) -> HostLogitsProcessor:
+        """A host processor for one request. Must be fast; runs in any thread. Also called only to check the arguments. Raises
+        InputError naming the wrong argument; any other exception is reported as an InputError."""
+
 
 Arguments = Mapping[str, Mapping[str, object]]
 """`SamplingParams.processors`: arguments by name."""
@@ -36,7 +93,6 @@ class NamedProcessor:
         return params
 
     def apply(self, logits_RV: Tensor, rows: ProcessedRows) -> Tensor:
-        """See `LogitsProcessor.apply`."""
         return self.processor.apply(logits_RV, rows)
 
 
@@ -117,7 +173,6 @@ def _build(entry: LogitsProcessorEntry) -> LogitsProcessor | HistoryProcessor:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Errors about arguments name the processor."""
     try:
         yield
     except InputError as error:

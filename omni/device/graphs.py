@@ -1,0 +1,103 @@
+"""Captured graphs of a stage: the sizes that it captures batches for, and the graphs that replay them."""
+
+import logging
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+_MOST_CAPTURED = 512
+_FEWEST_TOKENS, _MOST_TOKENS = 16, 8192
+_STEPS = {256: 2, 1024: 4}
+"""Sizes up to the next power of two, from this many tokens on: the device then has more to do than the host."""
+
+
+def captured_sizes(given: Iterable[int] | None, most: int) -> tuple[int, ...]:
+    """`given`, or sizes up to `most`, closer together where a step's time depends more on its rows. The largest first:
+    the memory of a smaller step fits into that of a larger one."""
+    if given is not None:
+        return _largest_first(given)
+    sizes = {1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, _MOST_CAPTURED + 1, 32)}
+    return _largest_first({size for size in sizes if size < most} | {min(most, _MOST_CAPTURED)})
+
+
+def captured_lengths(given: Iterable[int] | None, most: int) -> tuple[int, ...]:
+    """As `captured_sizes`, in tokens: by default powers of two, and some between where a step's time depends on their number."""
+    if given is not None:
+        return _largest_first(given)
+    most = min(most, _MOST_TOKENS)
+    lengths = {most}
+    power, steps = _FEWEST_TOKENS, 1
+    while power < most:
+        steps = _STEPS.get(power, steps)
+        lengths |= {power + power * step // steps for step in range(steps)}
+        power *= 2
+    return _largest_first(length for length in lengths if length <= most)
+
+
+def check_sizes(
+    given: Iterable[int] | None, most: int, option: str = "graph_batch_sizes", bound: str = "max_num_seqs"
+) -> None:
+    """Raises ValueError for sizes over `most`. option, bound: names of the options that set the sizes and `most`."""
+    if any(not 1 <= size <= most for size in given or ()):
+        raise ValueError(f"{option} must be at least 1, at most {bound}, {most}")
+
+
+def _largest_first(sizes: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(sizes), reverse=True))
+
+
+_log = logging.getLogger(__name__)
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+GraphT = TypeVar("GraphT")
+
+
+@dataclass(frozen=True, slots=True)
+class Captured(Generic[GraphT]):
+    """size: a smaller batch is padded to it. graph: a `Graph`, or a record of the stage's own with one."""
+
+    size: int
+    graph: GraphT
+
+
+class CapturedGraphs(Generic[KeyT, GraphT]):
+    """Finds the captured graph that a batch is padded to. Where anything is captured, logs once why batches run uncaptured."""
+
+    def __init__(
+        self, stage: str, *, unit: str = "rows", option: str = "graph_batch_sizes", others: str = "other batches"
+    ) -> None:
+        """unit: of sizes. option: the stage's option with them. others: batches of keys with no graph, in the log."""
+        self._stage = stage
+        self._unit = unit
+        self._option = option
+        self._others = others
+        self._graphs: dict[KeyT, list[Captured[GraphT]]] = {}
+        self._logged: set[str] = set()
+
+    def add(self, key: KeyT, size: int, graph: GraphT) -> None:
+        insort(self._graphs.setdefault(key, []), Captured(size, graph), key=_size)
+
+    def clear(self) -> None:
+        self._graphs.clear()
+
+    def find(self, key: KeyT, size: int) -> Captured[GraphT] | None:
+        captured = self._graphs.get(key)
+        if captured is None:
+            self.log_uncaptured(self._others)
+            return None
+        place = bisect_left(captured, size, key=_size)
+        if place < len(captured):
+            return captured[place]
+        batches = f"batches of more than {captured[-1].size} {self._unit}"
+        self.log_uncaptured(batches, f": raise {self._stage}.{self._option}")
+        return None
+
+    def log_uncaptured(self, batches: str, remedy: str = "") -> None:
+        if self._graphs and batches not in self._logged:
+            self._logged.add(batches)
+            _log.warning("%s: %s run uncaptured%s", self._stage, batches, remedy)
+
+
+def _size(captured: Captured[GraphT]) -> int:
+    return captured.size
