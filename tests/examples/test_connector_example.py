@@ -77,3 +77,5 @@ def test_the_tutorial_shows_the_connector_as_it_is():
     assert {name for name, _ in shown} == {"plugin.py", "connector.py"}
     for name, code in shown:
         assert code in (HOME / "omni_inline" / name).read_text(), f"{name} differs"
+    (call,) = re.findall(r"```python\n(def test_keeps_the_contract.*?)```", TUTORIAL, re.DOTALL)
+    assert call in (HOME / "test_inline.py").read_text()
