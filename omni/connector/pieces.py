@@ -1,17 +1,20 @@
 """A payload's tensors as one stretch of bytes, cut into pieces."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
+from omni.ipc import Typed
 from omni.payload import PageSlice, Payload
 from omni.payload.receiver import Transfer
 
 ALIGNMENT = 64
 """Bytes. Every tensor starts at a multiple, so that its memory can be viewed in any dtype."""
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +111,31 @@ def view(memory: Tensor, start: int, dtype: torch.dtype, shape: tuple[int, ...])
     nbytes = math.prod(shape) * dtype.itemsize
     # torch views no empty tensor as another type.
     return memory[start : start + nbytes].view(dtype).view(shape) if nbytes else memory.new_empty(shape, dtype=dtype)
+
+
+class TensorLayout(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor's place in its payload's bytes. dtype: torch's name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+
+class PayloadLayout(msgspec.Struct, frozen=True, array_like=True):
+    """What the receiver needs besides the payload's bytes. nbytes: of all tensors, with the gaps between them."""
+
+    meta: Typed[msgspec.Struct]
+    tensors: tuple[TensorLayout, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, payload: Payload, parts: Iterable[Part], nbytes: int) -> "PayloadLayout":
+        """parts, nbytes: see `parts_of`."""
+        tensors = (TensorLayout(p.name, str(p.dtype).removeprefix("torch."), p.shape, p.start) for p in parts)
+        return cls(Typed(payload.meta), tuple(tensors), nbytes)
+
+    def payload(self, memory: Tensor) -> Payload:
+        """The payload, with tensors that are views of its bytes (uint8 `[nbytes]`)."""
+        tensors = {t.name: view(memory, t.start, _DTYPES[t.dtype], t.shape) for t in self.tensors}
+        return Payload(self.meta.value, tensors)

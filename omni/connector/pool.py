@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.connector.base import EdgeEnd, Received
-from omni.connector.pieces import Part, Piece, cut, parts_of, view, whole
+from omni.connector.pieces import Part, PayloadLayout, Piece, cut, parts_of, whole
 from omni.device import COMPLETED, Event, PhaseCategory, declare_categories
-from omni.ipc import Typed
 from omni.payload import PageSlice, Payload
 from omni.payload.receiver import PayloadReceiver
 
@@ -34,7 +33,6 @@ _MAX_ROWS = 4096
 _MOST_PIECE_BYTES = 64 * 2**20
 _ALIGNMENT = 256
 """Bytes, of ranges of the pool. A GPU copies aligned memory faster."""
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 BOARD_SLOTS = 1024
 """Pieces of one sender under way at most."""
 BOARD_BYTES = BOARD_SLOTS * 8
@@ -42,28 +40,11 @@ BOARD_BYTES = BOARD_SLOTS * 8
 declare_categories({"copy_bytes": PhaseCategory.PAYLOAD})
 
 
-class TensorLayout(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor's place in its payload's bytes. dtype: torch's name."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-
-
-class PayloadLayout(msgspec.Struct, frozen=True, array_like=True):
-    """nbytes: of all tensors, with the gaps between them. pieces: their number; 0 for a payload without bytes."""
-
-    meta: Typed[msgspec.Struct]
-    tensors: tuple[TensorLayout, ...]
-    nbytes: int
-    pieces: int
-
-
 class PoolPiece(msgspec.Struct, frozen=True, array_like=True):
     """Bytes `offset` to `offset + nbytes` of a payload, from byte `start` of the pool.
 
-    slot, number: `number` in `slot` of the board acknowledges the piece. layout: of the payload, with its first piece.
+    slot, number: `number` in `slot` of the board acknowledges the piece.
+    layout: of the payload, with its first piece. pieces: of the payload; 0 if it has no bytes.
     """
 
     slot: int
@@ -72,6 +53,7 @@ class PoolPiece(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     nbytes: int
     layout: PayloadLayout | None = None
+    pieces: int = 0
 
 
 class RangeAllocator:
@@ -118,10 +100,8 @@ class PoolRef:
         parts, nbytes = parts_of(payload)
         self._slices = [part.tensor for part in parts if isinstance(part.tensor, PageSlice)]
         self._left = _cut(parts, nbytes, sender.piece_bytes)
-        tensors = tuple(
-            TensorLayout(part.name, str(part.dtype).removeprefix("torch."), part.shape, part.start) for part in parts
-        )
-        self._layout: PayloadLayout | None = PayloadLayout(Typed(payload.meta), tensors, nbytes, len(self._left))
+        self._layout: PayloadLayout | None = PayloadLayout.of(payload, parts, nbytes)
+        self._pieces = len(self._left)
         self._copying: deque[_Copying] = deque()
         self._copied: Event = COMPLETED
 
@@ -136,9 +116,9 @@ class PoolRef:
     def pieces(self) -> Sequence[object]:
         if self.sent or self._aborted:
             return ()
-        if self._layout is not None and not self._layout.pieces:
+        if not self._pieces:
             self.sent = True
-            return (PoolPiece(0, 0, 0, 0, 0, self._take_layout()),)
+            return (PoolPiece(0, 0, 0, 0, 0, self._layout),)
         while self._left and self._may_copy() and self._copy_next():
             pass
         done: list[PoolPiece] = []
@@ -168,16 +148,13 @@ class PoolRef:
         if place is None:
             return False
         self._left.popleft()
-        piece = PoolPiece(place.slot, place.number, place.start, offset, nbytes, self._take_layout())
+        piece = PoolPiece(place.slot, place.number, place.start, offset, nbytes, self._layout, self._pieces)
+        self._layout = None
         self._copied, error = self._sender.copy(neighbours, place.start - offset)
         self._copying.append(_Copying(piece, self._copied))
         if error is not None:
             raise error
         return True
-
-    def _take_layout(self) -> PayloadLayout | None:
-        layout, self._layout = self._layout, None
-        return layout
 
 
 def _cut(parts: Sequence[Part], nbytes: int, most_bytes: int) -> deque[list[Piece]]:
@@ -321,7 +298,7 @@ class PoolPending:
         assert first.layout is not None, "pieces of a payload come in order"
         self._receiver = receiver
         self._layout = first.layout
-        self._missing = first.layout.pieces
+        self._missing = first.pieces
         self._viewed: PoolPiece | None = None
         self._bytes: Tensor | None = None
         self._copied: Event = COMPLETED
@@ -344,11 +321,8 @@ class PoolPending:
     def poll(self) -> Received | None:
         if self._missing:
             return None
-        tensors: dict[str, Tensor | PageSlice] = {}
-        for each in self._layout.tensors:
-            memory = self._bytes if self._bytes is not None else self._receiver.nothing
-            tensors[each.name] = view(memory, each.start, _DTYPES[each.dtype], each.shape)
-        return Received(Payload(self._layout.meta.value, tensors), self._copied)
+        memory = self._bytes if self._bytes is not None else self._receiver.nothing
+        return Received(self._layout.payload(memory), self._copied)
 
     def release(self, after: Event) -> None:
         self._over = True

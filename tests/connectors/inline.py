@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.connector import EdgeEnd, Pending, Reach, Received, Receiver, Ref, Sender
-from omni.connector.pieces import Piece, cut, parts_of, view
+from omni.connector.pieces import PayloadLayout, Piece, cut, parts_of
 from omni.device import COMPLETED, Device, Event, Stream
-from omni.ipc import Typed
 from omni.payload import PageSlice, Payload
 from omni.payload.receiver import PayloadReceiver, Transfer
 
@@ -34,24 +33,11 @@ class Address(msgspec.Struct, frozen=True):
     edge: str
 
 
-class Layout(msgspec.Struct, frozen=True):
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-
-
-class Head(msgspec.Struct, frozen=True):
-    """Comes with the first piece. nbytes: of the payload."""
-
-    meta: Typed[msgspec.Struct]
-    layouts: tuple[Layout, ...]
-    nbytes: int
-
-
 class InlinePiece(msgspec.Struct, frozen=True):
+    """head: with the first piece."""
+
     payload: int
-    head: Head | None
+    head: PayloadLayout | None
     start: int
     data: NDArray[np.uint8]
     last: bool
@@ -68,8 +54,7 @@ class InlineRef:
         self._ready = ready
         self.payload = payload
         parts, nbytes = parts_of(payload)
-        layouts = tuple(Layout(p.name, str(p.dtype).removeprefix("torch."), p.shape, p.start) for p in parts)
-        self._head: Head | None = Head(Typed(payload.meta), layouts, nbytes)
+        self._head: PayloadLayout | None = PayloadLayout.of(payload, parts, nbytes)
         self.left = deque(piece for part in parts for piece in cut(part, PIECE_BYTES, MOST_ROWS))
         self._under_way: deque[tuple[Piece, Tensor, Event]] = deque()
 
@@ -146,18 +131,16 @@ class InlinePending:
         self._receiver = receiver
         self.head = piece.head
         self.memory = receiver.device.host_tensor((piece.head.nbytes,), torch.uint8)
-        self.complete = False
         self.received: Received | None = None
         self.add(piece)
 
     def add(self, piece: object) -> None:
         assert isinstance(piece, InlinePiece)
         self.memory.numpy()[piece.start : piece.start + len(piece.data)] = piece.data
-        self.complete = piece.last
+        if piece.last:
+            self.received = self._receiver.upload(self)
 
     def poll(self) -> Received | None:
-        if self.complete and self.received is None:
-            self.received = self._receiver.upload(self)
         return self.received
 
     def release(self, after: Event) -> None:
@@ -195,14 +178,9 @@ class InlineReceiver:
         self.released = []
 
     def upload(self, pending: InlinePending) -> Received:
-        head = pending.head
-        memory = self.device.empty((head.nbytes,), torch.uint8, self.stream)
+        memory = self.device.empty((pending.head.nbytes,), torch.uint8, self.stream)
         self.device.launch(self.stream, upload, memory, pending.memory)
-        tensors: dict[str, Tensor | PageSlice] = {}
-        for each in head.layouts:
-            dtype: torch.dtype = vars(torch)[each.dtype]
-            tensors[each.name] = view(memory, each.start, dtype, each.shape)
-        return Received(Payload(head.meta.value, tensors), self.device.record(self.stream))
+        return Received(pending.head.payload(memory), self.device.record(self.stream))
 
 
 class InlineConnector:

@@ -1,0 +1,1 @@
+"""A connector whose pieces carry the bytes of the tensors."""

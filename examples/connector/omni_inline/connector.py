@@ -1,0 +1,166 @@
+"""Connects any two stages of a host: the piece of a payload carries the bytes of its tensors.
+
+| memory | written by | read by | free when |
+|---|---|---|---|
+| the payload's | the producer's phases | the sender's copies | `InlineRef.freed` |
+| the sender's, on the host | the sender's copies | the engine, which sends the piece | the piece is sent |
+| the receiver's, on the host | `InlineReceiver.receive` | the receiver's copy | the copy is complete |
+| the receiver's, on its device | the receiver's copy | the consumer's phases | released, and `after` is done |
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.connector import EdgeEnd, Pending, Reach, Received, Receiver, Ref, Sender
+from omni.connector.pieces import PayloadLayout, cut, parts_of
+from omni.device import COMPLETED, Event
+from omni.payload import PageSlice, Payload
+from omni.payload.receiver import PayloadReceiver
+
+COPY_BYTES = 2**24
+COPY_ROWS = 4096
+
+
+class InlineAddress(msgspec.Struct, frozen=True):
+    """Nothing: the pieces bring all that the receiver needs."""
+
+
+class InlinePiece(msgspec.Struct, frozen=True):
+    """A whole payload."""
+
+    layout: PayloadLayout
+    data: NDArray[np.uint8]
+
+
+class InlineRef:
+    """A payload at its producer."""
+
+    def __init__(self, sender: "InlineSender", payload: Payload, ready: Event) -> None:
+        self.sent = False
+        parts, nbytes = parts_of(payload)
+        self._layout = PayloadLayout.of(payload, parts, nbytes)
+        self._host = sender.device.host_tensor((nbytes,), torch.uint8)
+        self._left = deque(piece for part in parts for piece in cut(part, COPY_BYTES, COPY_ROWS))
+        self._copied: Event = COMPLETED
+        self._copies = sender.copies
+        self._ready = ready
+        self._slices = [tensor for tensor in payload.tensors.values() if isinstance(tensor, PageSlice)]
+        self._aborted = False
+
+    @property
+    def released(self) -> bool:
+        return not self._left
+
+    @property
+    def freed(self) -> bool:
+        return not self._left and self._copied.done()
+
+    def pieces(self) -> Sequence[object]:
+        if self.sent or self._aborted or not self._ready.done():
+            return ()
+        while self._left and self._copies.ready and all(each.moved.done() for each in self._slices):
+            piece = self._left.popleft()
+            receipt = self._copies.receive([piece.transfer(self._host[piece.start :][: piece.nbytes])])
+            self._copied = receipt.end
+            receipt.check()
+        self.sent = self.freed
+        return (InlinePiece(self._layout, self._host.numpy()),) if self.sent else ()
+
+    def abort(self, reason: str) -> None:
+        self._aborted = True
+        self._left.clear()
+
+
+class InlineSender:
+    """The producer's end. It keeps no list of payloads, so it has nothing to give up or to close."""
+
+    def __init__(self, end: EdgeEnd) -> None:
+        self.address = InlineAddress()
+        self.device = end.device
+        self.copies = PayloadReceiver(end.device, end.device.stream(f"{end.edge}-send"), COPY_ROWS)
+
+    def send(self, payload: Payload, ready: Event) -> Ref:
+        return InlineRef(self, payload, ready)
+
+    def peer_lost(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class InlinePending:
+    """A payload at its consumer. memory: uint8 `[nbytes]`."""
+
+    def __init__(self, receiver: "InlineReceiver", memory: Tensor, received: Received) -> None:
+        self._receiver = receiver
+        self._memory = memory
+        self._received = received
+
+    def add(self, piece: object) -> None:
+        raise AssertionError("a payload has one piece")
+
+    def poll(self) -> Received | None:
+        return self._received
+
+    def release(self, after: Event) -> None:
+        self._receiver.released.append((after, self._memory))
+
+    def abort(self) -> None:
+        pass  # the copy into the memory runs on the stream that would use it next
+
+
+class InlineReceiver:
+    """The consumer's end. released: memory of payloads, which launched phases read until the event."""
+
+    def __init__(self, end: EdgeEnd) -> None:
+        self.released: list[tuple[Event, Tensor]] = []
+        self._device = end.device
+        self._stream = end.device.stream(f"{end.edge}-receive")
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.released)
+
+    def receive(self, piece: object) -> Pending:
+        assert isinstance(piece, InlinePiece)
+        host = self._device.host_tensor(piece.data.shape, torch.uint8)
+        host.numpy()[:] = piece.data
+        memory = self._device.empty(piece.data.shape, torch.uint8, self._stream)
+        self._device.launch(self._stream, copy_payload, memory, host)
+        received = Received(piece.layout.payload(memory), self._device.record(self._stream))
+        return InlinePending(self, memory, received)
+
+    def discard(self, piece: object) -> None:
+        pass
+
+    def tick(self) -> None:
+        self.released = [each for each in self.released if not each[0].done()]
+
+    def close(self) -> None:
+        self.released = []
+
+
+def copy_payload(into: Tensor, host: Tensor) -> None:
+    """The phase of the receiver."""
+    into.copy_(host, non_blocking=True)
+
+
+class InlineConnector:
+    reach = Reach.HOST
+    raw_device_tensors = False
+
+    def serves(self, producer: torch.device, consumer: torch.device) -> bool:
+        return True
+
+    def sender(self, end: EdgeEnd) -> Sender:
+        return InlineSender(end)
+
+    def receiver(self, end: EdgeEnd, address: object) -> Receiver:
+        return InlineReceiver(end)

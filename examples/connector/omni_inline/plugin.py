@@ -1,0 +1,9 @@
+"""What omni finds by entry point."""
+
+from omni import hookimpl
+from omni.plugin import ConnectorEntry
+
+
+@hookimpl
+def omni_connectors() -> list[ConnectorEntry]:
+    return [ConnectorEntry(name="inline", connector="omni_inline.connector:InlineConnector")]

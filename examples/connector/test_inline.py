@@ -1,0 +1,9 @@
+"""The connector keeps the contract, in one process and between two."""
+
+from omni.device.cpu import CpuDevice
+from omni.testing import check_connector
+from omni_inline.connector import InlineConnector
+
+
+def test_keeps_the_contract() -> None:
+    check_connector(InlineConnector, CpuDevice())
