@@ -22,7 +22,7 @@ from omni.engine import (
     open_checkpoint,
     resolve_pipeline,
 )
-from omni.errors import CheckpointError, ConfigError
+from omni.errors import CheckpointError
 from omni.frontend.base import Frontend
 from omni.frontend.build import build_frontend
 from omni.frontend.compile import SamplingCompiler
@@ -92,11 +92,8 @@ def _load(
     checkpoint = open_checkpoint(model if isinstance(model, str) else Path(model), plugins)
     plan = resolve_pipeline(checkpoint, plugins, layers)
     if isinstance(place, Device):
-        several = len(Placement.of(plan.pipeline, str(options.device)).places) > 1
-        if several and options.process == "thread":
-            problem = 'is "thread", and the stages are placed on several devices or processes'
-            raise ConfigError("engine.process", problem, 'leave it out, or set it to "process"')
-        if several:
+        places = len(Placement.of(plan.pipeline, str(options.device)).places)
+        if runs_in_process(options, place.torch_device, places):
             return _load_in_processes(model, layers, plugins, options, front)
     if isinstance(place, EngineGroup):
         place.load(str(checkpoint.path), plan.pipeline, plugins, options)

@@ -79,7 +79,7 @@ def make_report(model: str, target: Target, *, measure: bool) -> Report:
         folder=str(target.checkpoint.path),
         family=pipeline.family,
         device=str(engine.device),
-        process=len(placement.places) > 1 or runs_in_process(engine.options, engine.device),
+        process=runs_in_process(engine.options, engine.device, len(placement.places)),
         places=placement.places,
         dtype=engine.dtype,
         load_format=engine.options.load_format,

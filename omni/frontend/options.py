@@ -22,7 +22,7 @@ class FrontendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     media: MediaOptions = MediaOptions()
     control_tokens: ControlTokensIn = "text"
-    switch_interval: float | None = 0.0005
+    switch_interval: float | None = 0.00002
 
     def __post_init__(self) -> None:
         if self.switch_interval is not None and not 1e-5 <= self.switch_interval <= 1:

@@ -171,10 +171,15 @@ class EngineGroup:
             self._seats[place].engine.abort(tracked.part_id, error, tracked.number)
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
-        """See `Engine.check`. Raises LostPeerError if the process of a stage is gone."""
+        """See `Engine.check`. Raises LostPeerError if the process of a stage is gone for good. While it is being started again,
+        only the stage itself checks, when it opens the request."""
         for seat in self._seats.values():
-            own = {stage: params for stage, params in sampling.items() if self._first(stage) is seat}
-            if own:
+            own = {stage: params for stage, params in sampling.items() if self._checker(stage) is seat}
+            if not own:
+                continue
+            if seat.failure is not None:
+                raise type(seat.failure)(seat.failure.stage, seat.failure.doing, seat.failure.problem)
+            with suppress(LostPeerError):
                 seat.engine.check(own, {stage: fields[stage] for stage in own})
 
     def longest_prompt(self, stage: str) -> int | None:
@@ -244,7 +249,7 @@ class EngineGroup:
             if failure is None:
                 self._send(tracked, seats, places if len(seats) > 1 else {})
         if failure is not None:
-            self._finish(tracked, RequestFailed(StageError(failure.stage, failure.doing, failure.problem)))
+            self._finish(tracked, RequestFailed(type(failure)(failure.stage, failure.doing, failure.problem)))
 
     def _send(self, tracked: _Tracked, seats: Mapping[str, _Seat], places: Mapping[str, str]) -> None:
         """Under the lock, so that requests reach every engine in the order of their numbers."""
@@ -329,6 +334,11 @@ class EngineGroup:
     def _first(self, stage: str) -> _Seat:
         return self._seats[self._placement.stages[stage][0]]
 
+    def _checker(self, stage: str) -> _Seat:
+        """The engine that checks parameters of a stage: the first of its replicas that is up."""
+        seats = [self._seats[place] for place in self._placement.stages[stage]]
+        return next((seat for seat in seats if seat.up), seats[0])
+
     def _load(self, seat: _Seat, engine: RemoteEngine) -> None:
         options = self._options
         if options.timeline is not None and len(self._seats) > 1:
@@ -395,6 +405,9 @@ class EngineGroup:
 
     def _replace(self, seat: _Seat) -> None:
         engine = RemoteEngine()
+        same = [each for each in self._seats.values() if device_of(each.place) == device_of(seat.place)]
+        # The engines that run hold their parts of the device already.
+        seat.share = DeviceShare(sum(each.up for each in same), len(same))
         try:
             self._load(seat, engine)
             engine.ready()

@@ -11,12 +11,16 @@ from omni.errors import ConfigError
 _SUPPORTED = sys.platform == "linux" and bool(sys.executable)
 
 
-def runs_in_process(options: EngineOptions, device: torch.device) -> bool:
-    """By `engine.process`. Raises ConfigError for `"process"` where it is not supported."""
+def runs_in_process(options: EngineOptions, device: torch.device, places: int = 1) -> bool:
+    """By `engine.process`, and by the number of places of its stages. Raises ConfigError for `"thread"` with several
+    places, and for `"process"` where it is not supported."""
     if options.process == "process" and not _SUPPORTED:
         raise ConfigError(
             "engine.process", "is not supported here: it needs Linux and a Python interpreter", 'use "thread"'
         )
+    if options.process == "thread" and places > 1:
+        problem = 'is "thread", and the stages are placed on several devices or processes'
+        raise ConfigError("engine.process", problem, 'leave it out, or set it to "process"')
     if options.process == "auto":
-        return _SUPPORTED and device.type == "cuda"
+        return _SUPPORTED and (device.type == "cuda" or places > 1)
     return options.process == "process"

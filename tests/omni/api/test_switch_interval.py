@@ -25,20 +25,20 @@ def interval() -> float:
 
 def test_it_is_lower_while_a_model_is_open(model: Path, own: float) -> None:
     with opened(model):
-        assert interval() == 0.0005
-        with opened(model, **{"frontend.switch_interval": 0.0001}):
-            assert interval() == 0.0001
-        assert interval() == 0.0005
+        assert interval() == 0.00002
+        with opened(model, **{"frontend.switch_interval": 0.00001}):
+            assert interval() == 0.00001
+        assert interval() == 0.00002
     assert interval() == own
 
 
 def test_it_stays_where_the_program_or_the_setting_says_so(model: Path, own: float) -> None:
     with opened(model, **{"frontend.switch_interval": None}):
         assert interval() == own
-    sys.setswitchinterval(0.0002)
+    sys.setswitchinterval(0.00001)
     with opened(model):
-        assert interval() == 0.0002
-    assert interval() == 0.0002
+        assert interval() == 0.00001
+    assert interval() == 0.00001
 
 
 def test_a_wrong_one_is_refused(model: Path) -> None:
