@@ -11,19 +11,19 @@ from pathlib import Path
 
 from omni.api.request import Request, RequestHandle
 from omni.device.ring import HostSlot
-from omni.engine.host import HostRef
+from omni.engine.host import HostPending
 from omni.engine.orchestrator import ActiveRequest
-from omni.engine.route import Route
+from omni.engine.route import InRoute, OutRoute
 from omni.stage import Lease, Produced
 from omni_ar.run.blocks import BlockTable
 from omni_ar.run.request import ArRequest
 from omni_diffusion.request import DiffusionRequest
 from omni_encoder.jobs import EncoderRequest
-from omni_local.connector import LocalRef
+from omni_local.connector import LocalPending, LocalRef
 from omni_vocoder.request import VocoderRequest
 
 _RECORDS = (
-    *(Request, RequestHandle, ActiveRequest, Route, Produced, Lease, HostRef, LocalRef),
+    *(Request, RequestHandle, ActiveRequest, OutRoute, InRoute, Produced, Lease, HostPending, LocalRef, LocalPending),
     *(ArRequest, BlockTable, DiffusionRequest, EncoderRequest, VocoderRequest),
 )
 
