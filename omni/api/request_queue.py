@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
@@ -126,6 +127,13 @@ class PreparingThread:
             del request
 
 
+class _UnderWay(threading.local):
+    """Effects that a thread is calling. Those that follow from one are called after it, not in it: an engine that is gone
+    refuses a request at once, which lets the next one go to it, and so on for all that wait."""
+
+    effects: "deque[Effect] | None" = None
+
+
 class RequestQueue:
     """Downloads media of requests, has threads prepare them, and submits them to the engine; each by priority, then arrival.
 
@@ -152,6 +160,7 @@ class RequestQueue:
         self._downloads = downloads
         self._executor = executor
         self._lock = threading.Lock()
+        self._under_way = _UnderWay()
         self._admission: Admission[Request] = Admission(
             limits.max_active_requests, limits.max_waiting_requests, limits.max_waiting_bytes, THREADS + 1
         )
@@ -210,11 +219,18 @@ class RequestQueue:
             if not self._closed:
                 effects += [*self._begin_downloads(), *self._submit_ready()]
                 self._assign_threads()
-        for effect in effects:
-            try:
-                effect()
-            except BaseException:  # the other requests are notified all the same
-                _log.exception("a request could not be notified")
+        if self._under_way.effects is not None:
+            self._under_way.effects += effects
+            return
+        left = self._under_way.effects = deque(effects)
+        try:
+            while left:
+                try:
+                    left.popleft()()
+                except BaseException:  # the other requests are notified all the same
+                    _log.exception("a request could not be notified")
+        finally:
+            self._under_way.effects = None
 
     def _add(self, request: Request) -> Iterable[Effect]:
         request.handles = {name: handle for name, handle in request.handles.items() if not handle.finished}

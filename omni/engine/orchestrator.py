@@ -268,8 +268,9 @@ class Orchestrator:
             if here is not None:
                 local = active.outs.get(edge.name)
                 here.producer = local or RemoteProducer(self._ends.link(producer), request.id, edge.name)
-        except KeyError as error:  # no engine is connected there
-            raise LostPeerError(edge.name, "opening its route", f"no engine runs on {error.args[0]}") from None
+        except KeyError:  # no engine is connected there
+            far_stage, at = (edge.producer, producer) if consumer == self._place else (edge.consumer, consumer)
+            raise LostPeerError(far_stage, "opening a route", f"no engine runs on {at}") from None
 
     def _adapter(self, request: EngineRequest, edge: Edge) -> Adapter:
         try:

@@ -1,71 +1,43 @@
-"""Engines in processes of their own, one for each place: starts them, splits requests among them, and starts an engine
-again whose process ended."""
+"""Engines in processes of their own, one for each place: splits requests among them."""
 
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
 
 from omni.engine import (
     EngineOptions,
     EngineOutput,
     EngineRequest,
-    Placement,
     RequestFailed,
     RequestFinished,
     Sink,
     StageFinished,
     StageMemory,
     StageOutput,
-    device_of,
 )
-from omni.engine.memory import DeviceShare
 from omni.engine.request import SafeSink
-from omni.errors import LostPeerError, OmniError, StageError, known
-from omni.ipc import Channel
+from omni.errors import LostPeerError, OmniError, StageError
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
-from omni.process.messages import Start
-from omni.process.remote import RemoteEngine
-from omni.process.timelines import merge_timelines, part_of
+from omni.process.seats import Seats
+from omni.process.timelines import merge_timelines
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
 
 _log = logging.getLogger(__name__)
 
-_STEADY_SECONDS = 60.0
-"""An engine that ran this long before its process ended is given all its restarts again."""
-AnswerT = TypeVar("AnswerT")
-
-
-@dataclass(slots=True)
-class _Seat:
-    """A place and its engine. engine: the present one, or the last. up: whether it takes requests.
-
-    failure: why it never will again.
-    """
-
-    place: str
-    stages: tuple[str, ...]
-    share: DeviceShare
-    engine: RemoteEngine
-    up: bool = False
-    since: float = 0.0
-    restarts: int = 0
-    failure: StageError | None = None
-    active: int = 0
-
 
 @dataclass(slots=True, eq=False)
 class _Tracked:
-    """A request. parts: places whose engines have not ended it. awaited: stages with a wanted output that are not done.
+    """A request. lock: taken before that of the seats. places: of its stages, if they are several.
 
+    parts: places whose engines have not ended it. awaited: stages with a wanted output that are not done.
     attempt: its number, from 0; outputs of earlier attempts are dropped. started: whether the user was given an output.
+    lost: what an engine said of another one, which has yet to confirm it.
     """
 
     request: EngineRequest
@@ -73,10 +45,13 @@ class _Tracked:
     lock: threading.RLock = field(default_factory=threading.RLock)
     number: int = 0
     attempt: int = 0
+    places: Mapping[str, str] = field(default_factory=dict)
     parts: set[str] = field(default_factory=set)
     awaited: set[str] = field(default_factory=set)
     started: bool = False
     over: bool = False
+    lost: LostPeerError | None = None
+    aborted: OmniError | None = None
 
     @property
     def part_id(self) -> str:
@@ -90,25 +65,22 @@ class EngineGroup:
     from every engine directly. The group decides when the request is over, and ends its parts elsewhere.
 
     If a process ends, requests that used it start again from their prompt if nothing of them was given to the user, and
-    fail with a LostPeerError otherwise. `_lock` guards seats and requests; a request's own lock orders its outputs.
+    fail with a LostPeerError otherwise. The seats' lock guards the collections of requests and their places; a
+    request's own lock orders its outputs.
     """
 
     def __init__(self) -> None:
         """Starts the first process, which imports what it needs while this one reads settings and files."""
-        self._early: RemoteEngine | None = RemoteEngine()
-        self._seats: dict[str, _Seat] = {}
+        self._seats = Seats(self._place_waiting)
         self._tracked: dict[str, _Tracked] = {}
         self._waiting: list[_Tracked] = []
-        self._lock = threading.RLock()
         self._numbers = itertools.count(1)
-        self._closing = threading.Event()
-        self._restarting: list[threading.Thread] = []
         self.memory: Mapping[str, StageMemory] = {}
 
     @property
     def pids(self) -> Mapping[str, int]:
         """The ids of the processes, by place."""
-        return {place: seat.engine.pid for place, seat in self._seats.items()}
+        return {place: seat.engine.pid for place, seat in self._seats.by_place.items()}
 
     @property
     def takes_text_rules(self) -> bool:
@@ -116,35 +88,15 @@ class EngineGroup:
 
     def load(self, checkpoint: str, pipeline: Pipeline, plugins: Plugins, options: EngineOptions) -> None:
         """Has the processes load a checked pipeline. Returns at once; `ready` waits for it."""
-        assert options.device is not None, "the caller chose it"
         self._pipeline, self._options = pipeline, options
-        self._placement = Placement.of(pipeline, options.device)
-        self._start_of = partial(Start.of, checkpoint, pipeline, plugins)
-        devices = [device_of(place) for place in self._placement.places]
-        for index, place in enumerate(self._placement.places):
-            device = devices[index]
-            share = DeviceShare(devices[:index].count(device), devices.count(device))
-            stages = tuple(stage.name for stage in pipeline.order() if place in self._placement.stages[stage.name])
-            engine, self._early = self._early or RemoteEngine(), None
-            self._seats[place] = _Seat(place, stages, share, engine)
-        for seat in self._seats.values():
-            if not seat.share.index:
-                self._load(seat, seat.engine)
+        self._placement = self._seats.load(checkpoint, pipeline, plugins, options)
 
     def ready(self) -> None:
         """Waits until all stages are loaded and the engines are connected. Raises the first error, with the type and text that
         it has in its process."""
-        for turn in range(max(seat.share.engines for seat in self._seats.values())):
-            seats = [seat for seat in self._seats.values() if seat.share.index == turn]
-            for seat in seats if turn else ():
-                self._load(seat, seat.engine)
-            for seat in seats:
-                seat.engine.ready()
-        for seat in self._seats.values():
-            self._begin(seat)
-        for first, second in self._neighbours():
-            self._connect(first, second)
-        self.memory = {stage: seat.engine.memory[stage] for seat in self._seats.values() for stage in seat.stages}
+        self._seats.ready()
+        seats = self._seats.by_place.values()
+        self.memory = {stage: seat.engine.memory[stage] for seat in seats for stage in seat.stages}
 
     def start(self) -> None:
         """No effect: the engines run."""
@@ -152,131 +104,132 @@ class EngineGroup:
     def submit(self, request: EngineRequest, sink: Sink) -> None:
         """See `Engine.submit`."""
         tracked = _Tracked(request, SafeSink(request.id, sink))
-        with self._lock:
+        with self._seats.lock:
             if request.id in self._tracked:
                 raise AssertionError(f"request id {request.id!r} is in use")
             self._tracked[request.id] = tracked
         self._place(tracked)
 
     def abort(self, request_id: str, error: OmniError) -> None:
-        """See `Engine.abort`."""
-        tracked = self._tracked.get(request_id)
-        if tracked is None:
-            return
-        with self._lock:
+        """See `Engine.abort`. The caller may hold a lock that the request's sink takes, so the sink is called elsewhere."""
+        with self._seats.lock:
+            tracked = self._tracked.get(request_id)
+            if tracked is None or tracked.aborted is not None:
+                return
+            tracked.aborted = error
             waits = tracked in self._waiting
+            if waits:
+                self._waiting.remove(tracked)
+            for place in list(tracked.parts):
+                self._seats.by_place[place].engine.abort(tracked.part_id, error, tracked.number)
         if waits:
-            self._finish(tracked, RequestFailed(error))
-        for place in list(tracked.parts):
-            self._seats[place].engine.abort(tracked.part_id, error, tracked.number)
+            ending = (tracked, RequestFailed(error))
+            threading.Thread(target=self._finish, args=ending, name="omni-abort", daemon=True).start()
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
-        """See `Engine.check`. Raises LostPeerError if the process of a stage is gone for good. While it is being started again,
-        only the stage itself checks, when it opens the request."""
-        for seat in self._seats.values():
-            own = {stage: params for stage, params in sampling.items() if self._checker(stage) is seat}
-            if not own:
-                continue
-            if seat.failure is not None:
-                raise type(seat.failure)(seat.failure.stage, seat.failure.doing, seat.failure.problem)
+        """See `Engine.check`. Raises StageError if the engine of a stage cannot be started again. While it is being
+        started again nothing is checked here: the engine checks the request when it comes."""
+        asked: dict[str, dict[str, SamplingParams]] = {}
+        for stage, params in sampling.items():
+            with self._seats.lock:
+                seats = self._seats.of_stage(stage)
+                up = next((seat for seat in seats if seat.up), None)
+                failure = None if any(seat.failure is None for seat in seats) else seats[0].failure
+            if failure is not None:
+                raise _again(failure)
+            if up is not None:
+                asked.setdefault(up.place, {})[stage] = params
+        for place, own in asked.items():
             with suppress(LostPeerError):
-                seat.engine.check(own, {stage: fields[stage] for stage in own})
+                self._seats.by_place[place].engine.check(own, {stage: fields[stage] for stage in own})
 
     def longest_prompt(self, stage: str) -> int | None:
         """See `Engine.longest_prompt`."""
-        return self._first(stage).engine.longest_prompt(stage)
+        return self._seats.of_stage(stage)[0].engine.longest_prompt(stage)
 
     def usage(self) -> Mapping[str, StageUsage]:
         """See `Engine.usage`. Those of replicas are added up."""
-        return _sums(seat.engine.usage() for seat in self._seats.values())
+        return _sums(seat.engine.usage() for seat in self._seats.by_place.values())
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """See `Engine.counters`. Those of replicas are added up. An engine that was started again counts from 0."""
-        return _sums(seat.engine.counters() for seat in self._seats.values())
+        return _sums(seat.engine.counters() for seat in self._seats.by_place.values())
 
     @property
     def idle(self) -> bool:
         """See `Engine.idle`."""
-        return not self._tracked and all(seat.engine.idle for seat in self._seats.values())
+        return not self._tracked and all(seat.engine.idle for seat in self._seats.by_place.values())
 
     def close(self) -> None:
         """See `Engine.close`. The processes have exited when this returns."""
-        self._closing.set()
-        for thread in list(self._restarting):
-            thread.join()
-        with self._lock:
+        self._seats.stop()
+        with self._seats.lock:
             waiting, self._waiting = self._waiting, []
         for tracked in waiting:
-            self._finish(tracked, RequestFailed(StageError("engine", "closing", "the engine was closed")))
-        first: BaseException | None = None
-        for step in (*(seat.engine.close for seat in self._seats.values()), self._kill_early, self._merge_timelines):
-            try:
-                step()
-            except Exception as error:
-                if first is None:
-                    first = error
-                else:
-                    _log.error("a further part of the engine could not be closed", exc_info=error)
-        if first is not None:
-            raise first
+            self._finish(tracked, RequestFailed(_closed()))
+        try:
+            self._seats.close()
+        finally:
+            self._merge_timelines()
 
     def kill(self) -> None:
         """Ends the processes of a model that could not be loaded."""
-        self._closing.set()
-        self._kill_early()
-        for seat in self._seats.values():
-            with suppress(Exception):  # the error that it could not be loaded for says more
-                seat.engine.close()
+        self._seats.kill()
 
     # Requests.
 
     def _place(self, tracked: _Tracked) -> None:
         """Sends a request to its engines; it waits if one of them is being started again."""
+        with tracked.lock:
+            with self._seats.lock:
+                failure = None if tracked.over else tracked.aborted or self._send(tracked)
+            if failure is not None:
+                self._finish(tracked, RequestFailed(failure))
+
+    def _send(self, tracked: _Tracked) -> OmniError | None:
+        """Under the lock, so that requests reach every engine in the order of their numbers. Returns why it cannot run."""
         request = tracked.request
         stages = self._pipeline.active(request.modalities, request.inputs)
-        with self._lock:
-            load = {place: seat.active if seat.up else seat.active + 2**32 for place, seat in self._seats.items()}
-            places = self._placement.place_request(self._pipeline, stages, load)
-            seats = {place: self._seats[place] for place in dict.fromkeys(places.values())}
-            if not seats:  # the engine says what is wrong with the request
-                seats = dict(itertools.islice(self._seats.items(), 1))
-            failure = next((seat.failure for seat in seats.values() if seat.failure is not None), None)
-            if failure is None and self._closing.is_set():
-                failure = StageError("engine", "closing", "the engine was closed")
-            if failure is None and not all(seat.up for seat in seats.values()):
-                self._waiting.append(tracked)
-                return
-            if failure is None:
-                self._send(tracked, seats, places if len(seats) > 1 else {})
+        everything = self._seats.by_place
+        load = {place: seat.engine.requests + 2**32 * (not seat.up) for place, seat in everything.items()}
+        places = self._placement.place_request(self._pipeline, stages, load)
+        # Without a stage, the engine says what is wrong with the request.
+        seats = [everything[place] for place in dict.fromkeys(places.values())] or list(everything.values())[:1]
+        failure = next((seat.failure for seat in seats if seat.failure is not None), None)
         if failure is not None:
-            self._finish(tracked, RequestFailed(type(failure)(failure.stage, failure.doing, failure.problem)))
-
-    def _send(self, tracked: _Tracked, seats: Mapping[str, _Seat], places: Mapping[str, str]) -> None:
-        """Under the lock, so that requests reach every engine in the order of their numbers."""
-        request = tracked.request
-        tracked.number = next(self._numbers)
-        tracked.parts = set(seats)
+            return _again(failure)
+        if self._seats.closing.is_set():
+            return _closed()
+        if not all(seat.up for seat in seats):
+            self._waiting.append(tracked)
+            return None
+        tracked.number, tracked.lost = next(self._numbers), None
+        tracked.places = places if len(seats) > 1 else {}
         wanted = {output.stage for output in self._pipeline.outputs if output.modality in request.modalities}
-        tracked.awaited = wanted if places else set()
-        for place, seat in seats.items():
-            inputs = {stage: given for stage, given in request.inputs.items() if places.get(stage, place) == place}
-            rules = {stage: given for stage, given in request.text_rules.items() if places.get(stage, place) == place}
-            part = replace(
-                request,
-                id=tracked.part_id,
-                inputs=inputs,
-                text_rules=rules,
-                number=tracked.number,
-                places=places,
-            )
-            seat.active += 1
-            seat.engine.submit(part, partial(self._take, tracked, tracked.attempt, place))
+        tracked.awaited = wanted if tracked.places else set()
+        # All of them: if one cannot be sent, the others' engines drop what they got for it.
+        tracked.parts = {seat.place for seat in seats}
+        for seat in seats:
+            part, take = self._part(tracked, seat.place), partial(self._take, tracked, tracked.attempt, seat.place)
+            error = seat.engine.submit(part, take)
+            if error is not None:
+                return error
+        return None
+
+    def _part(self, tracked: _Tracked, place: str) -> EngineRequest:
+        """The request for the engine on a place."""
+        request, places = tracked.request, tracked.places
+        return replace(
+            request,
+            id=tracked.part_id,
+            inputs={stage: given for stage, given in request.inputs.items() if places.get(stage, place) == place},
+            text_rules={s: given for s, given in request.text_rules.items() if places.get(s, place) == place},
+            number=tracked.number,
+            places=places,
+        )
 
     def _take(self, tracked: _Tracked, attempt: int, place: str, output: EngineOutput) -> None:
         """An output of a part, on the listener of its engine."""
-        if isinstance(output, RequestFinished | RequestFailed):
-            with self._lock:
-                self._seats[place].active -= 1
         with tracked.lock:
             if tracked.over or attempt != tracked.attempt:
                 return
@@ -292,19 +245,28 @@ class EngineGroup:
                         self._finish(tracked, output=RequestFinished())
                 case RequestFinished():
                     tracked.parts.discard(place)
-                    if not tracked.parts:
+                    if tracked.lost is not None:
+                        self._lose(tracked, place, tracked.lost)
+                    elif not tracked.parts:
                         self._finish(tracked, output)
                 case RequestFailed(LostPeerError() as error):
                     tracked.parts.discard(place)
-                    self._lose(tracked, error)
+                    self._lose(tracked, place, error)
                 case RequestFailed():
                     tracked.parts.discard(place)
                     self._finish(tracked, output)
 
-    def _lose(self, tracked: _Tracked, error: LostPeerError) -> None:
-        """Starts a request again that lost an engine, if nothing of it was given out."""
-        if tracked.started or tracked.attempt >= self._options.restarts or self._closing.is_set():
-            self._finish(tracked, RequestFailed(error))
+    def _lose(self, tracked: _Tracked, place: str, error: LostPeerError) -> None:
+        """Starts a request again that lost an engine, if nothing of it was given out.
+
+        place: of the engine that says so. If it says so of another, that one will too, and why; then it is known not to run.
+        """
+        if tracked.places.get(error.stage, place) in tracked.parts:
+            tracked.lost = error
+            return
+        final = tracked.started or tracked.attempt >= self._options.restarts or self._seats.closing.is_set()
+        if final or tracked.aborted is not None:
+            self._finish(tracked, RequestFailed(tracked.aborted or error))
             return
         self._end_parts(tracked, error)
         tracked.attempt += 1
@@ -318,138 +280,33 @@ class EngineGroup:
             tracked.over = True
             error = output.error if isinstance(output, RequestFailed) else None
             self._end_parts(tracked, error or StageError("engine", "ending a request", "its outputs were given"))
-        with self._lock:
-            self._tracked.pop(tracked.request.id, None)
-            if tracked in self._waiting:
-                self._waiting.remove(tracked)
+            with self._seats.lock:
+                self._tracked.pop(tracked.request.id, None)
         tracked.sink.finish(output)
 
     def _end_parts(self, tracked: _Tracked, error: OmniError) -> None:
         for place in tracked.parts:
-            self._seats[place].engine.abort(tracked.part_id, error, tracked.number)
+            self._seats.by_place[place].engine.abort(tracked.part_id, error, tracked.number)
         tracked.parts = set()
 
-    # Engines.
-
-    def _first(self, stage: str) -> _Seat:
-        return self._seats[self._placement.stages[stage][0]]
-
-    def _checker(self, stage: str) -> _Seat:
-        """The engine that checks parameters of a stage: the first of its replicas that is up."""
-        seats = [self._seats[place] for place in self._placement.stages[stage]]
-        return next((seat for seat in seats if seat.up), seats[0])
-
-    def _load(self, seat: _Seat, engine: RemoteEngine) -> None:
-        options = self._options
-        if options.timeline is not None and len(self._seats) > 1:
-            options = part_of(options, seat.place)
-        engine.load(self._start_of(options, seat.place, seat.share), seat.stages)
-
-    def _begin(self, seat: _Seat) -> None:
-        seat.engine.start(partial(self._died, seat, seat.engine))
-        with self._lock:
-            seat.up, seat.since = True, time.monotonic()
-
-    def _neighbours(self) -> Iterator[tuple[_Seat, _Seat]]:
-        """Pairs of places with an edge between them."""
-        pairs = {pair for edge in self._pipeline.edges for pair in self._placement.pairs(edge)}
-        for first, second in itertools.combinations(self._seats.values(), 2):
-            if {(first.place, second.place), (second.place, first.place)} & pairs:
-                yield first, second
-
-    def _connect(self, first: _Seat, second: _Seat) -> None:
-        """Raises the error of either engine."""
-        ends = Channel.pair()
-        asked = [first.engine.connect(second.place, ends[0]), second.engine.connect(first.place, ends[1])]
-        for answer in [each.result() for each in asked]:
-            if answer is None:
-                raise LostPeerError(", ".join(first.stages), "connecting", "a process has ended")
-            if answer.error is not None:
-                raise answer.error.rebuild("connecting")
-
-    def _died(self, seat: _Seat, engine: RemoteEngine, error: StageError) -> None:
-        """On the listener of the engine, before its requests fail."""
-        with self._lock:
-            if seat.engine is not engine or self._closing.is_set():
-                return
-            seat.up = False
-            if time.monotonic() - seat.since >= _STEADY_SECONDS:
-                seat.restarts = 0
-            thread = threading.Thread(
-                target=self._restart, args=(seat, error), name=f"omni-restart-{seat.place}", daemon=True
-            )
-            self._restarting.append(thread)
-            thread.start()
-
-    def _restart(self, seat: _Seat, error: StageError) -> None:
-        try:
-            while not self._closing.is_set():
-                if seat.restarts >= self._options.restarts:
-                    self._give_up(seat, error)
-                    return
-                delay = self._options.restart_seconds * 2**seat.restarts
-                seat.restarts += 1
-                _log.warning("%s: %s; it is started again in %.1f s", seat.place, error, delay)
-                if self._closing.wait(delay):
-                    return
-                try:
-                    self._replace(seat)
-                except Exception as failure:  # the next try, or the last error, says so
-                    again = known(", ".join(seat.stages), "starting its process again", failure)
-                    error = again if isinstance(again, StageError) else StageError(seat.place, "starting", str(again))
-                else:
-                    return
-        finally:
-            with self._lock:
-                self._restarting.remove(threading.current_thread())
-
-    def _replace(self, seat: _Seat) -> None:
-        engine = RemoteEngine()
-        same = [each for each in self._seats.values() if device_of(each.place) == device_of(seat.place)]
-        # The engines that run hold their parts of the device already.
-        seat.share = DeviceShare(sum(each.up for each in same), len(same))
-        try:
-            self._load(seat, engine)
-            engine.ready()
-        except BaseException:
-            engine.kill()
-            raise
-        with self._lock:
-            if self._closing.is_set():
-                engine.kill()
-                return
-            seat.engine = engine
-            seat.active = 0
-        engine.start(partial(self._died, seat, engine))
-        for first, second in self._neighbours():
-            other = second if first is seat else first
-            if seat in (first, second) and other.up:
-                self._connect(first, second)
-        with self._lock:
-            seat.up, seat.since = True, time.monotonic()
-        self._place_waiting()
-
-    def _give_up(self, seat: _Seat, error: StageError) -> None:
-        problem = f"{error.problem}; it was started again {seat.restarts} times: load the model again"
-        with self._lock:
-            seat.failure = type(error)(error.stage, error.doing, problem)
-        _log.error("%s: %s", seat.place, seat.failure)
-        self._place_waiting()
-
     def _place_waiting(self) -> None:
-        with self._lock:
+        with self._seats.lock:
             waiting, self._waiting = self._waiting, []
         for tracked in waiting:
             self._place(tracked)
 
-    def _kill_early(self) -> None:
-        early, self._early = self._early, None
-        if early is not None:
-            early.kill()
-
     def _merge_timelines(self) -> None:
-        if self._seats and self._options.timeline is not None and len(self._seats) > 1:
-            merge_timelines(self._options, list(self._seats))
+        if len(self._seats.by_place) > 1 and self._options.timeline is not None:
+            merge_timelines(self._options, list(self._seats.by_place))
+
+
+def _again(error: StageError) -> StageError:
+    """The same: a raised error keeps the frames it went through."""
+    return type(error)(error.stage, error.doing, error.problem)
+
+
+def _closed() -> StageError:
+    return StageError("engine", "closing", "the engine was closed")
 
 
 def _sums(parts: Iterator[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:

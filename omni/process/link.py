@@ -56,18 +56,15 @@ class ChannelLink:
             _log.debug("messages to another engine wait: %s", error)
 
     def take(self) -> Sequence[PeerMessage]:
-        taken: list[PeerMessage] = []
         try:
-            while (received := self._channel.receive(block=False)) is not None:
-                taken += [self._codec.decode(body, None) for body in received[0].messages]
+            # One packet: behind it may come the next, and so on, from an engine that is faster than this one.
+            received = self._channel.receive(block=False)
+            return [self._codec.decode(body, None) for body in received[0].messages] if received is not None else []
         except ChannelClosed as error:
-            if taken:
-                return taken
             raise LinkClosed(str(error)) from error
         except (Undecodable, msgspec.MsgspecError, ImportError, TypeError) as error:
             _log.exception("a message of another engine cannot be read")
             raise LinkClosed(str(error)) from error
-        return taken
 
     def close(self) -> None:
         if not self._closed:

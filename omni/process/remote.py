@@ -92,11 +92,6 @@ class RemoteEngine:
         """The id of the engine's process."""
         return self._process.pid
 
-    @property
-    def takes_text_rules(self) -> bool:
-        """True: the engine's process builds rules."""
-        return True
-
     def load(self, start: Start, stages: Iterable[str]) -> None:
         """Has the process load stages of a checked pipeline; returns at once. `ready` reports a process that is gone."""
         self.name = ", ".join(stages)
@@ -128,26 +123,28 @@ class RemoteEngine:
         listener.start()
         self._listener = listener
 
-    def submit(self, request: EngineRequest, sink: Sink) -> None:
-        """See `Engine.submit`. A request that cannot be sent fails at once."""
-        safe = SafeSink(request.id, sink)
+    @property
+    def requests(self) -> int:
+        """Requests that are not finished."""
+        return len(self._sinks)
+
+    def submit(self, request: EngineRequest, sink: Sink) -> OmniError | None:
+        """See `Engine.submit`. Returns why a request cannot be sent; its sink gets nothing then."""
         with self._gate:
-            failure: OmniError | None = self._failure_now()
-            if failure is None:
-                if request.id in self._sinks:
-                    raise AssertionError(f"request id {request.id!r} is in use")
-                self._sinks[request.id] = safe
-        if failure is None:
-            try:
-                self._channel.send(Submit.of(request))
-            except ChannelClosed:
-                return  # the listener fails every request
-            except Exception as error:
-                failure = known("engine", "sending a request to its process", error)
-                if self._pop(request.id) is None:
-                    return
-        if failure is not None:
-            safe.finish(RequestFailed(failure))
+            failure = self._failure_now()
+            if failure is not None:
+                return failure
+            if request.id in self._sinks:
+                raise AssertionError(f"request id {request.id!r} is in use")
+            self._sinks[request.id] = SafeSink(request.id, sink)
+        try:
+            self._channel.send(Submit.of(request))
+        except ChannelClosed:
+            pass  # the listener fails every request
+        except Exception as error:
+            if self._pop(request.id) is not None:
+                return known("engine", "sending a request to its process", error)
+        return None
 
     def abort(self, request_id: str, error: OmniError, number: int = 0) -> None:
         """See `Engine.abort`. number: of the request."""
@@ -208,6 +205,10 @@ class RemoteEngine:
             error, self._close_error = self._close_error, None
         if error is not None:
             raise error.rebuild("closing")
+
+    def give_up(self) -> None:
+        """Ends the process, so that `ready` raises. Any thread."""
+        self._process.kill()
 
     def kill(self) -> None:
         """Ends the process at once. Only before `start`."""

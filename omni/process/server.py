@@ -109,6 +109,8 @@ class EngineServer:
             commands += self._finish_building(*self._built.popleft())
         while (received := self._receive()) is not None:
             commands += self._commands(*received)
+        while self._local:  # of messages that were refused
+            commands.append(self._local.popleft())
         return commands
 
     @property
@@ -177,9 +179,10 @@ class EngineServer:
     def _refuse(self, error: Undecodable) -> None:
         """Fails the request or the question of a message that cannot be decoded, and nothing else."""
         match error.raw:
-            case ["Submit", str(request_id), *_]:
+            case ["Submit", str(request_id), *_, int(number), _]:
                 failure = known("engine", "taking a request in its process", error.__cause__ or error)
                 self._outputs.append(FinishedOut(request_id, ErrorData.of(failure)))
+                self._local.append(AbortRequest(request_id, failure, number))
             case ["Check" | "Connect", int(number), *_]:
                 self._answers.append(Answer(number, error=ErrorData.of(error)))
             case _:
@@ -233,6 +236,10 @@ class EngineServer:
     def _submit(self, message: Submit) -> Sequence[EngineCommand]:
         request = message.request()
         sink = SafeSink(request.id, self._sink(request.id))
+        try:
+            self._check_request(request)
+        except Exception as error:
+            return _refused(request, sink, known("engine", "checking a request", error))
         if not message.text_rules:
             return [SubmitRequest(request, sink)]
         self._building[request.id] = _Building(request, sink, [])
@@ -241,11 +248,16 @@ class EngineServer:
             return []
         return self._finish_building(request.id, self._build(message.text_rules))
 
+    def _check_request(self, request: EngineRequest) -> None:
+        """Before it was sent, another engine may have checked it, or none."""
+        assert self._engine is not None
+        own = {stage: params for stage, params in request.sampling.items() if stage in self._engine.memory}
+        self._engine.check(own, {stage: f"{stage}.sampling" for stage in own})
+
     def _finish_building(self, request_id: str, rules: dict[str, HostRules] | OmniError) -> Sequence[EngineCommand]:
         building = self._building.pop(request_id)
         if isinstance(rules, OmniError):
-            building.sink.finish(RequestFailed(rules))
-            return []
+            return _refused(building.request, building.sink, rules)
         return [SubmitRequest(replace(building.request, rules=rules), building.sink), *building.commands]
 
     def _build(self, rules: dict[str, TextRules]) -> dict[str, HostRules] | OmniError:
@@ -290,3 +302,9 @@ class EngineServer:
 
     def _add(self, output: Out) -> None:
         self._outputs.append(output)
+
+
+def _refused(request: EngineRequest, sink: SafeSink, error: OmniError) -> Sequence[EngineCommand]:
+    """Ends a request that the engine does not get. It drops what other engines sent for it."""
+    sink.finish(RequestFailed(error))
+    return [AbortRequest(request.id, error, request.number)]

@@ -303,7 +303,7 @@ class ToneKind:
 
 @cache
 def echo_plugins() -> Plugins:
-    return load_plugins([POINT, *own_entry_points("local")])
+    return load_plugins([POINT, *own_entry_points("local", "shm", "cuda_ipc")])
 
 
 def echo_model(directory: Path, *, speaks: bool = True) -> Path:

@@ -11,7 +11,7 @@ from omni.api.serial_executor import SerialExecutor
 from omni.api.session import Client
 from omni.engine import Engine
 from omni.errors import StageError
-from omni.process import RemoteEngine
+from omni.process import EngineGroup
 from tests.support.echo_family import echo_model
 from tests.support.echo_omni import opened
 
@@ -28,8 +28,11 @@ def with_client(path: Path) -> tuple[Omni, Client]:
 
 
 def stopped(client: Client) -> bool:
-    assert isinstance(client.engine, Engine | RemoteEngine)
-    return client.engine._stopped.is_set()
+    engine = client.engine
+    if isinstance(engine, Engine):
+        return engine._stopped.is_set()
+    assert isinstance(engine, EngineGroup)
+    return all(seat.engine._stopped.is_set() for seat in engine._seats.by_place.values())
 
 
 @pytest.mark.parametrize(

@@ -95,4 +95,4 @@ def odd_model(folder: Path) -> Path:
 
 
 def odd_plugins() -> Plugins:
-    return load_plugins([EntryPoint("odd", __name__, "omni"), *own_entry_points("local")])
+    return load_plugins([EntryPoint("odd", __name__, "omni"), *own_entry_points("local", "shm", "cuda_ipc")])

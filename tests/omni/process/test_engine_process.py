@@ -19,9 +19,10 @@ import torch
 from omni import CheckpointError, ConfigError, Omni, PluginError, Result, SamplingParams, StageError, StructuredOutput
 from omni.api.request import GenerateArguments, Messages
 from omni.engine import EngineOptions
-from omni.errors import InputError, SyncError
-from omni.process import RemoteEngine, runs_in_process
+from omni.errors import InputError, LostPeerError, SyncError
+from omni.process import runs_in_process
 from omni.process.errors import ErrorData, RemoteTraceback
+from tests.omni.process.engines import alive, pids_of
 from tests.support.echo_family import BREAK, echo_model, echo_plugins, eventually
 from tests.support.echo_omni import ENDLESS, assert_nothing_held
 from tests.support.entry_points import REPOSITORY
@@ -34,7 +35,8 @@ pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
 ]
-PROCESS = {"engine.process": "process"}
+PROCESS = {"engine.process": "process", "engine.restart_seconds": 0}
+FINAL = {"engine.restarts": 0}
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +48,9 @@ def opened(model: Path, **overrides: object) -> Omni:
     return Omni(model, device="cpu", plugins=echo_plugins(), overrides=PROCESS | overrides)
 
 
-def engine_of(omni: Omni) -> RemoteEngine:
-    engine = omni._client.engine
-    assert isinstance(engine, RemoteEngine)
-    return engine
-
-
-def alive(pid: int) -> bool:
-    """Whether it runs: a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+def pid_of(omni: Omni) -> int:
+    (pid,) = pids_of(omni).values()
+    return pid
 
 
 def test_results_are_those_of_a_thread(tmp_path: Path):
@@ -136,26 +129,44 @@ def test_errors_of_a_request_are_its_own(model: Path):
         assert_nothing_held(omni)
 
 
-def test_a_killed_engine_fails_its_requests_and_nothing_waits(model: Path):
+def test_without_restarts_a_killed_engine_fails_all_requests(model: Path):
     gc.collect()
     before = open_files()
-    omni = opened(model)
-    engine = engine_of(omni)
+    omni = opened(model, **FINAL)
+    pid = pid_of(omni)
     streams = [omni.generate("abc", sampling=ENDLESS) for _ in range(4)]
     for stream in streams:
         next(stream)
-    os.kill(engine.pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     for stream in streams:
-        with pytest.raises(StageError, match=rf"its process {engine.pid} was killed by SIGKILL; load the model again"):
+        with pytest.raises(LostPeerError, match=rf"'writer, singer' .* its process {pid} was killed by SIGKILL"):
             list(stream)
-    with pytest.raises(StageError, match="SIGKILL"):
-        omni.generate("abc", stream=False)
+    for _ in range(2):
+        with pytest.raises(StageError, match=r"SIGKILL.*load the model again"):
+            omni.generate("abc", stream=False)
     assert omni.idle
     omni.close()
-    assert not alive(engine.pid)
-    del streams, stream, omni, engine
+    assert not alive(pid)
+    del streams, stream, omni
     gc.collect()
     assert open_files() == before
+
+
+def test_later_requests_run_on_the_restarted_engine(model: Path):
+    with opened(model) as omni:
+        pids = []
+        for _ in range(2):
+            pids.append(pid_of(omni))
+            stream = omni.generate("abc", sampling=ENDLESS)
+            next(stream)
+            os.kill(pids[-1], signal.SIGKILL)
+            with pytest.raises(LostPeerError, match=rf"'writer, singer' .* {pids[-1]} was killed by SIGKILL"):
+                list(stream)
+            assert omni.generate("abc", stream=False).text == "abc"
+        pids.append(pid_of(omni))
+        assert len(set(pids)) == 3
+        assert_nothing_held(omni)
+    assert not any(map(alive, pids))
 
 
 @pytest.mark.slow
@@ -164,8 +175,8 @@ def test_kills_at_random_moments_leave_nothing(model: Path):
     before = open_files(), threading.active_count()
     for seed in range(20):
         delay = random.Random(seed).uniform(0, 0.1)
-        with opened(model) as omni:
-            engine = engine_of(omni)
+        with opened(model, **FINAL) as omni:
+            pid = pid_of(omni)
             ends: list[str] = []
 
             def ask(omni: Omni = omni, ends: list[str] = ends) -> None:
@@ -178,13 +189,13 @@ def test_kills_at_random_moments_leave_nothing(model: Path):
             for thread in threads:
                 thread.start()
             time.sleep(delay)
-            os.kill(engine.pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
             for thread in threads:
                 thread.join(PATIENCE_SECONDS)
             assert len(ends) == 16
             assert all(end == "abc" * 200 or "was killed by SIGKILL" in end for end in ends), ends
-        assert not alive(engine.pid)
-    del omni, engine, threads, thread
+        assert not alive(pid)
+    del omni, threads, thread
     gc.collect()
     assert eventually(lambda: (open_files(), threading.active_count()) == before)
 
@@ -196,7 +207,7 @@ def test_a_death_is_noticed_though_a_forked_child_holds_the_socket(model: Path):
         child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(PATIENCE_SECONDS,))
         child.start()
         try:
-            os.kill(engine_of(omni).pid, signal.SIGKILL)
+            os.kill(pid_of(omni), signal.SIGKILL)
             with pytest.raises(StageError, match="SIGKILL"):
                 list(stream)
         finally:
@@ -222,7 +233,7 @@ def user_process(model: Path) -> Iterator["subprocess.Popen[str]"]:
 try:
     stream = omni.generate("abc", sampling=ENDLESS)
     next(stream)
-    print(omni._client.engine.pid, flush=True)
+    print(*omni._client.engine.pids.values(), flush=True)
     for _ in stream: pass
 finally:
     omni.close()
@@ -256,7 +267,7 @@ def test_the_engine_ends_with_the_users_process(user_process: "subprocess.Popen[
 
 
 def test_the_interpreters_end_closes_the_engine(model: Path):
-    code = _USER + "stream = omni.generate('abc', sampling=ENDLESS); print(omni._client.engine.pid, 'end')"
+    code = _USER + "stream = omni.generate('abc', sampling=ENDLESS); print(*omni._client.engine.pids.values(), 'end')"
     done = subprocess.run([sys.executable, "-c", code, str(model)], capture_output=True, text=True, check=True)
     pid, end = done.stdout.split()
     assert end == "end"
@@ -266,7 +277,7 @@ def test_the_interpreters_end_closes_the_engine(model: Path):
 
 def test_nothing_of_many_requests_stays(model: Path):
     with opened(model) as omni:
-        pid = engine_of(omni).pid
+        pid = pid_of(omni)
         prompt = user("a", picture(height=224, width=224), "b" * 20_000)
 
         def mappings() -> int:
@@ -323,6 +334,7 @@ class Odd(Exception):
     [
         *(kind("a.b", "is wrong", "mend it") for kind in (CheckpointError, ConfigError, InputError)),
         StageError("thinker", "doing it", "broke"),
+        LostPeerError("thinker, talker", "running", "its process 7 was killed by SIGKILL"),
         PluginError("no plugin"),
         SyncError("item", None, "leave it out"),
         RuntimeError("out of order"),

@@ -1,0 +1,256 @@
+"""The places of a model and their engines: loads them, connects them, and starts one again whose process ended."""
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from omni.engine import EngineOptions, Placement, device_of
+from omni.engine.memory import DeviceShare
+from omni.errors import LostPeerError, StageError, known
+from omni.ipc import Channel
+from omni.pipeline import Pipeline
+from omni.plugin.manager import Plugins
+from omni.process.messages import Start
+from omni.process.remote import RemoteEngine
+from omni.process.timelines import part_of
+
+_log = logging.getLogger(__name__)
+
+_STEADY_SECONDS = 60.0
+"""An engine that ran this long before its process ended is given all its restarts again."""
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A place and its engine. engine: the present one, or the last. up: whether it takes requests. since: of the engine.
+
+    lost: why it does not run. failure: why it never will again. coming: the engine that is being loaded in its place.
+    """
+
+    place: str
+    stages: tuple[str, ...]
+    share: DeviceShare
+    engine: RemoteEngine
+    up: bool = False
+    since: float = 0.0
+    restarts: int = 0
+    restarting: bool = False
+    lost: StageError | None = None
+    failure: StageError | None = None
+    coming: RemoteEngine | None = None
+
+
+class Seats:
+    """All places. `lock` guards their seats; no sink is called under it."""
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        """Starts the first process, which imports what it needs while this one reads settings and files.
+
+        on_change: called when an engine runs again, or never will.
+        """
+        self._early: RemoteEngine | None = RemoteEngine()
+        self._on_change = on_change
+        self._joining = threading.Lock()
+        """One engine at a time is connected to the others, so that two that start at once find each other."""
+        self._restarting: list[threading.Thread] = []
+        self.by_place: dict[str, Seat] = {}
+        self.lock = threading.RLock()
+        self.closing = threading.Event()
+
+    def load(self, checkpoint: str, pipeline: Pipeline, plugins: Plugins, options: EngineOptions) -> Placement:
+        """Has the processes load their stages. Returns at once; `ready` waits for it."""
+        assert options.device is not None, "the caller chose it"
+        self._pipeline, self._options = pipeline, options
+        self._placement = Placement.of(pipeline, options.device)
+        self._start_of = partial(Start.of, checkpoint, pipeline, plugins)
+        devices = [device_of(place) for place in self._placement.places]
+        for index, place in enumerate(self._placement.places):
+            device = devices[index]
+            share = DeviceShare(devices[:index].count(device), devices.count(device))
+            stages = tuple(stage.name for stage in pipeline.order() if place in self._placement.stages[stage.name])
+            engine, self._early = self._early or RemoteEngine(), None
+            self.by_place[place] = Seat(place, stages, share, engine)
+        for seat in self.by_place.values():
+            if not seat.share.index:
+                self._load(seat, seat.engine)
+        return self._placement
+
+    def ready(self) -> None:
+        """Waits until all stages are loaded and the engines are connected. Raises the first error, with the type and text that
+        it has in its process."""
+        for turn in range(max(seat.share.engines for seat in self.by_place.values())):
+            seats = [seat for seat in self.by_place.values() if seat.share.index == turn]
+            for seat in seats if turn else ():
+                self._load(seat, seat.engine)
+            for seat in seats:
+                seat.engine.ready()
+        with self._joining:
+            for seat in self.by_place.values():
+                self._start(seat, seat.engine)
+            for first, second in self._neighbours():
+                if not self._connect(first, second):
+                    raise LostPeerError(", ".join(second.stages), "connecting", "its process has ended")
+            for seat in self.by_place.values():
+                self._open(seat)
+
+    def of_stage(self, stage: str) -> list[Seat]:
+        return [self.by_place[place] for place in self._placement.stages[stage]]
+
+    def stop(self) -> None:
+        """Starts no engine any more."""
+        self.closing.set()
+        with self.lock:
+            coming = [seat.coming for seat in self.by_place.values() if seat.coming is not None]
+        for engine in coming:
+            engine.give_up()
+        for thread in list(self._restarting):
+            thread.join()
+
+    def close(self) -> None:
+        """Closes all engines, even after errors; the first is raised. The processes have exited when this returns."""
+        first: BaseException | None = None
+        for step in (*(seat.engine.close for seat in self.by_place.values()), self._kill_early):
+            try:
+                step()
+            except Exception as error:
+                if first is None:
+                    first = error
+                else:
+                    _log.error("a further engine could not be closed", exc_info=error)
+        if first is not None:
+            raise first
+
+    def kill(self) -> None:
+        """Ends the processes of a model that could not be loaded."""
+        self.stop()
+        with suppress(Exception):  # the error that it could not be loaded for says more
+            self.close()
+
+    def _load(self, seat: Seat, engine: RemoteEngine) -> None:
+        options = self._options
+        if options.timeline is not None and len(self.by_place) > 1:
+            options = part_of(options, seat.place)
+        engine.load(self._start_of(options, seat.place, seat.share), seat.stages)
+
+    def _start(self, seat: Seat, engine: RemoteEngine) -> None:
+        with self.lock:
+            seat.engine, seat.lost, seat.since = engine, None, time.monotonic()
+        engine.start(partial(self._died, seat, engine))
+
+    def _open(self, seat: Seat) -> None:
+        """It takes requests, unless it has ended since it started."""
+        with self.lock:
+            seat.up = seat.lost is None
+
+    def _neighbours(self) -> Iterator[tuple[Seat, Seat]]:
+        """Pairs of places with an edge between them."""
+        pairs = {pair for edge in self._pipeline.edges for pair in self._placement.pairs(edge)}
+        for first, second in itertools.combinations(self.by_place.values(), 2):
+            if {(first.place, second.place), (second.place, first.place)} & pairs:
+                yield first, second
+
+    def _connect(self, first: Seat, second: Seat) -> bool:
+        """False if the second one has ended. Raises the error of either engine."""
+        ends = Channel.pair()
+        asked = [first.engine.connect(second.place, ends[0]), second.engine.connect(first.place, ends[1])]
+        answers = [each.result() for each in asked]
+        if answers[0] is None:
+            raise LostPeerError(", ".join(first.stages), "connecting", "its process has ended")
+        if answers[1] is None:
+            return False
+        for answer in answers:
+            if answer is not None and answer.error is not None:
+                raise answer.error.rebuild("connecting")
+        return True
+
+    # Restarts.
+
+    def _died(self, seat: Seat, engine: RemoteEngine, error: StageError) -> None:
+        """On the listener of the engine, before its requests fail."""
+        with self.lock:
+            if seat.engine is not engine or self.closing.is_set():
+                return
+            seat.up, seat.lost = False, error
+            if time.monotonic() - seat.since >= _STEADY_SECONDS:
+                seat.restarts = 0
+            if seat.restarting:
+                return  # the thread that started this engine sees that it is lost
+            seat.restarting = True
+            thread = threading.Thread(
+                target=self._restart, args=(seat,), name=f"omni-restart-{seat.place}", daemon=True
+            )
+            self._restarting.append(thread)
+            thread.start()
+
+    def _restart(self, seat: Seat) -> None:
+        while (error := self._lost(seat)) is not None:
+            delay = self._options.restart_seconds * 2**seat.restarts
+            seat.restarts += 1
+            _log.warning("%s: %s; it is started again in %.1f s", seat.place, error, delay)
+            if self.closing.wait(delay):
+                continue
+            try:
+                self._replace(seat)
+            except Exception as failure:  # the next try, or the last error, says so
+                again = known(", ".join(seat.stages), "starting its process again", failure)
+                with self.lock:
+                    seat.lost = (
+                        again if isinstance(again, StageError) else StageError(seat.place, "starting", str(again))
+                    )
+        self._on_change()
+
+    def _lost(self, seat: Seat) -> StageError | None:
+        """Why the engine is to be started again; None if it runs, or never will again: then the thread ends."""
+        with self.lock:
+            lost, final = seat.lost, seat.restarts >= self._options.restarts
+            if lost is not None and not final and not self.closing.is_set():
+                return lost
+            if lost is not None and final:
+                times = f"it was started again {seat.restarts} times; " if seat.restarts else ""
+                seat.failure = StageError(lost.stage, lost.doing, f"{lost.problem}; {times}load the model again")
+                _log.error("%s: %s", seat.place, seat.failure)
+            seat.restarting = False
+            self._restarting.remove(threading.current_thread())
+            return None
+
+    def _replace(self, seat: Seat) -> None:
+        engine = RemoteEngine()
+        same = [each for each in self.by_place.values() if device_of(each.place) == device_of(seat.place)]
+        with self.lock:
+            seat.coming = engine  # `stop` ends it from now on
+            # The engines that run hold their parts of the device already.
+            seat.share = DeviceShare(sum(each.up for each in same), len(same))
+            if self.closing.is_set():
+                engine.give_up()
+        try:
+            self._load(seat, engine)
+            engine.ready()
+        except BaseException:
+            engine.kill()
+            raise
+        finally:
+            with self.lock:
+                seat.coming = None
+        with self._joining:
+            self._start(seat, engine)
+            try:
+                for first, second in self._neighbours():
+                    other = second if first is seat else first
+                    if seat in (first, second) and other.up:
+                        # One that has ended meanwhile is connected when it is started again.
+                        self._connect(seat, other)
+            except BaseException:
+                with suppress(Exception):
+                    engine.close()
+                raise
+            self._open(seat)
+
+    def _kill_early(self) -> None:
+        early, self._early = self._early, None
+        if early is not None:
+            early.kill()

@@ -1,0 +1,263 @@
+"""Engines in several processes of which one ends: it is started again, and every request has a result or an error."""
+
+import gc
+import logging
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from omni import Omni, OmniError, StageError
+from omni.engine import EngineOutput, EngineRequest, RequestFailed
+from omni.errors import LostPeerError
+from omni.payload import Payload
+from tests.omni.process.engines import alive, children, descriptors, group_of, pids_of, shared_mappings
+from tests.support.echo_family import Prompt, echo_model, echo_plugins, eventually
+from tests.support.echo_omni import ENDLESS, assert_nothing_held
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.resources import open_files
+from tests.support.tiers import few
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
+]
+WRITER, SINGER, OTHER_SINGER = "cpu", "cpu/2", "cpu/3"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return echo_model(tmp_path_factory.mktemp("model"))
+
+
+def opened(model: Path, singer: str = SINGER, **overrides: object) -> Omni:
+    """The writer in one process, the singer in another."""
+    settings = {"singer.place": singer, "engine.restart_seconds": 0}
+    return Omni(model, device="cpu", plugins=echo_plugins(), overrides=settings | overrides)
+
+
+def kill(omni: Omni, *places: str) -> None:
+    for place in places:
+        os.kill(pids_of(omni)[place], signal.SIGKILL)
+
+
+def assert_answers(omni: Omni, text: str = "abc") -> None:
+    result = omni.generate(text, stream=False)
+    assert result.text == text
+    assert result.audio is not None
+
+
+@pytest.mark.parametrize("place", [WRITER, SINGER])
+def test_a_request_of_which_nothing_was_given_out_starts_again(model: Path, place: str):
+    with opened(model) as omni:
+        pid = pids_of(omni)[place]
+        os.kill(pids_of(omni)[WRITER], signal.SIGSTOP)  # so nothing can be given out
+        stream = omni.generate("abc")
+        assert eventually(lambda: group_of(omni)._seats.by_place[WRITER].engine.requests == 1)
+        kill(omni, place)
+        os.kill(pids_of(omni)[WRITER], signal.SIGCONT)
+        assert "".join(output.text for output in stream) == "abc"
+        assert pids_of(omni)[place] != pid
+        assert_nothing_held(omni)
+
+
+@pytest.mark.parametrize("place", [WRITER, SINGER])
+def test_a_request_of_which_something_was_given_out_fails(model: Path, place: str):
+    stage = {WRITER: "writer", SINGER: "singer"}[place]
+    with opened(model) as omni:
+        stream = omni.generate("abc", sampling=ENDLESS)
+        next(stream)
+        pid = pids_of(omni)[place]
+        kill(omni, place)
+        with pytest.raises(LostPeerError, match=rf"'{stage}' .* its process {pid} was killed by SIGKILL"):
+            list(stream)
+        assert_answers(omni)
+        assert_nothing_held(omni)
+
+
+def test_stages_that_do_not_use_a_dead_engine_go_on(model: Path):
+    with opened(model) as omni:
+        stream = omni.generate("abc", sampling=ENDLESS, modalities=("text",))
+        next(stream)
+        kill(omni, SINGER)
+        assert_answers(omni)
+        next(stream)
+        stream.close()
+        assert_nothing_held(omni)
+
+
+def test_requests_of_another_replica_go_on(model: Path):
+    with opened(model, f"{SINGER},{OTHER_SINGER}", **{"engine.restarts": 0}) as omni:
+        streams = [omni.generate("abc", sampling=ENDLESS) for _ in range(4)]
+        for stream in streams:
+            next(stream)
+        kill(omni, SINGER)
+        ends = []
+        for stream in streams:
+            try:
+                for _ in range(50):
+                    next(stream)
+                ends.append("")
+                stream.close()
+            except LostPeerError as error:
+                ends.append(str(error))
+        assert sorted("SIGKILL" in end for end in ends) == [False, False, True, True], ends
+        assert_answers(omni)  # by the other one
+        kill(omni, OTHER_SINGER)
+        with pytest.raises(StageError, match=r"singer.*SIGKILL.*load the model again"):
+            for _ in range(2):
+                omni.generate("abc", stream=False)
+        assert omni.generate("abc", stream=False, modalities=("text",)).text == "abc"
+
+
+def test_two_that_end_at_once_find_each_other_again(model: Path):
+    with opened(model) as omni:
+        for _ in range(2):
+            kill(omni, WRITER, SINGER)
+            assert_answers(omni)
+        assert_nothing_held(omni)
+
+
+def test_a_request_that_waits_for_a_restart_can_be_given_up(model: Path):
+    with opened(model, **{"engine.restart_seconds": PATIENCE_SECONDS}) as omni:
+        pid = pids_of(omni)[SINGER]
+        kill(omni, SINGER)
+        assert eventually(lambda: not group_of(omni)._seats.by_place[SINGER].up)
+        stream = omni.generate("abc")
+        assert eventually(lambda: len(group_of(omni)._waiting) == 1)
+        stream.close()
+        assert_nothing_held(omni)
+        stream = omni.generate("abc")
+        assert eventually(lambda: len(group_of(omni)._waiting) == 1)
+    with pytest.raises(StageError, match="closed"):
+        list(stream)
+    assert not alive(pid)
+
+
+def test_restarts_wait_longer_each_time_and_end(model: Path, caplog: pytest.LogCaptureFixture):
+    with (
+        caplog.at_level(logging.WARNING),
+        opened(model, **{"engine.restarts": 2, "engine.restart_seconds": 0.1}) as omni,
+    ):
+        for _ in range(2):
+            kill(omni, SINGER)
+            assert_answers(omni)
+        kill(omni, SINGER)
+        for _ in range(2):
+            with pytest.raises(
+                StageError, match=r"singer.*SIGKILL; it was started again 2 times; load the model again"
+            ):
+                omni.generate("abc", stream=False)
+        assert omni.generate("abc", stream=False, modalities=("text",)).text == "abc"
+    waits = [record.getMessage() for record in caplog.records if "started again in" in record.getMessage()]
+    assert [wait.rpartition(" in ")[2] for wait in waits] == ["0.1 s", "0.2 s"]
+
+
+def test_a_place_that_cannot_start_again_fails_its_requests(tmp_path: Path):
+    before = children()
+    folder = echo_model(tmp_path)
+    with opened(folder, **{"engine.restarts": 2}) as omni:
+        shutil.rmtree(folder)
+        kill(omni, SINGER)
+        with pytest.raises(StageError, match=r"singer.*(config\.json|No such file).*started again 2 times"):
+            omni.generate("abc", stream=False)
+        assert omni.generate("abc", stream=False, modalities=("text",)).text == "abc"
+    assert children() == before
+
+
+@pytest.mark.parametrize("delay", few(2, (0.0, 0.3, 0.6, 1.2, 2.4)))
+def test_closing_does_not_wait_for_an_engine_that_starts(model: Path, delay: float):
+    gc.collect()
+    before = children(), open_files()
+    omni = opened(model)
+    kill(omni, SINGER)
+    time.sleep(delay)
+    omni.close()
+    del omni
+    gc.collect()
+    assert eventually(lambda: (children(), open_files()) == before)
+
+
+def test_a_request_that_cannot_be_sent_to_one_engine_leaves_the_others(model: Path):
+    with opened(model) as omni:
+        group, outputs = group_of(omni), list[EngineOutput]()
+        endless = {"writer": ENDLESS}
+        inputs = {
+            "writer": [Payload(Prompt(ids=(97,)))],
+            "singer": [Payload(Prompt(ids=(97,)), {"x": object()})],  # type: ignore[dict-item]
+        }
+        for number in range(8):
+            request = EngineRequest(f"own {number}", frozenset({"text", "audio"}), inputs, sampling=endless)
+            group.submit(request, outputs.append)
+        assert len(outputs) == 8
+        assert all(isinstance(output, RequestFailed) for output in outputs)
+        assert_nothing_held(omni)
+        assert_answers(omni)
+
+
+def test_many_waiting_requests_fail_with_their_engine(model: Path):
+    """However many: none of them fails inside of another."""
+    with opened(model, **{"engine.restarts": 0, "engine.max_active_requests": 4}) as omni:
+        streams = [omni.generate("abc", sampling=ENDLESS) for _ in range(1500)]
+        next(streams[0])
+        kill(omni, SINGER)
+        for stream in streams:
+            with pytest.raises(StageError, match="SIGKILL"):
+                list(stream)
+        assert_nothing_held(omni)
+
+
+def _ask(omni: Omni, prompt: str, modalities: tuple[str, ...], ends: list[str]) -> None:
+    try:
+        result = omni.generate(prompt, stream=False, modalities=modalities)
+        assert result.text == (prompt if "text" in modalities else "")
+        ends.append("")
+    except OmniError as error:
+        ends.append(str(error))
+
+
+@pytest.mark.parametrize("place", [WRITER, SINGER, OTHER_SINGER])
+@pytest.mark.parametrize("seed", few(1, range(20), pytest.mark.slow))
+def test_kills_at_random_moments_end_every_request(model: Path, place: str, seed: int):
+    chance = random.Random(f"{place} {seed}")
+    settings: dict[str, object] = {"engine.restarts": 3, "writer.tokens_per_tick": 1}
+    gc.collect()
+    before = children(), open_files(), threading.active_count()
+    with opened(model, f"{SINGER},{OTHER_SINGER}", **settings) as omni:
+        assert_answers(omni)
+        held = shared_mappings(pids_of(omni).values()), descriptors(pids_of(omni).values())
+        ends: list[str] = []
+        threads = [
+            threading.Thread(
+                target=_ask,
+                args=(omni, "abc" * chance.randrange(1, 200), chance.choice((("text",), ("text", "audio"))), ends),
+            )
+            for _ in range(16)
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(chance.uniform(0, 0.15))
+        kill(omni, place)
+        for thread in threads:
+            thread.join(PATIENCE_SECONDS)
+        assert len(ends) == 16
+        lost = "writer" if place == WRITER else "singer"
+        assert all(not end or (lost in end and "SIGKILL" in end) for end in ends), ends
+        for _ in range(3):
+            assert_answers(omni)
+        assert_nothing_held(omni)
+        seats = group_of(omni)._seats.by_place.values()
+        assert eventually(lambda: all(seat.up for seat in seats))
+        assert eventually(
+            lambda: (shared_mappings(pids_of(omni).values()), descriptors(pids_of(omni).values())) == held
+        ), (held, shared_mappings(pids_of(omni).values()), descriptors(pids_of(omni).values()))
+        assert set(pids_of(omni).values()) == children() - before[0]
+    del omni, thread, threads, seats
+    gc.collect()
+    assert eventually(lambda: (children(), open_files(), threading.active_count()) == before)
