@@ -235,7 +235,8 @@ def main(arguments: Sequence[str]) -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--connectors", nargs="+", default=["shm", "cuda_ipc"])
-    parser.add_argument("--places", nargs=2, type=device_here("--places cpu cpu"), default=["cuda:0", "cuda:0"])
+    here = device_here("--places cpu cpu")
+    parser.add_argument("--places", nargs=2, type=here)
     parser.add_argument(
         "--sizes", nargs="+", type=number_of_bytes, default=[4 * 2**10, 2**16, 2**20, 2**22, 2**26, 2**28]
     )
@@ -244,6 +245,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--pool", type=number_of_bytes, default=Edge(producer="a", consumer="b").pool_bytes)
     parser.add_argument("--json", type=output_file)
     chosen = parser.parse_args(arguments)
+    chosen.places = chosen.places or [here("cuda:0"), here("cuda:0")]
     facts = environment() | {"places": " -> ".join(chosen.places), "pool": f"{chosen.pool:,} bytes"}
     with torch.inference_mode():
         runs = [run for name in chosen.connectors for run in measure(name, chosen)]

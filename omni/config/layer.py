@@ -48,5 +48,5 @@ def parse_override(text: str, option: str = "--set", form: str = "stage.option=v
     """A text of the form as (path, value). option: of the command line, for errors. Raises ConfigError."""
     path, equals, value = text.partition("=")
     if not equals or not path.strip() or ("." in form and "." not in path):
-        raise ConfigError(option, f"{text!r} is not of its form", f"write {form}")
+        raise ConfigError(option, f"{text!r} is not an override", f"write {form}")
     return path.strip(), value.strip()

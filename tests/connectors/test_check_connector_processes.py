@@ -19,7 +19,7 @@ pytestmark = pytest.mark.thorough
 SMALL = 2**19
 
 
-def test_a_connector_with_inline_pieces_keeps_the_contract_in_two_processes():
+def test_inline_pieces_keep_the_contract_in_two_processes():
     check_connector(f"{InlineConnector.__module__}:InlineConnector", CpuDevice(), largest_bytes=SMALL)
 
 

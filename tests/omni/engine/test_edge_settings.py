@@ -72,7 +72,7 @@ def test_what_a_family_sets_of_an_edge_is_told_apart() -> None:
     assert pipeline == fake_pipeline(credit=3)
     found = {setting.path: (setting.value, setting.origin) for setting in settings}
     assert found[f"{EDGE}.credit"] == (3, "family")
-    assert found[f"{EDGE}.pool_bytes"] == (64 * 2**20, "default")
+    assert found[f"{EDGE}.pool_bytes"] == (256 * 2**20, "default")
     assert found[f"{EDGE}.connector"] == (None, "default")
 
 

@@ -72,12 +72,19 @@ def test_tensors_of_every_dtype_and_shape_come_whole(payload: Payload, slot_byte
 
 
 @given(
-    rows=st.integers(1, 20), width=st.integers(1, 40), most=st.sampled_from([16, 48, 160]), most_rows=st.integers(1, 6)
+    rows=st.integers(1, 20),
+    width=st.integers(1, 40),
+    most=st.sampled_from([16, 48, 160]),
+    most_rows=st.integers(1, 6),
+    paged=st.booleans(),
 )
-def test_pieces_cover_every_byte_once_and_keep_their_bounds(rows: int, width: int, most: int, most_rows: int) -> None:
-    (part,), nbytes = parts_of(Payload(Numbered(number=1), {"a": torch.zeros(rows, width)}))
+def test_pieces_cover_every_byte_once_and_keep_their_bounds(
+    rows: int, width: int, most: int, most_rows: int, paged: bool
+) -> None:
+    tensor = PageSlice(torch.zeros(rows, 1, width), np.arange(rows)) if paged else torch.zeros(rows, width)
+    (part,), nbytes = parts_of(Payload(Numbered(number=1), {"a": tensor}))
     pieces = list(cut(part, most, most_rows))
-    assert all(piece.nbytes <= most and piece.shape[0] <= most_rows for piece in pieces)
+    assert all(piece.nbytes <= most and (piece.shape[0] <= most_rows or not paged) for piece in pieces)
     bounds = [(piece.start, piece.start + piece.nbytes) for piece in pieces]
     assert bounds == sorted(bounds)
     assert [end for _, end in bounds[:-1]] == [start for start, _ in bounds[1:]]

@@ -71,7 +71,7 @@ def test_an_edge_has_a_pair_for_each_way_that_a_request_may_take() -> None:
     assert found.pairs(TO_SPEAKER) == (("cpu/1", "cpu/2"), ("cpu/1", "cpu/3"), ("cpu/2", "cpu/2"))
 
 
-def test_a_request_stays_where_its_producer_is_and_else_takes_the_least_load() -> None:
+def test_a_request_stays_by_its_producer_or_takes_the_least_load() -> None:
     pipeline = placed(seer="cpu/1, cpu/2", writer="cpu/1, cpu/2", speaker="cpu/3, cpu/4")
     found = Placement.of(pipeline, "cpu")
     load = {"cpu/1": 2, "cpu/2": 1, "cpu/3": 1}
