@@ -11,7 +11,7 @@ from functools import partial
 
 from omni.engine import EngineOptions, Placement, device_of
 from omni.engine.memory import DeviceShare
-from omni.errors import LostPeerError, StageError, known
+from omni.errors import LostPeerError, StageError, said
 from omni.ipc import Channel
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
@@ -197,11 +197,9 @@ class Seats:
             try:
                 self._replace(seat)
             except Exception as failure:  # the next try, or the last error, says so
-                again = known(", ".join(seat.stages), "starting its process again", failure)
+                again = StageError(", ".join(seat.stages), "starting its process again", said(failure))
                 with self.lock:
-                    seat.lost = (
-                        again if isinstance(again, StageError) else StageError(seat.place, "starting", str(again))
-                    )
+                    seat.lost = failure if isinstance(failure, StageError) else again
         self._on_change()
 
     def _lost(self, seat: Seat) -> StageError | None:

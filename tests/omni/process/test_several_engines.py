@@ -1,0 +1,146 @@
+"""Several engines of a model: their start, their end, floods of requests, and one timeline of all."""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from omni.cli.main import app
+from typer.testing import CliRunner
+
+from omni import ConfigError, Omni, SamplingParams
+from omni.timeline.read import read_trace
+from tests.omni.process.engines import alive, children, group_of, pids_of
+from tests.support.echo_family import echo_model, echo_plugins, eventually
+from tests.support.echo_omni import assert_nothing_held
+from tests.support.entry_points import SOURCE_ROOTS
+from tests.support.reference import tiny_checkpoint
+from tests.support.resources import open_files
+from tests.support.tiny_omni import SHAPE, lengths, tiny_plugins, user
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
+]
+APART = {"singer.place": "cpu/2"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return echo_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"engine.process": "thread"}, r'engine\.process: is "thread", and the stages are placed on several'),
+        ({"singer.place": "cuda:77"}, r"'cuda:77' does not exist here"),
+        ({"singer.place": "here"}, r"singer\.place: 'here' is not a device"),
+        ({"singer.place": "cpu/2,cpu/2"}, r"singer\.place: 'cpu/2' is named twice"),
+        ({"edges.writer-singer.connector": "local"}, r"edges\.writer-singer\.connector: 'local' stays in one process"),
+        ({"edges.writer-singer.connector": "cuda_ipc"}, r"connector: 'cuda_ipc' does not connect cpu/?\d? and cpu/2"),
+        ({"edges.writer-singer.pool_bytes": 2**60}, r"pool_bytes"),
+    ],
+    ids=lambda case: "" if isinstance(case, str) else ", ".join(f"{name} {value}" for name, value in case.items()),
+)
+def test_errors_at_the_start_keep_type_and_text(model: Path, settings: dict[str, object], text: str):
+    gc.collect()
+    before = children(), open_files()
+    with pytest.raises(ConfigError, match=text):
+        Omni(model, device="cpu", plugins=echo_plugins(), overrides=APART | settings)
+    gc.collect()
+    assert eventually(lambda: (children(), open_files()) == before)
+
+
+_USER = f"""
+import sys
+sys.path[:0] = {SOURCE_ROOTS}
+from omni import Omni
+from tests.support.echo_family import echo_plugins
+from tests.support.echo_omni import ENDLESS
+omni = Omni(sys.argv[1], device="cpu", plugins=echo_plugins(), overrides={APART})
+try:
+    stream = omni.generate("abc", sampling=ENDLESS)
+    next(stream)
+    print(*omni._client.engine.pids.values(), flush=True)
+    for _ in stream: pass
+finally:
+    omni.close()
+    print("closed")
+"""
+
+
+@pytest.fixture
+def user_process(model: Path) -> Iterator["subprocess.Popen[str]"]:
+    with subprocess.Popen(
+        [sys.executable, "-c", _USER, str(model)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as program:
+        yield program
+        program.kill()
+
+
+@pytest.mark.parametrize("when", ["killed", "interrupted"])
+def test_all_engines_end_with_the_users_process(user_process: "subprocess.Popen[str]", when: str):
+    assert user_process.stdout is not None
+    assert user_process.stderr is not None
+    pids = [int(pid) for pid in user_process.stdout.readline().split()]
+    assert len(pids) == 2
+    assert all(map(alive, pids))
+    if when == "killed":
+        os.kill(user_process.pid, signal.SIGKILL)
+    else:
+        os.killpg(user_process.pid, signal.SIGINT)
+        assert user_process.stdout.read() == "closed\n", "the engines wait for the user's process to decide"
+        errors = user_process.stderr.read()
+        assert errors.count("KeyboardInterrupt") == 1, errors
+    assert eventually(lambda: not any(map(alive, pids)))
+
+
+def test_two_thousand_short_requests_leave_nothing(model: Path):
+    gc.collect()
+    before = children(), open_files(), threading.active_count()
+    with Omni(model, device="cpu", plugins=echo_plugins(), overrides=APART) as omni:
+        results = omni.generate([f"r{number}" for number in range(2000)], stream=False)
+        assert [result.text for result in results] == [f"r{number}" for number in range(2000)]
+        assert all(result.audio is not None for result in results)
+        assert_nothing_held(omni)
+        assert not group_of(omni)._tracked
+        pids = list(pids_of(omni).values())
+    assert not any(map(alive, pids))
+    del omni
+    gc.collect()
+    assert eventually(lambda: (children(), open_files(), threading.active_count()) == before)
+
+
+def test_one_timeline_of_two_engines_on_one_clock(tmp_path: Path):
+    file = tmp_path / "timeline.json"
+    settings = {"talker.place": "cpu/2", "code2wav.place": "cpu/2", "engine.timeline": str(file)}
+    with Omni(tiny_checkpoint(3, **SHAPE), device="cpu", plugins=tiny_plugins(), overrides=settings) as omni:
+        sampling: dict[str, SamplingParams] = lengths(6, 8)
+        omni.generate(user("hello"), stream=False, sampling=sampling)
+    assert os.listdir(tmp_path) == ["timeline.json"], "the parts of the engines are gone"
+    json.loads(file.read_text())
+    trace = read_trace(str(file))
+    launches = {stage: [span.launched for span in trace.phases if span.stage == stage] for stage in trace.stages}
+    assert {"thinker", "talker", "code2wav"} <= launches.keys()
+    order = ("thinker", "talker", "code2wav")
+    for producer, consumer in zip(order, order[1:], strict=False):
+        assert launches[producer], launches.keys()
+        first = min(interval.start for interval in launches[producer])
+        assert min(interval.start for interval in launches[consumer]) > first
+        last = max(interval.start for interval in launches[producer])
+        assert max(interval.start for interval in launches[consumer]) > last
+    assert {"engine cpu", "engine cpu/2"} <= {span.stage for span in trace.host}
+    done = CliRunner().invoke(app, ["timeline", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "talker" in done.output
