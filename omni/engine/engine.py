@@ -259,6 +259,7 @@ class Engine:
                     self._failure = StageError("engine", "running its loop", said(error))
                     self._failure.__cause__ = error
                     self._orchestrator.abort_all(self._failure)
+                    self._ends.disconnect()
                     self._refuse_all()
 
     def _loop(self) -> None:

@@ -262,6 +262,11 @@ class EdgeEnds:
                 sender.peer_lost()
         peer.link.close()
 
+    def disconnect(self) -> None:
+        """Leaves all other engines, which see that this one has ended."""
+        for place in list(self._peers):
+            self.lose(place)
+
     # Messages for requests that are not active here.
 
     def keep(self, place: str, message: ToConsumer) -> None:

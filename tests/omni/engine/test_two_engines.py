@@ -1,6 +1,8 @@
 """A request whose stages are in two engines: payloads, ends, credit and errors as in one."""
 
 import logging
+import time
+from contextlib import suppress
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -14,6 +16,7 @@ from omni.payload import Payload
 from omni.stage import Pause, Resume
 from omni.testing.connectors import Gate
 from tests.support.fake_graph import Recorder, Scripted, always, host
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tensors import tensors_of
 from tests.support.two_engines import (
     EDGE,
@@ -409,6 +412,21 @@ def test_a_lost_engine_fails_the_requests_with_stages_there_alone(two: TwoEngine
     two.here.assert_nothing_left()
 
 
+def test_an_engine_whose_loop_fails_is_lost_to_the_others(two: TwoEngines) -> None:
+    shared = two.submit("r", *BOTH)
+    two.worker("speaker").broken = RuntimeError("a fault of the stage")
+    two.there.engine.start()
+    try:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not shared[HERE].over and time.monotonic() < deadline:
+            two.here.engine.tick()
+        assert "its process on cpu/2 has ended" in shared[HERE].failure
+        assert "running its loop: RuntimeError: a fault of the stage" in shared[THERE].failure
+    finally:
+        with suppress(RuntimeError):
+            two.there.engine.close()
+
+
 def test_a_lost_producer_leaves_what_its_consumer_still_reads(two: TwoEngines) -> None:
     sinks = two.submit("r", *BOTH)
     write(two, "r", 1)
@@ -451,8 +469,8 @@ def test_a_request_without_an_engine_for_its_stages_is_refused(two: TwoEngines, 
     two.settle()
     recorder = two.submit_at(other, two.request("r", *BOTH))
     two.settle()
-    stage = f"stage {EDGE!r} failed while opening its route"
-    assert recorder.failure == f"{stage}: no engine runs on {place}"
+    stage = "writer" if place == HERE else "speaker"
+    assert recorder.failure == f"stage {stage!r} failed while opening a route: no engine runs on {place}"
     assert isinstance(recorder.outputs[-1].error, LostPeerError)  # type: ignore[union-attr]
     two.engines[other].assert_nothing_left()
 

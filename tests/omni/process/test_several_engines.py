@@ -1,6 +1,7 @@
 """Several engines of a model: their start, their end, floods of requests, and one timeline of all."""
 
 import gc
+import itertools
 import json
 import os
 import signal
@@ -134,7 +135,7 @@ def test_one_timeline_of_two_engines_on_one_clock(tmp_path: Path):
     launches = {stage: [span.launched for span in trace.phases if span.stage == stage] for stage in trace.stages}
     assert {"thinker", "talker", "code2wav"} <= launches.keys()
     order = ("thinker", "talker", "code2wav")
-    for producer, consumer in zip(order, order[1:], strict=False):
+    for producer, consumer in itertools.pairwise(order):
         assert launches[producer], launches.keys()
         first = min(interval.start for interval in launches[producer])
         assert min(interval.start for interval in launches[consumer]) > first
