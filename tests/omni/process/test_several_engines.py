@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from omni.cli.main import app
 from typer.testing import CliRunner
 
 from omni import ConfigError, Omni, SamplingParams
+from omni.cli.commands import app
 from omni.timeline.read import read_trace
 from tests.omni.process.engines import alive, children, group_of, pids_of
 from tests.support.echo_family import echo_model, echo_plugins, eventually
