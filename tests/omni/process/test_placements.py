@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,17 @@ def _lengths(seed: int, **tokens: int) -> dict[str, SamplingParams]:
     return {stage: SamplingParams(max_tokens=count, seed=seed) for stage, count in tokens.items()}
 
 
-def _omni_requests() -> Sequence[Request]:
+def _omni_requests(*noisy: str) -> Sequence[Request]:
+    """noisy: further stages that draw noise."""
     chats = [user("what is it", picture(), sound()), user("hello"), user("hear", sound(1)), user(picture(2), "see")]
     return [
-        (chat, {"sampling": _lengths(number + 1, thinker=4 + number, talker=9 + 2 * number)})
+        (
+            chat,
+            {
+                "sampling": _lengths(number + 1, thinker=4 + number, talker=9 + 2 * number)
+                | {stage: SamplingParams(seed=number + 1) for stage in noisy}
+            },
+        )
         for number, chat in enumerate(chats)
     ]
 
@@ -75,7 +82,7 @@ MODELS = {
         (*_ENCODERS, "thinker", "talker", "token2wav"),
         (*_INTO_THINKER, "thinker-talker", "talker-token2wav"),
         ("talker", "token2wav"),
-        _omni_requests,
+        partial(_omni_requests, "token2wav"),
     ),
     "csm": Model(
         tiny_csm,

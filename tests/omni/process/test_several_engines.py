@@ -1,7 +1,6 @@
 """Several engines of a model: their start, their end, floods of requests, and one timeline of all."""
 
 import gc
-import itertools
 import json
 import os
 import signal
@@ -9,13 +8,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from omni import ConfigError, Omni, SamplingParams
-from omni.cli.commands import app
+from omni.cli import app
 from omni.timeline.read import read_trace
 from tests.omni.process.engines import alive, children, group_of, pids_of
 from tests.support.echo_family import echo_model, echo_plugins, eventually
@@ -135,7 +135,7 @@ def test_one_timeline_of_two_engines_on_one_clock(tmp_path: Path):
     launches = {stage: [span.launched for span in trace.phases if span.stage == stage] for stage in trace.stages}
     assert {"thinker", "talker", "code2wav"} <= launches.keys()
     order = ("thinker", "talker", "code2wav")
-    for producer, consumer in itertools.pairwise(order):
+    for producer, consumer in pairwise(order):
         assert launches[producer], launches.keys()
         first = min(interval.start for interval in launches[producer])
         assert min(interval.start for interval in launches[consumer]) > first
