@@ -1,5 +1,6 @@
 """The timeline of several engines: each writes a file of its own, and they become one at the end."""
 
+import logging
 import os
 from collections.abc import Sequence
 
@@ -7,9 +8,13 @@ import msgspec
 
 from omni.engine import EngineOptions
 from omni.engine.engine import LANE
+from omni.errors import InputError
 from omni.timeline.export import write_trace
 from omni.timeline.merge import merge
 from omni.timeline.read import read_trace
+from omni.timeline.trace import Trace
+
+_log = logging.getLogger(__name__)
 
 
 def part_of(options: EngineOptions, place: str) -> EngineOptions:
@@ -20,12 +25,19 @@ def part_of(options: EngineOptions, place: str) -> EngineOptions:
 def merge_timelines(options: EngineOptions, places: Sequence[str]) -> None:
     """Writes the engines' timelines as one file, and removes theirs. An engine that launched nothing has none. Raises
     InputError if the file cannot be written."""
-    parts = {place: part for place in places if os.path.exists(part := _part(options, place))}
-    if parts:
+    traces: dict[str, Trace] = {}
+    for place in places:
+        part = _part(options, place)
+        if not os.path.exists(part):
+            continue
+        try:
+            traces[place] = read_trace(part)
+        except InputError as error:  # its process was killed while it wrote
+            _log.warning("the timeline of the engine on %s is lost: %s", place, error)
+        os.remove(part)
+    if traces:
         assert options.timeline is not None
-        write_trace(merge({place: read_trace(part) for place, part in parts.items()}, LANE), options.timeline)
-        for part in parts.values():
-            os.remove(part)
+        write_trace(merge(traces, LANE), options.timeline)
 
 
 def _part(options: EngineOptions, place: str) -> str:
