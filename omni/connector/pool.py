@@ -3,7 +3,7 @@
 | memory | written by | read by | free when |
 |---|---|---|---|
 | the payload's | the producer's phases | the sender's copies | the last copy is complete |
-| a range of the pool | the sender's copies, before its piece is sent | the receiver's copy, or the consumer | acknowledged |
+| a range of the pool | the sender's copies, before its piece is sent | the receiver's copy, or the consumer | acknowledged, or not sent |
 | the acknowledgement board | the receiver | the sender | the connector closes |
 | the receiver's own memory | the receiver's copies | the consumer | `Pending.release(after)` and `after` is done |
 
@@ -135,8 +135,7 @@ class PoolRef:
         self._aborted = True
         self._left.clear()
         while self._copying:
-            copying = self._copying.popleft()
-            self._sender.give_back(copying.piece, copying.copied)
+            self._sender.give_back(self._copying.popleft().piece)
 
     def _may_copy(self) -> bool:
         """Whether copies launched now read the payload."""
@@ -199,7 +198,6 @@ class PoolSender:
         self._ranges = RangeAllocator(len(pool))
         self._given: dict[int, tuple[int, int, int]] = {}
         """Pieces that are not acknowledged, by slot: number, start, bytes."""
-        self._returning: deque[tuple[Event, PoolPiece]] = deque()
         self._numbers = 0
         self._on_close = on_close
 
@@ -238,14 +236,11 @@ class PoolSender:
         receipt = self._receiver.receive(transfers)
         return receipt.end, next(iter(receipt.failed.values()), None)
 
-    def give_back(self, piece: PoolPiece, after: Event) -> None:
-        """A piece that is not sent. Its copy may run until `after`."""
-        self._returning.append((after, piece))
+    def give_back(self, piece: PoolPiece) -> None:
+        """A piece that is not sent. Its copy may still run: other copies into its range follow on the same stream."""
+        self._free(piece.slot, piece.number)
 
     def _collect(self) -> None:
-        while self._returning and self._returning[0][0].done():
-            piece = self._returning.popleft()[1]
-            self._free(piece.slot, piece.number)
         for slot in np.flatnonzero((self._board == self._expected) & (self._expected > 0)).tolist():
             self._free(slot, int(self._expected[slot]))
 

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni.connector import EdgeEnd
-from omni.connector.pool import BOARD_SLOTS, PoolPending, PoolReceiver, PoolRef, PoolSender, RangeAllocator, TensorMemory
+from omni.connector.pool import (
+    BOARD_SLOTS,
+    PoolPending,
+    PoolReceiver,
+    PoolRef,
+    PoolSender,
+    RangeAllocator,
+    TensorMemory,
+)
 from omni.device import COMPLETED
 from omni.device.cpu import CpuDevice
 from omni.payload import Payload

@@ -205,7 +205,11 @@ class ApartWorld(PooledWorld):
         if not isinstance(device, SimulatedDevice):
             return super().engine(device, settings)
         assert device.schedule is not None
-        options = {**pooled(settings, (WRITER, READER), (WRITER, CLERK)), f"{READER}.place": THERE, f"{CLERK}.place": THERE}
+        options = {
+            **pooled(settings, (WRITER, READER), (WRITER, CLERK)),
+            f"{READER}.place": THERE,
+            f"{CLERK}.place": THERE,
+        }
         folder = self._folders[str(options.pop(_PAUSES))]
         return SplitEngine(folder, hidden_plugins(), options, device, device.schedule.random)
 
@@ -356,7 +360,8 @@ def make_world(name: str) -> World:
     if name == OmniWorld.name:
         return OmniWorld()
     worlds: dict[str, type[HiddenWorld | CodecWorld | ListenerWorld]] = {
-        world.name: world for world in (HiddenWorld, PooledWorld, ApartWorld, CodecWorld, PooledCodecWorld, ListenerWorld)
+        world.name: world
+        for world in (HiddenWorld, PooledWorld, ApartWorld, CodecWorld, PooledCodecWorld, ListenerWorld)
     }
     return worlds[name](temporary_folder())
 
