@@ -3,17 +3,19 @@
 | memory | written by | read by | free when |
 |---|---|---|---|
 | the payload's | the producer's phases | the sender's copies | the last copy is complete |
-| a range of the pool | the sender's copies, before its piece is sent | the receiver's copy, or the consumer | acknowledged |
+| a range of the pool | the sender's copies, before its piece is sent | the receiver's copy, or the consumer | acknowledged, or not sent |
 | the acknowledgement board | the receiver | the sender | the connector closes |
 | the receiver's own memory | the receiver's copies | the consumer | `Pending.release(after)` and `after` is done |
 
-A payload that fits is one piece, and is delivered as views of the pool while the consumer's payloads take less than
-half of it. Everything else is copied out of the pool at once. So the pool drains, whatever the consumer does.
+A payload that fits is one piece. In the first half of the pool it is delivered as views of the pool. Everything else is
+copied out of the pool at once. So the second half drains, whatever the consumer does, and a piece, at most a quarter of
+the pool, fits there.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Protocol
 
 import msgspec
@@ -133,8 +135,7 @@ class PoolRef:
         self._aborted = True
         self._left.clear()
         while self._copying:
-            copying = self._copying.popleft()
-            self._sender.give_back(copying.piece, copying.copied)
+            self._sender.give_back(self._copying.popleft().piece)
 
     def _may_copy(self) -> bool:
         """Whether copies launched now read the payload."""
@@ -193,10 +194,10 @@ class PoolSender:
         self._board = board
         self._expected = np.zeros(BOARD_SLOTS, np.uint64)
         self._free_slots = list(range(BOARD_SLOTS))
+        """A heap: the first ones are preferred, since the receiver may keep them."""
         self._ranges = RangeAllocator(len(pool))
         self._given: dict[int, tuple[int, int, int]] = {}
         """Pieces that are not acknowledged, by slot: number, start, bytes."""
-        self._returning: deque[tuple[Event, PoolPiece]] = deque()
         self._numbers = 0
         self._on_close = on_close
 
@@ -217,13 +218,11 @@ class PoolSender:
         """A range of the pool and a slot of the board; None if none is free now."""
         if not self._receiver.ready:
             return None
+        self._collect()
         start = self._ranges.acquire(nbytes) if self._free_slots else None
         if start is None:
-            self._collect()
-            start = self._ranges.acquire(nbytes) if self._free_slots else None
-            if start is None:
-                return None
-        slot = self._free_slots.pop()
+            return None
+        slot = heappop(self._free_slots)
         self._numbers += 1
         self._expected[slot] = self._numbers
         self._given[slot] = self._numbers, start, nbytes
@@ -237,14 +236,11 @@ class PoolSender:
         receipt = self._receiver.receive(transfers)
         return receipt.end, next(iter(receipt.failed.values()), None)
 
-    def give_back(self, piece: PoolPiece, after: Event) -> None:
-        """A piece that is not sent. Its copy may run until `after`."""
-        self._returning.append((after, piece))
+    def give_back(self, piece: PoolPiece) -> None:
+        """A piece that is not sent. Its copy may still run: other copies into its range follow on the same stream."""
+        self._free(piece.slot, piece.number)
 
     def _collect(self) -> None:
-        while self._returning and self._returning[0][0].done():
-            piece = self._returning.popleft()[1]
-            self._free(piece.slot, piece.number)
         for slot in np.flatnonzero((self._board == self._expected) & (self._expected > 0)).tolist():
             self._free(slot, int(self._expected[slot]))
 
@@ -255,7 +251,7 @@ class PoolSender:
             del self._given[slot]
             self._ranges.release(given[1], given[2])
             self._expected[slot] = 0
-            self._free_slots.append(slot)
+            heappush(self._free_slots, slot)
 
 
 class PoolMemory(Protocol):
@@ -361,7 +357,7 @@ class PoolReceiver:
         self.nothing = end.device.empty((0,), torch.uint8, self._stream)
         self._memory = memory
         self._board = board
-        self._viewable = pool_bytes // 2
+        self._half = pool_bytes // 2
         self._kept: list[_Kept] = []
         self._on_close = on_close
         self._closed = False
@@ -395,12 +391,9 @@ class PoolReceiver:
 
     def view(self, piece: PoolPiece) -> Tensor | None:
         """The piece where it is; None if it should be copied."""
-        if piece.nbytes > self._viewable:
+        if piece.start + piece.nbytes > self._half or piece.slot >= BOARD_SLOTS // 2:
             return None
-        seen = self._memory.view(piece.start, piece.nbytes)
-        if seen is not None:
-            self._viewable -= piece.nbytes
-        return seen
+        return self._memory.view(piece.start, piece.nbytes)
 
     def allocate(self, nbytes: int) -> Tensor:
         """Memory of the receiver's own."""
@@ -417,8 +410,6 @@ class PoolReceiver:
     def keep(self, after: Event, viewed: PoolPiece | None, memory: Tensor) -> None:
         """Keeps a released payload's memory until `after`."""
         self._kept.append(_Kept(after, viewed, memory))
-        if viewed is not None:
-            self._viewable += viewed.nbytes
 
     def _acknowledge(self, piece: PoolPiece) -> None:
         if piece.number:

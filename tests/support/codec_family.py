@@ -123,7 +123,7 @@ def build_nothing(context: StageContext) -> None:
 
 def codec_plugins() -> Plugins:
     """The family, and what it needs."""
-    return plugins_of("ar", "vocoder", "local", codec=_HERE)
+    return plugins_of("ar", "vocoder", "local", "shm", codec=_HERE)
 
 
 @hookimpl

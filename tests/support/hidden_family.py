@@ -95,7 +95,7 @@ def build_readout(context: StageContext) -> ReadOut:
 
 def hidden_plugins() -> Plugins:
     """The family, its kinds of stages, and what else it needs."""
-    return plugins_of("ar", "local", hidden=_HERE)
+    return plugins_of("ar", "local", "shm", hidden=_HERE)
 
 
 @hookimpl

@@ -122,7 +122,8 @@ class ReaderWorker(MailboxWorker[ReadRequest]):
     def feed(self, request: ReadRequest, message: Feed) -> None:
         meta, rows = message.payload.meta, message.payload.tensors["hidden"]
         assert isinstance(meta, HiddenRows)
-        assert isinstance(rows, PageSlice)
+        if not isinstance(rows, PageSlice):  # it came through a pool
+            rows = PageSlice(rows[None], np.arange(len(rows)))
         request.tokens = in_order(meta, len(rows.slots), request.tokens)
         request.arrivals.append(Arrival(message, rows, meta))
 

@@ -18,11 +18,13 @@ import torch
 
 from omni.device import Device
 from omni.device.cpu import CpuDevice
-from omni.engine import Engine, EngineRequest
+from omni.engine import Engine, EngineRequest, Sink
 from omni.engine.route import Credit
+from omni.errors import OmniError
 from omni.frontend.base import Chat
 from omni.payload import Payload
 from omni.sampling import HostRules, SamplingParams
+from omni.stage import StageUsage
 from omni.testing import SimulatedDevice, Simulation
 from omni_ar.inputs import StepInputs
 from tests.support.ar_driver import plain_prompt
@@ -39,15 +41,36 @@ from tests.support.received import Received
 from tests.support.reference import chat, picture, sizes, sound, temporary_folder, tiny_checkpoint
 from tests.support.small_codec import codec_prompt
 from tests.support.small_text import NothingTwice, TwoInARow
+from tests.support.split_engine import SplitEngine
+from tests.support.two_engines import THERE
 
 # Pipelines under mixed traffic: what can be asked of each, and which settings make it hard.
 
 Knobs = Mapping[str, Sequence[object]]
 """What a setting may be, by dotted path. The first value is the easiest."""
 
-_PAUSES, _CREDIT = "pauses", "credit"
+_PAUSES, _CREDIT, _POOL = "pauses", "credit", "pool_bytes"
 _WHOLE = 64
 """Payloads, more than a request has."""
+
+
+class AnyEngine(Protocol):
+    """`Engine`, or what stands for several."""
+
+    def submit(self, request: EngineRequest, sink: Sink) -> None: ...
+
+    def abort(self, request_id: str, error: OmniError) -> None: ...
+
+    def tick(self) -> bool: ...
+
+    @property
+    def idle(self) -> bool: ...
+
+    def usage(self) -> Mapping[str, StageUsage]: ...
+
+    def counters(self) -> Mapping[str, Mapping[str, int]]: ...
+
+    def close(self) -> None: ...
 
 
 class World(Protocol):
@@ -64,7 +87,7 @@ class World(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def engine(self, device: Device, settings: Mapping[str, object]) -> Engine: ...
+    def engine(self, device: Device, settings: Mapping[str, object]) -> AnyEngine: ...
 
     def request(self, content: int, request_id: str, priority: int) -> EngineRequest: ...
 
@@ -81,6 +104,16 @@ def ar_knobs(stage: str, block_size: int, roomy: int, few: int) -> Knobs:
         f"{stage}.prefix_cache": (True, False),
         f"{stage}.max_num_seqs": (4, 4, 3, 1),
     }
+
+
+def pooled(settings: Mapping[str, object], *edges: tuple[str, str]) -> dict[str, object]:
+    """Settings with pools for edges, as large as `_POOL` says."""
+    options = dict(settings)
+    pool_bytes = options.pop(_POOL)
+    for producer, consumer in edges:
+        edge = f"edges.{producer}-{consumer}"
+        options |= {f"{edge}.connector": "shm", f"{edge}.pool_bytes": pool_bytes}
+    return options
 
 
 class HiddenWorld:
@@ -109,10 +142,12 @@ class HiddenWorld:
         {"temperature": 1.0, "min_p": 0.02, "seed": 8, "presence_penalty": 0.5},
     )
 
+    _WIDTH = 64
+
     def __init__(self, folder: Path) -> None:
         credits = {READER: {READER: 4, CLERK: _WHOLE}, CLERK: {READER: _WHOLE, CLERK: 4}}
         self._folders = {
-            name: write_hidden(folder / name, readers=(READER, CLERK), credit=credit)
+            name: write_hidden(folder / name, width=self._WIDTH, readers=(READER, CLERK), credit=credit)
             for name, credit in credits.items()
         }
 
@@ -120,7 +155,7 @@ class HiddenWorld:
     def contents(self) -> int:
         return 12
 
-    def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
+    def engine(self, device: Device, settings: Mapping[str, object]) -> AnyEngine:
         options = dict(settings)
         folder = self._folders[str(options.pop(_PAUSES))]
         return TickedEngine(folder, hidden_plugins(), options, device, graphs=True).engine
@@ -146,6 +181,39 @@ class HiddenWorld:
         return {}
 
 
+class PooledWorld(HiddenWorld):
+    """The same through pools of shared memory. A small one holds three rows of hidden states, each of two pieces; a larger
+    one holds six, of one piece each."""
+
+    name = "pooled"
+    knobs: ClassVar[Knobs] = {**HiddenWorld.knobs, _POOL: (2**17, 2**16)}
+    _WIDTH = 5000
+
+    def engine(self, device: Device, settings: Mapping[str, object]) -> AnyEngine:
+        """What is right comes from an engine without pools."""
+        if not isinstance(device, SimulatedDevice):
+            return super().engine(device, {name: value for name, value in settings.items() if name != _POOL})
+        return super().engine(device, pooled(settings, (WRITER, READER), (WRITER, CLERK)))
+
+
+class ApartWorld(PooledWorld):
+    """The writer in one engine and its readers in another."""
+
+    name = "apart"
+
+    def engine(self, device: Device, settings: Mapping[str, object]) -> AnyEngine:
+        if not isinstance(device, SimulatedDevice):
+            return super().engine(device, settings)
+        assert device.schedule is not None
+        options = {
+            **pooled(settings, (WRITER, READER), (WRITER, CLERK)),
+            f"{READER}.place": THERE,
+            f"{CLERK}.place": THERE,
+        }
+        folder = self._folders[str(options.pop(_PAUSES))]
+        return SplitEngine(folder, hidden_plugins(), options, device, device.schedule.random)
+
+
 class CodecWorld:
     """A talker with conditioning, whose frames two vocoders take on the device and a clerk in host memory."""
 
@@ -166,7 +234,7 @@ class CodecWorld:
     def contents(self) -> int:
         return 10
 
-    def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
+    def engine(self, device: Device, settings: Mapping[str, object]) -> AnyEngine:
         return TickedEngine(self._folder, codec_plugins(), settings, device, graphs=True).engine
 
     def request(self, content: int, request_id: str, priority: int) -> EngineRequest:
@@ -186,6 +254,19 @@ class CodecWorld:
             sampling={SPEAKER: sampling},
             priority=priority,
         )
+
+
+class PooledCodecWorld(CodecWorld):
+    """The same through pools: payloads come before they are ready."""
+
+    name = "pooled codec"
+    knobs: ClassVar[Knobs] = {**CodecWorld.knobs, _POOL: (2**16,)}
+
+    def engine(self, device: Device, settings: Mapping[str, object]) -> AnyEngine:
+        """What is right comes from an engine without pools."""
+        if not isinstance(device, SimulatedDevice):
+            return super().engine(device, {name: value for name, value in settings.items() if name != _POOL})
+        return super().engine(device, pooled(settings, *((SPEAKER, to) for to in ("voice", "echo", "clerk"))))
 
 
 class ListenerWorld:
@@ -279,7 +360,8 @@ def make_world(name: str) -> World:
     if name == OmniWorld.name:
         return OmniWorld()
     worlds: dict[str, type[HiddenWorld | CodecWorld | ListenerWorld]] = {
-        world.name: world for world in (HiddenWorld, CodecWorld, ListenerWorld)
+        world.name: world
+        for world in (HiddenWorld, PooledWorld, ApartWorld, CodecWorld, PooledCodecWorld, ListenerWorld)
     }
     return worlds[name](temporary_folder())
 
@@ -387,7 +469,7 @@ def play(world: World, plan: Scenario, device: SimulatedDevice) -> Played:
 class _Scene:
     """Where a scenario is played. received: by request. happened: what was seen so far."""
 
-    def __init__(self, world: World, plan: Scenario, engine: Engine) -> None:
+    def __init__(self, world: World, plan: Scenario, engine: AnyEngine) -> None:
         self.received = {ask.id: Received() for ask in plan.asks}
         self.happened: Counter[str] = Counter(stalls=len(plan.stalls))
         self._world = world
@@ -454,7 +536,7 @@ def alone(world: World, content: int) -> Received:
 
 
 @cache
-def _calm(world: World) -> Engine:
+def _calm(world: World) -> AnyEngine:
     device: Device = CpuDevice()
     return world.engine(device, {name: values[0] for name, values in world.knobs.items()})
 
@@ -463,7 +545,7 @@ def _stall(device: SimulatedDevice, stall: Stall) -> None:
     device.stall(device.streams[stall.stream % len(device.streams)].name, stall.seconds)
 
 
-def _totals(engine: Engine) -> Counter[str]:
+def _totals(engine: AnyEngine) -> Counter[str]:
     totals: Counter[str] = Counter()
     for counts in engine.counters().values():
         totals.update(counts)

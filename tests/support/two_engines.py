@@ -226,10 +226,11 @@ def values_of(tensor: Tensor | PageSlice) -> Tensor:
 
 
 class MemoryLink:
-    """An end of a link. stuck: whether `flush` sends nothing."""
+    """An end of a link. stuck: whether `flush` sends nothing. most: messages that one `take` returns; None for all."""
 
     def __init__(self) -> None:
         self.stuck = False
+        self.most: int | None = None
         self.closed = False
         self.sent: list[PeerMessage] = []
         self._codec: Codec[PeerMessage] = Codec(PeerMessage)
@@ -261,9 +262,13 @@ class MemoryLink:
         assert not self.closed
         if not self._arrived and self._other.closed:
             raise LinkClosed
-        taken = [self._codec.decode(*encoded) for encoded in self._arrived]
-        self._arrived.clear()
-        return taken
+        count = len(self._arrived) if self.most is None else min(self.most, len(self._arrived))
+        return [self._codec.decode(*self._arrived.popleft()) for _ in range(count)]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether messages have arrived that were not taken."""
+        return bool(self._arrived)
 
     def close(self) -> None:
         self.closed = True

@@ -17,17 +17,23 @@ from tests.support.tiers import few
 
 pytestmark = pytest.mark.thorough
 
-Traffic = Literal["hidden", "codec", "omni", "host", "readers"]
-"""Two pipelines of small models, the tiny Qwen3-Omni, an edge into host memory, and two readers of payload that moves."""
+Traffic = Literal["hidden", "codec", "omni", "pooled", "apart", "pooled codec", "host", "readers"]
+"""Two pipelines of small models, the tiny Qwen3-Omni, the first two through pools and in two engines, an edge into host
+memory, and two readers of payload that moves."""
 
 WAITS: dict[str, tuple[Traffic, int]] = {
     "omni.device.download.Downloader.send#1": ("codec", 10),
+    "omni.connector.pool.PoolReceiver.tick#1": ("pooled", 10),
+    "omni.connector.pool.PoolRef._may_copy#1": ("pooled codec", 6),
+    "omni.connector.pool.PoolRef._may_copy#2": ("apart", 20),
+    "omni.connector.pool.PoolRef.freed#1": ("apart", 10),
+    "omni.connector.pool.PoolRef.pieces#1": ("pooled", 10),
     "omni.device.ring.HostSlot.free#1": ("hidden", 10),
     "omni.engine.host._arrived#1": ("host", 40),
     "omni.engine.host._arrived#2": ("host", 40),
     "omni.engine.host.SlotPool.acquire#1": ("host", 40),
-    "omni.payload.PageSlice.gathered#1": ("readers", 1),
-    "omni.payload._All.done#1": ("readers", 1),
+    "omni.payload.payload.PageSlice.gathered#1": ("readers", 1),
+    "omni.payload.payload._All.done#1": ("readers", 1),
     "omni.stage.messages.Feed.arrived#1": ("codec", 10),
     "omni.stage.messages.Feed.arrived#2": ("hidden", 20),
     "omni_ar.run.blocks.reclaim._Leaving.free#1": ("readers", 1),

@@ -1,0 +1,205 @@
+"""A pipeline in two engines on one device, presented as one engine. A seed says which of them ticks, and when messages arrive."""
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from omni.checkpoint import Checkpoint
+from omni.config import Layer
+from omni.device import Device
+from omni.engine import (
+    Engine,
+    EngineOptions,
+    EngineOutput,
+    EngineRequest,
+    RequestFailed,
+    RequestFinished,
+    Sink,
+    StageFinished,
+    build_engine,
+    resolve_pipeline,
+)
+from omni.engine.mailbox import LocalMailbox
+from omni.engine.placement import Placement
+from omni.engine.request import AbortRequest, ConnectPeer, EngineCommand, SafeSink, SubmitRequest
+from omni.errors import OmniError, StageError
+from omni.plugin.manager import Plugins
+from omni.stage import StageUsage
+from tests.support.two_engines import HERE, THERE, MemoryLink
+
+_LONGEST_PAUSE = 20
+"""Rounds in a row without an engine."""
+_OVER = StageError("request", "ending it", "its outputs were given")
+
+
+class LateMailbox(LocalMailbox):
+    """Commands come later than they are put, in order. chance: None for at once."""
+
+    def __init__(self, chance: random.Random | None) -> None:
+        super().__init__()
+        self._chance = chance
+        self._under_way: deque[EngineCommand] = deque()
+
+    def put(self, command: EngineCommand) -> None:
+        self._under_way.append(command)
+
+    def take(self) -> Sequence[EngineCommand]:
+        count = len(self._under_way)
+        if self._chance is not None:
+            count = self._chance.randint(0, count)
+        return [self._under_way.popleft() for _ in range(count)]
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._under_way)
+
+
+@dataclass(slots=True, eq=False)
+class _Split:
+    """A request. parts: places whose engines have not ended it. awaited: stages with a wanted output that are not done."""
+
+    request: EngineRequest
+    sink: SafeSink
+    parts: set[str]
+    awaited: set[str]
+    over: bool = False
+
+
+@dataclass(slots=True)
+class _Seat:
+    engine: Engine
+    mailbox: LateMailbox
+    link: MemoryLink
+    pause: int = 0
+    """Rounds that it does not tick."""
+    errors: list[OmniError | None] = field(default_factory=list)
+    """What it was told of its connection."""
+
+
+class SplitEngine:
+    """As `omni.process.EngineGroup`, in one thread.
+
+    settings: with the places of stages, `HERE` and `THERE`. chance: None ticks both engines in each round, and nothing
+    is late.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        plugins: Plugins,
+        settings: Mapping[str, object],
+        device: Device,
+        chance: random.Random | None = None,
+    ) -> None:
+        checkpoint = Checkpoint(folder)
+        plan = resolve_pipeline(checkpoint, plugins, [Layer("test", settings)])
+        self._pipeline = plan.pipeline
+        self._placement = Placement.of(plan.pipeline, HERE)
+        self._chance: random.Random | None = None
+        self._numbers = itertools.count(1)
+        self._requests: dict[str, _Split] = {}
+        options = EngineOptions(dtype="float32", device=HERE, graphs=True)
+        self._seats: dict[str, _Seat] = {}
+        for place, link in zip((HERE, THERE), MemoryLink.pair(), strict=True):
+            mailbox = LateMailbox(chance)
+            engine = build_engine(plan, checkpoint, plugins, device, options, mailbox, place=place)
+            self._seats[place] = _Seat(engine, mailbox, link)
+        self._connect()
+        self._chance = chance
+
+    def submit(self, request: EngineRequest, sink: Sink) -> None:
+        number = next(self._numbers)
+        stages = self._pipeline.active(request.modalities, request.inputs)
+        places = self._placement.place_request(self._pipeline, stages, {})
+        parts = set(places.values())
+        wanted = {output.stage for output in self._pipeline.outputs if output.modality in request.modalities}
+        split = _Split(request, SafeSink(request.id, sink), parts, wanted)
+        split.request = replace(request, number=number, places=places if len(parts) > 1 else {})
+        self._requests[request.id] = split
+        for place in dict.fromkeys(places.values()):
+            inputs = {stage: given for stage, given in request.inputs.items() if places.get(stage) == place}
+            part = replace(split.request, inputs=inputs)
+            command = SubmitRequest(part, SafeSink(request.id, partial(self._take, split, place)))
+            self._seats[place].mailbox.put(command)
+
+    def abort(self, request_id: str, error: OmniError) -> None:
+        split = self._requests.get(request_id)
+        if split is not None:
+            self._abort_parts(split, error)
+
+    def tick(self) -> bool:
+        moved = False
+        for seat in self._order():
+            moved |= seat.engine.tick()
+        return moved
+
+    @property
+    def idle(self) -> bool:
+        return not self._requests and all(seat.engine.idle and not seat.link.waiting for seat in self._seats.values())
+
+    def usage(self) -> Mapping[str, StageUsage]:
+        return {stage: usage for seat in self._seats.values() for stage, usage in seat.engine.usage().items()}
+
+    def counters(self) -> Mapping[str, Mapping[str, int]]:
+        return {stage: counts for seat in self._seats.values() for stage, counts in seat.engine.counters().items()}
+
+    def close(self) -> None:
+        for seat in self._seats.values():
+            seat.engine.close()
+
+    def _connect(self) -> None:
+        for place, other in ((HERE, THERE), (THERE, HERE)):
+            seat = self._seats[place]
+            seat.mailbox.put(ConnectPeer(other, seat.link, seat.errors.append))
+        while not all(seat.errors for seat in self._seats.values()):
+            with torch.inference_mode():
+                self.tick()
+        for seat in self._seats.values():
+            assert seat.errors == [None]
+
+    def _order(self) -> Sequence[_Seat]:
+        """The engines that tick in this round, in order, and what reaches them."""
+        seats, chance = list(self._seats.values()), self._chance
+        if chance is None:
+            return seats
+        chance.shuffle(seats)
+        for seat in seats:
+            seat.pause = seat.pause - 1 if seat.pause else chance.choice((0, 0, 0, 1, 3, _LONGEST_PAUSE))
+            seat.link.stuck = chance.random() < 0.3
+            seat.link.most = chance.choice((None, None, 0, 1, 2))
+        return [seat for seat in seats if not seat.pause]
+
+    def _take(self, split: _Split, place: str, output: EngineOutput) -> None:
+        if split.over:
+            return
+        match output:
+            case StageFinished(stage=stage):
+                split.sink.give(output)
+                split.awaited.discard(stage)
+                if len(split.parts) > 1 and not split.awaited:
+                    self._finish(split, RequestFinished())
+            case RequestFinished():
+                split.parts.discard(place)
+                if not split.parts:
+                    self._finish(split, output)
+            case RequestFailed():
+                split.parts.discard(place)
+                self._finish(split, output)
+            case _:
+                split.sink.give(output)
+
+    def _finish(self, split: _Split, output: RequestFinished | RequestFailed) -> None:
+        split.over = True
+        self._abort_parts(split, output.error if isinstance(output, RequestFailed) else _OVER)
+        del self._requests[split.request.id]
+        split.sink.finish(output)
+
+    def _abort_parts(self, split: _Split, error: OmniError) -> None:
+        for place in sorted(split.parts):
+            self._seats[place].mailbox.put(AbortRequest(split.request.id, error, split.request.number))
