@@ -157,7 +157,7 @@ class Receiver(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether `tick` has something to do, now or later."""
+        """Whether `tick` has something to do, now or later: also while a received payload is not released."""
         ...
 
     def receive(self, piece: object) -> Pending:

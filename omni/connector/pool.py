@@ -3,7 +3,7 @@
 | memory | written by | read by | free when |
 |---|---|---|---|
 | the payload's | the producer's phases | the sender's copies | the last copy is complete |
-| a range of the pool | the sender's copies, before its piece is sent | the receiver's copy, or the consumer | acknowledged, or not sent |
+| a range of the pool | the sender's copies, before its piece is sent | the receiver's copy, the consumer | acknowledged or not sent |
 | the acknowledgement board | the receiver | the sender | the connector closes |
 | the receiver's own memory | the receiver's copies | the consumer | `Pending.release(after)` and `after` is done |
 
@@ -300,6 +300,7 @@ class PoolPending:
         self._copied: Event = COMPLETED
         self._over = False
         if self._missing:
+            receiver.unreleased += 1
             self._bytes = receiver.view(first) if self._missing == 1 else None
             if self._bytes is not None:
                 self._viewed = first
@@ -324,6 +325,7 @@ class PoolPending:
         self._over = True
         if self._bytes is not None:
             self._receiver.keep(after, self._viewed, self._bytes)
+            self._receiver.unreleased -= 1
             self._bytes = None
 
     def abort(self) -> None:
@@ -358,13 +360,15 @@ class PoolReceiver:
         self._memory = memory
         self._board = board
         self._half = pool_bytes // 2
+        self.unreleased = 0
+        """Payloads whose consumer may read the pool, or memory copied from it."""
         self._kept: list[_Kept] = []
         self._on_close = on_close
         self._closed = False
 
     @property
     def busy(self) -> bool:
-        return bool(self._kept)
+        return bool(self._kept or self.unreleased)
 
     def receive(self, piece: object) -> PoolPending:
         assert isinstance(piece, PoolPiece)

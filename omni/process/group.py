@@ -23,7 +23,7 @@ from omni.engine.request import SafeSink
 from omni.errors import LostPeerError, OmniError, StageError
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
-from omni.process.seats import Seats
+from omni.process.placed import PlacedEngines
 from omni.process.timelines import merge_timelines
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Tracked:
-    """A request. lock: taken before that of the seats. places: of its stages, if they are several.
+    """A request. lock: taken before that of the engines. places: of its stages, if they are several.
 
     parts: places whose engines have not ended it. awaited: stages with a wanted output that are not done.
     attempt: its number, from 0; outputs of earlier attempts are dropped. started: whether the user was given an output.
@@ -65,13 +65,13 @@ class EngineGroup:
     from every engine directly. The group decides when the request is over, and ends its parts elsewhere.
 
     If a process ends, requests that used it start again from their prompt if nothing of them was given to the user, and
-    fail with a LostPeerError otherwise. The seats' lock guards the collections of requests and their places; a
+    fail with a LostPeerError otherwise. The engines' lock guards the collections of requests and their places; a
     request's own lock orders its outputs.
     """
 
     def __init__(self) -> None:
         """Starts the first process, which imports what it needs while this one reads settings and files."""
-        self._seats = Seats(self._place_waiting)
+        self._placed = PlacedEngines(self._place_waiting)
         self._tracked: dict[str, _Tracked] = {}
         self._waiting: list[_Tracked] = []
         self._numbers = itertools.count(1)
@@ -80,7 +80,7 @@ class EngineGroup:
     @property
     def pids(self) -> Mapping[str, int]:
         """The ids of the processes, by place."""
-        return {place: seat.engine.pid for place, seat in self._seats.by_place.items()}
+        return {place: placed.engine.pid for place, placed in self._placed.by_place.items()}
 
     @property
     def takes_text_rules(self) -> bool:
@@ -89,14 +89,14 @@ class EngineGroup:
     def load(self, checkpoint: str, pipeline: Pipeline, plugins: Plugins, options: EngineOptions) -> None:
         """Has the processes load a checked pipeline. Returns at once; `ready` waits for it."""
         self._pipeline, self._options = pipeline, options
-        self._placement = self._seats.load(checkpoint, pipeline, plugins, options)
+        self._placement = self._placed.load(checkpoint, pipeline, plugins, options)
 
     def ready(self) -> None:
         """Waits until all stages are loaded and the engines are connected. Raises the first error, with the type and text that
         it has in its process."""
-        self._seats.ready()
-        seats = self._seats.by_place.values()
-        self.memory = {stage: seat.engine.memory[stage] for seat in seats for stage in seat.stages}
+        self._placed.ready()
+        engines = self._placed.by_place.values()
+        self.memory = {stage: placed.engine.memory[stage] for placed in engines for stage in placed.stages}
 
     def start(self) -> None:
         """No effect: the engines run."""
@@ -104,7 +104,7 @@ class EngineGroup:
     def submit(self, request: EngineRequest, sink: Sink) -> None:
         """See `Engine.submit`."""
         tracked = _Tracked(request, SafeSink(request.id, sink))
-        with self._seats.lock:
+        with self._placed.lock:
             if request.id in self._tracked:
                 raise AssertionError(f"request id {request.id!r} is in use")
             self._tracked[request.id] = tracked
@@ -112,7 +112,7 @@ class EngineGroup:
 
     def abort(self, request_id: str, error: OmniError) -> None:
         """See `Engine.abort`. The caller may hold a lock that the request's sink takes, so the sink is called elsewhere."""
-        with self._seats.lock:
+        with self._placed.lock:
             tracked = self._tracked.get(request_id)
             if tracked is None or tracked.aborted is not None:
                 return
@@ -121,7 +121,7 @@ class EngineGroup:
             if waits:
                 self._waiting.remove(tracked)
             for place in list(tracked.parts):
-                self._seats.by_place[place].engine.abort(tracked.part_id, error, tracked.number)
+                self._placed.by_place[place].engine.abort(tracked.part_id, error, tracked.number)
         if waits:
             ending = (tracked, RequestFailed(error))
             threading.Thread(target=self._finish, args=ending, name="omni-abort", daemon=True).start()
@@ -131,57 +131,57 @@ class EngineGroup:
         started again nothing is checked here: the engine checks the request when it comes."""
         asked: dict[str, dict[str, SamplingParams]] = {}
         for stage, params in sampling.items():
-            with self._seats.lock:
-                seats = self._seats.of_stage(stage)
-                up = next((seat for seat in seats if seat.up), None)
-                failure = None if any(seat.failure is None for seat in seats) else seats[0].failure
+            with self._placed.lock:
+                engines = self._placed.of_stage(stage)
+                up = next((placed for placed in engines if placed.up), None)
+                failure = None if any(placed.failure is None for placed in engines) else engines[0].failure
             if failure is not None:
                 raise _again(failure)
             if up is not None:
                 asked.setdefault(up.place, {})[stage] = params
         for place, own in asked.items():
             with suppress(LostPeerError):
-                self._seats.by_place[place].engine.check(own, {stage: fields[stage] for stage in own})
+                self._placed.by_place[place].engine.check(own, {stage: fields[stage] for stage in own})
 
     def longest_prompt(self, stage: str) -> int | None:
         """See `Engine.longest_prompt`."""
-        return self._seats.of_stage(stage)[0].engine.longest_prompt(stage)
+        return self._placed.of_stage(stage)[0].engine.longest_prompt(stage)
 
     def usage(self) -> Mapping[str, StageUsage]:
         """See `Engine.usage`. Those of replicas are added up."""
-        return _sums(seat.engine.usage() for seat in self._seats.by_place.values())
+        return _sums(placed.engine.usage() for placed in self._placed.by_place.values())
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """See `Engine.counters`. Those of replicas are added up. An engine that was started again counts from 0."""
-        return _sums(seat.engine.counters() for seat in self._seats.by_place.values())
+        return _sums(placed.engine.counters() for placed in self._placed.by_place.values())
 
     @property
     def idle(self) -> bool:
         """See `Engine.idle`."""
-        return not self._tracked and all(seat.engine.idle for seat in self._seats.by_place.values())
+        return not self._tracked and all(placed.engine.idle for placed in self._placed.by_place.values())
 
     def close(self) -> None:
         """See `Engine.close`. The processes have exited when this returns."""
-        self._seats.stop()
-        with self._seats.lock:
+        self._placed.stop()
+        with self._placed.lock:
             waiting, self._waiting = self._waiting, []
         for tracked in waiting:
             self._finish(tracked, RequestFailed(_closed()))
         try:
-            self._seats.close()
+            self._placed.close()
         finally:
             self._merge_timelines()
 
     def kill(self) -> None:
         """Ends the processes of a model that could not be loaded."""
-        self._seats.kill()
+        self._placed.kill()
 
     # Requests.
 
     def _place(self, tracked: _Tracked) -> None:
         """Sends a request to its engines; it waits if one of them is being started again."""
         with tracked.lock:
-            with self._seats.lock:
+            with self._placed.lock:
                 failure = None if tracked.over else tracked.aborted or self._send(tracked)
             if failure is not None:
                 self._finish(tracked, RequestFailed(failure))
@@ -190,28 +190,28 @@ class EngineGroup:
         """Under the lock, so that requests reach every engine in the order of their numbers. Returns why it cannot run."""
         request = tracked.request
         stages = self._pipeline.active(request.modalities, request.inputs)
-        everything = self._seats.by_place
-        load = {place: seat.engine.requests + 2**32 * (not seat.up) for place, seat in everything.items()}
+        everything = self._placed.by_place
+        load = {place: placed.engine.requests + 2**32 * (not placed.up) for place, placed in everything.items()}
         places = self._placement.place_request(self._pipeline, stages, load)
         # Without a stage, the engine says what is wrong with the request.
-        seats = [everything[place] for place in dict.fromkeys(places.values())] or list(everything.values())[:1]
-        failure = next((seat.failure for seat in seats if seat.failure is not None), None)
+        engines = [everything[place] for place in dict.fromkeys(places.values())] or list(everything.values())[:1]
+        failure = next((placed.failure for placed in engines if placed.failure is not None), None)
         if failure is not None:
             return _again(failure)
-        if self._seats.closing.is_set():
+        if self._placed.closing.is_set():
             return _closed()
-        if not all(seat.up for seat in seats):
+        if not all(placed.up for placed in engines):
             self._waiting.append(tracked)
             return None
         tracked.number, tracked.lost = next(self._numbers), None
-        tracked.places = places if len(seats) > 1 else {}
+        tracked.places = places if len(engines) > 1 else {}
         wanted = {output.stage for output in self._pipeline.outputs if output.modality in request.modalities}
         tracked.awaited = wanted if tracked.places else set()
         # All of them: if one cannot be sent, the others' engines drop what they got for it.
-        tracked.parts = {seat.place for seat in seats}
-        for seat in seats:
-            part, take = self._part(tracked, seat.place), partial(self._take, tracked, tracked.attempt, seat.place)
-            error = seat.engine.submit(part, take)
+        tracked.parts = {placed.place for placed in engines}
+        for placed in engines:
+            part, take = self._part(tracked, placed.place), partial(self._take, tracked, tracked.attempt, placed.place)
+            error = placed.engine.submit(part, take)
             if error is not None:
                 return error
         return None
@@ -264,7 +264,7 @@ class EngineGroup:
         if tracked.places.get(error.stage, place) in tracked.parts:
             tracked.lost = error
             return
-        final = tracked.started or tracked.attempt >= self._options.restarts or self._seats.closing.is_set()
+        final = tracked.started or tracked.attempt >= self._options.restarts or self._placed.closing.is_set()
         if final or tracked.aborted is not None:
             self._finish(tracked, RequestFailed(tracked.aborted or error))
             return
@@ -280,24 +280,24 @@ class EngineGroup:
             tracked.over = True
             error = output.error if isinstance(output, RequestFailed) else None
             self._end_parts(tracked, error or StageError("engine", "ending a request", "its outputs were given"))
-            with self._seats.lock:
+            with self._placed.lock:
                 self._tracked.pop(tracked.request.id, None)
         tracked.sink.finish(output)
 
     def _end_parts(self, tracked: _Tracked, error: OmniError) -> None:
         for place in tracked.parts:
-            self._seats.by_place[place].engine.abort(tracked.part_id, error, tracked.number)
+            self._placed.by_place[place].engine.abort(tracked.part_id, error, tracked.number)
         tracked.parts = set()
 
     def _place_waiting(self) -> None:
-        with self._seats.lock:
+        with self._placed.lock:
             waiting, self._waiting = self._waiting, []
         for tracked in waiting:
             self._place(tracked)
 
     def _merge_timelines(self) -> None:
-        if len(self._seats.by_place) > 1 and self._options.timeline is not None:
-            merge_timelines(self._options, list(self._seats.by_place))
+        if len(self._placed.by_place) > 1 and self._options.timeline is not None:
+            merge_timelines(self._options, list(self._placed.by_place))
 
 
 def _again(error: StageError) -> StageError:

@@ -115,7 +115,7 @@ class Pool:
 @pytest.mark.parametrize("nbytes", [2**16, 2**20], ids=["few ranges", "few slots of the board"])
 def test_small_payloads_that_are_kept_leave_half_of_the_pool(nbytes: int) -> None:
     pool = Pool(nbytes)
-    kept = []
+    kept: list[PoolPending] = []
     for _ in range(BOARD_SLOTS + 100):
         pending = pool.through(8)
         assert pending is not None, f"{len(kept)} payloads are kept, and the sender has no room"
@@ -166,3 +166,15 @@ def test_all_of_the_pool_comes_back_from_payloads_given_up() -> None:
         for (piece,) in pieces:
             pool.receiver.discard(piece)
     assert pool.sender.acquire(2**16) is not None
+
+
+def test_a_receiver_is_busy_until_its_payloads_are_released() -> None:
+    """The engine closes the receiver of a lost sender once it is not busy: its consumers may still read the pool."""
+    pool = Pool(2**16)
+    pending = pool.through(8)
+    assert pending is not None
+    busy = []
+    for step in (pool.receiver.tick, lambda: pending.release(COMPLETED), pool.receiver.tick):
+        step()
+        busy.append(pool.receiver.busy)
+    assert busy == [True, True, False]

@@ -72,7 +72,7 @@ class _Split:
 
 
 @dataclass(slots=True)
-class _Seat:
+class _Placed:
     engine: Engine
     mailbox: LateMailbox
     link: MemoryLink
@@ -105,11 +105,11 @@ class SplitEngine:
         self._numbers = itertools.count(1)
         self._requests: dict[str, _Split] = {}
         options = EngineOptions(dtype="float32", device=HERE, graphs=True)
-        self._seats: dict[str, _Seat] = {}
+        self._placed: dict[str, _Placed] = {}
         for place, link in zip((HERE, THERE), MemoryLink.pair(), strict=True):
             mailbox = LateMailbox(chance)
             engine = build_engine(plan, checkpoint, plugins, device, options, mailbox, place=place)
-            self._seats[place] = _Seat(engine, mailbox, link)
+            self._placed[place] = _Placed(engine, mailbox, link)
         self._connect()
         self._chance = chance
 
@@ -126,7 +126,7 @@ class SplitEngine:
             inputs = {stage: given for stage, given in request.inputs.items() if places.get(stage) == place}
             part = replace(split.request, inputs=inputs)
             command = SubmitRequest(part, SafeSink(request.id, partial(self._take, split, place)))
-            self._seats[place].mailbox.put(command)
+            self._placed[place].mailbox.put(command)
 
     def abort(self, request_id: str, error: OmniError) -> None:
         split = self._requests.get(request_id)
@@ -135,45 +135,47 @@ class SplitEngine:
 
     def tick(self) -> bool:
         moved = False
-        for seat in self._order():
-            moved |= seat.engine.tick()
+        for placed in self._order():
+            moved |= placed.engine.tick()
         return moved
 
     @property
     def idle(self) -> bool:
-        return not self._requests and all(seat.engine.idle and not seat.link.waiting for seat in self._seats.values())
+        return not self._requests and all(
+            placed.engine.idle and not placed.link.waiting for placed in self._placed.values()
+        )
 
     def usage(self) -> Mapping[str, StageUsage]:
-        return {stage: usage for seat in self._seats.values() for stage, usage in seat.engine.usage().items()}
+        return {stage: usage for placed in self._placed.values() for stage, usage in placed.engine.usage().items()}
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
-        return {stage: counts for seat in self._seats.values() for stage, counts in seat.engine.counters().items()}
+        return {stage: counts for placed in self._placed.values() for stage, counts in placed.engine.counters().items()}
 
     def close(self) -> None:
-        for seat in self._seats.values():
-            seat.engine.close()
+        for placed in self._placed.values():
+            placed.engine.close()
 
     def _connect(self) -> None:
         for place, other in ((HERE, THERE), (THERE, HERE)):
-            seat = self._seats[place]
-            seat.mailbox.put(ConnectPeer(other, seat.link, seat.errors.append))
-        while not all(seat.errors for seat in self._seats.values()):
+            placed = self._placed[place]
+            placed.mailbox.put(ConnectPeer(other, placed.link, placed.errors.append))
+        while not all(placed.errors for placed in self._placed.values()):
             with torch.inference_mode():
                 self.tick()
-        for seat in self._seats.values():
-            assert seat.errors == [None]
+        for placed in self._placed.values():
+            assert placed.errors == [None]
 
-    def _order(self) -> Sequence[_Seat]:
+    def _order(self) -> Sequence[_Placed]:
         """The engines that tick in this round, in order, and what reaches them."""
-        seats, chance = list(self._seats.values()), self._chance
+        engines, chance = list(self._placed.values()), self._chance
         if chance is None:
-            return seats
-        chance.shuffle(seats)
-        for seat in seats:
-            seat.pause = seat.pause - 1 if seat.pause else chance.choice((0, 0, 0, 1, 3, _LONGEST_PAUSE))
-            seat.link.stuck = chance.random() < 0.3
-            seat.link.most = chance.choice((None, None, 0, 1, 2))
-        return [seat for seat in seats if not seat.pause]
+            return engines
+        chance.shuffle(engines)
+        for placed in engines:
+            placed.pause = placed.pause - 1 if placed.pause else chance.choice((0, 0, 0, 1, 3, _LONGEST_PAUSE))
+            placed.link.stuck = chance.random() < 0.3
+            placed.link.most = chance.choice((None, None, 0, 1, 2))
+        return [placed for placed in engines if not placed.pause]
 
     def _take(self, split: _Split, place: str, output: EngineOutput) -> None:
         if split.over:
@@ -202,4 +204,4 @@ class SplitEngine:
 
     def _abort_parts(self, split: _Split, error: OmniError) -> None:
         for place in sorted(split.parts):
-            self._seats[place].mailbox.put(AbortRequest(split.request.id, error, split.request.number))
+            self._placed[place].mailbox.put(AbortRequest(split.request.id, error, split.request.number))

@@ -47,10 +47,10 @@ def opened(model: Path, overrides: Mapping[str, object] = MappingProxyType({}), 
 def kill(omni: Omni, *places: str) -> None:
     """Returns when the group knows."""
     pids = {place: pids_of(omni)[place] for place in places}
-    seats = group_of(omni)._seats.by_place
+    engines = group_of(omni)._placed.by_place
     for pid in pids.values():
         os.kill(pid, signal.SIGKILL)
-    assert eventually(lambda: all(not seats[at].up or seats[at].engine.pid != pid for at, pid in pids.items()))
+    assert eventually(lambda: all(not engines[at].up or engines[at].engine.pid != pid for at, pid in pids.items()))
 
 
 def assert_answers(omni: Omni, text: str = "abc") -> None:
@@ -65,7 +65,7 @@ def test_a_request_of_which_nothing_was_given_out_starts_again(model: Path, plac
         pid, writer = pids_of(omni)[place], pids_of(omni)[WRITER]
         os.kill(writer, signal.SIGSTOP)  # so nothing can be given out
         stream = omni.generate("abc")
-        assert eventually(lambda: group_of(omni)._seats.by_place[WRITER].engine.requests == 1)
+        assert eventually(lambda: group_of(omni)._placed.by_place[WRITER].engine.requests == 1)
         kill(omni, place)
         if place != WRITER:
             os.kill(writer, signal.SIGCONT)
@@ -139,7 +139,7 @@ def test_a_request_that_waits_for_a_restart_can_be_given_up(model: Path):
     with opened(model, {"engine.restart_seconds": PATIENCE_SECONDS}) as omni:
         pid = pids_of(omni)[SINGER]
         kill(omni, SINGER)
-        assert eventually(lambda: not group_of(omni)._seats.by_place[SINGER].up)
+        assert eventually(lambda: not group_of(omni)._placed.by_place[SINGER].up)
         stream = omni.generate("abc")
         assert eventually(lambda: len(group_of(omni)._waiting) == 1)
         stream.close()
@@ -217,7 +217,7 @@ def test_many_waiting_requests_fail_with_their_engine(model: Path):
     with opened(model, {"engine.restarts": 0, "engine.max_active_requests": 4}) as omni:
         os.kill(pids_of(omni)[WRITER], signal.SIGSTOP)
         streams = [omni.generate("abc") for _ in range(1500)]
-        assert eventually(lambda: group_of(omni)._seats.by_place[SINGER].engine.requests == 4)
+        assert eventually(lambda: group_of(omni)._placed.by_place[SINGER].engine.requests == 4)
         kill(omni, SINGER)
         os.kill(pids_of(omni)[WRITER], signal.SIGCONT)
         for stream in streams:
@@ -242,7 +242,7 @@ def _held(omni: Omni) -> tuple[list[int], list[int]]:
 
 def _assert_back(omni: Omni, held: tuple[list[int], list[int]]) -> None:
     """All engines run, and hold what they held."""
-    assert eventually(lambda: all(seat.up for seat in group_of(omni)._seats.by_place.values()))
+    assert eventually(lambda: all(placed.up for placed in group_of(omni)._placed.by_place.values()))
     assert eventually(lambda: _held(omni) == held, PATIENCE_SECONDS / 10), (held, _held(omni))
 
 

@@ -26,7 +26,7 @@ _STEADY_SECONDS = 60.0
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class PlacedEngine:
     """A place and its engine. engine: the present one, or the last. up: whether it takes requests. since: of the engine.
 
     lost: why it does not run. failure: why it never will again. coming: the engine that is being loaded in its place.
@@ -45,8 +45,8 @@ class Seat:
     coming: RemoteEngine | None = None
 
 
-class Seats:
-    """All places. `lock` guards their seats; no sink is called under it."""
+class PlacedEngines:
+    """All places. `lock` guards their engines; no sink is called under it."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         """Starts the first process, which imports what it needs while this one reads settings and files.
@@ -58,7 +58,7 @@ class Seats:
         self._joining = threading.Lock()
         """One engine at a time is connected to the others, so that two that start at once find each other."""
         self._restarting: list[threading.Thread] = []
-        self.by_place: dict[str, Seat] = {}
+        self.by_place: dict[str, PlacedEngine] = {}
         self.lock = threading.RLock()
         self.closing = threading.Event()
 
@@ -74,38 +74,38 @@ class Seats:
             share = DeviceShare(devices[:index].count(device), devices.count(device))
             stages = tuple(stage.name for stage in pipeline.order() if place in self._placement.stages[stage.name])
             engine, self._early = self._early or RemoteEngine(), None
-            self.by_place[place] = Seat(place, stages, share, engine)
-        for seat in self.by_place.values():
-            if not seat.share.index:
-                self._load(seat, seat.engine)
+            self.by_place[place] = PlacedEngine(place, stages, share, engine)
+        for placed in self.by_place.values():
+            if not placed.share.index:
+                self._load(placed, placed.engine)
         return self._placement
 
     def ready(self) -> None:
         """Waits until all stages are loaded and the engines are connected. Raises the first error, with the type and text that
         it has in its process."""
-        for turn in range(max(seat.share.engines for seat in self.by_place.values())):
-            seats = [seat for seat in self.by_place.values() if seat.share.index == turn]
-            for seat in seats if turn else ():
-                self._load(seat, seat.engine)
-            for seat in seats:
-                seat.engine.ready()
+        for turn in range(max(placed.share.engines for placed in self.by_place.values())):
+            engines = [placed for placed in self.by_place.values() if placed.share.index == turn]
+            for placed in engines if turn else ():
+                self._load(placed, placed.engine)
+            for placed in engines:
+                placed.engine.ready()
         with self._joining:
-            for seat in self.by_place.values():
-                self._start(seat, seat.engine)
+            for placed in self.by_place.values():
+                self._start(placed, placed.engine)
             for first, second in self._neighbours():
                 if not self._connect(first, second):
                     raise LostPeerError(", ".join(second.stages), "connecting", "its process has ended")
-            for seat in self.by_place.values():
-                self._open(seat)
+            for placed in self.by_place.values():
+                self._open(placed)
 
-    def of_stage(self, stage: str) -> list[Seat]:
+    def of_stage(self, stage: str) -> list[PlacedEngine]:
         return [self.by_place[place] for place in self._placement.stages[stage]]
 
     def stop(self) -> None:
         """Starts no engine any more."""
         self.closing.set()
         with self.lock:
-            coming = [seat.coming for seat in self.by_place.values() if seat.coming is not None]
+            coming = [placed.coming for placed in self.by_place.values() if placed.coming is not None]
         for engine in coming:
             engine.give_up()
         for thread in list(self._restarting):
@@ -114,7 +114,7 @@ class Seats:
     def close(self) -> None:
         """Closes all engines, even after errors; the first is raised. The processes have exited when this returns."""
         first: BaseException | None = None
-        for step in (*(seat.engine.close for seat in self.by_place.values()), self._kill_early):
+        for step in (*(placed.engine.close for placed in self.by_place.values()), self._kill_early):
             try:
                 step()
             except Exception as error:
@@ -131,30 +131,30 @@ class Seats:
         with suppress(Exception):  # the error that it could not be loaded for says more
             self.close()
 
-    def _load(self, seat: Seat, engine: RemoteEngine) -> None:
+    def _load(self, placed: PlacedEngine, engine: RemoteEngine) -> None:
         options = self._options
         if options.timeline is not None and len(self.by_place) > 1:
-            options = part_of(options, seat.place)
-        engine.load(self._start_of(options, seat.place, seat.share), seat.stages)
+            options = part_of(options, placed.place)
+        engine.load(self._start_of(options, placed.place, placed.share), placed.stages)
 
-    def _start(self, seat: Seat, engine: RemoteEngine) -> None:
+    def _start(self, placed: PlacedEngine, engine: RemoteEngine) -> None:
         with self.lock:
-            seat.engine, seat.lost, seat.since = engine, None, time.monotonic()
-        engine.start(partial(self._died, seat, engine))
+            placed.engine, placed.lost, placed.since = engine, None, time.monotonic()
+        engine.start(partial(self._died, placed, engine))
 
-    def _open(self, seat: Seat) -> None:
+    def _open(self, placed: PlacedEngine) -> None:
         """It takes requests, unless it has ended since it started."""
         with self.lock:
-            seat.up = seat.lost is None
+            placed.up = placed.lost is None
 
-    def _neighbours(self) -> Iterator[tuple[Seat, Seat]]:
+    def _neighbours(self) -> Iterator[tuple[PlacedEngine, PlacedEngine]]:
         """Pairs of places with an edge between them."""
         pairs = {pair for edge in self._pipeline.edges for pair in self._placement.pairs(edge)}
         for first, second in itertools.combinations(self.by_place.values(), 2):
             if {(first.place, second.place), (second.place, first.place)} & pairs:
                 yield first, second
 
-    def _connect(self, first: Seat, second: Seat) -> bool:
+    def _connect(self, first: PlacedEngine, second: PlacedEngine) -> bool:
         """False if the second one has ended. Raises the error of either engine."""
         ends = Channel.pair()
         asked = [first.engine.connect(second.place, ends[0]), second.engine.connect(first.place, ends[1])]
@@ -170,83 +170,83 @@ class Seats:
 
     # Restarts.
 
-    def _died(self, seat: Seat, engine: RemoteEngine, error: StageError) -> None:
+    def _died(self, placed: PlacedEngine, engine: RemoteEngine, error: StageError) -> None:
         """On the listener of the engine, before its requests fail."""
         with self.lock:
-            if seat.engine is not engine or self.closing.is_set():
+            if placed.engine is not engine or self.closing.is_set():
                 return
-            seat.up, seat.lost = False, error
-            if time.monotonic() - seat.since >= _STEADY_SECONDS:
-                seat.restarts = 0
-            if seat.restarting:
+            placed.up, placed.lost = False, error
+            if time.monotonic() - placed.since >= _STEADY_SECONDS:
+                placed.restarts = 0
+            if placed.restarting:
                 return  # the thread that started this engine sees that it is lost
-            seat.restarting = True
+            placed.restarting = True
             thread = threading.Thread(
-                target=self._restart, args=(seat,), name=f"omni-restart-{seat.place}", daemon=True
+                target=self._restart, args=(placed,), name=f"omni-restart-{placed.place}", daemon=True
             )
             self._restarting.append(thread)
             thread.start()
 
-    def _restart(self, seat: Seat) -> None:
-        while (error := self._lost(seat)) is not None:
-            delay = self._options.restart_seconds * 2**seat.restarts
-            seat.restarts += 1
-            _log.warning("%s: %s; it is started again in %.1f s", seat.place, error, delay)
+    def _restart(self, placed: PlacedEngine) -> None:
+        while (error := self._lost(placed)) is not None:
+            delay = self._options.restart_seconds * 2**placed.restarts
+            placed.restarts += 1
+            _log.warning("%s: %s; it is started again in %.1f s", placed.place, error, delay)
             if self.closing.wait(delay):
                 continue
             try:
-                self._replace(seat)
+                self._replace(placed)
             except Exception as failure:  # the next try, or the last error, says so
-                again = StageError(", ".join(seat.stages), "starting its process again", said(failure))
+                again = StageError(", ".join(placed.stages), "starting its process again", said(failure))
                 with self.lock:
-                    seat.lost = failure if isinstance(failure, StageError) else again
+                    placed.lost = failure if isinstance(failure, StageError) else again
         self._on_change()
 
-    def _lost(self, seat: Seat) -> StageError | None:
+    def _lost(self, placed: PlacedEngine) -> StageError | None:
         """Why the engine is to be started again; None if it runs, or never will again: then the thread ends."""
         with self.lock:
-            lost, final = seat.lost, seat.restarts >= self._options.restarts
+            lost, final = placed.lost, placed.restarts >= self._options.restarts
             if lost is not None and not final and not self.closing.is_set():
                 return lost
             if lost is not None and final:
-                times = f"it was started again {seat.restarts} times; " if seat.restarts else ""
-                seat.failure = StageError(lost.stage, lost.doing, f"{lost.problem}; {times}load the model again")
-                _log.error("%s: %s", seat.place, seat.failure)
-            seat.restarting = False
+                times = f"it was started again {placed.restarts} times; " if placed.restarts else ""
+                placed.failure = StageError(lost.stage, lost.doing, f"{lost.problem}; {times}load the model again")
+                _log.error("%s: %s", placed.place, placed.failure)
+            placed.restarting = False
             self._restarting.remove(threading.current_thread())
             return None
 
-    def _replace(self, seat: Seat) -> None:
+    def _replace(self, placed: PlacedEngine) -> None:
         engine = RemoteEngine()
-        same = [each for each in self.by_place.values() if device_of(each.place) == device_of(seat.place)]
+        same = [each for each in self.by_place.values() if device_of(each.place) == device_of(placed.place)]
         with self.lock:
-            seat.coming = engine  # `stop` ends it from now on
+            placed.coming = engine  # `stop` ends it from now on
             # The engines that run hold their parts of the device already.
-            seat.share = DeviceShare(sum(each.up for each in same), len(same))
+            placed.share = DeviceShare(sum(each.up for each in same), len(same))
             if self.closing.is_set():
                 engine.give_up()
         try:
-            self._load(seat, engine)
+            self._load(placed, engine)
             engine.ready()
         except BaseException:
             engine.kill()
             raise
         finally:
             with self.lock:
-                seat.coming = None
+                placed.coming = None
         with self._joining:
-            self._start(seat, engine)
+            self._start(placed, engine)
             try:
                 for first, second in self._neighbours():
-                    other = second if first is seat else first
-                    if seat in (first, second) and other.up:
+                    other = second if first is placed else first
+                    if placed in (first, second) and other.up:
                         # One that has ended meanwhile is connected when it is started again.
-                        self._connect(seat, other)
+                        self._connect(placed, other)
             except BaseException:
                 with suppress(Exception):
                     engine.close()
                 raise
-            self._open(seat)
+            self._open(placed)
 
     def _kill_early(self) -> None:
         early, self._early = self._early, None
