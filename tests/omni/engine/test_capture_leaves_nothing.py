@@ -9,14 +9,13 @@ import torch
 
 from omni.device import Graph, HostSlot, Launch, Stream
 from omni.device.cpu import CpuDevice
-from omni.engine import Engine
 from omni.payload import Payload
 from omni_ar.kernels.step.state import RowState
 from omni_encoder.inputs import MediaItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker
 from tests.support.frame_bench import random_codes
-from tests.support.mixed_traffic import World, alone, make_world
+from tests.support.mixed_traffic import AnyEngine, World, alone, make_world
 from tests.support.painter import Bench
 from tests.support.received import Received
 from tests.support.stage_driver import StageDriver
@@ -53,7 +52,7 @@ Kind = TypeVar("Kind")
 times = pytest.mark.parametrize("times", few(1, [2, 1], SLOW))
 
 
-def capturing(where: World, device: CapturingDevice) -> Engine:
+def capturing(where: World, device: CapturingDevice) -> AnyEngine:
     """Every size that there is by default, and several steps in flight."""
     settings = {name: values[0] for name, values in where.knobs.items()}
     for name in settings:
