@@ -37,6 +37,7 @@ class _Tracked:
 
     parts: places whose engines have not ended it. awaited: stages with a wanted output that are not done.
     attempt: its number, from 0; outputs of earlier attempts are dropped. started: whether the user was given an output.
+    complete: whether all wanted outputs were given; it is over when every engine has ended its part.
     lost: what an engine said of another one, which has yet to confirm it.
     """
 
@@ -49,6 +50,7 @@ class _Tracked:
     parts: set[str] = field(default_factory=set)
     awaited: set[str] = field(default_factory=set)
     started: bool = False
+    complete: bool = False
     over: bool = False
     lost: LostPeerError | None = None
     aborted: OmniError | None = None
@@ -241,8 +243,14 @@ class EngineGroup:
                     tracked.started = True
                     tracked.sink.give(output)
                     tracked.awaited.discard(output.stage)
-                    if len(tracked.parts) > 1 and not tracked.awaited:
-                        self._finish(tracked, output=RequestFinished())
+                    if tracked.places and not tracked.awaited and not tracked.complete:
+                        # Its other engines may still have ends of stages to report: each does so before it ends its part.
+                        tracked.complete = True
+                        self._abort_parts(tracked, StageError("engine", "ending a request", "its outputs were given"))
+                case RequestFinished() | RequestFailed() if tracked.complete:
+                    tracked.parts.discard(place)
+                    if not tracked.parts:
+                        self._finish(tracked, RequestFinished())
                 case RequestFinished():
                     tracked.parts.discard(place)
                     if tracked.lost is not None:
@@ -285,9 +293,12 @@ class EngineGroup:
         tracked.sink.finish(output)
 
     def _end_parts(self, tracked: _Tracked, error: OmniError) -> None:
-        for place in tracked.parts:
-            self._placed.by_place[place].engine.abort(tracked.part_id, error, tracked.number)
+        self._abort_parts(tracked, error)
         tracked.parts = set()
+
+    def _abort_parts(self, tracked: _Tracked, error: OmniError) -> None:
+        for place in list(tracked.parts):
+            self._placed.by_place[place].engine.abort(tracked.part_id, error, tracked.number)
 
     def _place_waiting(self) -> None:
         with self._placed.lock:
