@@ -3,7 +3,7 @@
 | memory | written by | read by | free when |
 |---|---|---|---|
 | the payload's | the producer's phases | the sender's copies | the last copy is complete |
-| a range of the pool | the sender's copies, before its piece is sent | the receiver's copy, or the consumer | acknowledged, or not sent |
+| a range of the pool | the sender's copies, before it is sent | the receiver's copy, or the consumer | acknowledged, or not sent |
 | the acknowledgement board | the receiver | the sender | the connector closes |
 | the receiver's own memory | the receiver's copies | the consumer | `Pending.release(after)` and `after` is done |
 

@@ -115,7 +115,7 @@ class Pool:
 @pytest.mark.parametrize("nbytes", [2**16, 2**20], ids=["few ranges", "few slots of the board"])
 def test_small_payloads_that_are_kept_leave_half_of_the_pool(nbytes: int) -> None:
     pool = Pool(nbytes)
-    kept = []
+    kept: list[PoolPending] = []
     for _ in range(BOARD_SLOTS + 100):
         pending = pool.through(8)
         assert pending is not None, f"{len(kept)} payloads are kept, and the sender has no room"
