@@ -138,9 +138,9 @@ class SplitEngine:
 
     def tick(self) -> bool:
         """Returns whether anything happened, or is on its way."""
-        moved = any([seat.engine.tick() for seat in self._order()])
+        moves = [seat.engine.tick() for seat in self._order()]
         seats = self._seats.values()
-        moved |= any(seat.mailbox.waiting or seat.link.waiting or seat.link.unsent for seat in seats)
+        moved = any(moves) or any(seat.mailbox.waiting or seat.link.waiting or seat.link.unsent for seat in seats)
         self._quiet = 0 if moved else self._quiet + 1
         return moved
 
