@@ -15,10 +15,13 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from omni.device import Device
+from omni.connector.pool import PoolPiece, PoolReceiver, PoolSender
+from omni.device import Device, Event
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineRequest, Sink
+from omni.engine.peers import EdgeEnds, ToConsumer
 from omni.engine.route import Credit
 from omni.errors import OmniError
 from omni.frontend.base import Chat
@@ -402,6 +405,11 @@ class Played:
     ticks: int
 
 
+POOLS = frozenset({"views", "copied pieces", "full pools"})
+"""What else is counted where payloads go through pools: those that are read in the pool; pieces that are copied out of it; pieces
+that found no room."""
+APART = frozenset({"early messages"})
+"""And between two engines: messages for a request that has not come yet."""
 HAPPENS = frozenset({"joins", "aborts", "pauses and resumes", "stalls", "constrained", "scored", "ran ahead"})
 """What is counted besides the stages' own totals.
 
@@ -496,15 +504,40 @@ class _Scene:
 
 @contextmanager
 def _telling(happened: Counter[str]) -> Iterator[None]:
-    """Counts pauses and resumes of producers."""
-    report = Credit.report
+    """Counts pauses and resumes of producers, and what happens in pools and between engines."""
+    report, view, copy = Credit.report, PoolReceiver.view, PoolReceiver.copy
+    acquire, keep = PoolSender.acquire, EdgeEnds.keep
 
     def counted(credit: Credit) -> bool:
         news = report(credit)
         happened["pauses and resumes"] += news
         return news
 
-    with patch.object(Credit, "report", counted):
+    def viewed(receiver: PoolReceiver, piece: PoolPiece) -> Tensor | None:
+        seen = view(receiver, piece)
+        happened["views"] += seen is not None
+        return seen
+
+    def copied(receiver: PoolReceiver, piece: PoolPiece, into: Tensor) -> Event:
+        happened["copied pieces"] += 1
+        return copy(receiver, piece, into)
+
+    def acquired(sender: PoolSender, nbytes: int) -> object:
+        place = acquire(sender, nbytes)
+        happened["full pools"] += place is None
+        return place
+
+    def kept(ends: EdgeEnds, place: str, message: ToConsumer) -> None:
+        happened["early messages"] += 1
+        keep(ends, place, message)
+
+    with (
+        patch.object(Credit, "report", counted),
+        patch.object(PoolReceiver, "view", viewed),
+        patch.object(PoolReceiver, "copy", copied),
+        patch.object(PoolSender, "acquire", acquired),
+        patch.object(EdgeEnds, "keep", kept),
+    ):
         yield
 
 

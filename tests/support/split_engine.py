@@ -35,6 +35,8 @@ from tests.support.two_engines import HERE, THERE, MemoryLink
 
 _LONGEST_PAUSE = 20
 """Rounds in a row without an engine."""
+_SETTLED = 4
+"""Rounds without an event after which no engine pauses: what hangs now does not wait for an engine's turn."""
 _OVER = StageError("request", "ending it", "its outputs were given")
 
 
@@ -52,7 +54,7 @@ class LateMailbox(LocalMailbox):
     def take(self) -> Sequence[EngineCommand]:
         count = len(self._under_way)
         if self._chance is not None:
-            count = self._chance.randint(0, count)
+            count = self._chance.randint(1, count) if count and self._chance.random() < 0.1 else 0
         return [self._under_way.popleft() for _ in range(count)]
 
     @property
@@ -102,6 +104,7 @@ class SplitEngine:
         self._pipeline = plan.pipeline
         self._placement = Placement.of(plan.pipeline, HERE)
         self._chance: random.Random | None = None
+        self._quiet = 0
         self._numbers = itertools.count(1)
         self._requests: dict[str, _Split] = {}
         options = EngineOptions(dtype="float32", device=HERE, graphs=True)
@@ -134,9 +137,13 @@ class SplitEngine:
             self._abort_parts(split, error)
 
     def tick(self) -> bool:
-        moved = False
-        for placed in self._order():
-            moved |= placed.engine.tick()
+        """Returns whether anything happened, or is on its way."""
+        moves = [placed.engine.tick() for placed in self._order()]
+        engines = self._placed.values()
+        moved = any(moves) or any(
+            placed.mailbox.waiting or placed.link.waiting or placed.link.unsent for placed in engines
+        )
+        self._quiet = 0 if moved else self._quiet + 1
         return moved
 
     @property
@@ -173,6 +180,7 @@ class SplitEngine:
         chance.shuffle(engines)
         for placed in engines:
             placed.pause = placed.pause - 1 if placed.pause else chance.choice((0, 0, 0, 1, 3, _LONGEST_PAUSE))
+            placed.pause *= self._quiet < _SETTLED
             placed.link.stuck = chance.random() < 0.3
             placed.link.most = chance.choice((None, None, 0, 1, 2))
         return [placed for placed in engines if not placed.pause]

@@ -6,20 +6,29 @@ from collections.abc import Set
 import pytest
 
 from omni.testing import SimulatedDevice
-from tests.support.mixed_traffic import HAPPENS, World, make_world, run_seed, scenario
+from tests.support.mixed_traffic import APART, HAPPENS, POOLS, World, make_world, run_seed, scenario
 from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
 
-FEW = [("hidden", range(2, 5), set()), ("codec", range(2), {"ran ahead"}), ("omni", range(2), {"aborts", "stalls"})]
+FEW = [
+    ("hidden", range(2, 5), set()),
+    ("codec", range(2), {"ran ahead"}),
+    ("omni", range(2), {"aborts", "stalls"}),
+    ("pooled", range(3, 4), {"scored"}),
+    ("apart", range(54, 55), set()),
+]
 """Seeds of the default run, and the events that they lack. A seed has the same events in every run."""
-MANY = {"hidden": 260, "codec": 140, "listener": 60, "omni": 40}
+MANY = {"hidden": 200, "codec": 120, "listener": 50, "omni": 40, "pooled": 40, "apart": 40, "pooled codec": 10}
 """Seeds by world: 500 in all."""
 LACKS = {
     "hidden": set(),
     "codec": {"constrained", "scored"},
     "listener": {"constrained", "scored"},
     "omni": {"constrained", "pauses and resumes"},
+    "pooled": set(),
+    "apart": set(),
+    "pooled codec": {"constrained", "scored", "full pools"},
 }
 """Events that a world's requests do not bring about."""
 
@@ -43,7 +52,9 @@ def run_seeds(where: World, seeds: range) -> Counter[str]:
 
 def assert_mixed(name: str, totals: Counter[str], seeds: int, lacks: Set[str] = frozenset()) -> None:
     """Each kind of event occurred, except those in `lacks`, at least once in five seeds on average."""
-    wanted = (HAPPENS | {"preemptions", "cached_tokens", "spilled_rows"}) - LACKS[name] - lacks
+    pools = POOLS if name in ("pooled", "apart", "pooled codec") else set()
+    apart = APART if name == "apart" else set()
+    wanted = (HAPPENS | pools | apart | {"preemptions", "cached_tokens", "spilled_rows"}) - LACKS[name] - lacks
     rare = {event: totals[event] for event in wanted if totals[event] < seeds / 5}
     assert not rare, f"{rare} in {seeds} seeds: {totals}"
 
@@ -60,7 +71,7 @@ def test_each_request_gets_what_it_gets_alone_in_500_seeds(name: str):
     assert_mixed(name, run_seeds(where, range(MANY[name])), MANY[name])
 
 
-@pytest.mark.parametrize("name", few(1, ["hidden", "codec"], SLOW))
+@pytest.mark.parametrize("name", few(1, ["hidden", "codec", "apart"], SLOW))
 def test_a_seed_replays_exactly(name: str):
     first, again = SimulatedDevice(4), SimulatedDevice(4)
     heard = [run_seed(make_world(name), 4, device).received for device in (first, again)]
