@@ -226,7 +226,6 @@ class EdgeEnds:
             assert isinstance(sender.address, msgspec.Struct)
             addresses[edge] = Typed(sender.address)
         link.send(Hello(addresses))
-        link.flush()
 
     def greet(self, place: str, hello: Hello) -> None:
         """Completes a connection. Raises OmniError if a connector cannot be opened."""

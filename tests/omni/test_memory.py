@@ -130,3 +130,15 @@ def test_what_the_stages_may_take() -> None:
     assert budget_of(None, 100_000 * MIB, "cuda:0") == Budget(98_000 * MIB, "engine.device")
     with pytest.raises(ConfigError, match=r"engine.memory_bytes: 1,001 are more than the 1,000 free on cuda:0"):
         budget_of(1001, 1000, "cuda:0")
+
+
+def test_the_table_of_memory_has_names_on_the_left_and_numbers_on_the_right() -> None:
+    stages = {
+        name: StageMemory(weights=weights, fixed=0, working=None, page_bytes=2, pages=3)
+        for name, weights in (("a", 1000), ("longer", 5))
+    }
+    assert table(stages).splitlines() == [
+        "stage   weights  fixed  working  pages  bytes per page    sum",
+        "a         1,000      0        -      3               2  1,006",
+        "longer        5      0        -      3               2     11",
+    ]

@@ -22,6 +22,7 @@ from tests.support.devices import QueuedDevice
 from tests.support.fake_graph import lent
 from tests.support.faults import LateFaultyDevice, write_over
 from tests.support.host_bench import BLOCK, HostBench, Numbered, Sent, expect_late, play
+from tests.support.tensors import tensors_of
 
 HOST, WRITER = "writer->clerk-host", "writer"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
@@ -104,6 +105,20 @@ def test_a_payload_without_tensors_takes_no_copy_and_no_slot(device: QueuedDevic
     pending.release(COMPLETED)
     assert ref.freed
     assert not device.pending
+
+
+def test_a_tensor_of_many_rows_goes_into_a_slot(device: QueuedDevice) -> None:
+    """Only rows of page slices are limited: their slots are uploaded."""
+    receiver = HostReceiver(LocalReceiver(), device, "edge")
+    many = torch.arange(MAX_ROWS + 1, dtype=torch.uint8)
+    (piece,) = LocalSender().send(Payload(Numbered(number=1), {"a": many}), COMPLETED).pieces()
+    pending = receiver.receive(piece)
+    received = pending.poll()
+    assert received is not None, "it does not pass in pieces"
+    device.run()
+    assert received.ready.done()
+    assert torch.equal(tensors_of(received.payload)["a"], many)
+    pending.release(COMPLETED)
 
 
 def test_rows_that_follow_one_another_need_no_upload(device: QueuedDevice) -> None:

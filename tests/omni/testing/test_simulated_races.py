@@ -39,6 +39,16 @@ def test_a_copy_without_a_wait_is_reported_in_whichever_order_it_happened(order:
         pair.device.assert_no_races()
 
 
+def test_a_device_that_does_not_check_reports_no_race():
+    for check in (True, False):
+        device = SimulatedDevice(check=check)
+        rows = torch.zeros(4, 2)
+        device.launch(device.stream("one"), fill, rows)
+        device.launch(device.stream("two"), copy, torch.zeros(4, 2), rows)
+        device.run()
+        assert bool(device.races) == check
+
+
 def test_what_is_pending_at_the_end_is_looked_at_too():
     pair = Pair()
     pair.device.launch(pair.one, fill, pair.rows)
