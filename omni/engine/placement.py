@@ -119,8 +119,8 @@ class ConnectorSelector:
         if producer == consumer:
             return ConnectorChoice("local", where, self._connector("local"))
         for name in _DERIVED:
-            if name not in self._plugins.connectors.entries:
-                continue
+            if name not in self._plugins.connectors.entries and name != _DERIVED[-1]:
+                continue  # the last one serves all devices: without it there is none
             connector = self._connector(name)
             if self._problem(name, connector, producer, consumer) is None:
                 return ConnectorChoice(name, where, connector)

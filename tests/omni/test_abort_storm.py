@@ -19,7 +19,7 @@ from tests.support.tiny_omni import SHAPE, assert_freed, assert_like, lengths, p
 pytestmark = pytest.mark.thorough
 
 SETTINGS = overrides(
-    few_blocks(30, 30),
+    few_blocks(16, 20),
     {
         "thinker.max_num_batched_tokens": 16,
         "thinker.max_num_seqs": 12,

@@ -132,7 +132,7 @@ def test_what_the_stages_may_take() -> None:
         budget_of(1001, 1000, "cuda:0")
 
 
-def test_the_table_of_memory_has_names_on_the_left_and_numbers_on_the_right() -> None:
+def test_the_table_of_memory_has_names_left_and_numbers_right() -> None:
     stages = {
         name: StageMemory(weights=weights, fixed=0, working=None, page_bytes=2, pages=3)
         for name, weights in (("a", 1000), ("longer", 5))

@@ -252,7 +252,7 @@ def test_several_answers_wait_as_one_request(model: Path) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_floods_and_cancellations_leave_nothing(model: Path, seed: int) -> None:
     """Threads that ask, read, give up and let go at random, beyond every bound: each request has one end, and nothing is held."""
-    bounds = {"active_requests": 3, "waiting_requests": 6, "waiting_bytes": 20_000}
+    bounds = {"active_requests": 3, "waiting_requests": 2, "waiting_bytes": 20_000}
     limits = {f"engine.max_{name}": most for name, most in bounds.items()}
     ends: list[str] = []
     wrong: list[object] = []

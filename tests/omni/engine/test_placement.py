@@ -188,7 +188,7 @@ def test_a_connector_that_is_set_and_cannot_work_is_refused(
 
 
 def test_a_connector_that_is_not_installed_is_named() -> None:
-    for edge, known in ((set_to("fabric"), "fabric"), (TO_SPEAKER, "cuda_ipc")):
+    for edge, known in ((set_to("fabric"), "fabric"), (TO_SPEAKER, "shm")):
         with pytest.raises(PluginError, match=f"there is no connector '{known}'"):
             selector({"local": LocalConnector}).choose(edge, "cpu", "cpu/2")
 
