@@ -13,7 +13,7 @@ from math import isfinite
 import msgspec
 from torch import Tensor
 
-from omni.errors import ConfigError, InputError, OmniError, PluginError
+from omni.errors import ConfigError, InputError, OmniError, PluginError, shortened
 from omni.plugin import LogitsProcessorEntry, locate
 from omni.sampling import HostLogitsProcessor
 
@@ -131,7 +131,9 @@ class ProcessorRegistry:
                     self._open(name, args)
                 else:
                     known = ", ".join(sorted({*self._on_device, *self._history})) or "none"
-                    raise InputError(name, "is no logits processor", f"known are {known}; see `omni plugins`")
+                    raise InputError(
+                        shortened(name), "is no logits processor", f"known are {known}; see `omni plugins`"
+                    )
             except InputError as error:
                 raise InputError(f"{field}.{error.field}", error.problem, error.remedy) from error
 

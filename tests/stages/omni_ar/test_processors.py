@@ -106,6 +106,10 @@ def test_each_request_has_a_guide_of_its_own(registry: ProcessorRegistry):
 
 REFUSED: dict[str, tuple[dict[str, dict[str, object]], str]] = {
     "an unknown name": ({"ad": {}}, "f.ad: is no logits processor; known are add, count, zoom; see `omni plugins`"),
+    "a long name": (
+        {"x" * 10_000: {}},
+        f"f.{'x' * 197}...: is no logits processor; known are add, count, zoom; see `omni plugins`",
+    ),
     "its own complaint": ({"add": {"by": 0}}, "f.add.by: is 0; add something"),
     "a missing argument": ({"add": {}}, "f.add: KeyError: 'by'; give the arguments that the processor takes"),
     "an argument of a wrong type": ({"add": {"by": "x"}}, "f.add: ValueError: could not convert string to float: 'x'"),
