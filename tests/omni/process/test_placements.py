@@ -192,6 +192,7 @@ def test_aborts_under_pressure_change_no_other_result(credit: int, active: int, 
     settings |= {"edges.thinker-talker.credit": credit, "edges.talker-code2wav.credit": credit}
     requests = model.requests()
     chance, rounds = random.Random(f"{credit} {active} {pool}"), 1 if pool == 65_536 else 3
+    asked = 4 if pool == 65_536 else 8
     with opened(model, settings) as omni:
         for _ in range(rounds):
             results: dict[int, Result] = {}
@@ -205,7 +206,7 @@ def test_aborts_under_pressure_change_no_other_result(credit: int, active: int, 
                     for _, _ in zip(range(leaves), stream, strict=False):
                         pass
 
-            leaving = [chance.choice((None, 0, chance.randrange(1, 12))) for _ in range(8)]
+            leaving = [chance.choice((None, 0, chance.randrange(1, 12))) for _ in range(asked)]
             threads = [threading.Thread(target=ask, args=case) for case in enumerate(leaving)]
             for thread in threads:
                 thread.start()
