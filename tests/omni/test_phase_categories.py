@@ -23,7 +23,7 @@ DECLARED = {
 }
 """By folder. Importing them declares."""
 MOMENTS = {HAND_OVER}
-"""What `Device.moment` tells of, which no phase stands for."""
+"""Names that `Device.moment` reports, and no phase has."""
 ROOTS = ("omni", "stages", "connectors", "plugins")
 
 

@@ -23,7 +23,7 @@ from omni.sampling import SamplingParams
 from omni.stage import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Produced, Resume, StageWorker
 from omni_local.connector import LocalConnector, LocalReceiver, LocalRef, LocalSender
 
-# A stage worker that does nothing by itself: the test reads what it was told and says what it gives.
+# A stage worker that does nothing by itself: the test reads its messages and determines its outputs.
 
 
 class FakeWorker(StageWorker):

@@ -361,7 +361,7 @@ class FakeEngine:
 
 
 class TwoEngines:
-    """The engines `here` and `there`, connected. at: the places of stages. connected: what `ConnectPeer` was told, by
+    """The engines `here` and `there`, connected. at: the places of stages. connected: results of `ConnectPeer`, by
     place."""
 
     def __init__(

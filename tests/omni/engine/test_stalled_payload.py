@@ -23,7 +23,7 @@ STREAMS = {
 
 
 def steady_device(seed: int) -> SimulatedDevice:
-    """Its streams stall when they are told to alone."""
+    """Its streams stall only on request."""
     device = SimulatedDevice(seed)
     assert device.schedule is not None
     device.schedule.stalls = 0.0

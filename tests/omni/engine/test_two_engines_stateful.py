@@ -171,7 +171,7 @@ class TwoUnderPressure(RuleBasedStateMachine):
 
     @rule(place=st.sampled_from(PLACES), noticed=st.booleans())
     def die(self, place: str, noticed: bool) -> None:
-        """A process ends, and another one takes its place, which is told of the requests that it does not get. noticed: before
+        """A process ends, and another one takes its place. Requests that it does not get are aborted there. noticed: before
         the other engine is connected again."""
         self.two.end(place)
         self.made = [(stage, produced) for stage, produced in self.made if self.two.at[stage] != place]
