@@ -327,7 +327,7 @@ def main(arguments: Sequence[str]) -> None:
     if runs:
         print_table(header, rows)
     if chosen.json is not None:
-        write_json(chosen.json, [asdict(run) for run in [*hops, *runs]], facts)
+        write_json(chosen.json, [asdict(hop) for hop in hops] + [asdict(run) for run in runs], facts)
 
 
 if __name__ == "__main__":
