@@ -18,7 +18,7 @@ from omni_ar.run.profile import run_largest_steps
 from omni_ar.run.runner import Runner
 from omni_ar.run.state import block_bytes
 from omni_ar.run.worker import ArWorker
-from omni_ar.sampling import check_defaults
+from omni_ar.sampling.resolve import check_defaults
 
 _log = logging.getLogger(__name__)
 

@@ -23,27 +23,23 @@ from transformers import (
 
 from omni.device import Uploader, open_device
 from omni.sampling import GREEDY, LogitsEdit, SamplingParams
+from omni_ar.kernels.sampling.state import EVERYTHING, SamplingState
 from omni_ar.kernels.step.reference import observe
 from omni_ar.processors import NamedProcessor
-from omni_ar.sampling import (
-    EVERYTHING,
-    SamplingState,
+from omni_ar.sampling.edits import edit_size, merge_edits, pack_edits, view_edits
+from omni_ar.sampling.pack import (
     StartingRow,
-    edit_size,
     flags_of,
-    merge_edits,
     merge_flags,
-    pack_edits,
     pack_sampling,
-    resolve_sampling,
-    sample,
     start_sampling,
     start_size,
-    view_edits,
     view_starts,
 )
 from omni_ar.sampling.penalties import apply_penalties
+from omni_ar.sampling.resolve import resolve_sampling
 from omni_ar.sampling.rng import gumbel
+from omni_ar.sampling.sampler import sample
 from omni_ar.sampling.warpers import warp_tokens
 
 # What one row's parameters make of logits, by transformers' own processors and warpers, and by definition where it has none.

@@ -282,8 +282,7 @@ class CapturedChunks:
             reason = "that the model's forward reads" if read else "that ArShape.forward_embeddings leaves open"
             self._graphs.log_uncaptured(f"steps with multimodal embeddings ({names}) {reason}")
             return None
-        captured = self._graphs.find(bool(plan.decodes), plan.chunk_tokens)
-        return captured.graph if captured is not None else None
+        return self._graphs.find(bool(plan.decodes), plan.chunk_tokens)[1]
 
     def launch(self, captured: CapturedForward, step: ChunkStep, pages: Pages) -> None:
         """Launches inputs and forward of a step in the captured forward's padded shape."""

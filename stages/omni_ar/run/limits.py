@@ -7,7 +7,8 @@ from omni.errors import ConfigError
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
 from omni_ar.processors import NamedProcessor
-from omni_ar.sampling import edit_size, start_size
+from omni_ar.sampling.edits import edit_size
+from omni_ar.sampling.pack import start_size
 
 MAX_STARTS = 8
 """Maximum rows that one step sets up; bounds the upload."""

@@ -16,11 +16,11 @@ from omni.sampling import HostLogitsProcessor, LogitsEdit, StopVerdict
 from omni.stage import Outbound, Produced
 from omni_ar.inputs import PromptHidden, TokenCodes, TokenHidden
 from omni_ar.kernels.step.status import RowStatus
-from omni_ar.run.blocks import BlockTable
+from omni_ar.run.blocks.pool import BlockTable
 from omni_ar.run.request import ArRequest, RequestStatus, WithheldToken
 from omni_ar.run.state import IMPOSSIBLE
 from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled, ScoreHandoff, Written
-from omni_ar.sampling import merge_edits
+from omni_ar.sampling.edits import merge_edits
 
 Result = LogitsEdit | None
 """The edit of the next token's logits; None if the text ends, so that no token may follow."""

@@ -17,7 +17,8 @@ from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits, step_fields
 from omni_ar.run.plan import PaddedShape, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, ReadyEmbedding
-from omni_ar.sampling import PackedEdits, PackedSampling, StartingRow, pack_edits, pack_sampling
+from omni_ar.sampling.edits import PackedEdits, pack_edits
+from omni_ar.sampling.pack import PackedSampling, StartingRow, pack_sampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,18 +15,13 @@ from omni.device import PhaseCategory
 from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels import step
 from omni_ar.kernels.sampling import fused_sample
+from omni_ar.kernels.sampling.state import SamplingFlags
 from omni_ar.kernels.step.state import RowState
 from omni_ar.model import ArModel, Batch, CodecModel, NextTokens, PromptTokens
 from omni_ar.processors import NamedProcessor
-from omni_ar.sampling import (
-    SamplingFlags,
-    SamplingStart,
-    StepEdits,
-    draw,
-    sample,
-    start_sampling,
-    top_logprobs,
-)
+from omni_ar.sampling.edits import StepEdits
+from omni_ar.sampling.pack import SamplingStart, start_sampling
+from omni_ar.sampling.sampler import draw, sample, top_logprobs
 
 
 def start_rows(state: RowState, rows_n: Tensor, fields_nC: Tensor, table_nM: Tensor, sampling: SamplingStart) -> None:

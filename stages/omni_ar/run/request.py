@@ -15,8 +15,9 @@ from omni.payload import PageSlice
 from omni.sampling import HostLogitsProcessor, LogitsEdit, SamplingParams, StopMatcher
 from omni.stage import Feed, Produced
 from omni_ar.inputs import Prompt, StepInputs
-from omni_ar.run.blocks import BlockTable, PrefixKeys
-from omni_ar.sampling import SamplingFlags, flags_of
+from omni_ar.kernels.sampling.state import SamplingFlags
+from omni_ar.run.blocks.pool import BlockTable, PrefixKeys
+from omni_ar.sampling.pack import flags_of
 
 
 class RequestStatus(IntEnum):

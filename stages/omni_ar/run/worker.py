@@ -13,7 +13,8 @@ from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
 from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.allocator import Allocator, RowTable
-from omni_ar.run.blocks import BlockPool, Reclaimer, Spiller
+from omni_ar.run.blocks.pool import BlockPool
+from omni_ar.run.blocks.reclaim import Reclaimer, Spiller
 from omni_ar.run.limits import Limits
 from omni_ar.run.output_processor import HostProcessorExecutor, OutputProcessor
 from omni_ar.run.plan import StepPlan
@@ -21,7 +22,7 @@ from omni_ar.run.receivers import ConditioningReceiver, EmbeddingReceiver
 from omni_ar.run.request import ArRequest, RequestStatus
 from omni_ar.run.runner import Runner
 from omni_ar.run.scheduler import Scheduler
-from omni_ar.sampling import check_sampling, resolve_sampling
+from omni_ar.sampling.resolve import check_sampling, resolve_sampling
 
 T = TypeVar("T")
 

@@ -13,7 +13,8 @@ from omni.device.cpu import CpuDevice
 from omni.payload import PageSlice, Payload
 from omni.stage import Produced
 from omni_ar.inputs import PromptHidden
-from omni_ar.run.blocks import NULL_BLOCK, BlockPool, BlockTable, Reclaimer, Spiller
+from omni_ar.run.blocks.pool import NULL_BLOCK, BlockPool, BlockTable
+from omni_ar.run.blocks.reclaim import Reclaimer, Spiller
 
 BLOCKS = 10
 KEYS = [bytes([number]) for number in range(5)]

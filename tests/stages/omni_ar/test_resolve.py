@@ -6,7 +6,7 @@ import pytest
 from omni.errors import InputError
 from omni.sampling import GREEDY, SamplingParams, StructuredOutput
 from omni_ar.processors import ProcessorRegistry
-from omni_ar.sampling import check_sampling, resolve_sampling
+from omni_ar.sampling.resolve import check_sampling, resolve_sampling
 
 VOCAB = 40
 NONE = ProcessorRegistry({}, VOCAB)
