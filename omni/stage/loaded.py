@@ -55,7 +55,6 @@ class CapturingWorker(StageWorker, Protocol):
 
     def capture(self, sizes: Iterable[int]) -> None:
         """Captures batches of these sizes. Only at start, before requests."""
-        ...
 
 
 _BUFFERS = "the buffers"

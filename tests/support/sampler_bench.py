@@ -26,7 +26,7 @@ from omni.sampling import GREEDY, LogitsEdit, SamplingParams
 from omni_ar.kernels.sampling.state import EVERYTHING, SamplingState
 from omni_ar.kernels.step.reference import observe
 from omni_ar.processors import NamedProcessor
-from omni_ar.sampling.edits import edit_size, merge_edits, pack_edits, view_edits
+from omni_ar.sampling.edits import edit_size, merge_edits, pack_edits
 from omni_ar.sampling.pack import (
     StartingRow,
     flags_of,
@@ -34,7 +34,6 @@ from omni_ar.sampling.pack import (
     pack_sampling,
     start_sampling,
     start_size,
-    view_starts,
 )
 from omni_ar.sampling.penalties import apply_penalties
 from omni_ar.sampling.resolve import resolve_sampling
@@ -129,7 +128,7 @@ class SamplerBench:
         upload = self._uploader.begin()
         packed = pack_sampling(upload, rows, self.vocab, self.processors)
         self._uploader.launch(upload)
-        start_sampling(self.state, view_starts(packed, self._uploader.view))
+        start_sampling(self.state, packed.on_device(self._uploader.view))
         self.sampling.update({row.row: row.sampling for row in rows})
         return upload.size
 
@@ -146,7 +145,7 @@ class SamplerBench:
             upload = self._uploader.begin()
             packed = pack_edits(upload, [(place, merge_edits([e], self.vocab)) for place, e in edits], self.vocab)
             self._uploader.launch(upload)
-            on_device = view_edits(packed, self._uploader.view)
+            on_device = packed.on_device(self._uploader.view)
         flags = merge_flags(flags_of(self.sampling[row]) for row in rows)
         rows_R, position_R = torch.tensor(rows), torch.tensor(positions)
         ids: list[int] = sample(logits_RV, self.state, rows_R, position_R, flags, on_device, self.processors).tolist()

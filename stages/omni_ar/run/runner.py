@@ -32,8 +32,7 @@ from omni_ar.run.step import (
     Written,
     snapshot,
 )
-from omni_ar.sampling.edits import view_edits
-from omni_ar.sampling.pack import merge_flags, view_starts
+from omni_ar.sampling.pack import merge_flags
 
 SourceFactory = Callable[[Resources], TokenSource]
 
@@ -142,7 +141,7 @@ class Runner:
         if packed.starts is not None:
             starts = packed.starts
             rows_n, fields_nC, table_nM = view(starts.rows), view(starts.fields), view(starts.table)
-            sampling = view_starts(starts.sampling, view)
+            sampling = starts.sampling.on_device(view)
             launch(self.stream, start_rows, self._state, rows_n, fields_nC, table_nM, sampling)
             self.source.start(rows_n, fields_nC, sampling)
         if packed.new_blocks is not None:
@@ -161,7 +160,7 @@ class Runner:
             decodes = self._forward.decodes(view(packed.rows), view(packed.steps), blocks, self.pages)
             self.device.enqueue(self.stream, decodes)
         emits = any(scheduled.emits_hidden for scheduled in rows) or (bool(rows) and self._model.shape.emits_tokens)
-        edits = view_edits(packed.edits, view) if packed.edits is not None else None
+        edits = packed.edits.on_device(view) if packed.edits is not None else None
         return StepContext(
             step=plan.step,
             rows=rows,
