@@ -57,13 +57,7 @@ def category_of(phase: str) -> PhaseCategory:
     return _declared.get(phase, PhaseCategory.OTHER)
 
 
-declare_categories(
-    {
-        "copy_upload": PhaseCategory.COPIES,
-        "copy_weight": PhaseCategory.COPIES,
-        "copy_window": PhaseCategory.COPIES,
-    }
-)
+declare_categories(dict.fromkeys(("copy_upload", "copy_weight", "copy_window"), PhaseCategory.COPIES))
 
 
 class Stream(Protocol):

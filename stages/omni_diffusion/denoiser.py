@@ -23,7 +23,7 @@ from omni_diffusion.model import DiffusionModel, StateT, Windows
 from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
 from omni_diffusion.windows import Window, WindowSizes
-from omni_frames import FrameStore
+from omni_frames.store import FrameStore
 
 MOST_BEGUN = 2
 """Maximum windows of one launch: drawing a window's noise takes the host 0.2 ms, for which other stages wait."""

@@ -18,7 +18,7 @@ from omni_diffusion.model import DiffusionModel, StateT
 from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
 from omni_diffusion.windows import Piece, WindowSizes
-from omni_frames import MAX_IN_FLIGHT, SampleBatch, SampleRing
+from omni_frames.store import MAX_IN_FLIGHT, SampleBatch, SampleRing
 
 _UPLOADS = 4
 

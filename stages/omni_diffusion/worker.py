@@ -15,7 +15,8 @@ from omni_diffusion.options import DiffusionOptions, beside_seed
 from omni_diffusion.renderer import Renderer
 from omni_diffusion.request import DiffusionRequest
 from omni_diffusion.windows import Noise, Piece, WindowSizes, read_noise
-from omni_frames import Arrival, FrameWorker
+from omni_frames.request import Arrival
+from omni_frames.worker import FrameWorker
 
 
 class DiffusionWorker(FrameWorker[DiffusionRequest]):

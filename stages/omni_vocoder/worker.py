@@ -11,7 +11,9 @@ from torch import Tensor
 from omni.device import Device, Graph, Launch, Span, Uploader
 from omni.device.graphs import CapturedGraphs
 from omni.stage import Open, together
-from omni_frames import MAX_IN_FLIGHT, FrameRequest, FrameWorker, SampleBatch
+from omni_frames.request import FrameRequest
+from omni_frames.store import MAX_IN_FLIGHT, SampleBatch
+from omni_frames.worker import FrameWorker
 from omni_vocoder.model import StateT, VocoderModel
 from omni_vocoder.options import VocoderOptions
 

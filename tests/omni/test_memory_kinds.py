@@ -51,7 +51,7 @@ def test_an_encoder_is_measured_on_one_batch_as_full_as_its_options_allow(
     # Running sums, doubled features, and what they are made of, four floats per embedding.
     assert peak >= 2 * sum(batch) * 4 * 4
     worker = loaded.start(0)
-    assert worker.cache_bytes_used == 0
+    assert worker._cache.bytes_used == 0
     assert not any(worker.usage().values())
     assert not any(worker.counters().values())
 

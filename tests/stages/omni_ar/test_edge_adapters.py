@@ -13,7 +13,7 @@ from omni_ar.adapters import EncodedToEmbedding, FramesToCodes, TokensToCodes, a
 from omni_ar.hidden_conditioning import HiddenConditioning, HiddenConditioningArgs
 from omni_ar.inputs import MultimodalEmbedding, Prompt, PromptHidden, StepInputs, TokenCodes, TokenHidden
 from omni_ar.text_conditioning import TextConditioning, TextConditioningArgs
-from omni_frames import CodeFrames
+from omni_frames.request import CodeFrames
 
 
 @pytest.mark.parametrize(("factory", "name"), [(audio_embeddings, "audio"), (image_embeddings, "image")])

@@ -42,7 +42,7 @@ class Pool(RuleBasedStateMachine):
             self.pool.release(table)
         assert self.pool.used == 0
         assert self.pool.available == BLOCKS
-        assert not any(self.pool.users(block) for block in range(BLOCKS + 1))
+        assert not any(self.pool._users[block] for block in range(BLOCKS + 1))
 
     @rule(count=st.integers(0, BLOCKS))
     def allocate(self, count: int) -> None:
@@ -136,7 +136,7 @@ class Pool(RuleBasedStateMachine):
         assert self.pool.used == len(self.users) == BLOCKS - self.pool.available
         assert self.pool.cached == len(self.block_of)
         assert self.pool.evictions == self.evictions
-        assert all(self.pool.users(block) == self.users.get(block, 0) for block in range(BLOCKS + 1))
+        assert all(self.pool._users[block] == self.users.get(block, 0) for block in range(BLOCKS + 1))
 
 
 TestPool = Pool.TestCase

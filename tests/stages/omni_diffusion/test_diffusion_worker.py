@@ -13,7 +13,7 @@ from omni.payload import AudioChunk, PageSlice, Payload
 from omni.stage import Done
 from omni.testing import LaunchGuard
 from omni_diffusion.inputs import Voice
-from omni_frames import CodeFrames
+from omni_frames.request import CodeFrames
 from tests.support.devices import QueuedDevice
 from tests.support.faults import FaultyDevice
 from tests.support.frame_bench import POISON, feed_at_random, frames, random_codes

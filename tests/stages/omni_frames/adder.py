@@ -12,7 +12,9 @@ from torch import Tensor
 
 from omni.device import Device, Uploader
 from omni.stage import Open, together
-from omni_frames import FrameRequest, FrameWorker, SampleBatch
+from omni_frames.request import FrameRequest
+from omni_frames.store import SampleBatch
+from omni_frames.worker import FrameWorker
 from tests.support.frame_bench import POISON, FrameBench
 
 CHUNK = 2

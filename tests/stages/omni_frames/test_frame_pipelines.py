@@ -21,7 +21,7 @@ from omni.stage import StageContext
 from omni_diffusion.inputs import Voice
 from omni_diffusion.kind import LoadedDiffusion
 from omni_encoder.inputs import MediaItem
-from omni_frames import CodeFrames
+from omni_frames.request import CodeFrames
 from tests.support.devices import QueuedDevice
 from tests.support.frame_bench import Listener, random_codes
 from tests.support.painter import OPTIONS, PAINT, Painter, drawn, heard, paint_pipeline, paint_plugins, painted, spans

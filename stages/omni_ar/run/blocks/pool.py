@@ -109,9 +109,6 @@ class BlockPool:
     def cached(self) -> int:
         return len(self._key_of)
 
-    def users(self, block: int) -> int:
-        return self._users[block]
-
     def sole(self, tables: Iterable[NDArray[np.int64]]) -> int:
         """Number of blocks that would become available if all these tables were released: those without other users."""
         uses = Counter(block for table in tables for block in table.tolist())
