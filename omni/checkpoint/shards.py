@@ -102,7 +102,7 @@ class Shard:
         self.names = frozenset(self.spans)
         lacking = sorted(expected - self.names)
         if lacking:
-            problem = f"lacks {_some(lacking)}, which {INDEX} says it holds"
+            problem = f"lacks {_some(lacking)}, which {INDEX} assigns to it"
             raise CheckpointError(path.name, problem, "download the index and the shard again, from the same revision")
 
     def tensor(self, name: str) -> torch.Tensor:

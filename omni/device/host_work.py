@@ -1,8 +1,8 @@
 """Host work that would hold up the engine's thread: runs in other threads and is polled."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, Protocol, TypeVar
 
 _THREADS = 32
 """Maximum number of threads, started on demand: enough that slow tasks do not delay the others."""
@@ -20,7 +20,7 @@ class HostTask(Protocol[T_co]):
     def result(self) -> T_co:
         """The task's result; raises its exception. Only once `done`."""
 
-    def cancel(self) -> object:
+    def cancel(self) -> None:
         """Drops the task if it has not begun. Its result must not be read afterwards."""
 
 
@@ -32,6 +32,20 @@ class HostWorker(Protocol):
     def close(self) -> None: ...
 
 
+class _FutureTask(Generic[T]):
+    def __init__(self, future: "Future[T]") -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def result(self) -> T:
+        return self._future.result(timeout=0)
+
+    def cancel(self) -> None:
+        self._future.cancel()
+
+
 class ThreadWorker:
     """Starts threads on demand. A long task occupies one thread only."""
 
@@ -39,7 +53,7 @@ class ThreadWorker:
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
 
     def submit(self, work: Callable[[], T]) -> HostTask[T]:
-        return self._executor.submit(work)
+        return _FutureTask(self._executor.submit(work))
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)

@@ -109,7 +109,7 @@ class TokenizedFrontend(Frontend):
         if not words or self._template is None:
             return frozenset()
         contents = (_HARMLESS, [{"type": "text", "text": _HARMLESS}])
-        chats = [[{"role": role, "content": said} for role in roles] for roles in _ROLES for said in contents]
+        chats = [[{"role": role, "content": content} for role in roles] for roles in _ROLES for content in contents]
         rendered = ""
         for turns in chats:
             with suppress(InputError):  # a template may refuse such a chat

@@ -146,4 +146,4 @@ def dry_run(name: str, worker: StageWorker, device: Device, messages: Sequence[I
                     under_way.discard(request_id)
                     moved = True
         if not moved and under_way:
-            raise StageError(name, "measuring its memory", "its requests do not come to an end")
+            raise StageError(name, "measuring its memory", "its requests do not end")

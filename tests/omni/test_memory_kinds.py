@@ -89,7 +89,7 @@ def _check_item(model: EncoderModel, length: int, expected: int) -> None:
 def test_a_request_that_fails_or_never_ends_ends_the_measuring() -> None:
     opened = [Open("a", SamplingParams(), frozenset())]
     silent = FakeWorker()
-    with pytest.raises(StageError, match=r"'it' failed while measuring its memory: .* do not come to an end"):
+    with pytest.raises(StageError, match=r"'it' failed while measuring its memory: .* do not end"):
         dry_run("it", silent, CpuDevice(), opened)
     failing, error = FakeWorker(), OmniError("broken")
     failing.fail("a", error)

@@ -220,7 +220,7 @@ def _placed(chunks: PackedChunks, view: View) -> tuple[PlacedEmbedding, ...]:
     """The chunks' parts of embeddings: views of the tensors, whose second-last dimension is that of positions."""
     placed = []
     for packed in chunks.embeddings:
-        tensors = {name: tensor[..., packed.rows, :] for name, tensor in packed.embedding.tensors.items()}
+        tensors = {name: tensor[..., packed.part, :] for name, tensor in packed.embedding.tensors.items()}
         placed.append(PlacedEmbedding(packed.name, view(packed.tokens), tensors))
     return tuple(placed)
 

@@ -105,7 +105,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             "decode_tokens": self._decode_tokens,
             "discarded_tokens": self._output_processor.discarded,
             "preemptions": self._allocator.preemptions,
-            "spilled_rows": self._spiller.rows,
+            "spilled_rows": self._spiller.entries,
             "evicted_blocks": self._pool.evictions,
             "cached_blocks": self._pool.cached,
             "retries": self.retries,
@@ -151,7 +151,9 @@ class ArWorker(MailboxWorker[ArRequest]):
 
     def _check_scores(self, sampling: SamplingParams, field: str) -> None:
         if sampling.logprobs is not None and not self._runner.source.gives_logits:
-            raise InputError(f"{field}.logprobs", f"is given, and {self.name} gets its tokens without", "leave it out")
+            raise InputError(
+                f"{field}.logprobs", f"is given, and {self.name} receives its tokens without logits", "leave it out"
+            )
         if sampling.prompt_logprobs is not None and len(self._shape.prompt_columns) > 1:
             problem = f"is given, and the prompt of {self.name} is not a row of its own tokens"
             raise InputError(f"{field}.prompt_logprobs", problem, "leave it out")
@@ -261,14 +263,14 @@ class ArWorker(MailboxWorker[ArRequest]):
         for request in taken:
             self._scheduler.unblock(request)
         for request, error in failed:
-            self.fail_request(request, "gathering what conditions its steps", error)
+            self.fail_request(request, "gathering its conditioning", error)
         return bool(taken)  # those that failed are among them
 
     def _poll_host_processors(self) -> bool:
         results = self._host_processors.poll()
         for request, result in results:
             if isinstance(result, Exception):
-                self.fail_request(request, "steering its tokens", result)
+                self.fail_request(request, "running its host processors", result)
             elif result is None:
                 self._output_processor.emit_withheld(request)  # no stop string can be completed now
                 self._end_constrained(request)

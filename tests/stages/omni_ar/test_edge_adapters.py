@@ -181,7 +181,7 @@ def test_speech_begins_with_the_first_token_that_was_heard() -> None:
         (step,) = adapter.push(hidden(index))
         assert isinstance(step.meta, StepInputs)
         assert (step.meta.columns.tolist(), step.meta.pad) == ([[-1]], None)
-        assert first_of(step, "rows") == index
+        assert first_of(step, "vectors") == index
     (end,) = adapter.finish("stop")
     assert isinstance(end.meta, StepInputs)
     assert end.meta.pad is not None

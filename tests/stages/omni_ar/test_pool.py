@@ -162,16 +162,16 @@ def payload(pages: Tensor, rows: int, *, closed: bool = True) -> Produced:
 
 def test_as_many_slices_are_spilled_as_one_copy_takes():
     device, pages = CpuDevice(), torch.randn(2, 4, 3)
-    spiller = Spiller(device, device.stream("ar"), max_rows=5)
+    spiller = Spiller(device, device.stream("ar"), max_entries=5)
     slices = [PageSlice(pages, np.arange(rows)) for rows in (3, 2, 1)]
     assert [part for part, _ in spiller.spill(slices)] == slices[:2]
     assert [part.pages is pages for part in slices] == [False, False, True]
-    assert spiller.rows == 5
+    assert spiller.entries == 5
 
 
 def test_blocks_become_free_by_themselves_if_no_payload_in_them_is_read():
     device, pool, pages = CpuDevice(), BlockPool(2), torch.randn(2, 4, 3)
-    reclaimer = Reclaimer(pool, Spiller(device, device.stream("ar"), max_rows=8))
+    reclaimer = Reclaimer(pool, Spiller(device, device.stream("ar"), max_entries=8))
     table = BlockTable.of("r", pool.allocate(1), max_blocks=1)
     table.unread = 1
     table.produced.extend((payload(pages, 1), payload(pages, 2, closed=False)))
