@@ -85,7 +85,7 @@ class Renderer:
             graph = graphs[turn] if graphs is not None else None
             self._device.replay_or_enqueue(self._stream, graph, [self._render(piece, packed_BX, turn)])
             samples = piece.count * self._model.samples_per_latent
-            return self._samples.send(requests, samples) if samples else None
+            return self._samples.download(requests, samples) if samples else None
 
         return launch
 

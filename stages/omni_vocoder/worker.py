@@ -126,7 +126,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
             turn = self.samples.turn
             graph = graphs[turn] if graphs is not None else None
             self.device.replay_or_enqueue(self.stream, graph, [self._decode(chunk, rows_B, places_BN, turn)])
-            return self.samples.send(requests, self._model.samples(*chunk))
+            return self.samples.download(requests, self._model.samples(*chunk))
 
         return launch
 

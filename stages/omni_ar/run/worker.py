@@ -182,17 +182,15 @@ class ArWorker(MailboxWorker[ArRequest]):
             self._queue(request)
             self._scheduler.unblock(request)
             return
-        message.release(COMPLETED)  # the other inputs have no tensors
-        match meta:
-            case Prompt() as prompt:
-                prompt.check(len(self._shape.prompt_columns), self._shape.position_axes, self._shape.vocab_size)
-                if request.prompt is not None:
-                    raise InputError("prompt", "came twice", "feed a request one prompt")
-                request.prompt = prompt
-                self._scheduler.check(request, self.name)
-                self._queue(request)
-            case other:
-                raise StageError(self.name, "taking its input", f"a stage of kind 'ar' takes no {type(other).__name__}")
+        message.release(COMPLETED)  # a prompt has no tensors
+        if not isinstance(meta, Prompt):
+            raise StageError(self.name, "taking its input", f"a stage of kind 'ar' takes no {type(meta).__name__}")
+        meta.check(len(self._shape.prompt_columns), self._shape.position_axes, self._shape.vocab_size)
+        if request.prompt is not None:
+            raise InputError("prompt", "came twice", "feed a request one prompt")
+        request.prompt = meta
+        self._scheduler.check(request, self.name)
+        self._queue(request)
 
     def end(self, request: ArRequest, source: str) -> None:
         request.open_sources.discard(source)

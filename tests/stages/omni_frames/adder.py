@@ -57,7 +57,7 @@ class Adder(FrameWorker[FrameRequest]):
         (places_BN,) = self._upload.send([np.stack([self.store.places(request, 0, count) for request in batch])])
         wav_BN = self.samples.buffer(self.samples.turn, len(batch), count)
         self.device.launch(self.stream, add_codes, self.store.ring_RCG, places_BN, wav_BN)
-        return partial(self.samples.send, batch, count)
+        return partial(self.samples.download, batch, count)
 
 
 def add_codes(ring_RCG: Tensor, places_BN: Tensor, wav_BN: Tensor) -> None:
