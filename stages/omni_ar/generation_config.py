@@ -130,7 +130,7 @@ def _given(generation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _converted(given: object, kind: Any, field: str) -> Any:
-    """field: name of what is given, in front of that of a field in it."""
+    """field: name of the value in errors, in front of the name of a field in it."""
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:

@@ -75,7 +75,7 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
         if not isinstance(voice, Voice):
             return super().read(request, message)
         if request.voice is not None:
-            raise ValueError("a second Voice came; a request has one")
+            raise ValueError("a second Voice arrived; a request has one")
         if not 0 <= voice.index < model.num_voices:
             raise ValueError(f"voice {voice.index} is out of range, 0 to {model.num_voices - 1}")
         given, shape = read_noise(message, model.latent_width), (model.block_frames, model.repeats, model.latent_width)

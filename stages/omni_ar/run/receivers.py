@@ -176,19 +176,22 @@ class EmbeddingReceiver:
         # credit.
         message.acquire()
         arrival = _Arrival(request, embedding, message)
-        twice = arrival.key in self._come(request)
+        twice = arrival.key in self._arrived(request)
         self._waiting.append(arrival)
         field = _called(request, embedding)
         if twice:
-            raise InputError(field, "came twice", "feed each embedding once")
+            raise InputError(field, "was given twice", "feed each embedding once")
         if (entries := arrival.page_entries) > self._max_entries:
             problem = f"has {entries} vectors, and {self._stage} takes {self._max_entries}"
             raise InputError(field, problem, f"shorten the prompt or raise {self._stage}.max_model_len")
 
     def missing(self, request: ArRequest) -> str | None:
         """The name of an embedding that the request's prompt waits for; None if all have arrived."""
-        placeholders, come = request.prompt.placeholders if request.prompt is not None else (), self._come(request)
-        return next((f"{p.name}[{p.index}]" for p in placeholders if (p.name, p.index) not in come), None)
+        placeholders, arrived = (
+            request.prompt.placeholders if request.prompt is not None else (),
+            self._arrived(request),
+        )
+        return next((f"{p.name}[{p.index}]" for p in placeholders if (p.name, p.index) not in arrived), None)
 
     def drop(self, request: ArRequest) -> None:
         for arrival in self._waiting:
@@ -248,7 +251,7 @@ class EmbeddingReceiver:
         copies.append(Transfer(source, as_matrix(out)))
         return out
 
-    def _come(self, request: ArRequest) -> set[tuple[str, int]]:
+    def _arrived(self, request: ArRequest) -> set[tuple[str, int]]:
         """Name and index of the request's embeddings that have arrived, received or pending."""
         return {arrival.key for arrival in self._waiting if arrival.request is request} | request.embeddings.keys()
 

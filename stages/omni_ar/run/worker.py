@@ -187,7 +187,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             raise StageError(self.name, "taking its input", f"a stage of kind 'ar' takes no {type(meta).__name__}")
         meta.check(len(self._shape.prompt_columns), self._shape.position_axes, self._shape.vocab_size)
         if request.prompt is not None:
-            raise InputError("prompt", "came twice", "feed a request one prompt")
+            raise InputError("prompt", "was given twice", "feed a request one prompt")
         request.prompt = meta
         self._scheduler.check(request, self.name)
         self._queue(request)

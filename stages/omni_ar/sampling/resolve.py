@@ -66,7 +66,7 @@ def _check(sampling: SamplingParams, field: str, vocab_size: int) -> None:
     _check_ids(sampling, field, vocab_size)
     _check_room(sampling, field)
     if sampling.bad_words:
-        raise InputError(f"{field}.bad_words", "are texts, and this stage knows ids only", "use bad_words_ids")
+        raise InputError(f"{field}.bad_words", "are texts, and this stage supports ids only", "use bad_words_ids")
     for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if count is not None and count > vocab_size:
             raise InputError(f"{field}.{name}", f"{count} is more than the vocabulary has", f"use at most {vocab_size}")

@@ -93,7 +93,7 @@ def test_ignore_eos_drops_the_stages_own_stop_ids_and_no_others():
         ),
         ({"bad_words_ids": ((1,),) * 257}, "bad_words_ids: are 257 words; use at most 256"),
         ({"bad_words_ids": ((1,) * 17,)}, "bad_words_ids: have a word of 17 ids; use at most 16"),
-        ({"bad_words": ("no",)}, "bad_words: are texts, and this stage knows ids only; use bad_words_ids"),
+        ({"bad_words": ("no",)}, "bad_words: are texts, and this stage supports ids only; use bad_words_ids"),
         ({"min_tokens": 21}, "min_tokens: 21 is more than max_tokens, 20; lower it or raise max_tokens"),
         ({"allowed_token_ids": (8, 9)}, "allowed_token_ids: are all suppressed too"),
         ({"suppress_token_ids": tuple(range(40))}, "suppress_token_ids: leave no possible token"),

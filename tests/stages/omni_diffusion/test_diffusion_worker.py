@@ -247,7 +247,7 @@ def test_a_second_voice_and_none_are_refused() -> None:
     bench.feed_pages("none", random_codes(2))
     bench.end("none", "silent")
     bench.settle(bench.device)
-    for name, problem in (("two", "a second Voice came"), ("none", "frames arrived without a Voice")):
+    for name, problem in (("two", "a second Voice arrived"), ("none", "frames arrived without a Voice")):
         assert problem in bench.error(name)
     assert bench.ends["silent"] == Done("silent", "empty", {"frames": 0, "samples": 0})
     assert not bench.held
