@@ -94,7 +94,7 @@ def test_of_sampling_parameters_the_seed_alone_is_known() -> None:
         ({"guidance": -0.5}, "guidance must be a finite number"),
         ({"guidance": float("nan")}, "guidance must be a finite number"),
         ({"graph_batch_sizes": (17,)}, "graph_batch_sizes must be"),
-        ({"sampling": SamplingParams(temperature=1.0)}, r"sampling\.temperature means nothing here"),
+        ({"sampling": SamplingParams(temperature=1.0)}, r"sampling\.temperature has no effect"),
     ],
 )
 def test_options_are_checked(options: dict[str, object], problem: str) -> None:

@@ -220,7 +220,7 @@ def test_codes_that_the_host_knows_are_uploaded() -> None:
     [
         (Payload(AudioChunk(samples=np.empty(0, np.float32), sample_rate=1)), "CodeFrames"),
         (Payload(Voice(index=VOICES)), "voice 4 is out of range, 0 to 3"),
-        (Payload(Voice(index=-1)), "voice -1 is not there"),
+        (Payload(Voice(index=-1)), "voice -1 is out of range"),
         (Payload(Voice(index=0), {"noise": torch.zeros(4, 2).double()}), "wanted float32 [latent frames, 2]"),
         (Payload(Voice(index=0), {"noise": torch.zeros(4, 3)}), "wanted float32 [latent frames, 2]"),
         (

@@ -98,7 +98,7 @@ def test_a_denoiser(make_device: Callable[[], Device], graphs: bool, tmp_path: P
     check = SyncCheck.OFF if isinstance(listener.device, QueuedDevice) else SyncCheck.ERROR
     with sync_guard(listener.device, check):
         listener.say("bad", random_codes(5, 9), voice=77)
-        play(listener, "voice 77 is not there")
+        play(listener, "voice 77 is out of range")
 
 
 @pytest.mark.parametrize(
