@@ -41,22 +41,23 @@ class ChunkSizes:
         return 4 * self.largest
 
 
-@dataclass(slots=True, eq=False)
-class VocoderRequest(FrameRequest):
-    """A request from `Open` to its end."""
-
-    def next_chunk(self, sizes: ChunkSizes) -> int:
-        wanted, fewest = (sizes.later, 1) if self.done else (sizes.first, sizes.fewest)
-        if self.in_flight or self.buffered < (fewest if self.ended else wanted):
-            return 0
-        return min(wanted, self.buffered)
-
-
 class ChunkShape(NamedTuple):
     """The properties that chunks of one step share: their frames, and whether they are the first of their requests."""
 
     frames: int
     first: bool
+
+
+@dataclass(slots=True, eq=False)
+class VocoderRequest(FrameRequest):
+    """A request from `Open` to its end."""
+
+    def next_chunk(self, sizes: ChunkSizes) -> ChunkShape | None:
+        """None while it lacks frames."""
+        wanted, fewest = (sizes.later, 1) if self.done else (sizes.first, sizes.fewest)
+        if self.in_flight or self.buffered < (fewest if self.ended else wanted):
+            return None
+        return ChunkShape(min(wanted, self.buffered), not self.done)
 
 
 class VocoderWorker(FrameWorker[VocoderRequest]):
@@ -97,8 +98,8 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
 
     def run(self) -> bool:
         moved = False
-        while self._upload.ready and self.samples.ready and (batch := self._next_batch()):
-            chunk = ChunkShape(batch[0].next_chunk(self._sizes), not batch[0].done)
+        while self._upload.ready and self.samples.ready and (next_batch := self._next_batch()):
+            chunk, batch = next_batch
             if self.run_batch(batch, "decoding a chunk", partial(self.prepare, batch, chunk)):
                 for request in batch:
                     request.forget(chunk.frames, self._sizes.capacity)
@@ -130,14 +131,14 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
 
         return launch
 
-    def _next_batch(self) -> list[VocoderRequest]:
+    def _next_batch(self) -> tuple[ChunkShape, list[VocoderRequest]] | None:
         """Rows whose next chunk has the same shape. First chunks go before later ones: the user waits for them."""
+        waiting = (request for request in self.rows.owners if not request.paused)
+        chunks = {request: chunk for request in waiting if (chunk := request.next_chunk(self._sizes)) is not None}
         groups: dict[ChunkShape, list[VocoderRequest]] = {}
-        ready = [request for request in self.rows.owners if not request.paused and request.next_chunk(self._sizes)]
-        for request in together(ready):
-            chunk = ChunkShape(request.next_chunk(self._sizes), not request.done)
-            groups.setdefault(chunk, []).append(request)
-        return groups[max(groups, key=lambda chunk: chunk.first)] if groups else []
+        for request in together(list(chunks)):
+            groups.setdefault(chunks[request], []).append(request)
+        return max(groups.items(), key=lambda group: group[0].first, default=None)
 
     def _decode(self, chunk: ChunkShape, rows_B: Tensor, places_BN: Tensor, turn: int) -> Launch:
         wav_BS = self.samples.buffer(turn, rows_B.shape[0], self._model.samples(*chunk))
