@@ -55,8 +55,8 @@ class Chunks:
 @dataclass(frozen=True, slots=True)
 class ClipBatch:
     """A batch whose clips `[M, frames]` are consecutive in memory. chunks_C3: int64, for each chunk: the place of its first value,
-    the frames of its clip, and its own frames. tokens_T: int64, places of the kept tokens among those of all chunks. firsts_E: int64, index of
-    each embedding's first token. sizes: embeddings of each clip. segments: lengths of segments, T in total."""
+    the frames of its clip, and its own frames. tokens_T: int64, places of the kept tokens among those of all chunks. firsts_E:
+    int64, index of each embedding's first token. sizes: embeddings of each clip. segments: lengths of segments, T in total."""
 
     chunks_C3: NDArray[np.int64]
     tokens_T: NDArray[np.int64]
