@@ -5,9 +5,9 @@ from omni.engine.route import Credit
 from omni.pipeline import Edge
 from omni.stage import Feed, Pause, Resume
 from tests.support.fake_graph import (
+    CountingConnector,
     FakeGraph,
     FakeWorker,
-    FaultyConnector,
     Scripted,
     always,
     fake_pipeline,
@@ -119,7 +119,7 @@ def test_a_payload_that_the_adapter_drops_is_given_back_at_once() -> None:
 
 
 def test_a_payload_under_way_counts_until_it_is_given_up() -> None:
-    graph = FakeGraph(connectors={EDGE: FaultyConnector()}, pipeline=fake_pipeline(2))
+    graph = FakeGraph(connectors={EDGE: CountingConnector(arriving=False)}, pipeline=fake_pipeline(2))
     graph.submit("r", *BOTH)
     write(graph, "r", 2)
     assert graph.writer.pauses("r") == [Pause]
