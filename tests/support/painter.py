@@ -239,10 +239,10 @@ def build_nothing(context: StageContext) -> object:
     return object()
 
 
-def paint_pipeline(painter: str = "build_painter") -> Pipeline:
+def paint_pipeline() -> Pipeline:
     return Pipeline(
         family="paint",
-        stages=(Stage(name=PAINT, kind="diffusion", model=f"{_HERE}:{painter}", options=OPTIONS),),
+        stages=(Stage(name=PAINT, kind="diffusion", model=f"{_HERE}:build_painter", options=OPTIONS),),
         edges=(),
         outputs=(Output(modality="audio", stage=PAINT),),
         frontend=f"{_HERE}:none",
