@@ -49,10 +49,6 @@ class QueuedDevice(SimulatedDevice):
 class StirredDevice(QueuedDevice):
     """Its streams run late and mixed, a little at each look at an event, as the seed decides."""
 
-    def stir(self) -> None:
-        """Time passes."""
-        self.host_step()
-
 
 DEVICES: dict[str, Callable[[], Device]] = {
     "cpu": CpuDevice,

@@ -108,17 +108,16 @@ class TextReference:
 
     def answer(self, index: int) -> list[int]:
         """Greedy tokens for a prompt of `PROMPTS`."""
-        ids = torch.tensor([PROMPTS[index]])
-        out = self.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=VOCAB,
-        )
-        tokens: list[int] = out[0, len(PROMPTS[index]) :].tolist()
-        return tokens
+        return greedy(self.model, PROMPTS[index])
+
+
+def greedy(model: Any, prompt: Sequence[int]) -> list[int]:
+    """`TOKENS` of them, by transformers' `generate`."""
+    ids = torch.tensor([prompt])
+    ends: dict[str, Any] = {"eos_token_id": None, "pad_token_id": VOCAB}
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False, **ends)
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
 
 
 # A tiny Qwen3 checkpoint with a tokenizer, for what only a whole chat shows.
