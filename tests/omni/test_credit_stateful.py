@@ -86,7 +86,7 @@ class Task:
 
 
 class CrewWorker(MailboxWorker[Task]):
-    """Keeps inputs until the test says what becomes of them. wrong: what the orchestrator should not have said."""
+    """Keeps inputs until the test takes them. wrong: messages that the orchestrator should not have sent."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -179,7 +179,7 @@ class Crew:
         return Parcel(serial=self._serials, request_id=request_id, parts=parts)
 
     def live(self, stage: str) -> list[Task]:
-        """Requests at the stage whose users have not been told of their end."""
+        """Requests at the stage whose users have not received their end."""
         return [task for task in self.workers[stage].requests.values() if not self.sinks[task.id].ends]
 
     @property
@@ -276,7 +276,7 @@ class Pressure(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """Until nothing happens: then every producer knows whether it is paused."""
+        """Until nothing happens: then every pause and resume has arrived."""
         while self.crew.engine.tick():
             pass
         self.made.clear()

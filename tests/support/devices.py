@@ -43,7 +43,7 @@ class CountingCuda(Counting, CudaDevice):
 
 
 class QueuedDevice(SimulatedDevice):
-    """Without a seed its streams run only when the test says so, as a busy accelerator's would."""
+    """Without a seed its streams run only when the test runs them, as late as a busy accelerator's."""
 
 
 class StirredDevice(QueuedDevice):

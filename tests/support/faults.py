@@ -45,7 +45,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Faults:
-    """Counts the phases that are launched, and says which one is to raise. after: once it was launched, else instead of it."""
+    """Counts the phases that are launched, and makes one of them raise. after: once it was launched, else instead of it."""
 
     seen: Counter[Place] = field(default_factory=Counter)
     planted: Fault | None = None

@@ -126,7 +126,7 @@ END = "<|im_end|>"
 
 
 def write_chat_model(folder: Path) -> Path:
-    """Writes a random model that says anything, mostly words, and ends now and then; gives the folder back."""
+    """Writes a random model whose text is mostly words and sometimes ends; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = write_tokenizer(folder, 1024)
     torch.manual_seed(3)

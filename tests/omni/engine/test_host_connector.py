@@ -390,7 +390,7 @@ def failed(seed: int, way: str, after: bool) -> tuple[FaultyStirredDevice, HostB
 @pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_moved_after_a_failed_copy_keep_their_old_place_for_the_copy(seed: int, way: str, after: bool) -> None:
-    """Another consumer of the payload still holds it, so its producer may move it and no release tells it more."""
+    """Another consumer of the payload still holds it, so its producer may move it and gets no further release."""
     device, edge, sent = failed(seed, way, after)
     old = hidden(sent).pages
     edge.move(sent)

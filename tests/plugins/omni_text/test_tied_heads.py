@@ -1,4 +1,4 @@
-"""Output matrices that config.json says are the embedding table: what the file holds counts, as in transformers."""
+"""Output matrices that config.json ties to the embedding table: the file's own matrix takes precedence, as in transformers."""
 
 from pathlib import Path
 

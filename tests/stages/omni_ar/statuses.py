@@ -9,7 +9,7 @@ HOLDS_BLOCKS = (RequestStatus.RUNNING, RequestStatus.ISOLATING, RequestStatus.RU
 
 
 def check_statuses(scheduler: Scheduler, requests: Iterable[ArRequest]) -> None:
-    """Each of the stage's requests is in the list of its status and in no other, and holds what the status says."""
+    """Each of the stage's requests is in the list of its status and in no other, and holds what its status requires."""
     kept = scheduler._requests
     for status, listed in kept.items():
         assert all(request.status is status for request in listed)

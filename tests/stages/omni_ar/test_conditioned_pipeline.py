@@ -1,4 +1,4 @@
-"""A writer whose hidden states condition the steps of a listener, which answers what a plain loop answers, come what may."""
+"""A writer whose hidden states condition the steps of a listener: its tokens equal those of a plain loop, under any pressure."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -135,7 +135,7 @@ def test_a_producer_that_stalls_delays_its_listeners_and_nothing_else(tmp_path: 
 
 
 def test_tokens_that_were_withheld_are_not_heard(tmp_path: Path) -> None:
-    """Texts that end within a stop string, each token withheld until it is certain; all that is given out is heard."""
+    """Texts that end in a stop string, each token withheld until it is certain: every token given out conditions a step."""
     engine = build(tmp_path)
     even = frozenset(range(0, 61, 2))
     results = [submit(engine, index, rules=HostRules(stops=TwoInARow(even))) for index in range(4)]

@@ -1,4 +1,4 @@
-"""What a generation_config.json says of sampling: tokens and logits are those that transformers makes of the file."""
+"""Sampling defaults of generation_config.json: tokens and logits equal those of transformers with the same file."""
 
 import json
 import logging

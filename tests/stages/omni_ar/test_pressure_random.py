@@ -188,7 +188,7 @@ class Pressure(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def another_turn(self, data: st.DataObject) -> None:
-        """Asks on from what a request has said, as a chat does."""
+        """A prompt that continues the output of an earlier request, as the next turn of a chat does."""
         before = self.asked[data.draw(st.sampled_from(self.running))]
         said = before.prompt + [frame[0] for frame in before.frames]
         if len(self.asked) < 12 and len(said) < LENGTH - 4:

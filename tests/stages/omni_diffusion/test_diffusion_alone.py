@@ -1,4 +1,4 @@
-"""A stream by itself is what the stage gives, and what the book says."""
+"""A stream decoded alone equals the stage's output, and the definition."""
 
 import msgspec
 import numpy as np

@@ -1,4 +1,4 @@
-"""A denoiser in the real engine, and what stages that hear or speak say of a wrong factory and take of memory."""
+"""A denoiser in the real engine and the memory it takes; errors of encoders, vocoders and denoisers for a wrong factory."""
 
 from collections.abc import Callable
 from pathlib import Path
