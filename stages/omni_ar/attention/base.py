@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from omni_ar.kernels.attention.features import PLAIN, AttentionFeatures
+
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
@@ -85,8 +87,8 @@ class AttentionMetadata:
 
 
 class AttentionBackend(Protocol):
-    """Causal softmax attention with scale D ** -0.5. H is a multiple of the cache's heads: query heads h * G to h * G + G - 1 share
-    key head h. An implementation never synchronizes with the device.
+    """Causal softmax attention with scale D ** -0.5, or as a layer's `AttentionFeatures` say. H is a multiple of the cache's heads:
+    query heads h * G to h * G + G - 1 share key head h. An implementation never synchronizes with the device.
 
     `attend` of a batch without prefill rows can be captured in a CUDA graph. A row of length 0 yields zeros, as do tokens behind
     the last prefill row of a captured batch. Cache content beyond a row's length, NaN included, does not affect its output.
@@ -99,5 +101,15 @@ class AttentionBackend(Protocol):
     def captures_prefills(self) -> bool:
         """Whether the backend supports prefill rows that only the device knows, so that batches with prompts can be captured."""
 
-    def attend(self, q_THD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata) -> Tensor:
-        """Returns `[T, H, D]` for queries `[T, H, D]`. The batch's keys and values are in the cache already."""
+    def attend(
+        self,
+        q_THD: Tensor,
+        cache: KVCache,
+        layer: int,
+        meta: AttentionMetadata,
+        features: AttentionFeatures = PLAIN,
+    ) -> Tensor:
+        """Returns `[T, H, D]` for queries `[T, H, D]`. The batch's keys and values are in the cache already.
+
+        Raises ConfigError for features that the backend does not have. On a GPU every layer runs at start, when the memory of the
+        largest steps is measured, so no request meets it."""

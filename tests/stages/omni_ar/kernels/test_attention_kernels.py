@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from omni_ar.attention import TritonPagedAttention
+from omni_ar.attention import AttentionFeatures, TritonPagedAttention
 from omni_ar.kernels.attention import decode_kernel, prefill_kernel
 from omni_ar.kernels.attention.settings import DecodeSettings, PrefillSettings
 from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, check_attention, mixed_batch
@@ -16,6 +16,7 @@ from tests.support.exact import served
 pytestmark = pytest.mark.thorough
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PLAIN = AttentionFeatures()
 PREFILL = PrefillSettings(block_m=16, block_n=16, num_warps=4, num_stages=1)
 
 
@@ -23,17 +24,17 @@ def decode_settings(splits, fused=True):
     return DecodeSettings(block_n=16, splits=splits, fused=fused, num_warps=4, num_stages=1)
 
 
-def attend(world, q, meta, decode, prefill=PREFILL):
+def attend(world, q, meta, decode, prefill=PREFILL, features=PLAIN):
     """What the kernels give, called as on a GPU. Everything that they do not write stays NaN."""
     key, value, count = world.cache.key[LAYER], world.cache.value[LAYER], meta.num_decode
     out = torch.full(q.shape, float("nan"), dtype=q.dtype, device=q.device)
     arrivals = torch.zeros(64, dtype=torch.int32, device=q.device)
     if count:
         table, lengths = meta.decode_block_table_RM, meta.decode_lengths_R
-        decode_kernel.decode_attention(q[:count], key, value, table, lengths, arrivals, decode, out[:count])
+        decode_kernel.decode_attention(q[:count], key, value, table, lengths, arrivals, decode, out[:count], features)
     if q.shape[0] > count:
         rows = meta.prefill_rows_P4
-        prefill_kernel.prefill_attention(q, key, value, meta.block_table_NM, rows, count, prefill, out)
+        prefill_kernel.prefill_attention(q, key, value, meta.block_table_NM, rows, count, prefill, out, features)
     assert not arrivals.any()
     return out
 
@@ -136,11 +137,11 @@ def test_long_contexts(dtype, rows, omni_device):
     check_attention(TritonPagedAttention(omni_device).attend(q, world.cache, LAYER, meta), expected)
 
 
-def capture(backend, q, world, meta):
-    backend.attend(q, world.cache, LAYER, meta)
+def capture(backend, q, world, meta, features=PLAIN):
+    backend.attend(q, world.cache, LAYER, meta, features)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        return graph, backend.attend(q, world.cache, LAYER, meta)
+        return graph, backend.attend(q, world.cache, LAYER, meta, features)
 
 
 @pytest.mark.gpu
