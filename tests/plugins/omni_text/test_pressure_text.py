@@ -17,7 +17,7 @@ CACHES = {"cached": {}, "not cached": {"text.prefix_cache": False}}
 POOLS = {"any pool": {}, "few blocks": {"text.num_blocks": 16}}
 
 
-@pytest.fixture(scope="module", params=["tied", "moe"])
+@pytest.fixture(scope="module", params=["tied", "moe", "window"])
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TextReference:
     return TextReference(tmp_path_factory.mktemp(request.param), request.param)
 

@@ -1,6 +1,5 @@
 """Layers against transformers', with its parameter names; layers stacked over the cache against a whole model."""
 
-from collections.abc import Mapping
 
 import pytest
 import torch
@@ -9,9 +8,8 @@ from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3Model, Qwen3MoeConfig
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
-from omni.checkpoint import stacked_destinations
 from omni.errors import CheckpointError
-from omni_ar.attention import AttentionMetadata, KVCache, PrefillRow, TorchPagedAttention
+from omni_ar.attention import TorchPagedAttention
 from omni_ar.layers import (
     Attention,
     DecoderConfig,
@@ -27,25 +25,10 @@ from omni_ar.layers import (
 )
 from omni_ar.layers.decoder import decoder_config
 from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
+from tests.stages.omni_ar.two_rows import TwoRows, load_published
 from tests.support.one_row import OneRow
 
-# Published weights of a module that keeps some of them stacked.
-
-
-def load_published(module: nn.Module, published: Mapping[str, Tensor]) -> None:
-    """Fills all parameters of `module` from those of the published module, which has each matrix on its own."""
-    stacked = stacked_destinations(module)
-    targets = dict(module.named_parameters())
-    filled = dict.fromkeys(targets, 0)
-    with torch.no_grad():
-        for name, weight in published.items():
-            parameter, index = (stacked[name].parameter, stacked[name].index) if name in stacked else (name, ())
-            targets[parameter][index].copy_(weight)
-            filled[parameter] += weight.numel()
-    assert filled == {name: target.numel() for name, target in targets.items()}
-
-
-WIDTH, HEADS, KV_HEADS, HEAD_DIM, LAYERS, EPS, THETA, BLOCK = 24, 4, 2, 8, 3, 1e-6, 1e4, 4
+WIDTH, HEADS, KV_HEADS, HEAD_DIM, LAYERS, EPS, THETA = 24, 4, 2, 8, 3, 1e-6, 1e4
 
 
 def randomize(module, seed):
@@ -95,41 +78,24 @@ def reference(request):
     return randomize(Qwen3Model(config), seed=1)
 
 
-class Rows:
-    """Two requests in one cache, fed in any pieces."""
+class Rows(TwoRows):
+    """Two requests through layers, fed in any pieces."""
 
     def __init__(self, layers, dtype=torch.float32):
+        super().__init__(LAYERS, KV_HEADS, HEAD_DIM, dtype)
         self.layers, self.dtype = layers, dtype
-        zeros = lambda shape, dtype: torch.zeros(shape, dtype=dtype)  # noqa: E731
-        self.cache = KVCache.allocate(zeros, LAYERS, 20, BLOCK, KV_HEADS, HEAD_DIM, dtype)
-        self.tables = torch.tensor([[7, 3, 12, 5], [2, 9, 1, 14]])
-        self.lengths = [0, 0]
         self.rotary = RotaryEmbedding(HEAD_DIM, THETA)
 
     def step(self, pieces):
         """pieces: (row, x `[n, D]`, whether it is a decode), decodes first. Returns the outputs in that order."""
-        decodes = [row for row, _, is_decode in pieces if is_decode]
-        positions: list[Tensor] = []
-        slots, prefills = [], []
-        for row, x, is_decode in pieces:
-            position = self.lengths[row] + torch.arange(len(x))
-            slots.append(self.tables[row][position // BLOCK] * BLOCK + position % BLOCK)
-            if not is_decode:
-                start = sum(len(p) for p in positions)
-                prefills.append(PrefillRow(start, len(x), self.lengths[row], self.tables[row]))
-            positions.append(position)
-            self.lengths[row] += len(x)
-        lengths = [self.lengths[row] for row in decodes]
-        meta = AttentionMetadata(
-            torch.cat(slots), len(decodes), self.tables[decodes], torch.tensor(lengths), max(lengths, default=0),
-            tuple(prefills),
-        )  # fmt: skip
+        counts = [len(x) for _, x, _ in pieces]
+        position_T, meta = self.place([(row, len(x), is_decode) for row, x, is_decode in pieces])
         x = torch.cat([x for _, x, _ in pieces]).to(self.dtype)
-        cos, sin = self.rotary(torch.cat(positions)[None], self.dtype)
+        cos, sin = self.rotary(position_T[None], self.dtype)
         delta = None
         for layer in self.layers:
             x, delta = layer(x, delta, cos, sin, self.cache, meta, TorchPagedAttention())
-        return (x + delta).split([len(p) for _, p, _ in pieces])
+        return (x + delta).split(counts)
 
 
 def test_rms_norm():

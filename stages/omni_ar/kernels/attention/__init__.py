@@ -37,7 +37,9 @@ def attend_decodes(
             q_RHD, key_NBKD, value_NBKD, table_RM, lengths_R, arrivals, settings, out_RHD, features
         )
     else:
-        out_RHD.copy_(reference.decode_attention(q_RHD, key_NBKD, value_NBKD, table_RM, lengths_R, max_length, features))
+        out_RHD.copy_(
+            reference.decode_attention(q_RHD, key_NBKD, value_NBKD, table_RM, lengths_R, max_length, features)
+        )
 
 
 def attend_prompts(

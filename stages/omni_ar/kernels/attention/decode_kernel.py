@@ -147,7 +147,7 @@ def _attend_split(
         ahead = position + used * BLOCK_N
         block = tl.load(table + ahead // BLOCK_SIZE, mask=ahead < length, other=0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if SOFTCAP or ALIBI:
+        if SOFTCAP > 0 or ALIBI:
             scores = capped_and_biased(scores, scale, slope, (position - length + 1)[None, :], SOFTCAP, ALIBI)
             unit = 1.0
         else:

@@ -179,7 +179,7 @@ def _attend(
             k = tl.load(key_ptr + kv_at)
             v = tl.load(value_ptr + kv_at)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if SOFTCAP or ALIBI:
+        if SOFTCAP > 0 or ALIBI:
             distance = position_n[None, :] - position_m[:, None]
             scores = capped_and_biased(scores, scale, slope, distance, SOFTCAP, ALIBI)
             unit = 1.0
@@ -191,11 +191,10 @@ def _attend(
                 visible = visible & (position_n[None, :] > position_m[:, None] - WINDOW)
             scores = tl.where(visible, scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1) * unit)
+        base = higher
         if MASKED and WINDOW:
             # A token may see no key of its tile's first ones, and infinity minus infinity is NaN.
             base = tl.where(higher == float("-inf"), 0.0, higher)
-        else:
-            base = higher
         shrink = tl.exp2(highest - base)
         weights = tl.exp2(scores * unit - base[:, None])
         total = total * shrink + tl.sum(weights, 1)

@@ -20,8 +20,8 @@ def decode_attention(
     max_length: int,
     features: AttentionFeatures = PLAIN,
 ) -> Tensor:
-    """Attends one token per row, all rows in one gather. max_length: upper bound of the rows' lengths. Of a layer with a window, the
-    blocks of the longest window are gathered."""
+    """Attends one token per row, all rows in one gather. max_length: upper bound of the rows' lengths. With a window, only the
+    blocks that it may touch are gathered."""
     block_size, lengths_R1 = key_NBKD.shape[1], lengths_R[:, None]
     table_RM = table_RM[:, : -(-max_length // block_size)]
     # A row without keys attends to key 0, which is zeroed: the softmax over no keys differs between kernels.
@@ -54,8 +54,8 @@ def prefill_attention(
     context_length: int,
     features: AttentionFeatures = PLAIN,
 ) -> Tensor:
-    """Attends the Q tokens of one row, behind `context_length` keys of earlier batches. Of a layer with a window, blocks before that
-    of the first token are not read."""
+    """Attends the Q tokens of one row, behind `context_length` keys of earlier batches. With a window, blocks before that of the
+    first token are not read."""
     block_size, length = key_NBKD.shape[1], context_length + q_QHD.shape[0]
     skipped = max(context_length + 1 - features.window, 0) // block_size if features.window is not None else 0
     blocks_M = table_M[skipped : -(-length // block_size)]
