@@ -1,6 +1,5 @@
 """Layers against transformers', with its parameter names; layers stacked over the cache against a whole model."""
 
-
 import pytest
 import torch
 from msgspec.structs import replace

@@ -6,15 +6,9 @@ import random
 import pytest
 import torch
 
+from omni.device import open_device
 from omni_ar.attention import AttentionFeatures, TritonPagedAttention
-from tests.stages.omni_ar.kernels.test_attention_kernels import (
-    DEVICE,
-    PREFILL,
-    attend,
-    capture,
-    decode_settings,
-    omni_device,  # noqa: F401 - a fixture
-)
+from tests.stages.omni_ar.kernels.attention_runs import DEVICE, attend, capture, decode_settings
 from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, check_attention, mixed_batch
 
 pytestmark = pytest.mark.thorough
@@ -30,7 +24,7 @@ def test_decode_rows(names):
     batch = mixed_batch(world, [0, 3, 20, 53], [], spare_columns=1, poison=world.poison, features=features)
     q, meta, expected = batch
     for splits, fused in [(4, True), (4, False)]:
-        check_attention(attend(world, q, meta, decode_settings(splits, fused), PREFILL, features), expected)
+        check_attention(attend(world, q, meta, decode_settings(splits, fused), features=features), expected)
 
 
 @pytest.mark.parametrize("names", SETS)
@@ -38,7 +32,7 @@ def test_chunks(names):
     world = PagedRows(2, kv_heads=1, group=2, block_size=8, device=DEVICE)
     features = world.features(names, window=20)
     q, meta, expected = mixed_batch(world, [], [(0, 9), (37, 11)], spare=(1, 3), poison=world.poison, features=features)
-    check_attention(attend(world, q, meta, decode_settings(1), PREFILL, features), expected)
+    check_attention(attend(world, q, meta, decode_settings(1), features=features), expected)
 
 
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40, 100])
@@ -47,7 +41,7 @@ def test_windows_of_all_sizes(window):
     world = PagedRows(3, kv_heads=1, group=1, block_size=8, device=DEVICE)
     features = AttentionFeatures(window=window)
     q, meta, expected = mixed_batch(world, [1, 48, 50], [(35, 20)], poison=world.poison, features=features)
-    check_attention(attend(world, q, meta, decode_settings(2), PREFILL, features), expected)
+    check_attention(attend(world, q, meta, decode_settings(2), features=features), expected)
 
 
 def test_a_window_costs_what_it_holds_and_no_more():
@@ -57,14 +51,14 @@ def test_a_window_costs_what_it_holds_and_no_more():
     q, meta, expected = mixed_batch(world, [160], [(140, 4)], features=features)
     assert meta.block_table_NM is not None
     meta.block_table_NM[:, :7] = 2**40
-    check_attention(attend(world, q, meta, decode_settings(4), PREFILL, features), expected)
+    check_attention(attend(world, q, meta, decode_settings(4), features=features), expected)
 
 
 def test_scores_far_beyond_a_softcap_and_sinks_far_apart():
     world = PagedRows(5, kv_heads=1, group=2, device=DEVICE)
     features = AttentionFeatures(scale=300.0, softcap=2.0, sinks=torch.tensor([-80.0, 80.0], device=DEVICE))
     q, meta, expected = mixed_batch(world, [40], [(3, 5)], features=features)
-    check_attention(attend(world, q, meta, decode_settings(2), PREFILL, features), expected)
+    check_attention(attend(world, q, meta, decode_settings(2), features=features), expected)
 
 
 HEAD_DIMS = [16, 64, 80, 128, 256]
@@ -74,7 +68,7 @@ HEADS = [(1, 1), (8, 2), (4, 8), (2, 8), (1, 16), (2, 3)]
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_random_shapes(dtype, head_dim, omni_device):  # noqa: F811 - the fixture
+def test_random_shapes(dtype, head_dim, omni_device):
     """The backend with the settings that it would choose."""
     chance = random.Random(f"{dtype}{head_dim}")
     kv_heads, group = chance.choice(HEADS)
@@ -98,7 +92,7 @@ def test_random_shapes(dtype, head_dim, omni_device):  # noqa: F811 - the fixtur
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("names", ["window", " ".join(EACH)])
-def test_long_contexts(names, omni_device):  # noqa: F811 - the fixture
+def test_long_contexts(names, omni_device):
     lengths = [65_000, 1, 32_768]
     world = PagedRows(1, 2, 8, 128, 16, 2 + sum(-(-length // 16) for length in lengths) + 700, torch.bfloat16, "cuda")
     features = world.features(names, window=4096)
@@ -108,7 +102,7 @@ def test_long_contexts(names, omni_device):  # noqa: F811 - the fixture
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("names", ["window sinks", " ".join(EACH)])
-def test_a_captured_step_reads_lengths_when_it_is_replayed(names, omni_device):  # noqa: F811 - the fixture
+def test_a_captured_step_reads_lengths_when_it_is_replayed(names, omni_device):
     rows, chance = 8, random.Random(names)
     world = PagedRows(0, 4, 8, 128, 16, 1 + rows * 40, torch.bfloat16, "cuda")
     features = world.features(names, window=100)
@@ -126,3 +120,8 @@ def test_a_captured_step_reads_lengths_when_it_is_replayed(names, omni_device): 
         meta.decode_block_table_RM[:, : new.decode_block_table_RM.shape[1]] = new.decode_block_table_RM
         graph.replay()
         check_attention(captured, expected)
+
+
+@pytest.fixture
+def omni_device():
+    return open_device("cuda:0")
