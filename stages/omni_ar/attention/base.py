@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from omni_ar.kernels.attention.features import PLAIN, AttentionFeatures
+from omni_ar.kernels.attention.reference import gather_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,20 @@ class KVCache:
         """Stores the tokens' keys and values into their slots (int64). Only slots of the null block may repeat."""
         for pages, new_TKD in ((self.key, k_TKD), (self.value, v_TKD)):
             pages[layer].flatten(0, 1).index_copy_(0, slots_T, new_TKD.to(pages.dtype))
+
+    def gather(self, layer: int, table_RM: Tensor, lengths_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of the rows' keys and values, `[R, K, L, D]` each, in the order of positions. L = M * B. For attention in plain
+        torch.
+
+        table_RM, lengths_R: int64, blocks of each row and its number of keys. Entries from a row's length on are zeros: what
+        stands in the pages there may be NaN, which a weight of zero does not remove.
+        """
+        position_L = torch.arange(table_RM.shape[1] * self.block_size, device=table_RM.device)
+        beyond_RL = position_L >= lengths_R[:, None]
+        return (
+            gather_rows(self.key[layer], table_RM, beyond_RL),
+            gather_rows(self.value[layer], table_RM, beyond_RL),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,7 +276,7 @@ class NoGpu(CpuDevice):
         super().__init__()
         self.torch_device = torch.device("cuda")
 
-    def zeros(self, shape, dtype, *_):
+    def zeros(self, shape, dtype):
         return torch.zeros(shape, dtype=dtype)
 
 
