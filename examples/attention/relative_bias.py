@@ -52,7 +52,8 @@ class BiasedAttention(nn.Module):
         # Not -inf: a row without tokens sees no key, and its softmax would be NaN.
         unseen = torch.finfo(scores_RHQL.dtype).min
         weights_RHQL = scores_RHQL.masked_fill(distance_RQL[:, None] < 0, unseen).softmax(-1)
-        return (weights_RHQL @ v_RHLW).transpose(1, 2)
+        y_RQHW: Tensor = (weights_RHQL @ v_RHLW).transpose(1, 2)
+        return y_RQHW
 
 
 class Layer(nn.Module):

@@ -40,7 +40,8 @@ def attended(layer: Any, x_TD: Tensor) -> Tensor:
         scores = torch.einsum("hw,lhw->hl", q_THW[place], k_THW[: place + 1]) / math.sqrt(q_THW.shape[2])
         weights = (scores + layer.bias.weight[distances].T).softmax(-1)
         rows.append(torch.einsum("hl,lhw->hw", weights, v_THW[: place + 1]).flatten())
-    return layer.out(torch.stack(rows))
+    out_TD: Tensor = layer.out(torch.stack(rows))
+    return out_TD
 
 
 def greedy(model: Any, prompt: Sequence[int]) -> list[int]:
@@ -61,7 +62,7 @@ def expected(model: Any) -> list[list[int]]:
     return answers
 
 
-CASES = {
+CASES: dict[str, tuple[dict[str, Any], bool]] = {
     "one batch": ({}, False),
     "chunks": ({"max_num_batched_tokens": 7}, False),
     "few blocks": ({"num_blocks": 12, "max_model_len": 44}, False),

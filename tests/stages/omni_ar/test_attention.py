@@ -59,6 +59,7 @@ def test_mixed_batches(seed, decode_lengths, prefills, heads, block_size, spare_
     check(run(world, decode_lengths, prefills, spare_columns=spare_columns, spare=spare))
 
 
+BATCHES = [([], [(0, 5)]), ([3, 9], []), ([1, 0, 8], [(4, 3), (0, 1), (7, 6)])]
 FEATURES = ["scale", "softcap", "alibi_slopes", "window", "sinks"]
 
 
@@ -79,6 +80,13 @@ def test_features_of_layers(seed, names, window, decode_lengths, prefills, heads
     world = PagedRows(seed, kv_heads=heads[0], group=heads[1], block_size=block_size, blocks=128)
     features = world.features(" ".join(sorted(names)), window)
     check(run(world, decode_lengths, prefills, features, spare_columns=seed % 3, spare=spare))
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_each_feature_alone(name):
+    for decodes, prefills in BATCHES:
+        world = PagedRows(4)
+        check(run(world, decodes, prefills, world.features(name)))
 
 
 def test_decode_rows_do_not_read_what_has_left_the_window():
@@ -120,9 +128,6 @@ def test_bf16():
     ours, expected = run(world, [1, 9], [(4, 5), (0, 3)])
     assert ours.dtype == torch.bfloat16
     torch.testing.assert_close(ours.double(), expected, rtol=0.02, atol=0.02)
-
-
-BATCHES = [([], [(0, 5)]), ([3, 9], []), ([1, 0, 8], [(4, 3), (0, 1), (7, 6)])]
 
 
 def install(monkeypatch, name, **members):

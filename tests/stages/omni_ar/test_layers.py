@@ -1,5 +1,7 @@
 """Layers against transformers', with its parameter names; layers stacked over the cache against a whole model."""
 
+from typing import Any
+
 import pytest
 import torch
 from msgspec.structs import replace
@@ -93,7 +95,7 @@ class Rows(TwoRows):
         position_T, meta = self.place([(row, len(x), is_decode) for row, x, is_decode in pieces])
         x = torch.cat([x for _, x, _ in pieces]).to(self.dtype)
         cos, sin = self.rotary(position_T[None], self.dtype)
-        delta = None
+        delta: Any = None
         for layer in self.layers:
             x, delta = layer(x, delta, cos, sin, self.cache, meta, TorchPagedAttention())
         return (x + delta).split(counts)

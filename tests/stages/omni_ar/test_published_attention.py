@@ -6,6 +6,7 @@ Shape legend: T tokens, D width, H heads, W head width.
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -29,7 +30,7 @@ from omni_ar.layers.decoder import decoder_layer
 from tests.stages.omni_ar.two_rows import TwoRows, load_published
 
 VOCAB, LAYERS, HEADS, KV_HEADS, HEAD_DIM, WINDOW = 40, 3, 4, 2, 8, 5
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -59,7 +60,7 @@ def our_config(hf, **changes: object) -> DecoderConfig:
 class Paged:
     """A model of transformers over a paged cache. Its tokens are flat, as those of a batch."""
 
-    def __init__(self, model: PreTrainedModel, rows: TwoRows) -> None:
+    def __init__(self, model: Any, rows: TwoRows) -> None:
         self.model, self.rows = model, rows
         self.position_T: Tensor
         self.meta: AttentionMetadata
@@ -81,7 +82,7 @@ class Paged:
 class OurAttention(nn.Module):
     """In place of an attention layer with rotary positions."""
 
-    def __init__(self, paged: Paged, config: DecoderConfig, index: int, published: nn.Module) -> None:
+    def __init__(self, paged: Paged, config: DecoderConfig, index: int, published: Any) -> None:
         super().__init__()
         ours = decoder_layer(config, Attention, index).self_attn
         assert isinstance(ours, Attention)
@@ -99,7 +100,7 @@ class OurAttention(nn.Module):
 class AlibiAttention(nn.Module):
     """In place of Bloom's."""
 
-    def __init__(self, paged: Paged, index: int, published: nn.Module) -> None:
+    def __init__(self, paged: Paged, index: int, published: Any) -> None:
         super().__init__()
         self.published, self.index = published, index
         self._paged = (paged,)
@@ -132,7 +133,7 @@ def gpt_oss() -> tuple[PreTrainedModel, Callable[[Paged], None]]:
 def bloom() -> tuple[PreTrainedModel, Callable[[Paged], None]]:
     """With six heads, no power of two."""
     config = BloomConfig(vocab_size=VOCAB, hidden_size=48, n_layer=LAYERS, n_head=6, pad_token_id=None)
-    model = BloomModel(config)
+    model: Any = BloomModel(config)
 
     def change(paged: Paged) -> None:
         for index, block in enumerate(model.h):
