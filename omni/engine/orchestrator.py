@@ -384,8 +384,8 @@ class Orchestrator:
             return
         try:
             match message:
-                case PieceOut(_, _, _, index, counted, piece):
-                    route.piece(index, counted, piece.value)
+                case PieceOut(_, _, _, index, piece):
+                    route.piece(index, piece.value)
                 case EndOut(_, _, _, payloads, reason):
                     route.end(payloads, reason)
                 case GiveUpOut():

@@ -66,13 +66,18 @@ def test_one_slow_consumer_pauses_its_own_request_only() -> None:
     assert graph.writer.pauses("quick") == []
 
 
-def test_a_payload_on_the_host_costs_nothing() -> None:
+def test_payloads_without_tensors_count_until_they_are_acquired() -> None:
     graph = graph_of()
     graph.submit("r", *BOTH)
-    for number in range(10 * CREDIT):
+    for number in range(CREDIT):
         graph.writer.produce("r", host(number))
     graph.settle()
-    assert graph.writer.pauses("r") == []
+    assert graph.writer.pauses("r") == [Pause]
+    assert len(graph.connectors[EDGE].released) == CREDIT, "there is no memory to wait for"
+    for feed in graph.speaker.fed("r")[: CREDIT // 2]:
+        feed.release(COMPLETED)
+    graph.settle()
+    assert graph.writer.pauses("r") == [Pause, Resume]
 
 
 def test_an_acquired_payload_does_not_count_and_is_not_free() -> None:
@@ -95,7 +100,7 @@ def test_an_acquired_payload_does_not_count_and_is_not_free() -> None:
 
 
 def test_a_split_payload_counts_until_every_part_is_acquired_or_released() -> None:
-    graph = FakeGraph(adapters={EDGE: always(Scripted([(2, 1)]))}, pipeline=fake_pipeline(1))
+    graph = FakeGraph(adapters={EDGE: always(Scripted([(2, 0)]))}, pipeline=fake_pipeline(1))
     graph.submit("r", *BOTH)
     write(graph, "r", 1)
     first, second = inputs(graph, "r")
@@ -111,8 +116,22 @@ def test_a_split_payload_counts_until_every_part_is_acquired_or_released() -> No
     assert len(graph.connectors[EDGE].released) == 1
 
 
+def test_an_input_without_tensors_counts_and_keeps_no_memory() -> None:
+    graph = FakeGraph(adapters={EDGE: always(Scripted([(1, 1)]))}, pipeline=fake_pipeline(1))
+    graph.submit("r", *BOTH)
+    write(graph, "r", 1)
+    rows, note = inputs(graph, "r")
+    rows.release(COMPLETED)
+    graph.settle()
+    assert len(graph.connectors[EDGE].released) == 1
+    assert graph.writer.pauses("r") == [Pause]
+    note.release(COMPLETED)
+    graph.settle()
+    assert graph.writer.pauses("r") == [Pause, Resume]
+
+
 def test_a_payload_that_the_adapter_drops_is_given_back_at_once() -> None:
-    graph = FakeGraph(adapters={EDGE: always(Scripted([(0, 1)] * 9))}, pipeline=fake_pipeline(1))
+    graph = FakeGraph(adapters={EDGE: always(Scripted([(0, 0)] * 9))}, pipeline=fake_pipeline(1))
     graph.submit("r", *BOTH)
     write(graph, "r", 9)
     assert graph.writer.pauses("r") == [], "used up and given back in one round is no news"

@@ -79,11 +79,12 @@ class Claim:
 
 @dataclass(eq=False)
 class Task:
-    """A request at a worker."""
+    """A request at a worker. came: serials of its inputs."""
 
     id: str
     open_sources: set[str]
     claims: list[Claim] = field(default_factory=list)
+    came: set[int] = field(default_factory=set)
     paused: bool = False
 
 
@@ -103,6 +104,7 @@ class CrewWorker(MailboxWorker[Task]):
     def feed(self, request: Task, message: Feed) -> None:
         assert isinstance(message.payload.meta, Parcel)
         if message.lease is not None:
+            request.came.add(message.payload.meta.serial)
             request.claims.append(Claim(message.payload.meta.serial, message))
 
     def end(self, request: Task, source: str) -> None:
@@ -150,7 +152,6 @@ class CrewConnector(LocalConnector):
         self.flowing = True
         self.sent: list[tuple[Parcel, Ref]] = []
         self.releases: list[object] = []
-        self.lent: list[tuple[Parcel, Ref]] = []
 
     def sender(self, end: EdgeEnd) -> Sender:
         return CrewSender(self)
@@ -167,8 +168,6 @@ class CrewSender(LocalSender):
         assert isinstance(payload.meta, Parcel)
         ref = super().send(payload, ready)
         self._connector.sent.append((payload.meta, ref))
-        if payload.tensors:
-            self._connector.lent.append((payload.meta, ref))
         return ref
 
 
@@ -249,14 +248,14 @@ class Crew:
 
     def outstanding(self, edge: Edge, request_id: str) -> int:
         """What counts against the edge's credit, found out from both ends."""
-        left = {
-            p.serial for p, ref in self.connectors[edge.name].lent if p.request_id == request_id and not ref.released
-        }
-        task = self.workers[edge.consumer].requests.get(request_id)
-        claims = task.claims if task is not None else []
-        counting = {claim.serial for claim in claims if claim.counts}
-        delivered = {claim.serial for claim in claims}
-        return len([serial for serial in left if serial in counting or serial not in delivered])
+        consumer = self.workers[edge.consumer]
+        task = consumer.requests.get(request_id)
+        fed = [m.payload.meta for m in consumer.inbox if isinstance(m, Feed) and m.request_id == request_id]
+        waiting = {meta.serial for meta in fed if isinstance(meta, Parcel)} if task is not None else set()
+        counting = waiting | {claim.serial for claim in (task.claims if task is not None else ()) if claim.counts}
+        arrived = waiting | (task.came if task is not None else set())
+        sent = [(p.serial, ref) for p, ref in self.connectors[edge.name].sent if p.request_id == request_id]
+        return len([s for s, ref in sent if s in counting or not (ref.released or s in arrived)])
 
 
 AT_ONCE = 2
