@@ -72,7 +72,7 @@ PeerMessage = Hello | ToConsumer | ToProducer
 
 
 class LinkClosed(Exception):
-    """The other engine has ended."""
+    """The other engine has ended, or the connection to it."""
 
 
 class Link(Protocol):
@@ -259,11 +259,6 @@ class EdgeEnds:
             if consumer == place:
                 sender.peer_lost()
         peer.link.close()
-
-    def disconnect(self) -> None:
-        """Leaves all other engines, which see that this one has ended."""
-        for place in list(self._peers):
-            self.lose(place)
 
     # Messages for requests that are not active here.
 

@@ -224,19 +224,20 @@ class InRoute:
         self._receiving: dict[int, Pending] = {}
         self._delivered = 0
         self._end: tuple[int, str] | None = None
-        self._closed = False
+        self.closed = False
+        """Whether the consumer has everything from it, or wants nothing more."""
 
     @property
     def busy(self) -> bool:
         """Whether `tick` has something to do, now or later."""
-        return not self._closed and (bool(self._receiving) or self._end is not None)
+        return not self.closed and (bool(self._receiving) or self._end is not None)
 
     # As the producer's half sees it.
 
     def piece(self, index: int, piece: object) -> None:
         """Raises OmniError if the connector fails."""
         try:
-            if self._closed:
+            if self.closed:
                 self._discard(piece)
             elif index in self._receiving:
                 self._receiving[index].add(piece)
@@ -253,7 +254,7 @@ class InRoute:
 
     def give_up(self) -> None:
         """What was delivered is the consumer's."""
-        self._closed = True
+        self.closed = True
         while self._receiving:
             _, pending = self._receiving.popitem()
             try:
@@ -275,14 +276,14 @@ class InRoute:
                 return moved
             self._deliver(pending, received)
             moved = True
-        if self._end is not None and self._end[0] == self._delivered and not self._closed:
+        if self._end is not None and self._end[0] == self._delivered and not self.closed:
             self._finish(self._end[1])
             moved = True
         return moved
 
     def abort(self) -> None:
         """The consumer wants nothing more."""
-        if not self._closed:
+        if not self.closed:
             self.give_up()
             self.producer.leave()
 
@@ -304,7 +305,7 @@ class InRoute:
         self._consumer.inbox.extend(Feed(self.request_id, payload, received.ready, lease) for payload in inputs)
 
     def _finish(self, reason: str) -> None:
-        self._closed = True
+        self.closed = True
         try:
             inputs = self._adapter.finish(reason)
         except Exception as error:

@@ -142,7 +142,8 @@ class AskState(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Connect to the engine on a place, through the socket that comes with the message. The answer is an `Answer`."""
+    """Connect to the engine on a place, through the socket that comes with the message. The answer is an `Answer`. If the
+    connection ends later, `number` is in `Turn.unlinked`."""
 
     number: int
     place: str
@@ -238,11 +239,15 @@ class LogRecordOut(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Turn(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """All that came up since the last such message: outputs of all requests in order, then answers, then log records."""
+    """All that came up since the last such message: outputs of all requests in order, then answers, then log records.
+
+    unlinked: the numbers of `Connect`s whose connection has ended; the requests that needed it fail in `outputs`.
+    """
 
     outputs: list[Out]
     answers: list[Answer]
     logs: list[LogRecordOut]
+    unlinked: list[int] = []
 
 
 class Closed(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -79,6 +79,9 @@ class RemoteEngine:
         self._checked: set[bytes] = set()
         self._failure: Callable[[], StageError] | None = None
         self._on_death: Callable[[StageError], None] = lambda error: None
+        self._on_unlinked: Callable[[str], None] = lambda place: None
+        self._links: dict[str, int] = {}
+        """The number of the latest `Connect` to each place."""
         self._last: EngineState | None = None
         self._close_error: ErrorData | None = None
         self._closing = threading.RLock()
@@ -116,9 +119,10 @@ class RemoteEngine:
                 case message, _:
                     self._take(message)
 
-    def start(self, on_death: Callable[[StageError], None]) -> None:
-        """Starts the listener. on_death: called by it if the process ends without `close`, before requests fail."""
-        self._on_death = on_death
+    def start(self, on_death: Callable[[StageError], None], on_unlinked: Callable[[str], None]) -> None:
+        """Starts the listener, which calls both before requests fail. on_death: if the process ends without `close`.
+        on_unlinked: with the place of another engine, if the connection to it ends."""
+        self._on_death, self._on_unlinked = on_death, on_unlinked
         listener = threading.Thread(target=self._listen, name="omni-listener", daemon=True)
         listener.start()
         self._listener = listener
@@ -153,8 +157,13 @@ class RemoteEngine:
     def connect(self, place: str, end: socket.socket) -> "Future[Answer | None]":
         """Connects the engine to the one on a place, through a socket, which is closed here. The answer has the error, if any;
         None if the process ended."""
+
+        def question(number: int) -> Connect:
+            self._links[place] = number
+            return Connect(number, place)
+
         with end:
-            return self._post(lambda number: Connect(number, place), end.fileno())[1]
+            return self._post(question, end.fileno())[1]
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
         """See `Engine.check`: one round trip for parameters that were not checked lately. Raises StageError if the process is
@@ -299,7 +308,9 @@ class RemoteEngine:
 
     def _take(self, message: FromEngine) -> None:
         match message:
-            case Turn(outputs, answers, logs):
+            case Turn(outputs, answers, logs, unlinked):
+                for place in [place for place, number in list(self._links.items()) if number in unlinked]:
+                    self._on_unlinked(place)
                 for output in outputs:
                     self._deliver(output)
                 for answer in answers:
@@ -311,8 +322,9 @@ class RemoteEngine:
             case Closed(state, error):
                 self._last, self._close_error, self._ended = state, error, True
             case Failed(error):
-                failure = error.rebuild_known("running")
-                raise failure if isinstance(failure, StageError) else StageError("engine", "running", said(failure))
+                failed = LostPeerError(self.name, "running", f"its process {self.pid} failed: {error.text}")
+                failed.__cause__ = error.rebuild("running")
+                raise failed
             case _:
                 raise AssertionError(f"{type(message).__name__} after the start")
 

@@ -37,8 +37,8 @@ def write_checkpoint(
     credit: int | Mapping[str, int] = 8,
     positions: int = 96,
 ) -> Path:
-    """readers: of `READER`, `CLERK` and `SCRIBE`. tokens: whether hidden states of generated tokens are emitted, and not only the prompt's.
-    credit: of each edge, or by reader. positions: the longest sequence. Returns the folder."""
+    """readers: of `READER`, `CLERK` and `SCRIBE`. tokens: whether hidden states of generated tokens are emitted, and not only
+    the prompt's. credit: of each edge, or by reader. positions: the longest sequence. Returns the folder."""
     config = {
         "model_type": "hidden",
         "width": width,
