@@ -6,6 +6,7 @@ import select
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch
@@ -21,6 +22,7 @@ from omni.pipeline import Pipeline
 from omni.process.errors import ErrorData
 from omni.process.messages import Closed, Failed, FromEngine, LogRecordOut, Ready, Start, ToEngine
 from omni.process.server import EngineEnd, EngineServer
+from omni.timeline.trace import Trace
 
 RING_BYTES = 32 * 2**20
 """Of arrays in outputs on their way. 16 requests with 0.3 s of sound each take 0.5 MB."""
@@ -59,7 +61,8 @@ def _serve(channel: EngineEnd, sends: Codec[FromEngine], server: EngineServer) -
     assert isinstance(start, Start)
     for name, level in start.levels.items():
         logging.getLogger(name or None).setLevel(level)
-    engine, rules = _load(start, server)
+    timelines: list[Trace] = []
+    engine, rules = _load(start, server, timelines.append)
     ring, sends.ring = OutputRing.create(RING_BYTES)
     prompts = {stage: engine.longest_prompt(stage) for stage in engine.memory}
     server.finish()
@@ -70,10 +73,12 @@ def _serve(channel: EngineEnd, sends: Codec[FromEngine], server: EngineServer) -
     server.serve(engine, rules)
     error = _close(engine)
     server.finish()
-    channel.send(Closed(server.state(), error))
+    channel.send(Closed(server.state(), error, timelines[0] if timelines else None))
 
 
-def _load(start: Start, server: EngineServer) -> tuple[Engine, HostRulesBuilder | None]:
+def _load(
+    start: Start, server: EngineServer, take_timeline: Callable[[Trace], object]
+) -> tuple[Engine, HostRulesBuilder | None]:
     torch.set_num_threads(start.threads)
     # Opened first: importing and reading below take seconds, and a missing device is found at once.
     device = open_device(str(device_of(start.place)))
@@ -84,7 +89,15 @@ def _load(start: Start, server: EngineServer) -> tuple[Engine, HostRulesBuilder 
     if start.options.load_format == "auto":
         check_shapes(plan, checkpoint, start.plugins, start.options)
     engine = build_engine(
-        plan, checkpoint, start.plugins, device, start.options, server, place=start.place, share=start.share
+        plan,
+        checkpoint,
+        start.plugins,
+        device,
+        start.options,
+        server,
+        place=start.place,
+        share=start.share,
+        take_timeline=take_timeline,
     )
     try:
         return engine, vocabulary.result()

@@ -17,6 +17,7 @@ from omni.plugin.manager import Plugins
 from omni.process.errors import ErrorData
 from omni.sampling import SamplingParams, TextRules
 from omni.stage import StageUsage
+from omni.timeline.trace import Trace
 
 
 class _NoOptions(msgspec.Struct, frozen=True):
@@ -251,10 +252,11 @@ class Turn(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Closed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The last message. error: of `Engine.close`. state: after it."""
+    """The last message. error: of `Engine.close`. state: after it. timeline: of the engine, if it was recorded."""
 
     state: EngineState
     error: ErrorData | None = None
+    timeline: Trace | None = None
 
 
 FromEngine = Ready | Failed | Turn | Closed

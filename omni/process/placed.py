@@ -17,7 +17,6 @@ from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
 from omni.process.messages import Start
 from omni.process.remote import RemoteEngine
-from omni.process.timelines import part_of
 
 _log = logging.getLogger(__name__)
 
@@ -132,10 +131,7 @@ class PlacedEngines:
             self.close()
 
     def _load(self, placed: PlacedEngine, engine: RemoteEngine) -> None:
-        options = self._options
-        if options.timeline is not None and len(self.by_place) > 1:
-            options = part_of(options, placed.place)
-        engine.load(self._start_of(options, placed.place, placed.share), placed.stages)
+        engine.load(self._start_of(self._options, placed.place, placed.share), placed.stages)
 
     def _start(self, placed: PlacedEngine, engine: RemoteEngine) -> None:
         with self.lock:

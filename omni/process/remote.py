@@ -46,6 +46,7 @@ from omni.process.messages import (
 )
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
+from omni.timeline.trace import Trace
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ class RemoteEngine:
         self._process = EngineProcess(theirs, self._channel)
         self.memory: Mapping[str, StageMemory] = {}
         """Device memory of each stage, divided at the start."""
+        self.timeline: Trace | None = None
+        """After `close`, if one was recorded."""
         self._longest_prompts: Mapping[str, int | None] = {}
         self._sinks: dict[str, SafeSink] = {}
         self._gate = threading.Lock()
@@ -319,8 +322,8 @@ class RemoteEngine:
                         waiting.set_result(answer)
                 for record in logs:
                     _show(record)
-            case Closed(state, error):
-                self._last, self._close_error, self._ended = state, error, True
+            case Closed(state, error, timeline):
+                self._last, self._close_error, self.timeline, self._ended = state, error, timeline, True
             case Failed(error):
                 failed = LostPeerError(self.name, "running", f"its process {self.pid} failed: {error.text}")
                 failed.__cause__ = error.rebuild("running")
