@@ -57,10 +57,11 @@ class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
         options: EngineOptions,
         place: str,
         share: DeviceShare,
+        threads: int,
     ) -> "Start":
         typed = {stage.name: Typed(stage.options) for stage in pipeline.stages}
         bare = tuple(msgspec.structs.replace(stage, options=_NoOptions()) for stage in pipeline.stages)
-        plain, threads = msgspec.structs.replace(pipeline, stages=bare), torch.get_num_threads()
+        plain = msgspec.structs.replace(pipeline, stages=bare)
         return cls(checkpoint, plain, typed, plugins, options, place, share, threads, _log_levels())
 
     def whole_pipeline(self) -> Pipeline:

@@ -17,6 +17,7 @@ from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
 from omni.process.messages import Start
 from omni.process.remote import RemoteEngine
+from omni.process.select import threads_of
 
 _log = logging.getLogger(__name__)
 
@@ -131,7 +132,8 @@ class PlacedEngines:
             self.close()
 
     def _load(self, placed: PlacedEngine, engine: RemoteEngine) -> None:
-        engine.load(self._start_of(self._options, placed.place, placed.share), placed.stages)
+        threads = threads_of(placed.place, list(self.by_place))
+        engine.load(self._start_of(self._options, placed.place, placed.share, threads), placed.stages)
 
     def _start(self, placed: PlacedEngine, engine: RemoteEngine) -> None:
         with self.lock:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 
 from omni import ConfigError, Omni, SamplingParams
 from omni.cli import app
+from omni.process.messages import Start
+from omni.process.remote import RemoteEngine
 from omni.timeline.read import read_trace
 from tests.omni.process.engines import alive, children, group_of, pids_of
 from tests.support.echo_family import echo_model, echo_plugins, eventually
@@ -36,6 +38,21 @@ APART = {"singer.place": "cpu/2"}
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return echo_model(tmp_path_factory.mktemp("model"))
+
+
+def test_the_engines_on_the_cpu_divide_its_threads(model: Path, monkeypatch: pytest.MonkeyPatch):
+    threads: dict[str, int] = {}
+    load = RemoteEngine.load
+
+    def spied(engine: RemoteEngine, start: Start, stages: Iterable[str]) -> None:
+        threads[start.place] = start.threads
+        load(engine, start, stages)
+
+    monkeypatch.setattr(RemoteEngine, "load", spied)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with Omni(model, device="cpu", plugins=echo_plugins(), overrides=APART):
+        assert threads == {"cpu": 3, "cpu/2": 3}
 
 
 @pytest.mark.parametrize(
