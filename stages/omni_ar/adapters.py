@@ -7,7 +7,7 @@ import numpy as np
 
 from omni.payload import Encoded, GeneratedTokens, Payload
 from omni_ar.inputs import MultimodalEmbedding, TokenCodes
-from omni_frames import CodeFrames
+from omni_frames.request import CodeFrames
 
 
 class _PerPayload:
