@@ -20,7 +20,8 @@ from omni.ipc import Channel, ChannelClosed, Codec
 from omni.ipc.memory import OutputRing
 from omni.pipeline import Pipeline
 from omni.process.errors import ErrorData
-from omni.process.messages import Closed, Failed, FromEngine, LogRecordOut, Ready, Start, ToEngine
+from omni.process.logs import LogSender
+from omni.process.messages import Closed, Failed, FromEngine, Ready, Start, ToEngine
 from omni.process.server import EngineEnd, EngineServer
 from omni.timeline.trace import Trace
 
@@ -36,7 +37,7 @@ def main(descriptor: int, parent: int) -> None:
     sends: Codec[FromEngine] = Codec(FromEngine)
     channel: EngineEnd = Channel(socket.socket(fileno=descriptor), sends, Codec(ToEngine))
     server = EngineServer(channel)
-    logging.getLogger().addHandler(_LogSender(server))
+    logging.getLogger().addHandler(LogSender(server.log))
     status = 1
     try:
         _serve(channel, sends, server)
@@ -155,20 +156,3 @@ def _exit_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="omni-parent", daemon=True).start()
-
-
-class _LogSender(logging.Handler):
-    """Passes records to the user's process, whose logging decides what is shown. Sends nothing itself: a record may be made, by a
-    finalizer, while a message is being encoded."""
-
-    def __init__(self, server: EngineServer) -> None:
-        super().__init__()
-        self._server = server
-        self.setFormatter(logging.Formatter("%(message)s"))
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            text = self.format(record).encode(errors="backslashreplace").decode()
-            self._server.log(LogRecordOut(record.name, record.levelno, text))
-        except Exception:  # as the handlers of logging do: a wrong record fails no request
-            self.handleError(record)

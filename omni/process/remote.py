@@ -20,6 +20,7 @@ from omni.ipc.memory import OutputRing, map_memory
 from omni.payload import AudioChunk, GeneratedTokens
 from omni.process.child import EngineProcess, signal_name
 from omni.process.errors import ErrorData
+from omni.process.logs import show
 from omni.process.messages import (
     Abort,
     Answer,
@@ -33,7 +34,6 @@ from omni.process.messages import (
     Failed,
     FinishedOut,
     FromEngine,
-    LogRecordOut,
     OtherOut,
     Out,
     Ready,
@@ -321,7 +321,7 @@ class RemoteEngine:
                     if waiting is not None:
                         waiting.set_result(answer)
                 for record in logs:
-                    _show(record)
+                    show(record)
             case Closed(state, error, timeline):
                 self._last, self._close_error, self.timeline, self._ended = state, error, timeline, True
             case Failed(error):
@@ -395,13 +395,3 @@ def _key_of(sampling: Mapping[str, SamplingParams]) -> bytes | None:
         return msgspec.msgpack.encode(sampling)
     except TypeError:
         return None
-
-
-def _show(record: LogRecordOut) -> None:
-    """Passes a record of the engine's process to the logging of this one."""
-    logger = logging.getLogger(record.logger)
-    if logger.isEnabledFor(record.level):
-        try:
-            logger.log(record.level, "%s", record.text)
-        except Exception:  # of a handler of the user's
-            _log.exception("a log record cannot be shown")
