@@ -1,6 +1,7 @@
 """`omni explain`: the stages and settings of a model, and their origins, as text or as JSON."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 import msgspec
 
@@ -52,7 +53,7 @@ class EdgeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """places: of the engines; each has a process of its own, unless it is the only one and `process` is false. main_stage: the
-    stage that stage-less sampling parameters apply to; None if no stage samples. settings: all, with origins."""
+    stage that stage-less sampling parameters apply to; None if no stage samples. memory: by place. settings: all, with origins."""
 
     model: str
     folder: str
@@ -66,7 +67,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     edges: list[EdgeReport]
     outputs: tuple[Output, ...]
     main_stage: str | None
-    memory: MemoryReport
+    memory: Mapping[str, MemoryReport]
     settings: tuple[Setting, ...]
 
 
@@ -98,7 +99,7 @@ def make_report(model: str, target: Target, *, measure: bool) -> Report:
         edges=list(_edges(target, placement)),
         outputs=pipeline.outputs,
         main_stage=pipeline.main_stage,
-        memory=measure_memory(target) if measure else count_memory(target),
+        memory=measure_memory(target, placement) if measure else count_memory(target, placement),
         settings=(*engine.settings, *target.plan.settings),
     )
 
@@ -152,7 +153,10 @@ def as_text(report: Report, pipeline: Pipeline, *, ascii_only: bool) -> str:
         *_section("Stages", _stages(report.stages)),
         *_section("Outputs", _outputs(report)),
         *_section("Connectors", _connectors(report)),
-        *_section("Memory, in bytes", _memory(report.memory)),
+        *chain.from_iterable(
+            _section(f"Memory{f' on {place}' if several else ''}, in bytes", _memory(memory))
+            for place, memory in report.memory.items()
+        ),
         *_section("Settings", columns([("PATH", "VALUE", "ORIGIN"), *settings])),
     ]
     return "\n".join(lines)

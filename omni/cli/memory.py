@@ -7,10 +7,10 @@ import msgspec
 import torch
 
 from omni.cli.target import Target
-from omni.device import open_device
+from omni.device import Device, open_device
 from omni.device.meta import MetaDevice
-from omni.engine import StageMemory, load_stages, measure_stages
-from omni.engine.memory import Budget, budget_of, divide
+from omni.engine import Placement, StageMemory, device_of, load_stages, measure_stages
+from omni.engine.memory import Budget, DeviceShare, budget_of, divide
 from omni.errors import ConfigError
 from omni.stage import Footprint
 
@@ -49,8 +49,8 @@ class StageShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """budget: bytes that the stages share, None if unknown or unbounded. bound: its source. problem: why the stages do not fit, or
-    why their memory is unknown."""
+    """Of the engine on a place. budget: bytes that its stages share, None if unknown or unbounded. bound: its source. problem: why
+    the stages do not fit, or why their memory is unknown."""
 
     measured: bool
     budget: int | None
@@ -65,39 +65,66 @@ def sketch(target: Target) -> dict[str, Footprint]:
     return {name: stage.footprint for name, stage in loaded.items()}
 
 
-def count_memory(target: Target) -> MemoryReport:
-    """Reads no weight, and uses the device only if its free memory is the bound."""
-    device = target.engine.device
+def count_memory(target: Target, placement: Placement) -> dict[str, MemoryReport]:
+    """By place. Reads no weight, and uses a device only if its free memory is the bound."""
     asked = target.engine.options.memory_bytes
-    free = None
-    if device.type == "cuda" and torch.cuda.is_available() and device.index < torch.cuda.device_count():
-        free = open_device(str(device)).free_memory()
-    bound = _bound(device, asked, free)
+    found: dict[torch.device, int | None] = {}
+    for device in map(device_of, placement.places):
+        here = device.type == "cuda" and torch.cuda.is_available() and device.index < torch.cuda.device_count()
+        found[device] = open_device(str(device)).free_memory() if here else None
     try:
         footprints = sketch(target)
     # A plugin's model may raise anything on the meta device: the rest of the report stands.
     except Exception as error:
         problem = f"unknown: {type(error).__name__}: {error}"
-        return MemoryReport(measured=False, budget=None, bound=bound, stages={}, problem=problem)
-    stages = {name: StageShare.of(footprint, None) for name, footprint in footprints.items()}
+        bounds = {place: _bound(device_of(place), asked, found[device_of(place)]) for place in placement.places}
+        return {
+            place: MemoryReport(measured=False, budget=None, bound=bound, stages={}, problem=problem)
+            for place, bound in bounds.items()
+        }
+    return {place: _count(place, placement, footprints, asked, found[device_of(place)]) for place in placement.places}
+
+
+def _count(
+    place: str, placement: Placement, footprints: Mapping[str, Footprint], asked: int | None, free: int | None
+) -> MemoryReport:
+    device = device_of(place)
+    own = {name: footprint for name, footprint in footprints.items() if name in placement.on(place)}
     budget: Budget | None = None
     misfit = None
     try:
-        budget = budget_of(asked, free, str(device))
-        divide(footprints, {}, budget)
+        budget = budget_of(asked, free, str(device), _share(place, placement))
+        divide(own, {}, budget)
     except ConfigError as error:
         misfit = str(error)
-    share = budget.bytes if budget is not None else None
-    return MemoryReport(measured=False, budget=share, bound=bound, stages=stages, problem=misfit)
+    return MemoryReport(
+        measured=False,
+        budget=budget.bytes if budget is not None else None,
+        bound=_bound(device, asked, free),
+        stages={name: StageShare.of(footprint, None) for name, footprint in own.items()},
+        problem=misfit,
+    )
 
 
-def measure_memory(target: Target) -> MemoryReport:
-    """Loads and measures every stage and divides the pool, as at the start of an engine. Raises OmniError."""
-    options = target.engine.options
-    device = open_device(str(target.engine.device))
-    free = device.free_memory()
-    budget = budget_of(options.memory_bytes, free, str(device.torch_device))
-    loaded = load_stages(target.plan, target.checkpoint, device, target.engine.dtype, options.load_format)
+def measure_memory(target: Target, placement: Placement) -> dict[str, MemoryReport]:
+    """By place. Loads and measures every stage on the device of its place and divides the pool, as at the start of an engine.
+    Raises OmniError."""
+    devices = {device: open_device(str(device)) for device in map(device_of, placement.places)}
+    free = {name: device.free_memory() for name, device in devices.items()}
+    found: dict[str, MemoryReport] = {}
+    for place in placement.places:
+        device = devices[device_of(place)]
+        found[place] = _measure(target, placement, place, device, free[device_of(place)])
+        if device.torch_device.type == "cuda":
+            torch.cuda.empty_cache()  # the stages of the next place take their room
+    return found
+
+
+def _measure(target: Target, placement: Placement, place: str, device: Device, free: int | None) -> MemoryReport:
+    options, name = target.engine.options, device_of(place)
+    budget = budget_of(options.memory_bytes, free, str(name), _share(place, placement))
+    own = placement.on(place)
+    loaded = load_stages(target.plan, target.checkpoint, device, target.engine.dtype, options.load_format, stages=own)
     footprints = {name: stage.footprint for name, stage in loaded.items()}
     divide(footprints, {}, budget)  # raises before measuring if the rest does not fit
     working = measure_stages(loaded, device)
@@ -107,9 +134,14 @@ def measure_memory(target: Target) -> MemoryReport:
     return MemoryReport(
         measured=True,
         budget=budget.bytes if budget is not None else None,
-        bound=_bound(device.torch_device, options.memory_bytes, free),
+        bound=_bound(name, options.memory_bytes, free),
         stages={name: StageShare.of(footprint, memory[name]) for name, footprint in footprints.items()},
     )
+
+
+def _share(place: str, placement: Placement) -> DeviceShare:
+    """The engines of a device get equal parts of what was free before the first."""
+    return DeviceShare(0, [device_of(each) for each in placement.places].count(device_of(place)))
 
 
 def _bound(device: torch.device, asked: int | None, free: int | None) -> str:

@@ -31,6 +31,7 @@ from omni.plugin import LogitsProcessorEntry, locate
 from omni.plugin.manager import Plugins
 from omni.stage import LoadedStage, StageContext, StageKind, StageWorker, memory_errors
 from omni.timeline.file import TimelineFile
+from omni.timeline.trace import Trace
 
 _log = logging.getLogger(__name__)
 _STAGE_SETTINGS = (("dtype", str | None, None), ("place", str | None, None))
@@ -241,11 +242,13 @@ def build_engine(
     *,
     place: str | None = None,
     share: DeviceShare = ALONE,
+    take_timeline: Callable[[Trace], object] | None = None,
 ) -> Engine:
     """Loads the stages of a place onto `device`, measures the memory of steps if it is bounded, and divides the rest
     into pages.
 
-    mailbox: see `Engine`. place: None for all stages. share: of the device's memory.
+    mailbox: see `Engine`. place: None for all stages. share: of the device's memory. take_timeline: gets the timeline
+    when the engine closes, instead of the file.
     """
     assert options.dtype is not None, "the caller chose it for the device"
     selector = ConnectorSelector(plugins)
@@ -261,7 +264,7 @@ def build_engine(
         timeline = None
         if options.timeline is not None:
             stages = tuple(stage.name for stage in plan.pipeline.order() if stage.name in own)
-            timeline = TimelineFile(options.timeline, device, stages)
+            timeline = TimelineFile(options.timeline, device, stages, take_timeline)
         graphs = device.captures if options.graphs is None else options.graphs
         loaded = load_stages(plan, checkpoint, device, options.dtype, options.load_format, graphs, own)
         memory = _divide(loaded, device, budget)

@@ -114,9 +114,10 @@ class Engine:
         self._thread.start()
 
     def run(self) -> None:
-        """Runs the loop in the calling thread, until `stop`. Raises ConfigError for a bad `OMNI_SYNC_CHECK`."""
+        """Runs the loop in the calling thread, until `stop`. Raises ConfigError for a bad `OMNI_SYNC_CHECK`, and what
+        the loop raises: the engine is of no further use then."""
         self._sync_check = SyncCheck.from_environment()
-        self._loop_until_closed()
+        self._loop()
 
     def stop(self) -> None:
         """Ends the loop after the present turn. Later requests are refused."""
@@ -245,37 +246,31 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            self._loop_until_closed()
+            self._loop()
+        except BaseException as error:  # includes panics of libraries; no request may wait for a dead engine
+            # Workers isolate the errors of a request. After any other error the state of the stages is unknown.
+            self._failure = StageError("engine", "running its loop", said(error))
+            self._failure.__cause__ = error
+            self._orchestrator.abort_all(self._failure)
+            self._refuse_all()
         finally:
             self._stopped.set()
 
-    def _loop_until_closed(self) -> None:
-        with torch.inference_mode(), sync_guard(self._device, self._sync_check):
-            while not self._stopping:
-                try:
-                    self._loop()
-                except BaseException as error:  # includes panics of libraries; no request may wait for a dead engine
-                    # Workers isolate the errors of a request. After any other error the state of the stages is unknown.
-                    self._failure = StageError("engine", "running its loop", said(error))
-                    self._failure.__cause__ = error
-                    self._orchestrator.abort_all(self._failure)
-                    self._ends.disconnect()
-                    self._refuse_all()
-
     def _loop(self) -> None:
-        since = time.perf_counter()
-        while not self._stopping:
-            moved = self.tick()
-            self._mailbox.flush()
-            if moved:
-                since = time.perf_counter()
-            elif self.idle:
-                self._mailbox.wait()
-            else:
-                if self._timeline is not None:
-                    self._timeline.poll()
-                # The device is busy. Spin for a short launch gap, but sleep in long waits to free the core.
-                time.sleep(0 if time.perf_counter() - since < _SPIN_SECONDS else _NAP_SECONDS)
+        with torch.inference_mode(), sync_guard(self._device, self._sync_check):
+            since = time.perf_counter()
+            while not self._stopping:
+                moved = self.tick()
+                self._mailbox.flush()
+                if moved:
+                    since = time.perf_counter()
+                elif self.idle:
+                    self._mailbox.wait()
+                else:
+                    if self._timeline is not None:
+                        self._timeline.poll()
+                    # The device is busy. Spin for a short launch gap, but sleep in long waits to free the core.
+                    time.sleep(0 if time.perf_counter() - since < _SPIN_SECONDS else _NAP_SECONDS)
 
     def _refuse_all(self) -> None:
         while not self._stopping:

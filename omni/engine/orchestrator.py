@@ -1,10 +1,10 @@
 """Routes requests through the graph, by the stages' inboxes and outboxes only."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 from omni.device import COMPLETED
+from omni.engine.active import ActiveRequest, check_names, stages_of
 from omni.engine.admission import Admission
 from omni.engine.peers import (
     AcquiredOut,
@@ -25,7 +25,6 @@ from omni.engine.request import (
     EngineRequest,
     RequestFailed,
     RequestFinished,
-    SafeSink,
     StageFinished,
     StageOutput,
     SubmitRequest,
@@ -38,24 +37,6 @@ from omni.sampling import NO_RULES, SamplingParams
 from omni.stage import Abort, Done, Ended, Failed, Feed, Open, Outbound, Produced, StageWorker
 
 RouteT = TypeVar("RouteT", OutRoute, InRoute)
-
-
-@dataclass(frozen=True, slots=True)
-class ActiveRequest:
-    """A request at the stages of this engine.
-
-    running: stages that have not finished it. awaited: those of them with a wanted output.
-
-    outs, ins: the halves of its routes that are here, by edge. credits: by producing stage.
-    """
-
-    request: EngineRequest
-    sink: SafeSink
-    running: set[str]
-    awaited: set[str]
-    outs: dict[str, OutRoute]
-    ins: dict[str, InRoute]
-    credits: Mapping[str, Credit]
 
 
 class Orchestrator:
@@ -92,6 +73,8 @@ class Orchestrator:
         """Requests whose stages here are done, while payloads are under way to other engines."""
         self._is_held = is_held
         self._connecting: dict[str, ConnectPeer] = {}
+        """Connections to other engines that have not said hello, by place."""
+        self._connected: dict[str, ConnectPeer] = {}
         self._latest = 0
         """The highest number of the requests that were submitted or aborted here."""
         self._changed: dict[Credit, None] = {}
@@ -107,8 +90,10 @@ class Orchestrator:
         request = command.request
         self._latest = max(self._latest, request.number)
         try:
-            self._check(request)
-            self._stages_of(request)
+            if request.id in self._active or request.id in self._admission:
+                raise InputError("id", f"{request.id!r} is already under way", "give each request an id of its own")
+            check_names(self._pipeline, request)
+            stages_of(self._pipeline, request, self._workers)
             rejected = self._admission.join(request.id, command, request.priority, len(self._active))
         except OmniError as error:
             self._refuse(command, error)
@@ -195,7 +180,7 @@ class Orchestrator:
 
     def _open(self, command: SubmitRequest, rank: Rank) -> None:
         request = command.request
-        stages, awaited = self._stages_of(request)
+        stages, awaited = stages_of(self._pipeline, request, self._workers)
         own = [name for name in stages if name in self._workers]
         edges = [e for e in self._pipeline.edges if e.producer in stages and e.consumer in stages]
         credits = {
@@ -222,31 +207,6 @@ class Orchestrator:
                 inbox.append(Ended(request.id, FRONTEND))
         for place, message in self._ends.kept(request.id):
             self._take_for_consumer(place, message)
-
-    def _check(self, request: EngineRequest) -> None:
-        if request.id in self._active or request.id in self._admission:
-            raise InputError("id", f"{request.id!r} is already under way", "give each request an id of its own")
-        stages = {stage.name for stage in self._pipeline.stages}
-        for field, names, known in (
-            ("modalities", request.modalities, {output.modality for output in self._pipeline.outputs}),
-            ("inputs", request.inputs, stages),
-            ("sampling", request.sampling, stages),
-            ("rules", request.rules, stages),
-            ("edges", request.edges, {edge.name for edge in self._pipeline.edges}),
-        ):
-            for name in names:
-                if name not in known:
-                    raise InputError(field, f"the pipeline has no {name!r}", f"use one of {', '.join(sorted(known))}")
-
-    def _stages_of(self, request: EngineRequest) -> tuple[frozenset[str], frozenset[str]]:
-        """The stages of the request in all engines, and those of this one with a wanted output."""
-        wanted = frozenset(o.stage for o in self._pipeline.outputs if o.modality in request.modalities)
-        if request.places:
-            return frozenset(request.places), wanted & self._workers.keys()
-        stages = self._pipeline.active(request.modalities, request.inputs)
-        if not wanted or not wanted <= stages:
-            raise StageError("pipeline", "routing the request", "no stage that it feeds leads to a wanted output")
-        return stages, wanted
 
     def _add_route(self, active: ActiveRequest, edge: Edge) -> None:
         """Adds the halves of the route over an edge that are here."""
@@ -384,8 +344,8 @@ class Orchestrator:
             return
         try:
             match message:
-                case PieceOut(_, _, _, index, counted, piece):
-                    route.piece(index, counted, piece.value)
+                case PieceOut(_, _, _, index, piece):
+                    route.piece(index, piece.value)
                 case EndOut(_, _, _, payloads, reason):
                     route.end(payloads, reason)
                 case GiveUpOut():
@@ -407,16 +367,19 @@ class Orchestrator:
         except OmniError as error:
             connecting.on_connected(error)
         else:
+            self._connected[place] = connecting
             connecting.on_connected(None)
 
     def _lose(self, place: str) -> None:
-        """Forgets the engine on a place, and fails the requests with stages there."""
+        """Forgets the engine on a place, and fails the requests that still need a stage there."""
         self._ends.lose(place)
-        connecting = self._connecting.pop(place, None)
-        if connecting is not None:
-            connecting.on_connected(StageError("engine", "connecting", f"the engine on {place} has ended"))
+        if place in self._connecting:
+            error = StageError("engine", "connecting", f"the engine on {place} has ended")
+            self._connecting.pop(place).on_connected(error)
+        if place in self._connected:
+            self._connected.pop(place).on_lost()
         for active in list(self._active.values()):
-            lost = [stage for stage, at in active.request.places.items() if at == place]
-            if lost:
-                error = LostPeerError(lost[0], "running a request", f"its process on {place} has ended")
-                self.abort(active.request.id, error)
+            stage = active.needs(place)
+            if stage is not None:
+                lost = LostPeerError(stage, "running a request", f"the link to its engine on {place} has ended")
+                self.abort(active.request.id, lost)

@@ -39,7 +39,6 @@ class PieceOut(msgspec.Struct, frozen=True, tag=True, array_like=True):
     number: int
     edge: str
     index: int
-    counted: bool
     piece: Typed[msgspec.Struct]
 
 
@@ -73,7 +72,7 @@ PeerMessage = Hello | ToConsumer | ToProducer
 
 
 class LinkClosed(Exception):
-    """The other engine has ended."""
+    """The other engine has ended, or the connection to it."""
 
 
 class Link(Protocol):
@@ -106,9 +105,9 @@ class RemoteConsumer:
     number: int
     edge: str
 
-    def piece(self, index: int, counted: bool, piece: object) -> None:
+    def piece(self, index: int, piece: object) -> None:
         assert isinstance(piece, msgspec.Struct), "a piece of a connector beyond Reach.PROCESS is a msgspec.Struct"
-        self.link.send(PieceOut(self.request_id, self.number, self.edge, index, counted, Typed(piece)))
+        self.link.send(PieceOut(self.request_id, self.number, self.edge, index, Typed(piece)))
 
     def end(self, payloads: int, reason: str) -> None:
         self.link.send(EndOut(self.request_id, self.number, self.edge, payloads, reason))
@@ -260,11 +259,6 @@ class EdgeEnds:
             if consumer == place:
                 sender.peer_lost()
         peer.link.close()
-
-    def disconnect(self) -> None:
-        """Leaves all other engines, which see that this one has ended."""
-        for place in list(self._peers):
-            self.lose(place)
 
     # Messages for requests that are not active here.
 

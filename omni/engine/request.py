@@ -121,11 +121,16 @@ class AbortRequest:
 
 @dataclass(frozen=True, slots=True)
 class ConnectPeer:
-    """Connects to the engine on a place. on_connected: called with None, or with the error that makes it impossible."""
+    """Connects to the engine on a place.
+
+    on_connected: called with None, or with the error that makes it impossible. on_lost: called when the connection ends
+        later, before the requests that need it fail.
+    """
 
     place: str
     link: Link
     on_connected: Callable[[OmniError | None], None]
+    on_lost: Callable[[], None] = lambda: None
 
 
 EngineCommand = SubmitRequest | AbortRequest | ConnectPeer

@@ -27,7 +27,7 @@ class Credit:
     yet acquired by their consumer. While the credit of any edge is used up, the request is paused at the producer.
 
     An edge's credit is used up when its payloads reach the limit, until half of them are back. Payloads without tensors
-    hold no device memory and do not count.
+    count as well: they hold host memory here, on the way, and at the consumer.
 
     changed: collects the credits to `report`. A credit that is used up and returned in between needs no report.
     """
@@ -81,8 +81,8 @@ class Credit:
 class RouteConsumer(Protocol):
     """The consumer's half, as the producer's sees it."""
 
-    def piece(self, index: int, counted: bool, piece: object) -> None:
-        """A piece of the payload of this index. counted: whether it counts against the credit until it is acquired."""
+    def piece(self, index: int, piece: object) -> None:
+        """A piece of the payload of this index."""
         ...
 
     def end(self, payloads: int, reason: str) -> None:
@@ -98,7 +98,7 @@ class RouteProducer(Protocol):
     """The producer's half, as the consumer's sees it."""
 
     def acquired(self) -> None:
-        """One more counted payload is acquired or released."""
+        """One more payload is acquired or released."""
         ...
 
     def leave(self) -> None:
@@ -108,11 +108,10 @@ class RouteProducer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Sending:
-    """A payload that is not completely sent. counted: whether it has tensors, and so counts against the credit."""
+    """A payload that is not completely sent."""
 
     index: int
     ref: Ref
-    counted: bool
 
 
 class OutRoute:
@@ -142,11 +141,9 @@ class OutRoute:
         except Exception as error:
             raise known(self.edge.name, "sending a payload", error) from error
         produced.add(ref)
-        counted = bool(produced.payload.tensors)
-        self._sending.append(_Sending(self._sent, ref, counted))
+        self._sending.append(_Sending(self._sent, ref))
         self._sent += 1
-        if counted:
-            self._credit.acquire(self.edge.name)
+        self._credit.acquire(self.edge.name)
 
     def end(self, reason: str) -> None:
         """The producer is done. The consumer's end follows the payloads under way."""
@@ -189,7 +186,7 @@ class OutRoute:
             self._give_up(sending.ref, "it is lost")
             raise known(self.edge.name, "sending a payload", error) from error
         for piece in pieces:
-            self._consumer.piece(sending.index, sending.counted, piece)
+            self._consumer.piece(sending.index, piece)
         return bool(pieces)
 
     def _give_up(self, ref: Ref, reason: str) -> None:
@@ -198,12 +195,6 @@ class OutRoute:
             ref.abort(reason)
         except Exception:
             _log.exception("%s: the connector failed to abort a payload of request %s", self.edge.name, self.request_id)
-
-
-@dataclass(frozen=True, slots=True)
-class _Receiving:
-    pending: Pending
-    counted: bool
 
 
 class InRoute:
@@ -230,27 +221,28 @@ class InRoute:
         self._receiver = receiver
         self._consumer = consumer
         self._on_busy = on_busy
-        self._receiving: dict[int, _Receiving] = {}
+        self._receiving: dict[int, Pending] = {}
         self._delivered = 0
         self._end: tuple[int, str] | None = None
-        self._closed = False
+        self.closed = False
+        """Whether the consumer has everything from it, or wants nothing more."""
 
     @property
     def busy(self) -> bool:
         """Whether `tick` has something to do, now or later."""
-        return not self._closed and (bool(self._receiving) or self._end is not None)
+        return not self.closed and (bool(self._receiving) or self._end is not None)
 
     # As the producer's half sees it.
 
-    def piece(self, index: int, counted: bool, piece: object) -> None:
+    def piece(self, index: int, piece: object) -> None:
         """Raises OmniError if the connector fails."""
         try:
-            if self._closed:
+            if self.closed:
                 self._discard(piece)
             elif index in self._receiving:
-                self._receiving[index].pending.add(piece)
+                self._receiving[index].add(piece)
             else:
-                self._receiving[index] = _Receiving(self._receiver.receive(piece), counted)
+                self._receiving[index] = self._receiver.receive(piece)
                 self._on_busy(self)
         except Exception as error:
             self._discard(piece)
@@ -262,11 +254,11 @@ class InRoute:
 
     def give_up(self) -> None:
         """What was delivered is the consumer's."""
-        self._closed = True
+        self.closed = True
         while self._receiving:
-            _, receiving = self._receiving.popitem()
+            _, pending = self._receiving.popitem()
             try:
-                receiving.pending.abort()
+                pending.abort()
             except Exception:  # only the payload's memory is lost
                 _log.exception("%s: the connector failed to abort a payload", self.edge.name)
 
@@ -275,23 +267,23 @@ class InRoute:
     def tick(self) -> bool:
         """Delivers payloads that have arrived. Raises OmniError if a payload was lost or the adapter failed."""
         moved = False
-        while (receiving := self._receiving.get(self._delivered)) is not None:
+        while (pending := self._receiving.get(self._delivered)) is not None:
             try:
-                received = receiving.pending.poll()
+                received = pending.poll()
             except Exception as error:
                 raise known(self.edge.name, "receiving a payload", error) from error
             if received is None:
                 return moved
-            self._deliver(receiving, received)
+            self._deliver(pending, received)
             moved = True
-        if self._end is not None and self._end[0] == self._delivered and not self._closed:
+        if self._end is not None and self._end[0] == self._delivered and not self.closed:
             self._finish(self._end[1])
             moved = True
         return moved
 
     def abort(self) -> None:
         """The consumer wants nothing more."""
-        if not self._closed:
+        if not self.closed:
             self.give_up()
             self.producer.leave()
 
@@ -301,7 +293,7 @@ class InRoute:
         except Exception:  # only the payload's memory is lost
             _log.exception("%s: the connector failed to discard a payload", self.edge.name)
 
-    def _deliver(self, receiving: _Receiving, received: Received) -> None:
+    def _deliver(self, pending: Pending, received: Received) -> None:
         try:
             inputs = self._adapter.push(received.payload)
         except Exception as error:
@@ -309,21 +301,14 @@ class InRoute:
             raise known(self.edge.name, "adapting a payload", error) from error
         del self._receiving[self._delivered]
         self._delivered += 1
-        with_tensors = sum(1 for payload in inputs if payload.tensors)
-        lease = Lease(receiving.pending, with_tensors, self.producer.acquired if receiving.counted else _nothing)
-        for payload in inputs:
-            feed = Feed(self.request_id, payload, received.ready, lease if payload.tensors else None)
-            self._consumer.inbox.append(feed)
+        lease = Lease(pending, inputs, self.producer.acquired)
+        self._consumer.inbox.extend(Feed(self.request_id, payload, received.ready, lease) for payload in inputs)
 
     def _finish(self, reason: str) -> None:
-        self._closed = True
+        self.closed = True
         try:
             inputs = self._adapter.finish(reason)
         except Exception as error:
             raise known(self.edge.name, "adapting a payload", error) from error
         self._consumer.inbox.extend(Feed(self.request_id, payload, COMPLETED) for payload in inputs)
         self._consumer.inbox.append(Ended(self.request_id, self.edge.name))
-
-
-def _nothing() -> None:
-    pass

@@ -36,8 +36,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class EdgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of an edge that users set, as `"edges.producer-consumer.credit"`.
 
-    credit: payloads with tensors of one request that may be on their way or waiting at the consumer before the producer
-        pauses the request; it resumes when half of them are left.
+    credit: payloads of one request that may be on their way or waiting at the consumer before the producer pauses the
+        request; it resumes when half of them are left.
     connector: its registered name; None selects one by the places of the stages.
     pool_bytes: memory for payloads under way between two processes.
     """

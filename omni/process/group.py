@@ -19,14 +19,16 @@ from omni.engine import (
     StageMemory,
     StageOutput,
 )
+from omni.engine.engine import LANE
 from omni.engine.request import SafeSink
 from omni.errors import LostPeerError, OmniError, StageError
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
 from omni.process.placed import PlacedEngines
-from omni.process.timelines import merge_timelines
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
+from omni.timeline.export import write_trace
+from omni.timeline.merge import merge
 
 _log = logging.getLogger(__name__)
 
@@ -171,8 +173,10 @@ class EngineGroup:
             self._finish(tracked, RequestFailed(_closed()))
         try:
             self._placed.close()
-        finally:
-            self._merge_timelines()
+        except Exception:
+            self._write_timeline()
+            raise
+        self._write_timeline()
 
     def kill(self) -> None:
         """Ends the processes of a model that could not be loaded."""
@@ -306,9 +310,16 @@ class EngineGroup:
         for tracked in waiting:
             self._place(tracked)
 
-    def _merge_timelines(self) -> None:
-        if len(self._placed.by_place) > 1 and self._options.timeline is not None:
-            merge_timelines(self._options, list(self._placed.by_place))
+    def _write_timeline(self) -> None:
+        """Writes the timelines of the engines as one file, once. Raises InputError if it cannot be written."""
+        engines = {place: placed.engine for place, placed in self._placed.by_place.items()}
+        traces = {place: engine.timeline for place, engine in engines.items() if engine.timeline is not None}
+        for engine in engines.values():
+            engine.timeline = None
+        if traces:
+            assert self._options.timeline is not None
+            only = next(iter(traces.values()))
+            write_trace(merge(traces, LANE) if len(engines) > 1 else only, self._options.timeline)
 
 
 def _again(error: StageError) -> StageError:

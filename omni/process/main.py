@@ -6,6 +6,7 @@ import select
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch
@@ -19,8 +20,10 @@ from omni.ipc import Channel, ChannelClosed, Codec
 from omni.ipc.memory import OutputRing
 from omni.pipeline import Pipeline
 from omni.process.errors import ErrorData
-from omni.process.messages import Closed, Failed, FromEngine, LogRecordOut, Ready, Start, ToEngine
+from omni.process.logs import LogSender
+from omni.process.messages import Closed, Failed, FromEngine, Ready, Start, ToEngine
 from omni.process.server import EngineEnd, EngineServer
+from omni.timeline.trace import Trace
 
 RING_BYTES = 32 * 2**20
 """Of arrays in outputs on their way. 16 requests with 0.3 s of sound each take 0.5 MB."""
@@ -34,7 +37,7 @@ def main(descriptor: int, parent: int) -> None:
     sends: Codec[FromEngine] = Codec(FromEngine)
     channel: EngineEnd = Channel(socket.socket(fileno=descriptor), sends, Codec(ToEngine))
     server = EngineServer(channel)
-    logging.getLogger().addHandler(_LogSender(server))
+    logging.getLogger().addHandler(LogSender(server.log))
     status = 1
     try:
         _serve(channel, sends, server)
@@ -59,7 +62,8 @@ def _serve(channel: EngineEnd, sends: Codec[FromEngine], server: EngineServer) -
     assert isinstance(start, Start)
     for name, level in start.levels.items():
         logging.getLogger(name or None).setLevel(level)
-    engine, rules = _load(start, server)
+    timelines: list[Trace] = []
+    engine, rules = _load(start, server, timelines.append)
     ring, sends.ring = OutputRing.create(RING_BYTES)
     prompts = {stage: engine.longest_prompt(stage) for stage in engine.memory}
     server.finish()
@@ -70,10 +74,12 @@ def _serve(channel: EngineEnd, sends: Codec[FromEngine], server: EngineServer) -
     server.serve(engine, rules)
     error = _close(engine)
     server.finish()
-    channel.send(Closed(server.state(), error))
+    channel.send(Closed(server.state(), error, timelines[0] if timelines else None))
 
 
-def _load(start: Start, server: EngineServer) -> tuple[Engine, HostRulesBuilder | None]:
+def _load(
+    start: Start, server: EngineServer, take_timeline: Callable[[Trace], object]
+) -> tuple[Engine, HostRulesBuilder | None]:
     torch.set_num_threads(start.threads)
     # Opened first: importing and reading below take seconds, and a missing device is found at once.
     device = open_device(str(device_of(start.place)))
@@ -84,7 +90,15 @@ def _load(start: Start, server: EngineServer) -> tuple[Engine, HostRulesBuilder 
     if start.options.load_format == "auto":
         check_shapes(plan, checkpoint, start.plugins, start.options)
     engine = build_engine(
-        plan, checkpoint, start.plugins, device, start.options, server, place=start.place, share=start.share
+        plan,
+        checkpoint,
+        start.plugins,
+        device,
+        start.options,
+        server,
+        place=start.place,
+        share=start.share,
+        take_timeline=take_timeline,
     )
     try:
         return engine, vocabulary.result()
@@ -142,20 +156,3 @@ def _exit_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="omni-parent", daemon=True).start()
-
-
-class _LogSender(logging.Handler):
-    """Passes records to the user's process, whose logging decides what is shown. Sends nothing itself: a record may be made, by a
-    finalizer, while a message is being encoded."""
-
-    def __init__(self, server: EngineServer) -> None:
-        super().__init__()
-        self._server = server
-        self.setFormatter(logging.Formatter("%(message)s"))
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            text = self.format(record).encode(errors="backslashreplace").decode()
-            self._server.log(LogRecordOut(record.name, record.levelno, text))
-        except Exception:  # as the handlers of logging do: a wrong record fails no request
-            self.handleError(record)

@@ -17,6 +17,7 @@ from omni.plugin.manager import Plugins
 from omni.process.errors import ErrorData
 from omni.sampling import SamplingParams, TextRules
 from omni.stage import StageUsage
+from omni.timeline.trace import Trace
 
 
 class _NoOptions(msgspec.Struct, frozen=True):
@@ -56,10 +57,11 @@ class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
         options: EngineOptions,
         place: str,
         share: DeviceShare,
+        threads: int,
     ) -> "Start":
         typed = {stage.name: Typed(stage.options) for stage in pipeline.stages}
         bare = tuple(msgspec.structs.replace(stage, options=_NoOptions()) for stage in pipeline.stages)
-        plain, threads = msgspec.structs.replace(pipeline, stages=bare), torch.get_num_threads()
+        plain = msgspec.structs.replace(pipeline, stages=bare)
         return cls(checkpoint, plain, typed, plugins, options, place, share, threads, _log_levels())
 
     def whole_pipeline(self) -> Pipeline:
@@ -142,7 +144,8 @@ class AskState(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Connect to the engine on a place, through the socket that comes with the message. The answer is an `Answer`."""
+    """Connect to the engine on a place, through the socket that comes with the message. The answer is an `Answer`. If the
+    connection ends later, `number` is in `Turn.unlinked`."""
 
     number: int
     place: str
@@ -238,18 +241,23 @@ class LogRecordOut(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Turn(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """All that came up since the last such message: outputs of all requests in order, then answers, then log records."""
+    """All that came up since the last such message: outputs of all requests in order, then answers, then log records.
+
+    unlinked: the numbers of `Connect`s whose connection has ended; the requests that needed it fail in `outputs`.
+    """
 
     outputs: list[Out]
     answers: list[Answer]
     logs: list[LogRecordOut]
+    unlinked: list[int] = []
 
 
 class Closed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The last message. error: of `Engine.close`. state: after it."""
+    """The last message. error: of `Engine.close`. state: after it. timeline: of the engine, if it was recorded."""
 
     state: EngineState
     error: ErrorData | None = None
+    timeline: Trace | None = None
 
 
 FromEngine = Ready | Failed | Turn | Closed

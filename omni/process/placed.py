@@ -17,7 +17,7 @@ from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
 from omni.process.messages import Start
 from omni.process.remote import RemoteEngine
-from omni.process.timelines import part_of
+from omni.process.select import threads_of
 
 _log = logging.getLogger(__name__)
 
@@ -132,15 +132,13 @@ class PlacedEngines:
             self.close()
 
     def _load(self, placed: PlacedEngine, engine: RemoteEngine) -> None:
-        options = self._options
-        if options.timeline is not None and len(self.by_place) > 1:
-            options = part_of(options, placed.place)
-        engine.load(self._start_of(options, placed.place, placed.share), placed.stages)
+        threads = threads_of(placed.place, list(self.by_place))
+        engine.load(self._start_of(self._options, placed.place, placed.share, threads), placed.stages)
 
     def _start(self, placed: PlacedEngine, engine: RemoteEngine) -> None:
         with self.lock:
             placed.engine, placed.lost, placed.since = engine, None, time.monotonic()
-        engine.start(partial(self._died, placed, engine))
+        engine.start(partial(self._died, placed, engine), partial(self._unlinked, placed, engine))
 
     def _open(self, placed: PlacedEngine) -> None:
         """It takes requests, unless it has ended since it started."""
@@ -186,6 +184,20 @@ class PlacedEngines:
             )
             self._restarting.append(thread)
             thread.start()
+
+    def _unlinked(self, placed: PlacedEngine, engine: RemoteEngine, place: str) -> None:
+        """On the listener of the engine, before its requests fail: its connection to another one has ended. As a rule the
+        process of that one has. One that runs is ended, and so started again: it may still read memory of the lost
+        connection."""
+        other = self.by_place[place]
+        with self.lock:
+            gone = placed.engine is not engine or placed.lost is not None or other.lost is not None
+            if gone or self.closing.is_set():
+                return
+            ended, problem = other.engine, f"its connection to {placed.place} has ended"
+            other.up, other.lost = False, LostPeerError(", ".join(other.stages), "running", problem)
+        _log.warning("%s: %s; its process is started again", other.place, problem)
+        ended.give_up()
 
     def _restart(self, placed: PlacedEngine) -> None:
         while (error := self._lost(placed)) is not None:

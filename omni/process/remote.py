@@ -20,6 +20,7 @@ from omni.ipc.memory import OutputRing, map_memory
 from omni.payload import AudioChunk, GeneratedTokens
 from omni.process.child import EngineProcess, signal_name
 from omni.process.errors import ErrorData
+from omni.process.logs import show
 from omni.process.messages import (
     Abort,
     Answer,
@@ -33,7 +34,6 @@ from omni.process.messages import (
     Failed,
     FinishedOut,
     FromEngine,
-    LogRecordOut,
     OtherOut,
     Out,
     Ready,
@@ -46,6 +46,7 @@ from omni.process.messages import (
 )
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
+from omni.timeline.trace import Trace
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ class RemoteEngine:
         self._process = EngineProcess(theirs, self._channel)
         self.memory: Mapping[str, StageMemory] = {}
         """Device memory of each stage, divided at the start."""
+        self.timeline: Trace | None = None
+        """After `close`, if one was recorded."""
         self._longest_prompts: Mapping[str, int | None] = {}
         self._sinks: dict[str, SafeSink] = {}
         self._gate = threading.Lock()
@@ -79,6 +82,9 @@ class RemoteEngine:
         self._checked: set[bytes] = set()
         self._failure: Callable[[], StageError] | None = None
         self._on_death: Callable[[StageError], None] = lambda error: None
+        self._on_unlinked: Callable[[str], None] = lambda place: None
+        self._links: dict[str, int] = {}
+        """The number of the latest `Connect` to each place."""
         self._last: EngineState | None = None
         self._close_error: ErrorData | None = None
         self._closing = threading.RLock()
@@ -116,9 +122,10 @@ class RemoteEngine:
                 case message, _:
                     self._take(message)
 
-    def start(self, on_death: Callable[[StageError], None]) -> None:
-        """Starts the listener. on_death: called by it if the process ends without `close`, before requests fail."""
-        self._on_death = on_death
+    def start(self, on_death: Callable[[StageError], None], on_unlinked: Callable[[str], None]) -> None:
+        """Starts the listener, which calls both before requests fail. on_death: if the process ends without `close`.
+        on_unlinked: with the place of another engine, if the connection to it ends."""
+        self._on_death, self._on_unlinked = on_death, on_unlinked
         listener = threading.Thread(target=self._listen, name="omni-listener", daemon=True)
         listener.start()
         self._listener = listener
@@ -153,8 +160,13 @@ class RemoteEngine:
     def connect(self, place: str, end: socket.socket) -> "Future[Answer | None]":
         """Connects the engine to the one on a place, through a socket, which is closed here. The answer has the error, if any;
         None if the process ended."""
+
+        def question(number: int) -> Connect:
+            self._links[place] = number
+            return Connect(number, place)
+
         with end:
-            return self._post(lambda number: Connect(number, place), end.fileno())[1]
+            return self._post(question, end.fileno())[1]
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
         """See `Engine.check`: one round trip for parameters that were not checked lately. Raises StageError if the process is
@@ -299,7 +311,9 @@ class RemoteEngine:
 
     def _take(self, message: FromEngine) -> None:
         match message:
-            case Turn(outputs, answers, logs):
+            case Turn(outputs, answers, logs, unlinked):
+                for place in [place for place, number in list(self._links.items()) if number in unlinked]:
+                    self._on_unlinked(place)
                 for output in outputs:
                     self._deliver(output)
                 for answer in answers:
@@ -307,12 +321,13 @@ class RemoteEngine:
                     if waiting is not None:
                         waiting.set_result(answer)
                 for record in logs:
-                    _show(record)
-            case Closed(state, error):
-                self._last, self._close_error, self._ended = state, error, True
+                    show(record)
+            case Closed(state, error, timeline):
+                self._last, self._close_error, self.timeline, self._ended = state, error, timeline, True
             case Failed(error):
-                failure = error.rebuild_known("running")
-                raise failure if isinstance(failure, StageError) else StageError("engine", "running", said(failure))
+                failed = LostPeerError(self.name, "running", f"its process {self.pid} failed: {error.text}")
+                failed.__cause__ = error.rebuild("running")
+                raise failed
             case _:
                 raise AssertionError(f"{type(message).__name__} after the start")
 
@@ -380,13 +395,3 @@ def _key_of(sampling: Mapping[str, SamplingParams]) -> bytes | None:
         return msgspec.msgpack.encode(sampling)
     except TypeError:
         return None
-
-
-def _show(record: LogRecordOut) -> None:
-    """Passes a record of the engine's process to the logging of this one."""
-    logger = logging.getLogger(record.logger)
-    if logger.isEnabledFor(record.level):
-        try:
-            logger.log(record.level, "%s", record.text)
-        except Exception:  # of a handler of the user's
-            _log.exception("a log record cannot be shown")

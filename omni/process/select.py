@@ -1,10 +1,12 @@
-"""Whether the engine runs in a process of its own."""
+"""Whether the engine runs in a process of its own, and the threads of torch there."""
 
+import os
 import sys
+from collections.abc import Sequence
 
 import torch
 
-from omni.engine import EngineOptions
+from omni.engine import EngineOptions, device_of
 from omni.errors import ConfigError
 
 # An interpreter inside another program has no executable.
@@ -26,3 +28,12 @@ def runs_in_process(options: EngineOptions, device: torch.device, places: int = 
     if options.process == "auto":
         return _SUPPORTED and (device.type == "cuda" or places > 1)
     return options.process == "process"
+
+
+def threads_of(place: str, places: Sequence[str]) -> int:
+    """The threads of torch in the engine's process on a place: those of this process, by default one for each core. Engines on the
+    CPU divide them, unless `OMP_NUM_THREADS` is set: it is the number for each."""
+    threads = torch.get_num_threads()
+    if device_of(place).type != "cpu" or os.environ.get("OMP_NUM_THREADS"):
+        return threads
+    return max(1, threads // sum(device_of(each).type == "cpu" for each in places))

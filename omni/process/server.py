@@ -71,6 +71,7 @@ class EngineServer:
         self._local: deque[EngineCommand] = deque()
         self._outputs: list[Out] = []
         self._answers: list[Answer] = []
+        self._unlinked: list[int] = []
         self._logs: deque[LogRecordOut] = deque()
         self._checker: Codec[OtherOut | StageFinishedOut] = Codec(OtherOut | StageFinishedOut)
         # The state is that after the turn, in which stages have dropped what ended before it.
@@ -85,7 +86,8 @@ class EngineServer:
         self._poll.register(channel.descriptor, select.POLLIN)
 
     def serve(self, engine: Engine, rules: HostRulesBuilder | None) -> None:
-        """Runs the engine's loop until the other side asks to close. rules: None if no stage writes text."""
+        """Runs the engine's loop until the other side asks to close. Raises what the loop raises. rules: None if no
+        stage writes text."""
         self._engine, self._rules = engine, rules
         threading.Thread(target=self._compile, name="omni-grammars", daemon=True).start()
         engine.run()
@@ -154,14 +156,15 @@ class EngineServer:
 
     @property
     def _unsent(self) -> bool:
-        return bool(self._outputs or self._answers or self._logs)
+        return bool(self._outputs or self._answers or self._logs or self._unlinked)
 
     def _turn(self) -> Turn:
         self._sending_logs = len(self._logs)
-        return Turn(self._outputs, self._answers, [self._logs[index] for index in range(self._sending_logs)])
+        logs = [self._logs[index] for index in range(self._sending_logs)]
+        return Turn(self._outputs, self._answers, logs, self._unlinked)
 
     def _clear_sent(self) -> None:
-        self._outputs, self._answers = [], []
+        self._outputs, self._answers, self._unlinked = [], [], []
         for _ in range(self._sending_logs):
             self._logs.popleft()
 
@@ -224,7 +227,10 @@ class EngineServer:
         def on_connected(error: OmniError | None) -> None:
             self._answers.append(Answer(number, error=ErrorData.of(error) if error is not None else None))
 
-        return ConnectPeer(place, link, on_connected)
+        def on_lost() -> None:
+            self._unlinked.append(number)
+
+        return ConnectPeer(place, link, on_connected, on_lost)
 
     def _check(self, message: Check, engine: Engine) -> Answer:
         try:

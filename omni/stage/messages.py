@@ -17,7 +17,7 @@ when the consumer's lease is; a connector that copies it does so once its copies
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from omni.connector import Pending, Ref
@@ -52,16 +52,22 @@ class Open:
 
 class Lease:
     """A consumer's claim on one received payload, shared by the inputs that an adapter made of it. The payload is
-    released once every input is, at the last input's event: one stream reads all inputs, so this event covers them."""
+    released once every input with tensors is, at the last one's event: one stream reads all of them, so this event
+    covers them."""
 
-    def __init__(self, pending: Pending, inputs: int, on_acquired: Callable[[], None] = lambda: None) -> None:
-        """inputs: their number; with none the payload is released at once. on_acquired: called once."""
+    def __init__(
+        self, pending: Pending, inputs: Sequence[Payload], on_acquired: Callable[[], None] = lambda: None
+    ) -> None:
+        """inputs: if none has tensors, the payload is released at once. on_acquired: called once, when all are
+        acquired."""
         self._pending = pending
-        self._unacquired = self._unreleased = inputs
+        self._unacquired = len(inputs)
+        self._unreleased = sum(1 for payload in inputs if payload.tensors)
         self._on_acquired = on_acquired
         self._after: Event = COMPLETED
-        if not inputs:
+        if not self._unacquired:
             on_acquired()
+        if not self._unreleased:
             self._end()
 
     def acquire(self) -> None:
@@ -71,7 +77,7 @@ class Lease:
             self._on_acquired()
 
     def release(self, after: Event) -> None:
-        """Releases one more input, which is not read after `after`."""
+        """Releases one more input with tensors, which is not read after `after`."""
         self._unreleased -= 1
         if after is not COMPLETED:
             self._after = after
@@ -91,7 +97,7 @@ class Feed:
     """An input. Its device tensors may be used from `arrived` until the consumer releases it.
 
     ready: done once the producer's work is. Page slices may have moved since, so consumers check `arrived`.
-    lease: None for an input in host memory, which needs no release.
+    lease: None for an input that came over no edge, or of an edge's end.
 
     A consumer may leave an input neither acquired nor released only while it waits for its own room or time, never
     while it waits for another input of the request: the producer may be paused until then, and so never send that
@@ -118,9 +124,10 @@ class Feed:
             self.lease.acquire()
 
     def release(self, after: Event) -> None:
-        """The consumer is done with the input once `after` is done. Call it once."""
+        """The consumer is done with the input once `after` is done. Call it once, also for an input without tensors:
+        until then its producer may be paused."""
         self.acquire()
-        if self.lease is not None:
+        if self.lease is not None and self.payload.tensors:
             self.lease.release(after)
 
 

@@ -1,11 +1,13 @@
 """Writes the timeline of an engine, from its start to its end, to a file."""
 
 import logging
+from collections.abc import Callable
 
 from omni.device import Device
 from omni.errors import ConfigError
 from omni.timeline.export import write_trace
 from omni.timeline.timeline import Timeline
+from omni.timeline.trace import Trace
 from omni.utils.files import why_not
 
 REMEDY = "give the name of a file in a folder that can be written"
@@ -16,13 +18,16 @@ _log = logging.getLogger(__name__)
 class TimelineFile(Timeline):
     """Writes the file on `close`, unless nothing was launched."""
 
-    def __init__(self, path: str, device: Device, stages: tuple[str, ...]) -> None:
-        """Raises ConfigError for a path that cannot be written."""
+    def __init__(
+        self, path: str, device: Device, stages: tuple[str, ...], take: Callable[[Trace], object] | None = None
+    ) -> None:
+        """take: gets the recording on `close`, to write it elsewhere. Raises ConfigError for a path that cannot be written."""
         problem = why_not(path)
         if problem is not None:
             raise ConfigError("engine.timeline", problem, REMEDY)
         super().__init__(device, stages)
         self._path = path
+        self._take = take
 
     def close(self) -> None:
         """Stops observing, and writes the recording. Raises InputError if that fails."""
@@ -31,6 +36,6 @@ class TimelineFile(Timeline):
         if trace is None:
             return
         if trace.phases:
-            write_trace(trace, self._path)
+            self._take(trace) if self._take is not None else write_trace(trace, self._path)
         else:
             _log.warning("nothing was launched: the timeline %s was not written", self._path)

@@ -2,11 +2,7 @@
 
 from omni.device import COMPLETED
 from omni.stage import Feed, Pause, Resume
-from tests.support.fake_graph import (
-    FakeGraph,
-    fake_pipeline,
-    lent,
-)
+from tests.support.fake_graph import FakeGraph, Scripted, always, fake_pipeline, host, lent
 
 EDGE = "writer->speaker"
 BOTH = ("text", "audio")
@@ -47,6 +43,20 @@ def test_a_request_pauses_once_without_credit_and_resumes_at_half() -> None:
     assert graph.writer.pauses("r") == [Pause, Resume, Pause]
 
 
+def test_payloads_without_tensors_count_until_they_are_acquired() -> None:
+    graph = graph_of()
+    graph.submit("r", *BOTH)
+    for number in range(CREDIT):
+        graph.writer.produce("r", host(number))
+    graph.settle()
+    assert graph.writer.pauses("r") == [Pause]
+    assert len(graph.connectors[EDGE].released) == CREDIT, "there is no memory to wait for"
+    for feed in graph.speaker.fed("r")[: CREDIT // 2]:
+        feed.release(COMPLETED)
+    graph.settle()
+    assert graph.writer.pauses("r") == [Pause, Resume]
+
+
 def test_an_acquired_payload_does_not_count_and_is_not_free() -> None:
     graph = graph_of()
     graph.submit("r", *BOTH)
@@ -64,6 +74,27 @@ def test_an_acquired_payload_does_not_count_and_is_not_free() -> None:
     assert all(p.released and p.free for p in made)
     write(graph, "r", 1)
     assert graph.writer.pauses("r") == [Pause], "a release of what was acquired does not count again"
+
+
+def test_an_input_without_tensors_counts_and_keeps_no_memory() -> None:
+    graph = FakeGraph(adapters={EDGE: always(Scripted([(1, 1)]))}, pipeline=fake_pipeline(1))
+    graph.submit("r", *BOTH)
+    write(graph, "r", 1)
+    rows, note = inputs(graph, "r")
+    rows.release(COMPLETED)
+    graph.settle()
+    assert len(graph.connectors[EDGE].released) == 1
+    assert graph.writer.pauses("r") == [Pause]
+    note.release(COMPLETED)
+    graph.settle()
+    assert graph.writer.pauses("r") == [Pause, Resume]
+
+
+def test_a_payload_that_the_adapter_drops_is_given_back_at_once() -> None:
+    graph = FakeGraph(adapters={EDGE: always(Scripted([(0, 0)] * 9))}, pipeline=fake_pipeline(1))
+    graph.submit("r", *BOTH)
+    write(graph, "r", 9)
+    assert graph.writer.pauses("r") == [], "used up and given back in one round is no news"
 
 
 def test_finished_producers_and_requests_get_no_message() -> None:

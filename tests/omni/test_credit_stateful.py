@@ -77,11 +77,12 @@ class Claim:
 
 @dataclass(eq=False)
 class Task:
-    """A request at a worker."""
+    """A request at a worker. came: serials of its inputs."""
 
     id: str
     open_sources: set[str]
     claims: list[Claim] = field(default_factory=list)
+    came: set[int] = field(default_factory=set)
     paused: bool = False
 
 
@@ -101,6 +102,7 @@ class CrewWorker(MailboxWorker[Task]):
     def feed(self, request: Task, message: Feed) -> None:
         assert isinstance(message.payload.meta, Parcel)
         if message.lease is not None:
+            request.came.add(message.payload.meta.serial)
             request.claims.append(Claim(message.payload.meta.serial, message))
 
     def end(self, request: Task, source: str) -> None:
@@ -190,16 +192,18 @@ class Crew:
 
     def outstanding(self, edge: Edge, request_id: str) -> int:
         """What counts against the edge's credit, found out from both ends."""
-        left = {
-            ref.meta.serial
+        consumer = self.workers[edge.consumer]
+        task = consumer.requests.get(request_id)
+        fed = [m.payload.meta for m in consumer.inbox if isinstance(m, Feed) and m.request_id == request_id]
+        waiting = {meta.serial for meta in fed if isinstance(meta, Parcel)} if task is not None else set()
+        counting = waiting | {claim.serial for claim in (task.claims if task is not None else ()) if claim.counts}
+        arrived = waiting | (task.came if task is not None else set())
+        sent = [
+            (ref.meta.serial, ref)
             for ref in self.connectors[edge.name].sent
-            if ref.lends and not ref.released and isinstance(ref.meta, Parcel) and ref.meta.request_id == request_id
-        }
-        task = self.workers[edge.consumer].requests.get(request_id)
-        claims = task.claims if task is not None else []
-        counting = {claim.serial for claim in claims if claim.counts}
-        delivered = {claim.serial for claim in claims}
-        return len([serial for serial in left if serial in counting or serial not in delivered])
+            if isinstance(ref.meta, Parcel) and ref.meta.request_id == request_id
+        ]
+        return len([s for s, ref in sent if s in counting or not (ref.released or s in arrived)])
 
 
 AT_ONCE = 2

@@ -76,7 +76,7 @@ def test_a_connector_that_fails_to_release_loses_only_that_payload(caplog: pytes
         def release(self, after: Event) -> None:
             raise OSError("the cable is cut")
 
-    lease = Lease(Torn(LocalRef(lent(0), COMPLETED)), 1)
+    lease = Lease(Torn(LocalRef(lent(0), COMPLETED)), [lent(0)])
     with caplog.at_level(logging.ERROR):
         lease.release(COMPLETED)
     assert "the connector failed to release a payload" in caplog.text

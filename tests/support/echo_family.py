@@ -254,6 +254,7 @@ class ToneWorker(MailboxWorker[list[str]]):
             samples.flags.writeable = False
             chunk = AudioChunk(samples=samples, sample_rate=RATE)
             self.outbox.append(Produced(request[0], Payload(chunk), COMPLETED))
+        message.release(COMPLETED)
 
     def end(self, request: list[str], source: str) -> None:
         self.finish(request[0], "stop", {"samples": SAMPLES})

@@ -169,11 +169,10 @@ class CountingSender(LocalSender):
 
 
 class CountingRef(LocalRef):
-    """lends: whether the payload has tensors."""
 
     def __init__(self, counts: CountingConnector, payload: Payload, ready: Event) -> None:
         super().__init__(payload, ready)
-        self.meta, self.lends = payload.meta, bool(payload.tensors)
+        self.meta = payload.meta
         self._counts = counts
 
     def pieces(self) -> Sequence[object]:

@@ -2,6 +2,7 @@
 
     writer ──► reader   modality "read": on the device
            ──► clerk    modality "filed": in host memory
+           ──► scribe   modality "noted": the tokens, without hidden states
 
 A checkpoint says how wide hidden states are and who reads them.
 """
@@ -23,8 +24,8 @@ from tests.support.engines import family_of, plugins_of
 from tests.support.hidden_model import HiddenText, ReadOut
 from tests.support.hidden_reader import ReaderOptions
 
-WRITER, READER, CLERK = "writer", "reader", "clerk"
-MODALITIES = {READER: "read", CLERK: "filed"}
+WRITER, READER, CLERK, SCRIBE = "writer", "reader", "clerk", "scribe"
+MODALITIES = {READER: "read", CLERK: "filed", SCRIBE: "noted"}
 _HERE = "tests.support.hidden_family"
 
 
@@ -37,8 +38,8 @@ def write_checkpoint(
     credit: int | Mapping[str, int] = 8,
     positions: int = 96,
 ) -> Path:
-    """readers: of `READER` and `CLERK`. tokens: whether hidden states of generated tokens are emitted, and not only the prompt's.
-    credit: of each edge, or by reader. positions: the longest sequence. Returns the folder."""
+    """readers: of `READER`, `CLERK` and `SCRIBE`. tokens: whether hidden states of generated tokens are emitted, and not only
+    the prompt's. credit: of each edge, or by reader. positions: the longest sequence. Returns the folder."""
     config = {
         "model_type": "hidden",
         "width": width,
@@ -59,6 +60,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
     readers = {
         READER: Stage(name=READER, kind="hidden_reader", model=f"{_HERE}:build_readout", options=ReaderOptions()),
         CLERK: Stage(name=CLERK, kind="hidden_clerk", model=f"{_HERE}:build_readout", options=ClerkOptions()),
+        SCRIBE: Stage(name=SCRIBE, kind="scribe", model=f"{_HERE}:build_readout", options=ClerkOptions()),
     }
     names: list[str] = checkpoint.config["readers"]
     return Pipeline(
@@ -75,9 +77,8 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
 
 def _edge(reader: str, credit: int) -> Edge:
     memory: Memory = "host" if reader == CLERK else "device"
-    return Edge(
-        producer=WRITER, consumer=reader, adapter="tests.support.hidden_model:ToReader", credit=credit, memory=memory
-    )
+    adapter = "tests.support.scribe:TokensOnly" if reader == SCRIBE else "tests.support.hidden_model:ToReader"
+    return Edge(producer=WRITER, consumer=reader, adapter=adapter, credit=credit, memory=memory)
 
 
 def model_of(checkpoint: Checkpoint) -> HiddenText:
@@ -109,4 +110,5 @@ def omni_stage_kinds() -> Sequence[StageKindEntry]:
     return [
         StageKindEntry(name="hidden_reader", kind="tests.support.hidden_reader:ReaderKind"),
         StageKindEntry(name="hidden_clerk", kind="tests.support.hidden_reader:ClerkKind"),
+        StageKindEntry(name="scribe", kind="tests.support.scribe:ScribeKind"),
     ]

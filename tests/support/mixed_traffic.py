@@ -36,7 +36,7 @@ from tests.support.ar_driver import plain_prompt
 from tests.support.codec_family import SPEAKER, codec_plugins
 from tests.support.codec_family import write_checkpoint as write_codec
 from tests.support.engines import GIVEN_UP, TickedEngine
-from tests.support.hidden_family import CLERK, READER, WRITER, hidden_plugins
+from tests.support.hidden_family import CLERK, READER, SCRIBE, WRITER, hidden_plugins
 from tests.support.hidden_family import write_checkpoint as write_hidden
 from tests.support.listener import LISTENER, listener_plugins
 from tests.support.listener import ask as ask_listener
@@ -219,6 +219,34 @@ class ApartWorld(PooledWorld):
         return SplitEngine(folder, hidden_plugins(), options, device, device.schedule.random)
 
 
+class TokensWorld(HiddenWorld):
+    """The writer in one engine; in another a slow scribe, which is given tokens only: payloads without tensors."""
+
+    name = "apart tokens"
+    knobs: ClassVar[Knobs] = {
+        **ar_knobs(WRITER, 4, 100, 11),
+        f"{WRITER}.max_in_flight": (1, 2),
+        f"{SCRIBE}.max_num_seqs": (4, 1),
+        f"{SCRIBE}.every": (2, 4),
+        f"{SCRIBE}.payloads_per_read": (1,),
+    }
+    CREDIT = 3
+    _TOKENS = 20
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = write_hidden(folder, readers=(SCRIBE,), credit=self.CREDIT)
+
+    def engine(self, device: Device, settings: Mapping[str, object]) -> AnyEngine:
+        if not isinstance(device, SimulatedDevice):
+            return TickedEngine(self._folder, hidden_plugins(), settings, device, graphs=True).engine
+        assert device.schedule is not None
+        options = {**settings, f"{SCRIBE}.place": THERE}
+        return SplitEngine(self._folder, hidden_plugins(), options, device, device.schedule.random)
+
+    def request(self, content: int, request_id: str, priority: int) -> EngineRequest:
+        return replace(super().request(content, request_id, priority), modalities=frozenset({"text", "noted"}))
+
+
 class CodecWorld:
     """A talker with conditioning, whose frames two vocoders take on the device and a clerk in host memory."""
 
@@ -366,7 +394,7 @@ def make_world(name: str) -> World:
         return OmniWorld()
     worlds: dict[str, type[HiddenWorld | CodecWorld | ListenerWorld]] = {
         world.name: world
-        for world in (HiddenWorld, PooledWorld, ApartWorld, CodecWorld, PooledCodecWorld, ListenerWorld)
+        for world in (HiddenWorld, PooledWorld, ApartWorld, TokensWorld, CodecWorld, PooledCodecWorld, ListenerWorld)
     }
     return worlds[name](temporary_folder())
 

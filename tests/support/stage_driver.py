@@ -34,7 +34,7 @@ class StageDriver:
     def feed(self, request_id: str, payload: Payload, ready: Event = COMPLETED) -> Ref:
         """Feeds a payload that a producer lends; returns the producer's reference."""
         ref, pending = lend(payload, ready)
-        self.worker.inbox.append(Feed(request_id, payload, ready, Lease(pending, 1)))
+        self.worker.inbox.append(Feed(request_id, payload, ready, Lease(pending, [payload])))
         return ref
 
     def feed_host(self, request_id: str, payload: Payload) -> None:

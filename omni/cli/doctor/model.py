@@ -13,7 +13,7 @@ from omni.cli.options import Choices
 from omni.cli.target import EngineTarget, Target, resolve_engine
 from omni.device import open_device
 from omni.device.meta import MetaDevice
-from omni.engine import load_stages, resolve_pipeline
+from omni.engine import Placement, load_stages, resolve_pipeline
 from omni.errors import CheckpointError
 from omni.frontend.base import Frontend
 from omni.frontend.build import build_frontend
@@ -79,24 +79,26 @@ def _room(target: Target) -> Iterator[Check]:
     yield device.check
     if device.value is None:
         return
-    report = count_memory(target)
-    if report.problem is not None:
-        yield problem(_GROUP, "memory", report.problem, "`omni explain` has the numbers")
-        return
-    yield _fits(report, report.budget if report.budget is not None else host_memory()[1])
+    reports = count_memory(target, Placement.of(target.plan.pipeline, str(target.engine.device)))
+    for place, report in reports.items():
+        name = "memory" if len(reports) == 1 else f"memory on {place}"
+        if report.problem is not None:
+            yield problem(_GROUP, name, report.problem, "`omni explain` has the numbers")
+        else:
+            yield _fits(name, report, report.budget if report.budget is not None else host_memory()[1] // len(reports))
 
 
-def _fits(report: MemoryReport, free: int) -> Check:
+def _fits(name: str, report: MemoryReport, free: int) -> Check:
     least = sum(share.least for share in report.stages.values())
     most = sum(share.most for share in report.stages.values())
     detail = f"needs {gib(least)} to {gib(most)}, without the memory of steps; {gib(free)} are free"
     if least > free:
         remedy = "lower max_model_len, max_num_seqs and cache_bytes of the stages, or take a device with more memory"
-        return problem(_GROUP, "memory", detail, remedy)
+        return problem(_GROUP, name, detail, remedy)
     if most > free and report.budget is None:
         # Unbounded stages take their maximum.
-        return warning(_GROUP, "memory", detail, "set engine.memory_bytes, and the stages divide it")
-    return ok(_GROUP, "memory", detail)
+        return warning(_GROUP, name, detail, "set engine.memory_bytes, and the stages divide it")
+    return ok(_GROUP, name, detail)
 
 
 def _check_weights(target: Target) -> Iterator[Check]:

@@ -1,6 +1,7 @@
 """`omni explain`: what would run, without running it."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -17,14 +18,16 @@ from omni.cli.explain import make_report
 from omni.cli.options import Choices
 from omni.cli.target import resolve_target
 from omni.config import Layer
+from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.device.meta import MetaDevice
-from omni.engine import EngineOptions, load_stages, resolve_pipeline
+from omni.engine import EngineOptions, load_stages, measure_stages, resolve_pipeline
 from omni.frontend.options import FrontendOptions
 from omni.media.options import MediaOptions
 from omni.pipeline import EdgeSettings
 from omni.plugin import ConnectorEntry
 from omni.plugin.manager import load_plugins
+from omni.stage import LoadedStage
 from tests.support.echo_family import EchoKind, echo_model
 from tests.support.echo_plugin import POINT
 from tests.support.engines import TickedEngine
@@ -57,6 +60,12 @@ def report(*arguments: object) -> Any:
     result = call(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+def memory_of(found: Any) -> Any:
+    """Of a report with one place."""
+    (memory,) = found["memory"].values()
+    return memory
 
 
 def test_the_text_shows_everything(tiny_model: Path, tmp_path: Path) -> None:
@@ -160,7 +169,7 @@ def test_no_weight_is_needed_and_the_numbers_are_those_of_loaded_stages(tiny_mod
     for file in tiny_model.iterdir():
         if "safetensors" not in file.name:
             (tmp_path / file.name).write_bytes(file.read_bytes())
-    found = report(tmp_path, *SET, "--device", "cpu")["memory"]
+    found = memory_of(report(tmp_path, *SET, "--device", "cpu"))
     checkpoint = Checkpoint(tiny_model)
     plan = resolve_pipeline(checkpoint, load_plugins(), [Layer("test", SETTINGS)])
     loaded = load_stages(plan, checkpoint, CpuDevice(), "float32", "auto")
@@ -176,10 +185,10 @@ def test_no_weight_is_needed_and_the_numbers_are_those_of_loaded_stages(tiny_mod
 
 
 def test_measuring_divides_as_an_engine_does(tiny_model: Path) -> None:
-    most = sum(share["most"] for share in report(tiny_model, *SET, "--measure")["memory"]["stages"].values())
+    most = sum(share["most"] for share in memory_of(report(tiny_model, *SET, "--measure"))["stages"].values())
     memory_bytes = most - 100_000
     settings = [*SET, "--set", f"engine.memory_bytes={memory_bytes}"]
-    found = report(tiny_model, *settings, "--measure")["memory"]
+    found = memory_of(report(tiny_model, *settings, "--measure"))
     assert (found["measured"], found["budget"], found["bound"]) == (True, memory_bytes, "engine.memory_bytes")
     engine = TickedEngine(tiny_model, load_plugins(), SETTINGS, memory_bytes=memory_bytes).engine
     engine.close()
@@ -196,6 +205,51 @@ def test_measuring_without_a_bound_measures_all_the_same(tiny_model: Path) -> No
     assert int(row[3].replace(",", "")) > 0
 
 
+def test_each_stage_is_measured_on_the_device_of_its_place(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(CpuDevice):
+        """Stands for a device that is not here."""
+
+        free = 2**33
+
+        def free_memory(self) -> int:
+            return self.free
+
+    opened = {"cpu": CpuDevice(), "cuda:1": Other()}
+    monkeypatch.setattr("omni.cli.memory.open_device", opened.__getitem__)
+    loaded: dict[Device, set[str]] = {}
+
+    def spied(stages: Mapping[str, LoadedStage], device: Device) -> dict[str, int]:
+        loaded[device] = set(stages)
+        return measure_stages(stages, device)
+
+    monkeypatch.setattr("omni.cli.memory.measure_stages", spied)
+    places = ["--place", "talker=cuda:1", "--place", "code2wav=cuda:1/a,cpu"]
+    found = report(tiny_model, *SET, *places, "--measure")["memory"]
+    rest = {"audio_encoder", "vision_encoder", "thinker", "code2wav"}
+    assert {place: set(memory["stages"]) for place, memory in found.items()} == {
+        "cpu": rest,
+        "cuda:1": {"talker"},
+        "cuda:1/a": {"code2wav"},
+    }
+    assert loaded.keys() == set(opened.values())
+    assert loaded[opened["cpu"]] == rest
+    part = Other.free // 2
+    assert [memory["budget"] for memory in found.values()] == [None, part - 2**28, part - 2**28]
+    bound = "free on cuda:1, minus a reserve"
+    assert [memory["bound"] for memory in found.values()][1:] == [bound, bound]
+    text = call(tiny_model, *SET, *places, "--measure").stdout
+    assert [line for line in text.splitlines() if line.startswith("Memory")] == [
+        f"Memory on {place}, in bytes" for place in ("cpu", "cuda:1", "cuda:1/a")
+    ]
+
+
+def test_memory_is_counted_by_place_without_the_devices(tiny_model: Path) -> None:
+    found = report(tiny_model, *SET, "--place", "talker=cuda:7")["memory"]
+    assert set(found["cuda:7"]["stages"]) == {"talker"}
+    assert found["cuda:7"]["bound"] == "free on cuda:7, which does not exist here"
+    assert "talker" not in found["cpu"]["stages"]
+
+
 def test_too_little_memory_is_part_of_the_report_until_it_is_measured(tiny_model: Path) -> None:
     small = [tiny_model, "--set", "engine.memory_bytes=1000000", "--device", "cpu"]
     result = call(*small)
@@ -209,7 +263,8 @@ def test_too_little_memory_is_part_of_the_report_until_it_is_measured(tiny_model
 
 
 def test_pages_that_are_chosen_are_the_fewest_and_the_most(tiny_model: Path) -> None:
-    share = report(tiny_model, "--set", "talker.num_blocks=40", "--device", "cpu")["memory"]["stages"]["talker"]
+    found = report(tiny_model, "--set", "talker.num_blocks=40", "--device", "cpu")
+    share = memory_of(found)["stages"]["talker"]
     assert (share["fewest_pages"], share["most_pages"]) == (40, 40)
     assert share["least"] == share["most"]
 
@@ -218,8 +273,8 @@ def test_a_device_that_is_elsewhere_can_be_asked_for(tiny_model: Path) -> None:
     found = report(tiny_model, "--device", "cuda:7")
     on_cpu = report(tiny_model, "--device", "cpu")
     assert (found["device"], found["dtype"]) == ("cuda:7", "bfloat16")
-    assert found["memory"]["bound"] == "free on cuda:7, which does not exist here"
-    thinker, same = (r["memory"]["stages"]["thinker"]["weights"] for r in (found, on_cpu))
+    assert memory_of(found)["bound"] == "free on cuda:7, which does not exist here"
+    thinker, same = (memory_of(each)["stages"]["thinker"]["weights"] for each in (found, on_cpu))
     assert same / 2 <= thinker < same
 
 
@@ -231,7 +286,7 @@ def test_a_device_that_is_here_says_what_is_free(tiny_model: Path, monkeypatch: 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr("omni.cli.memory.open_device", lambda name: Card())
-    memory = report(tiny_model, "--device", "cuda")["memory"]
+    memory = memory_of(report(tiny_model, "--device", "cuda"))
     assert memory["budget"] == 2**33 - 2**28
     assert (memory["bound"], memory["problem"]) == ("free on cuda:0, minus a reserve", None)
 

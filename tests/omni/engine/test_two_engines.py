@@ -1,8 +1,7 @@
 """A request whose stages are in two engines: payloads, ends, credit and errors as in one."""
 
 import logging
-import time
-from contextlib import suppress
+from collections import deque
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -16,7 +15,6 @@ from omni.payload import Payload
 from omni.stage import Pause, Resume
 from omni.testing.connectors import Gate
 from tests.support.fake_graph import Recorder, Scripted, always, host
-from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tensors import tensors_of
 from tests.support.two_engines import (
     EDGE,
@@ -151,17 +149,34 @@ def test_a_consumer_far_away_pauses_its_producer_and_lets_it_go_on() -> None:
     two.assert_nothing_left()
 
 
-def test_host_payloads_and_dropped_ones_cost_no_credit() -> None:
-    adapters = {EDGE: always(Scripted([(1, 0)] * 6 + [(0, 1)] * 6))}
-    two = TwoEngines(credit=1, adapters=adapters)
+def test_a_producer_without_tensors_is_held_back_and_nothing_is_lost() -> None:
+    """However much it has to say, no more than the credit is at its consumer."""
+    two = TwoEngines(credit=CREDIT)
+    two.submit("r", *BOTH)
+    writer, speaker = two.worker("writer"), two.worker("speaker")
+    came, left = list[int](), deque(range(100))
+    while left or speaker.fed("r"):
+        while left and writer.pauses("r")[-1:] != [Pause]:
+            writer.produce("r", host(left.popleft()))
+            two.here.engine.tick()
+        two.settle()
+        assert len(speaker.fed("r")) <= CREDIT + 1, "one was under way"
+        came += speaker.numbers("r")
+        speaker.release("r")
+        two.settle()
+    assert came == list(range(100))
+    finish(two, "r", "writer", "speaker")
+    two.assert_nothing_left()
+
+
+def test_payloads_that_the_adapter_drops_cost_no_credit() -> None:
+    two = TwoEngines(credit=1, adapters={EDGE: always(Scripted([(0, 0)] * 12))})
     two.submit("r", *BOTH)
     for number in range(6):
         two.worker("writer").produce("r", host(number))
     two.settle()
-    assert two.links[THERE].kinds() == ["Hello"]
-    assert two.worker("writer").pauses("r") == []
     write(two, "r", *range(6, 12))
-    assert two.links[THERE].kinds() == ["Hello"] + ["AcquiredOut"] * 6
+    assert two.links[THERE].kinds() == ["Hello"] + ["AcquiredOut"] * 12
     assert two.worker("writer").pauses("r")[-1] is Resume
     finish(two, "r", "writer", "speaker")
     two.assert_nothing_left()
@@ -401,7 +416,7 @@ def test_a_lost_engine_fails_the_requests_with_stages_there_alone(two: TwoEngine
     error = lost[HERE].outputs[-1]
     assert isinstance(error.error, LostPeerError)  # type: ignore[union-attr]
     assert error.error.stage == "speaker"  # type: ignore[union-attr]
-    assert "its process on cpu/2 has ended" in lost[HERE].failure
+    assert "the link to its engine on cpu/2 has ended" in lost[HERE].failure
     assert held.free
     (sender,) = two.here.connector.senders
     assert (sender.lost, sender.out, sender.closed) == (1, set(), False)
@@ -412,19 +427,59 @@ def test_a_lost_engine_fails_the_requests_with_stages_there_alone(two: TwoEngine
     two.here.assert_nothing_left()
 
 
-def test_an_engine_whose_loop_fails_is_lost_to_the_others(two: TwoEngines) -> None:
-    shared = two.submit("r", *BOTH)
-    two.worker("speaker").broken = RuntimeError("a fault of the stage")
-    two.there.engine.start()
-    try:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not shared[HERE].over and time.monotonic() < deadline:
-            two.here.engine.tick()
-        assert "its process on cpu/2 has ended" in shared[HERE].failure
-        assert "running its loop: RuntimeError: a fault of the stage" in shared[THERE].failure
-    finally:
-        with suppress(RuntimeError):
-            two.there.engine.close()
+def test_a_stage_goes_on_without_an_engine_that_it_needs_no_more(two: TwoEngines) -> None:
+    sinks = two.submit("r", *BOTH)
+    write(two, "r", 1, 2)
+    finish(two, "r", "writer")
+    assert ended_well(sinks[HERE])
+    assert two.worker("speaker").ended("r") == [EDGE]
+    two.end(HERE)
+    two.settle()
+    assert not sinks[THERE].over
+    two.worker("speaker").produce("r", host(9))
+    finish(two, "r", "speaker")
+    assert sinks[THERE].chunks == [("audio", 9)]
+    assert ended_well(sinks[THERE])
+    two.there.assert_nothing_left()
+
+
+@pytest.mark.parametrize("part", ["the end", "a payload", "a consumer that has not ended"])
+def test_a_stage_that_needs_a_lost_engine_fails(two: TwoEngines, part: str) -> None:
+    sinks = two.submit("r", *BOTH)
+    two.links[HERE].stuck = part == "the end"
+    two.there.connector.arriving = part != "a payload"
+    write(two, "r", 1)
+    if part != "a consumer that has not ended":
+        finish(two, "r", "writer")
+    lost, left = (THERE, HERE) if part == "a consumer that has not ended" else (HERE, THERE)
+    two.end(lost)
+    two.settle()
+    stage = "speaker" if left == HERE else "writer"
+    problem = f"the link to its engine on {lost} has ended"
+    assert sinks[left].failure == f"stage {stage!r} failed while running a request: {problem}"
+
+
+def test_a_producer_goes_on_without_a_consumer_that_was_done(two: TwoEngines) -> None:
+    sinks = two.submit("r", *BOTH)
+    write(two, "r", 1)
+    finish(two, "r", "speaker")
+    assert ended_well(sinks[THERE])
+    two.end(THERE)
+    two.settle()
+    write(two, "r", 2)
+    finish(two, "r", "writer")
+    assert ended_well(sinks[HERE])
+    two.here.assert_nothing_left()
+
+
+def test_the_end_of_a_connection_is_told_once_before_its_requests_fail(two: TwoEngines) -> None:
+    sinks, lost = two.submit("r", *BOTH), list[bool]()
+    command = ConnectPeer(THERE, two.links[HERE], two.connected[HERE].append, lambda: lost.append(sinks[HERE].over))
+    two.here.orchestrator._connected[THERE] = command
+    two.end(THERE)
+    two.settle()
+    assert lost == [False]
+    assert sinks[HERE].over
 
 
 def test_a_lost_producer_leaves_what_its_consumer_still_reads(two: TwoEngines) -> None:

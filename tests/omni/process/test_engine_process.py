@@ -22,6 +22,7 @@ from omni.engine import EngineOptions
 from omni.errors import InputError, LostPeerError, SyncError
 from omni.process import runs_in_process
 from omni.process.errors import ErrorData, RemoteTraceback
+from omni.process.select import threads_of
 from tests.omni.process.engines import alive, pids_of
 from tests.support.echo_family import BREAK, echo_model, echo_plugins, eventually
 from tests.support.echo_omni import ENDLESS, assert_nothing_held
@@ -322,6 +323,23 @@ def test_where_the_engine_runs():
     assert [runs_in_process(EngineOptions(process="auto"), device) for device in (cpu, cuda)] == [False, True]
     assert [runs_in_process(EngineOptions(process="thread"), device) for device in (cpu, cuda)] == [False, False]
     assert [runs_in_process(EngineOptions(process="process"), device) for device in (cpu, cuda)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("places", "threads"),
+    [
+        (["cpu"], [7]),
+        (["cpu", "cpu/2"], [3, 3]),
+        (["cuda:0", "cpu", "cuda:1", "cpu/a", "cpu/b"], [7, 2, 7, 2, 2]),
+        ([f"cpu/{number}" for number in range(9)], [1] * 9),
+    ],
+)
+def test_engines_on_the_cpu_divide_its_threads(monkeypatch: pytest.MonkeyPatch, places: list[str], threads: list[int]):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [threads_of(place, places) for place in places] == threads
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert [threads_of(place, places) for place in places] == [7] * len(places)
 
 
 class Odd(Exception):

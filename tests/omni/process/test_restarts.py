@@ -6,10 +6,11 @@ import os
 import random
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,9 +19,10 @@ import pytest
 from omni import Omni, OmniError, StageError
 from omni.engine import EngineOutput, EngineRequest, RequestFailed
 from omni.errors import LostPeerError
+from omni.ipc import Channel
 from omni.payload import Payload
 from tests.omni.process.engines import alive, children, descriptors, group_of, pids_of, shared_mappings
-from tests.support.echo_family import Prompt, echo_model, echo_plugins, eventually
+from tests.support.echo_family import EXPLODE, Prompt, echo_model, echo_plugins, eventually
 from tests.support.echo_omni import ENDLESS, assert_nothing_held
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.resources import open_files
@@ -84,6 +86,87 @@ def test_a_request_of_which_something_was_given_out_fails(model: Path, place: st
         kill(omni, place)
         with pytest.raises(LostPeerError, match=rf"'{stage}' .* its process {pid} was killed by SIGKILL"):
             list(stream)
+        assert_answers(omni)
+        assert_nothing_held(omni)
+
+
+def explode(omni: Omni, text: str = "ab") -> None:
+    """The loop of the writer's engine fails after `text` was given out."""
+    with pytest.raises(
+        LostPeerError, match=r"'writer.*' failed while running: its process \d+ failed: RuntimeError: boom"
+    ):
+        omni.generate(text + EXPLODE, stream=False)
+
+
+@pytest.mark.parametrize("process", ["one", "several"])
+def test_an_engine_whose_loop_fails_is_started_again(model: Path, process: str):
+    places = {} if process == "several" else {"singer.place": WRITER, "engine.process": "process"}
+    with opened(model, places) as omni:
+        pids = dict(pids_of(omni))
+        for _ in range(2):
+            explode(omni)
+            assert_answers(omni)
+        assert {place for place, pid in pids_of(omni).items() if pids[place] != pid} == {WRITER}
+        assert_nothing_held(omni)
+
+
+def test_a_loop_that_fails_again_and_again_ends_the_restarts(model: Path):
+    """A request of which nothing was given out starts again, and the loop fails again."""
+    with opened(model, {"engine.restarts": 1}) as omni:
+        with pytest.raises(LostPeerError, match="boom"):
+            list(omni.generate(EXPLODE))
+        with pytest.raises(StageError, match=r"'writer' .*boom; it was started again 1 times; load the model again"):
+            omni.generate("abc", stream=False)
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[socket.socket]]:
+    """Of the user's process and the engines, and between engines, in the order in which they were made."""
+    made: list[socket.socket] = []
+    make = Channel.pair
+
+    def pair() -> tuple[socket.socket, socket.socket]:
+        ends = make()
+        made.append(ends[0].dup())
+        return ends
+
+    monkeypatch.setattr(Channel, "pair", pair)
+    yield made
+    for end in made:
+        end.close()
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_requests_run_after_a_connection_of_two_engines_has_ended(
+    model: Path, connections: list[socket.socket], given: bool
+):
+    """Both processes run when it ends. One of them is started again."""
+    with opened(model) as omni:
+        pids = dict(pids_of(omni))
+        if not given:
+            os.kill(pids[WRITER], signal.SIGSTOP)
+        stream = omni.generate("abc", sampling=ENDLESS if given else None)
+        if given:
+            next(stream)
+        else:
+            assert eventually(lambda: group_of(omni)._placed.by_place[WRITER].engine.requests == 1)
+        connections[2].shutdown(socket.SHUT_RDWR)
+        os.kill(pids[WRITER], signal.SIGCONT)
+        if given:
+            with pytest.raises(LostPeerError):
+                list(stream)
+        else:
+            assert "".join(output.text for output in stream) == "abc"
+        assert_answers(omni)
+        assert sum(pid != pids[place] for place, pid in pids_of(omni).items()) == 1
+        assert_nothing_held(omni)
+
+
+def test_a_connection_that_ends_without_requests_is_made_again(model: Path, connections: list[socket.socket]):
+    with opened(model) as omni:
+        pids = set(pids_of(omni).values())
+        connections[2].shutdown(socket.SHUT_RDWR)
+        assert eventually(lambda: len(pids - children()) == 1)
         assert_answers(omni)
         assert_nothing_held(omni)
 

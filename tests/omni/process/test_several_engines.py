@@ -7,15 +7,18 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from omni import ConfigError, Omni, SamplingParams
 from omni.cli import app
+from omni.process.messages import Start
+from omni.process.remote import RemoteEngine
 from omni.timeline.read import read_trace
 from tests.omni.process.engines import alive, children, group_of, pids_of
 from tests.support.echo_family import echo_model, echo_plugins, eventually
@@ -35,6 +38,21 @@ APART = {"singer.place": "cpu/2"}
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return echo_model(tmp_path_factory.mktemp("model"))
+
+
+def test_the_engines_on_the_cpu_divide_its_threads(model: Path, monkeypatch: pytest.MonkeyPatch):
+    threads: dict[str, int] = {}
+    load = RemoteEngine.load
+
+    def spied(engine: RemoteEngine, start: Start, stages: Iterable[str]) -> None:
+        threads[start.place] = start.threads
+        load(engine, start, stages)
+
+    monkeypatch.setattr(RemoteEngine, "load", spied)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with Omni(model, device="cpu", plugins=echo_plugins(), overrides=APART):
+        assert threads == {"cpu": 3, "cpu/2": 3}
 
 
 @pytest.mark.parametrize(
@@ -123,13 +141,29 @@ def test_two_thousand_short_requests_leave_nothing(model: Path):
     assert eventually(lambda: (children(), open_files(), threading.active_count()) == before)
 
 
+def test_stages_go_on_without_the_engine_of_one_that_is_done():
+    settings = {"talker.place": "cpu/2", "code2wav.place": "cpu/2"}
+    sampling: dict[str, SamplingParams] = lengths(4, 120)
+    with Omni(tiny_checkpoint(3, **SHAPE), device="cpu", plugins=tiny_plugins(), overrides=settings) as omni:
+        wanted = omni.generate(user("hello"), stream=False, sampling=sampling)
+        placed, stream = group_of(omni)._placed.by_place, omni.generate(user("hello"), sampling=sampling)
+        first = next(output for output in stream if output.audio is not None)
+        assert eventually(lambda: not placed["cpu"].engine.requests)
+        assert placed["cpu/2"].engine.requests == 1
+        os.kill(pids_of(omni)["cpu"], signal.SIGKILL)
+        assert eventually(lambda: not placed["cpu"].up)
+        parts = [first.audio, *(output.audio for output in stream)]
+        assert wanted.audio is not None
+        assert torch.equal(torch.cat([part for part in parts if part is not None]), wanted.audio)
+
+
 def test_one_timeline_of_two_engines_on_one_clock(tmp_path: Path):
     file = tmp_path / "timeline.json"
     settings = {"talker.place": "cpu/2", "code2wav.place": "cpu/2", "engine.timeline": str(file)}
     with Omni(tiny_checkpoint(3, **SHAPE), device="cpu", plugins=tiny_plugins(), overrides=settings) as omni:
         sampling: dict[str, SamplingParams] = lengths(6, 8)
         omni.generate(user("hello"), stream=False, sampling=sampling)
-    assert os.listdir(tmp_path) == ["timeline.json"], "the parts of the engines are gone"
+    assert os.listdir(tmp_path) == ["timeline.json"]
     json.loads(file.read_text())
     trace = read_trace(str(file))
     launches = {stage: [span.launched for span in trace.phases if span.stage == stage] for stage in trace.stages}
@@ -145,3 +179,21 @@ def test_one_timeline_of_two_engines_on_one_clock(tmp_path: Path):
     done = CliRunner().invoke(app, ["timeline", str(file)])
     assert done.exit_code == 0, done.output
     assert "talker" in done.output
+
+
+def test_no_part_of_a_timeline_is_a_file(tmp_path: Path):
+    """So none stays if the user's process ends while engines close."""
+    settings = {"talker.place": "cpu/2", "code2wav.place": "cpu/2", "engine.timeline": str(tmp_path / "timeline.json")}
+    omni = Omni(tiny_checkpoint(3, **SHAPE), device="cpu", plugins=tiny_plugins(), overrides=settings)
+    omni.generate(user("hello"), stream=False, sampling=lengths(3, 3))
+    first, second = pids_of(omni).values()
+    os.kill(second, signal.SIGSTOP)
+    thread = threading.Thread(target=omni.close)
+    thread.start()
+    try:
+        assert eventually(lambda: not alive(first))
+        assert os.listdir(tmp_path) == []
+    finally:
+        os.kill(second, signal.SIGCONT)
+        thread.join()
+    assert os.listdir(tmp_path) == ["timeline.json"]

@@ -98,7 +98,7 @@ class RowFeeder:
         def taken() -> None:
             given.taken = True
 
-        self.driver.worker.inbox.append(Feed(name, payload, ready, Lease(pending, 1, taken)))
+        self.driver.worker.inbox.append(Feed(name, payload, ready, Lease(pending, [payload], taken)))
         return given
 
     def tokens(self, name: str) -> list[int]:

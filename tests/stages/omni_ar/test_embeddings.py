@@ -39,7 +39,7 @@ class Bench:
         payload = Payload(meta, {"rows": PageSlice(PAGES, np.array(slots, np.int64)), **tensors})
         ref, pending = lend(payload)
         self.refs.append(ref)
-        self.receiver.add(self.request, meta, Feed("r", payload, COMPLETED, Lease(pending, 1)))
+        self.receiver.add(self.request, meta, Feed("r", payload, COMPLETED, Lease(pending, [payload])))
 
     def receive(self) -> None:
         self.receiver.tick()

@@ -1,0 +1,61 @@
+"""A request at the stages of an engine, and the checks before it gets there."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from omni.engine.request import EngineRequest, SafeSink
+from omni.engine.route import Credit, InRoute, OutRoute
+from omni.errors import InputError, StageError
+from omni.pipeline import Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveRequest:
+    """A request at the stages of this engine.
+
+    running: stages that have not finished it. awaited: those of them with a wanted output.
+
+    outs, ins: the halves of its routes that are here, by edge. credits: by producing stage.
+    """
+
+    request: EngineRequest
+    sink: SafeSink
+    running: set[str]
+    awaited: set[str]
+    outs: dict[str, OutRoute]
+    ins: dict[str, InRoute]
+    credits: Mapping[str, Credit]
+
+    def needs(self, place: str) -> str | None:
+        """A stage in the engine on a place that this part of the request still sends to or receives from."""
+        ends = [(out.edge.consumer, out.closed) for out in self.outs.values()]
+        ends += [(arriving.edge.producer, arriving.closed) for arriving in self.ins.values()]
+        return next((stage for stage, closed in ends if not closed and self.request.places.get(stage) == place), None)
+
+
+def check_names(pipeline: Pipeline, request: EngineRequest) -> None:
+    """Raises InputError for modalities, stages and edges that the pipeline does not have."""
+    stages = {stage.name for stage in pipeline.stages}
+    for field, names, known in (
+        ("modalities", request.modalities, {output.modality for output in pipeline.outputs}),
+        ("inputs", request.inputs, stages),
+        ("sampling", request.sampling, stages),
+        ("rules", request.rules, stages),
+        ("edges", request.edges, {edge.name for edge in pipeline.edges}),
+    ):
+        for name in names:
+            if name not in known:
+                raise InputError(field, f"the pipeline has no {name!r}", f"use one of {', '.join(sorted(known))}")
+
+
+def stages_of(
+    pipeline: Pipeline, request: EngineRequest, own: Collection[str]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """The stages of the request in all engines, and those with a wanted output of this one, whose stages are `own`."""
+    wanted = frozenset(o.stage for o in pipeline.outputs if o.modality in request.modalities)
+    if request.places:
+        return frozenset(request.places), wanted.intersection(own)
+    stages = pipeline.active(request.modalities, request.inputs)
+    if not wanted or not wanted <= stages:
+        raise StageError("pipeline", "routing the request", "no stage that it feeds leads to a wanted output")
+    return stages, wanted

@@ -1,0 +1,35 @@
+"""Log records of the engine process, in the logging of the user's process."""
+
+import logging
+from collections.abc import Callable
+
+from omni.process.messages import LogRecordOut
+
+_log = logging.getLogger(__name__)
+
+
+class LogSender(logging.Handler):
+    """Passes records to the user's process, whose logging decides what is shown. Sends nothing itself: a record may be made, by a
+    finalizer, while a message is being encoded."""
+
+    def __init__(self, send: Callable[[LogRecordOut], object]) -> None:
+        super().__init__()
+        self._send = send
+        self.setFormatter(logging.Formatter("%(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record).encode(errors="backslashreplace").decode()
+            self._send(LogRecordOut(record.name, record.levelno, text))
+        except Exception:  # as the handlers of logging do: a wrong record fails no request
+            self.handleError(record)
+
+
+def show(record: LogRecordOut) -> None:
+    """Passes a record of the engine's process to the logging of this one."""
+    logger = logging.getLogger(record.logger)
+    if logger.isEnabledFor(record.level):
+        try:
+            logger.log(record.level, "%s", record.text)
+        except Exception:  # of a handler of the user's
+            _log.exception("a log record cannot be shown")
