@@ -24,13 +24,23 @@ from omni.engine.orchestrator import Orchestrator
 from omni.engine.peers import EdgeEnds
 from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.request import SubmitRequest
-from omni.errors import CheckpointError, ConfigError, OmniError, shortened
+from omni.errors import (
+    CheckpointError,
+    ConfigError,
+    OmniError,
+    PluginError,
+    fault_of,
+    plugin_error,
+    plugin_setup,
+    type_of,
+)
 from omni.pipeline import EDGES, ENGINE, FRONTEND, Edge, EdgeSettings, Pipeline, Stage, validate
 from omni.pipeline.adapter import AdapterFactory
-from omni.plugin import LogitsProcessorEntry, locate
+from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
 from omni.plugin.manager import Plugins
 from omni.stage import LoadedStage, StageContext, StageKind, StageWorker, memory_errors
 from omni.timeline.file import TimelineFile
+from omni.utils.origin import with_origin
 
 _log = logging.getLogger(__name__)
 _STAGE_SETTINGS = (("dtype", str | None, None), ("place", str | None, None))
@@ -83,8 +93,13 @@ def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[
     except OmniError:
         raise
     except Exception as error:
-        problem = f"does not fit family {family.name!r}: {type(error).__name__}: {error}"
-        raise CheckpointError("config.json", problem, "use it as published") from error
+        problem = f"does not fit family {family.name!r}: {fault_of(error, build)}"
+        raise CheckpointError(
+            "config.json", problem, f"use it as published; if it is, correct {family.pipeline}"
+        ) from error
+    if not isinstance(pipeline, Pipeline):
+        problem = with_origin(f"{family.pipeline} gave {type_of(pipeline)}", code=build)
+        raise plugin_error(f"families.{family.name}.pipeline", problem, "return an omni.pipeline.Pipeline")
     configured, settings = configure(pipeline, layers)
     return replace(check_pipeline(configured, plugins), settings=settings)
 
@@ -148,7 +163,7 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins) -> Plan:
     kinds: dict[str, StageKind] = {}
     for stage in pipeline.stages:
         entry = plugins.kinds[stage.kind]
-        kind = cast(Callable[[], StageKind], locate(entry.kind, f"kinds.{entry.name}"))()
+        kind = call_entry(entry.kind, f"kinds.{entry.name}", StageKind)  # type: ignore[type-abstract]
         if not isinstance(stage.options, kind.options):
             problem = f"is a {type(stage.options).__name__}"
             remedy = f"kind {stage.kind!r} takes {kind.options.__name__}"
@@ -197,8 +212,9 @@ def load_stages(
                 continue
             own = _DTYPES[stage.dtype or dtype]
             context = StageContext(stage, stage.options, checkpoint, device, own, load_format, plan.processors, graphs)
-            with memory_errors(stage.name, "weights and buffers", device), _built(stage.name):
-                loaded[stage.name] = plan.kinds[stage.name].load(context)
+            kind, name = plan.kinds[stage.name], stage.name
+            with memory_errors(name, "weights and buffers", device), _built(stage, kind.load, device):
+                loaded[name] = expect(kind.load(context), LoadedStage, f"{name}.load", kind.load)  # type: ignore[type-abstract]
     # The default stream wrote zeroed buffers and random weights, and the stages' streams do not wait for it.
     with may_sync(SyncPoint.LOAD):
         device.synchronize()
@@ -218,17 +234,33 @@ def check_shapes(plan: Plan, checkpoint: Checkpoint, plugins: Plugins, options: 
         _log.debug("the shapes of weights could not be checked beforehand: %s", error)
 
 
+_FROM_VALUES = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError)
+"""Errors of code that computes with a value of config.json that it did not expect."""
+
+
 @contextmanager
-def _built(stage: str) -> Iterator[None]:
-    """Attributes a library's errors to config.json too: families check only the fields that they use."""
+def _built(stage: Stage, code: object, device: Device) -> Iterator[None]:
+    """Attributes errors of a model that is built to config.json too: families check only the fields that they use."""
     try:
         yield
-    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
-        problem = f"stage {stage!r} cannot be built from it ({type(error).__name__}: {shortened(str(error))})"
-        remedy = (
-            "use the config.json that belongs to these weights; if it is right, report a fault of the stage's plugin"
-        )
+    except (OmniError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except _FROM_VALUES as error:
+        problem = f"stage {stage.name!r} cannot be built from it: {fault_of(error, code)}"
+        remedy = f"use the config.json that belongs to these weights; if it is right, correct {stage.model}"
         raise CheckpointError("config.json", problem, remedy) from error
+    except RuntimeError as error:
+        # `check_shapes` and `memory_errors` handle these.
+        if isinstance(device, MetaDevice) or "alloc" in str(error) or "captured" in str(vars(error).get("__notes__")):
+            raise
+        raise _unbuilt(stage, error, code) from error
+    except Exception as error:
+        raise _unbuilt(stage, error, code) from error
+
+
+def _unbuilt(stage: Stage, error: Exception, code: object) -> PluginError:
+    field = f"pipeline.stages.{stage.name}.model"
+    return plugin_error(field, f"cannot be built: {fault_of(error, code)}", f"correct {stage.model}")
 
 
 def build_engine(
@@ -268,8 +300,12 @@ def build_engine(
         workers: dict[str, StageWorker] = {}
         with torch.inference_mode():
             for name, stage in loaded.items():
-                with memory_errors(name, f"{memory[name].pages} pages", device):
-                    workers[name] = stage.start(memory[name].pages)
+                field, remedy = f"{name}.start", f"correct kind {plan.pipeline.stage(name).kind!r}"
+                with (
+                    memory_errors(name, f"{memory[name].pages} pages", device),
+                    plugin_setup(field, remedy, stage.start),
+                ):
+                    workers[name] = expect(stage.start(memory[name].pages), StageWorker, field, stage.start)  # type: ignore[type-abstract]
         with may_sync(SyncPoint.LOAD):
             device.synchronize()
     except BaseException:

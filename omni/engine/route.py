@@ -14,9 +14,9 @@ from typing import Protocol
 
 from omni.connector import Pending, Received, Receiver, Ref, Sender
 from omni.device import COMPLETED
-from omni.errors import known
+from omni.errors import known, plugin_call
 from omni.pipeline import Edge
-from omni.pipeline.adapter import Adapter
+from omni.pipeline.adapter import Adapter, as_inputs
 from omni.stage import Ended, Feed, Lease, Pause, Produced, Resume, StageWorker
 
 _log = logging.getLogger(__name__)
@@ -222,14 +222,16 @@ class InRoute:
         receiver: Receiver,
         consumer: StageWorker,
         on_busy: "Callable[[InRoute], None]",
+        leases: dict[Lease, None],
     ) -> None:
-        """on_busy: called when `tick` has something to do."""
+        """on_busy: called when `tick` has something to do. leases: those that the consumer holds."""
         self.edge = edge
         self.request_id = request_id
         self._adapter = adapter
         self._receiver = receiver
         self._consumer = consumer
         self._on_busy = on_busy
+        self._leases = leases
         self._receiving: dict[int, _Receiving] = {}
         self._delivered = 0
         self._end: tuple[int, str] | None = None
@@ -302,25 +304,22 @@ class InRoute:
             _log.exception("%s: the connector failed to discard a payload", self.edge.name)
 
     def _deliver(self, receiving: _Receiving, received: Received) -> None:
-        try:
-            inputs = self._adapter.push(received.payload)
-        except Exception as error:
-            # The payload stays here, so the request's end gives it up.
-            raise known(self.edge.name, "adapting a payload", error) from error
+        # If it fails, the payload stays here, and the request's end gives it up.
+        with plugin_call(self.edge.name, "adapting a payload", self._adapter.push):
+            inputs = as_inputs(self._adapter.push(received.payload), self._adapter.push)
         del self._receiving[self._delivered]
         self._delivered += 1
         with_tensors = sum(1 for payload in inputs if payload.tensors)
-        lease = Lease(receiving.pending, with_tensors, self.producer.acquired if receiving.counted else _nothing)
+        on_acquired = self.producer.acquired if receiving.counted else _nothing
+        lease = Lease(receiving.pending, with_tensors, on_acquired, self._leases)
         for payload in inputs:
             feed = Feed(self.request_id, payload, received.ready, lease if payload.tensors else None)
             self._consumer.inbox.append(feed)
 
     def _finish(self, reason: str) -> None:
         self._closed = True
-        try:
-            inputs = self._adapter.finish(reason)
-        except Exception as error:
-            raise known(self.edge.name, "adapting a payload", error) from error
+        with plugin_call(self.edge.name, "adapting a payload", self._adapter.finish):
+            inputs = as_inputs(self._adapter.finish(reason), self._adapter.finish)
         self._consumer.inbox.extend(Feed(self.request_id, payload, COMPLETED) for payload in inputs)
         self._consumer.inbox.append(Ended(self.request_id, self.edge.name))
 

@@ -4,7 +4,7 @@ import zlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import torch
@@ -69,6 +69,7 @@ class StageContext:
         return zlib.crc32(self.stage.name.encode())
 
 
+@runtime_checkable
 class StageWorker(Protocol):
     """Owns scheduling, memory and steps of one stage. The engine loop drives it; no call blocks."""
 
@@ -83,7 +84,8 @@ class StageWorker(Protocol):
     def tick(self) -> bool:
         """Empties the inbox, polls events, enqueues the work that is possible now. Returns whether anything happened.
 
-        Errors of one request become `Failed`; an exception from `tick` ends the engine.
+        Errors of one request become `Failed`. After an exception from `tick` the stage's state is unknown: the engine
+        closes it, and fails the requests that are there.
         """
         ...
 
@@ -103,6 +105,7 @@ class StageWorker(Protocol):
         ...
 
 
+@runtime_checkable
 class LoadedStage(Protocol):
     """A stage with its weights on the device, before its number of pages is decided."""
 
@@ -119,6 +122,7 @@ class LoadedStage(Protocol):
         ...
 
 
+@runtime_checkable
 class StageKind(Protocol):
     """A way of running stages, registered by `omni_stage_kinds`."""
 

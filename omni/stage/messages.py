@@ -54,31 +54,55 @@ class Lease:
     """A consumer's claim on one received payload, shared by the inputs that an adapter made of it. The payload is
     released once every input is, at the last input's event: one stream reads all inputs, so this event covers them."""
 
-    def __init__(self, pending: Pending, inputs: int, on_acquired: Callable[[], None] = lambda: None) -> None:
-        """inputs: their number; with none the payload is released at once. on_acquired: called once."""
+    def __init__(
+        self,
+        pending: Pending,
+        inputs: int,
+        on_acquired: Callable[[], None] = lambda: None,
+        held: "dict[Lease, None] | None" = None,
+    ) -> None:
+        """inputs: their number; with none the payload is released at once. on_acquired: called once. held: contains the
+        lease until its payload is released."""
         self._pending = pending
         self._unacquired = self._unreleased = inputs
         self._on_acquired = on_acquired
+        self._held = held
         self._after: Event = COMPLETED
         if not inputs:
             on_acquired()
             self._end()
+        elif held is not None:
+            held[self] = None
 
     def acquire(self) -> None:
-        """Acquires one more input."""
+        """Acquires one more input. Nothing happens after `revoke`."""
+        if not self._unacquired:
+            return
         self._unacquired -= 1
         if not self._unacquired:
             self._on_acquired()
 
     def release(self, after: Event) -> None:
-        """Releases one more input, which is not read after `after`."""
+        """Releases one more input, which is not read after `after`. Nothing happens after `revoke`."""
+        if not self._unreleased:
+            return
         self._unreleased -= 1
         if after is not COMPLETED:
             self._after = after
         if not self._unreleased:
             self._end()
 
+    def revoke(self) -> None:
+        """The consumer is closed, and nothing that it launched still runs: releases all inputs."""
+        if self._unacquired > 0:
+            self._on_acquired()
+        self._unacquired = self._unreleased = 0
+        self._after = COMPLETED
+        self._end()
+
     def _end(self) -> None:
+        if self._held is not None:
+            self._held.pop(self, None)
         try:
             self._pending.release(self._after)
         except Exception:
@@ -103,6 +127,11 @@ class Feed:
     ready: Event
     lease: Lease | None = None
     _acquired: bool = field(default=False, init=False)
+
+    @property
+    def acquired(self) -> bool:
+        """Whether the consumer has acquired or released it."""
+        return self._acquired
 
     @property
     def arrived(self) -> bool:

@@ -381,7 +381,7 @@ def test_a_failed_adapter_frees_its_request_s_payloads_there() -> None:
     two = TwoEngines(adapters={EDGE: always(Torn([]))})
     sinks = two.submit("r", *BOTH)
     write(two, "r", 1, 2)
-    assert sinks[THERE].failure == f"stage {EDGE!r} failed while adapting a payload: ValueError: odd payload"
+    assert sinks[THERE].failure.startswith(f"stage {EDGE!r} failed while adapting a payload: ValueError: odd payload (")
     assert not sinks[HERE].over
     write(two, "r", 3)
     two.here.abort("r", GIVEN_UP)
@@ -539,7 +539,7 @@ def test_a_connector_that_cannot_be_opened_is_told_and_nothing_else_fails() -> N
     two.there.connector.refused = True
     two.connect()
     (error,) = two.connected[THERE]
-    assert str(error) == f"stage {EDGE!r} failed while opening its connector: OSError: no memory is mapped"
+    assert str(error).startswith(f"stage {EDGE!r} failed while opening its connector: OSError: no memory is mapped (")
     recorder = two.submit_at(THERE, two.request("r", *BOTH))
     two.settle()
     assert "no engine runs on cpu" in recorder.failure
