@@ -28,7 +28,7 @@ from omni.errors import (
     CheckpointError,
     ConfigError,
     OmniError,
-    PluginError,
+    ReturnedError,
     fault_of,
     plugin_error,
     plugin_setup,
@@ -213,7 +213,7 @@ def load_stages(
             own = _DTYPES[stage.dtype or dtype]
             context = StageContext(stage, stage.options, checkpoint, device, own, load_format, plan.processors, graphs)
             kind, name = plan.kinds[stage.name], stage.name
-            with memory_errors(name, "weights and buffers", device), _built(stage, kind.load, device):
+            with _built(stage, kind.load, device), memory_errors(name, "weights and buffers", device):
                 loaded[name] = expect(kind.load(context), LoadedStage, f"{name}.load", kind.load)  # type: ignore[type-abstract]
     # The default stream wrote zeroed buffers and random weights, and the stages' streams do not wait for it.
     with may_sync(SyncPoint.LOAD):
@@ -243,24 +243,19 @@ def _built(stage: Stage, code: object, device: Device) -> Iterator[None]:
     """Attributes errors of a model that is built to config.json too: families check only the fields that they use."""
     try:
         yield
-    except (OmniError, MemoryError, torch.OutOfMemoryError):
+    except OmniError:
         raise
-    except _FROM_VALUES as error:
+    except Exception as error:
+        if isinstance(error, RuntimeError) and isinstance(device, MetaDevice):
+            raise  # for `check_shapes`
+        abstract = isinstance(error, TypeError) and "abstract class" in str(error)
+        if abstract or isinstance(error, ReturnedError) or not isinstance(error, _FROM_VALUES):
+            field = f"pipeline.stages.{stage.name}.model"
+            problem = f"cannot be built: {fault_of(error, code)}"
+            raise plugin_error(field, problem, f"correct {stage.model}") from error
         problem = f"stage {stage.name!r} cannot be built from it: {fault_of(error, code)}"
         remedy = f"use the config.json that belongs to these weights; if it is right, correct {stage.model}"
         raise CheckpointError("config.json", problem, remedy) from error
-    except RuntimeError as error:
-        # `check_shapes` and `memory_errors` handle these.
-        if isinstance(device, MetaDevice) or "alloc" in str(error) or "captured" in str(vars(error).get("__notes__")):
-            raise
-        raise _unbuilt(stage, error, code) from error
-    except Exception as error:
-        raise _unbuilt(stage, error, code) from error
-
-
-def _unbuilt(stage: Stage, error: Exception, code: object) -> PluginError:
-    field = f"pipeline.stages.{stage.name}.model"
-    return plugin_error(field, f"cannot be built: {fault_of(error, code)}", f"correct {stage.model}")
 
 
 def build_engine(
@@ -302,8 +297,8 @@ def build_engine(
             for name, stage in loaded.items():
                 field, remedy = f"{name}.start", f"correct kind {plan.pipeline.stage(name).kind!r}"
                 with (
-                    memory_errors(name, f"{memory[name].pages} pages", device),
                     plugin_setup(field, remedy, stage.start),
+                    memory_errors(name, f"{memory[name].pages} pages", device),
                 ):
                     workers[name] = expect(stage.start(memory[name].pages), StageWorker, field, stage.start)  # type: ignore[type-abstract]
         with may_sync(SyncPoint.LOAD):
@@ -337,6 +332,7 @@ def measure_stages(loaded: Mapping[str, LoadedStage], device: Device) -> dict[st
     working: dict[str, int] = {}
     with torch.inference_mode():
         for name, stage in loaded.items():
-            with memory_errors(name, "the largest step", device):
-                working[name] = stage.measure()
+            field = f"pipeline.stages.{name}.model"
+            with plugin_setup(field, "correct it", stage.measure), memory_errors(name, "the largest step", device):
+                working[name] = expect(stage.measure(), int, f"{name}.measure", stage.measure)
     return working

@@ -164,6 +164,8 @@ class MailboxWorker(ABC, Generic[RequestT]):
                 case Resume():
                     self.resume(request)
         except Exception as error:
+            if message.request_id not in self.requests:
+                raise  # it has ended twice
             self.fail(message.request_id, _DOING[type(message)], error)
             if isinstance(message, Feed) and not message.acquired:
                 message.release(COMPLETED)  # `feed` did not come to the point of keeping it

@@ -8,10 +8,12 @@ from typing import TypeVar
 
 import pytest
 
-from omni import Omni
+from omni import Omni, SamplingParams
 from omni.errors import OmniError, StageError
-from omni.plugin.manager import load_plugins
+from omni.plugin.manager import Plugins, load_plugins
+from tests.examples.plain_speech import write_tiny
 from tests.omni.broken_plugins.at_load import LOAD
+from tests.omni.broken_plugins.at_model import RETURNS, WEIGHTS
 from tests.omni.broken_plugins.at_open import OPEN
 from tests.omni.broken_plugins.at_request import ADAPTERS, FRONT, WORKERS
 from tests.omni.broken_plugins.fault import Fault
@@ -35,8 +37,17 @@ def plugin(fault: Fault, tmp_path: Path) -> Iterator[Installed]:
         yield plugin
 
 
+@pytest.fixture(scope="session")
+def speech_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plain_tts") / "model"
+    write_tiny(folder)
+    return folder
+
+
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path: Path, speech_model: Path, fault: Fault) -> Path:
+    if fault.package == "plain_tts":
+        return speech_model
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": "talk"}))
@@ -84,9 +95,13 @@ def test_a_plugin_that_is_not_loaded(fault: Fault, tmp_path: Path) -> None:
         plugins.families["talk"]
 
 
-@by_name(OPEN)
-def test_a_model_that_is_not_opened(fault: Fault, plugin: Installed, model: Path) -> None:
-    plugins = load_plugins([*plugin.points, *own_entry_points("local", "shm")])
+def loaded(plugin: Installed) -> Plugins:
+    return load_plugins([*plugin.points, *own_entry_points("ar", "vocoder", "local", "shm")])
+
+
+@by_name(OPEN, WEIGHTS)
+def test_a_model_that_is_not_opened(fault: Fault, model: Path, plugin: Installed) -> None:
+    plugins = loaded(plugin)
     with pytest.raises(fault.kind) as caught:
         within(lambda: Omni(model, device="cpu", plugins=plugins))
     assert type(caught.value) is fault.kind
@@ -102,8 +117,8 @@ def answered(omni: Omni, *, audio: bool) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @by_name(ADAPTERS, FRONT, WORKERS)
-def test_a_request_that_fails(fault: Fault, plugin: Installed, model: Path, engine: str) -> None:
-    plugins = load_plugins([*plugin.points, *own_entry_points("local", "shm")])
+def test_a_request_that_fails(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
+    plugins = loaded(plugin)
     with Omni(model, device="cpu", plugins=plugins, overrides={"engine.process": engine}) as omni:
         for _ in range(1 if fault.at == "stage" else 2):
             with pytest.raises(fault.kind) as caught:
@@ -118,3 +133,18 @@ def test_a_request_that_fails(fault: Fault, plugin: Installed, model: Path, engi
             answered(omni, audio=False)
         assert eventually(lambda: omni.idle)
         assert not any(count for usage in omni.usage().values() for count in usage.values())
+
+
+@by_name(RETURNS)
+def test_a_model_whose_methods_return_what_they_must_not(fault: Fault, model: Path, plugin: Installed) -> None:
+    """Every request fails, since they share the model; the engine goes on, and holds nothing."""
+    with Omni(model, device="cpu", plugins=loaded(plugin)) as omni:
+        for _ in range(2):
+            with pytest.raises(StageError) as caught:
+                within(
+                    lambda: omni.generate(
+                        "hello", stream=False, sampling=SamplingParams(max_tokens=12, ignore_eos=True)
+                    )
+                )
+            check(fault, plugin, caught.value)
+        assert eventually(lambda: omni.idle)

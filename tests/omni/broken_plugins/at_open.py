@@ -130,11 +130,11 @@ OPEN = (
     ),
     _open(
         "a worker that is abstract",
-        CheckpointError,
+        PluginError,
         "stages.py",
         "    def resume(self, request: Record) -> None:\n        pass\n\n",
         "",
-        "stage 'writer' cannot be built",
+        "pipeline.stages.writer.model: cannot be built",
         "abstract",
         "resume",
         "plugin talk-plugin, ",

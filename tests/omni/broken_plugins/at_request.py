@@ -74,8 +74,8 @@ ADAPTERS = (
     ),
     _pipeline(
         "a factory that takes nothing",
-        _MAKE,
-        "    def __init__(self):  # here\n        self.pushed = 0\n",
+        'class Sung:\n    """The adapter."""\n\n' + _MAKE,
+        "class Sung:  # here\n    def __init__(self):\n        self.pushed = 0\n",
         f"{_EDGE}opening its adapter: TypeError",
         "takes 1 positional argument",
     ),
@@ -127,7 +127,7 @@ FRONT = (
     _pipeline(
         "a decoder that raises",
         '        return "".join(map(chr, ids))',
-        "        return {ord('!'): None}.get(ids[0], chr(ids[0])) + ''  # here",
+        "        return ''.join([{ord('!'): None}.get(i, chr(i)) for i in ids])  # here",
         "stage 'frontend' failed while decoding text: TypeError",
     ),
 )
@@ -205,22 +205,24 @@ WORKERS = (
         "put a Produced, Done or Failed there",
         "plugin talk-plugin, ",
     ),
-    _singer(
+    _worker(
         "a payload that is none",
-        "def made(self, letter):",
-        "return np.zeros(80)",
+        _MADE,
+        "        return np.zeros(80)\n",
         f"{_RUNNING}the payload of a Produced is a ndarray",
         "give an omni.payload.Payload",
+        closed="singer",
     ),
     _worker(
         "counts that are None",
         '            elif request.ended:\n                self.finish(request.id, "stop", {"letters": 0})',
-        '            elif request.ended:\n                self.finish(request.id, "stop", {"letters": 0} if self.name == "writer" else None)',
+        "            elif request.ended:\n                counts = {} if self.name == 'writer' else None\n"
+        "                self.finish(request.id, 'stop', counts)",
         f"{_RUNNING}the counts of a Done are None",
         "give a dict",
         closed="singer",
     ),
-    _singer("a made that raises", "def made(self, letter):", "return {}[letter]  # here", f"{_RUNNING}KeyError"),
+    _worker("a step that raises", _MADE, "        return {}[letter]  # here\n", f"{_RUNNING}KeyError", closed="singer"),
     _singer(
         "a request that is failed twice",
         "def end(self, request, source):",
