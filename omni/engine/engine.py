@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -58,44 +59,12 @@ class EngineClient(Protocol):
 
     def longest_prompt(self, stage: str) -> int | None: ...
 
-    def usage(self) -> Mapping[str, StageUsage]:
-        """Resources in use at each stage. Raises StageError if a stage cannot say."""
-        return {name: self._usage_of(name) for name in self._workers}
+    def usage(self) -> Mapping[str, StageUsage]: ...
 
-    def counters(self) -> Mapping[str, Mapping[str, int]]:
-        """Totals of each stage since the start, by name. Raises StageError if a stage cannot say."""
-        return {name: self._counters_of(name) for name in self._workers}
-
-    def _usage_of(self, stage: str) -> StageUsage:
-        if stage in self._orchestrator.closed_stages:
-            return {}
-        worker = self._workers[stage]
-        with plugin_call(stage, "reporting its usage", worker.usage):
-            return checked_numbers(worker.usage(), worker, "usage")
-
-    def _counters_of(self, stage: str) -> Mapping[str, int]:
-        if stage in self._orchestrator.closed_stages:
-            return {}
-        worker = self._workers[stage]
-        with plugin_call(stage, "reporting its counters", worker.counters):
-            return checked_numbers(worker.counters(), worker, "counters")
+    def counters(self) -> Mapping[str, Mapping[str, int]]: ...
 
     @property
-    def idle(self) -> bool:
-        """Whether no request is active or waiting and no stage holds resources. One that cannot say counts as holding
-        none."""
-        if self._mailbox.waiting or self._orchestrator.unfinished or self._orchestrator.busy:
-            return False
-        return not any(self._holds(stage) for stage in self._workers)
-
-    def _holds(self, stage: str) -> bool:
-        try:
-            return any(self._usage_of(stage).values())
-        except OmniError as error:
-            if stage not in self._silent:
-                self._silent.add(stage)
-                _log.error("whether a stage is idle is unknown: %s", error)
-            return False
+    def idle(self) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -184,18 +153,43 @@ class Engine:
         return self._workers[stage].longest_prompt
 
     def usage(self) -> Mapping[str, StageUsage]:
-        """Resources in use at each stage."""
-        return {name: worker.usage() for name, worker in self._workers.items()}
+        """Resources in use at each stage. Raises StageError if a stage cannot say."""
+        return {name: self._usage_of(name) for name in self._workers}
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
-        """Totals of each stage since the start, by name."""
-        return {name: worker.counters() for name, worker in self._workers.items()}
+        """Totals of each stage since the start, by name. Raises StageError if a stage cannot say."""
+        return {name: self._counters_of(name) for name in self._workers}
+
+    def _usage_of(self, stage: str) -> StageUsage:
+        if stage in self._orchestrator.closed_stages:
+            return {}
+        worker = self._workers[stage]
+        with plugin_call(stage, "reporting its usage", worker.usage):
+            return checked_numbers(worker.usage(), worker, "usage")
+
+    def _counters_of(self, stage: str) -> Mapping[str, int]:
+        if stage in self._orchestrator.closed_stages:
+            return {}
+        worker = self._workers[stage]
+        with plugin_call(stage, "reporting its counters", worker.counters):
+            return checked_numbers(worker.counters(), worker, "counters")
 
     @property
     def idle(self) -> bool:
-        """Whether no request is active or waiting and no stage holds resources."""
-        held = any(count for usage in self.usage().values() for count in usage.values())
-        return not (self._mailbox.waiting or self._orchestrator.unfinished or held or self._orchestrator.busy)
+        """Whether no request is active or waiting and no stage holds resources. One that cannot say counts as holding
+        none."""
+        if self._mailbox.waiting or self._orchestrator.unfinished or self._orchestrator.busy:
+            return False
+        return not any(self._holds(stage) for stage in self._workers)
+
+    def _holds(self, stage: str) -> bool:
+        try:
+            return any(self._usage_of(stage).values())
+        except OmniError as error:
+            if stage not in self._silent:
+                self._silent.add(stage)
+                _log.error("whether a stage is idle is unknown: %s", error)
+            return False
 
     def close(self) -> None:
         """Aborts all requests, stops the loop and frees the stages. Idempotent.
@@ -229,10 +223,14 @@ class Engine:
         """The steps of `close`. Each can be repeated after an interruption."""
         return [
             self._end_requests,
-            *(worker.close for worker in self._workers.values()),
+            *(partial(self._close_worker, name) for name in self._workers),
             self._ends.close,
             *([self._timeline.close] if self._timeline is not None else []),
         ]
+
+    def _close_worker(self, name: str) -> None:
+        if name not in self._orchestrator.closed_stages:
+            self._workers[name].close()
 
     def _end_requests(self) -> None:
         healthy = self._failure in (None, _CLOSED)

@@ -15,7 +15,7 @@ from tests.examples.plain_speech import write_tiny
 from tests.omni.broken_plugins.at_load import LOAD
 from tests.omni.broken_plugins.at_model import RETURNS, WEIGHTS
 from tests.omni.broken_plugins.at_open import OPEN
-from tests.omni.broken_plugins.at_request import ADAPTERS, FRONT, WORKERS
+from tests.omni.broken_plugins.at_request import ADAPTERS, FRONT, REPORTS, WORKERS
 from tests.omni.broken_plugins.fault import Fault
 from tests.omni.broken_plugins.installed import Installed, installed
 from tests.support.echo_family import eventually
@@ -146,5 +146,18 @@ def test_a_model_whose_methods_return_what_they_must_not(fault: Fault, model: Pa
                         "hello", stream=False, sampling=SamplingParams(max_tokens=12, ignore_eos=True)
                     )
                 )
+            check(fault, plugin, caught.value)
+        assert eventually(lambda: omni.idle)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@by_name(REPORTS)
+def test_a_stage_that_cannot_report(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
+    """The call that asks for it fails; requests do not."""
+    with Omni(model, device="cpu", plugins=loaded(plugin), overrides={"engine.process": engine}) as omni:
+        for _ in range(2):
+            answered(omni, audio=True)
+            with pytest.raises(StageError) as caught:
+                within(omni.usage if "usage" in fault.name else omni.counters)
             check(fault, plugin, caught.value)
         assert eventually(lambda: omni.idle)

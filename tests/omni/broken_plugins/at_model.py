@@ -1,7 +1,7 @@
 """Faults of models: of how they are loaded, and of what their methods return."""
 
 from omni.errors import CheckpointError, ConfigError, OmniError, PluginError, StageError
-from tests.omni.broken_plugins.fault import Fault
+from tests.omni.broken_plugins.fault import HERE, Fault
 
 _LOAD = "    load_weights(model, context, prefixes)\n"
 _TALKER = 'class Talker(CodecTalker):\n    """A prompt is text. A token is the first code of a frame, or the end."""\n'
@@ -112,7 +112,8 @@ WEIGHTS = (
 
 
 def _talker(name: str, method: str, new: str, *says: str) -> Fault:
-    code = f"{_TALKER}\n    def {method}:  # here\n        {new}\n"
+    mark = "" if HERE in new else f"  {HERE}"
+    code = f"{_TALKER}\n    def {method}:{mark}\n        {new}\n"
     return Fault(
         name, "request", StageError, "talker.py", _TALKER, code, ("stage 'talker' failed while ", *says), "plain_tts"
     )
@@ -180,14 +181,14 @@ RETURNS = (
     _talker(
         "embeddings that raise",
         "embed_next(self, step)",
-        "return self.missing",
+        "return self.missing  # here",
         "in phase embed_inputs: AttributeError",
     ),
     _talker(
         "frames of fewer codes",
         "predict_codes(self, hidden_RD, code0_R, draw)",
         "frame = super().predict_codes(hidden_RD, code0_R, draw); return type(frame)(frame.codes_RG[:, 1:], frame.next_RD)",
-        "in phase predict_codes: predict_codes, codes_RG, gave torch.int64 [1, 3], not torch.int64 [1, 4]: see CodecModel.num_groups",
+        "codes_RG, gave torch.int64 [1, 3], not torch.int64 [1, 4]: see CodecModel.num_groups",
     ),
     _talker(
         "frames that are a tensor",

@@ -230,3 +230,22 @@ WORKERS = (
         f"{_RUNNING}KeyError",
     ),
 )
+
+
+def _usage(name: str, method: str, new: str, *says: str) -> Fault:
+    return _singer(
+        name, f"def {method}(self):", new, f"stage 'singer' failed while reporting its {method}: ", *says, closed=""
+    )
+
+
+REPORTS = (
+    _usage("a usage that raises", "usage", "raise KeyError('rows')  # here", "KeyError: 'rows'"),
+    _usage("a usage that returns None", "usage", "return None", "usage returned None: return whole numbers by name"),
+    _usage("counters that raise", "counters", "raise KeyError('steps')  # here", "KeyError: 'steps'"),
+    _usage(
+        "counters that are text",
+        "counters",
+        "return {'retries': 'none'}",
+        "counters returned a dict: return whole numbers by name",
+    ),
+)

@@ -5,6 +5,9 @@ from typing import Literal
 
 from omni.errors import OmniError
 
+HERE = "# here"
+"""Marks the line that an error has to name."""
+
 At = Literal["load", "open", "request", "stage"]
 
 

@@ -9,10 +9,8 @@ from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from shutil import copytree
 
+from tests.omni.broken_plugins.fault import HERE
 from tests.support.entry_points import REPOSITORY
-
-HERE = "# here"
-"""Marks the line that an error has to name."""
 
 _SOURCES = {
     "talk": REPOSITORY / "tests/omni/broken_plugins/good/talk",
