@@ -32,7 +32,6 @@ from omni.errors import (
     fault_of,
     plugin_error,
     plugin_setup,
-    type_of,
 )
 from omni.pipeline import EDGES, ENGINE, FRONTEND, Edge, EdgeSettings, Pipeline, Stage, validate
 from omni.pipeline.adapter import AdapterFactory
@@ -40,7 +39,6 @@ from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
 from omni.plugin.manager import Plugins
 from omni.stage import LoadedStage, StageContext, StageKind, StageWorker, memory_errors
 from omni.timeline.file import TimelineFile
-from omni.utils.origin import with_origin
 
 _log = logging.getLogger(__name__)
 _STAGE_SETTINGS = (("dtype", str | None, None), ("place", str | None, None))
@@ -84,12 +82,12 @@ def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[
     family = plugins.family_of(model_type)
     if family is None:
         raise _unserved(model_type, plugins)
-    build = cast(Callable[[Checkpoint], Pipeline], locate(family.pipeline, f"families.{family.name}.pipeline"))
+    build = cast(Callable[[Checkpoint], object], locate(family.pipeline, f"families.{family.name}.pipeline"))
     if checkpoint.config.get("quantization_config"):
         problem = "quantized weights are not supported"
         raise CheckpointError("config.json: quantization_config", problem, "use the checkpoint in bfloat16 or float32")
     try:
-        pipeline = build(checkpoint)
+        built = build(checkpoint)
     except OmniError:
         raise
     except Exception as error:
@@ -97,9 +95,7 @@ def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[
         raise CheckpointError(
             "config.json", problem, f"use it as published; if it is, correct {family.pipeline}"
         ) from error
-    if not isinstance(pipeline, Pipeline):
-        problem = with_origin(f"{family.pipeline} gave {type_of(pipeline)}", code=build)
-        raise plugin_error(f"families.{family.name}.pipeline", problem, "return an omni.pipeline.Pipeline")
+    pipeline = expect(built, Pipeline, f"families.{family.name}.pipeline", build)
     configured, settings = configure(pipeline, layers)
     return replace(check_pipeline(configured, plugins), settings=settings)
 

@@ -7,13 +7,12 @@ from typing import TypeVar
 import msgspec
 
 from omni.errors import ConfigError, fault_of, plugin_error, plugin_setup, quoted, type_of
-from omni.plugin.entries import ConnectorEntry, LogitsProcessorEntry, ModelFamily, StageKindEntry
+from omni.plugin.entries import ModelFamily
 from omni.utils.origin import with_origin
 
 _PATHS = ("connector", "kind", "pipeline", "processor", "tiny")
 """Fields of entries that are import paths."""
 
-AnyEntry = ConnectorEntry | LogitsProcessorEntry | ModelFamily | StageKindEntry
 MadeT = TypeVar("MadeT")
 
 
@@ -51,18 +50,16 @@ def _check_types(types: object, field: str) -> None:
         raise plugin_error(field, f"{quoted(types)} is no tuple of model types", 'write ("my_model",)')
 
 
-def check_entry(entry: AnyEntry) -> None:
+def check_entry(entry: msgspec.Struct) -> None:
     """Raises PluginError for fields of an entry that cannot be right."""
-    field = f"{type(entry).__name__} {quoted(entry.name)}"
-    if not isinstance(entry.name, str) or not entry.name:
+    fields = msgspec.structs.asdict(entry)
+    field = f"{type(entry).__name__} {quoted(fields['name'])}"
+    if not isinstance(fields["name"], str) or not fields["name"]:
         raise plugin_error(f"{field}.name", "is no name", "give text")
     if isinstance(entry, ModelFamily):
         _check_types(entry.model_types, f"{field}.model_types")
-    paths = {
-        name: value for name, value in msgspec.structs.asdict(entry).items() if name in _PATHS and value is not None
-    }
-    for name, path in paths.items():
-        if not is_import_path(path):
+    for name, path in fields.items():
+        if name in _PATHS and path is not None and not is_import_path(path):
             raise plugin_error(f"{field}.{name}", f"{quoted(path)} is not an import path", 'write "module:attribute"')
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 from importlib.metadata import entry_points, packages_distributions
 from traceback import walk_tb
-from types import FrameType, MethodType
+from types import FrameType, FunctionType, MethodType
 
 _GROUP = "omni"
 _FRAMEWORK = "omni"
@@ -70,8 +70,8 @@ def _place_of(code: object) -> str:
         code = code.func if isinstance(code, partial) else code.__func__
     if inspect.isfunction(code):
         code = inspect.unwrap(code)
-        place = code.__code__.co_filename, code.__code__.co_firstlineno
-        module = code.__module__
+    if isinstance(code, FunctionType):
+        place, module = (code.__code__.co_filename, code.__code__.co_firstlineno), code.__module__
     else:
         kind = code if inspect.isclass(code) else type(code)
         module = kind.__module__

@@ -1,6 +1,9 @@
 """Plugins with one fault each (`tests.omni.broken_plugins`): the error names it, and nobody else is harmed."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,12 +22,15 @@ from tests.omni.broken_plugins.at_request import ADAPTERS, FRONT, REPORTS, WORKE
 from tests.omni.broken_plugins.fault import Fault
 from tests.omni.broken_plugins.installed import Installed, installed
 from tests.support.echo_family import eventually
-from tests.support.entry_points import own_entry_points
+from tests.support.entry_points import SOURCE_ROOTS, own_entry_points
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.tiers import few
 
 T = TypeVar("T")
 
-ENGINES = ("thread", "process")
+ENGINES = few(1, ["thread", "process"], pytest.mark.slow)
+"""Of most faults; those of `IN_PROCESS` are planted in a process by default too."""
+IN_PROCESS = ("a push that returns None", "a prepare that returns None", "a drop that raises")
 
 
 def by_name(*tables: tuple[Fault, ...]) -> pytest.MarkDecorator:
@@ -118,6 +124,15 @@ def answered(omni: Omni, *, audio: bool) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 @by_name(ADAPTERS, FRONT, WORKERS)
 def test_a_request_that_fails(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
+    fail_one(fault, model, plugin, engine)
+
+
+@by_name(tuple(fault for fault in (*ADAPTERS, *FRONT, *WORKERS) if fault.name in IN_PROCESS))
+def test_a_request_that_fails_in_a_process(fault: Fault, model: Path, plugin: Installed) -> None:
+    fail_one(fault, model, plugin, "process")
+
+
+def fail_one(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
     plugins = loaded(plugin)
     with Omni(model, device="cpu", plugins=plugins, overrides={"engine.process": engine}) as omni:
         for _ in range(1 if fault.at == "stage" else 2):
@@ -161,3 +176,22 @@ def test_a_stage_that_cannot_report(fault: Fault, model: Path, plugin: Installed
                 within(omni.usage if "usage" in fault.name else omni.counters)
             check(fault, plugin, caught.value)
         assert eventually(lambda: omni.idle)
+
+
+IMPORTS_TORCH = "its entry module imports torch"
+COMMAND = "from omni.cli import main; main()"
+
+
+@pytest.mark.parametrize("command", ["plugins", "doctor"])
+def test_commands_report_an_entry_module_that_imports_torch(command: str, tmp_path: Path) -> None:
+    change = {"plugin.py": ("from omni import hookimpl\n", "import torch\n\nfrom omni import hookimpl\n")}
+    with installed("talk", change, tmp_path / "site"):
+        arguments = [sys.executable, "-c", COMMAND, command]
+        paths = os.pathsep.join([str(tmp_path / "site"), *SOURCE_ROOTS])
+        result = subprocess.run(
+            arguments, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+        )
+    printed = result.stdout + result.stderr
+    assert IMPORTS_TORCH in printed
+    assert "import it where entries point" in printed
+    assert "talk" in printed.partition(IMPORTS_TORCH)[0].splitlines()[-1]

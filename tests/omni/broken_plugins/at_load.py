@@ -6,7 +6,7 @@ from tests.omni.broken_plugins.fault import Fault
 _ENTRIES = 'return [ModelFamily(name="talk", model_types=("talk",), pipeline="talk.pipeline:pipeline")]'
 
 
-def _load(name: str, old: str, new: str, *says: str) -> Fault:
+def _load(name: str, old: str | None, new: str, *says: str) -> Fault:
     return Fault(name, "load", PluginError, "plugin.py", old, new, says)
 
 
@@ -38,6 +38,14 @@ LOAD = (
         "@hookimpl  # here\ndef omni_model_familys():",
         "talk.plugin.omni_model_familys: is no hook",
         "did you mean 'omni_model_families'?",
+    ),
+    _load(
+        "a module without hooks",
+        None,
+        "",
+        "talk.plugin: has no implementation of a hook (/",
+        "talk/plugin.py)",
+        "mark a function with @omni.hookimpl",
     ),
     _load(
         "a hook that is not marked",

@@ -26,8 +26,8 @@ OPEN = (
         "pipeline.py",
         _BUILD,
         "def pipeline(checkpoint):  # here\n    return None\n",
-        "families.talk.pipeline: talk.pipeline:pipeline gave None",
-        "return an omni.pipeline.Pipeline",
+        "families.talk.pipeline: gave None",
+        "return an omni.pipeline.pipeline.Pipeline",
     ),
     _open(
         "a pipeline that takes nothing",

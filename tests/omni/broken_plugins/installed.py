@@ -28,15 +28,15 @@ class Installed:
 
 
 @contextmanager
-def installed(package: str, changes: Mapping[str, tuple[str, str]], site: Path) -> Iterator[Installed]:
+def installed(package: str, changes: Mapping[str, tuple[str | None, str]], site: Path) -> Iterator[Installed]:
     """A copy of `package`, installed in the folder `site`. changes: by file, what is replaced by what."""
     copytree(_SOURCES[package], site / package, ignore=lambda _, names: {"__pycache__"} & set(names))
     place = ""
     for name, (old, new) in changes.items():
         file = site / package / name
         text = file.read_text()
-        assert text.count(old) == 1, f"{name} has {text.count(old)} times {old!r}"
-        changed = text.replace(old, new)
+        assert old is None or text.count(old) == 1, f"{name} has {text.count(old)} times {old!r}"
+        changed = new if old is None else text.replace(old, new)
         file.write_text(changed)
         place = next((f"{file}:{i}" for i, line in enumerate(changed.splitlines(), 1) if HERE in line), place)
     distribution = f"{package.replace('_', '-')}-plugin"

@@ -49,7 +49,10 @@ class Worker(MailboxWorker[Record]):
 
     def feed(self, request: Record, message: Feed) -> None:
         meta = message.payload.meta
-        request.letters += meta.text if isinstance(meta, Line) else map(chr, meta.ids)
+        if isinstance(meta, GeneratedTokens):
+            request.letters += map(chr, meta.ids)
+        if isinstance(meta, Line):
+            request.letters += meta.text
         message.release(COMPLETED)
 
     def end(self, request: Record, source: str) -> None:
