@@ -185,7 +185,7 @@ COMMAND = "from omni.cli import main; main()"
 @pytest.mark.parametrize("command", ["plugins", "doctor"])
 def test_commands_report_an_entry_module_that_imports_torch(command: str, tmp_path: Path) -> None:
     change = {"plugin.py": ("from omni import hookimpl\n", "import torch\n\nfrom omni import hookimpl\n")}
-    with installed("talk", change, tmp_path / "site"):
+    with installed("plain_talk", change, tmp_path / "site"):
         arguments = [sys.executable, "-c", COMMAND, command]
         paths = os.pathsep.join([str(tmp_path / "site"), *SOURCE_ROOTS])
         result = subprocess.run(

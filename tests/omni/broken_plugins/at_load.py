@@ -3,7 +3,7 @@
 from omni.errors import PluginError
 from tests.omni.broken_plugins.fault import Fault
 
-_ENTRIES = 'return [ModelFamily(name="talk", model_types=("talk",), pipeline="talk.pipeline:pipeline")]'
+_ENTRIES = 'return [ModelFamily(name="talk", model_types=("talk",), pipeline="plain_talk.pipeline:pipeline")]'
 
 
 def _load(name: str, old: str | None, new: str, *says: str) -> Fault:
@@ -36,23 +36,23 @@ LOAD = (
         "a misspelled hook",
         "@hookimpl\ndef omni_model_families() -> Sequence[ModelFamily]:",
         "@hookimpl  # here\ndef omni_model_familys():",
-        "talk.plugin.omni_model_familys: is no hook",
+        "plain_talk.plugin.omni_model_familys: is no hook",
         "did you mean 'omni_model_families'?",
     ),
     _load(
         "a module without hooks",
         None,
         "",
-        "talk.plugin: has no implementation of a hook (/",
-        "talk/plugin.py)",
+        "plain_talk.plugin: has no implementation of a hook (/",
+        "plain_talk/plugin.py)",
         "mark a function with @omni.hookimpl",
     ),
     _load(
         "a hook that is not marked",
         "@hookimpl\ndef omni_stage_kinds()",
         "def omni_stage_kinds()",
-        "talk.plugin.omni_stage_kinds: is not marked as an implementation (/",
-        "talk/plugin.py)",
+        "plain_talk.plugin.omni_stage_kinds: is not marked as an implementation (/",
+        "plain_talk/plugin.py)",
         "put @omni.hookimpl above it",
     ),
     _load(
@@ -64,16 +64,16 @@ LOAD = (
     ),
     _load(
         "a path without an attribute",
-        'pipeline="talk.pipeline:pipeline"',
-        'pipeline="talk.pipeline"',
-        "ModelFamily 'talk'.pipeline: 'talk.pipeline' is not an import path",
+        'pipeline="plain_talk.pipeline:pipeline"',
+        'pipeline="plain_talk.pipeline"',
+        "ModelFamily 'talk'.pipeline: 'plain_talk.pipeline' is not an import path",
         'write "module:attribute"',
     ),
     _load(
         "a path of a kind without an attribute",
-        'kind="talk.stages:WriterKind"',
-        'kind="talk/stages.py:WriterKind"',
-        "StageKindEntry 'write'.kind: 'talk/stages.py:WriterKind' is not an import path",
+        'kind="plain_talk.stages:WriterKind"',
+        'kind="plain_talk/stages.py:WriterKind"',
+        "StageKindEntry 'write'.kind: 'plain_talk/stages.py:WriterKind' is not an import path",
     ),
     _load("an unknown field of an entry", 'name="write", kind', 'name="write", speed=1, kind', "speed"),
 )

@@ -6,7 +6,9 @@ from tests.omni.broken_plugins.fault import Fault
 _BUILD = "def pipeline(checkpoint: Checkpoint) -> Pipeline:\n"
 
 
-def _open(name: str, kind: type[OmniError], file: str, old: str, new: str, *says: str, package: str = "talk") -> Fault:
+def _open(
+    name: str, kind: type[OmniError], file: str, old: str, new: str, *says: str, package: str = "plain_talk"
+) -> Fault:
     return Fault(name, "open", kind, file, old, new, says, package)
 
 
@@ -18,7 +20,7 @@ OPEN = (
         _BUILD,
         f"{_BUILD}    1 / 0  # here\n",
         "does not fit family 'talk': ZeroDivisionError",
-        "correct talk.pipeline:pipeline",
+        "correct plain_talk.pipeline:pipeline",
     ),
     _open(
         "a pipeline that returns None",
@@ -36,7 +38,7 @@ OPEN = (
         _BUILD,
         "def pipeline() -> Pipeline:  # here\n",
         "pipeline() takes 0 positional arguments",
-        "correct talk.pipeline:pipeline",
+        "correct plain_talk.pipeline:pipeline",
     ),
     _open(
         "a pipeline that is not there",
@@ -44,9 +46,9 @@ OPEN = (
         "pipeline.py",
         _BUILD,
         "def pipelin(checkpoint: Checkpoint) -> Pipeline:\n",
-        "families.talk.pipeline: talk.pipeline has no 'pipeline'",
+        "families.talk.pipeline: plain_talk.pipeline has no 'pipeline'",
         "did you mean 'pipelin'?",
-        "talk/pipeline.py",
+        "plain_talk/pipeline.py",
     ),
     _open(
         "a module that cannot be imported",
@@ -54,7 +56,7 @@ OPEN = (
         "pipeline.py",
         _BUILD,
         f"raise OSError('no licence')  # here\n{_BUILD}",
-        "families.talk.pipeline: importing talk.pipeline failed: OSError: no licence",
+        "families.talk.pipeline: importing plain_talk.pipeline failed: OSError: no licence",
     ),
     _open(
         "a kind that is no kind",
@@ -72,7 +74,7 @@ OPEN = (
         "class WriterKind:\n",
         "class WriterKind:\n    def __init__(self):\n        raise OSError('no')  # here\n\n",
         "kinds.write: OSError: no",
-        "correct talk.stages:WriterKind",
+        "correct plain_talk.stages:WriterKind",
     ),
     _open(
         "a load that returns None",
@@ -82,7 +84,7 @@ OPEN = (
         "        Writer(context.stage.name, build(context))",
         "writer.load: gave None",
         "return an omni.stage.base.LoadedStage",
-        "plugin talk-plugin, ",
+        "plugin plain-talk-plugin, ",
     ),
     _open(
         "a load that returns its worker",
@@ -99,7 +101,7 @@ OPEN = (
         "        return PlainStage(Writer(context.stage.name, build(context)))",
         "        raise KeyError('width')  # here",
         "stage 'writer' cannot be built from it: KeyError: 'width'",
-        "correct talk.stages:build",
+        "correct plain_talk.stages:build",
     ),
     _open(
         "a load that raises an error of its own",
@@ -108,7 +110,7 @@ OPEN = (
         "        return PlainStage(Writer(context.stage.name, build(context)))",
         "        raise OSError('no file')  # here",
         "pipeline.stages.writer.model: cannot be built: OSError: no file",
-        "correct talk.stages:build",
+        "correct plain_talk.stages:build",
     ),
     _open(
         "a load that takes nothing",
@@ -137,7 +139,7 @@ OPEN = (
         "pipeline.stages.writer.model: cannot be built",
         "abstract",
         "resume",
-        "plugin talk-plugin, ",
+        "plugin plain-talk-plugin, ",
     ),
     _open(
         "a front end that is abstract",
@@ -145,8 +147,8 @@ OPEN = (
         "pipeline.py",
         "    def prepare(self,",
         "    def prepares(self,",
-        "pipeline.frontend: talk.pipeline:Reader is an abstract class: it lacks prepare",
-        "plugin talk-plugin, ",
+        "pipeline.frontend: plain_talk.pipeline:Reader is an abstract class: it lacks prepare",
+        "plugin plain-talk-plugin, ",
         "implement prepare",
     ),
     _open(
@@ -156,7 +158,7 @@ OPEN = (
         "        self.path = checkpoint.path\n",
         "        raise KeyError('tokens')  # here\n",
         "pipeline.frontend: KeyError: 'tokens'",
-        "correct talk.pipeline:Reader",
+        "correct plain_talk.pipeline:Reader",
     ),
     _open(
         "a front end without a decoder",
@@ -165,7 +167,7 @@ OPEN = (
         "        return Letters()",
         "        return None",
         "pipeline.frontend: has no text decoder, but stage 'writer' writes text",
-        "plugin talk-plugin, ",
+        "plugin plain-talk-plugin, ",
         "make one in Frontend.text_decoder",
     ),
     _open(
@@ -175,7 +177,7 @@ OPEN = (
         "        return Letters()",
         "        return Lettres()  # here",
         "pipeline.frontend: NameError",
-        "correct talk.pipeline:Reader",
+        "correct plain_talk.pipeline:Reader",
     ),
     _open(
         "voices that are a list",
@@ -198,8 +200,8 @@ OPEN = (
         "options of another type",
         ConfigError,
         "pipeline.py",
-        'Stage(name="writer", kind="write", model="talk.stages:build", options=Options())',
-        'Stage(name="writer", kind="write", model="talk.stages:build", options=Line(text=""))',
+        'Stage(name="writer", kind="write", model="plain_talk.stages:build", options=Options())',
+        'Stage(name="writer", kind="write", model="plain_talk.stages:build", options=Line(text=""))',
         "pipeline.stages.writer.options: is a Line",
         "kind 'write' takes Options",
     ),
@@ -216,8 +218,8 @@ OPEN = (
         "an adapter that is not there",
         ConfigError,
         "pipeline.py",
-        'adapter="talk.pipeline:Sung"',
-        'adapter="talk.pipeline:Sang"',
+        'adapter="plain_talk.pipeline:Sung"',
+        'adapter="plain_talk.pipeline:Sang"',
         "pipeline.edges.writer->singer.adapter",
         "did you mean 'Sung'?",
     ),

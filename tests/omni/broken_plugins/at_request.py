@@ -91,7 +91,10 @@ ADAPTERS = (
 FRONT = (
     _prepare("a prepare that raises", "raise OSError('no table')  # here", "OSError: no table"),
     _prepare(
-        "a prepare that returns None", "return None", "prepare returned None: return a Prepared", "plugin talk-plugin, "
+        "a prepare that returns None",
+        "return None",
+        "prepare returned None: return a Prepared",
+        "plugin plain-talk-plugin, ",
     ),
     _prepare(
         "a prepare that returns the inputs", "return {'writer': []}", "prepare returned a dict: return a Prepared"
@@ -203,7 +206,7 @@ WORKERS = (
         "self.outbox.append(None)",
         f"{_RUNNING}the outbox has None",
         "put a Produced, Done or Failed there",
-        "plugin talk-plugin, ",
+        "plugin plain-talk-plugin, ",
     ),
     _worker(
         "a payload that is none",

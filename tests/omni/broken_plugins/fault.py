@@ -27,6 +27,6 @@ class Fault:
     old: str | None
     new: str
     says: tuple[str, ...]
-    package: str = "talk"
+    package: str = "plain_talk"
     closed: str = ""
     bad: str = "break!"

@@ -13,7 +13,7 @@ from tests.omni.broken_plugins.fault import HERE
 from tests.support.entry_points import REPOSITORY
 
 _SOURCES = {
-    "talk": REPOSITORY / "tests/omni/broken_plugins/good/talk",
+    "plain_talk": REPOSITORY / "tests/omni/broken_plugins/good/plain_talk",
     "plain_tts": REPOSITORY / "tests/examples/plain_tts/plain_tts",
 }
 

@@ -8,12 +8,12 @@ from omni.plugin import ModelFamily, StageKindEntry
 
 @hookimpl
 def omni_model_families() -> Sequence[ModelFamily]:
-    return [ModelFamily(name="talk", model_types=("talk",), pipeline="talk.pipeline:pipeline")]
+    return [ModelFamily(name="talk", model_types=("talk",), pipeline="plain_talk.pipeline:pipeline")]
 
 
 @hookimpl
 def omni_stage_kinds() -> Sequence[StageKindEntry]:
     return [
-        StageKindEntry(name="write", kind="talk.stages:WriterKind"),
-        StageKindEntry(name="sing", kind="talk.stages:SingerKind"),
+        StageKindEntry(name="write", kind="plain_talk.stages:WriterKind"),
+        StageKindEntry(name="sing", kind="plain_talk.stages:SingerKind"),
     ]

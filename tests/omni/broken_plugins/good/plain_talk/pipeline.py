@@ -9,19 +9,19 @@ from omni.frontend.base import Chat, Frontend, Prepared, TextDecoder
 from omni.frontend.chat import message_texts
 from omni.payload import Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
-from talk.stages import Line, Options
+from plain_talk.stages import Line, Options
 
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
     return Pipeline(
         family="talk",
         stages=(
-            Stage(name="writer", kind="write", model="talk.stages:build", options=Options()),
-            Stage(name="singer", kind="sing", model="talk.stages:build", options=Options()),
+            Stage(name="writer", kind="write", model="plain_talk.stages:build", options=Options()),
+            Stage(name="singer", kind="sing", model="plain_talk.stages:build", options=Options()),
         ),
-        edges=(Edge(producer="writer", consumer="singer", adapter="talk.pipeline:Sung"),),
+        edges=(Edge(producer="writer", consumer="singer", adapter="plain_talk.pipeline:Sung"),),
         outputs=(Output(modality="text", stage="writer"), Output(modality="audio", stage="singer")),
-        frontend="talk.pipeline:Reader",
+        frontend="plain_talk.pipeline:Reader",
     )
 
 
