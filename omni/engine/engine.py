@@ -150,7 +150,9 @@ class Engine:
 
     def longest_prompt(self, stage: str) -> int | None:
         """The maximum prompt length of a stage in tokens; None for a stage without prompts."""
-        return self._workers[stage].longest_prompt
+        worker = self._workers[stage]
+        with plugin_call(stage, "reporting its longest prompt", type(worker)):
+            return worker.longest_prompt
 
     def usage(self) -> Mapping[str, StageUsage]:
         """Resources in use at each stage. Raises StageError if a stage cannot say."""

@@ -412,16 +412,37 @@ def test_a_lost_engine_fails_the_requests_with_stages_there_alone(two: TwoEngine
     two.here.assert_nothing_left()
 
 
-def test_an_engine_whose_loop_fails_is_lost_to_the_others(two: TwoEngines) -> None:
+def test_a_faulty_stage_is_closed_and_the_other_engine_goes_on(two: TwoEngines) -> None:
     shared = two.submit("r", *BOTH)
+    write(two, "r", 1)
     two.worker("speaker").broken = RuntimeError("a fault of the stage")
+    two.settle()
+    assert "stage 'speaker' failed while running: RuntimeError: a fault of the stage" in shared[THERE].failure
+    later = two.submit("later", *BOTH)
+    assert "stage 'speaker' failed while running: it is closed since a fault" in later[THERE].failure
+    for request_id in ("r", "later"):
+        two.here.abort(request_id, later[THERE].outputs[-1].error)  # type: ignore[union-attr]
+    two.settle()
+    (sender,) = two.here.connector.senders
+    assert sender.out == set()
+    local = two.submit("local", "text")
+    finish(two, "local", "writer")
+    assert ended_well(local[HERE])
+
+
+def test_an_engine_whose_loop_fails_is_lost_to_the_others(two: TwoEngines, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("a fault of the loop")
+
+    shared = two.submit("r", *BOTH)
+    monkeypatch.setattr(two.there.ends, "tick", fail)
     two.there.engine.start()
     try:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not shared[HERE].over and time.monotonic() < deadline:
             two.here.engine.tick()
         assert "its process on cpu/2 has ended" in shared[HERE].failure
-        assert "running its loop: RuntimeError: a fault of the stage" in shared[THERE].failure
+        assert "running its loop: RuntimeError: a fault of the loop" in shared[THERE].failure
     finally:
         with suppress(RuntimeError):
             two.there.engine.close()
