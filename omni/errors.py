@@ -4,7 +4,7 @@ import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from omni.utils.origin import with_origin
+from omni.utils.origin import origin, with_origin, with_place
 
 QUOTED = 200
 """Longest quotation of a user's input in an error, in characters."""
@@ -138,7 +138,7 @@ def known(stage: str, doing: str, error: BaseException, code: object = None) -> 
 def fault_of(error: BaseException, code: object = None) -> str:
     """Type, message and origin of an exception of a plugin, as the problem of another error. code: as in `known`."""
     if isinstance(error, ReturnedError):
-        return with_origin(str(error), error, error.code)
+        return with_place(str(error), origin(code=error.code) or origin(error))
     return with_origin(said(error), error, code)
 
 
