@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import pluggy
 
 from omni import hookspecs
-from omni.errors import PluginError, plugin_error, plugin_setup, quoted
+from omni.errors import PluginError, plugin_error, plugin_setup, quoted, type_of
 from omni.plugin.entries import ConnectorEntry, LogitsProcessorEntry, ModelFamily, StageKindEntry
 from omni.plugin.locate import check_entry
 from omni.utils.origin import with_origin
@@ -144,7 +144,7 @@ def _load(point: EntryPoint) -> _Loaded:
         return _Loaded(replace(record, error=traceback.format_exc()))
 
 
-def _call_hooks(record: PluginRecord, module: ModuleType) -> _Loaded:
+def _call_hooks(record: PluginRecord, module: object) -> _Loaded:
     # One plugin manager per plugin, to attribute errors and unknown hooks.
     manager = pluggy.PluginManager(hookspecs.GROUP)
     manager.add_hookspecs(hookspecs)
@@ -166,8 +166,11 @@ def _call_hooks(record: PluginRecord, module: ModuleType) -> _Loaded:
     return _Loaded(replace(record, registered=names), families, kinds, connectors, processors)
 
 
-def _check_hooks(record: PluginRecord, module: ModuleType) -> None:
+def _check_hooks(record: PluginRecord, module: object) -> None:
     """Raises PluginError for a module without an implementation, and for one of a hook that does not exist."""
+    if not isinstance(module, ModuleType):
+        problem = f"is {type_of(module)}, not a module"
+        raise plugin_error(f"entry point {record.name!r}", problem, "name the module alone, without a colon")
     marked = [name for name, value in vars(module).items() if _HOOKIMPL in _attributes(value)]
     unmarked = [name for name in vars(module) if name in _HOOKS and name not in marked]
     if unmarked:

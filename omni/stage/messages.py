@@ -127,11 +127,12 @@ class Feed:
     ready: Event
     lease: Lease | None = None
     _acquired: bool = field(default=False, init=False)
+    _released: bool = field(default=False, init=False)
 
     @property
     def acquired(self) -> bool:
-        """Whether the consumer has acquired or released it."""
-        return self._acquired
+        """Whether the consumer has acquired or released it; True for an input in host memory."""
+        return self._acquired or self.lease is None
 
     @property
     def arrived(self) -> bool:
@@ -147,9 +148,10 @@ class Feed:
             self.lease.acquire()
 
     def release(self, after: Event) -> None:
-        """The consumer is done with the input once `after` is done. Call it once."""
+        """The consumer is done with the input once `after` is done. Call it once; later calls have no effect."""
         self.acquire()
-        if self.lease is not None:
+        if self.lease is not None and not self._released:
+            self._released = True
             self.lease.release(after)
 
 

@@ -3,9 +3,9 @@
 import inspect
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
-from importlib.metadata import entry_points, packages_distributions
+from importlib.metadata import Distribution, entry_points
 from traceback import walk_tb
 from types import FrameType, FunctionType, MethodType
 
@@ -107,8 +107,16 @@ def _distributions() -> Mapping[str, str]:
 @lru_cache(maxsize=4)
 def _distributions_on(path: tuple[str, ...]) -> Mapping[str, str]:
     """The distributions of plugins, by their packages. path: of imports, on which it depends."""
-    brought = [(point.module.partition(".")[0], point.dist.name) for point in entry_points(group=_GROUP) if point.dist]
-    plugins = {distribution for _, distribution in brought}
-    listed = packages_distributions()
-    found = {package: name for package, names in listed.items() for name in names if name in plugins}
-    return {**found, **dict(brought)}
+    found: dict[str, str] = {}
+    for point in entry_points(group=_GROUP):
+        if point.dist is not None:
+            packages = {point.module.partition(".")[0], *_packages_of(point.dist)}
+            found |= dict.fromkeys(packages, point.dist.name)
+    return found
+
+
+def _packages_of(distribution: Distribution) -> Iterable[str]:
+    listed = distribution.read_text("top_level.txt")
+    if listed is not None:
+        return listed.split()
+    return {file.parts[0] for file in distribution.files or () if file.suffix == ".py" and len(file.parts) > 1}

@@ -26,7 +26,7 @@ def raised(call: Callable[[], object]) -> Exception:
 
 
 def line_of(function: Callable[..., object], offset: int = 0) -> str:
-    return f"{__file__}:{function.__code__.co_firstlineno + offset}"  # type: ignore[attr-defined]
+    return f"{__file__}:{function.__code__.co_firstlineno + offset}"
 
 
 def test_the_innermost_line_outside_of_omni_and_of_libraries() -> None:

@@ -1,5 +1,7 @@
 """Logits that are no numbers: found on the host's copy of what it reads anyway, or at every step if a stage checks them."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -32,7 +34,7 @@ AT = next(token for token in ANSWERS["bad"][2:] if token not in (*ANSWERS["good"
 """The token before which the logits of one request are spoilt, and never those of the other."""
 
 
-def run(model: Spoilt, *, captured: bool = False, check: bool = False, **sampling: object) -> ArDriver:
+def run(model: Spoilt, *, captured: bool = False, check: bool = False, **sampling: Any) -> ArDriver:
     options = ArOptions(max_num_seqs=4, block_size=4, check_logits=check)
     driver = ArDriver(model, options=options, captured=captured)
     driver.ask("bad", PROMPT, max_tokens=TOKENS, **sampling)
