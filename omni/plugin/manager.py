@@ -64,7 +64,7 @@ class Registry(Generic[EntryT]):
             raise PluginError(self.contested[name])
         known = ", ".join(sorted(self.entries)) or "none"
         hint = f"; these plugins failed to load: {', '.join(self.broken)} (see `omni plugins`)" if self.broken else ""
-        near = get_close_matches(name, self.entries, n=1)
+        near = get_close_matches(name, self.entries, n=1, cutoff=0.8)
         meant = f"did you mean {near[0]!r}? If not, " if near else ""
         raise PluginError(
             f"there is no {self.what} {name!r}: known are {known}; {meant}install the plugin that brings it{hint}"
