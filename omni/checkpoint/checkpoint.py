@@ -72,7 +72,7 @@ class Checkpoint:
     @property
     def has_weights(self) -> bool:
         """Whether the folder holds safetensors."""
-        return bool(self._files)
+        return any(self._path.glob("*.safetensors"))
 
     def names(self) -> Collection[str]:
         return self._files.keys()
