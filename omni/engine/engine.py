@@ -259,7 +259,7 @@ class Engine:
         try:
             return self._turn("route", self._orchestrator.tick) or moved
         except StageFault as fault:
-            self._close_stage(fault.stage, fault.error)
+            self.close_stage(fault.stage, fault.error)
             return True
 
     def _tick_stage(self, name: str, worker: StageWorker) -> bool:
@@ -269,10 +269,12 @@ class Engine:
             raise
         except BaseException as error:  # includes panics of libraries
             # Workers isolate the errors of a request. After any other error the state of the stage is unknown.
-            self._close_stage(name, error)
+            self.close_stage(name, error)
             return True
 
-    def _close_stage(self, name: str, error: BaseException) -> None:
+    def close_stage(self, name: str, error: BaseException) -> None:
+        """Closes a stage after a fault of its worker, on the loop's thread; see `Orchestrator.close_stage`. Tests fail on it
+        (`omni.testing.no_retries`)."""
         failure = known(name, "running", error, type(self._workers[name]))
         _log.error("stage %r is closed, and requests that need it fail: %s", name, failure, exc_info=error)
         with may_sync(SyncPoint.CLOSE_STAGE):

@@ -26,6 +26,8 @@ from tests.support.entry_points import SOURCE_ROOTS, own_entry_points
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiers import few
 
+pytestmark = pytest.mark.plants_faults
+
 T = TypeVar("T")
 
 ENGINES = few(1, ["thread", "process"], pytest.mark.slow)

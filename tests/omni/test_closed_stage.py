@@ -9,6 +9,8 @@ from omni.stage import Feed, MailboxWorker, Open
 from tests.support.fake_graph import FakeGraph, host, lent
 from tests.support.stage_driver import StageDriver
 
+pytestmark = pytest.mark.plants_faults
+
 BOTH = ("text", "audio")
 BROKEN = RuntimeError("an unknown state")
 

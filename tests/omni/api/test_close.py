@@ -65,6 +65,7 @@ def test_close_from_two_threads_waits_in_both(model: Path) -> None:
         list(stream)
 
 
+@pytest.mark.plants_faults
 def test_a_faulty_stage_ends_its_requests_and_close_still_works(model: Path) -> None:
     with opened(model) as omni:
         bystander = omni.generate("abc", sampling=ENDLESS)

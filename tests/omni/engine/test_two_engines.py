@@ -412,6 +412,7 @@ def test_a_lost_engine_fails_the_requests_with_stages_there_alone(two: TwoEngine
     two.here.assert_nothing_left()
 
 
+@pytest.mark.plants_faults
 def test_a_faulty_stage_is_closed_and_the_other_engine_goes_on(two: TwoEngines) -> None:
     shared = two.submit("r", *BOTH)
     write(two, "r", 1)
