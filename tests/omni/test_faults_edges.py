@@ -122,7 +122,8 @@ def test_a_connector(
         fault = faults.plant(place, chance.randrange(count), after=after)
         (error,) = failures(engine.run(CHATS, ARRIVALS))
         assert "->" in error.stage
-        assert (error.doing, error.problem) == (doing, "PlantedError: planted")
+        assert error.doing == doing
+        assert error.problem.startswith("PlantedError: planted (")
         assert not fault.left
 
 
