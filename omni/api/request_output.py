@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from omni.api.request import Event, Started
 from omni.api.results import Metrics, Output, Result, StageMetrics, TokenLogprob, Usage
 from omni.engine import RequestFailed, RequestFinished, StageFinished, StageOutput
-from omni.errors import OmniError, StageError
+from omni.errors import OmniError, ReturnedError, StageError, type_of
 from omni.frontend.base import TextDecoder
 from omni.payload import AudioChunk, GeneratedTokens, TokenLogprobs
 
@@ -95,11 +95,11 @@ class RequestOutput:
     def _read(self, decoder: TextDecoder, ids: Sequence[int]) -> str:
         if self._keep:
             self._tokens += ids
-        return decoder.push(ids)
+        return _text_of(decoder.push(ids), decoder.push)
 
     def _last_text(self, decoder: TextDecoder, held: Sequence[int]) -> str:
         """The rest of the text. held: tokens that a stop string ends in."""
-        text = self._read(decoder, held) + decoder.finish()
+        text = self._read(decoder, held) + _text_of(decoder.finish(), decoder.finish)
         return text[: len(text) - len(self._after_stop(held))]
 
     def _text(self, text: str) -> Output | None:
@@ -181,3 +181,9 @@ class _Times:
 
     def _since(self, at: float | None) -> float | None:
         return None if at is None else at - self._submitted
+
+
+def _text_of(returned: object, code: object) -> str:
+    if isinstance(returned, str):
+        return returned
+    raise ReturnedError(f"the text decoder returned {type_of(returned)}: return text, empty if none is complete", code)

@@ -296,7 +296,9 @@ class Client:
         self._compiler = loaded.compiler
         self.media = loaded.options.media
         self._downloads = Downloads(self.media)
-        preparer = RequestPreparer(loaded.frontend, loaded.compiler, loaded.engine, loaded.options, loaded.limit)
+        preparer = RequestPreparer(
+            loaded.pipeline, loaded.frontend, loaded.compiler, loaded.engine, loaded.options, loaded.limit
+        )
         self.queue = RequestQueue(preparer, self._downloads, self.executor, loaded.limits)
         self._switch_interval = loaded.options.switch_interval
         self._numbers = itertools.count()

@@ -35,7 +35,7 @@ Rules for both ends:
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -179,6 +179,7 @@ class Receiver(Protocol):
         ...
 
 
+@runtime_checkable
 class Connector(Protocol):
     """A way to move payloads between two stages. An engine has one object, which opens the ends of all its edges."""
 

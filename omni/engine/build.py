@@ -24,10 +24,18 @@ from omni.engine.orchestrator import Orchestrator
 from omni.engine.peers import EdgeEnds
 from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.request import SubmitRequest
-from omni.errors import CheckpointError, ConfigError, OmniError, shortened
+from omni.errors import (
+    CheckpointError,
+    ConfigError,
+    OmniError,
+    ReturnedError,
+    fault_of,
+    plugin_error,
+    plugin_setup,
+)
 from omni.pipeline import EDGES, ENGINE, FRONTEND, Edge, EdgeSettings, Pipeline, Stage, validate
 from omni.pipeline.adapter import AdapterFactory
-from omni.plugin import LogitsProcessorEntry, locate
+from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
 from omni.plugin.manager import Plugins
 from omni.stage import LoadedStage, StageContext, StageKind, StageWorker, memory_errors
 from omni.timeline.file import TimelineFile
@@ -75,17 +83,20 @@ def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[
     family = plugins.family_of(model_type)
     if family is None:
         raise _unserved(model_type, plugins)
-    build = cast(Callable[[Checkpoint], Pipeline], locate(family.pipeline, f"families.{family.name}.pipeline"))
+    build = cast(Callable[[Checkpoint], object], locate(family.pipeline, f"families.{family.name}.pipeline"))
     if checkpoint.config.get("quantization_config"):
         problem = "quantized weights are not supported"
         raise CheckpointError("config.json: quantization_config", problem, "use the checkpoint in bfloat16 or float32")
     try:
-        pipeline = build(checkpoint)
+        built = build(checkpoint)
     except OmniError:
         raise
     except Exception as error:
-        problem = f"does not fit family {family.name!r}: {type(error).__name__}: {error}"
-        raise CheckpointError("config.json", problem, "use it as published") from error
+        problem = f"does not fit family {family.name!r}: {fault_of(error, build)}"
+        raise CheckpointError(
+            "config.json", problem, f"use it as published; if it is, correct {family.pipeline}"
+        ) from error
+    pipeline = expect(built, Pipeline, f"families.{family.name}.pipeline", build)
     configured, settings = configure(pipeline, layers)
     return replace(check_pipeline(configured, plugins), settings=settings)
 
@@ -149,7 +160,7 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins) -> Plan:
     kinds: dict[str, StageKind] = {}
     for stage in pipeline.stages:
         entry = plugins.kinds[stage.kind]
-        kind = cast(Callable[[], StageKind], locate(entry.kind, f"kinds.{entry.name}"))()
+        kind = call_entry(entry.kind, f"kinds.{entry.name}", StageKind)  # type: ignore[type-abstract]
         if not isinstance(stage.options, kind.options):
             problem = f"is a {type(stage.options).__name__}"
             remedy = f"kind {stage.kind!r} takes {kind.options.__name__}"
@@ -198,8 +209,9 @@ def load_stages(
                 continue
             own = _DTYPES[stage.dtype or dtype]
             context = StageContext(stage, stage.options, checkpoint, device, own, load_format, plan.processors, graphs)
-            with memory_errors(stage.name, "weights and buffers", device), _built(stage.name):
-                loaded[stage.name] = plan.kinds[stage.name].load(context)
+            kind, name = plan.kinds[stage.name], stage.name
+            with _built(stage, kind.load, device), memory_errors(name, "weights and buffers", device):
+                loaded[name] = expect(kind.load(context), LoadedStage, f"{name}.load", kind.load)  # type: ignore[type-abstract]
     # The default stream wrote zeroed buffers and random weights, and the stages' streams do not wait for it.
     with may_sync(SyncPoint.LOAD):
         device.synchronize()
@@ -219,16 +231,27 @@ def check_shapes(plan: Plan, checkpoint: Checkpoint, plugins: Plugins, options: 
         _log.debug("the shapes of weights could not be checked beforehand: %s", error)
 
 
+_FROM_VALUES = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError)
+"""Errors of code that computes with a value of config.json that it did not expect."""
+
+
 @contextmanager
-def _built(stage: str) -> Iterator[None]:
-    """Attributes a library's errors to config.json too: families check only the fields that they use."""
+def _built(stage: Stage, code: object, device: Device) -> Iterator[None]:
+    """Attributes errors of a model that is built to config.json too: families check only the fields that they use."""
     try:
         yield
-    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
-        problem = f"stage {stage!r} cannot be built from it ({type(error).__name__}: {shortened(str(error))})"
-        remedy = (
-            "use the config.json that belongs to these weights; if it is right, report a fault of the stage's plugin"
-        )
+    except OmniError:
+        raise
+    except Exception as error:
+        if isinstance(error, RuntimeError) and isinstance(device, MetaDevice):
+            raise  # for `check_shapes`
+        abstract = isinstance(error, TypeError) and "abstract class" in str(error)
+        if abstract or isinstance(error, ReturnedError) or not isinstance(error, _FROM_VALUES):
+            field = f"pipeline.stages.{stage.name}.model"
+            problem = f"cannot be built: {fault_of(error, code)}"
+            raise plugin_error(field, problem, f"correct {stage.model}") from error
+        problem = f"stage {stage.name!r} cannot be built from it: {fault_of(error, code)}"
+        remedy = f"use the config.json that belongs to these weights; if it is right, correct {stage.model}"
         raise CheckpointError("config.json", problem, remedy) from error
 
 
@@ -271,8 +294,12 @@ def build_engine(
         workers: dict[str, StageWorker] = {}
         with torch.inference_mode():
             for name, stage in loaded.items():
-                with memory_errors(name, f"{memory[name].pages} pages", device):
-                    workers[name] = stage.start(memory[name].pages)
+                field, remedy = f"{name}.start", f"correct kind {plan.pipeline.stage(name).kind!r}"
+                with (
+                    plugin_setup(field, remedy, stage.start),
+                    memory_errors(name, f"{memory[name].pages} pages", device),
+                ):
+                    workers[name] = expect(stage.start(memory[name].pages), StageWorker, field, stage.start)  # type: ignore[type-abstract]
         with may_sync(SyncPoint.LOAD):
             device.synchronize()
     except BaseException:
@@ -304,6 +331,7 @@ def measure_stages(loaded: Mapping[str, LoadedStage], device: Device) -> dict[st
     working: dict[str, int] = {}
     with torch.inference_mode():
         for name, stage in loaded.items():
-            with memory_errors(name, "the largest step", device):
-                working[name] = stage.measure()
+            field = f"pipeline.stages.{name}.model"
+            with plugin_setup(field, "correct it", stage.measure), memory_errors(name, "the largest step", device):
+                working[name] = expect(stage.measure(), int, f"{name}.measure", stage.measure)
     return working

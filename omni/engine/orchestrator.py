@@ -1,11 +1,13 @@
 """Routes requests through the graph, by the stages' inboxes and outboxes only."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Container, Mapping
 from typing import TypeVar
 
 from omni.device import COMPLETED
 from omni.engine.active import ActiveRequest, check_names, stages_of
 from omni.engine.admission import Admission
+from omni.engine.faults import ClosedStages, checked_message
 from omni.engine.peers import (
     AcquiredOut,
     EdgeEnds,
@@ -30,11 +32,13 @@ from omni.engine.request import (
     SubmitRequest,
 )
 from omni.engine.route import Credit, InRoute, OutRoute
-from omni.errors import InputError, LostPeerError, OmniError, StageError, said
+from omni.errors import InputError, LostPeerError, OmniError, StageError, known, plugin_call
 from omni.pipeline import FRONTEND, Edge, Pipeline
-from omni.pipeline.adapter import Adapter, AdapterFactory
+from omni.pipeline.adapter import Adapter, AdapterFactory, as_adapter
 from omni.sampling import NO_RULES, SamplingParams
-from omni.stage import Abort, Done, Ended, Failed, Feed, Open, Outbound, Produced, StageWorker
+from omni.stage import Abort, Done, Ended, Failed, Feed, Lease, Open, Outbound, Produced, StageWorker
+
+_log = logging.getLogger(__name__)
 
 RouteT = TypeVar("RouteT", OutRoute, InRoute)
 
@@ -62,6 +66,9 @@ class Orchestrator:
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._workers = workers
         self._adapters = adapters
+        self._leases: dict[str, dict[Lease, None]] = {name: {} for name in workers}
+        """Those that each stage holds."""
+        self._closed = ClosedStages()
         self._ends = ends
         self._place = place
         self._admission = admission
@@ -93,7 +100,7 @@ class Orchestrator:
             if request.id in self._active or request.id in self._admission:
                 raise InputError("id", f"{request.id!r} is already under way", "give each request an id of its own")
             check_names(self._pipeline, request)
-            stages_of(self._pipeline, request, self._workers)
+            self._stages_of(request)
             rejected = self._admission.join(request.id, command, request.priority, len(self._active))
         except OmniError as error:
             self._refuse(command, error)
@@ -121,12 +128,40 @@ class Orchestrator:
         for request_id in list(self._active):
             self.abort(request_id, error)
 
+    def close_stage(self, stage: str, error: OmniError) -> None:
+        """Closes a stage whose state is unknown. Fails the requests that are there; later ones that need it are refused, and all
+        others go on. Nothing that the stage launched may still run."""
+        self._closed.add(stage, error)
+        for active in list(self._active.values()):
+            if stage in active.running:
+                self.abort(active.request.id, error)
+        worker = self._workers[stage]
+        try:
+            worker.close()
+        except Exception:
+            _log.exception("stage %r could not be closed after its fault", stage)
+        for lease in list(self._leases[stage]):
+            lease.revoke()
+        worker.inbox.clear()
+        while worker.outbox:
+            message = worker.outbox.popleft()
+            if isinstance(message, Produced):
+                message.close()
+
+    @property
+    def closed_stages(self) -> Container[str]:
+        """The stages that are closed since a fault."""
+        return self._closed
+
     def tick(self) -> bool:
-        """Empties every outbox, delivers arrived payloads, admits requests. Returns whether anything happened."""
+        """Empties every outbox, delivers arrived payloads, admits requests. Returns whether anything happened.
+
+        Raises StageFault if a stage sends what it must not; `close_stage` comes next.
+        """
         moved = self._take_from_peers()
         for name, worker in self._workers.items():
             while worker.outbox:
-                self._take(name, worker.outbox.popleft())
+                self._take(name, checked_message(name, worker, worker.outbox.popleft()))
                 moved = True
         moved |= self._tick_routes(self._sending) | self._tick_routes(self._receiving)
         while self._changed:
@@ -180,7 +215,7 @@ class Orchestrator:
 
     def _open(self, command: SubmitRequest, rank: Rank) -> None:
         request = command.request
-        stages, awaited = stages_of(self._pipeline, request, self._workers)
+        stages, awaited = self._stages_of(request)
         own = [name for name in stages if name in self._workers]
         edges = [e for e in self._pipeline.edges if e.producer in stages and e.consumer in stages]
         credits = {
@@ -208,6 +243,12 @@ class Orchestrator:
         for place, message in self._ends.kept(request.id):
             self._take_for_consumer(place, message)
 
+    def _stages_of(self, request: EngineRequest) -> tuple[frozenset[str], frozenset[str]]:
+        """As `stages_of`. Raises StageError if one of them is closed."""
+        stages, awaited = stages_of(self._pipeline, request, self._workers)
+        self._closed.check(stages)
+        return stages, awaited
+
     def _add_route(self, active: ActiveRequest, edge: Edge) -> None:
         """Adds the halves of the route over an edge that are here."""
         request = active.request
@@ -218,8 +259,9 @@ class Orchestrator:
             here = None
             if consumer == self._place:
                 receiver = self._ends.receiver(edge.name, producer)
-                worker = self._workers[edge.consumer]
-                here = InRoute(request.id, edge, self._adapter(request, edge), receiver, worker, self._is_receiving)
+                worker, leases = self._workers[edge.consumer], self._leases[edge.consumer]
+                adapter, on_busy = self._adapter(request, edge), self._is_receiving
+                here = InRoute(request.id, edge, adapter, receiver, worker, on_busy, leases)
                 active.ins[edge.name] = here
             if producer == self._place:
                 far = here or RemoteConsumer(self._ends.link(consumer), request.id, request.number, edge.name)
@@ -233,10 +275,9 @@ class Orchestrator:
             raise LostPeerError(far_stage, "opening a route", f"no engine runs on {at}") from None
 
     def _adapter(self, request: EngineRequest, edge: Edge) -> Adapter:
-        try:
-            return self._adapters[edge.name](request.edges.get(edge.name))
-        except Exception as error:
-            raise StageError(edge.name, "opening its adapter", said(error)) from error
+        factory = self._adapters[edge.name]
+        with plugin_call(edge.name, "opening its adapter", factory):
+            return as_adapter(factory(request.edges.get(edge.name)), factory)
 
     def _is_receiving(self, route: InRoute) -> None:
         self._receiving[route] = None
@@ -255,7 +296,7 @@ class Orchestrator:
                     self._finish(active, stage, message)
                 case Failed():
                     active.running.discard(stage)
-                    self.abort(message.request_id, message.error)
+                    self.abort(message.request_id, known(stage, "running", message.error))
         except OmniError as error:
             self.abort(message.request_id, error)
 
@@ -309,7 +350,8 @@ class Orchestrator:
         for credit in active.credits.values():
             credit.close()
         for name in active.running:
-            self._workers[name].inbox.append(Abort(active.request.id))
+            if name not in self._closed:
+                self._workers[name].inbox.append(Abort(active.request.id))
 
     # Other engines.
 

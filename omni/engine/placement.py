@@ -1,9 +1,8 @@
 """Where stages run, and the connectors of edges that follow from it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
 
 import torch
 
@@ -12,7 +11,7 @@ from omni.device import name_device
 from omni.engine.peers import OpenEdge
 from omni.errors import ConfigError
 from omni.pipeline import Edge, Pipeline
-from omni.plugin import locate
+from omni.plugin import call_entry
 from omni.plugin.manager import Plugins
 
 _DERIVED = ("cuda_ipc", "shm")
@@ -144,7 +143,7 @@ class ConnectorSelector:
     def _connector(self, name: str) -> Connector:
         if name not in self._made:
             entry = self._plugins.connectors[name]
-            self._made[name] = cast(Callable[[], Connector], locate(entry.connector, f"connectors.{name}"))()
+            self._made[name] = call_entry(entry.connector, f"connectors.{name}", Connector)  # type: ignore[type-abstract]
         return self._made[name]
 
     def _problem(self, name: str, connector: Connector, producer: str, consumer: str) -> str | None:

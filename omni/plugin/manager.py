@@ -1,8 +1,11 @@
 """Loads plugins by entry point, each on its own, so that a broken one affects only its own users."""
 
+import inspect
+import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Generic, Protocol, TypeVar
@@ -10,8 +13,16 @@ from typing import Generic, Protocol, TypeVar
 import pluggy
 
 from omni import hookspecs
-from omni.errors import PluginError
+from omni.errors import PluginError, plugin_error, plugin_setup, quoted, type_of
 from omni.plugin.entries import ConnectorEntry, LogitsProcessorEntry, ModelFamily, StageKindEntry
+from omni.plugin.locate import check_entry
+from omni.utils.origin import with_origin
+
+_HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("omni_"))
+_HOOKIMPL = f"{hookspecs.GROUP}_impl"
+"""pluggy's mark on an implementation."""
+_TORCH = "torch"
+_IMPORTS_TORCH = "its entry module imports torch, which takes seconds at every command; import it where entries point"
 
 
 class _Named(Protocol):
@@ -25,13 +36,14 @@ ClaimT = TypeVar("ClaimT")
 
 @dataclass(frozen=True, slots=True)
 class PluginRecord:
-    """One entry point and its outcome. error: a traceback, or None."""
+    """One entry point and its outcome. error: a traceback, or None. warnings: faults that do not prevent its use."""
 
     name: str
     module: str
     distribution: str
     error: str | None
     registered: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +64,10 @@ class Registry(Generic[EntryT]):
             raise PluginError(self.contested[name])
         known = ", ".join(sorted(self.entries)) or "none"
         hint = f"; these plugins failed to load: {', '.join(self.broken)} (see `omni plugins`)" if self.broken else ""
+        near = get_close_matches(name, self.entries, n=1, cutoff=0.8)
+        meant = f"did you mean {near[0]!r}? If not, " if near else ""
         raise PluginError(
-            f"there is no {self.what} {name!r}: known are {known}; install the plugin that brings it{hint}"
+            f"there is no {self.what} {name!r}: known are {known}; {meant}install the plugin that brings it{hint}"
         )
 
 
@@ -120,23 +134,29 @@ class _Loaded:
 def _load(point: EntryPoint) -> _Loaded:
     distribution = point.dist.name if point.dist is not None else "?"
     record = PluginRecord(point.name, point.value, distribution, None)
+    had_torch = _TORCH in sys.modules
     try:
-        return _call_hooks(record, point.load())
+        module = point.load()
+        if _TORCH in sys.modules and not had_torch:
+            record = replace(record, warnings=(_IMPORTS_TORCH,))
+        return _call_hooks(record, module)
     except (Exception, SystemExit):  # a module may exit the interpreter; the other plugins still load
         return _Loaded(replace(record, error=traceback.format_exc()))
 
 
-def _call_hooks(record: PluginRecord, module: ModuleType) -> _Loaded:
+def _call_hooks(record: PluginRecord, module: object) -> _Loaded:
     # One plugin manager per plugin, to attribute errors and unknown hooks.
     manager = pluggy.PluginManager(hookspecs.GROUP)
     manager.add_hookspecs(hookspecs)
     manager.register(module, name=record.name)
-    manager.check_pending()
+    _check_hooks(record, module)
     hook = manager.hook
     families = _flat(hook.omni_model_families, ModelFamily)
     kinds = _flat(hook.omni_stage_kinds, StageKindEntry)
     connectors = _flat(hook.omni_connectors, ConnectorEntry)
     processors = _flat(hook.omni_logits_processors, LogitsProcessorEntry)
+    for entry in (*families, *kinds, *connectors, *processors):
+        check_entry(entry)
     names = (
         *(f"family {f.name}" for f in families),
         *(f"kind {k.name}" for k in kinds),
@@ -146,12 +166,47 @@ def _call_hooks(record: PluginRecord, module: ModuleType) -> _Loaded:
     return _Loaded(replace(record, registered=names), families, kinds, connectors, processors)
 
 
-def _flat(hook: Callable[[], list[Sequence[EntryT]]], kind: type[EntryT]) -> list[EntryT]:
-    entries = [entry for result in hook() for entry in result]
-    for entry in entries:
-        if not isinstance(entry, kind):
-            raise PluginError(f"expected {kind.__name__} entries, got {entry!r}")
-    return entries
+def _check_hooks(record: PluginRecord, module: object) -> None:
+    """Raises PluginError for a module without an implementation, and for one of a hook that does not exist."""
+    if not isinstance(module, ModuleType):
+        problem = f"is {type_of(module)}, not a module"
+        raise plugin_error(f"entry point {record.name!r}", problem, "name the module alone, without a colon")
+    marked = [name for name, value in vars(module).items() if _HOOKIMPL in _attributes(value)]
+    unmarked = [name for name in vars(module) if name in _HOOKS and name not in marked]
+    if unmarked:
+        problem = f"is not marked as an implementation ({module.__file__})"
+        raise plugin_error(f"{record.module}.{unmarked[0]}", problem, "put @omni.hookimpl above it")
+    if not marked:
+        problem = f"has no implementation of a hook ({module.__file__})"
+        raise plugin_error(record.module, problem, f"mark a function with @omni.hookimpl: {', '.join(_HOOKS)}")
+    for name in marked:
+        if name not in _HOOKS:
+            near = get_close_matches(name, _HOOKS, n=1, cutoff=0.5)
+            remedy = f"did you mean {near[0]!r}?" if near else f"implement one of {', '.join(_HOOKS)}"
+            raise plugin_error(f"{record.module}.{name}", with_origin("is no hook", code=vars(module)[name]), remedy)
+
+
+def _attributes(value: object) -> Mapping[str, object]:
+    return vars(value) if inspect.isfunction(value) else {}
+
+
+def _flat(hook: pluggy.HookCaller, kind: type[EntryT]) -> list[EntryT]:
+    """The entries of a plugin's hook. Raises PluginError unless it returned a list of them."""
+    found: list[EntryT] = []
+    for implementation in hook.get_hookimpls():
+        function = implementation.function
+        with plugin_setup(hook.name, "correct the hook", function):
+            returned = function()
+        if not isinstance(returned, list | tuple):
+            given = "None" if returned is None else f"one {type(returned).__name__}, not a list"
+            problem = with_origin(f"returned {given}", code=function)
+            raise plugin_error(hook.name, problem, f"return a list: [{kind.__name__}(...)]")
+        for entry in returned:
+            if not isinstance(entry, kind):
+                problem = with_origin(f"expected {kind.__name__} entries, got {quoted(entry)}", code=function)
+                raise plugin_error(hook.name, problem, f"return a list: [{kind.__name__}(...)]")
+        found += returned
+    return found
 
 
 def _registry(what: str, given: list[tuple[str, Sequence[EntryT]]], broken: tuple[str, ...]) -> Registry[EntryT]:

@@ -219,9 +219,13 @@ Out = TokensOut | AudioOut | OtherOut | StageFinishedOut | FinishedOut
 
 
 class EngineState(msgspec.Struct, frozen=True):
+    """usage_error, counters_error: why a stage cannot say; the mapping is empty then."""
+
     usage: dict[str, StageUsage]
     counters: dict[str, Mapping[str, int]]
     idle: bool
+    usage_error: ErrorData | None = None
+    counters_error: ErrorData | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):

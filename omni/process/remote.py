@@ -191,11 +191,17 @@ class RemoteEngine:
 
     def usage(self) -> Mapping[str, StageUsage]:
         """See `Engine.usage`. After the end of the process: the last one."""
-        return self._state().usage
+        state = self._state()
+        if state.usage_error is not None:
+            raise state.usage_error.rebuild("reporting its usage")
+        return state.usage
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """See `Engine.counters`. After the end of the process: the last ones."""
-        return self._state().counters
+        state = self._state()
+        if state.counters_error is not None:
+            raise state.counters_error.rebuild("reporting its counters")
+        return state.counters
 
     @property
     def idle(self) -> bool:

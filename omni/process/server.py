@@ -6,7 +6,7 @@ import select
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
@@ -95,7 +95,9 @@ class EngineServer:
     def state(self) -> EngineState:
         """On the engine's thread."""
         assert self._engine is not None
-        return EngineState(dict(self._engine.usage()), dict(self._engine.counters()), self._engine.idle)
+        usage, usage_error = _asked(self._engine.usage)
+        counters, counters_error = _asked(self._engine.counters)
+        return EngineState(usage, counters, self._engine.idle, usage_error, counters_error)
 
     # The mailbox.
 
@@ -308,6 +310,13 @@ class EngineServer:
 
     def _add(self, output: Out) -> None:
         self._outputs.append(output)
+
+
+def _asked(ask: Callable[[], Mapping[str, Mapping[str, int]]]) -> tuple[dict[str, Mapping[str, int]], ErrorData | None]:
+    try:
+        return {stage: dict(numbers) for stage, numbers in ask().items()}, None
+    except OmniError as error:
+        return {}, ErrorData.of(error)
 
 
 def _refused(request: EngineRequest, sink: SafeSink, error: OmniError) -> Sequence[EngineCommand]:

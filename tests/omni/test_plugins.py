@@ -76,10 +76,13 @@ BROKEN = {
     "is no python": ("def (", "SyntaxError"),
     "leaves the interpreter": ("raise SystemExit(3)", "SystemExit: 3"),
     "raises in its hook": ("@hookimpl\ndef omni_connectors():\n    return 1 / 0\n", "ZeroDivisionError"),
-    "misspells a hook": ("@hookimpl\ndef omni_model_familys():\n    return []\n", "unknown hook 'omni_model_familys'"),
+    "misspells a hook": (
+        "@hookimpl\ndef omni_model_familys():\n    return []\n",
+        "did you mean 'omni_model_families'?",
+    ),
     "asks for an argument": ("@hookimpl\ndef omni_connectors(config):\n    return []\n", "config"),
     "gives the wrong entries": ("@hookimpl\ndef omni_stage_kinds():\n    return ['ar']\n", "expected StageKindEntry"),
-    "gives no list": ("@hookimpl\ndef omni_stage_kinds():\n    return 7\n", "TypeError"),
+    "gives no list": ("@hookimpl\ndef omni_stage_kinds():\n    return 7\n", "returned one int, not a list"),
     "names an unknown field": (
         "@hookimpl\ndef omni_stage_kinds():\n    return [StageKindEntry(name='a', kind='b:c', speed=1)]\n",
         "speed",

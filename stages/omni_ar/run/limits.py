@@ -28,6 +28,7 @@ class Limits:
     maximum tokens of one step. scored_tokens: maximum prompt tokens among them that are scored; 0 for a model whose prompt is not a
     sequence of its own tokens. upload_size: maximum number of int64 in one step's packed inputs. step_ids: maximum tokens that one
     step gives a row. step_places: conditioning vectors per request, one for each possible step; 0 for a model without them.
+    check_logits: as in `ArOptions`.
     """
 
     rows: int
@@ -41,6 +42,7 @@ class Limits:
     upload_size: int
     step_ids: int = 1
     step_places: int = 0
+    check_logits: bool = False
 
     @property
     def null_row(self) -> int:
@@ -94,6 +96,7 @@ class Limits:
             upload_size=upload,
             # The prompt has at least one token, and no step follows the last generated token.
             step_places=length - 2 if shape.step_width else 0,
+            check_logits=options.check_logits,
         )
 
 

@@ -114,6 +114,11 @@ class Runner:
         return self._pages
 
     @property
+    def logits(self) -> object:
+        """The model's method, for errors about what it returned."""
+        return self._model.logits
+
+    @property
     def ready(self) -> bool:
         """Whether a step can be launched now without a host slot that is still in use."""
         return self._uploader.ready and self.source.ready

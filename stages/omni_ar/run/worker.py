@@ -77,6 +77,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             drained=self._scheduler.unblock,
             block_size=limits.block_size,
             emits_tokens=shape.emits_tokens,
+            logits=runner.logits,
         )
         self._prefill_tokens = self._decode_tokens = self._steps = 0
 
