@@ -27,6 +27,7 @@ from omni.api.request_output import RequestOutput
 from omni.api.request_queue import RequestPreparer, RequestQueue
 from omni.api.results import Output, Result
 from omni.api.serial_executor import SerialExecutor
+from omni.engine import PipelineChoice, PipelineFunction
 from omni.errors import InputError, StageError, known
 from omni.media import Downloads
 from omni.pipeline import FRONTEND, Pipeline
@@ -51,6 +52,9 @@ class Session:
     place: the devices of stages that are not on `device`: `{"talker": "cuda:1"}`; `"cuda:1,cuda:2"` for a replica on each,
     `"cpu/2"` for a further process.
     timeline: a file for the timeline of the stages' launches, written at `close`. `omni timeline` reads it.
+    family: the name of the model family, where several serve the checkpoint's model type.
+    extensions: names of pipeline extensions of plugins, in the order in which they are applied.
+    pipeline: a function that takes the family's `Pipeline`, with its extensions, and returns the one to run.
 
     Raises ConfigError, CheckpointError or PluginError. The model stays in memory until `close`, or until this object
     and its output streams are garbage collected.
@@ -68,6 +72,9 @@ class Session:
         plugins: Plugins | None = None,
         timeline: str | os.PathLike[str] | None = None,
         place: Mapping[str, str] | None = None,
+        family: str | None = None,
+        extensions: Sequence[str] = (),
+        pipeline: PipelineFunction | None = None,
     ) -> None:
         layers = layers_of(
             config=config,
@@ -78,7 +85,8 @@ class Session:
             timeline=timeline,
             place=place,
         )
-        client = Client(load(model, layers=layers, plugins=plugins))
+        choice = PipelineChoice(family=family, extensions=extensions, wrap=pipeline)
+        client = Client(load(model, layers, plugins, choice))
         self._client = client
         finalizer = weakref.finalize(self, client.close_soon)
         # At the interpreter's end the client closes itself.

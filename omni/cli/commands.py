@@ -6,7 +6,20 @@ from typing import Annotated
 import typer
 
 from omni.cli.errors import reported
-from omni.cli.options import Choices, Config, Debug, DeviceName, DType, Json, LoadFormat, Model, Places, Settings
+from omni.cli.options import (
+    Choices,
+    Config,
+    Debug,
+    DeviceName,
+    DType,
+    Extensions,
+    Family,
+    Json,
+    LoadFormat,
+    Model,
+    Places,
+    Settings,
+)
 from omni.version import __version__
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
@@ -56,6 +69,8 @@ def run(
     places: Places = None,
     dtype: DType = None,
     load_format: LoadFormat = None,
+    family: Family = None,
+    extensions: Extensions = None,
     eager: Annotated[
         bool,
         typer.Option("--eager", help="Capture no graphs: starts sooner, runs slower. Like --set engine.graphs=false."),
@@ -84,7 +99,7 @@ def run(
                 seed=seed,
                 n=n,
                 timeline=timeline,
-                choices=_choices(config, given, device, places, dtype, load_format),
+                choices=_choices(config, given, device, places, dtype, load_format, family, extensions),
             )
         )
 
@@ -128,6 +143,8 @@ def explain(
     places: Places = None,
     dtype: DType = None,
     load_format: LoadFormat = None,
+    family: Family = None,
+    extensions: Extensions = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -138,7 +155,12 @@ def explain(
     with reported(debug):
         from omni.cli.explain import explain as show
 
-        show(model, _choices(config, settings, device, places, dtype, load_format), measure=measure, as_json=as_json)
+        show(
+            model,
+            _choices(config, settings, device, places, dtype, load_format, family, extensions),
+            measure=measure,
+            as_json=as_json,
+        )
 
 
 @app.command()
@@ -152,6 +174,8 @@ def doctor(
     places: Places = None,
     dtype: DType = None,
     load_format: LoadFormat = None,
+    family: Family = None,
+    extensions: Extensions = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -159,7 +183,9 @@ def doctor(
     with reported(debug):
         from omni.cli.doctor import examine
 
-        healthy = examine(model, _choices(config, settings, device, places, dtype, load_format), as_json=as_json)
+        healthy = examine(
+            model, _choices(config, settings, device, places, dtype, load_format, family, extensions), as_json=as_json
+        )
         raise typer.Exit(0 if healthy else 1)
 
 
@@ -199,6 +225,8 @@ def _choices(
     places: list[str] | None,
     dtype: str | None,
     load_format: str | None,
+    family: str | None,
+    extensions: list[str] | None,
 ) -> Choices:
     return Choices(
         config=config,
@@ -207,4 +235,6 @@ def _choices(
         device=device,
         dtype=dtype,
         load_format=load_format,
+        family=family,
+        extensions=tuple(extensions or ()),
     )

@@ -59,6 +59,8 @@ def answer(arguments: RunArguments) -> None:
         config=choices.config,
         overrides=choices.overrides(),
         timeline=arguments.timeline,
+        family=choices.family,
+        extensions=choices.extensions,
     )
     with unwinding(), omni:
         modalities = _modalities(arguments, omni.modalities)

@@ -1,6 +1,7 @@
 """A model as an immutable graph of stages."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import msgspec
 
@@ -11,6 +12,9 @@ FRONTEND = "frontend"
 """The source name of the front end's inputs, and the first part of its settings' paths; no stage may have this name."""
 ENGINE = "engine"
 """The first part of the paths of the engine's settings; no stage may have this name."""
+
+
+PartT = TypeVar("PartT", Stage, Edge, Output)
 
 
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,6 +35,25 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if stage.name == name:
                 return stage
         raise KeyError(name)
+
+    def edge(self, producer: str, consumer: str) -> Edge:
+        """The edge between two stages. Raises KeyError."""
+        for edge in self.edges:
+            if (edge.producer, edge.consumer) == (producer, consumer):
+                return edge
+        raise KeyError(f"{producer}->{consumer}")
+
+    def extended(
+        self, *, stages: Iterable[Stage] = (), edges: Iterable[Edge] = (), outputs: Iterable[Output] = ()
+    ) -> "Pipeline":
+        """The pipeline with more parts. A part takes the place of an existing one: a stage of its name, an edge between
+        its two stages, an output of its modality."""
+        return msgspec.structs.replace(
+            self,
+            stages=_merged(self.stages, stages, lambda stage: stage.name),
+            edges=_merged(self.edges, edges, lambda edge: edge.name),
+            outputs=_merged(self.outputs, outputs, lambda output: output.modality),
+        )
 
     @property
     def sampling_stages(self) -> tuple[str, ...]:
@@ -82,3 +105,9 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if stage.name in sources or any(e.producer in reached for e in self.edges_into(stage.name)):
                 reached.add(stage.name)
         return frozenset(useful & reached)
+
+
+def _merged(before: Iterable[PartT], more: Iterable[PartT], name: Callable[[PartT], str]) -> tuple[PartT, ...]:
+    parts = {name(part): part for part in before}
+    parts.update((name(part), part) for part in more)
+    return tuple(parts.values())

@@ -15,7 +15,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     name: unique in the pipeline; the first part of every override path.
     kind: a registered stage kind (`"ar"`, `"encoder"`, `"vocoder"`, ...).
-    model: `"module:function"`; the kind specifies the function's type.
+    model: `"module:function"`; the kind specifies the function's type. None for a kind whose stages have no model.
     options: an instance of the kind's options struct, with the family's defaults.
     priority: stream priority hint; lower values run first where the device supports it.
     place: the device of the stage, `"cuda:1"`; several, separated by commas, for a replica on each; `"cpu/2"` for a
@@ -26,7 +26,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     name: str
     kind: str
-    model: str
+    model: str | None = None
     options: msgspec.Struct
     priority: int = 0
     dtype: str | None = None
