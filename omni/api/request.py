@@ -97,7 +97,7 @@ _PARAMETERS = SamplingParams.__struct_fields__
 class GenerateArguments(TypedDict, total=False):
     """Keyword arguments of `generate` and `complete`.
 
-    modalities: outputs to generate, of `Omni.modalities`. Default: None, all of them.
+    modalities: outputs to generate, of `Omni.modalities` or others of `Omni.pipeline.outputs`. Default: None, `Omni.modalities`.
     voice: of `Omni.voices`, for audio. Default: None, the first.
     sampling: by stage, or one for the stage that writes the text (without such a stage, the first that samples). Default: None.
     priority: requests of lower numbers are served first, equal ones in order of arrival. Default: 0.
@@ -320,7 +320,7 @@ def _modalities(pipeline: Pipeline, modalities: object) -> frozenset[str]:
     known = [output.modality for output in pipeline.outputs]
     remedy = f'give a tuple such as ("{known[0]}",)'
     if modalities is None:
-        return frozenset(known)
+        return frozenset(pipeline.default_modalities)
     if isinstance(modalities, str):
         raise InputError("modalities", f"{quoted(modalities)} is a string", remedy)
     if not isinstance(modalities, Sequence | Set):

@@ -182,7 +182,8 @@ def _processes(report: Report) -> Iterator[str]:
 
 
 def _outputs(report: Report) -> Iterator[str]:
-    yield from columns([("MODALITY", "STAGE"), *((output.modality, output.stage) for output in report.outputs)])
+    rows = [(each.modality, each.stage, "by default" if each.default else "on request") for each in report.outputs]
+    yield from columns([("MODALITY", "STAGE", "GIVEN"), *rows])
     if report.main_stage is not None:
         yield f"  stage-less sampling parameters apply to {report.main_stage}"
 

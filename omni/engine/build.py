@@ -26,7 +26,18 @@ from omni.engine.peers import EdgeEnds
 from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.request import SubmitRequest
 from omni.errors import CheckpointError, ConfigError, OmniError, shortened
-from omni.pipeline import EDGES, ENGINE, FRONTEND, Edge, EdgeSettings, Pipeline, Stage, validate
+from omni.pipeline import (
+    EDGES,
+    ENGINE,
+    FRONTEND,
+    Edge,
+    EdgeSettings,
+    Output,
+    Pipeline,
+    Stage,
+    hidden_states_of,
+    validate,
+)
 from omni.pipeline.adapter import AdapterFactory
 from omni.plugin import LogitsProcessorEntry, locate
 from omni.plugin.manager import Plugins
@@ -104,7 +115,21 @@ def configure(pipeline: Pipeline, layers: Sequence[Layer]) -> tuple[Pipeline, tu
     after, settings = overlay(before, [layer.without(*others) for layer in layers], others)
     stages = tuple(_with_settings(stage, after[stage.name]) for stage in pipeline.stages)
     edges, edge_settings = _configure_edges(pipeline.edges, layers)
-    return msgspec.structs.replace(pipeline, stages=stages, edges=edges), (*settings, *edge_settings)
+    configured = msgspec.structs.replace(pipeline, stages=stages, edges=edges)
+    return _with_hidden_states(configured), (*settings, *edge_settings)
+
+
+def _with_hidden_states(pipeline: Pipeline) -> Pipeline:
+    """An output on request for the hidden states that a stage keeps."""
+    given = {output.stage for output in pipeline.outputs if output.hidden_states}
+    keeping = [s.name for s in pipeline.stages if msgspec.structs.asdict(s.options).get("hidden_layers")]
+    return pipeline.extended(
+        outputs=[
+            Output(modality=hidden_states_of(name), stage=name, default=False, hidden_states=True)
+            for name in keeping
+            if name not in given
+        ]
+    )
 
 
 def _settable(stage: Stage) -> msgspec.Struct:
@@ -170,6 +195,10 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins) -> Plan:
         edge.name: cast(AdapterFactory, locate(edge.adapter, f"pipeline.edges.{edge.name}.adapter"))
         for edge in pipeline.edges
     }
+    for output in pipeline.outputs:
+        if output.route is not None:
+            field = f"pipeline.outputs.{output.modality}.adapter"
+            adapters[output.route.name] = cast(AdapterFactory, locate(output.route.adapter, field))
     return Plan(pipeline, kinds, adapters, processors=plugins.processors.entries)
 
 
@@ -263,7 +292,8 @@ def build_engine(
         placement = Placement({stage.name: (here,) for stage in plan.pipeline.stages}, here)
     else:
         placement = Placement.of(plan.pipeline, options.device or here)
-    edges, own = selector.open_edges(plan.pipeline, placement, here), placement.on(here)
+    own = placement.on(here)
+    edges = [*selector.open_edges(plan.pipeline, placement, here), *selector.open_outputs(plan.pipeline, own, here)]
     ends = EdgeEnds(here, edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
     try:
         budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device), share)

@@ -17,7 +17,7 @@ from omni.device import COMPLETED
 from omni.errors import known
 from omni.pipeline import Edge
 from omni.pipeline.adapter import Adapter
-from omni.stage import Ended, Feed, Lease, Pause, Produced, Resume, StageWorker
+from omni.stage import Ended, Feed, Inbound, Lease, Pause, Produced, Resume, StageWorker
 
 _log = logging.getLogger(__name__)
 
@@ -200,6 +200,12 @@ class OutRoute:
             _log.exception("%s: the connector failed to abort a payload of request %s", self.edge.name, self.request_id)
 
 
+class FeedTaker(Protocol):
+    """What a route needs of its consumer: the inbox of a stage worker, or of an output's end."""
+
+    inbox: deque[Inbound]
+
+
 @dataclass(frozen=True, slots=True)
 class _Receiving:
     pending: Pending
@@ -220,7 +226,7 @@ class InRoute:
         edge: Edge,
         adapter: Adapter,
         receiver: Receiver,
-        consumer: StageWorker,
+        consumer: "FeedTaker",
         on_busy: "Callable[[InRoute], None]",
     ) -> None:
         """on_busy: called when `tick` has something to do."""

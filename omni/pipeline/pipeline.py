@@ -20,7 +20,8 @@ PartT = TypeVar("PartT", Stage, Edge, Output)
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model family's graph for a checkpoint.
 
-    frontend: `"module:function"` that builds the family's `omni.frontend.Frontend`. outputs: one per modality.
+    frontend: `"module:function"` that builds the family's `omni.frontend.Frontend`. outputs: one per modality, at least one
+    by default.
     """
 
     family: str
@@ -59,6 +60,11 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def sampling_stages(self) -> tuple[str, ...]:
         """The stages that sample: those whose options have a field `sampling`, with the defaults."""
         return tuple(stage.name for stage in self.stages if "sampling" in stage.options.__struct_fields__)
+
+    @property
+    def default_modalities(self) -> tuple[str, ...]:
+        """Those of a request that names none."""
+        return tuple(output.modality for output in self.outputs if output.default)
 
     @property
     def text_stage(self) -> str | None:

@@ -59,6 +59,8 @@ class Edge(EdgeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keyed: whether tensors carry a content key, so that a consumer can cache prefixes past them.
     memory: `"device"`, tensors as produced, page slices not gathered; or `"host"`, copied into host memory as whole
         tensors.
+    hidden_states: whether `omni.payload.HiddenStates` of the producer pass the edge too, once for each request; the
+        producer's option `hidden_layers` says of which layers.
     """
 
     producer: str
@@ -66,6 +68,7 @@ class Edge(EdgeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     adapter: str = "omni.pipeline.adapter:PassThrough"
     keyed: bool = False
     memory: Memory = "device"
+    hidden_states: bool = False
 
     @property
     def name(self) -> str:
@@ -78,7 +81,34 @@ class Edge(EdgeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A modality for users (`"text"`, `"audio"`), and the stage whose host payloads are its outputs."""
+    """What users get of a stage, by the name that they ask for it.
+
+    modality: `"text"` is decoded, `"audio"` is sound, `"codes"` are codec frames; any other is given as it is.
+    stage: the producer.
+    adapter: `"module:factory"`, an `AdapterFactory` that selects and converts the stage's payloads, whose tensors are
+        copied into host memory. None gives the payloads without tensors, as they are.
+    default: whether a request that names no modalities gets it.
+    hidden_states: whether it gives the stage's `omni.payload.HiddenStates`, and nothing else.
+    """
 
     modality: str
     stage: str
+    adapter: str | None = None
+    default: bool = True
+    hidden_states: bool = False
+
+    @property
+    def route(self) -> Edge | None:
+        """The way of its payloads to the user, as an edge; None if they are host data only."""
+        if self.adapter is None and not self.hidden_states:
+            return None
+        adapter = self.adapter or "omni.pipeline.adapter:PassThrough"
+        user = f"user:{self.modality}"
+        return Edge(
+            producer=self.stage, consumer=user, adapter=adapter, memory="host", hidden_states=self.hidden_states
+        )
+
+
+def hidden_states_of(stage: str) -> str:
+    """The modality of a stage's hidden states, of every stage that keeps some."""
+    return f"{stage}.hidden_states"

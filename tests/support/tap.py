@@ -123,7 +123,7 @@ def _copy_frame(pages: Tensor, slots: NDArray[np.int64], host: list[Tensor | NDA
 
 
 class TapKind:
-    """Stage kind `"tap"`; it needs no model, and `Stage.model` names the worker."""
+    """Stage kind `"tap"`; it has no model."""
 
     name = "tap"
     options = TapOptions
@@ -138,15 +138,9 @@ def omni_stage_kinds() -> list[StageKindEntry]:
 
 
 def with_tap(pipeline: Pipeline) -> Pipeline:
-    """The pipeline with a tap beside its vocoder, as the output modality `"codes"`."""
+    """The pipeline with a tap beside its vocoder, which gives the output `"codes"`."""
     (vocoder,) = (output.stage for output in pipeline.outputs if output.modality == "audio")
     (edge,) = (edge for edge in pipeline.edges if edge.consumer == vocoder)
-    return msgspec.structs.replace(
-        pipeline,
-        stages=(
-            *pipeline.stages,
-            Stage(name="tap", kind="tap", model="tests.support.tap:TapWorker", options=TapOptions()),
-        ),
-        edges=(*pipeline.edges, msgspec.structs.replace(edge, consumer="tap")),
-        outputs=(*pipeline.outputs, Output(modality="codes", stage="tap")),
-    )
+    tap = Stage(name="tap", kind="tap", options=TapOptions())
+    tapped = msgspec.structs.replace(edge, consumer="tap")
+    return pipeline.extended(stages=[tap], edges=[tapped], outputs=[Output(modality="codes", stage="tap")])

@@ -154,12 +154,15 @@ def _embeddings(function: str, given_TD: Tensor, tokens: int) -> Tensor:
 
 
 def run_forward(model: ArModel, embedded: Embedded, batch: Batch, kept: Kept) -> None:
-    """Runs the backbone and keeps the needed hidden states. Raises ValueError if they differ from the model's shape."""
+    """Runs the backbone and keeps the needed hidden states. Raises ValueError if they differ from the model's shape, and
+    RuntimeError if it has not stored those of a layer that are kept."""
     hidden_TD = model(embedded.take(), batch)
     wanted, dtype = (batch.positions_PT.shape[1], kept.hidden_RD.shape[1]), kept.hidden_RD.dtype
     if hidden_TD.shape != wanted or hidden_TD.dtype != dtype:
         given = f"{hidden_TD.dtype} {list(hidden_TD.shape)}"
         raise ValueError(f"forward gave {given}, not {dtype} {list(wanted)}: see ArShape.hidden_width")
+    if batch.layers is not None:
+        batch.layers.check()
     keep_hidden(hidden_TD, kept)
 
 
