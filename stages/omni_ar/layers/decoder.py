@@ -189,7 +189,8 @@ class DecoderLayers(nn.Module):
         delta_TD: Tensor | None = None
         for index, layer in enumerate(self.layers):
             if batch.layers is not None and batch.layers.takes(index):
-                x_TD, delta_TD = residual_sum(x_TD, delta_TD), None
+                if delta_TD is not None:
+                    x_TD, delta_TD = residual_sum(x_TD, delta_TD), None
                 batch.layers.store(index, x_TD)
             x_TD, delta_TD = layer(x_TD, delta_TD, cos, sin, batch.cache, batch.attention, batch.backend)
         hidden_TD, _ = self.norm.add(x_TD, delta_TD)
