@@ -128,9 +128,7 @@ def test_a_function_of_the_user_is_applied_last(plain: Result) -> None:
             frontend=pipeline.frontend,
         )
 
-    with Omni(
-        folder(), device="cpu", plugins=plugins(), extensions=["quiet"], pipeline=without_speech
-    ) as omni:
+    with Omni(folder(), device="cpu", plugins=plugins(), extensions=["quiet"], pipeline=without_speech) as omni:
         assert omni.modalities == ("text",)
         assert omni.generate(CHAT, sampling={"thinker": LENGTHS["thinker"]}, stream=False).text == plain.text
 

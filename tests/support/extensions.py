@@ -162,9 +162,7 @@ def quiet(pipeline: Pipeline) -> Pipeline:
 def mood(pipeline: Pipeline) -> Pipeline:
     thinker = pipeline.stage("thinker")
     options = msgspec.structs.replace(thinker.options, hidden_layers=(LAYER,))
-    edge = Edge(
-        producer="thinker", consumer="mood", adapter=f"{_HERE}:HiddenOnly", memory="host", hidden_states=True
-    )
+    edge = Edge(producer="thinker", consumer="mood", adapter=f"{_HERE}:HiddenOnly", memory="host", hidden_states=True)
     return pipeline.extended(
         stages=[
             msgspec.structs.replace(thinker, options=options),
