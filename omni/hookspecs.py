@@ -93,5 +93,5 @@ def omni_pipeline_extensions() -> Sequence[PipelineExtension]:  # type: ignore[e
 
         @hookimpl
         def omni_pipeline_extensions():
-            return [PipelineExtension(name="mood", extend="my_plugin.mood:extend", families=("qwen3_omni",))]
+            return [PipelineExtension(name="mood", extend="my_plugin.mood:extend", families=("my_family",))]
     """

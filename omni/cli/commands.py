@@ -51,6 +51,12 @@ def run(
             metavar="FILE", help="Wav file for the speech; asks for it. `-` streams it to stdout. (default: out.wav)"
         ),
     ] = None,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw", help="Stream 16-bit little-endian mono PCM instead of a wav, to stdout unless --out is given."
+        ),
+    ] = False,
     voice: Annotated[str | None, typer.Option(help="Voice of the speech; asks for it.")] = None,
     config: Config = None,
     settings: Settings = None,
@@ -92,7 +98,8 @@ def run(
                 images=tuple(image or ()),
                 audios=tuple(audio or ()),
                 system=system,
-                out=out,
+                out="-" if raw and out is None else out,
+                raw=raw,
                 voice=voice,
                 modalities=tuple(name.strip() for name in modalities.split(",")) if modalities is not None else None,
                 max_tokens=max_tokens,

@@ -32,6 +32,7 @@ class RunArguments:
     audios: tuple[str, ...] = ()
     system: str | None = None
     out: str | None = None
+    raw: bool = False
     voice: str | None = None
     modalities: tuple[str, ...] | None = None
     max_tokens: int | None = None
@@ -89,17 +90,20 @@ def answer(arguments: RunArguments) -> None:
 class _Answer:
     """One answer's speech, and how it ended."""
 
-    def __init__(self, name: str, speech: Speech | None) -> None:
-        """speech: None if it cannot be written, which matters only if the model speaks."""
+    def __init__(self, name: str, speech: Speech | None, *, raw: bool) -> None:
+        """speech: None if it cannot be written, which matters only if the model speaks. raw: whether it has no header."""
         self.error: OmniError | None = None
         self.lost: OmniError | None = None
         """Why its speech could not be written."""
         self._name = name
         self._speech = speech
+        self._raw = raw
+        self._rate = 0
         self._metrics: Metrics | None = None
 
     def take(self, output: Output) -> None:
         if output.audio is not None and output.sample_rate is not None and self._speech is not None:
+            self._rate = output.sample_rate
             try:
                 self._speech.push(output.audio, output.sample_rate)
             except OmniError as error:
@@ -111,7 +115,8 @@ class _Answer:
         if self._speech is not None:
             try:
                 if self._speech.finish():
-                    typer.echo(f"wrote {self._name}", err=True)
+                    form = f" (16-bit little-endian mono PCM, {self._rate} Hz)" if self._raw else ""
+                    typer.echo(f"wrote {self._name}{form}", err=True)
                 elif speaks:
                     typer.echo(f"the model spoke nothing: {self._name} was not written", err=True)
             except OmniError as error:
@@ -129,13 +134,13 @@ def _answers(arguments: RunArguments) -> tuple[list[_Answer], InputError | None]
     for sample in range(min(arguments.n, MAX_SAMPLES)):  # the limit is checked later
         speech: Speech | None = None
         try:
-            speech = speech_to(name, sample, arguments.n)
+            speech = speech_to(name, sample, arguments.n, raw=arguments.raw)
         except InputError as error:
             if asked:
                 raise
             unfit = error
         written = name if descriptor_of(name) is not None else str(numbered(Path(name), sample, arguments.n))
-        answers.append(_Answer(written, speech))
+        answers.append(_Answer(written, speech, raw=arguments.raw))
     return answers, unfit
 
 

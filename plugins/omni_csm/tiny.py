@@ -137,4 +137,5 @@ def _enliven(model: CsmForConditionalGeneration, shape: TinyShape) -> None:
     codes_1GN = torch.randint(shape.codebook_size, (1, shape.groups, 60))
     codec = model.codec_model
     (seanet,) = (module for module in codec.decoder.modules() if isinstance(module, hf.MimiDecoder))
-    scale_peak(seanet.layers[-1].conv, lambda: codec.decode(codes_1GN).audio_values)
+    last: Any = seanet.layers[-1]
+    scale_peak(last.conv, lambda: codec.decode(codes_1GN).audio_values)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from omni.api.request import Request, RequestHandle
 from omni.device.ring import HostSlot
+from omni.engine.active import ActiveRequest
 from omni.engine.host import HostPending
-from omni.engine.orchestrator import ActiveRequest
 from omni.engine.route import InRoute, OutRoute
 from omni.stage import Lease, Produced
 from omni_ar.run.blocks import BlockTable
