@@ -4,31 +4,52 @@
 
 Dummy weights of a released shape; `--tokens` of text, then `--frames` frames of speech, through `AsyncOmni` as a server would use
 it. Neighbours are threads of the program: `python N` run pure Python for ever, `hash N` hash 1 MiB at a time, which releases the
-interpreter lock. Per neighbour and concurrency, of the median round by real-time factor: RTF and first audio as the program sees
-them, and silence, the longest time in which a listener who plays what has come would hear nothing. Last, the ratio of each RTF to
-that of the quiet program.
+interpreter lock. `pictures N` are N requests with a photograph each, 1024 x 768 as JPEG, that omni's own front end prepares at the
+same time, again and again, in as many threads as it has; they do not go on to the engine, whose device would then have more to do.
+Per neighbour and concurrency, of the median round by real-time factor: RTF and first audio as the program sees them, and silence,
+the longest time in which a listener who plays what has come would hear nothing. Last, the ratio of each RTF to that of the quiet
+program.
+
+With `--timeline FILE`, which cuts graphs at phases and costs time, also the time from one decode step to the next on the device, of
+thinker and talker, in all rounds.
 """
 
 import argparse
 import asyncio
 import hashlib
+import io
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+
+import numpy as np
+from msgspec import structs
+from PIL import Image
 
 from bench.arguments import device_here, output_file, positive_int
 from bench.report import environment, print_facts, print_table, write_json
 from omni import AsyncOmni, SamplingParams
+from omni.api.request_queue import THREADS
+from omni.checkpoint import Checkpoint
 from omni.config import parse_override
+from omni.frontend.base import Chat, Frontend
+from omni.frontend.build import build_frontend
+from omni.frontend.messages import parse_messages
+from omni.media import MediaOptions
+from omni.timeline.read import read_trace
+from omni.timeline.report import Spread, decoding_of
+from omni.timeline.trace import Interval, Trace
 from shapes import SHAPES
 from talk import TALKS, Speech
 
-NEIGHBOURS = ("quiet", "python 1", "python 4", "hash 8")
+NEIGHBOURS = ("quiet", "python 1", "python 4", "hash 8", "pictures 64")
+_STAGES = ("thinker", "talker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,40 +64,91 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Run:
+    """Of the median round. prepared: pictures per second of the neighbour, in all rounds. span: of all rounds, by the host's
+    monotonic clock, in nanoseconds. steps: the periods of decode steps by stage, with a timeline."""
+
     neighbour: str
     requests: int
     rtf: float
     first_audio_ms: float
     silence: float
+    prepared: float = 0.0
+    span: Interval | None = None
+    steps: dict[str, Spread] = field(default_factory=dict)
 
 
-@contextmanager
-def beside(neighbour: str) -> Iterator[None]:
-    """Runs the neighbour's threads."""
-    stop = threading.Event()
+def photograph(salt: int) -> bytes:
+    """A JPEG of 1024 x 768, smooth with some noise, as cameras make them."""
+    noise = np.random.default_rng(salt).normal(size=(768, 1024, 3))
+    ramp = np.linspace(0, 255, 1024)[None, :, None] + 10 * noise
+    file = io.BytesIO()
+    Image.fromarray(ramp.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
+    return file.getvalue()
 
-    def python() -> None:
-        count = 0
-        while not stop.is_set():
-            for number in range(10_000):
-                count += number % 7
 
-    def digest() -> None:
-        data = bytes(2**20)
-        while not stop.is_set():
-            hashlib.sha256(data).digest()
+class Neighbours:
+    """The work beside the requests. frontend: a second one of the same family, for pictures."""
 
-    kind, _, number = neighbour.partition(" ")
-    work = {"quiet": python, "python": python, "hash": digest}[kind]
-    threads = [threading.Thread(target=work) for _ in range(int(number or 0))]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+        self._photographs = [photograph(salt) for salt in range(8)]
+        self.prepared = 0
+
+    @contextmanager
+    def beside(self, neighbour: str) -> Iterator[None]:
+        """Runs the neighbour's threads."""
+        stop = threading.Event()
+        self.prepared = 0
+
+        def python() -> None:
+            count = 0
+            while not stop.is_set():
+                for number in range(10_000):
+                    count += number % 7
+
+        def digest() -> None:
+            data = bytes(2**20)
+            while not stop.is_set():
+                hashlib.sha256(data).digest()
+
+        def pictures() -> None:
+            with ThreadPoolExecutor(THREADS) as pool:
+                while not stop.is_set():
+                    self.prepared += sum(pool.map(lambda index: self._prepare(index, stop), range(int(number))))
+
+        kind, _, number = neighbour.partition(" ")
+        works: dict[str, tuple[Callable[[], None], int]] = {
+            "quiet": (python, 0),
+            "python": (python, int(number or 0)),
+            "hash": (digest, int(number or 0)),
+            "pictures": (pictures, 1),
+        }
+        work, many = works[kind]
+        threads = [threading.Thread(target=work) for _ in range(many)]
         for thread in threads:
-            thread.join()
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+    def _prepare(self, index: int, stop: threading.Event) -> bool:
+        if stop.is_set():
+            return False
+        content = [
+            {"type": "image_url", "image_url": self._photographs[index % len(self._photographs)]},
+            {"type": "text", "text": f"Describe picture {index}."},
+        ]
+        messages = parse_messages(
+            [{"role": "user", "content": content}],
+            sample_rate=self._frontend.sample_rate,
+            names=self._frontend.takes_names,
+            media=MediaOptions(),
+        )
+        self._frontend.prepare(Chat(messages, frozenset(("text", "audio")), None, {}, ""))
+        return True
 
 
 async def hear(omni: AsyncOmni, message: str, sampling: dict[str, SamplingParams]) -> Heard:
@@ -114,25 +186,80 @@ def summary(neighbour: str, heard: list[Heard]) -> Run:
 
 async def measure(arguments: argparse.Namespace, folder: str, speech: Speech) -> tuple[list[Run], float]:
     overrides = {"engine.process": arguments.process} | dict(map(parse_override, arguments.set))
+    given = {"device": arguments.device, "timeline": arguments.timeline}
     start = time.perf_counter()
     runs = []
-    async with AsyncOmni(folder, load_format="dummy", device=arguments.device, overrides=overrides) as omni:
+    async with AsyncOmni(folder, load_format="dummy", overrides=overrides, **given) as omni:
         started = time.perf_counter() - start
+        neighbours = Neighbours(build_frontend(omni.pipeline, Checkpoint(folder)))
         for requests in arguments.concurrency:
             await talk(omni, speech, requests, 4, round(speech.second), 1)
             for number, neighbour in enumerate(arguments.neighbours):
-                with beside(neighbour):
-                    made = [
-                        summary(
-                            neighbour,
-                            await talk(
-                                omni, speech, requests, arguments.tokens, arguments.frames, 2 + 10 * number + turn
-                            ),
-                        )
-                        for turn in range(arguments.rounds)
-                    ]
-                runs.append(sorted(made, key=lambda one: one.rtf)[len(made) // 2])
+                made = []
+                with neighbours.beside(neighbour):
+                    began = time.perf_counter_ns()
+                    for turn in range(arguments.rounds):
+                        salt = 2 + 10 * number + turn
+                        heard = await talk(omni, speech, requests, arguments.tokens, arguments.frames, salt)
+                        made.append(summary(neighbour, heard))
+                    span = Interval(began, time.perf_counter_ns())
+                median = sorted(made, key=lambda one: one.rtf)[len(made) // 2]
+                runs.append(replace(median, prepared=neighbours.prepared / span.length * 1e9, span=span))
     return runs, started
+
+
+def steps_within(trace: Trace, span: Interval | None) -> dict[str, Spread]:
+    """By stage: the time from one decode step to the next, of those that ran in `span`, in microseconds."""
+    assert span is not None
+    window = Interval(span.start - trace.started, span.end - trace.started)
+    phases = tuple(one for one in trace.phases if one.ran.overlaps(window))
+    host = tuple(one for one in trace.host if one.took.overlaps(window))
+    part = replace(trace, phases=phases, host=host)
+    found = {stage: decoding_of(part, stage) for stage in _STAGES}
+    return {stage: one.period for stage, one in found.items() if one is not None and one.period is not None}
+
+
+def print_runs(runs: Sequence[Run]) -> None:
+    quiet = {one.requests: one for one in runs if one.neighbour == "quiet"}
+    header = ("at once", "neighbour", "RTF", "first audio ms", "silence s", "RTF over quiet", "pictures/s")
+    print_table(
+        header,
+        [
+            (
+                one.requests,
+                one.neighbour,
+                f"{one.rtf:.4f}",
+                f"{one.first_audio_ms:.0f}",
+                f"{one.silence:.2f}",
+                f"{one.rtf / quiet[one.requests].rtf:.2f}" if one.requests in quiet else "",
+                f"{one.prepared:.0f}" if one.prepared else "",
+            )
+            for one in runs
+        ],
+    )
+    if any(one.steps for one in runs):
+        header = ("at once", "neighbour", "stage", "step p50 us", "p99 us", "p50 over quiet", "p99 over quiet")
+        print_table(
+            header,
+            [
+                (one.requests, one.neighbour, stage, *spread_columns(spread, quiet.get(one.requests), stage))
+                for one in runs
+                for stage, spread in one.steps.items()
+            ],
+        )
+
+
+def spread_columns(spread: Spread, quiet: Run | None, stage: str) -> Sequence[str]:
+    values = (f"{spread.p50:.0f}", f"{spread.p99:.0f}")
+    if quiet is None or stage not in quiet.steps:
+        return (*values, "", "")
+    other = quiet.steps[stage]
+    return (*values, f"{spread.p50 / other.p50:.2f}", f"{spread.p99 / other.p99:.2f}")
+
+
+def as_json(run: Run) -> dict[str, object]:
+    steps = {stage: structs.asdict(spread) for stage, spread in run.steps.items()}
+    return asdict(replace(run, steps={})) | {"steps": steps}
 
 
 def main() -> None:
@@ -144,6 +271,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=positive_int, nargs="+", default=[1, 16])
     parser.add_argument("--neighbours", nargs="+", choices=NEIGHBOURS, default=NEIGHBOURS)
     parser.add_argument("--rounds", type=positive_int, default=3)
+    parser.add_argument("--timeline", type=output_file, help="record all of it here, for the times of steps")
     parser.add_argument(
         "--device", type=device_here("--shape tiny-omni --device cpu"), choices=("cuda", "cpu"), default="cuda"
     )
@@ -155,25 +283,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         SHAPES[arguments.shape](Path(folder))
         runs, started = asyncio.run(measure(arguments, folder, TALKS[arguments.shape]))
-    quiet = {one.requests: one.rtf for one in runs if one.neighbour == "quiet"}
-    header = ("at once", "neighbour", "RTF", "first audio ms", "silence s", "RTF over quiet")
-    print_table(
-        header,
-        [
-            (
-                one.requests,
-                one.neighbour,
-                f"{one.rtf:.4f}",
-                f"{one.first_audio_ms:.0f}",
-                f"{one.silence:.2f}",
-                f"{one.rtf / quiet[one.requests]:.2f}" if one.requests in quiet else "",
-            )
-            for one in runs
-        ],
-    )
+    if arguments.timeline is not None:
+        trace = read_trace(arguments.timeline)
+        runs = [replace(one, steps=steps_within(trace, one.span)) for one in runs]
+    print_runs(runs)
     facts = environment() | {"shape": arguments.shape, "process": arguments.process, "start-up s": f"{started:.1f}"}
     print_facts(facts)
-    write_json(arguments.json, [asdict(one) for one in runs], facts)
+    write_json(arguments.json, [as_json(one) for one in runs], facts)
 
 
 if __name__ == "__main__":

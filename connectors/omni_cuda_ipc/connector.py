@@ -42,7 +42,8 @@ class PeerMemory:
     pointer: int
     device: torch.device
 
-    def view(self, start: int, nbytes: int) -> Tensor | None:
+    @property
+    def views(self) -> None:
         return None
 
     def copy_to(self, into: Tensor, start: int) -> None:

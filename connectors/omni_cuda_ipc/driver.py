@@ -29,8 +29,19 @@ def _driver() -> Any:
     return ctypes.CDLL("libcuda.so.1")
 
 
+@cache
+def _memcpy() -> Any:
+    """With the types of its arguments, which may then be plain numbers: it is called for every payload."""
+    function = _driver().cuMemcpyAsync
+    function.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p)
+    return function
+
+
 def _call(name: str, *arguments: object) -> None:
-    code = _driver()[name](*arguments)
+    _check(name, _driver()[name](*arguments))
+
+
+def _check(name: str, code: int) -> None:
     if code:
         text = ctypes.c_char_p()
         _driver()["cuGetErrorString"](code, ctypes.byref(text))
@@ -87,8 +98,7 @@ def close_handle(device: int, pointer: int) -> None:
 
 def copy(into: Tensor, source: int, stream: int) -> None:
     """Enqueues a copy of `len(into)` bytes from an address, of this or another device, to `into` (uint8)."""
-    arguments = (ctypes.c_uint64(into.data_ptr()), ctypes.c_uint64(source), ctypes.c_size_t(len(into)))
-    _call("cuMemcpyAsync", *arguments, ctypes.c_void_p(stream))
+    _check("cuMemcpyAsync", _memcpy()(into.data_ptr(), source, len(into), stream))
 
 
 class _Array:

@@ -23,9 +23,9 @@ Rules for both ends:
 - Events are polled (`Event.done`). They may be composites, so `Device.wait` does not take them.
 - A receiver works in `receive`, `add` and `tick`, never in `poll`: the engine polls only the oldest payload of a
   request. `busy` covers all that `tick` has to do.
-- A receiver may hand out memory of the pool, but bounded: what is beyond half of the pool it copies into memory of its
-  own at once. So a consumer that waits for room never keeps the sender from the payloads of other requests. A released
-  payload whose `after` is not done counts as held.
+- A receiver may hand out memory of the pool, but bounded: what is beyond three quarters of the pool it copies into
+  memory of its own at once. So a consumer that waits for room never keeps the sender from the payloads of other
+  requests. A released payload whose `after` is not done counts as held.
 - Beyond `Reach.PROCESS` page slices arrive gathered, as tensors, and every tensor is on the receiver's device.
 - When the receiver's process has ended, the engine aborts the refs that are not sent, and calls `peer_lost`. When the
   sender's has ended, the engine closes the receiver once it is not `busy`; until then its consumers may read.

@@ -1,13 +1,17 @@
 """A payload's tensors as one stretch of bytes, cut into pieces."""
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Generic, TypeVar
 
 import msgspec
 import torch
 from torch import Tensor
 
+from omni.device import COMPLETED, Event
 from omni.ipc import Typed
 from omni.payload import PageSlice, Payload
 from omni.payload.receiver import Transfer
@@ -15,10 +19,10 @@ from omni.payload.receiver import Transfer
 ALIGNMENT = 64
 """Bytes. Every tensor starts at a multiple, so that its memory can be viewed in any dtype."""
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """A tensor of a payload, viewed as `[rows, columns]`, and its place in the payload's bytes.
 
     shape: the consumer's shape.
@@ -29,6 +33,7 @@ class Part:
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int
+    nbytes: int
 
     @property
     def rows(self) -> int:
@@ -37,10 +42,6 @@ class Part:
     @property
     def columns(self) -> int:
         return math.prod(self.shape[1:])
-
-    @property
-    def nbytes(self) -> int:
-        return self.rows * self.columns * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,10 @@ def parts_of(payload: Payload) -> tuple[tuple[Part, ...], int]:
     parts: list[Part] = []
     start = 0
     for name, tensor in payload.tensors.items():
-        parts.append(Part(name, tensor, tensor.dtype, tuple(tensor.shape), start))
-        start += -(-parts[-1].nbytes // ALIGNMENT) * ALIGNMENT
+        shape, dtype = tuple(tensor.shape), tensor.dtype
+        nbytes = tensor.nbytes if isinstance(tensor, Tensor) else math.prod(shape) * dtype.itemsize
+        parts.append(Part(name, tensor, dtype, shape, start, nbytes))
+        start += -(-nbytes // ALIGNMENT) * ALIGNMENT
     return tuple(parts), start
 
 
@@ -106,11 +109,37 @@ def whole(part: Part) -> Piece:
     return Piece(part, 0, part.rows, 0, part.columns)
 
 
+class ByteMemory:
+    """Memory as bytes (uint8 `[n]`), and tensors in it. Those of one memory share its views in their dtypes: each view
+    costs the host a microsecond."""
+
+    __slots__ = ("_base", "_typed")
+
+    def __init__(self, memory: Tensor) -> None:
+        self._typed = {torch.uint8: memory}
+        self._base = memory.storage_offset()
+
+    def view(self, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        """start: the first byte, a multiple of the item size."""
+        typed = self._typed.get(dtype)
+        if typed is None:
+            memory = self._typed[torch.uint8]
+            if 0 in shape:  # torch views no empty tensor as another type
+                return memory.new_empty(shape, dtype=dtype)
+            typed = memory[: len(memory) - len(memory) % dtype.itemsize].view(dtype)
+            self._typed[dtype] = typed
+        return typed.as_strided(shape, _strides(shape), (self._base + start) // dtype.itemsize)
+
+
+@lru_cache(1024)
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a contiguous tensor."""
+    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
+
+
 def view(memory: Tensor, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """A tensor in the payload's bytes (uint8 `[n]`)."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    # torch views no empty tensor as another type.
-    return memory[start : start + nbytes].view(dtype).view(shape) if nbytes else memory.new_empty(shape, dtype=dtype)
+    return ByteMemory(memory).view(start, dtype, shape)
 
 
 class TensorLayout(msgspec.Struct, frozen=True, array_like=True):
@@ -132,10 +161,40 @@ class PayloadLayout(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, payload: Payload, parts: Iterable[Part], nbytes: int) -> "PayloadLayout":
         """parts, nbytes: see `parts_of`."""
-        tensors = (TensorLayout(p.name, str(p.dtype).removeprefix("torch."), p.shape, p.start) for p in parts)
-        return cls(Typed(payload.meta), tuple(tensors), nbytes)
+        tensors = tuple([TensorLayout(p.name, _NAMES[p.dtype], p.shape, p.start) for p in parts])
+        return cls(Typed(payload.meta), tensors, nbytes)
 
-    def payload(self, memory: Tensor) -> Payload:
-        """The payload, with tensors that are views of its bytes (uint8 `[nbytes]`)."""
-        tensors = {t.name: view(memory, t.start, _DTYPES[t.dtype], t.shape) for t in self.tensors}
+    def payload(self, memory: ByteMemory, start: int = 0) -> Payload:
+        """The payload, with tensors that are views of its bytes, which begin at `start` of the memory."""
+        tensors = {t.name: memory.view(start + t.start, _DTYPES[t.dtype], t.shape) for t in self.tensors}
         return Payload(self.meta.value, tensors)
+
+
+StretchT = TypeVar("StretchT")
+
+
+class CopiedRef(Generic[StretchT]):
+    """What refs of payloads that are copied have in common.
+
+    left: what is still to be copied, in order. copied: the end of the copies launched so far.
+    """
+
+    def __init__(self, payload: Payload, ready: Event, left: Iterable[StretchT]) -> None:
+        self.sent = False
+        self.aborted = False
+        self.left = deque(left)
+        self.copied: Event = COMPLETED
+        self._ready = ready
+        self._slices = [tensor for tensor in payload.tensors.values() if isinstance(tensor, PageSlice)]
+
+    @property
+    def released(self) -> bool:
+        return not self.left
+
+    @property
+    def freed(self) -> bool:
+        return not self.left and self.copied.done()
+
+    def may_copy(self) -> bool:
+        """Whether copies launched now read the payload."""
+        return self._ready.done() and all(part.moved.done() for part in self._slices)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.connector import EdgeEnd, Pending, Reach, Received, Receiver, Ref, Sender
-from omni.connector.pieces import PayloadLayout, Piece, cut, parts_of
+from omni.connector.pieces import ByteMemory, PayloadLayout, Piece, cut, parts_of
 from omni.device import COMPLETED, Device, Event, Stream
 from omni.payload import PageSlice, Payload
 from omni.payload.receiver import PayloadReceiver, Transfer
@@ -180,7 +180,7 @@ class InlineReceiver:
     def upload(self, pending: InlinePending) -> Received:
         memory = self.device.empty((pending.head.nbytes,), torch.uint8, self.stream)
         self.device.launch(self.stream, upload, memory, pending.memory)
-        return Received(pending.head.payload(memory), self.device.record(self.stream))
+        return Received(pending.head.payload(ByteMemory(memory)), self.device.record(self.stream))
 
 
 class InlineConnector:

@@ -17,7 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from omni.connector.pieces import ByteMemory, PayloadLayout
 from omni.connector.pool import PoolPiece, PoolReceiver, PoolSender
+from omni.connector.pool.sender import Stretch
 from omni.device import Device, Event
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineRequest, Sink
@@ -505,7 +507,7 @@ class _Scene:
 @contextmanager
 def _telling(happened: Counter[str]) -> Iterator[None]:
     """Counts pauses and resumes of producers, and what happens in pools and between engines."""
-    report, view, copy = Credit.report, PoolReceiver.view, PoolReceiver.copy
+    report, view, copy = Credit.report, PoolReceiver.views_of, PoolReceiver.copy
     acquire, keep = PoolSender.acquire, EdgeEnds.keep
 
     def counted(credit: Credit) -> bool:
@@ -513,7 +515,7 @@ def _telling(happened: Counter[str]) -> Iterator[None]:
         happened["pauses and resumes"] += news
         return news
 
-    def viewed(receiver: PoolReceiver, piece: PoolPiece) -> Tensor | None:
+    def viewed(receiver: PoolReceiver, piece: PoolPiece) -> ByteMemory | None:
         seen = view(receiver, piece)
         happened["views"] += seen is not None
         return seen
@@ -522,10 +524,10 @@ def _telling(happened: Counter[str]) -> Iterator[None]:
         happened["copied pieces"] += 1
         return copy(receiver, piece, into)
 
-    def acquired(sender: PoolSender, nbytes: int) -> object:
-        place = acquire(sender, nbytes)
-        happened["full pools"] += place is None
-        return place
+    def acquired(sender: PoolSender, stretch: Stretch, layout: PayloadLayout | None, pieces: int) -> PoolPiece | None:
+        piece = acquire(sender, stretch, layout, pieces)
+        happened["full pools"] += piece is None
+        return piece
 
     def kept(ends: EdgeEnds, place: str, message: ToConsumer) -> None:
         happened["early messages"] += 1
@@ -533,7 +535,7 @@ def _telling(happened: Counter[str]) -> Iterator[None]:
 
     with (
         patch.object(Credit, "report", counted),
-        patch.object(PoolReceiver, "view", viewed),
+        patch.object(PoolReceiver, "views_of", viewed),
         patch.object(PoolReceiver, "copy", copied),
         patch.object(PoolSender, "acquire", acquired),
         patch.object(EdgeEnds, "keep", kept),

@@ -8,7 +8,6 @@
 | the receiver's, on its device | the receiver's copy | the consumer's phases | released, and `after` is done |
 """
 
-from collections import deque
 from collections.abc import Sequence
 
 import msgspec
@@ -18,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.connector import EdgeEnd, Pending, Reach, Received, Receiver, Ref, Sender
-from omni.connector.pieces import PayloadLayout, cut, parts_of
-from omni.device import COMPLETED, Event
-from omni.payload import PageSlice, Payload
+from omni.connector.pieces import ByteMemory, CopiedRef, PayloadLayout, Piece, cut, parts_of
+from omni.device import Event
+from omni.payload import Payload
 from omni.payload.receiver import PayloadReceiver
 
 COPY_BYTES = 2**24
@@ -38,43 +37,30 @@ class InlinePiece(msgspec.Struct, frozen=True):
     data: NDArray[np.uint8]
 
 
-class InlineRef:
+class InlineRef(CopiedRef[Piece]):
     """A payload at its producer."""
 
     def __init__(self, sender: "InlineSender", payload: Payload, ready: Event) -> None:
-        self.sent = False
         parts, nbytes = parts_of(payload)
+        super().__init__(payload, ready, (piece for part in parts for piece in cut(part, COPY_BYTES, COPY_ROWS)))
         self._layout = PayloadLayout.of(payload, parts, nbytes)
         self._host = sender.device.host_tensor((nbytes,), torch.uint8)
-        self._left = deque(piece for part in parts for piece in cut(part, COPY_BYTES, COPY_ROWS))
-        self._copied: Event = COMPLETED
         self._copies = sender.copies
-        self._ready = ready
-        self._slices = [tensor for tensor in payload.tensors.values() if isinstance(tensor, PageSlice)]
-        self._aborted = False
-
-    @property
-    def released(self) -> bool:
-        return not self._left
-
-    @property
-    def freed(self) -> bool:
-        return not self._left and self._copied.done()
 
     def pieces(self) -> Sequence[object]:
-        if self.sent or self._aborted or not self._ready.done():
+        if self.sent or self.aborted or not self.may_copy():
             return ()
-        while self._left and self._copies.ready and all(each.moved.done() for each in self._slices):
-            piece = self._left.popleft()
+        while self.left and self._copies.ready:
+            piece = self.left.popleft()
             receipt = self._copies.receive([piece.transfer(self._host[piece.start :][: piece.nbytes])])
-            self._copied = receipt.end
+            self.copied = receipt.end
             receipt.check()
         self.sent = self.freed
         return (InlinePiece(self._layout, self._host.numpy()),) if self.sent else ()
 
     def abort(self, reason: str) -> None:
-        self._aborted = True
-        self._left.clear()
+        self.aborted = True
+        self.left.clear()
 
 
 class InlineSender:
@@ -134,7 +120,7 @@ class InlineReceiver:
         host.numpy()[:] = piece.data
         memory = self._device.empty(piece.data.shape, torch.uint8, self._stream)
         self._device.launch(self._stream, copy_payload, memory, host)
-        received = Received(piece.layout.payload(memory), self._device.record(self._stream))
+        received = Received(piece.layout.payload(ByteMemory(memory)), self._device.record(self._stream))
         return InlinePending(self, memory, received)
 
     def discard(self, piece: object) -> None:

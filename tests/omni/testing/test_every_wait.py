@@ -23,11 +23,11 @@ memory, and two readers of payload that moves."""
 
 WAITS: dict[str, tuple[Traffic, int]] = {
     "omni.device.download.Downloader.send#1": ("codec", 10),
-    "omni.connector.pool.PoolReceiver.tick#1": ("pooled", 10),
-    "omni.connector.pool.PoolRef._may_copy#1": ("pooled codec", 6),
-    "omni.connector.pool.PoolRef._may_copy#2": ("apart", 20),
-    "omni.connector.pool.PoolRef.freed#1": ("apart", 10),
-    "omni.connector.pool.PoolRef.pieces#1": ("pooled", 10),
+    "omni.connector.pieces.CopiedRef.freed#1": ("apart", 10),
+    "omni.connector.pieces.CopiedRef.may_copy#1": ("pooled codec", 6),
+    "omni.connector.pieces.CopiedRef.may_copy#2": ("apart", 20),
+    "omni.connector.pool.receiver.PoolReceiver.tick#1": ("pooled", 10),
+    "omni.connector.pool.sender.PoolRef.pieces#1": ("pooled", 10),
     "omni.device.ring.HostSlot.free#1": ("hidden", 10),
     "omni.engine.host._arrived#1": ("host", 40),
     "omni.engine.host._arrived#2": ("host", 40),

@@ -7,6 +7,9 @@ by itself, write the files.
 
 `<device>/in_steps.json` maps operations to such maps. Its settings were measured in the steps of a model and take
 precedence.
+
+A device without a folder takes that of one with as many multiprocessors of the same compute capability: an H100 that of the
+H200, which differs in memory alone.
 """
 
 import json
@@ -23,6 +26,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _IN_STEPS = "in_steps"
+_ALIKE = {(9, 0, 132): "nvidia_h200"}
+"""Folders by compute capability and number of multiprocessors."""
 
 _caches: list[Callable[[], None]] = []
 _replaced: dict[tuple[str, str], Sizes] = {}
@@ -71,7 +76,11 @@ def _measured(operation: str, device: torch.device, key: str, size: int) -> Conf
 def _folder(device: torch.device) -> str:
     if device.type != "cuda":
         return device.type
-    return torch.cuda.get_device_name(device).lower().replace(" ", "_")
+    properties = torch.cuda.get_device_properties(device)
+    named = properties.name.lower().replace(" ", "_")
+    if (Path(__file__).parent / named).exists():
+        return named
+    return _ALIKE.get((properties.major, properties.minor, properties.multi_processor_count), named)
 
 
 @cache

@@ -1,7 +1,8 @@
-"""Launch settings that are shipped: what is measured on one device is read on that device alone, and must be what kernels take."""
+"""Launch settings that are shipped: measured on one device, read on that one and on those alike, and valid for the kernels."""
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -55,6 +56,23 @@ def an_h200(monkeypatch):
     tuning.replace("none", "none", None)
     yield
     tuning.replace("none", "none", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "multiprocessors", "folder"),
+    [
+        ("NVIDIA H200", (9, 0), 132, "nvidia_h200"),
+        ("NVIDIA H100 80GB HBM3", (9, 0), 132, "nvidia_h200"),
+        ("NVIDIA H100 PCIe", (9, 0), 114, "nvidia_h100_pcie"),
+        ("NVIDIA A100-SXM4-80GB", (8, 0), 108, "nvidia_a100-sxm4-80gb"),
+    ],
+)
+def test_a_device_takes_the_tables_of_one_alike(monkeypatch, name, capability, multiprocessors, folder):
+    properties = SimpleNamespace(
+        name=name, major=capability[0], minor=capability[1], multi_processor_count=multiprocessors
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert table._folder.__wrapped__(torch.device("cuda", 0)) == folder
 
 
 def shipped(operation, key, size, kind):

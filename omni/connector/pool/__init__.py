@@ -1,0 +1,31 @@
+"""Building blocks of connectors that copy payloads through a pool of memory that both ends see.
+
+| memory | written by | read by | free when |
+|---|---|---|---|
+| the payload's | the producer's phases | the sender's copies | the last copy is complete |
+| a range of the pool | the sender's copies, before it is sent | the receiver's copy, the consumer | acknowledged or not sent |
+| the acknowledgement board | the receiver | the sender | the connector closes |
+| the receiver's own memory | the receiver's copies | the consumer | `Pending.release(after)` and `after` is done |
+
+A payload that fits is one piece. In the first three quarters of the pool it is delivered as views of the pool.
+Everything else is copied out of the pool at once. So the last quarter drains, whatever the consumer does, and a piece,
+at most a quarter of the pool, fits there.
+"""
+
+from omni.connector.pool.board import BOARD_BYTES, BOARD_SLOTS, PoolPiece
+from omni.connector.pool.ranges import RangeAllocator
+from omni.connector.pool.receiver import PoolMemory, PoolPending, PoolReceiver, TensorMemory
+from omni.connector.pool.sender import PoolRef, PoolSender
+
+__all__ = [
+    "BOARD_BYTES",
+    "BOARD_SLOTS",
+    "PoolMemory",
+    "PoolPending",
+    "PoolPiece",
+    "PoolReceiver",
+    "PoolRef",
+    "PoolSender",
+    "RangeAllocator",
+    "TensorMemory",
+]

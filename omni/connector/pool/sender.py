@@ -1,0 +1,212 @@
+"""The producer's end of a pool."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.connector.base import EdgeEnd
+from omni.connector.pieces import ByteMemory, CopiedRef, Part, PayloadLayout, Piece, cut, parts_of, whole
+from omni.connector.pool.board import BOARD_SLOTS, LARGEST_PART, PoolPiece
+from omni.connector.pool.ranges import RangeAllocator, aligned_down
+from omni.device import Event, PhaseCategory, declare_categories
+from omni.payload import PageSlice, Payload
+from omni.payload.receiver import PayloadReceiver
+
+_MAX_ROWS = 4096
+"""Page rows of one copy at most."""
+_MOST_PIECE_BYTES = 64 * 2**20
+_NOT_GIVEN = np.iinfo(np.uint64).max
+"""No piece has this number."""
+
+declare_categories({"copy_tensors": PhaseCategory.PAYLOAD})
+
+
+class Stretch(NamedTuple):
+    """Bytes `start` to `end` of a payload that are one piece. plain: whole tensors; if there are none, `pieces`."""
+
+    start: int
+    end: int
+    plain: Sequence[Part] = ()
+    pieces: Sequence[Piece] = ()
+
+
+class _Copying(NamedTuple):
+    piece: PoolPiece
+    copied: Event
+
+
+class PoolRef(CopiedRef[Stretch]):
+    """A payload on its way through the pool."""
+
+    def __init__(self, sender: "PoolSender", payload: Payload, ready: Event) -> None:
+        parts, nbytes = parts_of(payload)
+        super().__init__(payload, ready, _stretches(parts, nbytes, sender.piece_bytes))
+        self._sender = sender
+        self._layout: PayloadLayout | None = PayloadLayout.of(payload, parts, nbytes)
+        self._pieces = len(self.left)
+        self._copying: deque[_Copying] = deque()
+
+    def pieces(self) -> Sequence[object]:
+        if self.sent or self.aborted:
+            return ()
+        if not self._pieces:
+            self.sent = True
+            return (PoolPiece(0, 0, 0, 0, 0, self._layout),)
+        if self.left and self.may_copy():
+            while self.left and self._copy_next():
+                pass
+        done: list[PoolPiece] = []
+        while self._copying and self._copying[0].copied.done():
+            done.append(self._copying.popleft().piece)
+        self.sent = not self.left and not self._copying
+        return done
+
+    def abort(self, reason: str) -> None:
+        if self.sent or self.aborted:
+            return
+        self.aborted = True
+        self.left.clear()
+        while self._copying:
+            self._sender.give_back(self._copying.popleft().piece)
+
+    def _copy_next(self) -> bool:
+        stretch = self.left[0]
+        piece = self._sender.acquire(stretch, self._layout, self._pieces)
+        if piece is None:
+            return False
+        self.left.popleft()
+        self._layout = None
+        self.copied, error = self._sender.copy(stretch, piece)
+        self._copying.append(_Copying(piece, self.copied))
+        if error is not None:
+            raise error
+        return True
+
+
+def _stretches(parts: Sequence[Part], nbytes: int, most_bytes: int) -> Iterator[Stretch]:
+    """The pieces of a payload. Tensors that fit together are one."""
+    full = [part for part in parts if part.nbytes]
+    if not full:
+        return
+    slices = [part for part in full if isinstance(part.tensor, PageSlice)]
+    if nbytes <= most_bytes and sum(part.rows for part in slices) <= _MAX_ROWS:
+        end = full[-1].start + full[-1].nbytes
+        if slices:
+            yield Stretch(full[0].start, end, pieces=[whole(part) for part in full])
+        else:
+            yield Stretch(full[0].start, end, plain=full)
+        return
+    for part in full:
+        for piece in cut(part, most_bytes, _MAX_ROWS):
+            yield Stretch(piece.start, piece.start + piece.nbytes, pieces=(piece,))
+
+
+class PoolSender:
+    """Copies payloads into a pool, on a stream of its own."""
+
+    def __init__(
+        self,
+        end: EdgeEnd,
+        pool: Tensor,
+        board: NDArray[np.uint64],
+        address: msgspec.Struct,
+        on_close: Callable[[], object],
+    ) -> None:
+        """pool: uint8 `[n]`, on the end's device or pinned. board: `[BOARD_SLOTS]`, zeroed. on_close: frees both."""
+        self.address = address
+        self.piece_bytes = aligned_down(min(_MOST_PIECE_BYTES, len(pool) // LARGEST_PART))
+        self._device = end.device
+        self._stream = end.device.stream(f"{end.edge}-send")
+        self._receiver = PayloadReceiver(end.device, self._stream, _MAX_ROWS)
+        self._pool: ByteMemory | None = ByteMemory(pool)
+        self._board = board
+        self._expected = np.full(BOARD_SLOTS, _NOT_GIVEN, np.uint64)
+        """Numbers of the given pieces, by slot."""
+        self._same = np.empty(BOARD_SLOTS, np.bool_)
+        self._free_slots = list(range(BOARD_SLOTS))
+        """A heap: the first ones are preferred, since the receiver may keep them."""
+        self._ranges = RangeAllocator(len(pool))
+        self._given: dict[int, PoolPiece] = {}
+        """Pieces that are not acknowledged, by slot."""
+        self._numbers = 0
+        self._on_close = on_close
+
+    def send(self, payload: Payload, ready: Event) -> PoolRef:
+        return PoolRef(self, payload, ready)
+
+    def peer_lost(self) -> None:
+        for piece in list(self._given.values()):
+            self.give_back(piece)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool = None
+            self._given.clear()
+            self._on_close()
+
+    def acquire(self, stretch: Stretch, layout: PayloadLayout | None, pieces: int) -> PoolPiece | None:
+        """A piece with a range of the pool and a slot of the board; None if it cannot be copied now."""
+        if stretch.pieces and not self._receiver.ready:
+            return None
+        self._collect()
+        nbytes = stretch.end - stretch.start
+        start = self._ranges.acquire(nbytes) if self._free_slots else None
+        if start is None:
+            return None
+        slot = heappop(self._free_slots)
+        self._numbers += 1
+        self._expected[slot] = self._numbers
+        piece = self._given[slot] = PoolPiece(slot, self._numbers, start, stretch.start, nbytes, layout, pieces)
+        return piece
+
+    def copy(self, stretch: Stretch, piece: PoolPiece) -> tuple[Event, Exception | None]:
+        """Copies to the piece's range. Returns the end of the copies, and their first error."""
+        pool = self._pool
+        assert pool is not None
+        shift = piece.start - piece.offset
+        if stretch.pieces:
+            transfers = [
+                each.transfer(pool.view(each.start + shift, torch.uint8, (each.nbytes,))) for each in stretch.pieces
+            ]
+            receipt = self._receiver.receive(transfers)
+            return receipt.end, next(iter(receipt.failed.values()), None)
+        failed = None
+        into = [pool.view(part.start + shift, part.dtype, part.shape) for part in stretch.plain]
+        try:
+            self._device.launch(self._stream, copy_tensors, into, [part.tensor for part in stretch.plain])
+        except Exception as error:
+            failed = error
+        return self._device.record(self._stream), failed
+
+    def give_back(self, piece: PoolPiece) -> None:
+        """A piece that is not sent. Its copy may still run: other copies into its range follow on the same stream.
+
+        No effect if its slot has another piece by now: `peer_lost` gives back all.
+        """
+        if self._given.get(piece.slot) is piece:
+            self._free(piece.slot)
+
+    def _collect(self) -> None:
+        """Takes back what is acknowledged. The host's usual cost is two calls of numpy, whatever is under way."""
+        np.equal(self._board, self._expected, out=self._same)
+        if np.count_nonzero(self._same):
+            for slot in np.flatnonzero(self._same).tolist():
+                self._free(slot)
+
+    def _free(self, slot: int) -> None:
+        piece = self._given.pop(slot)
+        self._ranges.release(piece.start, piece.nbytes)
+        self._expected[slot] = _NOT_GIVEN
+        heappush(self._free_slots, slot)
+
+
+def copy_tensors(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    for part, tensor in zip(into, tensors, strict=True):
+        part.copy_(tensor, non_blocking=True)
