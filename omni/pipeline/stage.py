@@ -10,6 +10,10 @@ Memory = Literal["device", "host"]
 """The place of a payload's tensors at the consumer."""
 
 
+MOST_POOL_BYTES = 2**40
+"""Of an edge: more is a slip of the pen."""
+
+
 class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model in the graph.
 
@@ -39,7 +43,7 @@ class EdgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     credit: payloads with tensors of one request that may be on their way or waiting at the consumer before the producer
         pauses the request; it resumes when half of them are left.
     connector: its registered name; None selects one by the places of the stages.
-    pool_bytes: memory for payloads under way between two processes.
+    pool_bytes: memory for payloads under way between two processes, 64 KiB to 1 TiB.
     """
 
     connector: str | None = None
@@ -47,9 +51,12 @@ class EdgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pool_bytes: int = 256 * 2**20
 
     def __post_init__(self) -> None:
-        for name, value, least in (("credit", self.credit, 1), ("pool_bytes", self.pool_bytes, 2**16)):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}")
+        for name, value, least, most in (
+            ("credit", self.credit, 1, 2**31),
+            ("pool_bytes", self.pool_bytes, 2**16, MOST_POOL_BYTES),
+        ):
+            if not least <= value <= most:
+                raise ValueError(f"{name} must be at least {least}, at most {most:,}")
 
 
 class Edge(EdgeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
