@@ -200,7 +200,7 @@ def test_coroutines_ask_too_and_mistakes_are_named() -> None:
                 ),
             ):
                 with pytest.raises(InputError, match=words):
-                    await omni.hidden_states("hello", **arguments)  # type: ignore[arg-type]
+                    await omni.hidden_states("hello", **arguments)
             first, second = await asyncio.gather(omni.hidden_states("hello"), omni.hidden_states("hello"))
             assert torch.equal(first.states, second.states)
             return first
