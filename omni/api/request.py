@@ -116,9 +116,11 @@ class GenerateArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class CheckedArguments:
-    """`GenerateArguments` with defaults filled in. sampling: by stage. fields: by stage, their name in errors."""
+    """`GenerateArguments` with defaults filled in. prepared: `Pipeline.prepared` of the modalities. sampling: by stage. fields: by
+    stage, their name in errors."""
 
     modalities: frozenset[str]
+    prepared: frozenset[str]
     voice: str | None
     sampling: Mapping[str, SamplingParams]
     fields: Mapping[str, str]
@@ -287,10 +289,11 @@ def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> Checked
     voice, salt = arguments.get("voice"), arguments.get("cache_salt", "")
     with _reading("modalities"):
         modalities = _modalities(pipeline, arguments.get("modalities"))
+        prepared = pipeline.prepared(modalities)
     with _reading("voice"):
         if voice is not None:
             _check_text(voice, "voice", "give a voice's name")
-            if "audio" not in modalities:
+            if "audio" not in prepared:
                 remedy = 'add "audio" to modalities, or leave voice out'
                 raise InputError("voice", "is given, but no audio is asked for", remedy)
     with _reading("priority"):
@@ -302,7 +305,7 @@ def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> Checked
         _check_text(salt, "cache_salt", "give a string")
     with _reading("sampling"):
         sampling, fields = _sampling(pipeline, arguments.get("sampling"))
-    return CheckedArguments(modalities, voice, sampling, fields, priority, salt, n)
+    return CheckedArguments(modalities, prepared, voice, sampling, fields, priority, salt, n)
 
 
 @contextmanager

@@ -65,7 +65,7 @@ class RequestPreparer:
         )
         chat = Chat(
             messages,
-            arguments.modalities,
+            arguments.prepared,
             arguments.voice,
             arguments.sampling,
             arguments.cache_salt,

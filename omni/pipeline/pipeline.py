@@ -100,17 +100,33 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def active(self, modalities: Iterable[str], fed: Iterable[str]) -> frozenset[str]:
         """The stages of a request: those that `fed` front-end inputs reach and that reach a wanted output."""
-        asked, sources = frozenset(modalities), frozenset(fed)
-        wanted = {output.stage for output in self.outputs if output.modality in asked}
-        useful: set[str] = set()
-        for stage in reversed(self.order()):
-            if stage.name in wanted or any(e.consumer in useful for e in self.edges_from(stage.name)):
-                useful.add(stage.name)
+        sources, useful = frozenset(fed), self._needed(modalities)
         reached: set[str] = set()
         for stage in self.order():
             if stage.name in sources or any(e.producer in reached for e in self.edges_into(stage.name)):
                 reached.add(stage.name)
         return frozenset(useful & reached)
+
+    def prepared(self, modalities: Iterable[str]) -> frozenset[str]:
+        """The modalities that a front end has to prepare for: those asked for, and default ones with a stage of their own
+        that these need. A talker's codes alone need all that its speech needs."""
+        asked = frozenset(modalities)
+        needed, by_default = self._needed(asked), self.default_modalities
+        return asked | {
+            name
+            for name in by_default
+            if needed & (self._needed([name]) - self._needed(other for other in by_default if other != name))
+        }
+
+    def _needed(self, modalities: Iterable[str]) -> set[str]:
+        """The stages that lead to an output of these."""
+        asked = frozenset(modalities)
+        wanted = {output.stage for output in self.outputs if output.modality in asked}
+        needed: set[str] = set()
+        for stage in reversed(self.order()):
+            if stage.name in wanted or any(e.consumer in needed for e in self.edges_from(stage.name)):
+                needed.add(stage.name)
+        return needed
 
 
 def _merged(before: Iterable[PartT], more: Iterable[PartT], name: Callable[[PartT], str]) -> tuple[PartT, ...]:

@@ -28,6 +28,7 @@ PRESSURE: dict[str, dict[str, object]] = {
     "calm": {},
     "few blocks": {"text.num_blocks": 9, "text.block_size": 4, "text.max_model_len": 32},
     "small chunks": {"text.max_num_batched_tokens": 5},
+    "graphs": {},
     "no cache, ahead": {"text.prefix_cache": False, "text.max_in_flight": 4},
     "few blocks, ahead": {
         "text.num_blocks": 9,
@@ -94,7 +95,8 @@ def expect(model: Any, ids: list[int], recorder: Recorder) -> None:
 @pytest.mark.parametrize("pressure", PRESSURE)
 def test_states_of_many_requests_equal_the_reference(tmp_path: Path, kind: str, pressure: str) -> None:
     model = write_text_model(tmp_path, kind)
-    engine = TextEngine(tmp_path, {"text.hidden_layers": LAYERS, **PRESSURE[pressure]})
+    graphs = pressure == "graphs"
+    engine = TextEngine(tmp_path, {"text.hidden_layers": LAYERS, **PRESSURE[pressure]}, graphs=graphs)
     prompts = [[(7 * place * place + 11 * index) % VOCAB for place in range(3 + 3 * index)] for index in range(6)]
     prompts.append([*prompts[5][:12], 5, 6])  # a prefix that may be cached
     recorders = [submit(engine, str(index), ids, max_tokens=9) for index, ids in enumerate(prompts)]

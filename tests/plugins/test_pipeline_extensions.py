@@ -1,17 +1,27 @@
 """A third party's stages in the graph of a published family: behind its vocoder, and on its thinker's hidden states."""
 
+import json
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from omni import ConfigError, Omni, PluginError, Result
+from omni import ConfigError, Omni, PluginError, Result, StageError
+from omni.cli import app
 from omni.payload import HiddenStates
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
+from omni_ar.run.output_processor import OutputProcessor
+from tests.support.echo_family import echo_model
 from tests.support.engines import plugins_of
+from tests.support.entry_points import REPOSITORY, own_entry_points
 from tests.support.extensions import LAYER, Mood, classify
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiny_omni import SHAPE, assert_freed, assert_like, lengths, picture, sound, user
@@ -131,6 +141,93 @@ def test_a_function_of_the_user_is_applied_last(plain: Result) -> None:
     with Omni(folder(), device="cpu", plugins=plugins(), extensions=["quiet"], pipeline=without_speech) as omni:
         assert omni.modalities == ("text",)
         assert omni.generate(CHAT, sampling={"thinker": LENGTHS["thinker"]}, stream=False).text == plain.text
+
+
+def test_the_documentation_shows_this_plugin() -> None:
+    page = (REPOSITORY / "docs" / "plugins.md").read_text()
+    section = page.partition("\n## A stage in the graph of another family\n")[2].partition("\n## ")[0]
+    source = (REPOSITORY / "tests" / "support" / "extensions.py").read_text()
+    listings = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    assert len(listings) == 2
+    assert all(listing in source for listing in listings)
+
+
+def test_explain_shows_the_extended_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [EntryPoint("stranger", "tests.support.extensions", "omni"), *own_entry_points()]
+    monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: points)
+    arguments = [
+        "explain",
+        str(folder()),
+        "--device",
+        "cpu",
+        "--with",
+        "quiet",
+        "--with",
+        "mood",
+        "--family",
+        "qwen3_omni",
+    ]
+    text = CliRunner().invoke(app, [*arguments, "--place", "mood=cpu/2"])
+    assert text.exit_code == 0, text.output
+    lines = [" ".join(line.split()) for line in text.stdout.splitlines()]
+    assert "family qwen3_omni with quiet, mood, on cpu" in lines[0]
+    for line in (
+        "audio quiet by default",
+        "mood mood by default",
+        "thinker.hidden_states thinker on request",
+        "mood mood 0 float32 -",
+        "thinker -> mood shm host two processes on cpu",
+        "thinker.hidden_layers [2] family",
+    ):
+        assert line in lines
+    report = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    assert report["extensions"] == ["quiet", "mood"]
+    assert [stage["model"] for stage in report["stages"] if stage["name"] == "quiet"] == [None]
+
+
+def test_an_extension_of_other_families_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'mood' does not extend family 'echo'; it extends qwen3_omni, qwen2_5_omni"):
+        Omni(
+            echo_model(tmp_path),
+            device="cpu",
+            plugins=plugins_of(stranger="tests.support.extensions", echo="tests.support.echo_plugin"),
+            extensions=["mood"],
+        )
+
+
+def test_an_edge_of_hidden_states_that_are_not_kept_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"thinker\.hidden_layers: is empty, and edge thinker->mood takes hidden states"
+    ):
+        opened(("mood",), thinker__hidden_layers=())
+
+
+def test_a_stage_that_needs_a_model_says_so() -> None:
+    def without_model(pipeline: Pipeline) -> Pipeline:
+        return pipeline.extended(stages=[msgspec.structs.replace(pipeline.stage("talker"), model=None)])
+
+    words = r"pipeline\.stages\.talker\.model: is missing; kind 'ar' takes a function that returns a ArModel"
+    with pytest.raises(ConfigError, match=words):
+        Omni(folder(), device="cpu", plugins=plugins(), pipeline=without_model)
+
+
+def test_tensors_for_users_that_no_output_takes_fail_their_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = OutputProcessor._frame
+
+    def for_users(self, scheduled, written):
+        produced = real(self, scheduled, written)
+        self._outbox.append(replace(produced, for_user=True))
+        return produced
+
+    monkeypatch.setattr(OutputProcessor, "_frame", for_users)
+    with opened() as omni:
+        codes = omni.generate(CHAT, modalities=("codes",), voice="chelsie", sampling=LENGTHS, stream=False).codes
+        assert codes is not None
+        assert codes.shape == (40, 4), "each frame twice"
+        with pytest.raises(
+            StageError, match=r"'talker' .* a TokenCodes has tensors, and no output .* set Output\.adapter"
+        ):
+            omni.generate(CHAT, sampling=LENGTHS, stream=False)
 
 
 @pytest.mark.parametrize(
