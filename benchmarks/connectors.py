@@ -1,12 +1,21 @@
-"""Payloads between two processes: one-way time, and bytes per second with several under way, by connector and size.
+"""Payloads between two processes: one-way time, and bytes per second with several under way, by connector and size; and
+the hop between two stages of one engine.
 
     python benchmarks/connectors.py [--connectors shm cuda_ipc] [--places cuda:0 cuda:0] [--sizes 4K 64K 4M 64M 256M]
                                     [--in-flight 8] [--count 200] [--pool 64M] [--json FILE]
+    python benchmarks/connectors.py --connectors local [--shape qwen2.5-omni-7b] [--tokens 256] [--requests 1 4]
+    python benchmarks/connectors.py --connectors local --device cpu --shape tiny-qwen2.5-omni --tokens 24
 
 The producer is this process, the consumer another; each runs the loop of an engine that has nothing else to do. A payload is one
 tensor. One way: from `Sender.send` of a payload that is ready until the consumer may launch work on it, one payload at a time, by
 the clock that the processes share. Bytes per second: `--in-flight` payloads at a time; the consumer reads the first 4 KiB of each
 before it releases it. Beside it, a plain copy of torch between the two devices, bytes moved once: the share is of that.
+
+The connector `local` moves references in an engine, so it is measured in one: Qwen2.5-Omni with dummy weights, its whole
+pipeline, on the first place. The thinker sends the hidden state of every token to the talker, whose next steps add it to
+their input. Counted are the payloads handed over while both decode. `bench/local_hop.py` defines the hop: from the
+producer's event to the consumer's launch, as an interval, since the host learns of the event by polling. The engine is in
+a thread of this process, whose other threads wait. With several requests, the rows of both stages decode in batches.
 """
 
 import argparse
@@ -14,18 +23,22 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import msgspec
 import torch
 from torch import Tensor
 
 from bench.arguments import device_here, output_file, positive_int
+from bench.local_hop import HopTimes, times_of, watched_hops, while_both_decode
 from bench.report import environment, print_facts, print_table, write_json
+from omni import Omni, SamplingParams
 from omni.connector import Connector, EdgeEnd, Pending, Received, Ref
 from omni.device import Device, Event, open_device
 from omni.engine import ConnectorSelector
@@ -33,6 +46,7 @@ from omni.ipc import Channel, ChannelClosed, Codec, Typed
 from omni.payload import Encoded, Payload
 from omni.pipeline import Edge
 from omni.plugin.manager import load_plugins
+from shapes import SHAPES
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _READ = 4096
@@ -227,6 +241,49 @@ def measure(name: str, arguments: argparse.Namespace) -> list[Run]:
     return runs
 
 
+def measure_hops(device: str, shape: str, tokens: int, requests: int) -> HopTimes:
+    """The hops from thinker to talker, with so many requests at once."""
+    talk = {
+        "thinker": SamplingParams(max_tokens=tokens, temperature=1.0, seed=1, ignore_eos=True),
+        "talker": SamplingParams(max_tokens=2 * tokens, seed=1, ignore_eos=True),
+    }
+    overrides = {"engine.process": "thread"}
+    with tempfile.TemporaryDirectory() as folder, watched_hops() as hops:
+        SHAPES[shape](Path(folder))
+        with Omni(folder, load_format="dummy", device=device, overrides=overrides) as omni:
+            for turn in range(2):  # the first warms up
+                for edge in hops.values():
+                    edge.clear()
+                chats = [f"Tell me about the number {1000 * turn + index}." for index in range(requests)]
+                results = omni.generate(chats, modalities=("text", "audio"), sampling=talk, stream=False)
+                assert isinstance(results, list)
+                for result in results:
+                    if result.error is not None:
+                        raise result.error
+    return times_of("thinker->talker", requests, while_both_decode(hops["thinker->talker"], hops["talker->token2wav"]))
+
+
+def print_hops(hops: Sequence[HopTimes]) -> None:
+    header = (
+        "edge",
+        "requests",
+        "hops",
+        "at least p50, us",
+        "p99",
+        "at most p50, us",
+        "p99",
+        "late",
+        "round p50, us",
+        "p99",
+    )
+    rows = [
+        (h.edge, h.requests, h.hops, f"{h.least_p50:.1f}", f"{h.least_p99:.0f}", f"{h.most_p50:.1f}", f"{h.most_p99:.0f}",
+         f"{h.late:.0%}", f"{h.turn_p50:.0f}", f"{h.turn_p99:.0f}")
+        for h in hops
+    ]  # fmt: skip
+    print_table(header, rows)
+
+
 def main(arguments: Sequence[str]) -> None:
     if arguments[:1] == ["--consumer"]:
         descriptor, name, place, pool = arguments[1:]
@@ -243,22 +300,34 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--in-flight", type=positive_int, default=8)
     parser.add_argument("--count", type=positive_int, default=200)
     parser.add_argument("--pool", type=number_of_bytes, default=Edge(producer="a", consumer="b").pool_bytes)
+    parser.add_argument("--device", type=here, default="cuda:0", help="both places")
+    parser.add_argument("--shape", choices=("qwen2.5-omni-7b", "qwen2.5-omni-3b", "tiny-qwen2.5-omni"))
+    parser.add_argument("--tokens", type=positive_int, default=256)
+    parser.add_argument("--requests", type=positive_int, nargs="+", default=[1, 4])
     parser.add_argument("--json", type=output_file)
     chosen = parser.parse_args(arguments)
-    chosen.places = chosen.places or [here("cuda:0"), here("cuda:0")]
+    chosen.places = chosen.places or [here(chosen.device)] * 2
     facts = environment() | {"places": " -> ".join(chosen.places), "pool": f"{chosen.pool:,} bytes"}
+    hops: list[HopTimes] = []
+    if "local" in chosen.connectors:
+        shape = chosen.shape or "qwen2.5-omni-7b"
+        facts["shape"] = shape
+        hops = [measure_hops(chosen.places[0], shape, chosen.tokens, requests) for requests in chosen.requests]
     with torch.inference_mode():
-        runs = [run for name in chosen.connectors for run in measure(name, chosen)]
+        runs = [run for name in chosen.connectors if name != "local" for run in measure(name, chosen)]
     print_facts(facts)
+    if hops:
+        print_hops(hops)
     header = ("connector", "bytes", "one way p50, us", "p99, us", "GB/s", "share of a plain copy")
     rows = [
         (r.connector, f"{r.bytes:,}", f"{r.one_way_p50_us:.0f}", f"{r.one_way_p99_us:.0f}",
          f"{r.gigabytes_per_second:.2f}", f"{r.share:.0%}")
         for r in runs
     ]  # fmt: skip
-    print_table(header, rows)
+    if runs:
+        print_table(header, rows)
     if chosen.json is not None:
-        write_json(chosen.json, [asdict(run) for run in runs], facts)
+        write_json(chosen.json, [asdict(hop) for hop in hops] + [asdict(run) for run in runs], facts)
 
 
 if __name__ == "__main__":

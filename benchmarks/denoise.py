@@ -30,7 +30,7 @@ from omni_diffusion.inputs import Voice
 from omni_diffusion.kind import DiffusionStageKind
 from omni_diffusion.options import DiffusionOptions
 from omni_diffusion.worker import DiffusionWorker
-from omni_frames import CodeFrames
+from omni_frames.request import CodeFrames
 
 ROUNDS = 3
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

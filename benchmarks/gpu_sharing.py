@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from bench.arguments import output_file
+from bench.arguments import need_cuda, output_file
 from bench.report import environment, print_facts, print_table, write_json
 
 _UNITS = {"K": 2**10, "M": 2**20}
@@ -104,8 +104,7 @@ def main() -> None:
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("this needs a CUDA device")
+    need_cuda()
     if arguments.serve:
         return serve()
     sizes = [int(text[:-1]) * _UNITS[text[-1]] for text in arguments.bytes]

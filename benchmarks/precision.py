@@ -11,10 +11,10 @@ import argparse
 
 import torch
 
+from bench.alone import denoise_alone, render_alone
 from bench.arguments import at_least, device_here, output_file, positive_int
 from bench.report import environment, print_facts, print_table, write_json
 from omni.device import open_device
-from omni_diffusion.alone import denoise_alone, render_alone
 from omni_diffusion.precision import products
 from omni_diffusion.windows import WindowSizes
 from windows import apart, load

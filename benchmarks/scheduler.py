@@ -24,7 +24,8 @@ from omni_ar.inputs import Prompt
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
 from omni_ar.run.allocator import Allocator, RowTable
-from omni_ar.run.blocks import BlockPool, Reclaimer, Spiller
+from omni_ar.run.blocks.pool import BlockPool
+from omni_ar.run.blocks.reclaim import Reclaimer, Spiller
 from omni_ar.run.limits import Limits
 from omni_ar.run.request import ArRequest
 from omni_ar.run.scheduler import Scheduler

@@ -15,6 +15,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from bench.alone import denoise_alone, render_alone
 from bench.arguments import at_least, device_here, output_file, positive_int
 from bench.report import environment, print_facts, print_table, write_json
 from omni.checkpoint import Checkpoint, resolve
@@ -22,7 +23,6 @@ from omni.device import open_device
 from omni.engine import resolve_pipeline
 from omni.plugin.manager import load_plugins
 from omni.stage import StageContext, build_model
-from omni_diffusion.alone import denoise_alone, render_alone
 from omni_diffusion.model import DiffusionModel
 from omni_diffusion.options import DiffusionOptions
 from omni_diffusion.windows import WindowSizes

@@ -1,14 +1,19 @@
 """Whether rows choose experts as real traffic would: where a few experts do all the work, a step's time says nothing about it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from bench.engine import BenchEngine
 from bench.floors import experts_of, uniform_experts
-from omni_ar.layers.moe import observe_routing
+from omni_ar.kernels.linear import linear
+from omni_ar.kernels.moe import Experts, Norm, mix_experts, route
+from omni_ar.kernels.norm import rms_norm
+from omni_ar.layers import moe
 
 TOLERANCE = 0.05
 """A share of what uniform choices give."""
@@ -29,6 +34,22 @@ def is_void(routing: Routing | None) -> bool:
 def told(routing: Routing | None) -> str:
     """For a table."""
     return f"{routing.counted:.1f} ({routing.uniform:.1f})" if routing is not None else ""
+
+
+@contextmanager
+def observe_routing(callback: Callable[[Tensor], None]) -> Iterator[None]:
+    """While entered, every layer in turn calls `callback(expert_TK)`: `[T, K]`, integers on the layer's device and the current
+    stream. The experts are computed again: of two with nearly equal logits it may choose the other. A step that is replayed from a
+    graph makes no call."""
+
+    def observed(x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None, experts: Experts) -> tuple[Tensor, Tensor]:
+        y_TD, sum_TD = mix_experts(x_TD, delta_TD, norm, experts)
+        normed_TD = sum_TD if norm is None else rms_norm(sum_TD, norm.weight_D, norm.eps)
+        callback(route(linear(normed_TD, experts.router_ED), experts.top_k, experts.norm_topk)[1])
+        return y_TD, sum_TD
+
+    with patch.object(moe, "mix_experts", observed):
+        yield
 
 
 def count_experts(bench: BenchEngine, rows: int, run: Callable[[], None]) -> dict[str, Routing]:

@@ -9,9 +9,10 @@ import torch
 from bench.kernel_cases import Buffers, Call, Case
 from bench.kernel_shapes import Sizes
 from omni.sampling import GREEDY, SamplingParams
-from omni_ar.kernels.sampling.state import NEVER
-from omni_ar.sampling import SamplingState, draw, flags_of, resolve_sampling, sample
-from omni_ar.sampling.pack import needs_of
+from omni_ar.kernels.sampling.state import NEVER, SamplingState
+from omni_ar.sampling.pack import flags_of, needs_of
+from omni_ar.sampling.resolve import resolve_sampling
+from omni_ar.sampling.sampler import draw, sample
 
 _NARROW = "top-k 50, top-p 0.8, penalty"
 _KINDS: Mapping[str, SamplingParams] = {

@@ -8,6 +8,7 @@ from torch import Tensor
 from bench.kernel_cases import Buffers, Call, Case
 from bench.kernel_shapes import Sizes
 from omni.device import open_device
+from omni_ar.kernels.sampling.state import EVERYTHING
 from omni_ar.kernels.step import (
     accept_tokens,
     end_frames,
@@ -21,7 +22,6 @@ from omni_ar.model import ArModel, ArShape, Batch, CodecModel, Codes, DrawCode, 
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.state import allocate_rows, allocate_step_buffers
-from omni_ar.sampling import EVERYTHING
 
 _BLOCK = 16
 

@@ -25,8 +25,8 @@ from bench.replay import H200_BANDWIDTH, replayed_seconds
 from omni.device.kernel_choice import plain_torch
 from omni_ar.kernels.sampling import kernel
 from omni_ar.kernels.sampling.settings import RowSettings, WideSettings
-from omni_ar.kernels.sampling.state import NEVER, Need
-from omni_ar.sampling import EVERYTHING, SamplingFlags, SamplingState, draw, sample
+from omni_ar.kernels.sampling.state import EVERYTHING, NEVER, Need, SamplingFlags, SamplingState
+from omni_ar.sampling.sampler import draw, sample
 
 VOCAB, TALKER, CODES = 152_064, 3_072, 2_048
 ROWS = (1, 8, 32, 64)

@@ -1,12 +1,14 @@
 """The connector of two processes with CUDA devices of one host: a pool of GPU memory that the receiver has mapped.
 
-The sender copies payloads into its pool on a stream of its own. On the same GPU a consumer reads small payloads in the
-pool itself; others, and all of another GPU, are copied by the receiver, over the peer connection. Nothing passes
-through the host. `omni.connector.pool` states who owns a range of the pool when.
+The sender copies payloads into its pool on a stream of its own, which then writes their numbers into a board in host
+memory. So a piece travels while its copy runs, and no host waits for the other's event. On the same GPU a consumer
+reads small payloads in the pool itself; others, and all of another GPU, are copied by the receiver, over the peer
+connection. Nothing passes through the host. `omni.connector.pool` states who owns a range of the pool when.
 
 The pool is allocated once, outside of torch's allocator, exported once, and freed with the sender.
 """
 
+import mmap
 import os
 from dataclasses import dataclass
 from functools import partial
@@ -14,22 +16,24 @@ from functools import partial
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.connector import EdgeEnd, Reach, Receiver, Sender
-from omni.connector.pool import BOARD_BYTES, PoolReceiver, PoolSender, TensorMemory
+from omni.connector.pool import BOARD_BYTES, CopiedBoard, PoolReceiver, PoolSender, TensorMemory
 from omni.errors import ConfigError
 from omni.ipc.memory import SharedMemoryAddress, create_memory
 from omni_cuda_ipc import driver
 
-_POOLS: dict[int, tuple[object, Tensor]] = {}
-"""Board and pool of the senders in this process, by descriptor: a process cannot open a handle of its own."""
+_POOLS: dict[int, tuple[mmap.mmap, Tensor]] = {}
+"""Boards and pool of the senders in this process, by descriptor: a process cannot open a handle of its own."""
 
 
 class CudaIpcAddress(msgspec.Struct, frozen=True, array_like=True):
-    """board: shared host memory. device: of the pool, by its unique id: processes may number devices differently."""
+    """boards: shared host memory, the acknowledgements first. device: of the pool, by its unique id: processes may
+    number devices differently."""
 
-    board: SharedMemoryAddress
+    boards: SharedMemoryAddress
     handle: bytes
     nbytes: int
     device: str
@@ -65,29 +69,36 @@ class CudaIpcConnector:
             pointer = driver.allocate(device.index, end.pool_bytes)
         except driver.CudaError as error:
             raise ConfigError(f"{end.edge}: pool_bytes", f"{end.pool_bytes:,}: {error}", "lower it") from error
-        descriptor, mapping = create_memory(BOARD_BYTES, "omni-board")
-        board, pool = np.frombuffer(mapping, np.uint64), driver.as_tensor(pointer, end.pool_bytes, device)
-        _POOLS[descriptor] = board, pool
+        descriptor, mapping = create_memory(2 * BOARD_BYTES, "omni-boards")
+        pool = driver.as_tensor(pointer, end.pool_bytes, device)
+        board, marks = _boards(mapping)
+        memory = torch.from_numpy(marks)
+        unpin = end.device.pin(memory)
+        copied = CopiedBoard(marks, driver.as_tensor(memory.data_ptr(), BOARD_BYTES, device).view(torch.int64))
+        if copied.device.data_ptr() != memory.data_ptr():
+            raise RuntimeError(f"torch {torch.__version__} copies pinned memory to {device}: it cannot be shared")
+        _POOLS[descriptor] = mapping, pool
 
         def close() -> None:
             del _POOLS[descriptor]
+            unpin()
             driver.free(device.index, pointer)
             os.close(descriptor)
 
-        shared = SharedMemoryAddress(os.getpid(), descriptor, BOARD_BYTES)
-        handle = driver.export(device.index, pointer)
-        return PoolSender(end, pool, board, CudaIpcAddress(shared, handle, end.pool_bytes, _id_of(device)), close)
+        shared = SharedMemoryAddress(os.getpid(), descriptor, len(mapping))
+        address = CudaIpcAddress(shared, driver.export(device.index, pointer), end.pool_bytes, _id_of(device))
+        return PoolSender(end, pool, board, address, close, copied)
 
     def receiver(self, end: EdgeEnd, address: object) -> Receiver:
         """Raises ConfigError if the GPUs are not connected."""
         assert isinstance(address, CudaIpcAddress)
         device = end.device.torch_device
-        if address.board.pid == os.getpid():
-            board, pool = _POOLS[address.board.descriptor]
-            assert isinstance(board, np.ndarray)
-            return PoolReceiver(end, TensorMemory(pool, device), board, address.nbytes, _nothing)
+        if address.boards.pid == os.getpid():
+            mapping, pool = _POOLS[address.boards.descriptor]
+            board, marks = _boards(mapping)
+            return PoolReceiver(end, TensorMemory(pool, device), board, address.nbytes, _nothing, marks)
         try:
-            board = np.frombuffer(address.board.map(), np.uint64)
+            board, marks = _boards(address.boards.map())
             pointer = driver.open_handle(device.index, address.handle)
         except (OSError, driver.CudaError) as error:
             problem = f"{device} cannot reach the sender's GPU memory: {error}"
@@ -95,8 +106,14 @@ class CudaIpcConnector:
         close = partial(driver.close_handle, device.index, pointer)
         if address.device == _id_of(device):
             memory = TensorMemory(driver.as_tensor(pointer, address.nbytes, device), device)
-            return PoolReceiver(end, memory, board, address.nbytes, close)
-        return PoolReceiver(end, PeerMemory(pointer, device), board, address.nbytes, close)
+            return PoolReceiver(end, memory, board, address.nbytes, close, marks)
+        return PoolReceiver(end, PeerMemory(pointer, device), board, address.nbytes, close, marks)
+
+
+def _boards(mapping: mmap.mmap) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """The acknowledgements, and the copied pieces."""
+    half = BOARD_BYTES // 8
+    return np.frombuffer(mapping, np.uint64, half), np.frombuffer(mapping, np.int64, half, BOARD_BYTES)
 
 
 def _id_of(device: torch.device) -> str:

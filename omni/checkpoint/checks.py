@@ -38,11 +38,7 @@ class Section:
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
         self._values = values
-        self._path = path
-
-    @property
-    def path(self) -> str:
-        return self._path
+        self.path = path
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._values:
@@ -56,7 +52,7 @@ class Section:
     def part(self, name: str) -> "Section":
         values = self[name]
         self.require(isinstance(values, Mapping), name, f"is {quoted(values)}, not a table")
-        return Section(values, f"{self._path}.{name}" if self._path else name)
+        return Section(values, f"{self.path}.{name}" if self.path else name)
 
     def require_equal(self, values: Mapping[str, object]) -> None:
         """Checks fields whose values follow from others."""
@@ -125,7 +121,7 @@ class Section:
 
     def field(self, *names: str) -> str:
         """The name in errors of this part, or of a field in it."""
-        return "config.json: " + ".".join(name for name in (self._path, *names) if name)
+        return "config.json: " + ".".join(name for name in (self.path, *names) if name)
 
 
 def check_rates(config: Section, *names: str) -> None:

@@ -146,7 +146,9 @@ def _places(
             raise CheckpointError(name, f"wrong tensor shape: expected {expected}, found {found}", RESTORE_CONFIG)
         other = taken.setdefault(_key(destination), name)
         if other != name:
-            raise CheckpointError(name, f"goes where {other} goes", "use a checkpoint that holds each weight once")
+            raise CheckpointError(
+                name, f"has the same destination as {other}", "use a checkpoint that holds each weight once"
+            )
         places[name] = destination
     return places
 

@@ -61,7 +61,7 @@ class Table:
             raise CheckpointError(field, f"is {list(tensor.shape)}, not [{expected}]", RESTORE_FILE)
         # A few bytes can declare a tensor of any size, or an empty one.
         if tensor.device.type != "cpu" or tensor.nbytes > tensor.untyped_storage().nbytes():
-            raise CheckpointError(field, "has fewer numbers in the file than its shape says", RESTORE_FILE)
+            raise CheckpointError(field, "has fewer numbers in the file than its shape", RESTORE_FILE)
         numbers = tensor.detach().float()
         if not numbers.isfinite().all():
             raise CheckpointError(field, "holds numbers that are not finite in float32", RESTORE_FILE)

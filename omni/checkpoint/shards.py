@@ -87,7 +87,7 @@ class _Index(msgspec.Struct):
 
 
 class Shard:
-    """One safetensors file. Only its header stays in memory. spans: the span of each weight. names: the weights' names. Raises
+    """One safetensors file. Only its header stays in memory. spans: the span of each weight. Raises
     CheckpointError if the file is unreadable or truncated, or lacks a weight of `expected`."""
 
     def __init__(self, path: Path, expected: frozenset[str]) -> None:
@@ -99,10 +99,9 @@ class Shard:
         except (SafetensorError, OSError) as error:
             problem = f"is truncated or no safetensors file ({error})"
             raise CheckpointError(path.name, problem, "download the shard again") from error
-        self.names = frozenset(self.spans)
-        lacking = sorted(expected - self.names)
+        lacking = sorted(expected - self.spans.keys())
         if lacking:
-            problem = f"lacks {_some(lacking)}, which {INDEX} says it holds"
+            problem = f"lacks {_some(lacking)}, which {INDEX} assigns to it"
             raise CheckpointError(path.name, problem, "download the index and the shard again, from the same revision")
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -118,7 +117,7 @@ def locate_weights(folder: Path) -> dict[str, Path]:
         return _locate_indexed(folder)
     single = folder / SINGLE
     if is_file(single):
-        return dict.fromkeys(sorted(Shard(single, frozenset()).names), single)
+        return dict.fromkeys(sorted(Shard(single, frozenset()).spans), single)
     others = sorted(file.name for file in folder.iterdir() if file.suffix in _OTHER_FORMATS)
     if others:
         problem = f"holds weights as {_some(others)}, a format that is not supported"

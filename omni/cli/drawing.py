@@ -26,55 +26,55 @@ _ASCII = str.maketrans({**dict.fromkeys("┌┐└┘├┤┬┴┼", "+"), "�
 
 
 class Canvas:
-    """Rows count downwards, columns to the right, from 0."""
+    """A grid of characters: `y` counts lines of text downwards, columns count to the right, from 0."""
 
     def __init__(self) -> None:
         self._texts: dict[tuple[int, int], str] = {}
         self._arms: dict[tuple[int, int], _Arm] = {}
         self._owners: dict[tuple[int, int], str] = {}
 
-    def text(self, row: int, column: int, text: str) -> None:
+    def text(self, y: int, column: int, text: str) -> None:
         for offset, character in enumerate(text):
-            self._texts[row, column + offset] = character
+            self._texts[y, column + offset] = character
 
-    def across(self, row: int, first: int, last: int, owner: str) -> None:
-        """A line from column `first` to column `last`. Lines of one owner join where they meet."""
+    def across(self, y: int, first: int, last: int, owner: str) -> None:
+        """A stroke from column `first` to column `last`. Strokes of one owner join where they meet."""
         for column in range(first, last + 1):
             left = _LEFT if column > first else _Arm(0)
-            self._add(row, column, left | (_RIGHT if column < last else _Arm(0)), owner)
+            self._add(y, column, left | (_RIGHT if column < last else _Arm(0)), owner)
 
     def down(self, column: int, first: int, last: int, owner: str, *, from_above: bool = False) -> None:
-        """A line from row `first` (or the row above it) to row `last`, over earlier lines of other owners."""
-        for row in range(first, last + 1):
-            up = _UP if row > first or from_above else _Arm(0)
-            self._add(row, column, up | (_DOWN if row < last else _Arm(0)), owner)
+        """A stroke from `y` = `first` (or the character above it) to `last`, over earlier strokes of other owners."""
+        for y in range(first, last + 1):
+            up = _UP if y > first or from_above else _Arm(0)
+            self._add(y, column, up | (_DOWN if y < last else _Arm(0)), owner)
 
-    def box(self, row: int, column: int, lines: tuple[str, ...]) -> None:
-        """A frame around `lines`, with one space beside the longest. row, column: of its upper left corner."""
+    def box(self, y: int, column: int, lines: tuple[str, ...]) -> None:
+        """A frame around `lines`, with one space beside the longest. y, column: of its upper left corner."""
         width = max(map(len, lines)) + 4
-        bottom, right, owner = row + len(lines) + 1, column + width - 1, f"box at {row}, {column}"
-        self.across(row, column, right, owner)
+        bottom, right, owner = y + len(lines) + 1, column + width - 1, f"box at {y}, {column}"
+        self.across(y, column, right, owner)
         self.across(bottom, column, right, owner)
-        self.down(column, row, bottom, owner)
-        self.down(right, row, bottom, owner)
+        self.down(column, y, bottom, owner)
+        self.down(right, y, bottom, owner)
         for offset, line in enumerate(lines):
-            self.text(row + 1 + offset, column + 2, line)
+            self.text(y + 1 + offset, column + 2, line)
 
-    def leave(self, row: int, column: int) -> None:
-        self._arms[row, column] |= _DOWN
+    def leave(self, y: int, column: int) -> None:
+        self._arms[y, column] |= _DOWN
 
     def render(self, *, ascii_only: bool) -> str:
         cells = {place: _SHAPES[arms] for place, arms in self._arms.items() if arms} | self._texts
-        rows = [[column for at, column in cells if at == row] for row in range(1 + max(row for row, _ in cells))]
+        used = [[column for at, column in cells if at == y] for y in range(1 + max(y for y, _ in cells))]
         lines = [
-            "".join(cells.get((row, column), " ") for column in range(1 + max(columns, default=-1)))
-            for row, columns in enumerate(rows)
+            "".join(cells.get((y, column), " ") for column in range(1 + max(columns, default=-1)))
+            for y, columns in enumerate(used)
         ]
         drawn = "\n".join(lines)
         return drawn.translate(_ASCII) if ascii_only else drawn
 
-    def _add(self, row: int, column: int, arms: _Arm, owner: str) -> None:
-        place = row, column
+    def _add(self, y: int, column: int, arms: _Arm, owner: str) -> None:
+        place = y, column
         if self._owners.setdefault(place, owner) == owner:
             self._arms[place] = self._arms.get(place, _Arm(0)) | arms
         else:
@@ -205,14 +205,14 @@ def draw(pipeline: Pipeline, places: Mapping[str, Sequence[str]] | None = None, 
     outputs = [Node(f"output {output.modality}", (output.modality,)) for output in pipeline.outputs]
     arrows = [(edge.producer, edge.consumer) for edge in pipeline.edges]
     arrows += [(output.stage, f"output {output.modality}") for output in pipeline.outputs]
-    canvas, row = Canvas(), 0
+    canvas, y = Canvas(), 0
     ranks = lay_out([*stages, *outputs], arrows, _WIDTH)
     for number, rank in enumerate(ranks):
         height = max(_height(node) for node in rank)
         for node in rank:
-            _draw_node(canvas, node, row, height)
+            _draw_node(canvas, node, y, height)
         below = ranks[number + 1] if number + 1 < len(ranks) else []
-        row += height + _draw_arrows(canvas, rank, below, row + height)
+        y += height + _draw_arrows(canvas, rank, below, y + height)
     return canvas.render(ascii_only=ascii_only)
 
 
@@ -220,24 +220,24 @@ def _height(node: Node) -> int:
     return len(node.lines) + (_FRAME if node.framed else 0)
 
 
-def _draw_node(canvas: Canvas, node: Node, row: int, height: int) -> None:
+def _draw_node(canvas: Canvas, node: Node, y: int, height: int) -> None:
     if node.framed:
-        canvas.box(row, node.left, tuple(line.ljust(node.width - 4) for line in node.lines))
+        canvas.box(y, node.left, tuple(line.ljust(node.width - 4) for line in node.lines))
         for index in range(len(node.targets)):
-            canvas.leave(row + _height(node) - 1, node.port(index))
+            canvas.leave(y + _height(node) - 1, node.port(index))
     elif node.lines:
-        canvas.text(row, node.left, node.lines[0])
+        canvas.text(y, node.left, node.lines[0])
     else:
-        canvas.down(node.left, row, row + height - 1, node.name, from_above=True)
+        canvas.down(node.left, y, y + height - 1, node.name, from_above=True)
 
 
 @dataclass(slots=True)
 class _Bundle:
-    """All arrows into one node: they join in one horizontal line, `row` rows below their sources."""
+    """All arrows into one node: they join in one horizontal stroke, `level` lines of text below their sources."""
 
     target: Node
     columns: list[int]
-    row: int = 0
+    level: int = 0
 
     @property
     def first(self) -> int:
@@ -252,7 +252,7 @@ class _Bundle:
 
 
 def _draw_arrows(canvas: Canvas, above: Sequence[Node], below: Sequence[Node], top: int) -> int:
-    """Returns the number of rows drawn, the last one with arrowheads."""
+    """Returns the number of text lines drawn, the last one with arrowheads."""
     if not below:
         return 0
     bundles = []
@@ -261,11 +261,11 @@ def _draw_arrows(canvas: Canvas, above: Sequence[Node], below: Sequence[Node], t
         if columns:
             bundles.append(_Bundle(target, columns))
     turns = [bundle for bundle in bundles if bundle.first < bundle.last]
-    turning = _assign_rows(turns)
+    turning = _assign_levels(turns)
     for bundle in turns:
-        canvas.across(top + bundle.row, bundle.first, bundle.last, bundle.target.name)
+        canvas.across(top + bundle.level, bundle.first, bundle.last, bundle.target.name)
     for bundle in bundles:
-        name, turn = bundle.target.name, top + bundle.row
+        name, turn = bundle.target.name, top + bundle.level
         for column in bundle.columns:
             canvas.down(column, top, turn, name, from_above=True)
         canvas.down(bundle.target.middle, turn, top + turning, name)
@@ -274,13 +274,13 @@ def _draw_arrows(canvas: Canvas, above: Sequence[Node], below: Sequence[Node], t
     return turning + 1
 
 
-def _assign_rows(bundles: Sequence[_Bundle]) -> int:
-    """Overlapping lines get different rows. Returns the number of rows."""
-    rows: list[list[_Bundle]] = []
+def _assign_levels(bundles: Sequence[_Bundle]) -> int:
+    """Overlapping strokes get different levels. Returns the number of levels."""
+    levels: list[list[_Bundle]] = []
     # Arrows that go further to a side turn higher up, so that arrows from one box do not cross.
     for bundle in sorted(bundles, key=lambda one: -one.last if one.first < one.target.middle else one.first):
-        bundle.row = next((n for n, row in enumerate(rows) if not any(map(bundle.touches, row))), len(rows))
-        if bundle.row == len(rows):
-            rows.append([])
-        rows[bundle.row].append(bundle)
-    return len(rows)
+        bundle.level = next((n for n, level in enumerate(levels) if not any(map(bundle.touches, level))), len(levels))
+        if bundle.level == len(levels):
+            levels.append([])
+        levels[bundle.level].append(bundle)
+    return len(levels)

@@ -57,13 +57,7 @@ def category_of(phase: str) -> PhaseCategory:
     return _declared.get(phase, PhaseCategory.OTHER)
 
 
-declare_categories(
-    {
-        "copy_upload": PhaseCategory.COPIES,
-        "copy_weight": PhaseCategory.COPIES,
-        "copy_window": PhaseCategory.COPIES,
-    }
-)
+declare_categories(dict.fromkeys(("copy_upload", "copy_weight", "copy_window"), PhaseCategory.COPIES))
 
 
 class Stream(Protocol):
@@ -87,25 +81,18 @@ class LaunchObserver(Protocol):
     def host_did(self, stream: str, name: str, since: int, numbers: dict[str, int]) -> None: ...
 
 
-class Stamp(Protocol):
-    """A moment in a stream."""
-
-    def done(self) -> bool:
-        """Whether the stream has reached it. Never blocks."""
-
-
 class DeviceTimer(Protocol):
     """Marks moments in a device's streams. Only for devices that run work later than it is launched."""
 
-    def stamp(self, stream: Stream) -> Stamp:
-        """A stamp after everything on the stream so far."""
+    def stamp(self, stream: Stream) -> "Event":
+        """A timing event after everything on the stream so far."""
 
-    def elapsed(self, first: Stamp, second: Stamp) -> int:
+    def elapsed(self, first: "Event", second: "Event") -> int:
         """Nanoseconds between two done stamps; negative if `second` was earlier. Imprecise over more than a second."""
 
-    def give_back(self, stamp: Stamp) -> None: ...
+    def give_back(self, stamp: "Event") -> None: ...
 
-    def probe(self) -> tuple[Stamp, int, int]:
+    def probe(self) -> "tuple[Event, int, int]":
         """A done stamp of an idle stream, and the host's `perf_counter_ns` before and after it."""
 
 
@@ -168,10 +155,6 @@ class SharedMemory(NamedTuple):
     device: torch.Tensor
 
 
-def _no_unpin() -> None:
-    pass
-
-
 _NOTHING = nullcontext()
 COMPLETED: Event = _Completed()
 """The event of data that needs no device work (host data)."""
@@ -215,7 +198,7 @@ class Device(ABC):
     def pin(self, memory: torch.Tensor) -> Callable[[], None]:
         """Lets copies to and from existing host memory run while the host goes on. Returns the function that ends
         that. Only at start-up, or when a connection is made."""
-        return _no_unpin
+        return lambda: None
 
     def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> SharedMemory:
         """Zeroed host memory that phases may write without a copy. The host reads it once a later event is done."""
@@ -263,6 +246,13 @@ class Device(ABC):
     def enqueue(self, stream: Stream, launches: Iterable[Launch]) -> None:
         for launch in launches:
             self.launch(stream, launch.phase, *launch.buffers)
+
+    def replay_or_enqueue(self, stream: Stream, graph: Graph | None, launches: Iterable[Launch]) -> None:
+        """Replays the graph that was captured of such launches; without one, enqueues them."""
+        if graph is not None:
+            self.replay(stream, graph)
+        else:
+            self.enqueue(stream, launches)
 
     def host_span(self, stream: Stream, name: str, **numbers: int) -> AbstractContextManager[object]:
         """While entered, the host does `name` for the stage of `stream`, reported to the launch observer with the numbers. Launches

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from omni.device.base import COMPLETED, Device, Event, Graph, Launch, SharedMemory, Stamp, Stream
+from omni.device.base import COMPLETED, Device, Event, Graph, Launch, SharedMemory, Stream
 from omni.device.sync import host_waits
 from omni.device.sync_points import SyncPoint, may_sync
 
@@ -43,43 +43,31 @@ class CudaGraph:
     parts: tuple[tuple[str, torch.cuda.CUDAGraph], ...]
 
 
-class CudaStamp:
-    """A timing event."""
-
-    __slots__ = ("raw",)
-
-    def __init__(self) -> None:
-        self.raw = torch.cuda.Event(enable_timing=True)
-
-    def done(self) -> bool:
-        return bool(self.raw.query())
-
-
 class CudaTimer:
     """Reuses timing events: to create one takes longer than to record it. raw_of: torch's stream of a device's stream."""
 
     def __init__(self, device: torch.device, raw_of: Callable[[Stream], torch.cuda.Stream]) -> None:
         self._raw_of = raw_of
         self._idle = torch.cuda.Stream(device)
-        self._pool: list[CudaStamp] = []
+        self._pool: list[CudaEvent] = []
 
-    def stamp(self, stream: Stream) -> CudaStamp:
-        stamp = self._pool.pop() if self._pool else CudaStamp()
+    def stamp(self, stream: Stream) -> CudaEvent:
+        stamp = self._pool.pop() if self._pool else CudaEvent(torch.cuda.Event(enable_timing=True))
         stamp.raw.record(self._raw_of(stream))
         return stamp
 
-    def elapsed(self, first: Stamp, second: Stamp) -> int:
-        assert isinstance(first, CudaStamp)
-        assert isinstance(second, CudaStamp)
+    def elapsed(self, first: Event, second: Event) -> int:
+        assert isinstance(first, CudaEvent)
+        assert isinstance(second, CudaEvent)
         milliseconds: float = first.raw.elapsed_time(second.raw)  # a float32
         return round(milliseconds * 1e6)
 
-    def give_back(self, stamp: Stamp) -> None:
-        assert isinstance(stamp, CudaStamp)
+    def give_back(self, stamp: Event) -> None:
+        assert isinstance(stamp, CudaEvent)
         self._pool.append(stamp)
 
-    def probe(self) -> tuple[CudaStamp, int, int]:
-        stamp = CudaStamp()
+    def probe(self) -> tuple[CudaEvent, int, int]:
+        stamp = CudaEvent(torch.cuda.Event(enable_timing=True))
         before = time.perf_counter_ns()
         stamp.raw.record(self._idle)
         while not stamp.done():

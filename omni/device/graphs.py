@@ -3,7 +3,7 @@
 import logging
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 _MOST_CAPTURED = 512
@@ -53,14 +53,6 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 GraphT = TypeVar("GraphT")
 
 
-@dataclass(frozen=True, slots=True)
-class Captured(Generic[GraphT]):
-    """size: a smaller batch is padded to it. graph: a `Graph`, or a record of the stage's own with one."""
-
-    size: int
-    graph: GraphT
-
-
 class CapturedGraphs(Generic[KeyT, GraphT]):
     """Finds the captured graph that a batch is padded to. Where anything is captured, logs once why batches run uncaptured."""
 
@@ -72,32 +64,30 @@ class CapturedGraphs(Generic[KeyT, GraphT]):
         self._unit = unit
         self._option = option
         self._others = others
-        self._graphs: dict[KeyT, list[Captured[GraphT]]] = {}
+        self._graphs: dict[KeyT, list[tuple[int, GraphT]]] = {}
         self._logged: set[str] = set()
 
     def add(self, key: KeyT, size: int, graph: GraphT) -> None:
-        insort(self._graphs.setdefault(key, []), Captured(size, graph), key=_size)
+        """graph: a `Graph`, or a record of the stage's own with one."""
+        insort(self._graphs.setdefault(key, []), (size, graph), key=itemgetter(0))
 
     def clear(self) -> None:
         self._graphs.clear()
 
-    def find(self, key: KeyT, size: int) -> Captured[GraphT] | None:
+    def find(self, key: KeyT, size: int) -> tuple[int, GraphT | None]:
+        """The size that a batch is padded to, and the graph that replaces its launches; `size` and None if it runs uncaptured."""
         captured = self._graphs.get(key)
         if captured is None:
             self.log_uncaptured(self._others)
-            return None
-        place = bisect_left(captured, size, key=_size)
+            return size, None
+        place = bisect_left(captured, size, key=itemgetter(0))
         if place < len(captured):
             return captured[place]
-        batches = f"batches of more than {captured[-1].size} {self._unit}"
+        batches = f"batches of more than {captured[-1][0]} {self._unit}"
         self.log_uncaptured(batches, f": raise {self._stage}.{self._option}")
-        return None
+        return size, None
 
     def log_uncaptured(self, batches: str, remedy: str = "") -> None:
         if self._graphs and batches not in self._logged:
             self._logged.add(batches)
             _log.warning("%s: %s run uncaptured%s", self._stage, batches, remedy)
-
-
-def _size(captured: Captured[GraphT]) -> int:
-    return captured.size

@@ -25,27 +25,23 @@ class HostSlot:
         self._observer = device.host_observer
         self._guard: Event | None = COMPLETED
         """The event after which the host may access the slot; None while it is handed out."""
-        self._claimed = False
+        self.claimed = False
+        """Whether the slot is reserved for a later read: it is not written again before `release`."""
 
     @property
     def free(self) -> bool:
         return self._guard is not None and self._guard.done()
 
-    @property
-    def claimed(self) -> bool:
-        return self._claimed
-
     def claim(self) -> None:
-        """Reserves the slot for a later read: it is not written again before `release`."""
-        self._claimed = True
+        self.claimed = True
 
     def release(self) -> None:
         """Ends a `claim`, after the read or without one. Idempotent."""
-        self._claimed = False
+        self.claimed = False
 
     def take(self) -> NDArray[np.generic]:
         """Hands the slot out for the host to fill. Call `guard` once the device work that uses it is enqueued."""
-        if self._claimed or not self.free:
+        if self.claimed or not self.free:
             raise RuntimeError("a host slot was reused while the device may still use it: the ring is too small")
         self._guard = None
         if self._observer is not None:

@@ -102,7 +102,7 @@ def sync_guard(device: Device, check: SyncCheck) -> AbstractContextManager[objec
 def host_waits(operation: str) -> None:
     """Reports that a device makes the host wait. For implementations of devices."""
     if _here.guard is not None:
-        _here.guard.report(operation, "ask an event whether it is done, in the next tick again")
+        _here.guard.report(operation, "poll an event, once per tick")
 
 
 class _Operators(OperatorMode):

@@ -11,9 +11,9 @@ class SyncPoint(Enum):
 
     LOAD = "weights and zeroed buffers are written on streams that no stage's stream waits for; once, at start"
     CAPTURE = "a graph is captured when nothing of its first run is left; only before the engine takes requests"
-    MEASURE = "what a step takes is known when it is over; only before the engine takes requests"
+    MEASURE = "the memory of a step is known after it; only before the engine takes requests"
     FREE_MEMORY = "what work under way still uses is not free; only before the engine takes requests"
-    CLOSE = "memory goes back when nothing uses it any more; the engine takes no requests then"
+    CLOSE = "memory is freed when nothing uses it any more; the engine takes no requests then"
     TABLES = "constant tables are made on the host and move at their first use on a device, once in the life of a model"
 
 

@@ -94,29 +94,18 @@ class TextDecoder(Protocol):
 class Frontend(ABC):
     """Built by `Pipeline.frontend` from the checkpoint. Its methods are called from several threads."""
 
-    @property
-    def voices(self) -> tuple[str, ...]:
-        """Voices that a request can name, the default first. Without any, requests that name one are refused before `prepare`."""
-        return ()
-
-    @property
-    def sample_rate(self) -> int:
-        """Of `AudioPart`s, in Hz. Sound is resampled to it as it is decoded."""
-        return 16000
-
-    @property
-    def takes_names(self) -> bool:
-        """Whether `Message.name` is used. If not, messages with one are refused before `prepare`."""
-        return False
+    voices: tuple[str, ...] = ()
+    """Voices that a request can name, the default first. Without any, requests that name one are refused before `prepare`."""
+    sample_rate: int = 16000
+    """Of `AudioPart`s, in Hz. Sound is resampled to it as it is decoded."""
+    takes_names: bool = False
+    """Whether `Message.name` is used. If not, messages with one are refused before `prepare`."""
+    shortest_prompt: int = 0
+    """Tokens that every prompt has at least, checked against the stage's limit at start. 0 if that is unknown."""
 
     @abstractmethod
     def prepare(self, chat: Chat) -> Prepared:
         """Raises InputError for faults of the request (an unknown voice, an empty prompt, ...). The stage refuses a long prompt."""
-
-    @property
-    def shortest_prompt(self) -> int:
-        """Tokens that every prompt has at least, checked against the stage's limit at start. 0 if that is unknown."""
-        return 0
 
     def text_decoder(self) -> TextDecoder | None:
         """A new decoder. None only if no stage writes text."""

@@ -6,7 +6,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
+
+import msgspec
 
 from omni.errors import CheckpointError, InputError, quoted
 from omni.frontend import probe
@@ -35,18 +37,12 @@ class TokenizedFrontend(Frontend):
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._template = chat_template(tokenizer)
-        self._shortest_prompt = 0
         added = tokenizer.added_tokens_decoder
         framing = self._framing([str(word) for word in added.values() if not word.special])
         words = {i: word for i, word in added.items() if str(word) and (word.special or str(word) in framing)}
         self._encoder = Encoder(tokenizer, framing)
         self._control = ControlTokens(words, self._encoder.normalize)
         self._longest_token = self._encoder.longest_token()
-
-    @property
-    def shortest_prompt(self) -> int:
-        """Tokens of the chat that `check_template` renders."""
-        return self._shortest_prompt
 
     def check_length(self, chat: Chat) -> None:
         """Raises InputError for texts too long for any prompt of the stage, without tokenizing them."""
@@ -82,11 +78,11 @@ class TokenizedFrontend(Frontend):
 
     def check_template(self, placeholders: Mapping[str, int], *, answer: bool) -> Ids:
         """Raises CheckpointError for a chat template that renders short chats wrongly, see `omni.frontend.probe`. placeholders: ids
-        by kind of medium. Returns the ids of a chat of text."""
+        by kind of medium. Returns the ids of a chat of text, the shortest prompt."""
         ids = probe.check_template(
             self._required_template, partial(self.text_ids, add_special_tokens=False), placeholders, answer
         )
-        self._shortest_prompt = len(ids)
+        self.shortest_prompt = len(ids)
         return ids
 
     @property
@@ -113,7 +109,7 @@ class TokenizedFrontend(Frontend):
         if not words or self._template is None:
             return frozenset()
         contents = (_HARMLESS, [{"type": "text", "text": _HARMLESS}])
-        chats = [[{"role": role, "content": said} for role in roles] for roles in _ROLES for said in contents]
+        chats = [[{"role": role, "content": content} for role in roles] for roles in _ROLES for content in contents]
         rendered = ""
         for turns in chats:
             with suppress(InputError):  # a template may refuse such a chat
@@ -158,22 +154,16 @@ class ChatFrontend(TokenizedFrontend):
         return known[(chat.voice or self.voices[0]).lower()]
 
 
-class MediaConfig(Protocol):
+class MediaConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a family's config that media need. hf: transformers' config, with the text model's and its encoders' as
     `thinker_config`. audio_token, image_token: ids of placeholders. The others: as of `mrope_positions`, and of the text model."""
 
-    @property
-    def hf(self) -> Any: ...
-    @property
-    def audio_token(self) -> int: ...
-    @property
-    def image_token(self) -> int: ...
-    @property
-    def spatial_merge_size(self) -> int: ...
-    @property
-    def position_id_per_seconds(self) -> int: ...
-    @property
-    def thinker_vocab_size(self) -> int: ...
+    hf: Any
+    audio_token: int
+    image_token: int
+    spatial_merge_size: int
+    position_id_per_seconds: int
+    thinker_vocab_size: int
 
 
 class MultimodalFrontend(ChatFrontend):

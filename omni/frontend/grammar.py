@@ -177,10 +177,6 @@ class GrammarCompiler:
         # A turn lasts as long as a thread refers to it, so none has to be removed.
         self._turns: WeakValueDictionary[tuple[str, str], _Turn] = WeakValueDictionary()
 
-    @property
-    def kept(self) -> int:
-        return len(self._kept)
-
     def compile(self, structured: StructuredOutput, field: str) -> Grammar:
         """May take seconds. Raises InputError, below `field`, with the compiler's message."""
         kind, text = _checked(structured, field)

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from omni.frontend.encoding import Encoder
 from omni.frontend.vocabulary import Vocabulary
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-_SIGN_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + at): byte for at, byte in enumerate(_OTHERS)}
+_SIGN_BYTES = {sign: byte for byte, sign in bytes_to_unicode().items()}
 """The alphabet of byte-level tokens: printable bytes as themselves, the others as characters from U+0100 on."""
 
 

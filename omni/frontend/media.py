@@ -60,10 +60,10 @@ def picture(processor: Any, part: ImagePart, merge: int) -> Media:
         raise InputError(part.field, problem, "crop it")
     made = processor(images=[part.image], return_tensors="pt")
     pixels_NP, grid_3 = made["pixel_values"].contiguous(), made["image_grid_thw"][0]
-    time, rows, columns = grid_3.tolist()
+    time, down, across = grid_3.tolist()
     key = f"{content_hash(pixels_NP.numpy())}-{content_hash(grid_3.numpy())}"
-    length = time * rows * columns // merge**2
-    return Media({"pixels": pixels_NP, "grid": grid_3}, length, key, grid=(time, rows, columns), field=part.field)
+    length = time * down * across // merge**2
+    return Media({"pixels": pixels_NP, "grid": grid_3}, length, key, grid=(time, down, across), field=part.field)
 
 
 def spectrum(extractor: Any, part: AudioPart) -> Tensor:

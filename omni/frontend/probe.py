@@ -3,7 +3,7 @@ checkpoint that would fail every request are reported at start, with the file's 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,6 @@ _SIDES = (50, 70)
 """Of a picture, in pixels: not divisible into patches."""
 
 Ids = NDArray[np.int64]
-
-
-class Encode(Protocol):
-    """A text's ids."""
-
-    def __call__(self, text: str) -> Ids: ...
 
 
 @contextmanager
@@ -55,7 +49,9 @@ def check_vocabulary(tokenizer: Any, size: int) -> None:
         raise CheckpointError("tokenizer", f"has no ids for a text such as {_TEXT!r}", _RESTORE)
 
 
-def check_template(template: ChatTemplate, encode: Encode, placeholders: Mapping[str, int], answer: bool) -> Ids:
+def check_template(
+    template: ChatTemplate, encode: Callable[[str], Ids], placeholders: Mapping[str, int], answer: bool
+) -> Ids:
     """Raises CheckpointError unless the template renders each medium as one placeholder, and a text as itself. Without media, a
     message's content is a text instead of a list of parts. placeholders: ids of config.json by kind, `"audio"` or `"image"`.."""
     rendered = template.probe(_turn() if placeholders else [{"role": "user", "content": _TEXT}], answer=answer)

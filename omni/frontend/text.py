@@ -1,17 +1,11 @@
 """Token ids to text, incrementally."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 _UNFINISHED = "\ufffd"
 _CONTEXT = 16
 _MAX_HELD = 64
-
-
-class Tokenizer(Protocol):
-    """The part of transformers' tokenizers that is used."""
-
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> Any: ...
 
 
 class IncrementalDecoder:
@@ -24,7 +18,8 @@ class IncrementalDecoder:
     already.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Any) -> None:
+        """tokenizer: of transformers."""
         self._tokenizer = tokenizer
         self._window: list[int] = []
         self._given = ""

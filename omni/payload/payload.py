@@ -12,16 +12,16 @@ from omni.device import COMPLETED, Event
 
 
 class PageSlice:
-    """Rows of a paged buffer, not yet gathered. Producer and consumer share one object, so that the producer can move the rows.
+    """Entries of a paged buffer, not yet gathered. Producer and consumer share one object, so that the producer can move them.
 
-    pages: `[num_blocks, block_size, width]`, on the producer's device; other rows of it are still being written. slots: int64
-    `[n]`, flat row numbers (`block * block_size + offset`), in the consumer's order. moved: done once the rows are at the present
+    pages: `[num_blocks, block_size, width]`, on the producer's device; other entries of it are still being written. slots: int64
+    `[n]`, numbers of entries (`block * block_size + offset`), in the consumer's order. moved: done once they are at the present
     place.
 
     The consumer reads `pages` and `slots` when it launches a gather, keeps neither, and reports each gather with `gathered`, also
-    one that fails half-way. `omni.stage.PayloadReceiver` does all of this. The producer may `relocate` the rows until the payload
-    is `released`: later gathers read the new place. It may overwrite the old rows once `moved` and the event that `relocate`
-    returned are done.
+    one that fails half-way. `omni.stage.PayloadReceiver` does all of this. The producer may `relocate` the entries until the
+    payload is `released`: later gathers read the new place. It may overwrite the old entries once `moved` and the event that
+    `relocate` returned are done.
     """
 
     __slots__ = ("_readers", "moved", "pages", "slots")
@@ -34,7 +34,7 @@ class PageSlice:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The shape of the gathered rows: `[n, width]`."""
+        """The shape of the gathered entries: `[n, width]`."""
         return len(self.slots), self.pages.shape[-1]
 
     @property
@@ -42,13 +42,13 @@ class PageSlice:
         return self.pages.dtype
 
     def relocate(self, pages: torch.Tensor, slots: NDArray[np.int64], moved: Event) -> Event:
-        """Sets the rows' new place, valid once `moved` is done. Returns the former `reader`."""
+        """Sets the entries' new place, valid once `moved` is done. Returns the former `reader`."""
         old = self.reader
         self.pages, self.slots, self.moved = pages, slots, moved
         return old
 
     def gathered(self, until: Event) -> None:
-        """Reports that a gather of some rows was launched from the present place and ends at `until`."""
+        """Reports that a gather of some entries was launched from the present place and ends at `until`."""
         self._readers = (*(reader for reader in self._readers if not reader.done()), until)
 
     @property
@@ -57,7 +57,7 @@ class PageSlice:
         return _All(self._readers) if self._readers else COMPLETED
 
     def rows(self, slots_n: torch.Tensor) -> torch.Tensor:
-        """The rows `[n, width]` at `slots_n` (the slots, as an int64 tensor on the pages' device)."""
+        """The entries `[n, width]` at `slots_n` (the slots, as an int64 tensor on the pages' device)."""
         return self.pages.flatten(0, 1).index_select(0, slots_n)
 
 

@@ -1,4 +1,4 @@
-"""Copies payload rows from the producer's memory to the consumer's: the only reader of page slices in this process."""
+"""Copies payloads from the producer's memory to the consumer's: the only reader of page slices in this process."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -78,29 +78,24 @@ class StageWorker(Protocol):
     @property
     def longest_prompt(self) -> int | None:
         """The maximum prompt length in tokens; None if inputs are not counted in tokens."""
-        ...
 
     def tick(self) -> bool:
         """Empties the inbox, polls events, enqueues the work that is possible now. Returns whether anything happened.
 
         Errors of one request become `Failed`; an exception from `tick` ends the engine.
         """
-        ...
 
     def check(self, sampling: SamplingParams, field: str) -> None:
         """Raises InputError, naming the parameter below `field`, if the stage cannot apply it. Thread-safe."""
-        ...
 
     def usage(self) -> StageUsage: ...
 
     def counters(self) -> Mapping[str, int]:
         """Totals since the start, by name (`frames`, `steps`, ...). They only grow. `retries` counts failed batches
         whose parts ran again (`MailboxWorker.retry_each`)."""
-        ...
 
     def close(self) -> None:
         """Frees all resources. Idempotent."""
-        ...
 
 
 class LoadedStage(Protocol):
@@ -112,11 +107,9 @@ class LoadedStage(Protocol):
     def measure(self) -> int:
         """Runs the largest steps that the stage's options allow, once each. Returns their peak of working memory in
         bytes, beyond the footprint. Waits for the device. Leaves no state behind. Not on the meta device."""
-        ...
 
     def start(self, pages: int) -> StageWorker:
         """Allocates the pages and returns the worker. Called once, last."""
-        ...
 
 
 class StageKind(Protocol):
@@ -132,11 +125,9 @@ class StageKind(Protocol):
         A kind that samples has a field `sampling: SamplingParams`, the defaults of parameters that a request leaves
         open.
         """
-        ...
 
     def load(self, context: StageContext) -> LoadedStage:
         """Loads the model onto the device. On the meta device (`omni.device.meta`) only its footprint is used.
 
         Raises ConfigError or CheckpointError.
         """
-        ...

@@ -60,7 +60,6 @@ class CapturingWorker(StageWorker, Protocol):
 
     def capture(self, sizes: Iterable[int]) -> None:
         """Captures batches of these sizes. Only at start, before requests."""
-        ...
 
 
 _BUFFERS = "the buffers"
@@ -152,4 +151,4 @@ def dry_run(name: str, worker: StageWorker, device: Device, messages: Sequence[I
                     under_way.discard(request_id)
                     moved = True
         if not moved and under_way:
-            raise StageError(name, "measuring its memory", "its requests do not come to an end")
+            raise StageError(name, "measuring its memory", "its requests do not end")

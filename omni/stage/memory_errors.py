@@ -23,7 +23,7 @@ def memory_errors(stage: str, what: str, device: Device, options: Sequence[str] 
         notes: list[str] = vars(error).get("__notes__", [])
         if not full and any("captured" in note for note in notes):
             problem = f"stage {stage!r} cannot be captured: {error} ({', '.join(notes)})"
-            remedy = "make the phase ask nothing of the device, or run without graphs (--eager, engine.graphs=false)"
+            remedy = "remove the synchronization from the phase, or run without graphs (--eager, engine.graphs=false)"
             raise ConfigError("engine.graphs", problem, remedy) from error
         # The CPU's allocator has no exception type of its own.
         if not full and "alloc" not in str(error):

@@ -8,7 +8,7 @@ The messages of a request keep their order. A payload's memory belongs to its pr
 | sent | an edge took it: its connector made a `Ref`, and it counts against the edge's `Credit` | `Produced.add` | |
 | closed | no further edge takes it | `Produced.close` | |
 | acquired | its consumer has room for each input made of it: it no longer counts | `Feed.acquire` | `Credit` |
-| released | no more reads of it are launched; its rows no longer move | `Ref.released` | producer |
+| released | no more reads of it are launched; it no longer moves | `Ref.released` | producer |
 | free | earlier reads are complete too: the producer may reuse the memory | `Ref.freed` | producer |
 
 Three objects represent a payload under way: the connector's `Ref` at its producer, the consumer's `Lease` on the

@@ -1,8 +1,8 @@
 """Writes a trace in the Trace Event Format, for ui.perfetto.dev and chrome://tracing. A stage is a process; its host work and each
 of its streams are threads. Times are microseconds. A launch and its run are slices with the same `args.id`, connected by a flow
-arrow. Reading a trace back uses only the `args` of the launches for phases."""
+arrow. The `args` of a run or of host work are the whole span: reading a trace back uses nothing else."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import msgspec
 
@@ -10,7 +10,7 @@ from omni.errors import InputError
 from omni.timeline.trace import MAIN, Interval, PhaseSpan, Trace, steps_of
 from omni.utils.files import PathLike, replacing
 
-FORMAT = "omni timeline 2"
+FORMAT = "omni timeline 3"
 HOST = "host"
 """The thread name of a stage's host work."""
 LAUNCH, RUN, WORK = "launch", "run", "host"
@@ -39,7 +39,7 @@ def events_of(trace: Trace) -> Iterator[_Event]:
     threads = _Threads(trace)
     yield from threads.names()
     for span in trace.host:
-        yield _slice(span.name, WORK, span.took, threads.host(span.stage), span.numbers)
+        yield _slice(span.name, WORK, span.took, threads.host(span.stage), span)
     for number, phase in enumerate(trace.phases):
         yield from _phase(number, phase, threads)
     for stage in trace.stages:
@@ -80,17 +80,14 @@ class _Threads:
 
 def _phase(number: int, span: PhaseSpan, threads: _Threads) -> Iterator[_Event]:
     host, run = threads.host(span.stage), threads.run(span.stage, span.lane)
-    values: dict[str, object] = {"id": number, "category": span.category.value}
-    if span.step is not None:
-        values["step"] = span.step
-    yield _slice(span.phase, LAUNCH, span.launched, host, values)
-    yield _slice(span.phase, RUN, span.ran, run, values)
+    yield _slice(span.phase, LAUNCH, span.launched, host, {"id": number})
+    yield _slice(span.phase, RUN, span.ran, run, {"id": number, **msgspec.to_builtins(span)})
     arrow = {"name": "launch", "cat": "launch", "id": number}
     yield {**arrow, "ph": "s", "ts": _microseconds(span.launched.start), **host}
     yield {**arrow, "ph": "f", "bp": "e", "ts": _microseconds(span.ran.start), **run}
 
 
-def _slice(name: str, category: str, took: Interval, place: _Place, values: Mapping[str, object]) -> _Event:
+def _slice(name: str, category: str, took: Interval, place: _Place, values: object) -> _Event:
     times = {"ts": _microseconds(took.start), "dur": _microseconds(took.length)}
     return {"name": name, "cat": category, "ph": "X", **times, **place, "args": values}
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from omni.device import DeviceTimer, Stamp, Stream
+from omni.device import DeviceTimer, Event, Stream
 
 _RENEW = 500_000_000
 """Nanoseconds after which a reference is renewed."""
@@ -46,10 +46,10 @@ class DeviceClock:
         self._reference, self._middle, self._width = self._probe()
         self._at = 0
 
-    def time(self, stamp: Stamp) -> int:
+    def time(self, stamp: Event) -> int:
         return self._at + self._timer.elapsed(self._reference, stamp)
 
-    def refer(self, stamp: Stamp, at: int) -> bool:
+    def refer(self, stamp: Event, at: int) -> bool:
         """Makes `stamp`, at time `at`, the reference if the present one is old. Returns whether it keeps the stamp."""
         if at - self._at < _RENEW:
             return False
@@ -65,7 +65,7 @@ class DeviceClock:
         rate = (middle - self._middle) / device if device > 1000 * width else 1.0
         return Fit(self._middle, rate, width // 2)
 
-    def _probe(self) -> tuple[Stamp, int, int]:
+    def _probe(self) -> tuple[Event, int, int]:
         """An event, the middle of the host's times before and after it, and the time between these."""
         probes = (self._timer.probe() for _ in range(_PROBES))
         stamp, before, after = min(probes, key=lambda probe: probe[2] - probe[1])
@@ -106,8 +106,8 @@ class Did(NamedTuple):
 
 class _Unread(NamedTuple):
     launched: Launched
-    first: Stamp
-    last: Stamp
+    first: Event
+    last: Event
 
 
 class Recorder:
@@ -129,7 +129,7 @@ class Recorder:
         self._step: int | None = None
         self._launching: tuple[str, str, int] | None = None
         self._stream: Stream | None = None
-        self._first: Stamp | None = None
+        self._first: Event | None = None
 
     @property
     def unread(self) -> int:

@@ -262,7 +262,7 @@ def report_lines(report: Report) -> Iterator[str]:
 
 
 def _decoding_lines(decoding: Decoding) -> Iterator[str]:
-    rows = [
+    lines = [
         ("period, start to start", decoding.period),
         ("device idle between steps", decoding.idle),
         ("device waits inside a step", decoding.waits),
@@ -273,18 +273,18 @@ def _decoding_lines(decoding: Decoding) -> Iterator[str]:
     ]
     yield from _table(
         (f"{decoding.stage}: {decoding.steps} decode steps", *_PERCENTILES),
-        [(name, *_three(spread)) for name, spread in rows if spread is not None],
+        [(name, *_three(spread)) for name, spread in lines if spread is not None],
     )
 
 
 def _phase_lines(phases: Sequence[PhaseReport]) -> Iterator[str]:
-    rows = []
+    lines = []
     for one in phases:
         words = one.stage, one.lane, one.category, one.phase if one.phase is not None else "together"
-        rows.append((*words, str(one.run.count), *_three(one.run), f"{one.run.total / 1000:.2f}", *_three(one.launch)))
+        lines.append((*words, str(one.run.count), *_three(one.run), f"{one.run.total / 1000:.2f}", *_three(one.launch)))
     ran = (f"run {name}" for name in _PERCENTILES)
     launched = (f"launch {name}" for name in _PERCENTILES)
-    yield from _table(("stage", "stream", "category", "phase", "count", *ran, "total ms", *launched), rows, words=4)
+    yield from _table(("stage", "stream", "category", "phase", "count", *ran, "total ms", *launched), lines, words=4)
 
 
 def _order_lines(order: LaunchOrder) -> Iterator[str]:
@@ -303,6 +303,6 @@ def _three(spread: Spread) -> tuple[str, str, str]:
     return f"{spread.p50:.1f}", f"{spread.p90:.1f}", f"{spread.p99:.1f}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]], words: int = 1) -> list[str]:
     """A table behind an empty line. words: number of text columns, which align left; numbers align right."""
-    return ["", *columns([head, *rows], right=range(words, len(head)), indent="")]
+    return ["", *columns([head, *lines], right=range(words, len(head)), indent="")]

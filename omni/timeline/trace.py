@@ -108,25 +108,18 @@ class Busy:
                 theirs += 1
         return total
 
-    def within(self, window: Interval) -> list[Interval]:
+    def gaps(self, window: Interval) -> list[Interval]:
+        """The parts of `window` outside the set."""
         first = bisect_right(self.intervals, window.start, key=lambda interval: interval.end)
-        parts = []
+        gaps, at = [], window.start
         for one in self.intervals[first:]:
             if one.start >= window.end:
                 break
-            parts.append(Interval(max(one.start, window.start), min(one.end, window.end)))
-        return [part for part in parts if part.length > 0]
-
-    def gaps(self, window: Interval) -> list[Interval]:
-        """The parts of `window` outside the set."""
-        gaps, at = [], window.start
-        for part in self.within(window):
-            if part.start > at:
-                gaps.append(Interval(at, part.start))
-            at = part.end
-        if window.end > at:
-            gaps.append(Interval(at, window.end))
-        return gaps
+            if one.length:  # a moment divides no gap
+                gaps.append(Interval(at, one.start))
+                at = one.end
+        gaps.append(Interval(at, window.end))
+        return [gap for gap in gaps if gap.length > 0]
 
 
 @dataclass(frozen=True, slots=True)

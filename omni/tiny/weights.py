@@ -87,8 +87,8 @@ def sayable(tokenizer: Any, vocab_size: int) -> set[int]:
 
 
 @torch.no_grad()
-def tame(head: nn.Linear, said: Iterable[int], stops: Collection[int], gain: float) -> None:
-    """Restricts a model to the ids `said`, and to stop ids with likelihood `gain`: 0 for never, 1 as any other id."""
-    kept = {*said, *stops}
+def tame(head: nn.Linear, ids: Iterable[int], stops: Collection[int], gain: float) -> None:
+    """Restricts a model to `ids`, and to stop ids with likelihood `gain`: 0 for never, 1 as any other id."""
+    kept = {*ids, *stops}
     head.weight[[i for i in range(head.out_features) if i not in kept]] *= _NEVER
     head.weight[sorted(stops)] *= gain

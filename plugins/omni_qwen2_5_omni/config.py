@@ -9,6 +9,7 @@ from omni.checkpoint.cached_config import once_per_config
 from omni.checkpoint.checks import RESTORE_FILE, Section
 from omni.checkpoint.hf_config import parse_config
 from omni.errors import CheckpointError
+from omni.frontend.chat import MediaConfig
 from omni_ar.layers import DecoderConfig, decoder_config
 from omni_diffusion.layers.checks import check_block_transformer, check_speaker_encoder, check_upsampler
 from omni_encoder.towers.checks import check_clip_tower, check_picture_tower
@@ -28,19 +29,13 @@ class TalkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     codec_mask: int
 
 
-class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
+class OmniConfig(MediaConfig, frozen=True, kw_only=True):
     """talker: None if speech is switched off. tied: whether the thinker's output matrix is its embedding table. hf: transformers'
     config, for its towers and for token2wav."""
 
     thinker: DecoderConfig
-    thinker_vocab_size: int
     tied: bool
     talker: TalkerConfig | None
-    audio_token: int
-    image_token: int
-    position_id_per_seconds: int
-    spatial_merge_size: int
-    hf: Any
 
 
 @once_per_config

@@ -31,11 +31,7 @@ class OmniFrontend(MultimodalFrontend):
         tokenizer, images, self._audio = processors
         super().__init__(config, tokenizer, images)
         self._config = config
-        self._voices = voices
-
-    @property
-    def voices(self) -> tuple[str, ...]:
-        return tuple(self._voices)
+        self.voices = tuple(voices)
 
     def prepare(self, chat: Chat) -> Prepared:
         """Raises InputError for an empty prompt, placeholders in texts, an unknown voice, or audio of a model without speech."""

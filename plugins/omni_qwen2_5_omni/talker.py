@@ -55,8 +55,8 @@ class Talker(ArModel):
         return self._project(x_TE + _embed(self.embed_tokens.weight, code_T))
 
     def embed_next(self, step: NextTokens) -> Tensor:
-        heard_RE = step.rows_RE + _embed(self.texts_NE, step.columns_SR[0])
-        return self._project(self.embed_tokens(step.ids_R) + heard_RE)
+        conditioning_RE = step.vectors_RE + _embed(self.texts_NE, step.columns_SR[0])
+        return self._project(self.embed_tokens(step.ids_R) + conditioning_RE)
 
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
         hidden_TD: Tensor = self.decoder(x_TD, batch)

@@ -32,11 +32,11 @@ class Thinker(TextModel):
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
         hidden_TD = super().forward(x_TD, batch)
         if batch.payload is not None:
-            heard_TD = hidden_TD + x_TD
+            payload_TD = hidden_TD + x_TD
             for embedding in batch.embeddings:
                 tokens_n = embedding.tokens_n + batch.prompt_start
-                heard_TD.index_copy_(0, tokens_n, hidden_TD.index_select(0, tokens_n))
-            batch.payload.store(heard_TD)
+                payload_TD.index_copy_(0, tokens_n, hidden_TD.index_select(0, tokens_n))
+            batch.payload.store(payload_TD)
         return hidden_TD
 
 

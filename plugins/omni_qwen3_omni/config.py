@@ -8,6 +8,7 @@ from transformers import Qwen3OmniMoeConfig
 from omni.checkpoint.cached_config import once_per_config
 from omni.checkpoint.checks import Section, check_rates
 from omni.checkpoint.hf_config import parse_config
+from omni.frontend.chat import MediaConfig
 from omni_ar.layers import DecoderConfig, decoder_config
 from omni_encoder.towers.checks import check_clip_tower, check_picture_tower
 from omni_vocoder.layers import WindowShape, window_shape
@@ -40,16 +41,13 @@ class TalkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     codec_think_eos: int
 
 
-class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
+class OmniConfig(MediaConfig, frozen=True, kw_only=True):
     """tied: whether the thinker's output matrix is its embedding table. talker, code2wav_window: None in the Thinking layout. hf:
     transformers' config, for its towers."""
 
     thinker: DecoderConfig
-    thinker_vocab_size: int
     tied: bool
     talker: TalkerConfig | None
-    audio_token: int
-    image_token: int
     im_start: int
     im_end: int
     user: int
@@ -57,12 +55,9 @@ class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
     tts_bos: int
     tts_eos: int
     tts_pad: int
-    position_id_per_seconds: int
-    spatial_merge_size: int
     audio_window: int
     code2wav: Section
     code2wav_window: WindowShape | None
-    hf: Any
 
 
 @once_per_config

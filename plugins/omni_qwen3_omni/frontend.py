@@ -31,6 +31,7 @@ class OmniFrontend(MultimodalFrontend):
         tokenizer, images, self._audio = processors
         super().__init__(config, tokenizer, images)
         self._config = config
+        self.voices = tuple(config.talker.speakers) if config.talker is not None else ()
 
     def check(self) -> Ids:
         """Also checks that the chat template uses config.json's ids of turns."""
@@ -42,10 +43,6 @@ class OmniFrontend(MultimodalFrontend):
                 problem = f"is not the token that opens turns of the {name} in the chat template"
                 raise CheckpointError(field, problem, RESTORE_FILE)
         return ids
-
-    @property
-    def voices(self) -> tuple[str, ...]:
-        return tuple(self._config.talker.speakers) if self._config.talker is not None else ()
 
     def prepare(self, chat: Chat) -> Prepared:
         """Raises InputError for an empty prompt, placeholders in texts, an unknown voice, or audio of a model without speech."""

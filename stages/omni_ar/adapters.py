@@ -8,7 +8,7 @@ import torch
 
 from omni.payload import CodecFrames, Encoded, GeneratedTokens, Payload
 from omni_ar.inputs import MultimodalEmbedding, TokenCodes
-from omni_frames import CodeFrames
+from omni_frames.request import CodeFrames
 
 
 class _PerPayload:

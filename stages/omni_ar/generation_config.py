@@ -57,7 +57,7 @@ _Generation: Any = msgspec.defstruct(
     frozen=True,
     kw_only=True,
 )
-_EndIds: Any = int | tuple[int, ...] | None
+_END_IDS: Any = int | tuple[int, ...] | None
 
 
 def sampling_defaults(
@@ -73,8 +73,8 @@ def sampling_defaults(
     if "eos_token_id" in generation:
         eos_field = f"{_FILE}: eos_token_id"
     else:
-        given |= _given({"eos_token_id": _end_ids(eos, eos_field)})
-    file = _read(given)
+        given |= _given({"eos_token_id": _converted(eos, _END_IDS, eos_field)})
+    file: _File = _converted(given, _Generation, f"{_FILE}: ")
     values = _parameters(file)
     ends = values["stop_token_ids"]
     ends = ends if isinstance(ends, tuple) else (ends,)
@@ -115,7 +115,7 @@ def code_sampling_defaults(generation: Mapping[str, Any], prefix: str) -> Sampli
     """Defaults for the codes of a frame after the first, from the fields whose names begin with `prefix`. Logs and raises as
     `sampling_defaults` does."""
     given = _given({name.removeprefix(prefix): v for name, v in generation.items() if name.startswith(prefix)})
-    file = _read(given, prefix)
+    file: _File = _converted(given, _Generation, f"{_FILE}: {prefix}")
     values = _parameters(file)
     _check(SamplingParams(**{name: values[name] for name in _DRAWS}), prefix)
     unsupported = {_PUBLISHED[name].name: PARAMETERS[name].off for name in _DRAWS if name not in _CODE_DRAWS}
@@ -124,26 +124,18 @@ def code_sampling_defaults(generation: Mapping[str, Any], prefix: str) -> Sampli
     return SamplingParams(**{f"code_{name}": values[name] for name in _CODE_DRAWS})
 
 
-def _end_ids(ids: object, field: str) -> int | tuple[int, ...] | None:
-    try:
-        read: int | tuple[int, ...] | None = msgspec.convert(ids, _EndIds)
-        return read
-    except msgspec.ValidationError as error:
-        raise CheckpointError(field, str(error).partition(" - at ")[0], _RESTORE) from error
-
-
 def _given(generation: Mapping[str, Any]) -> dict[str, Any]:
     """The fields without those that are null."""
     return {name: value for name, value in generation.items() if value is not None}
 
 
-def _read(given: Mapping[str, Any], prefix: str = "") -> _File:
+def _converted(given: object, kind: Any, field: str) -> Any:
+    """field: name of the value in errors, in front of the name of a field in it."""
     try:
-        file: _File = msgspec.convert(given, _Generation)
-        return file
+        return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at `$.")
-        raise CheckpointError(f"{_FILE}: {prefix}{place.rstrip('`')}", problem, _RESTORE) from error
+        problem, _, place = str(error).partition(" - at `$")
+        raise CheckpointError(f"{field}{place.rstrip('`').lstrip('.')}", problem, _RESTORE) from error
 
 
 def _parameters(file: _File) -> dict[str, Any]:

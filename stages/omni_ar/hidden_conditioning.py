@@ -49,7 +49,7 @@ class HiddenConditioning:
                 return (Payload(self._args.prompt), Payload(embedding, payload.tensors))
             case TokenHidden():
                 step = StepInputs(columns=np.array([[self._args.none]]))
-                return (Payload(step, {"rows": payload.tensors["hidden"]}),)
+                return (Payload(step, {"vectors": payload.tensors["hidden"]}),)
             case other:
                 raise TypeError(f"conditioning by hidden states reads no {type(other).__name__}")
 

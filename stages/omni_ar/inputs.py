@@ -104,8 +104,8 @@ class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
     """Conditioning of the next decode steps of a model with `step_columns` or `step_width`. A step waits for its conditioning.
 
     columns: int64 `[S, n]`, one column for each step. pad: int64 `[S]`, for all steps after these; None while more may come. For a
-    model with a `step_width` E the payload may have a tensor `rows`: `[n, E]` or a page slice of n such rows, of any floating
-    dtype; it is converted to the stage's dtype. A step without a row gets zeros.
+    model with a `step_width` E the payload may have a tensor `vectors`: `[n, E]` or a page slice of that shape, of any
+    floating dtype; it is converted to the stage's dtype. A step without a vector gets zeros.
     """
 
     columns: NDArray[np.int64]
@@ -123,7 +123,7 @@ class PromptHidden(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenHidden(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of a model that emits its tokens' hidden states. Tensor `hidden`: a page slice of one row. index: number of the
+    """Output of a model that emits its tokens' hidden states. Tensor `hidden`: a page slice `[1, D]`. index: number of the
     generated token, from 0. The hidden state is that of the position the token was sampled from: the prompt's last position for
     token 0, the position of token i - 1 for token i. It is emitted with token i - 1, also where token i is withheld because a stop
     string ends the text, or does not exist because a grammar ends it."""
@@ -132,7 +132,7 @@ class TokenHidden(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenCodes(msgspec.Struct, frozen=True, kw_only=True):
-    """Output: the codes of one generated token. Tensor `codes`: a page slice of one row, one column per code group."""
+    """Output: the codes of one generated token. Tensor `codes`: a page slice `[1, G]`, one code per group."""
 
 
 def _check_shape(field: str, array: NDArray[np.int64], wanted: tuple[int | None, ...]) -> None:

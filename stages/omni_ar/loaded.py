@@ -18,7 +18,7 @@ from omni_ar.run.profile import run_largest_steps
 from omni_ar.run.runner import Runner
 from omni_ar.run.state import block_bytes
 from omni_ar.run.worker import ArWorker
-from omni_ar.sampling import check_defaults
+from omni_ar.sampling.resolve import check_defaults
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +48,9 @@ class LoadedAr:
         with count, self._room_for(_BUFFERS, *_ROWS):
             self._runner = self._new_runner()
             worker = self._new_worker(0)
+        lengths = captured_lengths(self._options.graph_chunk_sizes, self._limits.max_num_batched_tokens)
+        self._chunk_sizes = lengths if self._runner.captures_chunks else ()
+        self._batch_sizes = captured_sizes(self._options.graph_batch_sizes, self._limits.rows)
         self.footprint = Footprint(
             weights=module_bytes(model),
             fixed=count.live,
@@ -90,11 +93,11 @@ class LoadedAr:
             return self._new_worker(pages)
 
     def _capture(self) -> None:
-        name, chunks = self._context.stage.name, self._captured_chunks()
+        name, chunks = self._context.stage.name, self._chunk_sizes
         if not self._runner.captures_chunks:
             backend = self._options.attention_backend
             _log.warning("%s: steps with prompts run uncaptured, as always with attention_backend %r", name, backend)
-        sizes = capture_progress(name, (*chunks, *self._captured_sizes()))
+        sizes = capture_progress(name, (*chunks, *self._batch_sizes))
         self._runner.capture_chunks(islice(sizes, len(chunks)))
         self._runner.capture(sizes)
 
@@ -102,16 +105,8 @@ class LoadedAr:
         run_largest_steps(self._runner, self._model.shape, self._limits)
         if self._context.graphs:
             # The smaller captures fit into the memory of the largest.
-            self._runner.capture_chunks(self._captured_chunks()[:1])
-            self._runner.capture(self._captured_sizes()[:1])
-
-    def _captured_sizes(self) -> tuple[int, ...]:
-        return captured_sizes(self._options.graph_batch_sizes, self._limits.rows)
-
-    def _captured_chunks(self) -> tuple[int, ...]:
-        if not self._runner.captures_chunks:
-            return ()
-        return captured_lengths(self._options.graph_chunk_sizes, self._limits.max_num_batched_tokens)
+            self._runner.capture_chunks(self._chunk_sizes[:1])
+            self._runner.capture(self._batch_sizes[:1])
 
     def _new_runner(self) -> Runner:
         context = self._context

@@ -1,7 +1,7 @@
 """The interface of a model for an autoregressive stage.
 
 Shape legend: T tokens of the batch, Tp its prompt tokens, R rows (requests), D width, V vocabulary, P rotary axes, C prompt
-columns, S step columns, E width of step rows, G code groups, n positions of one multimodal embedding.
+columns, S step columns, E width of step vectors, G code groups, n positions of one multimodal embedding.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ class ArShape:
 
     hidden_width: of the hidden states that `forward` returns. input_width: of input embeddings, which have the stage's dtype; None
     for the same. position_axes: 3 for M-RoPE, else 1. prompt_columns: id columns of a prompt, in order. step_columns: id columns
-    that condition each decode step. step_width: width of the device rows that condition decode steps, such as another stage's
+    that condition each decode step. step_width: width of the vectors that condition decode steps, such as another stage's
     hidden states, in the stage's dtype; 0 for none. payload_width: width of the hidden states that `forward` stores for a consumer;
     0 for none. emits_tokens: whether it also stores that of each generated token (`TokenHidden`). max_positions: maximum sequence
     length. logits_dtype: of `logits`, if not the stage's dtype; logits are not converted. forward_embeddings: names of the
@@ -75,13 +75,13 @@ class NextTokens:
 
     ids_R: sampled ids. columns_SR: `[S, R]`, conditioning ids of the steps whose inputs the tokens are.
     codes_RD: `Codes.next_RD` of the tokens' frames; `[R, 0]` for a model without codes.
-    rows_RE: device rows that condition the steps, zeros for steps without one; `[R, 0]` for a model without a `step_width`.
+    vectors_RE: vectors that condition the steps, zeros for steps without one; `[R, 0]` for a model without a `step_width`.
     """
 
     ids_R: Tensor
     columns_SR: Tensor
     codes_RD: Tensor
-    rows_RE: Tensor
+    vectors_RE: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class PayloadSink:
     slots_n: Tensor
 
     def store(self, hidden_TD: Tensor) -> None:
-        """Stores the needed rows of `hidden_TD` into the payload pages."""
+        """Stores the needed hidden states into the payload pages."""
         self.pages.flatten(0, 1).index_copy_(0, self.slots_n, hidden_TD[: self.slots_n.shape[0]])
 
 

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Device, Graph, Launch, Span, Stream, Uploader
-from omni.device.graphs import Captured, CapturedGraphs
+from omni.device.graphs import CapturedGraphs
 from omni_diffusion.model import DiffusionModel, StateT, Windows
 from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
 from omni_diffusion.windows import Window, WindowSizes
-from omni_frames import FrameStore
+from omni_frames.store import FrameStore
 
 MOST_BEGUN = 2
 """Maximum windows of one launch: drawing a window's noise takes the host 0.2 ms, for which other stages wait."""
@@ -90,30 +90,24 @@ class Denoiser:
     def prepare_begin(self, requests: Sequence[DiffusionRequest], windows: Sequence[Window]) -> Callable[[], None]:
         """Enqueues the inputs of a window of each request, at most `MOST_BEGUN`. Returns a function that enqueues their
         beginning. Both can be retried after a failure."""
-        captured = self._begin_graphs.find(None, len(requests))
-        packed = np.zeros((captured.size if captured is not None else len(requests), self._columns), np.int64)
+        size, graph = self._begin_graphs.find(None, len(requests))
+        packed = np.zeros((size, self._columns), np.int64)
         packed[:, _ROW], packed[:, _FRAMES] = self._null_row, self._sizes.block
         for line, request, window in zip(packed, requests, windows, strict=False):
             self._fill(line, request, window)
         (packed_BX,) = self.window_uploads.send([packed])
-        return partial(self._run, captured, self._begin(packed_BX))
+        return partial(self._device.replay_or_enqueue, self._stream, graph, [self._begin(packed_BX)])
 
     def prepare_step(self, requests: Sequence[DiffusionRequest]) -> Callable[[], None]:
         """Enqueues the inputs of each request's next step. Returns a function that enqueues the step. Both can be retried."""
         count = len(requests)
         width = self._sizes.width(max(request.window.frames for request in requests if request.window is not None))
-        captured = self._step_graphs.find(width, count)
-        packed = np.zeros((2, captured.size if captured is not None else count), np.int64)
+        size, graph = self._step_graphs.find(width, count)
+        packed = np.zeros((2, size), np.int64)
         packed[0] = self._null_row
         packed[:, :count] = np.array([(request.row, request.step) for request in requests]).T
         (packed_2B,) = self.step_uploads.send([packed])
-        return partial(self._run, captured, self._step(packed_2B, width))
-
-    def _run(self, captured: Captured[Graph] | None, launch: Launch) -> None:
-        if captured is not None:
-            self._device.replay(self._stream, captured.graph)
-        else:
-            self._device.enqueue(self._stream, [launch])
+        return partial(self._device.replay_or_enqueue, self._stream, graph, [self._step(packed_2B, width)])
 
     def _fill(self, line: NDArray[np.int64], request: DiffusionRequest, window: Window) -> None:
         assert request.row is not None

@@ -12,10 +12,9 @@ from omni_diffusion.options import DiffusionOptions
 from omni_diffusion.worker import DiffusionWorker
 
 CATEGORIES = {
-    "begin_windows": PhaseCategory.PREPROCESS,
-    "set_null_windows": PhaseCategory.PREPROCESS,
-    "set_null_steps": PhaseCategory.PREPROCESS,
-    "set_null_piece": PhaseCategory.PREPROCESS,
+    **dict.fromkeys(
+        ("begin_windows", "set_null_windows", "set_null_steps", "set_null_piece"), PhaseCategory.PREPROCESS
+    ),
     "denoise_rows": PhaseCategory.FORWARD,
     "render_piece": PhaseCategory.POSTPROCESS,
 }

@@ -51,7 +51,7 @@ class DiffusionOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if self.guidance is not None and not (math.isfinite(self.guidance) and self.guidance >= 0):
             raise ValueError("guidance must be a finite number of at least 0")
         if (unknown := beside_seed(self.sampling)) is not None:
-            raise ValueError(f"sampling.{unknown} means nothing here: a diffusion stage knows seed alone")
+            raise ValueError(f"sampling.{unknown} has no effect at a diffusion stage: only seed is supported")
 
 
 def beside_seed(sampling: SamplingParams) -> str | None:

@@ -18,7 +18,7 @@ from omni_diffusion.model import DiffusionModel, StateT
 from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
 from omni_diffusion.windows import Piece, WindowSizes
-from omni_frames import MAX_IN_FLIGHT, SampleBatch, SampleRing
+from omni_frames.store import MAX_IN_FLIGHT, SampleBatch, SampleRing
 
 _UPLOADS = 4
 
@@ -72,9 +72,8 @@ class Renderer:
     ) -> Callable[[], SampleBatch[DiffusionRequest] | None]:
         """Enqueues the places of each request's latents. Returns a function that enqueues keeping, rendering and the
         copy to the host, and returns None if nothing is rendered. Both can be retried."""
-        count = len(requests)
-        captured = self._graphs.find(piece, count)
-        packed = np.empty((captured.size if captured is not None else count, 2 * piece.fresh + piece.seen), np.int64)
+        size, graphs = self._graphs.find(piece, len(requests))
+        packed = np.empty((size, 2 * piece.fresh + piece.seen), np.int64)
         packed[:, : piece.fresh] = self._null_row * self._window_latents
         packed[:, piece.fresh :] = self._null_row * self._sizes.kept
         for line, request in zip(packed, requests, strict=False):
@@ -83,12 +82,10 @@ class Renderer:
 
         def launch() -> SampleBatch[DiffusionRequest] | None:
             turn = self._samples.turn
-            if captured is not None:
-                self._device.replay(self._stream, captured.graph[turn])
-            else:
-                self._device.enqueue(self._stream, [self._render(piece, packed_BX, turn)])
+            graph = graphs[turn] if graphs is not None else None
+            self._device.replay_or_enqueue(self._stream, graph, [self._render(piece, packed_BX, turn)])
             samples = piece.count * self._model.samples_per_latent
-            return self._samples.send(requests, samples) if samples else None
+            return self._samples.download(requests, samples) if samples else None
 
         return launch
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from omni_diffusion.windows import Noise, Piece, Window, WindowSizes
-from omni_frames import FrameRequest
+from omni_frames.request import FrameRequest
 
 
 @dataclass(slots=True, eq=False)

@@ -58,13 +58,6 @@ class WindowSizes:
         first, later, before, after = (count * block for count in blocks)
         return cls(first, later, before, after, block, model.repeats, model.render_context)
 
-    @classmethod
-    def whole(cls, model: DiffusionModel[StateT], blocks: int) -> "WindowSizes":
-        """Sizes with a single window, for streams of up to `blocks` blocks."""
-        return cls.of(
-            DiffusionOptions(first_chunk_blocks=blocks, chunk_blocks=1, blocks_before=0, blocks_after=0), model
-        )
-
     @property
     def frames(self) -> int:
         return max(self.first, self.before + self.later) + self.after

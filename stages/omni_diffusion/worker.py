@@ -15,7 +15,8 @@ from omni_diffusion.options import DiffusionOptions, beside_seed
 from omni_diffusion.renderer import Renderer
 from omni_diffusion.request import DiffusionRequest
 from omni_diffusion.windows import Noise, Piece, WindowSizes, read_noise
-from omni_frames import Arrival, FrameWorker
+from omni_frames.request import Arrival
+from omni_frames.worker import FrameWorker
 
 
 class DiffusionWorker(FrameWorker[DiffusionRequest]):
@@ -54,7 +55,7 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
 
     def check(self, sampling: SamplingParams, field: str) -> None:
         if (name := beside_seed(sampling)) is not None:
-            problem = f"stage {self.name!r} draws noise and no tokens: it knows seed alone"
+            problem = f"stage {self.name!r} draws noise and no tokens: only seed is supported"
             raise InputError(f"{field}.{name}", problem, "leave it out")
 
     def usage(self) -> StageUsage:
@@ -74,9 +75,9 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
         if not isinstance(voice, Voice):
             return super().read(request, message)
         if request.voice is not None:
-            raise ValueError("a second Voice came; a request has one")
+            raise ValueError("a second Voice arrived; a request has one")
         if not 0 <= voice.index < model.num_voices:
-            raise ValueError(f"voice {voice.index} is not there: 0 to {model.num_voices - 1} are")
+            raise ValueError(f"voice {voice.index} is out of range, 0 to {model.num_voices - 1}")
         given, shape = read_noise(message, model.latent_width), (model.block_frames, model.repeats, model.latent_width)
         request.voice = voice.index
         request.noise = Noise(request.seed, request.sample_index, *shape, given)
@@ -85,7 +86,7 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
     def end(self, request: DiffusionRequest, source: str) -> None:
         super().end(request, source)
         if not request.open_sources and request.voice is None and (request.arrivals or request.known):
-            raise StageError(self.name, "taking its input", "frames came, and no Voice that speaks them")
+            raise StageError(self.name, "taking its input", "frames arrived without a Voice")
 
     def over(self, request: DiffusionRequest) -> bool:
         rendered = request.rendered == request.known * self._sizes.repeats

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Device, Event, Graph, HostRing, Launch, Stream
-from omni.device.graphs import Captured, CapturedGraphs
+from omni.device.graphs import CapturedGraphs
 from omni_encoder.jobs import Outputs
 from omni_encoder.model import EncoderModel
 from omni_encoder.plan import EncodePlan
@@ -126,7 +126,7 @@ class PreparedBatch:
     """A batch whose inputs are being sent to the device. captured: None if it runs uncaptured."""
 
     plan: EncodePlan
-    captured: Captured[EncodeGraph] | None
+    captured: EncodeGraph | None
     transfer: Transfer
 
 
@@ -165,8 +165,8 @@ class BatchEncoder:
         if length is None:
             self._graphs.log_uncaptured("media that the model cannot pad")
         else:
-            captured = self._graphs.find(None, length)
-        plan = self._model.plan(items, captured.size if captured is not None else None)
+            length, captured = self._graphs.find(None, length)
+        plan = self._model.plan(items, length if captured is not None else None)
         if len(plan.sizes) != len(items):
             raise ValueError(f"the model planned {len(plan.sizes)} outputs for {len(items)} items")
         buffer = self._inputs if captured is not None else self._device.empty((plan.nbytes,), torch.uint8, self._stream)
@@ -179,8 +179,8 @@ class BatchEncoder:
     def launch(self, batch: PreparedBatch) -> EncodedBatch:
         outputs: Mapping[str, Tensor]
         if batch.captured is not None:
-            self._device.replay(self._stream, batch.captured.graph.graph)
-            outputs = batch.captured.graph.outputs
+            self._device.replay(self._stream, batch.captured.graph)
+            outputs = batch.captured.outputs
         else:
             outputs = {}
             encode = self._encode(batch.plan, batch.transfer.buffer, outputs)

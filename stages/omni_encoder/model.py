@@ -45,7 +45,7 @@ class EncoderModel(nn.Module, ABC):
         """
 
     def item_outputs(self, outputs: Mapping[str, Tensor], places: slice) -> Mapping[str, Tensor]:
-        """Views of one item's part of the outputs of `encode`: rows `places`, unless a model overrides it."""
+        """Views of one item's part of the outputs of `encode`: entries `places`, unless a model overrides it."""
         return {name: tensor[places] for name, tensor in outputs.items()}
 
     @abstractmethod

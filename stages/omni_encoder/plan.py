@@ -34,10 +34,6 @@ class EncoderInput:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    @property
-    def filled(self) -> int:
-        return sum(part.nbytes for part in self.parts)
-
 
 @dataclass(frozen=True, slots=True)
 class EncodePlan:
@@ -51,8 +47,9 @@ class EncodePlan:
     def __post_init__(self) -> None:
         for name, item in self.inputs.items():
             found = {part.dtype if isinstance(part, Tensor) else _DTYPES[part.dtype] for part in item.parts}
-            if item.filled > item.nbytes or found - {item.dtype}:
-                given = f"{item.filled} bytes of {', '.join(sorted(map(str, found)))}"
+            filled = sum(part.nbytes for part in item.parts)
+            if filled > item.nbytes or found - {item.dtype}:
+                given = f"{filled} bytes of {', '.join(sorted(map(str, found)))}"
                 raise ValueError(f"input {name!r} has parts of {given}; it is {item.nbytes} bytes of {item.dtype}")
 
     @property

@@ -46,11 +46,6 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
     def capture(self, lengths: Iterable[int]) -> None:
         self._encoder.capture(lengths)
 
-    @property
-    def cache_bytes_used(self) -> int:
-        """Device memory of the cache. Not part of `usage`, since it outlives requests by design."""
-        return self._cache.bytes_used
-
     def usage(self) -> StageUsage:
         return {
             "requests": len(self.requests),

@@ -2,7 +2,6 @@
 
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -97,29 +96,25 @@ class RowQueue(Generic[RequestT]):
     def __init__(self, num_rows: int) -> None:
         self._free = list(range(num_rows - 1, -1, -1))
         self._waiting: list[RequestT] = []
-        self._owners: list[RequestT] = []
-
-    @property
-    def owners(self) -> Sequence[RequestT]:
+        self.owners: list[RequestT] = []
         """Requests with a row, in order of allocation."""
-        return self._owners
 
     def join(self, request: RequestT) -> None:
         insort(self._waiting, request, key=lambda waiting: waiting.rank)
 
     def allocate(self) -> bool:
         """Allocates free rows. Returns whether any request received one."""
-        before = len(self._owners)
+        before = len(self.owners)
         while self._free and self._waiting:
             request = self._waiting.pop(0)
             request.row = self._free.pop()
-            self._owners.append(request)
-        return len(self._owners) > before
+            self.owners.append(request)
+        return len(self.owners) > before
 
     def leave(self, request: RequestT) -> None:
         if request.row is not None:
             self._free.append(request.row)
-            self._owners.remove(request)
+            self.owners.remove(request)
             request.row = None
         elif request in self._waiting:
             self._waiting.remove(request)

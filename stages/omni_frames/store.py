@@ -92,32 +92,24 @@ class SampleBatch(Generic[RequestT]):
         return self.host.read()[index * self.samples : (index + 1) * self.samples].astype(np.float32)
 
 
-class SampleRing:
+class SampleRing(Downloader):
     """`MAX_IN_FLIGHT` float32 buffers of `most` samples on the device, and their copies on the host."""
 
     def __init__(self, device: Device, stream: Stream, copy_stream: Stream, most: int) -> None:
+        super().__init__(device, stream, copy_stream, (most,), torch.float32, MAX_IN_FLIGHT)
         self._wav = device.zeros((MAX_IN_FLIGHT, most), torch.float32)
-        self._downloads = Downloader(device, stream, copy_stream, (most,), torch.float32, MAX_IN_FLIGHT)
-
-    @property
-    def ready(self) -> bool:
-        return self._downloads.ready
-
-    @property
-    def turn(self) -> int:
-        return self._downloads.turn
 
     def buffer(self, turn: int, count: int, samples: int) -> Tensor:
         """The output `[count, samples]` of a phase that computes `samples` samples for each of `count` rows."""
         return self._wav[turn, : count * samples].view(count, samples)
 
-    def send(self, requests: Sequence[RequestT], samples: int) -> SampleBatch[RequestT]:
+    def download(self, requests: Sequence[RequestT], samples: int) -> SampleBatch[RequestT]:
         """Enqueues the copy of the buffer of `turn`, and advances `turn`."""
-        self._downloads.begin()
+        self.begin()
         try:
-            host, *_ = self._downloads.send(download_samples, self._wav[self.turn, : len(requests) * samples])
+            host, *_ = self.send(download_samples, self._wav[self.turn, : len(requests) * samples])
         except Exception:
-            self._downloads.forget()
+            self.forget()
             raise
         return SampleBatch(tuple(requests), samples, host)
 

@@ -11,7 +11,7 @@ from omni.device.graphs import captured_sizes
 from omni.payload import Payload
 from omni.sampling import SamplingParams
 from omni.stage import Ended, Feed, Inbound, MeasuredStage, Open, StageContext, build_model, dry_run
-from omni_frames import CodeFrames
+from omni_frames.request import CodeFrames
 from omni_vocoder.model import VocoderModel
 from omni_vocoder.options import VocoderOptions
 from omni_vocoder.worker import ChunkSizes, VocoderWorker

@@ -31,12 +31,10 @@ class StateLayout:
     """Allocates slots while layers are built. width: numbers per row so far."""
 
     def __init__(self) -> None:
-        self.slots: list[StateSlot] = []
         self.width = 0
 
     def reserve(self, *shape: int) -> StateSlot:
         slot = StateSlot(self.width, shape)
-        self.slots.append(slot)
         self.width += math.prod(shape)
         return slot
 
@@ -48,11 +46,6 @@ class StreamState:
 
     carried_RW: Tensor
     frames_R: Tensor
-
-    @classmethod
-    def allocate(cls, rows: int, width: int, device: torch.device | str, dtype: torch.dtype) -> "StreamState":
-        carried_RW = torch.zeros(rows, width, device=device, dtype=dtype)
-        return cls(carried_RW, torch.zeros(rows, device=device, dtype=torch.int64))
 
     def reset(self, rows_B: Tensor) -> None:
         """Zeroes rows (int64, on the state's device), so that they start new streams."""

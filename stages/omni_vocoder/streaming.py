@@ -34,7 +34,8 @@ class StreamingVocoder(VocoderModel[StreamState]):
 
     def new_state(self, num_rows: int) -> StreamState:
         like = next(self.parameters())
-        return StreamState.allocate(num_rows, self.layout.width, like.device, like.dtype)
+        carried_RW = like.new_zeros((num_rows, self.layout.width))
+        return StreamState(carried_RW, like.new_zeros(num_rows, dtype=torch.int64))
 
     def reset(self, state: StreamState, rows_B: Tensor) -> None:
         state.reset(rows_B)

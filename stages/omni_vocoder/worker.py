@@ -11,7 +11,9 @@ from torch import Tensor
 from omni.device import Device, Graph, Launch, Span, Uploader
 from omni.device.graphs import CapturedGraphs
 from omni.stage import Open, together
-from omni_frames import MAX_IN_FLIGHT, FrameRequest, FrameWorker, SampleBatch
+from omni_frames.request import FrameRequest
+from omni_frames.store import MAX_IN_FLIGHT, SampleBatch
+from omni_frames.worker import FrameWorker
 from omni_vocoder.model import StateT, VocoderModel
 from omni_vocoder.options import VocoderOptions
 
@@ -39,24 +41,23 @@ class ChunkSizes:
         return 4 * self.largest
 
 
-@dataclass(slots=True, eq=False)
-class VocoderRequest(FrameRequest):
-    """A request from `Open` to its end. started: whether its first chunk has been launched."""
-
-    started: bool = False
-
-    def next_chunk(self, sizes: ChunkSizes) -> int:
-        wanted, fewest = (sizes.later, 1) if self.started else (sizes.first, sizes.fewest)
-        if self.in_flight or self.buffered < (fewest if self.ended else wanted):
-            return 0
-        return min(wanted, self.buffered)
-
-
 class ChunkShape(NamedTuple):
     """The properties that chunks of one step share: their frames, and whether they are the first of their requests."""
 
     frames: int
     first: bool
+
+
+@dataclass(slots=True, eq=False)
+class VocoderRequest(FrameRequest):
+    """A request from `Open` to its end."""
+
+    def next_chunk(self, sizes: ChunkSizes) -> ChunkShape | None:
+        """None while it lacks frames."""
+        wanted, fewest = (sizes.later, 1) if self.done else (sizes.first, sizes.fewest)
+        if self.in_flight or self.buffered < (fewest if self.ended else wanted):
+            return None
+        return ChunkShape(min(wanted, self.buffered), not self.done)
 
 
 class VocoderWorker(FrameWorker[VocoderRequest]):
@@ -97,13 +98,12 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
 
     def run(self) -> bool:
         moved = False
-        while self._upload.ready and self.samples.ready and (batch := self._next_batch()):
-            chunk = ChunkShape(batch[0].next_chunk(self._sizes), not batch[0].started)
+        while self._upload.ready and self.samples.ready and (next_batch := self._next_batch()):
+            chunk, batch = next_batch
             if self.run_batch(batch, "decoding a chunk", partial(self.prepare, batch, chunk)):
                 for request in batch:
                     request.forget(chunk.frames, self._sizes.capacity)
                     request.done += chunk.frames
-                    request.started = True
                 self.totals["steps"] += 1
                 self.totals["frames"] += chunk.frames * len(batch)
             moved = True
@@ -115,8 +115,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         """Enqueues the inputs of each request's next chunk, from its ring. Can be retried after a failure. Returns a function that
         enqueues the decoding, which advances the rows' state, and the copy of the samples. Call it before the next preparation."""
         count = len(requests)
-        captured = self._graphs.find(chunk, count)
-        size = captured.size if captured is not None else count
+        size, graphs = self._graphs.find(chunk, count)
         rows, places = np.full(size, self._null_row), np.zeros((size, chunk.frames), np.int64)
         rows[:count] = [request.row for request in requests]
         places[:count] = [self.store.places(request, 0, chunk.frames) for request in requests]
@@ -126,21 +125,20 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
 
         def launch() -> SampleBatch[VocoderRequest]:
             turn = self.samples.turn
-            if captured is not None:
-                self.device.replay(self.stream, captured.graph[turn])
-            else:
-                self.device.enqueue(self.stream, [self._decode(chunk, rows_B, places_BN, turn)])
-            return self.samples.send(requests, self._model.samples(*chunk))
+            graph = graphs[turn] if graphs is not None else None
+            self.device.replay_or_enqueue(self.stream, graph, [self._decode(chunk, rows_B, places_BN, turn)])
+            return self.samples.download(requests, self._model.samples(*chunk))
 
         return launch
 
-    def _next_batch(self) -> list[VocoderRequest]:
+    def _next_batch(self) -> tuple[ChunkShape, list[VocoderRequest]] | None:
         """Rows whose next chunk has the same shape. First chunks go before later ones: the user waits for them."""
-        groups: dict[tuple[bool, int], list[VocoderRequest]] = {}
-        ready = [request for request in self.rows.owners if not request.paused and request.next_chunk(self._sizes)]
-        for request in together(ready):
-            groups.setdefault((request.started, request.next_chunk(self._sizes)), []).append(request)
-        return groups[min(groups, key=lambda key: key[0])] if groups else []
+        waiting = (request for request in self.rows.owners if not request.paused)
+        chunks = {request: chunk for request in waiting if (chunk := request.next_chunk(self._sizes)) is not None}
+        groups: dict[ChunkShape, list[VocoderRequest]] = {}
+        for request in together(list(chunks)):
+            groups.setdefault(chunks[request], []).append(request)
+        return max(groups.items(), key=lambda group: group[0].first, default=None)
 
     def _decode(self, chunk: ChunkShape, rows_B: Tensor, places_BN: Tensor, turn: int) -> Launch:
         wav_BS = self.samples.buffer(turn, rows_B.shape[0], self._model.samples(*chunk))

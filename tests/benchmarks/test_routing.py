@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from torch import nn
 
 from omni.checkpoint import Checkpoint
@@ -54,3 +55,15 @@ def test_a_stage_that_crowds_is_seen_beside_one_that_does_not(routing: ModuleTyp
     assert found["talker"] == (2, 3)
     assert routing.is_void(found["talker"])
     assert found["thinker"].counted > 2
+
+
+def test_routing_can_be_observed(routing: ModuleType) -> None:
+    moe = SparseMoE(16, 24, 8, 3, True).requires_grad_(False)
+    first, second, third = (torch.randn(tokens, 16) for tokens in (4, 2, 5))
+    seen: list[torch.Tensor] = []
+    with routing.observe_routing(seen.append):
+        moe(first)
+        moe(second)
+    moe(third)
+    assert [expert.shape for expert in seen] == [(4, 3), (2, 3)]
+    assert torch.equal(seen[0], moe.gate(first).topk(3).indices)

@@ -29,6 +29,29 @@ def test_encoders_measures_both_towers(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert row["apart"] < 1e-5
 
 
+def test_connectors_measures_the_hop_between_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file, tokens = tmp_path / "hops.json", 12
+    what = ("--connectors", "local", "--device", "cpu", "--shape", "tiny-qwen2.5-omni", "--requests", "1", "2")
+    run_script(monkeypatch, "connectors", *what, "--tokens", str(tokens), "--json", str(file))
+    numbers = json.loads(file.read_text())["numbers"]
+    assert [one["requests"] for one in numbers] == [1, 2]
+    for one in numbers:
+        # The first two hidden states of a text are no conditioning of steps, and the talker speaks behind them.
+        assert 0 < one["hops"] <= one["requests"] * (tokens - 2)
+        assert 0 < one["least_p50"] <= one["most_p50"] <= one["most_p99"]
+
+
+@pytest.mark.slow
+def test_connectors_measures_payloads_between_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "payloads.json"
+    what = ("--connectors", "shm", "--device", "cpu", "--sizes", "4K", "1M", "--count", "20", "--pool", "4M")
+    run_script(monkeypatch, "connectors", *what, "--json", str(file))
+    numbers = json.loads(file.read_text())["numbers"]
+    assert [one["bytes"] for one in numbers] == [2**12, 2**20]
+    for one in numbers:
+        assert 0 < one["one_way_p50_us"] <= one["one_way_p99_us"]
+
+
 FRAME_SECONDS = {"tiny-omni": 0.08, "tiny-qwen2.5-omni": 2 * 20 / 24000}
 """Of one frame: 12.5 a second, and of the tiny checkpoint's two mel frames of 20 samples."""
 

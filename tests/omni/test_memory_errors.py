@@ -171,7 +171,7 @@ def test_the_stage_the_phase_and_the_remedy_are_named(text: Path):
         TextEngine(text, device=Refusing(), graphs=True)
     assert str(caught.value) == (
         "engine.graphs: stage 'text' cannot be captured: operation not permitted when stream is capturing (in phase "
-        "run_forward, while it was captured); make the phase ask nothing of the device, or run without graphs "
+        "run_forward, while it was captured); remove the synchronization from the phase, or run without graphs "
         "(--eager, engine.graphs=false)"
     )
 

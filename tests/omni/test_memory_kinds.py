@@ -51,7 +51,7 @@ def test_an_encoder_is_measured_on_one_batch_as_full_as_its_options_allow(
     # Running sums, doubled features, and what they are made of, four floats per embedding.
     assert peak >= 2 * sum(batch) * 4 * 4
     worker = loaded.start(0)
-    assert worker.cache_bytes_used == 0
+    assert worker._cache.bytes_used == 0
     assert not any(worker.usage().values())
     assert not any(worker.counters().values())
 
@@ -89,7 +89,7 @@ def _check_item(model: EncoderModel, length: int, expected: int) -> None:
 def test_a_request_that_fails_or_never_ends_ends_the_measuring() -> None:
     opened = [Open("a", SamplingParams(), frozenset())]
     silent = FakeWorker()
-    with pytest.raises(StageError, match=r"'it' failed while measuring its memory: .* do not come to an end"):
+    with pytest.raises(StageError, match=r"'it' failed while measuring its memory: .* do not end"):
         dry_run("it", silent, CpuDevice(), opened)
     failing, error = FakeWorker(), OmniError("broken")
     failing.fail("a", error)

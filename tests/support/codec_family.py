@@ -22,7 +22,7 @@ from omni.plugin.manager import Plugins
 from omni.stage import PlainStage, StageContext
 from omni_ar.inputs import TokenCodes
 from omni_ar.options import ArOptions
-from omni_frames import CodeFrames
+from omni_frames.request import CodeFrames
 from omni_vocoder.options import VocoderOptions
 from tests.support.engines import family_of, plugins_of
 from tests.support.hidden_reader import Case, ClerkOptions, ClerkWorker

@@ -11,7 +11,7 @@ from omni.device import Device, Graph, Phase, Stream
 from omni.device.cpu import CpuDevice
 from omni.device.cuda import CudaDevice
 from omni.testing import SimulatedDevice
-from omni.testing.simulation import SimulatedStream
+from omni.testing.simulation.stream import SimulatedStream
 
 
 class Counting(Device):

@@ -15,7 +15,8 @@ from omni.engine import Engine, EngineOptions, Plan, build_engine, resolve_pipel
 from omni.errors import StageError
 from omni.plugin.entries import ModelFamily
 from omni.plugin.manager import Plugins, load_plugins
-from omni.testing.simulation import SimulatedDevice, Simulation
+from omni.testing.simulation.device import SimulatedDevice
+from omni.testing.simulation.simulation import Simulation
 from tests.support.entry_points import own_entry_points
 
 GIVEN_UP = StageError("request", "being tested", "it was given up")

@@ -17,7 +17,7 @@ from omni.device.cpu import CpuDevice, CpuStream
 from omni.payload import PageSlice
 from omni.stage import Failed, StageWorker
 from omni.testing import SimulatedDevice, Simulation
-from omni.testing.simulation import SimulatedStream
+from omni.testing.simulation.stream import SimulatedStream
 from tests.support.devices import StirredDevice
 from tests.support.frame_bench import PAGE, POISON, FrameBench, frames
 

@@ -28,7 +28,8 @@ from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
 from omni.sampling import SamplingParams
 from omni.stage import Done, StageWorker
-from omni_frames import CodeFrames, FrameModel
+from omni_frames.request import CodeFrames
+from omni_frames.worker import FrameModel
 from tests.support.devices import QueuedDevice
 from tests.support.stage_driver import FailingDriver
 

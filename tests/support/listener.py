@@ -51,7 +51,7 @@ class Listener(SmallText):
         return replace(super().shape, step_columns=("text",), step_width=self.heard)
 
     def embed_next(self, step: NextTokens) -> Tensor:
-        heard_RD = torch.tanh(step.rows_RE @ self.hearing.T / 8)
+        heard_RD = torch.tanh(step.vectors_RE @ self.hearing.T / 8)
         return self._embed(step.ids_R) + self.text_table[step.columns_SR[0]] + heard_RD
 
 

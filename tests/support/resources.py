@@ -15,7 +15,7 @@ from omni.engine.active import ActiveRequest
 from omni.engine.host import HostPending
 from omni.engine.route import InRoute, OutRoute
 from omni.stage import Lease, Produced
-from omni_ar.run.blocks import BlockTable
+from omni_ar.run.blocks.pool import BlockTable
 from omni_ar.run.request import ArRequest
 from omni_diffusion.request import DiffusionRequest
 from omni_encoder.jobs import EncoderRequest

@@ -23,27 +23,22 @@ from transformers import (
 
 from omni.device import Uploader, open_device
 from omni.sampling import GREEDY, LogitsEdit, SamplingParams
+from omni_ar.kernels.sampling.state import EVERYTHING, SamplingState
 from omni_ar.kernels.step.reference import observe
 from omni_ar.processors import NamedProcessor
-from omni_ar.sampling import (
-    EVERYTHING,
-    SamplingState,
+from omni_ar.sampling.edits import edit_size, merge_edits, pack_edits
+from omni_ar.sampling.pack import (
     StartingRow,
-    edit_size,
     flags_of,
-    merge_edits,
     merge_flags,
-    pack_edits,
     pack_sampling,
-    resolve_sampling,
-    sample,
     start_sampling,
     start_size,
-    view_edits,
-    view_starts,
 )
 from omni_ar.sampling.penalties import apply_penalties
+from omni_ar.sampling.resolve import resolve_sampling
 from omni_ar.sampling.rng import gumbel
+from omni_ar.sampling.sampler import sample
 from omni_ar.sampling.warpers import warp_tokens
 
 # What one row's parameters make of logits, by transformers' own processors and warpers, and by definition where it has none.
@@ -133,7 +128,7 @@ class SamplerBench:
         upload = self._uploader.begin()
         packed = pack_sampling(upload, rows, self.vocab, self.processors)
         self._uploader.launch(upload)
-        start_sampling(self.state, view_starts(packed, self._uploader.view))
+        start_sampling(self.state, packed.on_device(self._uploader.view))
         self.sampling.update({row.row: row.sampling for row in rows})
         return upload.size
 
@@ -150,7 +145,7 @@ class SamplerBench:
             upload = self._uploader.begin()
             packed = pack_edits(upload, [(place, merge_edits([e], self.vocab)) for place, e in edits], self.vocab)
             self._uploader.launch(upload)
-            on_device = view_edits(packed, self._uploader.view)
+            on_device = packed.on_device(self._uploader.view)
         flags = merge_flags(flags_of(self.sampling[row]) for row in rows)
         rows_R, position_R = torch.tensor(rows), torch.tensor(positions)
         ids: list[int] = sample(logits_RV, self.state, rows_R, position_R, flags, on_device, self.processors).tolist()

@@ -17,7 +17,7 @@ from omni.payload import PageSlice, Payload
 from omni.pipeline import Output, Pipeline, Stage
 from omni.plugin.entries import StageKindEntry
 from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage
-from omni_frames import CodeFrames
+from omni_frames.request import CodeFrames
 
 
 class CodesChunk(msgspec.Struct, frozen=True, kw_only=True):

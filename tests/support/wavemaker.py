@@ -17,7 +17,7 @@ from omni_encoder.inputs import Encoded
 from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.plan import EncodePlan, EncoderInput
-from omni_frames import CodeFrames
+from omni_frames.request import CodeFrames
 from omni_vocoder.model import VocoderModel
 from omni_vocoder.options import VocoderOptions
 from omni_vocoder.worker import VocoderWorker

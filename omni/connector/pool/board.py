@@ -1,12 +1,18 @@
-"""What the two ends of a pool agree on: its pieces, and the board that acknowledges them."""
+"""What the two ends of a pool agree on: its pieces, and the boards that say how far they are."""
+
+from dataclasses import dataclass
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from omni.connector.pieces import PayloadLayout
 
 BOARD_SLOTS = 1024
 """Pieces of one sender under way at most."""
 BOARD_BYTES = BOARD_SLOTS * 8
+"""Of one board: uint64 `[BOARD_SLOTS]`, numbers of pieces by slot."""
 LARGEST_PART = 4
 """A piece is at most this part of the pool, so that it fits into what the receiver leaves."""
 
@@ -25,3 +31,27 @@ class PoolPiece(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int
     layout: PayloadLayout | None = None
     pieces: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedBoard:
+    """The pieces whose copies into the pool are complete. The sender's stream writes it, in host memory that both
+    processes read: so a piece is under way while its copy runs.
+
+    host: int64 `[BOARD_SLOTS]`, zeroed, as the host reads it. device: the same memory, for the sender's phases.
+    """
+
+    host: NDArray[np.int64]
+    device: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """The event of a copy that is on a board. A later piece in its slot has a higher number, and follows it."""
+
+    board: NDArray[np.int64]
+    slot: int
+    number: int
+
+    def done(self) -> bool:
+        return bool(self.board[self.slot] >= self.number)

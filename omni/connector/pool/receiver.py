@@ -1,5 +1,6 @@
 """The consumer's end of a pool."""
 
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -62,6 +63,7 @@ class PoolPending:
         self._bytes: Tensor | None = None
         self._copied: Event = COMPLETED
         self._held = bool(self._missing)
+        """Whether it is neither released nor aborted, and has bytes."""
         if not self._missing:
             return
         receiver.unreleased += 1
@@ -76,12 +78,16 @@ class PoolPending:
 
     def add(self, piece: object) -> None:
         assert isinstance(piece, PoolPiece)
+        self._receiver.take(self, piece)
+
+    def copy(self, piece: PoolPiece) -> None:
+        """Launches the copy of a piece whose bytes are in the pool."""
         assert self._bytes is not None
         self._missing -= 1
         self._copied = self._receiver.copy(piece, self._bytes)
 
     def poll(self) -> Received | None:
-        if self._missing:
+        if self._missing or (self._viewed is not None and not self._receiver.is_copied(self._viewed)):
             return None
         return Received(self._layout.payload(self._memory, self._start), self._copied)
 
@@ -94,6 +100,8 @@ class PoolPending:
             self._memory = self._receiver.nothing
 
     def abort(self) -> None:
+        if self._held and self._missing:
+            self._receiver.leave(self)
         self.release(self._copied)
 
 
@@ -115,8 +123,10 @@ class PoolReceiver:
         board: NDArray[np.uint64],
         pool_bytes: int,
         on_close: Callable[[], object],
+        copied: NDArray[np.int64] | None = None,
     ) -> None:
-        """board, pool_bytes: of the sender. on_close: frees memory and board, when nothing reads them."""
+        """board, pool_bytes, copied (`CopiedBoard.host`): of the sender. on_close: frees memory and boards, when nothing
+        reads them."""
         self._device = end.device
         self._stream = end.device.stream(f"{end.edge}-receive")
         self.nothing = ByteMemory(end.device.empty((0,), torch.uint8, self._stream))
@@ -126,6 +136,9 @@ class PoolReceiver:
         self._viewed_slots = BOARD_SLOTS - BOARD_SLOTS // LARGEST_PART
         self.unreleased = 0
         """Payloads whose consumer may read the pool, or memory copied from it."""
+        self._copied = copied
+        self._early: deque[tuple[PoolPending, PoolPiece]] = deque()
+        """Pieces to copy whose bytes are not in the pool yet. Those of a sender come there in order."""
         self._kept: list[_Kept] = []
         self._on_close = on_close
         self._closed = False
@@ -143,6 +156,9 @@ class PoolReceiver:
         self._acknowledge(piece)
 
     def tick(self) -> None:
+        while self._early and self.is_copied(self._early[0][1]):
+            pending, piece = self._early.popleft()
+            pending.copy(piece)
         waiting = []
         for kept in self._kept:
             if not kept.after.done():
@@ -154,6 +170,7 @@ class PoolReceiver:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._early.clear()
             self._kept.clear()
             self._on_close()
 
@@ -161,6 +178,26 @@ class PoolReceiver:
         """The memory of a payload of one piece, if it is read where it is; None if it should be copied."""
         beyond = piece.start + piece.nbytes > self._viewed_bytes or piece.slot >= self._viewed_slots
         return None if beyond or piece.pieces > 1 else self._memory.views
+
+    def is_copied(self, piece: PoolPiece) -> bool:
+        """Whether the piece's bytes are in the pool. A later piece in its slot, with a higher number, comes only after it
+        is acknowledged."""
+        return self._copied is None or bool(self._copied[piece.slot] >= piece.number)
+
+    def take(self, pending: PoolPending, piece: PoolPiece) -> None:
+        """Copies a piece for `pending` as soon as its bytes are in the pool."""
+        if self._early or not self.is_copied(piece):
+            self._early.append((pending, piece))
+        else:
+            pending.copy(piece)
+
+    def leave(self, pending: PoolPending) -> None:
+        """Gives up the pieces of `pending` that are not copied yet. The sender's copies may still run: its later ones into
+        the same ranges follow on the same stream."""
+        for other, piece in self._early:
+            if other is pending:
+                self._acknowledge(piece)
+        self._early = deque(each for each in self._early if each[0] is not pending)
 
     def allocate(self, nbytes: int) -> Tensor:
         """Memory of the receiver's own."""

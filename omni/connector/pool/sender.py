@@ -13,7 +13,7 @@ from torch import Tensor
 
 from omni.connector.base import EdgeEnd
 from omni.connector.pieces import ByteMemory, CopiedRef, Part, PayloadLayout, Piece, cut, parts_of, whole
-from omni.connector.pool.board import BOARD_SLOTS, LARGEST_PART, PoolPiece
+from omni.connector.pool.board import BOARD_SLOTS, LARGEST_PART, Copied, CopiedBoard, PoolPiece
 from omni.connector.pool.ranges import RangeAllocator, aligned_down
 from omni.device import Event, PhaseCategory, declare_categories
 from omni.payload import PageSlice, Payload
@@ -63,7 +63,7 @@ class PoolRef(CopiedRef[Stretch]):
             while self.left and self._copy_next():
                 pass
         done: list[PoolPiece] = []
-        while self._copying and self._copying[0].copied.done():
+        while self._copying and (self._sender.marks or self._copying[0].copied.done()):
             done.append(self._copying.popleft().piece)
         self.sent = not self.left and not self._copying
         return done
@@ -118,8 +118,13 @@ class PoolSender:
         board: NDArray[np.uint64],
         address: msgspec.Struct,
         on_close: Callable[[], object],
+        copied: CopiedBoard | None = None,
     ) -> None:
-        """pool: uint8 `[n]`, on the end's device or pinned. board: `[BOARD_SLOTS]`, zeroed. on_close: frees both."""
+        """pool: uint8 `[n]`, on the end's device or pinned. board: `[BOARD_SLOTS]`, zeroed. on_close: frees both.
+
+        copied: the receiver has it too, and so gets pieces as soon as their copies are launched. Without it, the sender
+        waits for the copies.
+        """
         self.address = address
         self.piece_bytes = aligned_down(min(_MOST_PIECE_BYTES, len(pool) // LARGEST_PART))
         self._device = end.device
@@ -127,6 +132,8 @@ class PoolSender:
         self._receiver = PayloadReceiver(end.device, self._stream, _MAX_ROWS)
         self._pool: ByteMemory | None = ByteMemory(pool)
         self._board = board
+        self._copied = copied
+        self._words = copied.device.unbind() if copied is not None else ()
         self._expected = np.full(BOARD_SLOTS, _NOT_GIVEN, np.uint64)
         """Numbers of the given pieces, by slot."""
         self._same = np.empty(BOARD_SLOTS, np.bool_)
@@ -137,6 +144,11 @@ class PoolSender:
         """Pieces that are not acknowledged, by slot."""
         self._numbers = 0
         self._on_close = on_close
+
+    @property
+    def marks(self) -> bool:
+        """Whether the receiver sees by itself when a copy is complete."""
+        return self._copied is not None
 
     def send(self, payload: Payload, ready: Event) -> PoolRef:
         return PoolRef(self, payload, ready)
@@ -176,14 +188,18 @@ class PoolSender:
                 each.transfer(pool.view(each.start + shift, torch.uint8, (each.nbytes,))) for each in stretch.pieces
             ]
             receipt = self._receiver.receive(transfers)
-            return receipt.end, next(iter(receipt.failed.values()), None)
-        failed = None
+            if receipt.failed or self._copied is None:
+                return receipt.end, next(iter(receipt.failed.values()), None)
+        word = None if self._copied is None else self._words[piece.slot]
         into = [pool.view(part.start + shift, part.dtype, part.shape) for part in stretch.plain]
+        tensors = [part.tensor for part in stretch.plain]
         try:
-            self._device.launch(self._stream, copy_tensors, into, [part.tensor for part in stretch.plain])
+            self._device.launch(self._stream, copy_tensors, into, tensors, word, piece.number)
         except Exception as error:
-            failed = error
-        return self._device.record(self._stream), failed
+            return self._device.record(self._stream), error
+        if self._copied is None:
+            return self._device.record(self._stream), None
+        return Copied(self._copied.host, piece.slot, piece.number), None
 
     def give_back(self, piece: PoolPiece) -> None:
         """A piece that is not sent. Its copy may still run: other copies into its range follow on the same stream.
@@ -207,6 +223,9 @@ class PoolSender:
         heappush(self._free_slots, slot)
 
 
-def copy_tensors(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+def copy_tensors(into: Sequence[Tensor], tensors: Sequence[Tensor], word: Tensor | None, number: int) -> None:
+    """word: of the board of copied pieces, which gets the piece's number."""
     for part, tensor in zip(into, tensors, strict=True):
         part.copy_(tensor, non_blocking=True)
+    if word is not None:
+        word.fill_(number)

@@ -92,7 +92,7 @@ def check_length(text: object) -> None:
 def check_numbers(values: Iterable[object]) -> None:
     """Call before operations with numbers: widths, precisions, counts."""
     if any(isinstance(value, int) and abs(value) > _MAX_NUMBER for value in values):
-        raise SecurityError(f"asks for more than {_MAX_NUMBER:,} of something")
+        raise SecurityError(f"uses a number above {_MAX_NUMBER:,}")
 
 
 def check_pattern(pattern: str) -> None:

@@ -58,7 +58,7 @@ class SimulatedDevice(Device):
     Every memory access is checked: `races` lists accesses that no launch, event or wait orders, even if they happened in the right
     order.
 
-    without: the name of a wait (`find_waits`) to leave out: the host continues at once and learns nothing, a stream does not wait.
+    without: the name of a wait (`find_waits`) to leave out: the host continues at once, and a stream does not wait.
     now: seconds. done: operations that have run. trace: operations that ran and events that were polled, in order. waits: counts of
     executed waits. latest: the most operations pending at once, to show that work was late.
     """

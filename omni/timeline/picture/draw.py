@@ -119,8 +119,8 @@ def _summary(trace: Trace, window: Window) -> str:
     if decoding is None or not window.steps:
         return f"{duration(window.shown.length)} on {trace.device}"
     numbers = [step.number for step in window.steps]
-    said = f"steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"step {numbers[0]}"
-    parts = [f"{window.stage}, {said}, on {trace.device}; of {decoding.steps} decode steps:"]
+    shown = f"steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"step {numbers[0]}"
+    parts = [f"{window.stage}, {shown}, on {trace.device}; of {decoding.steps} decode steps:"]
     if decoding.period is not None:
         parts.append(f"period p50 {duration(decoding.period.p50 * 1000)}")
     if decoding.idle is not None:

@@ -27,7 +27,7 @@ p {{ position: fixed; right: 12px; bottom: 6px; margin: 0; color: #8a8a8a; font-
 <svg id="timeline" viewBox="0 0 {width} {height}" preserveAspectRatio="xMidYMin meet">
 {items}
 </svg>
-<p>wheel: zoom &middot; drag: move &middot; double click: all of it &middot; rest on a box: what it is</p>
+<p>wheel: zoom &middot; drag: move &middot; double click: all of it &middot; hover over a box: details</p>
 <script>
 {script}
 </script>

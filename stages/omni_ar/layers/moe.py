@@ -3,32 +3,14 @@
 Shape legend: T tokens, D width, E experts, K experts per token, I intermediate width.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from omni.checkpoint import Destination, StackedWeights
-from omni_ar.kernels.linear import linear
-from omni_ar.kernels.moe import Experts, Norm, SharedExpert, mix_experts, route
-from omni_ar.kernels.norm import rms_norm
+from omni_ar.kernels.moe import Experts, Norm, SharedExpert, mix_experts
 from omni_ar.layers.linear import Factory, GatedMLP, RMSNorm
-
-_observers: list[Callable[[Tensor], None]] = []
-
-
-@contextmanager
-def observe_routing(callback: Callable[[Tensor], None]) -> Iterator[None]:
-    """While entered, every layer in turn, in every thread, calls `callback(expert_TK)`, for measurements. expert_TK: `[T, K]`,
-    integers on the layer's device and the current stream. `SparseMoE.route` computes the experts again: of two with nearly equal
-    logits it may choose the other. A step that is replayed from a graph makes no call."""
-    _observers.append(callback)
-    try:
-        yield
-    finally:
-        _observers.remove(callback)
 
 
 class SparseMoE(nn.Module, StackedWeights):
@@ -62,11 +44,7 @@ class SparseMoE(nn.Module, StackedWeights):
     def _mix(self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor]:
         weights = (self.gate.weight, self.experts_gate_up, self.experts_down)
         experts = Experts(*weights, self.top_k, self.norm_topk, self._shared())
-        y_TD, sum_TD = mix_experts(x_TD, delta_TD, norm, experts)
-        for observe in _observers:
-            normed_TD = sum_TD if norm is None else rms_norm(sum_TD, norm.weight_D, norm.eps)
-            observe(self.route(normed_TD)[1])
-        return y_TD, sum_TD
+        return mix_experts(x_TD, delta_TD, norm, experts)
 
     def stacked_weights(self, name: str) -> dict[str, Destination]:
         """Published names: `experts.<i>.gate_proj.weight` and `.up_proj.weight`, `[I, D]`, and `.down_proj.weight`, `[D, I]`."""
@@ -84,10 +62,6 @@ class SparseMoE(nn.Module, StackedWeights):
 
     def _shared(self) -> SharedExpert | None:
         return None
-
-    def route(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """Each token's weights, `[T, K]` in float32, and its experts, `[T, K]`."""
-        return route(linear(x_TD, self.gate.weight), self.top_k, self.norm_topk)
 
 
 class SharedExpertMoE(SparseMoE):

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from omni_ar.run.blocks import BlockPool, BlockTable, PrefixKeys, Reclaimer, Spiller
+from omni_ar.run.blocks.pool import BlockPool, BlockTable, PrefixKeys
+from omni_ar.run.blocks.reclaim import Reclaimer, Spiller
 from omni_ar.run.limits import Limits
 from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, Row

@@ -223,7 +223,7 @@ def _placed(chunks: PackedChunks, view: View) -> tuple[PlacedEmbedding, ...]:
     """The chunks' parts of embeddings: views of the tensors, whose second-last dimension is that of positions."""
     placed = []
     for packed in chunks.embeddings:
-        tensors = {name: tensor[..., packed.rows, :] for name, tensor in packed.embedding.tensors.items()}
+        tensors = {name: tensor[..., packed.part, :] for name, tensor in packed.embedding.tensors.items()}
         placed.append(PlacedEmbedding(packed.name, view(packed.tokens), tensors))
     return tuple(placed)
 
@@ -285,8 +285,7 @@ class CapturedChunks:
             reason = "that the model's forward reads" if read else "that ArShape.forward_embeddings leaves open"
             self._graphs.log_uncaptured(f"steps with multimodal embeddings ({names}) {reason}")
             return None
-        captured = self._graphs.find(bool(plan.decodes), plan.chunk_tokens)
-        return captured.graph if captured is not None else None
+        return self._graphs.find(bool(plan.decodes), plan.chunk_tokens)[1]
 
     def launch(self, captured: CapturedForward, step: ChunkStep, pages: Pages) -> None:
         """Launches inputs and forward of a step in the captured forward's padded shape."""

@@ -7,7 +7,8 @@ from omni.errors import ConfigError
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
 from omni_ar.processors import NamedProcessor
-from omni_ar.sampling import edit_size, start_size
+from omni_ar.sampling.edits import edit_size
+from omni_ar.sampling.pack import start_size
 
 MAX_STARTS = 8
 """Maximum rows that one step sets up; bounds the upload."""
@@ -26,7 +27,7 @@ class Limits:
     """rows: requests that run at once. max_blocks: of one request. max_num_batched_tokens: token budget of a step. step_tokens:
     maximum tokens of one step. scored_tokens: maximum prompt tokens among them that are scored; 0 for a model whose prompt is not a
     sequence of its own tokens. upload_size: maximum number of int64 in one step's packed inputs. step_ids: maximum tokens that one
-    step gives a row. step_places: device rows of conditioning per request, one for each possible step; 0 for a model without them.
+    step gives a row. step_places: conditioning vectors per request, one for each possible step; 0 for a model without them.
     hidden_layers: as in `ArOptions`.
     """
 
@@ -50,7 +51,7 @@ class Limits:
 
     @property
     def null_place(self) -> int:
-        """The place of zeros, for steps without a device row, behind the places of all rows."""
+        """The place of zeros, for steps without a vector, behind the places of all rows."""
         return self.rows * self.step_places
 
     @property
@@ -108,5 +109,5 @@ def _check_layers(stage: str, layers: Sequence[int], last: int) -> None:
 
 
 def step_fields(shape: ArShape) -> int:
-    """Number of int64 fields of one step's conditioning: its columns, then the place of its row if the model takes rows."""
+    """Number of int64 fields of one step's conditioning: its columns, then the place of its vector if the model takes vectors."""
     return len(shape.step_columns) + (shape.step_width > 0)

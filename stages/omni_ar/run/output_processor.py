@@ -16,11 +16,11 @@ from omni.sampling import HostLogitsProcessor, LogitsEdit, StopVerdict
 from omni.stage import Outbound, Produced
 from omni_ar.inputs import PromptHidden, TokenCodes, TokenHidden
 from omni_ar.kernels.step.status import RowStatus
-from omni_ar.run.blocks import BlockTable
+from omni_ar.run.blocks.pool import BlockTable
 from omni_ar.run.request import ArRequest, RequestStatus, WithheldToken
 from omni_ar.run.state import IMPOSSIBLE
 from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled, ScoreHandoff, Written
-from omni_ar.sampling import merge_edits
+from omni_ar.sampling.edits import merge_edits
 
 Result = LogitsEdit | None
 """The edit of the next token's logits; None if the text ends, so that no token may follow."""
@@ -211,7 +211,7 @@ class OutputProcessor:
         if scheduled.emits_hidden and payload.hidden is not None:
             assert request.prompt is not None
             positions_m = request.prompt.payload_positions
-            self._outbox.append(self._page_rows(scheduled, PromptHidden(), "hidden", positions_m, payload.hidden))
+            self._outbox.append(self._page_slice(scheduled, PromptHidden(), "hidden", positions_m, payload.hidden))
         for place, token in enumerate(ids, 1):
             ends = status is RowStatus.STOPPED and place == len(ids)
             messages = [Produced(request.id, Payload(GeneratedTokens(ids=(token,), ends=ends)), COMPLETED)]
@@ -247,19 +247,19 @@ class OutputProcessor:
         """The hidden state before the request's next token, in the slot of the token before it."""
         index = len(scheduled.request.outputs)
         position = np.array([scheduled.request.length + index - 1], np.int64)
-        return self._page_rows(scheduled, TokenHidden(index=index), "hidden", position, written)
+        return self._page_slice(scheduled, TokenHidden(index=index), "hidden", position, written)
 
     def _frame(self, scheduled: Scheduled, written: Written) -> Produced:
         """The frame that the request's next token begins, in the slot of that token."""
         request = scheduled.request
         request.num_frames += 1
         position = np.array([request.length + len(request.outputs)], np.int64)
-        return self._page_rows(scheduled, TokenCodes(), "codes", position, written)
+        return self._page_slice(scheduled, TokenCodes(), "codes", position, written)
 
-    def _page_rows(
+    def _page_slice(
         self, scheduled: Scheduled, meta: msgspec.Struct, name: str, positions_n: NDArray[np.int64], written: Written
     ) -> Produced:
-        """A payload of page rows. positions_n: positions of the tokens whose slots hold the rows."""
+        """A payload in pages. positions_n: positions of the tokens whose slots hold it."""
         part = PageSlice(written.pages, scheduled.table.slots(positions_n, self._size))
         produced = Produced(scheduled.request.id, Payload(meta, {name: part}), written.ready)
         scheduled.table.add(produced)

@@ -17,17 +17,18 @@ from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits, step_fields
 from omni_ar.run.plan import PaddedShape, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, ReadyEmbedding
-from omni_ar.sampling import PackedEdits, PackedSampling, StartingRow, pack_edits, pack_sampling
+from omni_ar.sampling.edits import PackedEdits, pack_edits
+from omni_ar.sampling.pack import PackedSampling, StartingRow, pack_sampling
 
 
 @dataclass(frozen=True, slots=True)
 class PackedEmbedding:
-    """An embedding's part in one chunk. tokens: indexes into the batch's prompt tokens. rows: range of the embedding's rows."""
+    """An embedding's part in one chunk. tokens: indexes into the batch's prompt tokens. part: of the embedding's positions."""
 
     name: str
     tokens: Span
     embedding: ReadyEmbedding
-    rows: slice
+    part: slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +117,10 @@ def pack_steps(
 def _pack_embeddings(upload: Upload, prompts: Sequence[PrefillChunk]) -> Iterator[PackedEmbedding]:
     start = 0
     for chunk in prompts:
-        for placeholder, rows in placeholders_in(chunk):
+        for placeholder, part in placeholders_in(chunk):
             embedding = chunk.request.embeddings[placeholder.name, placeholder.index]
-            tokens = upload.add(placeholder.positions[rows] - chunk.start + start)
-            yield PackedEmbedding(placeholder.name, tokens, embedding, rows)
+            tokens = upload.add(placeholder.positions[part] - chunk.start + start)
+            yield PackedEmbedding(placeholder.name, tokens, embedding, part)
         start += chunk.length
 
 

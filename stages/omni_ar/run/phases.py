@@ -2,7 +2,7 @@
 docs/step.md has their order.
 
 Shape legend: R rows of the batch, K ids of a row (one, plus drafted ones), T tokens, S step columns, V vocabulary, W
-handoff fields, E width of step rows, G code groups.
+handoff fields, E width of step vectors, G code groups.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,13 @@ from omni.device import PhaseCategory
 from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels import step
 from omni_ar.kernels.sampling import fused_sample
+from omni_ar.kernels.sampling.state import SamplingFlags
 from omni_ar.kernels.step.state import RowState
 from omni_ar.model import ArModel, Batch, CodecModel, NextTokens, PromptTokens
 from omni_ar.processors import NamedProcessor
-from omni_ar.sampling import (
-    SamplingFlags,
-    SamplingStart,
-    StepEdits,
-    draw,
-    sample,
-    start_sampling,
-    top_logprobs,
-)
+from omni_ar.sampling.edits import StepEdits
+from omni_ar.sampling.pack import SamplingStart, start_sampling
+from omni_ar.sampling.sampler import draw, sample, top_logprobs
 
 
 def start_rows(state: RowState, rows_n: Tensor, fields_nC: Tensor, table_nM: Tensor, sampling: SamplingStart) -> None:
@@ -120,7 +115,7 @@ class Embedded:
 @dataclass(frozen=True, slots=True)
 class NextInputs:
     """Generated tokens to be embedded, and the conditioning of the steps whose inputs they are. steps_XR: int64, the step columns,
-    then, with a `step_width`, the place of each step's row in `RowState.conditioning`."""
+    then, with a `step_width`, the place of each step's vector in `RowState.conditioning`."""
 
     ids_R: Tensor
     steps_XR: Tensor
@@ -130,8 +125,8 @@ class NextInputs:
         """The inputs of `embed_next`. Called inside a phase."""
         if not conditioning.shape[1]:
             return NextTokens(self.ids_R, self.steps_XR, self.codes_RD, conditioning.expand(self.ids_R.shape[0], 0))
-        rows_RE = conditioning.index_select(0, self.steps_XR[-1])
-        return NextTokens(self.ids_R, self.steps_XR[:-1], self.codes_RD, rows_RE)
+        vectors_RE = conditioning.index_select(0, self.steps_XR[-1])
+        return NextTokens(self.ids_R, self.steps_XR[:-1], self.codes_RD, vectors_RE)
 
 
 def embed_inputs(

@@ -7,7 +7,7 @@ from omni.device import SyncPoint, may_sync
 from omni.sampling import GREEDY, MAX_LOGPROBS, SamplingParams
 from omni_ar.inputs import Prompt
 from omni_ar.model import ArShape
-from omni_ar.run.blocks import NULL_BLOCK, BlockTable
+from omni_ar.run.blocks.pool import NULL_BLOCK, BlockTable
 from omni_ar.run.limits import MAX_STARTS, Limits, step_fields
 from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, Row

@@ -19,13 +19,13 @@ from omni_ar.run.limits import Limits, step_fields
 from omni_ar.run.request import ArRequest, ReadyEmbedding, StepArrival
 
 _AT_ONCE = 1024
-"""Maximum rows of conditioning that one tick copies, or the maximum of one request if that is more."""
+"""Maximum vectors of conditioning that one tick copies, or the maximum of one request if that is more."""
 
 Failures = list[tuple[ArRequest, Exception]]
 
 
 class ConditioningReceiver:
-    """Copies conditioning into `RowState.conditioning`, in order of arrival: an input without device rows waits behind one with
+    """Copies conditioning into `RowState.conditioning`, in order of arrival: an input without vectors waits behind one with
     them, and both wait for the request's row. Until it is copied, an input counts against its edge's credit."""
 
     def __init__(
@@ -36,8 +36,8 @@ class ConditioningReceiver:
         self._conditioning = conditioning
         self._shape = shape
         self._limits = limits
-        self._max_rows = max(limits.step_places, _AT_ONCE) if shape.step_width else 0
-        self._receiver = PayloadReceiver(device, stream, 2 * self._max_rows)
+        self._max_vectors = max(limits.step_places, _AT_ONCE) if shape.step_width else 0
+        self._receiver = PayloadReceiver(device, stream, 2 * self._max_vectors)
         self._waiting: dict[ArRequest, None] = {}
 
     @property
@@ -47,15 +47,15 @@ class ConditioningReceiver:
 
     def add(self, request: ArRequest, inputs: StepInputs, message: Feed) -> None:
         """Takes ownership of the message's lease. Raises InputError for inputs that do not fit the model."""
-        arrival = StepArrival(message, inputs, message.payload.tensors.get("rows"))
+        arrival = StepArrival(message, inputs, message.payload.tensors.get("vectors"))
         request.step_arrivals.append(arrival)
         self._waiting[request] = None
         inputs.check(len(self._shape.step_columns))
-        self._check_rows(arrival)
+        self._check_vectors(arrival)
         if not request.prompt_ready:
             # Its prompt, or an embedding, may still come from this producer, which must not be paused until then.
             message.acquire()
-        if arrival.rows is None and len(request.step_arrivals) == 1:
+        if arrival.vectors is None and len(request.step_arrivals) == 1:
             self._place(request, arrival, 0)
             self._forget(request)
             message.release(COMPLETED)
@@ -71,12 +71,12 @@ class ConditioningReceiver:
             return [], []
         transfers: dict[Transfer, ArRequest] = {}
         taken: list[tuple[ArRequest, StepArrival]] = []
-        room = self._max_rows
+        room = self._max_vectors
         for request in self._waiting:
             for arrival in self._ready(request):
-                # The rows that will be read. No step runs past the request's limit, so each has a place.
+                # The vectors that will be read. No step runs past the request's limit, so each has a place.
                 left = request.max_tokens - 1 - len(request.steps)
-                needed = 0 if arrival.rows is None else max(0, min(arrival.count, left))
+                needed = 0 if arrival.vectors is None else max(0, min(arrival.count, left))
                 if needed > room:
                     break
                 room -= needed
@@ -95,22 +95,22 @@ class ConditioningReceiver:
             yield request.step_arrivals[0]
 
     def _place(self, request: ArRequest, arrival: StepArrival, needed: int) -> list[Transfer]:
-        """Makes the request's oldest input the conditioning of its next steps. Returns the copies of `needed` rows."""
+        """Makes the request's oldest input the conditioning of its next steps. Returns the copies of `needed` vectors."""
         request.step_arrivals.popleft()
         request.steps.extend(self._fields(arrival.inputs.columns))
         if arrival.inputs.pad is not None:
             (request.step_pad,) = self._fields(arrival.inputs.pad[:, None])
-        if arrival.rows is None or not needed:
+        if arrival.vectors is None or not needed:
             return []
         first = request.row_index * self._limits.step_places + request.places_taken
         places_n = np.arange(first, first + needed)
         for fields, place in zip(request.steps[-arrival.count :], places_n, strict=False):
             fields[-1] = place
         request.places_taken += needed
-        return [Transfer(arrival.rows, self._conditioning, places_n, slice(needed))]
+        return [Transfer(arrival.vectors, self._conditioning, places_n, slice(needed))]
 
     def _fields(self, columns_Sn: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Conditioning fields of steps without rows, `[n, step_fields]`."""
+        """Conditioning fields of steps without vectors, `[n, step_fields]`."""
         fields_nX = np.full((columns_Sn.shape[1], step_fields(self._shape)), self._limits.null_place)
         fields_nX[:, : len(columns_Sn)] = columns_Sn.T
         return fields_nX
@@ -119,19 +119,19 @@ class ConditioningReceiver:
         if not request.step_arrivals:
             self._waiting.pop(request, None)
 
-    def _check_rows(self, arrival: StepArrival) -> None:
-        tensors, width, field = arrival.message.payload.tensors, self._shape.step_width, "step_inputs.rows"
+    def _check_vectors(self, arrival: StepArrival) -> None:
+        tensors, width, field = arrival.message.payload.tensors, self._shape.step_width, "step_inputs.vectors"
         if not width and tensors:
             raise InputError(field, f"are given, and the model of {self._name} takes none", "leave them out")
-        if unknown := sorted(tensors.keys() - {"rows"}):
-            raise InputError("step_inputs", f"have a tensor {unknown[0]!r}", "call it 'rows'")
-        rows = arrival.rows
-        if rows is None:
+        if unknown := sorted(tensors.keys() - {"vectors"}):
+            raise InputError("step_inputs", f"have a tensor {unknown[0]!r}", "call it 'vectors'")
+        vectors = arrival.vectors
+        if vectors is None:
             return
         wanted = [arrival.count, width]
         # Stages may differ in dtype: the copy converts floating-point numbers.
-        if list(rows.shape) != wanted or not rows.dtype.is_floating_point:
-            given = f"are {rows.dtype} {list(rows.shape)}"
+        if list(vectors.shape) != wanted or not vectors.dtype.is_floating_point:
+            given = f"are {vectors.dtype} {list(vectors.shape)}"
             raise InputError(field, given, f"give {self._conditioning.dtype} {wanted}")
 
 
@@ -148,21 +148,21 @@ class _Arrival:
         return self.embedding.name, self.embedding.index
 
     @property
-    def page_rows(self) -> int:
+    def page_entries(self) -> int:
         return sum(len(t.slots) for t in self.message.payload.tensors.values() if isinstance(t, PageSlice))
 
 
 class EmbeddingReceiver:
     """Makes embeddings readable for the model: copies tensors that are in pages, in another dtype or in host memory."""
 
-    def __init__(self, stage: str, device: Device, stream: Stream, max_rows: int, dtype: torch.dtype) -> None:
-        """stage: the stage's name, for errors. max_rows: its `max_model_len`. dtype: its dtype, for floating-point tensors."""
+    def __init__(self, stage: str, device: Device, stream: Stream, max_entries: int, dtype: torch.dtype) -> None:
+        """stage: the stage's name, for errors. max_entries: its `max_model_len`. dtype: its dtype, for floating-point tensors."""
         self._stage = stage
         self._device = device
         self._stream = stream
-        self._max_rows = max_rows
+        self._max_entries = max_entries
         self._dtype = dtype
-        self._receiver = PayloadReceiver(device, stream, max_rows)
+        self._receiver = PayloadReceiver(device, stream, max_entries)
         self._waiting: list[_Arrival] = []
 
     @property
@@ -176,19 +176,22 @@ class EmbeddingReceiver:
         # credit.
         message.acquire()
         arrival = _Arrival(request, embedding, message)
-        twice = arrival.key in self._come(request)
+        twice = arrival.key in self._arrived(request)
         self._waiting.append(arrival)
         field = _called(request, embedding)
         if twice:
-            raise InputError(field, "came twice", "feed each embedding once")
-        if (rows := arrival.page_rows) > self._max_rows:
-            problem = f"has {rows} rows, and {self._stage} takes {self._max_rows}"
+            raise InputError(field, "was given twice", "feed each embedding once")
+        if (entries := arrival.page_entries) > self._max_entries:
+            problem = f"has {entries} vectors, and {self._stage} takes {self._max_entries}"
             raise InputError(field, problem, f"shorten the prompt or raise {self._stage}.max_model_len")
 
     def missing(self, request: ArRequest) -> str | None:
         """The name of an embedding that the request's prompt waits for; None if all have arrived."""
-        placeholders, come = request.prompt.placeholders if request.prompt is not None else (), self._come(request)
-        return next((f"{p.name}[{p.index}]" for p in placeholders if (p.name, p.index) not in come), None)
+        placeholders, arrived = (
+            request.prompt.placeholders if request.prompt is not None else (),
+            self._arrived(request),
+        )
+        return next((f"{p.name}[{p.index}]" for p in placeholders if (p.name, p.index) not in arrived), None)
 
     def drop(self, request: ArRequest) -> None:
         for arrival in self._waiting:
@@ -232,10 +235,10 @@ class EmbeddingReceiver:
         if not self._waiting or not self._receiver.ready:
             return []
         ready: list[_Arrival] = []
-        room = self._max_rows
+        room = self._max_entries
         for arrival in self._waiting:
-            if arrival.message.arrived and arrival.page_rows <= room:
-                room -= arrival.page_rows
+            if arrival.message.arrived and arrival.page_entries <= room:
+                room -= arrival.page_entries
                 ready.append(arrival)
         return ready
 
@@ -248,7 +251,7 @@ class EmbeddingReceiver:
         copies.append(Transfer(source, as_matrix(out)))
         return out
 
-    def _come(self, request: ArRequest) -> set[tuple[str, int]]:
+    def _arrived(self, request: ArRequest) -> set[tuple[str, int]]:
         """Name and index of the request's embeddings that have arrived, received or pending."""
         return {arrival.key for arrival in self._waiting if arrival.request is request} | request.embeddings.keys()
 

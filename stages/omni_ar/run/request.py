@@ -15,8 +15,9 @@ from omni.payload import PageSlice
 from omni.sampling import HostLogitsProcessor, LogitsEdit, SamplingParams, StopMatcher
 from omni.stage import Feed, Produced
 from omni_ar.inputs import Prompt, StepInputs
-from omni_ar.run.blocks import BlockTable, PrefixKeys
-from omni_ar.sampling import SamplingFlags, flags_of
+from omni_ar.kernels.sampling.state import SamplingFlags
+from omni_ar.run.blocks.pool import BlockTable, PrefixKeys
+from omni_ar.sampling.pack import flags_of
 
 
 class RequestStatus(IntEnum):
@@ -96,11 +97,11 @@ class ReadyEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class StepArrival:
-    """Conditioning that has arrived. rows: its steps' device rows; None if it has none."""
+    """Conditioning that has arrived. vectors: of its steps; None if it has none."""
 
     message: Feed
     inputs: StepInputs
-    rows: PageSlice | Tensor | None
+    vectors: PageSlice | Tensor | None
 
     @property
     def count(self) -> int:
@@ -168,12 +169,12 @@ class ArRequest:
     embeddings: dict[tuple[str, int], ReadyEmbedding] = field(default_factory=dict)
     """Kept until the request's end: a preempted request runs its prompt again."""
     steps: list[NDArray[np.int64]] = field(default_factory=list)
-    """Conditioning of each step, `step_fields` numbers each. Steps with device rows are listed once their rows are in
+    """Conditioning of each step, `step_fields` numbers each. Steps with vectors are listed once these are in
     their places."""
     step_pad: NDArray[np.int64] | None = None
     """Conditioning of all later steps."""
     places_taken: int = 0
-    """Number of filled places for device rows."""
+    """Number of filled places for vectors."""
     step_arrivals: deque[StepArrival] = field(default_factory=deque)
     """Conditioning that has arrived and is not in `steps` yet, in order."""
     max_tokens: int = 0
@@ -263,21 +264,21 @@ class ArRequest:
         return all((p.name, p.index) in self.embeddings for p in self.prompt.placeholders)
 
     def check_embeddings(self) -> None:
-        """Raises InputError for an embedding whose number of rows is not its placeholder's number of positions."""
+        """Raises InputError for an embedding whose number of vectors is not its placeholder's number of positions."""
         assert self.prompt is not None
         for placeholder in self.prompt.placeholders:
             for name, tensor in self.embeddings[placeholder.name, placeholder.index].tensors.items():
-                rows, positions = tensor.shape[-2], placeholder.positions.size
-                if rows != positions:
-                    problem = f"tensor {name!r} has {rows} rows for {positions} prompt positions"
-                    raise InputError(placeholder.called, problem, "give one row for each position")
+                vectors, positions = tensor.shape[-2], placeholder.positions.size
+                if vectors != positions:
+                    problem = f"tensor {name!r} has {vectors} vectors for {positions} prompt positions"
+                    raise InputError(placeholder.called, problem, "give one vector for each position")
 
     @property
     def inputs_ready(self) -> bool:
         """Whether all inputs for queueing the request have arrived."""
         if not self.prompt_ready:
             return False
-        begun = self.knows_all_steps or any(arrival.rows is not None for arrival in self.step_arrivals)
+        begun = self.knows_all_steps or any(arrival.vectors is not None for arrival in self.step_arrivals)
         return begun or not self.needs_first_step
 
     def can_step(self, conditioned: bool) -> bool:

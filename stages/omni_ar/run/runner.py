@@ -10,6 +10,7 @@ from torch import Tensor
 from omni.device import Device, Event, Graph, Launch, Uploader
 from omni.device.graphs import CapturedGraphs
 from omni_ar.attention import AttentionBackend
+from omni_ar.kernels.sampling.state import EVERYTHING, SamplingFlags
 from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.forward import CapturedChunks, ChunkStep, Forward
@@ -31,7 +32,7 @@ from omni_ar.run.step import (
     Written,
     snapshot,
 )
-from omni_ar.sampling import EVERYTHING, SamplingFlags, merge_flags, view_edits, view_starts
+from omni_ar.sampling.pack import merge_flags
 
 SourceFactory = Callable[[Resources], TokenSource]
 
@@ -132,8 +133,8 @@ class Runner:
         self.source.begin(plan.step)
         self._scorer.downloads.begin()
         rows = tuple(snapshot(request) for request in plan.sampled)
-        decode = self._graphs.find("decode", len(rows)) if rows else None
-        padded = decode.size if decode is not None else None
+        size, decode = self._graphs.find("decode", len(rows)) if rows else (0, None)
+        padded = size if decode is not None else None
         captured = self._captured_chunks.find(plan) if plan.chunks else None
         padded_shape = captured.padded_shape if captured is not None else None
         packed, flags = self._pack(plan, tuple(scheduled.row.index for scheduled in rows), padded, padded_shape)
@@ -141,7 +142,7 @@ class Runner:
         if packed.starts is not None:
             starts = packed.starts
             rows_n, fields_nC, table_nM = view(starts.rows), view(starts.fields), view(starts.table)
-            sampling = view_starts(starts.sampling, view)
+            sampling = starts.sampling.on_device(view)
             launch(self.stream, start_rows, self._state, rows_n, fields_nC, table_nM, sampling)
             self.source.start(rows_n, fields_nC, sampling)
         if packed.new_blocks is not None:
@@ -154,13 +155,13 @@ class Runner:
             else:
                 self.device.enqueue(self.stream, self._forward.chunks(step, self.pages))
         elif decode is not None:
-            self.device.replay(self.stream, decode.graph)
+            self.device.replay(self.stream, decode)
         else:
             blocks = self._forward.decode_blocks(plan)
             decodes = self._forward.decodes(view(packed.rows), view(packed.steps), blocks, self.pages)
             self.device.enqueue(self.stream, decodes)
         emits = any(scheduled.emits_hidden for scheduled in rows) or (bool(rows) and self._model.shape.emits_tokens)
-        edits = view_edits(packed.edits, view) if packed.edits is not None else None
+        edits = packed.edits.on_device(view) if packed.edits is not None else None
         return StepContext(
             step=plan.step,
             rows=rows,
@@ -230,9 +231,9 @@ class Runner:
         pages = self.pages
         if pages.codes is None:
             return
-        captured = self._graphs.find("codes", context.padded) if context.padded is not None else None
-        if captured is not None:
-            self.device.replay(self.stream, captured.graph)
+        graph = self._graphs.find("codes", context.padded)[1] if context.padded is not None else None
+        if graph is not None:
+            self.device.replay(self.stream, graph)
         else:
             self.device.enqueue(self.stream, [self._codes(context.rows_R, context.flags, pages.codes)])
 

@@ -7,12 +7,14 @@ from torch import Tensor
 
 from omni.device import Graph, Launch, SharedRing
 from omni.device.graphs import CapturedGraphs
+from omni_ar.kernels.sampling.state import EVERYTHING, SamplingFlags
 from omni_ar.kernels.step.dispatch import accept_tokens, post_update
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.phases import HAND_OVER, compute_logits, sample_rows, set_counter
 from omni_ar.run.state import Resources
 from omni_ar.run.step import StepContext, TokenHandoff
-from omni_ar.sampling import EVERYTHING, SamplingFlags, SamplingStart, StepEdits
+from omni_ar.sampling.edits import StepEdits
+from omni_ar.sampling.pack import SamplingStart
 
 
 class TokenSource(Protocol):
@@ -107,8 +109,7 @@ class LocalTokens:
         if context.edits is not None or context.flags.processors:
             self._graphs.log_uncaptured("sampling steps with logits processors or structured outputs")
             return None
-        captured = self._graphs.find(None, context.padded)
-        return captured.graph if captured is not None else None
+        return self._graphs.find(None, context.padded)[1]
 
     def _sampling(
         self, rows_R: Tensor, advance_R: Tensor, flags: SamplingFlags, edits: StepEdits | None

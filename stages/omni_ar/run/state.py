@@ -20,11 +20,11 @@ from torch import Tensor
 from omni.device import Device, Stream
 from omni.sampling import MAX_LOGPROBS
 from omni_ar.attention import KVCache
+from omni_ar.kernels.sampling.state import SamplingState
 from omni_ar.kernels.step.state import ROW_FIELDS, RowState, StepBuffers
 from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
-from omni_ar.sampling import SamplingState
 
 IMPOSSIBLE = -1
 """The id of a row without a possible id."""

@@ -6,9 +6,10 @@ import msgspec
 from torch import Tensor
 
 from omni.device import Event, HostSlot
-from omni_ar.run.blocks import BlockTable
+from omni_ar.kernels.sampling.state import SamplingFlags
+from omni_ar.run.blocks.pool import BlockTable
 from omni_ar.run.request import ArRequest, Row
-from omni_ar.sampling import SamplingFlags, StepEdits
+from omni_ar.sampling.edits import StepEdits
 
 
 class Scheduled(msgspec.Struct, frozen=True):

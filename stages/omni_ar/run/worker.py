@@ -16,7 +16,8 @@ from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
 from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.allocator import Allocator, RowTable
-from omni_ar.run.blocks import BlockPool, BlockTable, Reclaimer, Spiller
+from omni_ar.run.blocks.pool import BlockPool, BlockTable
+from omni_ar.run.blocks.reclaim import Reclaimer, Spiller
 from omni_ar.run.limits import Limits
 from omni_ar.run.output_processor import HostProcessorExecutor, OutputProcessor
 from omni_ar.run.plan import StepPlan
@@ -24,7 +25,7 @@ from omni_ar.run.receivers import ConditioningReceiver, EmbeddingReceiver
 from omni_ar.run.request import ArRequest, RequestStatus
 from omni_ar.run.runner import Runner
 from omni_ar.run.scheduler import Scheduler
-from omni_ar.sampling import check_sampling, resolve_sampling
+from omni_ar.sampling.resolve import check_sampling, resolve_sampling
 
 T = TypeVar("T")
 
@@ -107,7 +108,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             "decode_tokens": self._decode_tokens,
             "discarded_tokens": self._output_processor.discarded,
             "preemptions": self._allocator.preemptions,
-            "spilled_rows": self._spiller.rows,
+            "spilled_rows": self._spiller.entries,
             "evicted_blocks": self._pool.evictions,
             "cached_blocks": self._pool.cached,
             "retries": self.retries,
@@ -154,7 +155,9 @@ class ArWorker(MailboxWorker[ArRequest]):
 
     def _check_scores(self, sampling: SamplingParams, field: str) -> None:
         if sampling.logprobs is not None and not self._runner.source.gives_logits:
-            raise InputError(f"{field}.logprobs", f"is given, and {self.name} gets its tokens without", "leave it out")
+            raise InputError(
+                f"{field}.logprobs", f"is given, and {self.name} receives its tokens without logits", "leave it out"
+            )
         if sampling.prompt_logprobs is not None and len(self._shape.prompt_columns) > 1:
             problem = f"is given, and the prompt of {self.name} is not a row of its own tokens"
             raise InputError(f"{field}.prompt_logprobs", problem, "leave it out")
@@ -183,17 +186,15 @@ class ArWorker(MailboxWorker[ArRequest]):
             self._queue(request)
             self._scheduler.unblock(request)
             return
-        message.release(COMPLETED)  # the other inputs have no tensors
-        match meta:
-            case Prompt() as prompt:
-                prompt.check(len(self._shape.prompt_columns), self._shape.position_axes, self._shape.vocab_size)
-                if request.prompt is not None:
-                    raise InputError("prompt", "came twice", "feed a request one prompt")
-                request.prompt = prompt
-                self._scheduler.check(request, self.name)
-                self._queue(request)
-            case other:
-                raise StageError(self.name, "taking its input", f"a stage of kind 'ar' takes no {type(other).__name__}")
+        message.release(COMPLETED)  # a prompt has no tensors
+        if not isinstance(meta, Prompt):
+            raise StageError(self.name, "taking its input", f"a stage of kind 'ar' takes no {type(meta).__name__}")
+        meta.check(len(self._shape.prompt_columns), self._shape.position_axes, self._shape.vocab_size)
+        if request.prompt is not None:
+            raise InputError("prompt", "was given twice", "feed a request one prompt")
+        request.prompt = meta
+        self._scheduler.check(request, self.name)
+        self._queue(request)
 
     def end(self, request: ArRequest, source: str) -> None:
         request.open_sources.discard(source)
@@ -287,14 +288,14 @@ class ArWorker(MailboxWorker[ArRequest]):
         for request in taken:
             self._scheduler.unblock(request)
         for request, error in failed:
-            self.fail_request(request, "gathering what conditions its steps", error)
+            self.fail_request(request, "gathering its conditioning", error)
         return bool(taken)  # those that failed are among them
 
     def _poll_host_processors(self) -> bool:
         results = self._host_processors.poll()
         for request, result in results:
             if isinstance(result, Exception):
-                self.fail_request(request, "steering its tokens", result)
+                self.fail_request(request, "running its host processors", result)
             elif result is None:
                 self._output_processor.emit_withheld(request)  # no stop string can be completed now
                 self._end_constrained(request)

@@ -52,14 +52,13 @@ class EditParts(NamedTuple, Generic[Part]):
     pair_ids_p: Part
     pair_bias_p: Part
 
+    def on_device(self, view: Callable[[Part], Tensor]) -> "StepEdits":
+        """view: returns an uploaded array on the device (`Uploader.view`)."""
+        return EditParts(*map(view, self))
+
 
 PackedEdits = EditParts[Span]
 StepEdits = EditParts[Tensor]
-
-
-def view_edits(packed: PackedEdits, view: Callable[[Span], Tensor]) -> StepEdits:
-    """view: returns an uploaded array on the device (`Uploader.view`)."""
-    return EditParts(*(view(span) for span in packed))
 
 
 def edit_size(vocab: int, rows: int) -> int:
@@ -73,17 +72,16 @@ def merge_edits(edits: Sequence[LogitsEdit], vocab: int) -> LogitsEdit:
     for edit in edits:
         _check(edit, vocab)
     masks = [_fitted(edit.allowed, bitmask_size(vocab)) for edit in edits if edit.allowed is not None]
-    ids = [edit.ids for edit in edits if edit.ids is not None and edit.bias is not None]
-    if not ids:
-        return LogitsEdit(np.bitwise_and.reduce(masks) if masks else None)
-    merged, place = np.unique(np.concatenate(ids), return_inverse=True)
+    allowed = np.bitwise_and.reduce(masks) if masks else None
+    pairs = [(edit.ids, edit.bias) for edit in edits if edit.ids is not None and edit.bias is not None]
+    if not pairs:
+        return LogitsEdit(allowed)
+    merged, place = np.unique(np.concatenate([ids for ids, _ in pairs]), return_inverse=True)
     if len(merged) > MAX_EDITED_IDS:
         raise ValueError(f"biases {len(merged)} ids, and at most {MAX_EDITED_IDS} may be; rule ids out by `allowed`")
     bias = np.zeros(len(merged), np.float32)
-    np.add.at(
-        bias, place, np.concatenate([edit.bias for edit in edits if edit.ids is not None and edit.bias is not None])
-    )
-    return LogitsEdit(np.bitwise_and.reduce(masks) if masks else None, merged, bias)
+    np.add.at(bias, place, np.concatenate([each for _, each in pairs]))
+    return LogitsEdit(allowed, merged, bias)
 
 
 def _fitted(mask: NDArray[np.int64], size: int) -> NDArray[np.int64]:

@@ -100,14 +100,13 @@ class StartParts(NamedTuple, Generic[Part]):
     bad_words_at_w: Part
     bad_words_wL: Part
 
+    def on_device(self, view: Callable[[Part], Tensor]) -> "SamplingStart":
+        """view: returns an uploaded array on the device (`Uploader.view`)."""
+        return StartParts(*map(view, self))
+
 
 PackedSampling = StartParts[Span]
 SamplingStart = StartParts[Tensor]
-
-
-def view_starts(packed: PackedSampling, view: Callable[[Span], Tensor]) -> SamplingStart:
-    """view: returns an uploaded array on the device (`Uploader.view`)."""
-    return StartParts(*(view(span) for span in packed))
 
 
 def start_sampling(state: SamplingState, start: SamplingStart) -> None:

@@ -66,7 +66,7 @@ def _check(sampling: SamplingParams, field: str, vocab_size: int) -> None:
     _check_ids(sampling, field, vocab_size)
     _check_room(sampling, field)
     if sampling.bad_words:
-        raise InputError(f"{field}.bad_words", "are texts, and this stage knows ids only", "use bad_words_ids")
+        raise InputError(f"{field}.bad_words", "are texts, and this stage supports ids only", "use bad_words_ids")
     for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if count is not None and count > vocab_size:
             raise InputError(f"{field}.{name}", f"{count} is more than the vocabulary has", f"use at most {vocab_size}")
@@ -111,13 +111,13 @@ def _check_choice(sampling: SamplingParams, field: str, vocab_size: int) -> None
     if left == set():
         raise InputError(f"{field}.allowed_token_ids", "are all suppressed too", "allow an id that is not suppressed")
     if len(suppressed) >= vocab_size:
-        raise InputError(f"{field}.suppress_token_ids", "leave nothing to say", "suppress fewer ids")
+        raise InputError(f"{field}.suppress_token_ids", "leave no possible token", "suppress fewer ids")
     suppressed.update(word[0] for word in sampling.bad_words_ids or () if len(word) == 1)
     if _none_left(left, suppressed, vocab_size):
-        raise InputError(f"{field}.bad_words_ids", "leave nothing to say", "remove words of one id")
+        raise InputError(f"{field}.bad_words_ids", "leave no possible token", "remove words of one id")
     suppressed.update(sampling.stop_token_ids or () if sampling.min_tokens else ())
     if _none_left(left, suppressed, vocab_size):
-        problem = f"{sampling.min_tokens} leaves nothing to say before it but what ends the text"
+        problem = f"{sampling.min_tokens} leaves no possible token before it but those that end the text"
         raise InputError(f"{field}.min_tokens", problem, "use 0 or rule fewer ids out")
 
 

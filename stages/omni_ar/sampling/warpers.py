@@ -38,23 +38,10 @@ def keep_top(
     return logits_RV
 
 
-def warp(
-    logits_RV: Tensor,
-    temperature_R: Tensor,
-    top_k_R: Tensor | None,
-    top_p_R: Tensor | None,
-    min_p_R: Tensor | None = None,
-    top_n_sigma_R: Tensor | None = None,
-) -> Tensor:
-    """Temperature, then `keep_top`."""
-    return keep_top(apply_temperature(logits_RV, temperature_R), top_k_R, top_p_R, min_p_R, top_n_sigma_R)
-
-
 def warp_tokens(logits_RV: Tensor, state: SamplingState, rows_R: Tensor, needs: int) -> Tensor:
-    """`warp` with the rows' parameters for tokens. needs: a superset of the rows' needs."""
-    return warp(
-        logits_RV,
-        state.temperature.index_select(0, rows_R),
+    """Temperature, then `keep_top`, by the rows' parameters for tokens. needs: a superset of the rows' needs."""
+    return keep_top(
+        apply_temperature(logits_RV, state.temperature.index_select(0, rows_R)),
         state.top_k.index_select(0, rows_R) if needs & Need.TOP_K else None,
         state.top_p.index_select(0, rows_R) if needs & Need.TOP_P else None,
         state.min_p.index_select(0, rows_R) if needs & Need.MIN_P else None,
@@ -63,10 +50,9 @@ def warp_tokens(logits_RV: Tensor, state: SamplingState, rows_R: Tensor, needs: 
 
 
 def warp_codes(logits_RV: Tensor, state: SamplingState, rows_R: Tensor, needs: int) -> Tensor:
-    """`warp` with the rows' parameters for the codes of a frame after the first. needs: a superset of the rows' needs."""
-    return warp(
-        logits_RV,
-        state.code_temperature.index_select(0, rows_R),
+    """As `warp_tokens`, by the rows' parameters for the codes of a frame after the first."""
+    return keep_top(
+        apply_temperature(logits_RV, state.code_temperature.index_select(0, rows_R)),
         state.code_top_k.index_select(0, rows_R) if needs & Need.CODE_TOP_K else None,
         state.code_top_p.index_select(0, rows_R) if needs & Need.CODE_TOP_P else None,
     )

@@ -56,24 +56,6 @@ class BlockState:
     block: int
     repeats: int
 
-    @classmethod
-    def allocate(
-        cls,
-        condition_shape: tuple[int, ...],
-        history_shape: tuple[int, ...] | None,
-        like: Tensor,
-        block: int,
-        repeats: int,
-    ) -> "BlockState":
-        """like: a tensor with the state's device and dtype."""
-        return cls(
-            like.new_zeros(condition_shape),
-            like.new_zeros((4, condition_shape[0]), dtype=torch.int64),
-            None if history_shape is None else like.new_zeros(history_shape),
-            block,
-            repeats,
-        )
-
     def begin(self, condition_BUTD: Tensor, windows: Windows) -> None:
         """Begins windows with these conditions. A window without context continues from the window before."""
         self.condition_RUTD[windows.rows_B, :, : condition_BUTD.shape[2]] = condition_BUTD
@@ -147,7 +129,6 @@ class BlockDiffusion(DiffusionModel[BlockState]):
         self.block_frames, self.repeats, self.latent_width = net.block // net.repeats, net.repeats, net.latent_width
         self.samples_per_latent, self.render_context = renderer.samples_per_frame, renderer.context
         self._remembers = remembers
-        self._schedule = RungeKutta(num_steps)
         self._voices_YUV = nn.Buffer(torch.empty(0), persistent=False)
 
     def ready(self, voices_YUV: Tensor) -> None:
@@ -158,10 +139,11 @@ class BlockDiffusion(DiffusionModel[BlockState]):
         self.num_voices = len(voices_YUV)
 
     def new_state(self, num_rows: int, window_frames: int) -> BlockState:
-        net = self.net
-        shape = (num_rows, net.branches, window_frames * net.repeats, net.width)
-        history = net.history_shape(num_rows) if self._remembers else None
-        return BlockState.allocate(shape, history, next(net.parameters()), net.block, net.repeats)
+        net, like = self.net, next(self.net.parameters())
+        condition_RUTD = like.new_zeros((num_rows, net.branches, window_frames * net.repeats, net.width))
+        numbers_4R = like.new_zeros((4, num_rows), dtype=torch.int64)
+        history_RELX = like.new_zeros(net.history_shape(num_rows)) if self._remembers else None
+        return BlockState(condition_RUTD, numbers_4R, history_RELX, net.block, net.repeats)
 
     @torch.no_grad()
     def begin(self, state: BlockState, windows: Windows) -> None:

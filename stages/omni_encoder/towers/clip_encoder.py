@@ -1,6 +1,6 @@
 """A tower that encodes clips of sound, cut into chunks. The places of frames and tokens in a batch follow from the clips' lengths.
 
-A tower's convolutions see chunks of mel frames, with zeros behind a clip's last frame. Each chunk gives a row of tokens, of which
+A tower's convolutions see chunks of mel frames, with zeros behind a clip's last frame. Of the tokens that each chunk gives,
 those that saw a frame are kept. A token attends to the tokens of its clip in the same run of chunks. Tokens may then be pooled.
 
 Shape legend: C chunks, F mel frames of a chunk, M mel bins, T tokens of the clips, E embeddings.
@@ -35,28 +35,28 @@ class Chunks:
     def count(self, frames: int) -> int:
         return -(-frames // self.frames)
 
-    def row(self, frames: int) -> int:
+    def chunk_tokens(self, frames: int) -> int:
         """Number of tokens of a chunk."""
         return -(-frames // (1 << self.convolutions))
 
     def tokens(self, frames: int) -> int:
         full, rest = divmod(frames, self.frames)
-        return full * self.row(self.frames) + self.row(rest)
+        return full * self.chunk_tokens(self.frames) + self.chunk_tokens(rest)
 
     def embeddings(self, frames: int) -> int:
         return self.tokens(frames) // self.pool
 
     def longest(self, embeddings: int) -> int:
         """Maximum frames of a clip with `embeddings` embeddings."""
-        full, rest = divmod(embeddings * self.pool, self.row(self.frames))
+        full, rest = divmod(embeddings * self.pool, self.chunk_tokens(self.frames))
         return full * self.frames + (rest << self.convolutions)
 
 
 @dataclass(frozen=True, slots=True)
 class ClipBatch:
     """A batch whose clips `[M, frames]` are consecutive in memory. chunks_C3: int64, for each chunk: the place of its first value,
-    the frames of its clip, and its own frames. tokens_T: int64, places of the tokens in all chunks' rows. firsts_E: int64, index of
-    each embedding's first token. sizes: embeddings of each clip. segments: lengths of segments, T in total."""
+    the frames of its clip, and its own frames. tokens_T: int64, places of the kept tokens among those of all chunks. firsts_E:
+    int64, index of each embedding's first token. sizes: embeddings of each clip. segments: lengths of segments, T in total."""
 
     chunks_C3: NDArray[np.int64]
     tokens_T: NDArray[np.int64]
@@ -67,7 +67,7 @@ class ClipBatch:
 
 def lay_out(frames: Sequence[int], bins: int, chunks: Chunks, padded: int) -> ClipBatch:
     """frames: mel frames of each clip. bins: mel bins. padded: frames that chunks are padded to, at most a full chunk's."""
-    row, most = chunks.row(padded), chunks.row(chunks.frames) * chunks.run
+    chunk_tokens, most = chunks.chunk_tokens(padded), chunks.chunk_tokens(chunks.frames) * chunks.run
     table: list[tuple[int, int, int]] = []
     tokens, firsts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     segments: list[int] = []
@@ -75,7 +75,7 @@ def lay_out(frames: Sequence[int], bins: int, chunks: Chunks, padded: int) -> Cl
     for count in frames:
         for begin in range(0, count, chunks.frames):
             own = min(chunks.frames, count - begin)
-            tokens.append(np.arange(chunks.row(own)) + row * len(table))
+            tokens.append(np.arange(chunks.chunk_tokens(own)) + chunk_tokens * len(table))
             table.append((start + begin, count, own))
         size = chunks.tokens(count)
         segments += [min(most, size - done) for done in range(0, size, most)]
@@ -129,7 +129,7 @@ class ClipEncoder(EncoderModel):
             tokens, firsts = len(batch.tokens_T), len(batch.firsts_E)
         else:
             count = max(length // self.chunks.embeddings(self.chunks.frames), 1)
-            values, tokens = count * bins * padded, count * self.chunks.row(padded)
+            values, tokens = count * bins * padded, count * self.chunks.chunk_tokens(padded)
             firsts = tokens // pool
         inputs = {
             "features": EncoderInput((values,), torch.float32, features),

@@ -117,7 +117,7 @@ def test_an_encoder_starts_as_if_nothing_had_run(times: int) -> None:
     worker.capture((8, 4))
     assert len(device.captured) == 2
     assert set(worker.counters().values()) == set(worker.usage().values()) == {0}
-    assert not worker.cache_bytes_used
+    assert not worker._cache.bytes_used
     driver = StageDriver(worker, device.stream("test"))
     driver.open("a")
     for index, length in enumerate((3, 2)):

@@ -15,7 +15,7 @@ from omni.engine.peers import EdgeEnds, OpenEdge
 from omni.errors import ConfigError
 from omni.pipeline import Edge, Pipeline, validate
 from omni.testing import LaunchGuard
-from omni.testing.simulation import SimulatedDevice
+from omni.testing.simulation.device import SimulatedDevice
 from omni_local.connector import LocalConnector, LocalReceiver
 from tests.omni.engine.hidden_engine import HiddenEngine
 from tests.support.hidden_family import CLERK, READER, WRITER, hidden_plugins, write_checkpoint

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from omni.testing.simulation import SimulatedDevice
+from omni.testing.simulation.device import SimulatedDevice
 from tests.omni.engine.hidden_engine import HiddenEngine
 from tests.support.hidden_family import CLERK, MODALITIES, READER, WRITER, write_checkpoint
 from tests.support.tiers import SLOW, few

@@ -244,7 +244,7 @@ def test_a_form_is_compiled_once_and_the_oldest_is_forgotten(monkeypatch: pytest
         fresh.compile(StructuredOutput(regex=f"a{{{count}}}"), "f")
     fresh.compile(StructuredOutput(regex="a{20}"), "f")
     assert len(compiled) == 31
-    assert fresh.kept == 20
+    assert len(fresh._kept) == 20
     fresh.compile(StructuredOutput(regex="a+"), "f")
     assert compiled[31:] == ["a+"]
 
@@ -255,7 +255,7 @@ def test_refused_forms_are_not_kept():
         for _ in range(2):
             with pytest.raises(InputError, match="does not compile"):
                 fresh.compile(form, "f")
-    assert (fresh.kept, len(fresh._turns)) == (0, 0)
+    assert (len(fresh._kept), len(fresh._turns)) == (0, 0)
 
 
 def test_ctrl_c_anywhere_in_a_compile_leaves_the_form_to_the_next():
@@ -272,7 +272,7 @@ def test_ctrl_c_anywhere_in_a_compile_leaves_the_form_to_the_next():
         next_one.start()
         next_one.join(PATIENCE_SECONDS)
         assert not next_one.is_alive(), where
-        assert (fresh.kept, len(fresh._turns)) == (1, 0), where
+        assert (len(fresh._kept), len(fresh._turns)) == (1, 0), where
 
     assert everywhere(compile_anew, after, ("/frontend/grammar.py",)) > 20
 
@@ -332,7 +332,7 @@ def test_what_is_kept_takes_no_more_memory_than_is_reckoned():
     before = resident_bytes()
     for form in forms:
         fresh.compile(StructuredOutput(json=form), "f")
-    assert fresh.kept > 5
+    assert len(fresh._kept) > 5
     gc.collect()
     assert resident_bytes() - before < min(KEPT_BYTES, sum(compiled_bytes(json.dumps(form)) for form in forms))
 

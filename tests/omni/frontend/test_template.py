@@ -103,7 +103,7 @@ def test_it_ends_whatever_it_does(what: str, monkeypatch: pytest.MonkeyPatch) ->
     seconds = SECONDS if what == "nested loops" else 0.2
     monkeypatch.setattr(effort, "SECONDS", seconds)
     begin = time.thread_time()
-    problem = r"^chat_template: cannot render a chat \((takes more than|makes|asks|nests|splits|has a filter)"
+    problem = r"^chat_template: cannot render a chat \((takes more than|makes|uses|nests|splits|has a filter)"
     with pytest.raises(CheckpointError, match=problem):
         ChatTemplate("{{ messages }}" + ENDLESS[what], {}, "chat_template").probe(CHAT, answer=True)
     # CPU time of this thread: other load does not count. One operation may still be under way at the end of it.

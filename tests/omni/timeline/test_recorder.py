@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from omni.device import Device, DeviceTimer, Launch, Stamp, Stream
+from omni.device import Device, DeviceTimer, Event, Launch, Stream
 from omni.device.cpu import CpuDevice
 from omni.timeline import MAIN, Timeline
 
@@ -46,14 +46,14 @@ class LateTimer:
         self.given.append(stamp)
         return stamp
 
-    def elapsed(self, first: Stamp, second: Stamp) -> int:
+    def elapsed(self, first: Event, second: Event) -> int:
         assert isinstance(first, LateStamp)
         assert isinstance(second, LateStamp)
         assert first.done()
         assert second.done()
         return second.at - first.at
 
-    def give_back(self, stamp: Stamp) -> None:
+    def give_back(self, stamp: Event) -> None:
         self.given = [one for one in self.given if one is not stamp]
 
     def probe(self) -> tuple[LateStamp, int, int]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from omni.frontend.base import Chat
-from omni.testing.simulation import SimulatedDevice
+from omni.testing.simulation.device import SimulatedDevice
 from tests.support.csm_reference import assert_spoken, csm_reference_of, speak, tiny_csm, turn
 from tests.support.omni_engine import OmniEngine, Result
 from tests.support.reference import with_sampling

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from omni.testing.simulation import SimulatedDevice, Simulation
+from omni.testing.simulation.device import SimulatedDevice
+from omni.testing.simulation.simulation import Simulation
 from tests.support.omni_engine import OmniEngine, Result, assert_same
 from tests.support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
 

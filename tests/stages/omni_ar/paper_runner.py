@@ -196,7 +196,7 @@ class PaperRunner:
         self._demand(context == marks[:start], f"{request.id}: its context of {start} tokens is not what it was")
         assert self.worker is not None
         for block in {slot // size for slot in slots[start:]}:
-            self._demand(self.worker._pool.users(block) == 1, f"{request.id} writes block {block}, which others use")
+            self._demand(self.worker._pool._users[block] == 1, f"{request.id} writes block {block}, which others use")
         self._slots.update(zip(slots[start:], marks[start:end], strict=True))
         if chunk is not None and chunk.replay and self._talker:
             self._restore(request, slots[start:], start - request.length)

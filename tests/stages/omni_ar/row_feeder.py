@@ -1,4 +1,4 @@
-"""Plays the producer of device rows for an autoregressive stage that is driven by hand.
+"""Plays the producer of conditioning vectors for an autoregressive stage that is driven by hand.
 
 Shape legend: W width, B blocks, S block size.
 """
@@ -120,7 +120,7 @@ class RowFeeder:
 
     def _give(self, name: str, texts: Sequence[int], rows: PageSlice | Tensor, heard_nW: Tensor, ready: Event) -> Given:
         self.heard.setdefault(name, []).extend(zip(texts, heard_nW, strict=True))
-        return self.give(name, Payload(StepInputs(columns=self._columns(texts)), {"rows": rows}), ready)
+        return self.give(name, Payload(StepInputs(columns=self._columns(texts)), {"vectors": rows}), ready)
 
     def _columns(self, texts: Sequence[int]) -> np.ndarray:
         return np.array(texts, np.int64)[None][: len(self.model.shape.step_columns)]

@@ -20,7 +20,7 @@ from omni_ar.kernels.step.status import RowStatus
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.state import allocate_rows
-from omni_ar.sampling import flags_of, merge_flags
+from omni_ar.sampling.pack import flags_of, merge_flags
 from tests.support.small_text import SmallText
 
 DRAFTS = 3

@@ -156,12 +156,20 @@ def slice_of(rows: int, width: int = WIDTH, dtype: torch.dtype = torch.float32) 
 
 
 WRONG: dict[str, tuple[dict[str, PageSlice | Tensor], int, str]] = {
-    "count": ({"rows": slice_of(3)}, 2, "step_inputs.rows: are torch.float32 [3, 8]; give torch.float32 [2, 8]"),
-    "width": ({"rows": slice_of(2, 7)}, 2, "step_inputs.rows: are torch.float32 [2, 7]; give torch.float32 [2, 8]"),
-    "dtype": ({"rows": slice_of(1, dtype=torch.int64)}, 1, "are torch.int64 [1, 8]; give torch.float32 [1, 8]"),
-    "tensor": ({"rows": torch.zeros(2, 1, 8)}, 2, "step_inputs.rows: are torch.float32 [2, 1, 8]; give"),
-    "name": ({"hidden": slice_of(1)}, 1, "step_inputs: have a tensor 'hidden'; call it 'rows'"),
-    "no columns": ({"rows": slice_of(1)}, 0, "step_inputs.rows: are torch.float32 [1, 8]; give torch.float32 [0, 8]"),
+    "count": ({"vectors": slice_of(3)}, 2, "step_inputs.vectors: are torch.float32 [3, 8]; give torch.float32 [2, 8]"),
+    "width": (
+        {"vectors": slice_of(2, 7)},
+        2,
+        "step_inputs.vectors: are torch.float32 [2, 7]; give torch.float32 [2, 8]",
+    ),
+    "dtype": ({"vectors": slice_of(1, dtype=torch.int64)}, 1, "are torch.int64 [1, 8]; give torch.float32 [1, 8]"),
+    "tensor": ({"vectors": torch.zeros(2, 1, 8)}, 2, "step_inputs.vectors: are torch.float32 [2, 1, 8]; give"),
+    "name": ({"hidden": slice_of(1)}, 1, "step_inputs: have a tensor 'hidden'; call it 'vectors'"),
+    "no columns": (
+        {"vectors": slice_of(1)},
+        0,
+        "step_inputs.vectors: are torch.float32 [1, 8]; give torch.float32 [0, 8]",
+    ),
 }
 
 
@@ -189,7 +197,9 @@ def test_a_model_that_takes_no_rows_refuses_them():
     feed.driver.speak("0", codec_prompt([1, 2], [3, 4]), max_tokens=3)
     feed.rows("0", [1], [0])
     feed.check()
-    assert_fails(feed, "0", InputError, "step_inputs.rows: are given, and the model of text takes none; leave them out")
+    assert_fails(
+        feed, "0", InputError, "step_inputs.vectors: are given, and the model of text takes none; leave them out"
+    )
 
 
 @pytest.mark.parametrize(("rows", "max_tokens"), [(15, 17), (16, 17), (30, 17), (30, 5), (30, 1)])
@@ -260,7 +270,7 @@ def test_a_copy_that_cannot_be_launched_fails_its_requests(phase: str, monkeypat
         patch.setattr(CountingDevice, "launch", failing)
         feed.driver.tick()
     feed.driver.run()
-    assert_fails(feed, "0", StageError, "gathering what conditions its steps")
+    assert_fails(feed, "0", StageError, "gathering its conditioning")
     if phase == "copy_upload":
         assert_fails(other, "1", StageError, "ValueError: a fault")
         other.check()
@@ -379,7 +389,7 @@ class Watched(Listener):
         self.given: list[Tensor] = []
 
     def embed_next(self, step: NextTokens) -> Tensor:
-        self.given.append(step.rows_RE.clone())
+        self.given.append(step.vectors_RE.clone())
         return super().embed_next(step)
 
 

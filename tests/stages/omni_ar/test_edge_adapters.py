@@ -13,7 +13,7 @@ from omni_ar.adapters import EncodedToEmbedding, FramesToCodes, TokensToCodes, a
 from omni_ar.hidden_conditioning import HiddenConditioning, HiddenConditioningArgs
 from omni_ar.inputs import MultimodalEmbedding, Prompt, PromptHidden, StepInputs, TokenCodes, TokenHidden
 from omni_ar.text_conditioning import TextConditioning, TextConditioningArgs
-from omni_frames import CodeFrames
+from omni_frames.request import CodeFrames
 
 
 @pytest.mark.parametrize(("factory", "name"), [(audio_embeddings, "audio"), (image_embeddings, "image")])
@@ -181,7 +181,7 @@ def test_speech_begins_with_the_first_token_that_was_heard() -> None:
         (step,) = adapter.push(hidden(index))
         assert isinstance(step.meta, StepInputs)
         assert (step.meta.columns.tolist(), step.meta.pad) == ([[-1]], None)
-        assert first_of(step, "rows") == index
+        assert first_of(step, "vectors") == index
     (end,) = adapter.finish("stop")
     assert isinstance(end.meta, StepInputs)
     assert end.meta.pad is not None

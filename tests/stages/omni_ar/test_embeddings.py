@@ -90,7 +90,7 @@ def test_an_embedding_that_comes_twice_is_refused(gathered: bool):
     bench.add(0, [1])
     if gathered:
         bench.receive()
-    with pytest.raises(InputError, match="came twice"):
+    with pytest.raises(InputError, match="was given twice"):
         bench.add(0, [2])
     bench.receiver.drop(bench.request)
     bench.assert_freed()
@@ -98,7 +98,9 @@ def test_an_embedding_that_comes_twice_is_refused(gathered: bool):
 
 def test_an_embedding_longer_than_the_stage_is_refused():
     bench = Bench()
-    said = r"embedding\.sound\[0\]: has 21 rows, and talker takes 20; shorten the prompt or raise talker\.max_model_len"
+    said = (
+        r"embedding\.sound\[0\]: has 21 vectors, and talker takes 20; shorten the prompt or raise talker\.max_model_len"
+    )
     with pytest.raises(InputError, match=said):
         bench.add(0, [1] * 21)
     bench.receiver.drop(bench.request)
@@ -116,7 +118,7 @@ def test_errors_name_the_embedding_of_a_medium_by_its_field():
     with pytest.raises(InputError) as wrong:
         bench.request.check_embeddings()
     assert wrong.value.field == field
-    with pytest.raises(InputError, match="came twice") as twice:
+    with pytest.raises(InputError, match="was given twice") as twice:
         bench.add(0, [1])
     assert twice.value.field == field
 

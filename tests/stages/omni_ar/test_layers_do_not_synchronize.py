@@ -5,12 +5,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from omni_ar.attention import AttentionMetadata, KVCache, PrefillRow, TorchPagedAttention
-from omni_ar.kernels.sampling.state import NEVER
+from omni_ar.kernels.sampling.state import EVERYTHING, NEVER, SamplingState
 from omni_ar.kernels.step.reference import observe
 from omni_ar.layers import Attention, DecoderLayer, RotaryEmbedding, SharedExpertMoE
-from omni_ar.sampling import EVERYTHING, SamplingState, sample, top_logprobs
 from omni_ar.sampling.edits import EditParts
 from omni_ar.sampling.rng import gumbel, open_uniform, philox4x32
+from omni_ar.sampling.sampler import sample, top_logprobs
 from tests.support.devices import no_synchronization
 
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, VOCAB, ROWS, BLOCK = 32, 4, 2, 16, 50, 3, 4

@@ -13,7 +13,8 @@ from omni.device.cpu import CpuDevice
 from omni.payload import PageSlice, Payload
 from omni.stage import Produced
 from omni_ar.inputs import PromptHidden
-from omni_ar.run.blocks import NULL_BLOCK, BlockPool, BlockTable, Reclaimer, Spiller
+from omni_ar.run.blocks.pool import NULL_BLOCK, BlockPool, BlockTable
+from omni_ar.run.blocks.reclaim import Reclaimer, Spiller
 
 BLOCKS = 10
 KEYS = [bytes([number]) for number in range(5)]
@@ -41,7 +42,7 @@ class Pool(RuleBasedStateMachine):
             self.pool.release(table)
         assert self.pool.used == 0
         assert self.pool.available == BLOCKS
-        assert not any(self.pool.users(block) for block in range(BLOCKS + 1))
+        assert not any(self.pool._users[block] for block in range(BLOCKS + 1))
 
     @rule(count=st.integers(0, BLOCKS))
     def allocate(self, count: int) -> None:
@@ -135,7 +136,7 @@ class Pool(RuleBasedStateMachine):
         assert self.pool.used == len(self.users) == BLOCKS - self.pool.available
         assert self.pool.cached == len(self.block_of)
         assert self.pool.evictions == self.evictions
-        assert all(self.pool.users(block) == self.users.get(block, 0) for block in range(BLOCKS + 1))
+        assert all(self.pool._users[block] == self.users.get(block, 0) for block in range(BLOCKS + 1))
 
 
 TestPool = Pool.TestCase
@@ -161,16 +162,16 @@ def payload(pages: Tensor, rows: int, *, closed: bool = True) -> Produced:
 
 def test_as_many_slices_are_spilled_as_one_copy_takes():
     device, pages = CpuDevice(), torch.randn(2, 4, 3)
-    spiller = Spiller(device, device.stream("ar"), max_rows=5)
+    spiller = Spiller(device, device.stream("ar"), max_entries=5)
     slices = [PageSlice(pages, np.arange(rows)) for rows in (3, 2, 1)]
     assert [part for part, _ in spiller.spill(slices)] == slices[:2]
     assert [part.pages is pages for part in slices] == [False, False, True]
-    assert spiller.rows == 5
+    assert spiller.entries == 5
 
 
 def test_blocks_become_free_by_themselves_if_no_payload_in_them_is_read():
     device, pool, pages = CpuDevice(), BlockPool(2), torch.randn(2, 4, 3)
-    reclaimer = Reclaimer(pool, Spiller(device, device.stream("ar"), max_rows=8))
+    reclaimer = Reclaimer(pool, Spiller(device, device.stream("ar"), max_entries=8))
     table = BlockTable.of("r", pool.allocate(1), max_blocks=1)
     table.unread = 1
     table.produced.extend((payload(pages, 1), payload(pages, 2, closed=False)))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_ar.inputs import Placeholder, Prompt
-from omni_ar.run.blocks import PrefixKeys
+from omni_ar.run.blocks.pool import PrefixKeys
 from tests.support.ar_driver import plain_prompt
 
 AXES = 2

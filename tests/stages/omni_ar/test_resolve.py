@@ -6,7 +6,7 @@ import pytest
 from omni.errors import InputError
 from omni.sampling import GREEDY, SamplingParams, StructuredOutput
 from omni_ar.processors import ProcessorRegistry
-from omni_ar.sampling import check_sampling, resolve_sampling
+from omni_ar.sampling.resolve import check_sampling, resolve_sampling
 
 VOCAB = 40
 NONE = ProcessorRegistry({}, VOCAB)
@@ -93,13 +93,13 @@ def test_ignore_eos_drops_the_stages_own_stop_ids_and_no_others():
         ),
         ({"bad_words_ids": ((1,),) * 257}, "bad_words_ids: are 257 words; use at most 256"),
         ({"bad_words_ids": ((1,) * 17,)}, "bad_words_ids: have a word of 17 ids; use at most 16"),
-        ({"bad_words": ("no",)}, "bad_words: are texts, and this stage knows ids only; use bad_words_ids"),
+        ({"bad_words": ("no",)}, "bad_words: are texts, and this stage supports ids only; use bad_words_ids"),
         ({"min_tokens": 21}, "min_tokens: 21 is more than max_tokens, 20; lower it or raise max_tokens"),
         ({"allowed_token_ids": (8, 9)}, "allowed_token_ids: are all suppressed too"),
-        ({"suppress_token_ids": tuple(range(40))}, "suppress_token_ids: leave nothing to say"),
-        ({"allowed_token_ids": (1, 2), "bad_words_ids": ((1,), (2,))}, "bad_words_ids: leave nothing to say"),
-        ({"bad_words_ids": tuple((i,) for i in range(40))}, "bad_words_ids: leave nothing to say"),
-        ({"allowed_token_ids": (7, 8), "min_tokens": 1}, "min_tokens: 1 leaves nothing to say before it"),
+        ({"suppress_token_ids": tuple(range(40))}, "suppress_token_ids: leave no possible token"),
+        ({"allowed_token_ids": (1, 2), "bad_words_ids": ((1,), (2,))}, "bad_words_ids: leave no possible token"),
+        ({"bad_words_ids": tuple((i,) for i in range(40))}, "bad_words_ids: leave no possible token"),
+        ({"allowed_token_ids": (7, 8), "min_tokens": 1}, "min_tokens: 1 leaves no possible token before it"),
     ],
 )
 def test_what_could_never_be_done_is_refused(asked, message):

@@ -13,7 +13,7 @@ from omni.sampling import LogitsEdit
 from omni_ar.inputs import TokenCodes, TokenHidden
 from omni_ar.model import Codes, DrawCode
 from omni_ar.options import ArOptions
-from omni_ar.run.blocks import BlockTable
+from omni_ar.run.blocks.pool import BlockTable
 from omni_ar.run.limits import Limits
 from omni_ar.run.pack import pack_step
 from omni_ar.run.plan import PrefillChunk, StepPlan

@@ -17,7 +17,8 @@ from omni.stage import Produced
 from omni_ar.inputs import PromptHidden
 from omni_ar.options import ArOptions
 from omni_ar.run.allocator import Allocator, RowTable
-from omni_ar.run.blocks import BlockPool, BlockTable, Reclaimer, Spiller
+from omni_ar.run.blocks.pool import BlockPool, BlockTable
+from omni_ar.run.blocks.reclaim import Reclaimer, Spiller
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, RequestStatus

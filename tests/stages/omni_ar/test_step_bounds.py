@@ -139,7 +139,9 @@ def test_log_probabilities_of_tokens_that_come_from_elsewhere_are_refused():
     driver.ask("scored", PROMPT, max_tokens=3, logprobs=1)
     driver.ask("plain", PROMPT, max_tokens=3)
     driver.run()
-    assert str(driver.error("scored")).startswith("sampling.text.logprobs: is given, and text gets its tokens without")
+    assert str(driver.error("scored")).startswith(
+        "sampling.text.logprobs: is given, and text receives its tokens without"
+    )
     assert driver.tokens("plain") == greedy(model, PROMPT, 3)
 
 

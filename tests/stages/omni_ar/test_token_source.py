@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from omni.device import HostRing, HostSlot
+from omni_ar.kernels.sampling.state import SamplingFlags
 from omni_ar.kernels.step import accept_tokens, post_update
 from omni_ar.kernels.step.state import FIELD_INDEX, RowState
 from omni_ar.options import ArOptions
@@ -20,7 +21,7 @@ from omni_ar.run.phases import compute_logits, sample_rows, start_rows
 from omni_ar.run.scores import Scorer
 from omni_ar.run.state import Resources, allocate_rows, allocate_step_buffers
 from omni_ar.run.step import StepContext, TokenHandoff
-from omni_ar.sampling import SamplingFlags, SamplingStart
+from omni_ar.sampling.pack import SamplingStart
 from tests.support.ar_driver import ArDriver
 from tests.support.small_text import SmallText, greedy
 

@@ -14,13 +14,13 @@ from omni_ar.kernels.sampling.state import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, M
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
 from omni_ar.processors import LogitsProcessor, NamedProcessor, ProcessedRows
-from omni_ar.run.blocks import BlockTable
+from omni_ar.run.blocks.pool import BlockTable
 from omni_ar.run.limits import MAX_STARTS, Limits, step_fields
 from omni_ar.run.pack import pack_step
 from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, Row
-from omni_ar.sampling import StartingRow, edit_size, merge_edits, pack_edits, pack_sampling, start_size
-from omni_ar.sampling.edits import MAX_EDITED_IDS, bitmask_size
+from omni_ar.sampling.edits import MAX_EDITED_IDS, bitmask_size, edit_size, merge_edits, pack_edits
+from omni_ar.sampling.pack import StartingRow, pack_sampling, start_size
 from tests.support.sampler_bench import resolved
 
 VOCAB = 2000

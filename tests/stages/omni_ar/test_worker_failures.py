@@ -51,13 +51,13 @@ INPUTS: list[tuple[list[Payload], str]] = [
     (malformed(penalized_ids=np.array([0, 61])), "prompt.penalized_ids: reach from 0 to 61"),
     (malformed(penalized_ids=np.array([-1, 3])), "prompt.penalized_ids: reach from -1 to 3"),
     (malformed(placeholders=OUTSIDE), "prompt.placeholders.sound[1].positions: reach from 9 to 9"),
-    ([*malformed(), *malformed()], "prompt: came twice"),
+    ([*malformed(), *malformed()], "prompt: was given twice"),
     ([Payload(Odd(), {"rows": torch.zeros(2, 3)})], "a stage of kind 'ar' takes no Odd"),
     ([Payload(StepInputs(columns=np.zeros((2, 3), np.int64)))], "is int64 [2, 3]; give int64 [0, any]"),
     (embedding(), "it ended before embedding sound[0]"),
     (embedding(2), "while taking its input: IndexError"),
-    (embedding(1, 2), "embedding.sound[0]: tensor 'x' has 1 rows for 2 prompt positions"),
-    (embedding(3, 2), "embedding.sound[0]: tensor 'x' has 3 rows for 2 prompt positions"),
+    (embedding(1, 2), "embedding.sound[0]: tensor 'x' has 1 vectors for 2 prompt positions"),
+    (embedding(3, 2), "embedding.sound[0]: tensor 'x' has 3 vectors for 2 prompt positions"),
 ]
 
 

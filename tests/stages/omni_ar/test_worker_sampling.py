@@ -197,7 +197,7 @@ def test_a_processor_that_fails_fails_its_request_alone(fault: BaseException):
     driver.ask("constrained", PROMPTS[0], rules=steered(Broken(fault)), max_tokens=TOKENS)
     driver.ask("plain", PROMPTS[1], max_tokens=TOKENS)
     settle(driver)
-    assert "steering its tokens" in str(driver.error("constrained"))
+    assert "running its host processors" in str(driver.error("constrained"))
     assert f"{type(fault).__name__}: a processor's fault" in str(driver.error("constrained"))
     assert driver.tokens("plain") == greedy(MODEL, PROMPTS[1], TOKENS)
 

@@ -13,7 +13,7 @@ from omni.payload import AudioChunk, PageSlice, Payload
 from omni.stage import Done
 from omni.testing import LaunchGuard
 from omni_diffusion.inputs import Voice
-from omni_frames import CodeFrames
+from omni_frames.request import CodeFrames
 from tests.support.devices import QueuedDevice
 from tests.support.faults import FaultyDevice
 from tests.support.frame_bench import POISON, feed_at_random, frames, random_codes
@@ -219,8 +219,8 @@ def test_codes_that_the_host_knows_are_uploaded() -> None:
     ("payload", "problem"),
     [
         (Payload(AudioChunk(samples=np.empty(0, np.float32), sample_rate=1)), "CodeFrames"),
-        (Payload(Voice(index=VOICES)), "voice 4 is not there: 0 to 3 are"),
-        (Payload(Voice(index=-1)), "voice -1 is not there"),
+        (Payload(Voice(index=VOICES)), "voice 4 is out of range, 0 to 3"),
+        (Payload(Voice(index=-1)), "voice -1 is out of range"),
         (Payload(Voice(index=0), {"noise": torch.zeros(4, 2).double()}), "wanted float32 [latent frames, 2]"),
         (Payload(Voice(index=0), {"noise": torch.zeros(4, 3)}), "wanted float32 [latent frames, 2]"),
         (
@@ -247,7 +247,7 @@ def test_a_second_voice_and_none_are_refused() -> None:
     bench.feed_pages("none", random_codes(2))
     bench.end("none", "silent")
     bench.settle(bench.device)
-    for name, problem in (("two", "a second Voice came"), ("none", "no Voice that speaks them")):
+    for name, problem in (("two", "a second Voice arrived"), ("none", "frames arrived without a Voice")):
         assert problem in bench.error(name)
     assert bench.ends["silent"] == Done("silent", "empty", {"frames": 0, "samples": 0})
     assert not bench.held

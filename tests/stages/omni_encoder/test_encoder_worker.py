@@ -82,13 +82,13 @@ def test_the_cache_stays_within_its_bytes_and_drops_the_least_recent() -> None:
         before = len(bench.tower.batches)
         bench.ask(f"r{len(bench.ends)}", values)
         bench.settle(bench.device)
-        assert bench.encoder.cache_bytes_used <= 32
+        assert bench.encoder._cache.bytes_used <= 32
         return len(bench.tower.batches) > before
 
     asked = [first, second, first, third, first, third, second, huge, huge]
     assert [encoded_anew(values) for values in asked] == [True, True, False, True, False, False, True, True, True]
     bench.encoder.close()
-    assert bench.encoder.cache_bytes_used == 0
+    assert bench.encoder._cache.bytes_used == 0
 
 
 def test_outputs_share_no_memory_with_their_batch() -> None:
@@ -97,7 +97,7 @@ def test_outputs_share_no_memory_with_their_batch() -> None:
     bench.settle(bench.device)
     doubled = [outputs["doubled"] for outputs in bench.outputs("a").values()]
     assert [tensor.untyped_storage().nbytes() for tensor in doubled] == [8, 4]
-    assert bench.encoder.cache_bytes_used == 24
+    assert bench.encoder._cache.bytes_used == 24
 
 
 class Consumer(Bench):

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from omni.device import Device, Uploader
 from omni.stage import Open, together
-from omni_frames import FrameRequest, FrameWorker, SampleBatch
+from omni_frames.request import FrameRequest
+from omni_frames.store import SampleBatch
+from omni_frames.worker import FrameWorker
 from tests.support.frame_bench import POISON, FrameBench
 
 CHUNK = 2
@@ -55,7 +57,7 @@ class Adder(FrameWorker[FrameRequest]):
         (places_BN,) = self._upload.send([np.stack([self.store.places(request, 0, count) for request in batch])])
         wav_BN = self.samples.buffer(self.samples.turn, len(batch), count)
         self.device.launch(self.stream, add_codes, self.store.ring_RCG, places_BN, wav_BN)
-        return partial(self.samples.send, batch, count)
+        return partial(self.samples.download, batch, count)
 
 
 def add_codes(ring_RCG: Tensor, places_BN: Tensor, wav_BN: Tensor) -> None:

@@ -21,7 +21,7 @@ from omni.stage import StageContext
 from omni_diffusion.inputs import Voice
 from omni_diffusion.kind import LoadedDiffusion
 from omni_encoder.inputs import MediaItem
-from omni_frames import CodeFrames
+from omni_frames.request import CodeFrames
 from tests.support.devices import QueuedDevice
 from tests.support.frame_bench import Listener, random_codes
 from tests.support.painter import OPTIONS, PAINT, Painter, drawn, heard, paint_pipeline, paint_plugins, painted, spans
@@ -98,7 +98,7 @@ def test_a_denoiser(make_device: Callable[[], Device], graphs: bool, tmp_path: P
     check = SyncCheck.OFF if isinstance(listener.device, QueuedDevice) else SyncCheck.ERROR
     with sync_guard(listener.device, check):
         listener.say("bad", random_codes(5, 9), voice=77)
-        play(listener, "voice 77 is not there")
+        play(listener, "voice 77 is out of range")
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from omni.device import COMPLETED
 from omni.device.cpu import CpuDevice
 from omni.payload import AudioChunk, PageSlice, Payload
 from omni.stage import Done, Feed
-from omni_frames import CodeFrames
-from omni_frames.request import read_arrival
+from omni_frames.request import CodeFrames, read_arrival
 from tests.stages.omni_frames.adder import Bench
 from tests.support.devices import QueuedDevice
 from tests.support.faults import FaultyDevice

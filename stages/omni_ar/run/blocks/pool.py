@@ -57,10 +57,10 @@ class PrefixKeys:
 
     def _generated(self, ids: Sequence[int], start: int, end: int) -> NDArray[np.int64]:
         """The content of generated tokens, equal to that of the same tokens in the prompt of a later turn."""
-        rows = np.empty((end - start, self._tokens.shape[1]), np.int64)
-        rows[:, 0] = ids[start:end]
-        rows[:, 1:] = np.arange(start, end)[:, None] + self._prompt.next_position
-        return rows
+        tokens = np.empty((end - start, self._tokens.shape[1]), np.int64)
+        tokens[:, 0] = ids[start:end]
+        tokens[:, 1:] = np.arange(start, end)[:, None] + self._prompt.next_position
+        return tokens
 
 
 NULL_BLOCK = 0
@@ -108,9 +108,6 @@ class BlockPool:
     @property
     def cached(self) -> int:
         return len(self._key_of)
-
-    def users(self, block: int) -> int:
-        return self._users[block]
 
     def sole(self, tables: Iterable[NDArray[np.int64]]) -> int:
         """Number of blocks that would become available if all these tables were released: those without other users."""

@@ -15,23 +15,23 @@ from omni_ar.run.blocks.pool import BlockPool, BlockTable
 
 
 class Spiller:
-    """Copies page rows into separate memory, on the stage's stream: the next writer of the pages follows the copy. Spilled rows
-    live as long as the payload whose slice refers to them; saved rows as long as the tensor, in stream order."""
+    """Copies entries of pages into separate memory, on the stage's stream: the next writer of the pages follows the copy. Spilled
+    entries live as long as the payload whose slice refers to them; saved ones as long as the tensor, in stream order."""
 
-    def __init__(self, device: Device, stream: Stream, max_rows: int) -> None:
-        self.rows = 0
-        """Number of rows spilled since start."""
+    def __init__(self, device: Device, stream: Stream, max_entries: int) -> None:
+        self.entries = 0
+        """Number of entries spilled since start."""
         self._device = device
         self._stream = stream
-        self._max_rows = max_rows
-        self._receiver = PayloadReceiver(device, stream, max_rows)
+        self._max_entries = max_entries
+        self._receiver = PayloadReceiver(device, stream, max_entries)
 
     @property
     def ready(self) -> bool:
         return self._receiver.ready
 
     def save(self, pages: Tensor, slots: NDArray[np.int64]) -> Tensor:
-        """Returns a copy, `[n, width]`, of the rows at `slots` (int64 `[n]`, n at most `max_rows`)."""
+        """Returns a copy, `[n, width]`, of the entries at `slots` (int64 `[n]`, n at most `max_entries`)."""
         return self._copy(pages, slots)[0]
 
     def spill(self, slices: Iterable[PageSlice]) -> list[tuple[PageSlice, Event]]:
@@ -39,18 +39,18 @@ class Spiller:
         taken: list[PageSlice] = []
         count = 0
         for part in slices:
-            if count + part.slots.size > self._max_rows:
+            if count + part.slots.size > self._max_entries:
                 break
             taken.append(part)
             count += part.slots.size
         if not taken:
             return []
-        rows, moved = self._copy(taken[0].pages, np.concatenate([part.slots for part in taken]))
-        self.rows += count
+        entries, moved = self._copy(taken[0].pages, np.concatenate([part.slots for part in taken]))
+        self.entries += count
         spilled, start = [], 0
         for part in taken:
             end = start + part.slots.size
-            spilled.append((part, part.relocate(rows[None], np.arange(start, end), moved)))
+            spilled.append((part, part.relocate(entries[None], np.arange(start, end), moved)))
             start = end
         return spilled
 

@@ -10,7 +10,8 @@ import torch
 
 from omni_ar.kernels.sampling import fused_draw, fused_sample, kernel
 from omni_ar.kernels.sampling.settings import WideSettings
-from omni_ar.sampling import EVERYTHING, draw, sample
+from omni_ar.kernels.sampling.state import EVERYTHING
+from omni_ar.sampling.sampler import draw, sample
 from tests.support.sampler_bench import assert_same_ids, moved, noisy_logits, state_of
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from omni.device import SharedMemory, open_device
 from omni.device.cpu import CpuDevice
-from omni_ar.kernels.sampling.state import Need
+from omni_ar.kernels.sampling.state import EVERYTHING, Need
 from omni_ar.kernels.step import kernel, reference
 from omni_ar.kernels.step.state import RowFields, RowState
 from omni_ar.kernels.step.status import RowStatus
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.state import allocate_rows, allocate_step_buffers
-from omni_ar.sampling import EVERYTHING
 from tests.support.sampler_bench import state_of
 from tests.support.small_codec import SmallCodec
 from tests.support.small_text import SmallText

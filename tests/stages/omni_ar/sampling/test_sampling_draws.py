@@ -8,12 +8,13 @@ from torch import Tensor
 
 from omni.device.cpu import CpuDevice
 from omni.sampling import GREEDY
-from omni_ar.kernels.sampling.state import Need, SamplingState
+from omni_ar.kernels.sampling.state import EVERYTHING, Need, SamplingFlags, SamplingState
 from omni_ar.options import ArOptions
 from omni_ar.run import phases
 from omni_ar.run.limits import Limits
 from omni_ar.run.state import allocate_rows
-from omni_ar.sampling import EVERYTHING, SamplingFlags, draw, flags_of, merge_flags, sample
+from omni_ar.sampling.pack import flags_of, merge_flags
+from omni_ar.sampling.sampler import draw, sample
 from tests.support.sampler_bench import (
     SamplerBench,
     count_penalties,

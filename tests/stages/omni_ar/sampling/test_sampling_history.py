@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from omni_ar.kernels.sampling.state import MAX_BAD_WORD_LENGTH, Need
+from omni_ar.kernels.sampling.state import MAX_BAD_WORD_LENGTH, Need, SamplingFlags
 from omni_ar.kernels.step.reference import observe
-from omni_ar.sampling import SamplingFlags, start_size
+from omni_ar.sampling.pack import start_size
 from tests.support.sampler_bench import SamplerBench, resolved, starting
 
 VOCAB = 19

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni.sampling import LogitsEdit
-from omni_ar.sampling import EVERYTHING, sample
+from omni_ar.kernels.sampling.state import EVERYTHING
 from omni_ar.sampling.edits import pack_bitmask
 from omni_ar.sampling.rng import gumbel
+from omni_ar.sampling.sampler import sample
 from tests.support.sampler_bench import SamplerBench, reference_logits, reference_warp, resolved, starting
 
 pytestmark = pytest.mark.thorough

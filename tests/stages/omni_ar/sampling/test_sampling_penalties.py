@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import NoBadWordsLogitsProcessor
 
-from omni_ar.sampling import top_logprobs
+from omni_ar.sampling.sampler import top_logprobs
 from tests.support.sampler_bench import SamplerBench, resolved, starting
 
 VOCAB = 6

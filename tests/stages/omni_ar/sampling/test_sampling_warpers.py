@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from omni_ar.sampling.penalties import apply_repetition_penalty
-from omni_ar.sampling.warpers import apply_temperature, keep_top, warp
+from omni_ar.sampling.warpers import apply_temperature, keep_top
 
 SETTINGS = {"temperature": (0.1, 3.0), "top_p": (0.01, 0.99), "min_p": (0.001, 1.0), "penalty": (0.5, 2.0)}
 
@@ -90,9 +90,12 @@ def test_top_n_sigma(case, masked):
 def test_top_n_sigma_keeps_the_same_ids_at_any_temperature(temperature):
     values = torch.randn(20, 90, generator=torch.Generator().manual_seed(3))
     ones, top_n_sigma = torch.ones(20), torch.linspace(0.1, 3, 20)
-    plain = warp(values, ones, None, None, None, top_n_sigma)
+    plain = keep_top(apply_temperature(values, ones), None, None, None, top_n_sigma)
     assert 20 < plain.isfinite().sum() < values.numel()
-    assert torch.equal(warp(values, ones * temperature, None, None, None, top_n_sigma).isfinite(), plain.isfinite())
+    assert torch.equal(
+        keep_top(apply_temperature(values, ones * temperature), None, None, None, top_n_sigma).isfinite(),
+        plain.isfinite(),
+    )
 
 
 def test_top_n_sigma_comes_before_top_k_and_top_p():
@@ -123,7 +126,7 @@ def test_top_p_cuts_equal_logits_where_transformers_does(vocab, top_p):
 def test_what_is_off_changes_nothing(values):
     ones = torch.ones(len(values))
     zeros = torch.zeros(len(values))
-    assert torch.equal(warp(values, ones, zeros.long(), ones, zeros, zeros), values)
+    assert torch.equal(keep_top(apply_temperature(values, ones), zeros.long(), ones, zeros, zeros), values)
     everything = torch.ones_like(values, dtype=torch.bool)
     assert torch.equal(apply_repetition_penalty(values, everything, ones), values)
     assert keep_top(values, None, None) is values

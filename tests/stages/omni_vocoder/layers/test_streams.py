@@ -62,8 +62,12 @@ def blocks(layout: StateLayout) -> nn.Module:
 LAYERS = [conv, upsampling, shortened_upsampling, residual, blocks]
 
 
+def fresh_state(rows: int, layout: StateLayout) -> StreamState:
+    return StreamState(torch.zeros(rows, layout.width, dtype=torch.float64), torch.zeros(rows, dtype=torch.int64))
+
+
 def stream(layer: Layer, layout: StateLayout, signal: Tensor, sizes: list[int], dim: int = 2) -> Tensor:
-    state, rows_B = StreamState.allocate(3, layout.width, "cpu", torch.float64), torch.tensor([2, 0])
+    state, rows_B = fresh_state(3, layout), torch.tensor([2, 0])
     pieces = []
     for index, piece in enumerate(signal.split(sizes, dim)):
         chunk = state.load(rows_B, first=index == 0)
@@ -119,7 +123,7 @@ def test_windows_of_attention_slide_along(sizes: list[int], per_frame: int) -> N
     hidden_BTD = signal_BCT()[:, :, : 6 * per_frame].transpose(1, 2)
     whole = transformer(hidden_BTD, None)
     # Angles are float32 in every dtype.
-    state, rows_B = StreamState.allocate(2, layout.width, "cpu", torch.float64), torch.tensor([1, 0])
+    state, rows_B = fresh_state(2, layout), torch.tensor([1, 0])
     pieces = []
     for index, piece in enumerate(hidden_BTD.split([per_frame * size for size in sizes], 1)):
         chunk = state.load(rows_B, first=index == 0)

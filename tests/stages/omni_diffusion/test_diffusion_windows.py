@@ -1,32 +1,11 @@
-"""A stream by itself is what the stage gives, and what the book says."""
+"""The windows and pieces of a stream."""
 
 import msgspec
-import numpy as np
 import pytest
-import torch
 
-from omni_diffusion.alone import denoise_alone, render_alone
 from omni_diffusion.options import DiffusionOptions
 from omni_diffusion.windows import Window, WindowSizes
-from tests.support.frame_bench import random_codes
-from tests.support.painter import BLOCK, REPEATS, Painter, Span, drawn, heard, painted, spans
-
-OPTIONS = DiffusionOptions(first_chunk_blocks=2, chunk_blocks=1, blocks_before=1, blocks_after=2)
-
-
-@pytest.mark.parametrize("count", [1, 3, 7, 16])
-def test_it_is_what_the_book_says(count: int) -> None:
-    model, codes, noise = Painter(), random_codes(count), drawn(4, count)
-    tensors = torch.from_numpy(codes), 3, torch.from_numpy(noise)
-    for windows, sizes in (
-        ([Span(0, 0, count, count)], None),
-        (spans(count, OPTIONS), WindowSizes.of(OPTIONS, model)),
-    ):
-        latents_TM = denoise_alone(model, *tensors, sizes)
-        wanted = painted(codes, 3, noise, windows)
-        np.testing.assert_allclose(latents_TM, wanted, rtol=1e-5, atol=1e-5)
-        wave = heard(wanted, model.context)
-        np.testing.assert_allclose(render_alone(model, latents_TM), wave, rtol=1e-4, atol=1e-5)
+from tests.support.painter import BLOCK, REPEATS, Painter
 
 
 @pytest.mark.parametrize("options", [(1, 1, 0, 0), (1, 3, 2, 1), (4, 1, 1, 3)])

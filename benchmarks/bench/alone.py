@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from omni_diffusion.model import DiffusionModel, StateT, Windows
+from omni_diffusion.options import DiffusionOptions
 from omni_diffusion.windows import WindowSizes
 
 
@@ -19,7 +20,7 @@ def denoise_alone(
     codes_NG: int64. noise_TM: fp32. Both on the model's device.
     """
     total, block = codes_NG.shape[0], model.block_frames
-    sizes = sizes or WindowSizes.whole(model, -(-total // block))
+    sizes = sizes or WindowSizes.of(_whole(-(-total // block)), model)
     device = codes_NG.device
     state = model.new_state(2, sizes.frames)  # a row, and the null row
     row_1 = torch.zeros(1, dtype=torch.int64, device=device)
@@ -45,3 +46,8 @@ def denoise_alone(
 def render_alone(model: DiffusionModel[StateT], latents_TM: Tensor) -> Tensor:
     """The samples `[S]`, fp32, of a whole stream's latents, in one piece."""
     return model.render(latents_TM[None])[0].float()
+
+
+def _whole(blocks: int) -> DiffusionOptions:
+    """A single window, for streams of up to `blocks` blocks."""
+    return DiffusionOptions(first_chunk_blocks=blocks, chunk_blocks=1, blocks_before=0, blocks_after=0)
