@@ -230,6 +230,25 @@ def test_tensors_for_users_that_no_output_takes_fail_their_request(monkeypatch: 
             omni.generate(CHAT, sampling=LENGTHS, stream=False)
 
 
+@pytest.mark.parametrize("process", ["thread", "process"])
+def test_tensors_of_outputs_are_the_user_s_own(process: str) -> None:
+    """More of them than an engine has slots for."""
+    asked = {**LENGTHS, "talker": lengths(12, 90)["talker"]}
+    with Omni(folder(), device="cpu", plugins=plugins(), overrides={"engine.process": process}) as omni:
+        given, copies = [], []
+        for output in omni.generate(CHAT, modalities=("codes",), sampling=asked):
+            if output.codes is not None:
+                given.append(output.codes)
+                copies.append(output.codes.clone())
+        assert len(given) == 90
+        assert torch.equal(torch.cat(given), torch.cat(copies))
+        again = omni.generate(CHAT, modalities=("codes",), sampling=asked, stream=False)
+        assert again.codes is not None
+        assert torch.equal(again.codes, torch.cat(given))
+        assert (again.text, again.audio) == ("", None)
+        assert "code2wav" not in again.finish_reasons
+
+
 @pytest.mark.parametrize(
     ("extensions", "wrap", "error", "words"),
     [
