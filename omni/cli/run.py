@@ -12,7 +12,8 @@ from omni.cli.errors import stdout_error
 from omni.cli.interrupt import unwinding
 from omni.cli.options import Choices
 from omni.cli.speech import STDOUT, Speech, descriptor_of, numbered, speech_to
-from omni.errors import InputError, OmniError
+from omni.errors import InputError, OmniError, quoted
+from omni.payload import Payload
 from omni.sampling import SamplingParams
 from omni.timeline.file import REMEDY
 from omni.utils.files import real, why_not
@@ -100,6 +101,8 @@ class _Answer:
         self._raw = raw
         self._rate = 0
         self._metrics: Metrics | None = None
+        self._last: dict[str, Payload] = {}
+        """Of each other output, its last payload."""
 
     def take(self, output: Output) -> None:
         if output.audio is not None and output.sample_rate is not None and self._speech is not None:
@@ -108,6 +111,8 @@ class _Answer:
                 self._speech.push(output.audio, output.sample_rate)
             except OmniError as error:
                 self.lost, self._speech = error, None
+        for modality, payloads in output.outputs.items():
+            self._last[modality] = payloads[-1]
         if output.finished:
             self._metrics, self.error = output.metrics, output.error
 
@@ -121,6 +126,9 @@ class _Answer:
                     typer.echo(f"the model spoke nothing: {self._name} was not written", err=True)
             except OmniError as error:
                 self.lost = error
+        for modality, payload in self._last.items():
+            shapes = [f"{name} {list(tensor.shape)}" for name, tensor in payload.tensors.items()]
+            typer.echo(f"{modality}: {', '.join([quoted(payload.meta), *shapes])}", err=True)
         if self._metrics is not None:
             typer.echo(summary(self._metrics), err=True)
 

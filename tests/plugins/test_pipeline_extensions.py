@@ -185,6 +185,16 @@ def test_explain_shows_the_extended_graph(monkeypatch: pytest.MonkeyPatch) -> No
     assert [stage["model"] for stage in report["stages"] if stage["name"] == "quiet"] == [None]
 
 
+def test_run_takes_an_extension_and_shows_its_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    points = [EntryPoint("stranger", "tests.support.extensions", "omni"), *own_entry_points()]
+    monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: points)
+    modalities = ("--modalities", "text,mood,thinker.hidden_states", "--max-tokens", "4", "--seed", "1")
+    ran = CliRunner().invoke(app, ["run", str(folder()), "hello", "--device", "cpu", "--with", "mood", *modalities])
+    assert ran.exit_code == 0, ran.output
+    assert re.search(r"^mood: Mood\(label='(calm|glad|sad)', scores=", ran.stderr, re.MULTILINE)
+    assert re.search(r"^thinker.hidden_states: HiddenStates\(.*\), hidden \[\d+, \d+\]$", ran.stderr, re.MULTILINE)
+
+
 def test_an_extension_of_other_families_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'mood' does not extend family 'echo'; it extends qwen3_omni, qwen2_5_omni"):
         Omni(
