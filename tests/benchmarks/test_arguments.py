@@ -80,7 +80,7 @@ def test_a_script_checks_numbers_and_outputs(name: str, arguments: ModuleType, m
 
 
 def refused(of: Callable[[str], Any], text: str) -> str:
-    """What a parser says of `--given=text`."""
+    """The error of a parser for `--given=text`."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("--given", type=of)
     with pytest.raises(argparse.ArgumentError) as caught:

@@ -1,4 +1,4 @@
-"""Scripts say with their numbers what they are numbers of: hardware, versions, commit."""
+"""Scripts print the facts of a run with their numbers: hardware, versions, commit."""
 
 import importlib
 import json

@@ -20,10 +20,10 @@ class _Stepping:
         self._board = board
         self._device = device
 
-    def __getitem__(self, slot: int) -> np.int64:
+    def __getitem__(self, slot: int) -> int:
         if isinstance(self._device, SimulatedDevice):
             self._device.host_step()
-        return self._board[slot]
+        return int(self._board[slot])
 
 
 _MAPPINGS: dict[int, mmap.mmap] = {}

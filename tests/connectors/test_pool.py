@@ -33,7 +33,7 @@ UNIT = 256
     steps=st.lists(st.tuples(st.booleans(), st.integers(1, 6 * UNIT), st.integers(0, 99)), max_size=60),
 )
 def test_ranges_never_overlap_and_all_memory_comes_back(size: int, steps: list[tuple[bool, int, int]]) -> None:
-    """Beside a list that says of each unit whether it is taken: the first gap that is long enough."""
+    """Beside a list of the units that are taken: the first gap that is long enough."""
     ranges = RangeAllocator(size)
     taken = [False] * (size // UNIT)
     held: list[tuple[int, int]] = []
@@ -65,7 +65,7 @@ def test_ranges_never_overlap_and_all_memory_comes_back(size: int, steps: list[t
 
 
 class Nothing(msgspec.Struct, frozen=True):
-    """What is said of a payload."""
+    """The error for a payload."""
 
 
 class Later:

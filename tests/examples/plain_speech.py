@@ -1,4 +1,4 @@
-"""What the family of tests/examples/plain_tts is to say: transformers' decoders and plain torch, all recomputed for each code.
+"""Expected speech of the family in tests/examples/plain_tts: transformers' decoders and plain torch, recomputed for each code.
 
 Shapes: T positions, D width, C channels, S samples.
 """
@@ -149,7 +149,7 @@ def greedy(max_tokens: int = MOST) -> SamplingParams:
 
 
 def say(text: str, sampling: SamplingParams | None = None) -> Chat:
-    """A request, greedy unless told otherwise."""
+    """A request, greedy by default."""
     return Chat((Message("user", (TextPart(text),)),), frozenset({"audio"}), None, {"talker": sampling or greedy()})
 
 

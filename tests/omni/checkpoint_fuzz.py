@@ -89,7 +89,7 @@ _MANY = 3
 
 @cache
 def content(folder: Path, file: str) -> Any:
-    """What the file says; config.json with what transformers fills in, or the places where a default stands would be left out."""
+    """The content of the file; config.json with transformers' defaults, so that places with a default are spoiled too."""
     if file == _VOICES:
         return torch.load(folder / file, weights_only=True)
     held = json.loads((folder / file).read_text())

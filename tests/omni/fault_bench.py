@@ -87,7 +87,7 @@ def bench(pressure: str) -> FaultBench:
 
 
 def assert_named(error: Exception, stage: str, phase: str) -> None:
-    """It says where the fault was."""
+    """The error names the place of the fault."""
     assert str(error).startswith(f"stage '{stage}' failed while "), error
     assert f"in phase {phase}" in str(error)
     assert isinstance(error.__cause__, PlantedError)

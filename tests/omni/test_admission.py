@@ -36,36 +36,6 @@ def opened(worker: FakeWorker) -> list[str]:
     return [m.request_id for m in worker.taken if type(m).__name__ == "Open"]
 
 
-def test_active_requests_are_bounded_and_the_others_follow_in_order() -> None:
-    graph = FakeGraph(max_active=2)
-    sinks = [graph.submit(name, "text") for name in "abcd"]
-    assert opened(graph.writer) == opened(graph.seer) == ["a", "b"]
-    assert graph.orchestrator.unfinished == 4
-    assert not graph.engine.idle
-    graph.finish("b")
-    assert opened(graph.writer) == ["a", "b", "c"]
-    graph.engine.abort("a", GIVEN_UP)
-    graph.settle()
-    assert opened(graph.writer) == ["a", "b", "c", "d"]
-    graph.finish(*"cd")
-    assert [isinstance(sink.outputs[-1], RequestFinished) for sink in sinks] == [False, True, True, True]
-    assert graph.engine.idle
-
-
-def test_the_lowest_priority_is_admitted_first_then_the_oldest() -> None:
-    graph = FakeGraph(max_active=1)
-    graph.submit("first", "text")
-    for name, priority in {"late": 5, "a": 0, "b": 0, "urgent": -1, "c": 0}.items():
-        graph.submit(name, "text", priority=priority)
-    order = []
-    for name in ("first", "urgent", "a", "b", "c", "late"):
-        assert graph.writer.held == {name}
-        order.append(graph.writer.opened(name).rank)
-        graph.finish(name)
-    assert order == [(0, 0), (-1, 4), (0, 2), (0, 3), (0, 5), (5, 1)]
-    assert graph.engine.idle
-
-
 def test_rank_and_salt_reach_every_stage() -> None:
     graph = FakeGraph()
     graph.submit("r", "text", "audio", priority=3, cache_salt="tenant")
@@ -86,14 +56,6 @@ def test_beyond_the_limit_a_request_is_refused_with_the_numbers() -> None:
     )
     graph.finish("a")
     assert not graph.submit("f", "text").over
-
-
-def test_without_waiting_requests_a_free_place_is_taken_at_once() -> None:
-    graph = FakeGraph(max_active=1, max_waiting=0)
-    assert not graph.submit("a", "text").over
-    assert "1 requests are under way and 0 wait" in graph.submit("b", "text").failure
-    graph.finish("a")
-    assert not graph.submit("b", "text").over
 
 
 def test_an_aborted_waiting_request_fails_and_reaches_no_stage() -> None:

@@ -48,7 +48,7 @@ LEAVES = {
     "omni_ar/sampling": {"omni_ar.kernels", "omni_ar.processors", "omni_ar.sampling"},
     "omni_encoder/kernels": {"omni_encoder.kernels"},
 }
-"""Folders of a kind that know nothing of the code that runs the stage, and the modules of their own kind that they import."""
+"""Folders of a kind that do not import the code that runs the stage, and the modules of their own kind that they import."""
 
 
 def sources(root: str) -> list[Path]:

@@ -22,14 +22,6 @@ FAMILY = """
     def omni_model_families():
         return [ModelFamily(name="{name}", model_types=("{model_type}",), pipeline="{module}:pipeline")]
 """
-CONNECTOR = """
-    from omni.hookspecs import hookimpl
-    from omni.plugin.entries import ConnectorEntry
-
-    @hookimpl
-    def omni_connectors():
-        return [ConnectorEntry(name="local", connector="omni_local.connector:LocalConnector")]
-"""
 BENT = """
     import msgspec
     from omni.pipeline import Edge, Output
@@ -109,21 +101,6 @@ def test_a_plugin_that_is_needed(install: Install, weightless: Path, what: str, 
     message = error_of(weightless, kind)
     assert message.startswith(problem)
     assert (failed in message) == broken
-
-
-@pytest.mark.parametrize(
-    ("source", "owner", "what"),
-    [
-        (family_of("qwen3_omni", "other"), "qwen3_omni", "the model family 'qwen3_omni'"),
-        (CONNECTOR, "local", "the connector 'local'"),
-    ],
-)
-def test_two_plugins_that_claim_one_name(
-    install: Install, weightless: Path, source: str, owner: str, what: str
-) -> None:
-    install(QWEN, zebra=source)
-    problem = f"plugins {owner!r} and 'zebra' both claim {what}: uninstall one of them"
-    assert error_of(weightless, PluginError) == problem
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A bad request: what its error says, and that the request beside it does not notice."""
+"""A bad request: its error, and no effect on the request beside it."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""TOML files of settings: what they may say, and what goes over what."""
+"""TOML files of settings: their contents, and the order of precedence."""
 
 import asyncio
 from pathlib import Path

@@ -1,17 +1,10 @@
 """How far a producer gets ahead of its consumers, over fake stages driven by hand."""
 
 from omni.device import COMPLETED
-from omni.engine.route import Credit
-from omni.pipeline import Edge
 from omni.stage import Feed, Pause, Resume
 from tests.support.fake_graph import (
     FakeGraph,
-    FakeWorker,
-    FaultyConnector,
-    Scripted,
-    always,
     fake_pipeline,
-    host,
     lent,
 )
 
@@ -54,27 +47,6 @@ def test_a_request_pauses_once_without_credit_and_resumes_at_half() -> None:
     assert graph.writer.pauses("r") == [Pause, Resume, Pause]
 
 
-def test_one_slow_consumer_pauses_its_own_request_only() -> None:
-    graph = graph_of()
-    for name in ("slow", "quick"):
-        graph.submit(name, *BOTH)
-    for _ in range(3):
-        write(graph, "slow", 2)
-        write(graph, "quick", 2)
-        graph.speaker.release("quick")
-    assert graph.writer.pauses("slow") == [Pause]
-    assert graph.writer.pauses("quick") == []
-
-
-def test_a_payload_on_the_host_costs_nothing() -> None:
-    graph = graph_of()
-    graph.submit("r", *BOTH)
-    for number in range(10 * CREDIT):
-        graph.writer.produce("r", host(number))
-    graph.settle()
-    assert graph.writer.pauses("r") == []
-
-
 def test_an_acquired_payload_does_not_count_and_is_not_free() -> None:
     graph = graph_of()
     graph.submit("r", *BOTH)
@@ -94,52 +66,6 @@ def test_an_acquired_payload_does_not_count_and_is_not_free() -> None:
     assert graph.writer.pauses("r") == [Pause], "a release of what was acquired does not count again"
 
 
-def test_a_split_payload_counts_until_every_part_is_acquired_or_released() -> None:
-    graph = FakeGraph(adapters={EDGE: always(Scripted([(2, 1)]))}, pipeline=fake_pipeline(1))
-    graph.submit("r", *BOTH)
-    write(graph, "r", 1)
-    first, second = inputs(graph, "r")
-    first.acquire()
-    first.release(COMPLETED)
-    graph.settle()
-    assert graph.writer.pauses("r") == [Pause]
-    second.acquire()
-    graph.settle()
-    assert graph.writer.pauses("r") == [Pause, Resume]
-    assert graph.connectors[EDGE].released == []
-    second.release(COMPLETED)
-    assert len(graph.connectors[EDGE].released) == 1
-
-
-def test_a_payload_that_the_adapter_drops_is_given_back_at_once() -> None:
-    graph = FakeGraph(adapters={EDGE: always(Scripted([(0, 1)] * 9))}, pipeline=fake_pipeline(1))
-    graph.submit("r", *BOTH)
-    write(graph, "r", 9)
-    assert graph.writer.pauses("r") == [], "used up and given back in one round is no news"
-
-
-def test_a_payload_under_way_counts_until_it_is_given_up() -> None:
-    graph = FakeGraph(connectors={EDGE: FaultyConnector()}, pipeline=fake_pipeline(2))
-    graph.submit("r", *BOTH)
-    write(graph, "r", 2)
-    assert graph.writer.pauses("r") == [Pause]
-    graph.speaker.done("r")
-    graph.settle()
-    assert graph.writer.pauses("r") == [Pause, Resume], "nobody is behind any more"
-
-
-def test_a_consumer_that_is_done_holds_its_producer_up_no_more() -> None:
-    graph = graph_of()
-    graph.submit("r", *BOTH)
-    write(graph, "r", CREDIT)
-    graph.speaker.done("r")
-    graph.settle()
-    assert graph.writer.pauses("r") == [Pause, Resume]
-    graph.speaker.release("r")
-    write(graph, "r", 3 * CREDIT)
-    assert graph.writer.pauses("r") == [Pause, Resume]
-
-
 def test_finished_producers_and_requests_get_no_message() -> None:
     graph = graph_of()
     for name in ("done", "over"):
@@ -154,30 +80,3 @@ def test_finished_producers_and_requests_get_no_message() -> None:
     graph.speaker.release("done")
     graph.settle()
     assert graph.writer.pauses("done") == graph.writer.pauses("over") == [Pause]
-
-
-def test_a_producer_is_paused_while_any_of_its_edges_has_no_credit() -> None:
-    producer, changed = FakeWorker(), dict[Credit, None]()
-    edges = [Edge(producer="a", consumer=name, credit=limit) for name, limit in (("one", 1), ("other", 2))]
-    one, other = (edge.name for edge in edges)
-    credit = Credit("r", producer, edges, changed)
-    said: list[type] = []
-
-    def report() -> list[type]:
-        for each in changed:
-            assert each.report() == bool(producer.inbox)
-        changed.clear()
-        said.extend(type(message) for message in producer.inbox)
-        producer.inbox.clear()
-        return said
-
-    for edge in (one, other, other):
-        credit.acquire(edge)
-    assert report() == [Pause]
-    credit.release(one)
-    assert report() == [Pause]
-    credit.release(other)
-    assert report() == [Pause, Resume]
-    credit.acquire(other)
-    credit.close_edge(other)
-    assert report() == [Pause, Resume]

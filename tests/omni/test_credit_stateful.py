@@ -11,8 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from omni.connector import EdgeEnd, Pending, Received, Receiver, Ref, Sender
-from omni.device import COMPLETED, Event
+from omni.device import COMPLETED
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineOutput, EngineRequest, RequestFailed, RequestFinished
 from omni.engine.admission import Admission
@@ -21,8 +20,7 @@ from omni.errors import OmniError, StageError
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge, Output, Pipeline
 from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage
-from omni_local.connector import LocalConnector, LocalReceiver, LocalSender
-from tests.support.fake_graph import fake_stage, local_ends
+from tests.support.fake_graph import CountingConnector, fake_stage, local_ends
 
 # Stage workers that do what a test decides, and an engine of them in which every payload can be followed.
 
@@ -88,7 +86,7 @@ class Task:
 
 
 class CrewWorker(MailboxWorker[Task]):
-    """Keeps inputs until the test says what becomes of them. wrong: what the orchestrator should not have said."""
+    """Keeps inputs until the test takes them. wrong: messages that the orchestrator should not have sent."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -143,63 +141,6 @@ class CrewWorker(MailboxWorker[Task]):
         self.outbox.append(produced)
 
 
-class CrewConnector(LocalConnector):
-    """Keeps every reference with its parcel, and how often each was released. flowing: whether anything arrives."""
-
-    def __init__(self) -> None:
-        self.flowing = True
-        self.sent: list[tuple[Parcel, Ref]] = []
-        self.releases: list[object] = []
-        self.lent: list[tuple[Parcel, Ref]] = []
-
-    def sender(self, end: EdgeEnd) -> Sender:
-        return CrewSender(self)
-
-    def receiver(self, end: EdgeEnd, address: object) -> Receiver:
-        return CrewReceiver(self)
-
-
-class CrewSender(LocalSender):
-    def __init__(self, connector: CrewConnector) -> None:
-        self._connector = connector
-
-    def send(self, payload: Payload, ready: Event) -> Ref:
-        assert isinstance(payload.meta, Parcel)
-        ref = super().send(payload, ready)
-        self._connector.sent.append((payload.meta, ref))
-        if payload.tensors:
-            self._connector.lent.append((payload.meta, ref))
-        return ref
-
-
-class CrewReceiver(LocalReceiver):
-    def __init__(self, connector: CrewConnector) -> None:
-        self._connector = connector
-
-    def receive(self, piece: object) -> Pending:
-        return CrewPending(self._connector, piece, super().receive(piece))
-
-
-class CrewPending:
-    def __init__(self, connector: CrewConnector, piece: object, pending: Pending) -> None:
-        self._connector = connector
-        self._piece = piece
-        self._pending = pending
-
-    def add(self, piece: object) -> None:
-        self._pending.add(piece)
-
-    def poll(self) -> Received | None:
-        return self._pending.poll() if self._connector.flowing else None
-
-    def release(self, after: Event) -> None:
-        self._connector.releases.append(self._piece)
-        self._pending.release(after)
-
-    def abort(self) -> None:
-        self._pending.abort()
-
-
 class CrewSink:
     """rude: raises at every output that is not the last."""
 
@@ -220,7 +161,7 @@ class Crew:
     def __init__(self, max_active: int, max_waiting: int) -> None:
         device = CpuDevice()
         self.workers = {stage.name: CrewWorker(stage.name) for stage in CREW.stages}
-        self.connectors = {edge.name: CrewConnector() for edge in CREW.edges}
+        self.connectors = {edge.name: CountingConnector() for edge in CREW.edges}
         self.sinks: dict[str, CrewSink] = {}
         adapters = {edge.name: Splitting for edge in CREW.edges}
         ends = local_ends(CREW, self.connectors, device)
@@ -238,7 +179,7 @@ class Crew:
         return Parcel(serial=self._serials, request_id=request_id, parts=parts)
 
     def live(self, stage: str) -> list[Task]:
-        """Requests at the stage whose users have not been told of their end."""
+        """Requests at the stage whose users have not received their end."""
         return [task for task in self.workers[stage].requests.values() if not self.sinks[task.id].ends]
 
     @property
@@ -250,7 +191,9 @@ class Crew:
     def outstanding(self, edge: Edge, request_id: str) -> int:
         """What counts against the edge's credit, found out from both ends."""
         left = {
-            p.serial for p, ref in self.connectors[edge.name].lent if p.request_id == request_id and not ref.released
+            ref.meta.serial
+            for ref in self.connectors[edge.name].sent
+            if ref.lends and not ref.released and isinstance(ref.meta, Parcel) and ref.meta.request_id == request_id
         }
         task = self.workers[edge.consumer].requests.get(request_id)
         claims = task.claims if task is not None else []
@@ -324,7 +267,7 @@ class Pressure(RuleBasedStateMachine):
     @rule(flowing=st.lists(st.booleans(), min_size=len(CREW.edges), max_size=len(CREW.edges)))
     def hold_up(self, flowing: list[bool]) -> None:
         for connector, flows in zip(self.crew.connectors.values(), flowing, strict=True):
-            connector.flowing = flows
+            connector.arriving = flows
 
     @rule()
     def tick(self) -> None:
@@ -333,7 +276,7 @@ class Pressure(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """Until nothing happens: then every producer knows whether it is paused."""
+        """Until nothing happens: then every pause and resume has arrived."""
         while self.crew.engine.tick():
             pass
         self.made.clear()
@@ -346,7 +289,7 @@ class Pressure(RuleBasedStateMachine):
         assert all(not worker.wrong for worker in self.workers)
         assert all(sink.ends <= 1 for sink in self.crew.sinks.values())
         for connector in self.crew.connectors.values():
-            assert len(set(map(id, connector.releases))) == len(connector.releases)
+            assert len(set(map(id, connector.released))) == len(connector.released)
 
     @invariant()
     def no_producer_runs_further_ahead_than_its_credit_and_what_was_under_way(self) -> None:
@@ -375,12 +318,12 @@ class Pressure(RuleBasedStateMachine):
         for worker in self.workers:
             assert all(one.free and one.released for one in worker.made)
         for connector in self.crew.connectors.values():
-            assert all(ref.released and ref.freed for _, ref in connector.sent)
+            assert all(ref.released and ref.freed for ref in connector.sent)
 
     def finish_everything(self) -> None:
         """Consumers consume and producers that are not paused give their rest: so every request comes to its end."""
         for connector in self.crew.connectors.values():
-            connector.flowing = True
+            connector.arriving = True
         rest = {(stage, task.id): 5 for stage in self.crew.workers for task in self.crew.live(stage)}
         for _ in range(1000):
             if self.crew.engine.idle:

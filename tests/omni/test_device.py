@@ -273,11 +273,3 @@ def test_a_slot_is_not_taken_again_before_its_copy_is_over():
         uploader.begin()
     device.synchronize()
     assert uploader.ready
-
-
-@pytest.mark.parametrize(("cuda", "name"), [(True, "cuda:0"), (False, "cpu")])
-def test_a_device_without_a_name_is_the_first_gpu_if_there_is_one(
-    cuda: bool, name: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    assert str(name_device(None)) == name

@@ -1,9 +1,8 @@
 """An exception raised once in an adapter, in a connector or in a sink fails one request, and is named after the edge."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +14,7 @@ from omni.pipeline.adapter import Adapter, AdapterFactory
 from omni_local.connector import LocalPending, LocalReceiver, LocalSender
 from tests.omni.fault_bench import CHATS, NO_CACHES, SHAPE, TOGETHER, failures
 from tests.support.engines import GIVEN_UP
-from tests.support.faults import Faults, planted
+from tests.support.faults import Faults, planted, spoil
 from tests.support.omni_engine import OmniEngine
 from tests.support.pressure import overrides
 from tests.support.reference import tiny_checkpoint
@@ -76,22 +75,6 @@ def test_an_adapter(bench: tuple[OmniEngine, Faults], method: str, after: bool) 
         assert not fault.left
 
 
-@pytest.fixture
-def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], Faults]:
-    """Makes a method of a class able to fail once."""
-
-    def spoil(owner: type, method: str) -> Faults:
-        faults, real = Faults(), vars(owner)[method]
-
-        def spoilt(*arguments: Any) -> Any:
-            return faults.call((owner.__name__, method), lambda: real(*arguments), planted)
-
-        monkeypatch.setattr(owner, method, spoilt)
-        return faults
-
-    return spoil
-
-
 @pytest.mark.parametrize(
     ("owner", "method", "doing"),
     few(
@@ -106,14 +89,14 @@ def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], Faults]:
 @pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
 def test_a_connector(
     bench: tuple[OmniEngine, Faults],
-    spoil: Callable[[type, str], Faults],
     owner: type,
     method: str,
     doing: str,
     after: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine, chance, place = bench[0], random.Random(method), (owner.__name__, method)
-    faults = spoil(owner, method)
+    faults = spoil(monkeypatch, owner, method)
     assert failures(engine.run(CHATS, ARRIVALS)) == []
     count = faults.seen[place]
     assert count > 50
@@ -129,7 +112,6 @@ def test_a_connector(
 @pytest.mark.parametrize("method", ["release", "abort"])
 def test_a_connector_that_fails_to_let_go(
     bench: tuple[OmniEngine, Faults],
-    spoil: Callable[[type, str], Faults],
     method: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -142,7 +124,7 @@ def test_a_connector_that_fails_to_let_go(
 
     monkeypatch.setattr(LocalPending, "poll", late)
     engine, place = bench[0], ("LocalPending", method)
-    faults = spoil(LocalPending, method)
+    faults = spoil(monkeypatch, LocalPending, method)
     for number in range(2):
         fault = faults.plant(place, number, after=True)
         errors = failures(engine.run([*CHATS, CHATS[0]], [*ARRIVALS, 6], {0: 24, 4: 40}), [*CHATS, CHATS[0]])

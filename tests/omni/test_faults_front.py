@@ -1,14 +1,13 @@
 """An exception raised once in the front end or in the text decoder fails one request of several."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from omni import Omni, Result
 from omni.frontend.text import IncrementalDecoder
 from omni_qwen3_omni.frontend import OmniFrontend
-from tests.support.faults import Faults, planted
+from tests.support.faults import spoil
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiny_omni import SHAPE, assert_freed, assert_like, lengths, picture, sound, tiny_plugins, user
 
@@ -48,13 +47,7 @@ def test_one_request_fails(
     number: int,
     doing: str,
 ) -> None:
-    faults, real, place = Faults(), vars(owner)[method], (owner.__name__, method)
-    fault = faults.plant(place, number, after=False)
-
-    def spoilt(*arguments: Any) -> Any:
-        return faults.call(place, lambda: real(*arguments), planted)
-
-    monkeypatch.setattr(owner, method, spoilt)
+    fault = spoil(monkeypatch, owner, method).plant((owner.__name__, method), number, after=False)
     results = omni.generate(CHATS, sampling=LENGTHS, stream=False)
 
     assert not fault.left

@@ -1,4 +1,4 @@
-"""Every hook: documented with its exact signature, tested by name, and what its example says."""
+"""Every hook: documented with its exact signature, tested by name, with an example that runs."""
 
 import ast
 import inspect

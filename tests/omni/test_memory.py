@@ -117,11 +117,6 @@ def test_the_refusal_names_every_stage_and_its_numbers() -> None:
     assert "max_model_len" in error.value.remedy
 
 
-def test_a_table_marks_what_was_not_measured() -> None:
-    memory = StageMemory(weights=1, fixed=2, working=None, page_bytes=3, pages=4)
-    assert table({"thinker": memory}).splitlines()[1].split() == ["thinker", "1", "2", "-", "4", "3", "15"]
-
-
 def test_what_the_stages_may_take() -> None:
     assert budget_of(None, None, "cpu") is None
     assert budget_of(1000, None, "cpu") == Budget(1000, "engine.memory_bytes")

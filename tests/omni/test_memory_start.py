@@ -12,10 +12,11 @@ from omni.config import Layer
 from omni.device import AllocationCount, Device
 from omni.device.cpu import CpuDevice
 from omni.device.meta import MetaDevice
-from omni.engine import EngineOptions, StageMemory, build_engine, load_stages, resolve_pipeline
+from omni.engine import StageMemory, load_stages, resolve_pipeline
 from omni.errors import ConfigError
 from omni.stage import LoadedStage
 from omni_ar.loaded import LoadedAr
+from tests.support.engines import TickedEngine
 from tests.support.omni_engine import OmniEngine, in_tree_plugins
 from tests.support.reference import chat, picture, sound
 from tests.support.tiny_text import TextEngine, write_text_model
@@ -46,10 +47,8 @@ def _divided(
     tiny_model: Path, memory_bytes: int | None, overrides: Mapping[str, object] | None = None
 ) -> Mapping[str, StageMemory]:
     """The memory of an engine's stages."""
-    checkpoint, plugins = Checkpoint(tiny_model), in_tree_plugins()
-    plan = resolve_pipeline(checkpoint, plugins, [Layer("test", _SMALL | dict(overrides or {}))])
-    options = EngineOptions(dtype="float32", memory_bytes=memory_bytes)
-    engine = build_engine(plan, checkpoint, plugins, CpuDevice(), options)
+    settings = _SMALL | dict(overrides or {})
+    engine = TickedEngine(tiny_model, in_tree_plugins(), settings, memory_bytes=memory_bytes).engine
     engine.close()
     return engine.memory
 

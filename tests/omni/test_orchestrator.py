@@ -8,7 +8,7 @@ import pytest
 from omni.engine import EngineRequest, RequestFinished
 from omni.errors import OmniError, StageError
 from omni.payload import Payload
-from tests.support.fake_graph import FakeGraph, FaultyConnector, Recorder, host, lent
+from tests.support.fake_graph import CountingConnector, FakeGraph, Recorder, host, lent
 
 BOTH = ("text", "audio")
 GIVEN_UP = OmniError("the client went away")
@@ -104,7 +104,7 @@ def test_a_consumer_that_is_done_early_gets_no_more_and_frees_its_producer(graph
 
 
 def test_payloads_under_way_to_a_consumer_that_ends_are_given_up():
-    graph = FakeGraph(connectors={"writer->speaker": FaultyConnector()})
+    graph = FakeGraph(connectors={"writer->speaker": CountingConnector(arriving=False)})
     graph.submit("r", *BOTH)
     held = graph.writer.produce("r", lent(1))
     graph.settle()
@@ -176,7 +176,7 @@ CUT = OSError("the cable is cut")
     ],
 )
 def test_a_connector_that_fails_ends_one_request_and_frees_the_payload(where: str, error: Exception, message: str):
-    graph = FakeGraph(connectors={"writer->speaker": FaultyConnector(where, error)})
+    graph = FakeGraph(connectors={"writer->speaker": CountingConnector(where, error)})
     failing, other = graph.submit("bad", *BOTH), graph.submit("good", "text")
     held = graph.writer.produce("bad", lent(1))
     graph.settle()

@@ -1,4 +1,4 @@
-"""Every phase of the repository says what it is for."""
+"""Every phase of the repository has a category."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import omni.connector.pool  # noqa: F401
 import omni_ar.kind  # noqa: F401
 import omni_diffusion.kind
 import omni_encoder.kind
@@ -83,7 +84,7 @@ def shared(found: Mapping[str, set[str]]) -> set[str]:
     return clashes
 
 
-def test_every_phase_has_a_bucket():
+def test_every_phase_has_a_category():
     found = phases()
     assert {"run_forward", "copy_scores", "decode_frames", "copy_upload", "gather_rows", "copy_window"} <= set(found)
     assert {name for name in found if category_of(name) is PhaseCategory.OTHER} == set()
@@ -109,7 +110,7 @@ def test_what_is_declared_is_there(stage: str):
     assert set(DECLARED[stage]) - MOMENTS <= functions
 
 
-def test_a_name_cannot_stand_for_two_buckets():
+def test_a_name_cannot_stand_for_two_categories():
     declare_categories({"test_only_phase": PhaseCategory.SCORES})
     declare_categories({"test_only_phase": PhaseCategory.SCORES})
     with pytest.raises(ValueError, match="give one of the two phases another name"):

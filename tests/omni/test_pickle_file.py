@@ -1,4 +1,4 @@
-"""Tables of tensors: what is read of a right file, and what is said of any other."""
+"""Tables of tensors: the contents of a valid file, and the errors for any other."""
 
 import random
 from collections.abc import Callable, Iterator

@@ -14,7 +14,7 @@ from omni.payload import PageSlice
 from omni.payload.receiver import Source
 from omni.stage import PayloadReceiver, Transfer, as_matrix
 from tests.support.devices import QueuedDevice
-from tests.support.faults import LateFaultyDevice, write_over
+from tests.support.faults import FaultyStirredDevice, PlantedError, write_over
 
 WIDTH, BLOCKS, BLOCK = 6, 4, 5
 CAPACITY = 4000
@@ -52,7 +52,7 @@ def numbers(chance: np.random.Generator, shape: tuple[int, ...], dtype: torch.dt
     return torch.from_numpy(chance.integers(0, 100, shape)).to(dtype)
 
 
-def make_case(device: QueuedDevice | LateFaultyDevice, seed: int, count: int = 12) -> Case:
+def make_case(device: QueuedDevice | FaultyStirredDevice, seed: int, count: int = 12) -> Case:
     """Sources of every kind, to places in two buffers and to memory that they fill."""
     chance = np.random.default_rng(seed)
     pages = [numbers(chance, (BLOCKS, BLOCK, WIDTH), dtype) for dtype in DTYPES]
@@ -148,7 +148,7 @@ def test_consecutive_rows_need_no_upload_and_no_transfers_need_nothing():
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("seed", range(4))
 def test_a_launch_that_fails_fails_its_group_and_the_end_is_reported(seed: int, number: int, after: bool):
-    device = LateFaultyDevice(None)
+    device = FaultyStirredDevice(None)
     case = make_case(device, seed, count=25)
     with torch.inference_mode():
         receiver = PayloadReceiver(device, device.stream("stage"), CAPACITY)
@@ -156,7 +156,7 @@ def test_a_launch_that_fails_fails_its_group_and_the_end_is_reported(seed: int, 
         device.fail("gather_rows", number, after=after)
         receipt = receiver.receive(case.transfers)
         assert list(receipt.failed) == case.group(number)
-        with pytest.raises(ValueError, match="a fault"):
+        with pytest.raises(PlantedError, match="planted"):
             receipt.check()
         assert not any(part.reader.done() for part in case.slices)
         device.run()
@@ -167,7 +167,7 @@ def test_a_launch_that_fails_fails_its_group_and_the_end_is_reported(seed: int, 
 
 @pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
 def test_an_upload_that_fails_fails_all_and_copies_nothing(after: bool):
-    device = LateFaultyDevice(None)
+    device = FaultyStirredDevice(None)
     case = make_case(device, 1)
     with torch.inference_mode():
         receiver = PayloadReceiver(device, device.stream("stage"), CAPACITY)
@@ -198,7 +198,7 @@ def test_more_than_one_upload_takes_fails_and_keeps_no_slot():
 class Producer:
     """Moves a slice, and writes over the old rows as soon as the contract lets it."""
 
-    def __init__(self, device: LateFaultyDevice, part: PageSlice) -> None:
+    def __init__(self, device: FaultyStirredDevice, part: PageSlice) -> None:
         self._device = device
         self._stream = device.stream("producer")
         self._part = part
@@ -226,7 +226,7 @@ def fill(moved: Tensor, pages: Tensor, slots_n: Tensor) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_slice_that_moves_between_two_gathers_is_read_where_it_is(seed: int):
-    device = LateFaultyDevice(seed)
+    device = FaultyStirredDevice(seed)
     chance = np.random.default_rng(seed)
     with torch.inference_mode():
         receiver = PayloadReceiver(device, device.stream("stage"), CAPACITY)

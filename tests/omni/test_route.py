@@ -78,7 +78,7 @@ def test_inputs_that_only_the_end_completes_come_before_the_end():
 
 
 class FailingAdapter:
-    """Raises `error` where `where` says; passes everything else on."""
+    """Raises `error` in the method `where`; passes everything else on."""
 
     def __init__(self, where: str, error: Exception) -> None:
         self._where = where

@@ -37,7 +37,7 @@ SAMPLING: list[dict[str, Any]] = [
 
 @contextmanager
 def nothing_waits(device: Device) -> Iterator[None]:
-    """Neither what the guard knows nor what CUDA knows. Both are of this thread's making: nothing else uses the device."""
+    """Neither the sync guard nor CUDA's own check reports a wait. Both check this thread: nothing else uses the device."""
     with ExitStack() as stack:
         if device.torch_device.type == "cuda":
             stack.enter_context(no_synchronization())

@@ -1,4 +1,4 @@
-"""The sync guard: what makes the host wait for the device is told of, on the thread that is checked, on the CPU as on a GPU."""
+"""The sync guard reports operations that make the host wait for the device, on the checked thread, on the CPU as on a GPU."""
 
 import logging
 import threading

@@ -225,7 +225,7 @@ class Family(ABC):
 
     @abstractmethod
     def said(self, asked: str, prompt: int) -> tuple[list[int], list[tuple[int, ...]] | None]:
-        """What the reference says: tokens without regard to stop strings, and codes if it speaks."""
+        """The reference's tokens without regard to stop strings, and its codes if it speaks."""
 
     def lengths(self, stage: str) -> list[int]:
         """Of the stage's prompts, in tokens."""

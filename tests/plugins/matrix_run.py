@@ -160,7 +160,7 @@ def _run(group: _Party, device: SimulatedDevice) -> None:
 
 
 def check(family: Family, cell: Cell, asks: Sequence[Ask], played: Played) -> None:
-    """Every request got what it gets alone, and the cell was what it says."""
+    """Every request got what it gets alone, and the cell's conditions held."""
     for number, (ask, received) in enumerate(zip(asks, played.received, strict=True)):
         try:
             assert received.over
@@ -261,7 +261,7 @@ def arguments(
 
 
 def generated(model: Any, prompt: Sequence[int], ends: Sequence[int], given: Mapping[str, Any]) -> list[int]:
-    """What the model says. ends: ids that end it."""
+    """The model's tokens. ends: ids that end them."""
     ids = torch.tensor([prompt])
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), eos_token_id=list(ends), pad_token_id=ends[0], **given

@@ -10,41 +10,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from torch import Tensor
 
 from omni.checkpoint import Checkpoint
 from omni.hookspecs import hookimpl
 from omni.payload import Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.pipeline.stage import Memory
-from omni.plugin.entries import ModelFamily, StageKindEntry
+from omni.plugin.entries import ModelFamily
 from omni.plugin.manager import Plugins
-from omni.stage import PlainStage, StageContext
+from omni.stage import StageContext
 from omni_ar.inputs import TokenCodes
 from omni_ar.options import ArOptions
 from omni_frames.request import CodeFrames
 from omni_vocoder.options import VocoderOptions
+from tests.support.clerk import ClerkOptions
 from tests.support.engines import family_of, plugins_of
-from tests.support.hidden_reader import Case, ClerkOptions, ClerkWorker
 from tests.support.small_codec import GROUPS, SmallCodec
-from tests.support.tap import CodesChunk
 from tests.support.wavemaker import WaveMaker
-
-
-class FrameClerkKind:
-    """Stage kind `"frame_clerk"`: reads code frames in host memory, one of each request in a tick. Has no model."""
-
-    name = "frame_clerk"
-    options = ClerkOptions
-
-    def load(self, context: StageContext) -> PlainStage:
-        assert isinstance(context.options, ClerkOptions)
-        return PlainStage(ClerkWorker(context.stage.name, context.device, context.options, "codes", read_frames))
-
-
-def read_frames(case: Case, meta: msgspec.Struct, rows: Tensor) -> list[CodesChunk]:
-    return [CodesChunk(codes=tuple(frame)) for frame in rows.tolist()]
-
 
 SPEAKER, VOICE, ECHO, CLERK = "speaker", "voice", "echo", "clerk"
 _WHOLE = 64
@@ -71,7 +53,6 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             Stage(
                 name=CLERK,
                 kind="frame_clerk",
-                model=f"{_HERE}:build_nothing",
                 options=ClerkOptions(max_num_seqs=_WHOLE, payloads_per_read=1),
             ),
         ),
@@ -117,20 +98,11 @@ def build_voice(context: StageContext) -> WaveMaker:
     return WaveMaker(num_groups=GROUPS, device=str(context.device.torch_device))
 
 
-def build_nothing(context: StageContext) -> None:
-    """A clerk needs no model."""
-
-
 def codec_plugins() -> Plugins:
     """The family, and what it needs."""
-    return plugins_of("ar", "vocoder", "local", "shm", codec=_HERE)
+    return plugins_of("ar", "vocoder", "local", "shm", codec=_HERE, tap="tests.support.tap")
 
 
 @hookimpl
 def omni_model_families() -> Sequence[ModelFamily]:
     return [family_of("codec", _HERE)]
-
-
-@hookimpl
-def omni_stage_kinds() -> Sequence[StageKindEntry]:
-    return [StageKindEntry(name="frame_clerk", kind="tests.support.codec_family:FrameClerkKind")]

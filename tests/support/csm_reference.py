@@ -55,7 +55,7 @@ def csm_reference_of(folder: Path) -> "CsmReference":
 
 
 def turn(role: Any, text: str, seconds: float | None = None, seed: int = 0, name: str | None = None) -> Message:
-    """What is said; with `seconds`, also how it sounds."""
+    """A message; with `seconds`, with its sound."""
     parts: tuple[Part, ...] = (TextPart(text),)
     return Message(role, parts if seconds is None else (*parts, sound(seconds, seed, _RATE)), name)
 
@@ -150,7 +150,7 @@ class _FrameNoise(GumbelNoise):
 
 
 class _Endings(LogitsProcessor):
-    """Inside it the model takes no frame for an end, or none of the first, where a request says so; transformers cannot be told."""
+    """Inside it no frame, or none of the first, ends the sound, where a request asks for it: transformers has no such option."""
 
     def __init__(self, model: Any, params: SamplingParams) -> None:
         self._config, self._code = model.config, model.config.codebook_eos_token_id

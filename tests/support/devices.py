@@ -43,15 +43,11 @@ class CountingCuda(Counting, CudaDevice):
 
 
 class QueuedDevice(SimulatedDevice):
-    """Without a seed its streams run only when the test says so, as a busy accelerator's would."""
+    """Without a seed its streams run only when the test runs them, as late as a busy accelerator's."""
 
 
 class StirredDevice(QueuedDevice):
     """Its streams run late and mixed, a little at each look at an event, as the seed decides."""
-
-    def stir(self) -> None:
-        """Time passes."""
-        self.host_step()
 
 
 DEVICES: dict[str, Callable[[], Device]] = {

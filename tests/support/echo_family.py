@@ -239,7 +239,7 @@ class EchoWorker(MailboxWorker[_Echo]):
 
 
 class ToneWorker(MailboxWorker[list[str]]):
-    """Sings each token: `SAMPLES` samples whose value tells the character. Its requests are their ids."""
+    """Sings each token: `SAMPLES` samples whose value stands for the character. Its requests are their ids."""
 
     def __init__(self) -> None:
         super().__init__("singer")

@@ -21,7 +21,7 @@ from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.pipeline.adapter import Adapter, AdapterFactory, PassThrough
 from omni.sampling import SamplingParams
 from omni.stage import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Produced, Resume, StageWorker
-from omni_local.connector import LocalConnector, LocalReceiver, LocalRef, LocalSender
+from omni_local.connector import LocalConnector, LocalPending, LocalReceiver, LocalRef, LocalSender
 
 # A stage worker that does nothing by itself: the test reads its messages and determines its outputs.
 
@@ -131,13 +131,18 @@ def lent(number: int) -> Payload:
 
 
 class CountingConnector(LocalConnector):
-    """Keeps the references that are sent, released, and given up at the consumer. closed: ends that were closed, in order."""
+    """Keeps the references that are sent, released, and given up at the consumer. closed: ends that were closed, in order.
 
-    def __init__(self) -> None:
-        self.sent: list[Ref] = []
-        self.released: list[object] = []
+    arriving: whether anything arrives. error: raised in `where`, `"send"`, `"pieces"`, `"receive"` or `"poll"`.
+    """
+
+    def __init__(self, where: str = "", error: Exception | None = None, *, arriving: bool = True) -> None:
+        self.sent: list[CountingRef] = []
+        self.released: list[CountingRef] = []
         self.given_up: list[object] = []
         self.closed: list[str] = []
+        self.arriving = arriving
+        self._where, self._error = where, error
 
     def sender(self, end: EdgeEnd) -> "CountingSender":
         return CountingSender(self)
@@ -145,17 +150,35 @@ class CountingConnector(LocalConnector):
     def receiver(self, end: EdgeEnd, address: object) -> "CountingReceiver":
         return CountingReceiver(self)
 
+    def reach_point(self, where: str) -> None:
+        if where == self._where and self._error is not None:
+            raise self._error
+
 
 class CountingSender(LocalSender):
     def __init__(self, counts: CountingConnector) -> None:
         self._counts = counts
 
     def send(self, payload: Payload, ready: Event) -> Ref:
-        self._counts.sent.append(super().send(payload, ready))
+        self._counts.reach_point("send")
+        self._counts.sent.append(CountingRef(self._counts, payload, ready))
         return self._counts.sent[-1]
 
     def close(self) -> None:
         self._counts.closed.append("sender")
+
+
+class CountingRef(LocalRef):
+    """lends: whether the payload has tensors."""
+
+    def __init__(self, counts: CountingConnector, payload: Payload, ready: Event) -> None:
+        super().__init__(payload, ready)
+        self.meta, self.lends = payload.meta, bool(payload.tensors)
+        self._counts = counts
+
+    def pieces(self) -> Sequence[object]:
+        self._counts.reach_point("pieces")
+        return super().pieces()
 
 
 class CountingReceiver(LocalReceiver):
@@ -163,7 +186,9 @@ class CountingReceiver(LocalReceiver):
         self._counts = counts
 
     def receive(self, piece: object) -> Pending:
-        return CountingPending(self._counts, piece, super().receive(piece))
+        self._counts.reach_point("receive")
+        assert isinstance(piece, CountingRef)
+        return CountingPending(self._counts, piece)
 
     def discard(self, piece: object) -> None:
         self._counts.given_up.append(piece)
@@ -173,86 +198,22 @@ class CountingReceiver(LocalReceiver):
         self._counts.closed.append("receiver")
 
 
-class CountingPending:
-    def __init__(self, counts: CountingConnector, piece: object, pending: Pending) -> None:
-        self._counts = counts
-        self._piece = piece
-        self._pending = pending
-
-    def add(self, piece: object) -> None:
-        self._pending.add(piece)
+class CountingPending(LocalPending):
+    def __init__(self, counts: CountingConnector, ref: CountingRef) -> None:
+        super().__init__(ref)
+        self._counts, self._sent = counts, ref
 
     def poll(self) -> Received | None:
-        return self._pending.poll()
+        self._counts.reach_point("poll")
+        return super().poll() if self._counts.arriving else None
 
     def release(self, after: Event) -> None:
-        self._counts.released.append(self._piece)
-        self._pending.release(after)
+        self._counts.released.append(self._sent)
+        super().release(after)
 
     def abort(self) -> None:
-        self._counts.given_up.append(self._piece)
-        self._pending.abort()
-
-
-class FaultyConnector(CountingConnector):
-    """Raises `error` in `where`, `"send"`, `"pieces"`, `"receive"` or `"poll"`; without one nothing arrives."""
-
-    def __init__(self, where: str = "poll", error: Exception | None = None) -> None:
-        super().__init__()
-        self._where, self._error = where, error
-
-    def sender(self, end: EdgeEnd) -> CountingSender:
-        return FaultySender(self)
-
-    def receiver(self, end: EdgeEnd, address: object) -> CountingReceiver:
-        return FaultyReceiver(self)
-
-    def reach_point(self, where: str) -> None:
-        if where == self._where and self._error is not None:
-            raise self._error
-
-
-class FaultySender(CountingSender):
-    def __init__(self, faults: FaultyConnector) -> None:
-        super().__init__(faults)
-        self._faults = faults
-
-    def send(self, payload: Payload, ready: Event) -> Ref:
-        self._faults.reach_point("send")
-        self._counts.sent.append(FaultyRef(self._faults, payload, ready))
-        return self._counts.sent[-1]
-
-
-class FaultyRef(LocalRef):
-    def __init__(self, faults: FaultyConnector, payload: Payload, ready: Event) -> None:
-        super().__init__(payload, ready)
-        self._faults = faults
-
-    def pieces(self) -> Sequence[object]:
-        self._faults.reach_point("pieces")
-        return super().pieces()
-
-
-class FaultyReceiver(CountingReceiver):
-    def __init__(self, faults: FaultyConnector) -> None:
-        super().__init__(faults)
-        self._faults = faults
-
-    def receive(self, piece: object) -> Pending:
-        self._faults.reach_point("receive")
-        return FaultyPending(self._faults, piece, super().receive(piece))
-
-
-class FaultyPending(CountingPending):
-    """Never arrives."""
-
-    def __init__(self, faults: FaultyConnector, piece: object, pending: Pending) -> None:
-        super().__init__(faults, piece, pending)
-        self._faults = faults
-
-    def poll(self) -> Received | None:
-        self._faults.reach_point("poll")
-        return None
+        self._counts.given_up.append(self._sent)
+        super().abort()
 
 
 class Recorder:

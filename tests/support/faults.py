@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -25,6 +26,7 @@ T = TypeVar("T")
 
 Place = tuple[str, str]
 """A stage and the name of a phase that it launches."""
+ANY = "any stage"
 
 
 class PlantedError(Exception):
@@ -43,7 +45,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Faults:
-    """Counts the phases that are launched, and says which one is to raise. after: once it was launched, else instead of it."""
+    """Counts the phases that are launched, and makes one of them raise. after: once it was launched, else instead of it."""
 
     seen: Counter[Place] = field(default_factory=Counter)
     planted: Fault | None = None
@@ -60,6 +62,8 @@ class Faults:
 
     def call(self, place: Place, action: Callable[[], T], fail: Callable[[], NoReturn]) -> T:
         """Acts, or fails, or both."""
+        if self.planted is not None and self.planted.place[0] == ANY:
+            place = (ANY, place[1])
         number = self.seen[place]
         self.seen[place] += 1
         fault = self.planted
@@ -85,6 +89,17 @@ def planted() -> NoReturn:
     raise PlantedError("planted")
 
 
+def spoil(patch: pytest.MonkeyPatch, owner: type, method: str) -> Faults:
+    """Makes a method of a class able to fail once. Its place is the names of the two."""
+    faults, real = Faults(), vars(owner)[method]
+
+    def spoilt(*arguments: Any) -> Any:
+        return faults.call((owner.__name__, method), lambda: real(*arguments), planted)
+
+    patch.setattr(owner, method, spoilt)
+    return faults
+
+
 def _raising(name: str) -> Phase:
     def phase(*buffers: object) -> None:
         planted()
@@ -108,11 +123,24 @@ class FaultyDevice(CpuDevice):
 
 
 class FaultyStirredDevice(StirredDevice):
-    """Work that was launched before the fault runs after it."""
+    """Work that was launched before the fault runs after it.
 
-    def __init__(self, seed: int) -> None:
+    What a phase raises comes out of its launch, as on a real device; on a simulated one it comes out when the phase runs.
+    """
+
+    def __init__(self, seed: int | None) -> None:
         super().__init__(seed)
         self.faults = Faults()
+
+    def fail(self, phase: str, number: int, *, after: bool) -> None:
+        """At the launch of that number from now on, of any stage's."""
+        self.faults.plant((ANY, phase), number, after=after)
+
+    @property
+    def failures(self) -> int:
+        """How often the planted fault occurred."""
+        fault = self.faults.planted
+        return int(fault is not None and not fault.left)
 
     def stream(self, name: str, *, priority: int = 0) -> SimulatedStream:
         stream = super().stream(name, priority=priority)
@@ -128,47 +156,6 @@ class FaultyStirredDevice(StirredDevice):
 
 REUSED = 7
 """What stands in memory that its owner has written again."""
-
-
-class LateFaultyDevice(SimulatedDevice):
-    """Fails to launch a phase once: `fail` says which, whether instead of the launch or behind it. faults: how often it did.
-
-    What a phase raises comes out of its launch, as on a device that is real; on a simulated one it comes out when the phase runs.
-    """
-
-    def __init__(self, seed: int | None) -> None:
-        super().__init__(seed)
-        self.faults = 0
-        self._failing: str | None = None
-        self._left = 0
-        self._after = False
-
-    def fail(self, phase: str, number: int, *, after: bool) -> None:
-        """At the launch of that number from now on, the first being 0."""
-        self._failing, self._left, self._after = phase, number, after
-
-    def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
-        if phase.__name__ != self._failing:
-            super().launch(stream, phase, *buffers)
-            return
-        self._left -= 1
-        if self._left >= 0:
-            super().launch(stream, phase, *buffers)
-            return
-        self._failing = None
-        self.faults += 1
-        if self._after:
-            super().launch(stream, phase, *buffers)
-        # As a device does that runs phases when they are launched: with the phase in the error's notes.
-        Device.launch(self, stream, _raising_launch(phase.__name__))
-
-
-def _raising_launch(name: str) -> Phase:
-    def phase() -> None:
-        raise ValueError("a fault")
-
-    phase.__name__ = name
-    return phase
 
 
 class Owner:
@@ -225,7 +212,7 @@ def idle(worker: StageWorker) -> bool:
 class LateFrames:
     """Feeds a stage, each payload from memory of its own: page rows, or a tensor every other time."""
 
-    def __init__(self, device: LateFaultyDevice, bench: FrameBench) -> None:
+    def __init__(self, device: FaultyStirredDevice, bench: FrameBench) -> None:
         self.device = device
         self.bench = bench
         self.owner = Owner(device)

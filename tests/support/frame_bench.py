@@ -1,7 +1,6 @@
-"""A stage that reads code frames and gives samples, driven by hand-made messages; and an engine whose output is sound."""
+"""A stage that reads code frames and gives samples, driven by hand-made messages."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -9,24 +8,9 @@ import torch
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from omni.checkpoint import Checkpoint
 from omni.connector import Ref
 from omni.device import COMPLETED, Device, Event
-from omni.engine import (
-    EngineOptions,
-    EngineOutput,
-    EngineRequest,
-    RequestFailed,
-    RequestFinished,
-    StageFinished,
-    StageOutput,
-    build_engine,
-    check_pipeline,
-)
 from omni.payload import AudioChunk, PageSlice, Payload
-from omni.pipeline import Pipeline
-from omni.plugin.manager import Plugins
-from omni.sampling import SamplingParams
 from omni.stage import Done, StageWorker
 from omni_frames.request import CodeFrames
 from omni_frames.worker import FrameModel
@@ -90,48 +74,6 @@ class FrameBench(FailingDriver):
         """That it ended, with these samples of so many frames."""
         np.testing.assert_allclose(self.wave(request_id), wave, rtol=rtol, atol=atol)
         assert self.ends[request_id] == Done(request_id, "stop", {"frames": num_frames, "samples": len(wave)})
-
-
-class Listener:
-    """Submits requests to an engine and keeps their outputs."""
-
-    def __init__(
-        self, device: Device, folder: Path, pipeline: Pipeline, plugins: Plugins, graphs: bool = False
-    ) -> None:
-        (folder / "config.json").write_text("{}")
-        options = EngineOptions(dtype="float32", graphs=graphs)
-        self.device = device
-        self.engine = build_engine(check_pipeline(pipeline, plugins), Checkpoint(folder), plugins, device, options)
-        self.heard: dict[str, list[EngineOutput]] = {}
-
-    def submit(
-        self, name: str, inputs: Mapping[str, Sequence[Payload]], sampling: Mapping[str, SamplingParams] | None = None
-    ) -> None:
-        outputs = self.heard.setdefault(name, [])
-        request = EngineRequest(name, frozenset({"audio"}), inputs, sampling=sampling or {})
-        self.engine.submit(request, outputs.append)
-
-    def run(self, ticks: int = 10_000) -> None:
-        """As the engine's thread does, for `ticks` rounds or to the end of all requests."""
-        with torch.inference_mode():
-            while ticks and not self.engine.idle:
-                ticks -= 1
-                self.engine.tick()
-                if isinstance(self.device, QueuedDevice):
-                    self.device.synchronize()
-
-    def expect_wave(self, name: str, stage: str, num_frames: int, wave: Wave, rtol: float, atol: float = 0) -> None:
-        """These samples of so many frames, then the ends."""
-        *outputs, finished, last = self.heard[name]
-        chunks = [o.meta.samples for o in outputs if isinstance(o, StageOutput) and isinstance(o.meta, AudioChunk)]
-        np.testing.assert_allclose(np.concatenate(chunks), wave, rtol=rtol, atol=atol)
-        assert finished == StageFinished(stage, "stop", {"frames": num_frames, "samples": len(wave)})
-        assert last == RequestFinished()
-
-    def error(self, name: str) -> str:
-        failed = self.heard[name][-1]
-        assert isinstance(failed, RequestFailed)
-        return str(failed.error)
 
 
 def feed_at_random(

@@ -18,9 +18,10 @@ from omni.plugin.entries import ModelFamily, StageKindEntry
 from omni.plugin.manager import Plugins
 from omni.stage import StageContext
 from omni_ar.options import ArOptions
+from tests.support.clerk import ClerkOptions
 from tests.support.engines import family_of, plugins_of
 from tests.support.hidden_model import HiddenText, ReadOut
-from tests.support.hidden_reader import ClerkOptions, ReaderOptions
+from tests.support.hidden_reader import ReaderOptions
 
 WRITER, READER, CLERK = "writer", "reader", "clerk"
 MODALITIES = {READER: "read", CLERK: "filed"}

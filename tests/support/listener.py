@@ -33,7 +33,7 @@ from tests.support.small_text import WIDTH, SmallText, random_matrix
 TEXTS = 23
 
 Condition = tuple[int, Tensor | None]
-"""What a step hears: a text id, and a row `[W]` if there is one."""
+"""The conditioning of a step: a text id, and a row `[W]` if there is one."""
 
 
 class Listener(SmallText):
@@ -129,7 +129,7 @@ def has_row(index: int) -> bool:
 
 
 def text_of(index: int) -> int:
-    """What the step hears beside the hidden state of token `index`."""
+    """The text id of the step that the hidden state of token `index` conditions."""
     return (3 * index + 1) % TEXTS
 
 
@@ -191,14 +191,14 @@ def ask(
 
 
 def conditions(prompt: Sequence[int], tokens: Sequence[int]) -> list[Condition]:
-    """What the listener hears of a writer that was given `prompt` and gave out `tokens`, the long way."""
+    """The listener's conditioning by a writer with this prompt and these tokens, everything recomputed."""
     with torch.inference_mode():
         rows_TW = writer().emitted_whole([*prompt, *tokens])[len(prompt) - 1 : -1]
     return [(text_of(index), row_W if has_row(index) else None) for index, row_W in enumerate(rows_TW)]
 
 
 def answer(written: Sequence[int], tokens: Sequence[int], heard: Sequence[int], max_tokens: int) -> list[int]:
-    """What the listener says greedily to that."""
+    """The listener's greedy tokens for that."""
     with torch.inference_mode():
         return answered(listener(), heard, conditions(written, tokens), PAD, max_tokens)
 

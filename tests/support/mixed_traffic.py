@@ -112,7 +112,7 @@ def ar_knobs(stage: str, block_size: int, roomy: int, few: int) -> Knobs:
 
 
 def pooled(settings: Mapping[str, object], *edges: tuple[str, str]) -> dict[str, object]:
-    """Settings with pools for edges, as large as `_POOL` says."""
+    """Settings with pools of `_POOL` bytes for edges."""
     options = dict(settings)
     pool_bytes = options.pop(_POOL)
     for producer, consumer in edges:
@@ -421,7 +421,7 @@ wait for their host processors, in each round. scored: log-probabilities. ran ah
 
 
 def run_seed(world: World, seed: int, device: SimulatedDevice) -> Played:
-    """A seed's traffic: right results, no access out of order. Whatever goes wrong says which seed it was.
+    """A seed's traffic: right results, no access out of order. Every error names its seed.
 
     device: of that seed.
     """

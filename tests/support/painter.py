@@ -193,7 +193,7 @@ class Bench(FrameBench):
     def speak(
         self, request_id: str, codes: NDArray[np.int64], voice: int = 1, noise: NDArray[np.float32] | None = None
     ) -> Ref:
-        """A whole request; its noise is its own unless told."""
+        """A whole request; its noise is its own by default."""
         self.open(request_id)
         self.give_voice(request_id, voice, noise if noise is not None else noise_of(request_id, len(codes)))
         ref = self.feed_pages(request_id, codes)
@@ -239,10 +239,10 @@ def build_nothing(context: StageContext) -> object:
     return object()
 
 
-def paint_pipeline(painter: str = "build_painter") -> Pipeline:
+def paint_pipeline() -> Pipeline:
     return Pipeline(
         family="paint",
-        stages=(Stage(name=PAINT, kind="diffusion", model=f"{_HERE}:{painter}", options=OPTIONS),),
+        stages=(Stage(name=PAINT, kind="diffusion", model=f"{_HERE}:build_painter", options=OPTIONS),),
         edges=(),
         outputs=(Output(modality="audio", stage=PAINT),),
         frontend=f"{_HERE}:none",

@@ -43,13 +43,13 @@ def records() -> Counter[str]:
 
 
 def open_files() -> int:
-    """Open file descriptors; 0 where the system does not tell."""
+    """Open file descriptors; 0 where the system does not report them."""
     folder = Path("/proc/self/fd")
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
 def resident_bytes() -> int:
-    """Memory of the process that is in RAM; 0 where the system does not tell."""
+    """Memory of the process that is in RAM; 0 where the system does not report it."""
     file = Path("/proc/self/statm")
     return int(file.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if file.exists() else 0
 

@@ -1,4 +1,4 @@
-"""A pipeline in two engines on one device, presented as one engine. A seed says which of them ticks, and when messages arrive."""
+"""A pipeline in two engines on one device, presented as one engine. A seed decides which one ticks, and when messages arrive."""
 
 import itertools
 import random
@@ -81,7 +81,7 @@ class _Placed:
     pause: int = 0
     """Rounds that it does not tick."""
     errors: list[OmniError | None] = field(default_factory=list)
-    """What it was told of its connection."""
+    """The state of its connection, as reported."""
 
 
 class SplitEngine:

@@ -19,7 +19,7 @@ from tests.support.patience import PATIENCE_SECONDS
 
 ASSETS = REPOSITORY / "examples" / "assets"
 SHAPE = {"stop_gain": 0.0, "codec_stop_gain": 0.0}
-"""A checkpoint that ends only where it is told to, so that tests know how long a request runs."""
+"""A checkpoint that ends only at its limits, so that the length of a request is known."""
 
 TOLERANCE = 1e-4
 """Of the peak, for waveforms that were made in different batches."""

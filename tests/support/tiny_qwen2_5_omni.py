@@ -23,7 +23,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniToken2WavDiTModel,
 )
 
-from omni.checkpoint import Checkpoint, stacked_destinations
+from omni.checkpoint import Checkpoint
 from omni.device.cpu import CpuDevice
 from omni.frontend.base import Chat
 from omni.pipeline import Stage
@@ -37,6 +37,7 @@ from omni_qwen2_5_omni.tiny import write_tiny
 from omni_qwen2_5_omni.token2wav import Token2Wav
 from omni_qwen2_5_omni.token2wav.bigvgan import BigVGAN
 from omni_qwen2_5_omni.voices import VoiceReference
+from tests.support.published import copy_weights
 from tests.support.reference import temporary_folder
 from tests.support.tensors import tensors_of
 
@@ -79,20 +80,6 @@ def enliven(model: nn.Module, seed: int, gain: float = 1.0) -> None:
         noise = torch.randn(parameter.shape, generator=generator)
         fan_in = parameter[0].numel() if parameter.dim() > 1 else 100
         parameter.copy_(noise * gain / fan_in**0.5)
-
-
-@torch.no_grad()
-def copy_weights(ours: nn.Module, published: dict[str, Tensor]) -> None:
-    """As `load_weights` does from a checkpoint, every weight to its place and each place filled."""
-    places, left = stacked_destinations(ours), dict(ours.named_parameters())
-    for name, tensor in published.items():
-        if name in places:
-            left[places[name].parameter][places[name].index].copy_(tensor)
-        else:
-            left.pop(name).copy_(tensor)
-    assert {name.rpartition(".")[0] for name in left} == {
-        place.parameter.rpartition(".")[0] for place in places.values()
-    }
 
 
 @contextmanager

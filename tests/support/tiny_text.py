@@ -97,7 +97,6 @@ class TextEngine(TickedEngine):
 
 PROMPTS = [[(31 * index + 11 * place + place * place) % VOCAB for place in range(1 + 6 * index)] for index in range(8)]
 TOKENS = 16
-PENALTY = 1.3
 
 
 class TextReference:
@@ -106,26 +105,19 @@ class TextReference:
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder = folder
         self.model: Any = write_text_model(folder, kind)
-        self._answers: dict[tuple[int, float], list[int]] = {}
 
-    def answer(self, index: int, penalty: float) -> list[int]:
-        if (index, penalty) not in self._answers:
-            self._answers[index, penalty] = self._generate(PROMPTS[index], penalty)
-        return self._answers[index, penalty]
+    def answer(self, index: int) -> list[int]:
+        """Greedy tokens for a prompt of `PROMPTS`."""
+        return greedy(self.model, PROMPTS[index])
 
-    def _generate(self, prompt: Sequence[int], penalty: float) -> list[int]:
-        ids = torch.tensor([prompt])
-        out = self.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=TOKENS,
-            do_sample=False,
-            repetition_penalty=penalty,
-            eos_token_id=None,
-            pad_token_id=VOCAB,
-        )
-        tokens: list[int] = out[0, len(prompt) :].tolist()
-        return tokens
+
+def greedy(model: Any, prompt: Sequence[int]) -> list[int]:
+    """`TOKENS` of them, by transformers' `generate`."""
+    ids = torch.tensor([prompt])
+    ends: dict[str, Any] = {"eos_token_id": None, "pad_token_id": VOCAB}
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False, **ends)
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
 
 
 # A tiny Qwen3 checkpoint with a tokenizer, for what only a whole chat shows.
@@ -134,7 +126,7 @@ END = "<|im_end|>"
 
 
 def write_chat_model(folder: Path) -> Path:
-    """Writes a random model that says anything, mostly words, and ends now and then; gives the folder back."""
+    """Writes a random model whose text is mostly words and sometimes ends; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = write_tokenizer(folder, 1024)
     torch.manual_seed(3)

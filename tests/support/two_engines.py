@@ -455,7 +455,7 @@ class TwoEngines:
 
 
 def rows(number: int, count: int = 3) -> Payload:
-    """A payload with page rows and a tensor, whose values tell its number."""
+    """A payload with page rows and a tensor, whose values are its number."""
     pages = torch.arange(2 * 4 * 2, dtype=torch.float32).reshape(2, 4, 2) + 100 * number
     slots = np.random.default_rng(number).permutation(8)[:count]
     return Payload(Note(number=number), {"rows": PageSlice(pages, slots), "plain": torch.full((2,), float(number))})

@@ -1,6 +1,6 @@
 """A tiny streaming vocoder whose whole decode is one formula."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -9,19 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Device
-from omni.payload import Payload
-from omni.pipeline import Edge, Output, Pipeline, Stage
-from omni.plugin.manager import Plugins
-from omni.stage import StageContext
-from omni_encoder.inputs import Encoded
-from omni_encoder.model import EncoderModel, SampleItem
-from omni_encoder.options import EncoderOptions
-from omni_encoder.plan import EncodePlan, EncoderInput
-from omni_frames.request import CodeFrames
 from omni_vocoder.model import VocoderModel
 from omni_vocoder.options import VocoderOptions
 from omni_vocoder.worker import VocoderWorker
-from tests.support.engines import plugins_of
 from tests.support.frame_bench import POISON, FrameBench
 
 DECAY = 0.5
@@ -104,72 +94,3 @@ class Bench(FrameBench):
 
     def expect_whole(self, request_id: str, codes: NDArray[np.int64]) -> None:
         self.expect_wave(request_id, len(codes), whole_wave(self.model, codes.tolist()), rtol=1e-6)
-
-
-# A two-stage pipeline, front end -> encoder -> vocoder, of models small enough to check by hand.
-
-
-class Coder(EncoderModel):
-    """Features are codes already: it adds one."""
-
-    def plan(self, items: Sequence[Mapping[str, Tensor]], length: int | None = None) -> EncodePlan:
-        assert length is None
-        codes = tuple(item["codes"] for item in items)
-        sizes = tuple(part.shape[0] for part in codes)
-        return EncodePlan({"codes": EncoderInput((sum(sizes), 2), torch.int64, codes)}, sizes, sizes)
-
-    def encode(self, inputs: Mapping[str, Tensor], segments: tuple[int, ...] | None) -> Mapping[str, Tensor]:
-        if bool((inputs["codes"] < 0).any()):
-            raise ValueError("negative")
-        return {"codes": inputs["codes"] + 1}
-
-    def largest_item(self, length: int) -> SampleItem:
-        return SampleItem(length, {"codes": torch.zeros(length, 2, dtype=torch.int64)})
-
-
-class EncodedToFrames:
-    """What the encoder gives is what the vocoder speaks."""
-
-    def __init__(self, args: object) -> None:
-        pass
-
-    def push(self, payload: Payload) -> Sequence[Payload]:
-        assert isinstance(payload.meta, Encoded)
-        codes = payload.tensors["codes"]
-        assert isinstance(codes, Tensor)
-        return (Payload(CodeFrames(count=codes.shape[0]), {"codes": codes}),)
-
-    def finish(self, reason: str) -> Sequence[Payload]:
-        return ()
-
-
-def build_coder(context: StageContext) -> Coder:
-    return Coder()
-
-
-def build_wavemaker(context: StageContext) -> WaveMaker:
-    return WaveMaker(device=str(context.device.torch_device))
-
-
-def build_nothing(context: StageContext) -> object:
-    return object()
-
-
-def voice_pipeline(coder: str = "build_coder", wavemaker: str = "build_wavemaker") -> Pipeline:
-    here = "tests.support.wavemaker"
-    vocoder = VocoderOptions(max_num_seqs=2, first_chunk_frames=2, chunk_frames=3)
-    return Pipeline(
-        family="voice",
-        stages=(
-            Stage(name="coder", kind="encoder", model=f"{here}:{coder}", options=EncoderOptions()),
-            Stage(name="voice", kind="vocoder", model=f"{here}:{wavemaker}", options=vocoder),
-        ),
-        edges=(Edge(producer="coder", consumer="voice", adapter=f"{here}:EncodedToFrames"),),
-        outputs=(Output(modality="audio", stage="voice"),),
-        frontend=f"{here}:none",
-    )
-
-
-def builtin_plugins() -> Plugins:
-    """The plugins that the pipeline needs, loaded as entry points are."""
-    return plugins_of("encoder", "vocoder", "local")

@@ -34,7 +34,7 @@ def omni(model: Path) -> Iterator[Omni]:
 
 
 def in_child(action: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> str:
-    """What a forked child says: `"fine"`, or its traceback. Fails if it does not end."""
+    """The report of a forked child: `"fine"`, or its traceback. Fails if it does not end."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""What a family's front end says of itself, and what follows for its requests."""
+"""Properties of a family's front end, and their effect on its requests."""
 
 from collections.abc import Iterator
 from pathlib import Path

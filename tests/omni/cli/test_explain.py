@@ -19,7 +19,7 @@ from omni.cli.target import resolve_target
 from omni.config import Layer
 from omni.device.cpu import CpuDevice
 from omni.device.meta import MetaDevice
-from omni.engine import EngineOptions, build_engine, load_stages, resolve_pipeline
+from omni.engine import EngineOptions, load_stages, resolve_pipeline
 from omni.frontend.options import FrontendOptions
 from omni.media.options import MediaOptions
 from omni.pipeline import EdgeSettings
@@ -27,6 +27,7 @@ from omni.plugin import ConnectorEntry
 from omni.plugin.manager import load_plugins
 from tests.support.echo_family import EchoKind, echo_model
 from tests.support.echo_plugin import POINT
+from tests.support.engines import TickedEngine
 from tests.support.entry_points import own_entry_points
 
 pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("installed")]
@@ -181,10 +182,7 @@ def test_measuring_divides_as_an_engine_does(tiny_model: Path) -> None:
     settings = [*SET, "--set", f"engine.memory_bytes={memory_bytes}"]
     found = report(tiny_model, *settings, "--measure")["memory"]
     assert (found["measured"], found["budget"], found["bound"]) == (True, memory_bytes, "engine.memory_bytes")
-    checkpoint, plugins = Checkpoint(tiny_model), load_plugins()
-    plan = resolve_pipeline(checkpoint, plugins, [Layer("test", SETTINGS)])
-    options = EngineOptions(dtype="float32", memory_bytes=memory_bytes)
-    engine = build_engine(plan, checkpoint, plugins, CpuDevice(), options)
+    engine = TickedEngine(tiny_model, load_plugins(), SETTINGS, memory_bytes=memory_bytes).engine
     engine.close()
     for name, memory in engine.memory.items():
         share = found["stages"][name]

@@ -17,7 +17,7 @@ TOKENS = 11
 FEW_BLOCKS = {"writer.num_blocks": 9, "writer.max_model_len": 32}
 SMALL_BUDGET = {"writer.max_num_batched_tokens": 5}
 NO_CACHE = {"writer.prefix_cache": False}
-SLOW = {"reader.every": 7, "reader.capacity": 3, "reader.max_num_seqs": 2, "clerk.every": 5, "clerk.max_num_seqs": 2}
+SLOW = {"reader.every": 7, "reader.max_num_seqs": 2, "clerk.every": 5, "clerk.max_num_seqs": 2}
 
 
 @pytest.mark.parametrize("width", [64, 4096])

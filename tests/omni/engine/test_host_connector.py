@@ -20,7 +20,7 @@ from omni.testing.connectors import Gate
 from omni_local.connector import LocalReceiver, LocalSender
 from tests.support.devices import QueuedDevice
 from tests.support.fake_graph import lent
-from tests.support.faults import LateFaultyDevice, write_over
+from tests.support.faults import FaultyStirredDevice, PlantedError, write_over
 from tests.support.host_bench import BLOCK, HostBench, Numbered, Sent, expect_late, play
 from tests.support.tensors import tensors_of
 
@@ -371,17 +371,17 @@ def hidden(sent: Sent) -> PageSlice:
     return part
 
 
-def failed(seed: int, way: str, after: bool) -> tuple[LateFaultyDevice, HostBench, Sent]:
+def failed(seed: int, way: str, after: bool) -> tuple[FaultyStirredDevice, HostBench, Sent]:
     """A payload of which a copy has failed: its launch, or, with `after`, what follows it."""
-    device = LateFaultyDevice(seed)
+    device = FaultyStirredDevice(seed)
     edge = HostBench(device, **SIZES[way])
     sent = edge.send(7, scattered=True)
     device.fail("copy_rows" if way == "in a slot" else "gather_rows", int(way == "in pieces"), after=after)
     for _ in range(1000):
         device.host_step()
-        if device.faults:
+        if device.failures:
             return device, edge, sent
-        with suppress(ValueError):
+        with suppress(PlantedError):
             edge.poll()
     raise AssertionError("no copy failed")
 
@@ -390,7 +390,7 @@ def failed(seed: int, way: str, after: bool) -> tuple[LateFaultyDevice, HostBenc
 @pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_moved_after_a_failed_copy_keep_their_old_place_for_the_copy(seed: int, way: str, after: bool) -> None:
-    """Another consumer of the payload still holds it, so its producer may move it and no release tells it more."""
+    """Another consumer of the payload still holds it, so its producer may move it and gets no further release."""
     device, edge, sent = failed(seed, way, after)
     old = hidden(sent).pages
     edge.move(sent)
@@ -400,7 +400,7 @@ def test_rows_moved_after_a_failed_copy_keep_their_old_place_for_the_copy(seed: 
         device.host_step()
     device.launch(edge.producer, write_over, old)
     device.assert_no_races()
-    assert device.faults == 1
+    assert device.failures == 1
 
 
 @pytest.mark.parametrize("way", SIZES)
@@ -428,4 +428,4 @@ def test_the_producer_has_its_memory_back_after_what_was_launched(seed: int, way
     assert not memory
     assert all(one.over for one in following)
     device.assert_no_races()
-    assert device.faults == 1
+    assert device.failures == 1

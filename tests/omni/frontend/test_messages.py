@@ -261,10 +261,13 @@ def test_errors_name_the_field(messages: object, field: str, words: str) -> None
 
 
 def test_what_is_not_wrong_is_read() -> None:
-    """Strings of numpy's, tuples for lists, base64 that does not say what it is."""
-    parse_messages(tuple(user(({"type": "text", "text": np.str_("hi")},))))
-    parse_messages([{"role": np.str_("user"), "content": "hi", "name": None}])
-    parse_messages(sound({"data": base64.b64encode(WAV).decode()}))
+    """NumPy strings, tuples for lists, base64 without a format."""
+    hi = (Message("user", (TextPart("hi"),)),)
+    assert parse_messages(tuple(user(({"type": "text", "text": np.str_("hi")},)))) == hi
+    assert parse_messages([{"role": np.str_("user"), "content": "hi", "name": None}]) == hi
+    (part,) = parse_messages(sound({"data": base64.b64encode(WAV).decode()}))[0].content
+    assert isinstance(part, AudioPart)
+    assert len(part.samples) == 4000
 
 
 @pytest.mark.parametrize(

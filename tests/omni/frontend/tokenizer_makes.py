@@ -1,4 +1,4 @@
-"""Small tokenizers of every make whose ids tell what they write."""
+"""Small tokenizers of every make, the bytes of whose ids are known."""
 
 from functools import cache
 

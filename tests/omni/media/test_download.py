@@ -80,7 +80,7 @@ def fetch(url: str, **settings: Any) -> bytes:
 
 
 def slow_names(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[str]]:
-    """Nobody knows where "slow.test" is until the event is set. And how often that was asked."""
+    """ "slow.test" has no address until the event is set. Returns that, and the queries for it."""
     over, asked, system = threading.Event(), [], socket.getaddrinfo
 
     def look(host: str, *args: Any, **settings: Any) -> Any:
@@ -150,7 +150,7 @@ def test_one_deadline_over_header_and_body(web: Web, path: str) -> None:
 
 
 def test_one_deadline_over_tls() -> None:
-    """A host that takes the connection and says nothing."""
+    """A host that accepts the connection and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"https://127.0.0.1:{listener.getsockname()[1]}/"
         assert "no end after 0.4 s" in refused(url, download_seconds=0.4)
@@ -285,7 +285,11 @@ def test_without_a_thread_it_fails_and_later_ones_are_served(
 
 
 def test_closing_before_anything_was_downloaded() -> None:
-    Downloads(MediaOptions()).close()
+    before = threading.active_count()
+    downloads = Downloads(MediaOptions())
+    downloads.close()
+    assert threading.active_count() == before
+    assert isinstance(downloads.fetch("http://127.0.0.1/", "here").exception(0), StageError)
 
 
 def test_the_interpreter_ends_at_once() -> None:
@@ -325,7 +329,7 @@ def test_redirects_are_checked_as_the_url_was(web: Web) -> None:
 
 
 def names(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
-    """What the system says of "media.test", one answer after another. Returns what was asked."""
+    """Gives these addresses for "media.test", one answer after another. Returns the queries."""
     asked: list[str] = []
 
     def look(host: str, port: int, *args: Any, **settings: Any) -> list[Any]:

@@ -261,10 +261,10 @@ def test_what_a_request_holds_itself_is_always_taken(folder: Path) -> None:
     sound, picture = (folder / "a.wav").read_bytes(), (folder / "inner" / "a.png").read_bytes()
     encoded = base64.b64encode(sound).decode()
     for source in (sound, f"data:audio/wav;base64,{encoded}", {"data": encoded, "format": "wav"}, np.zeros(8000)):
-        as_sound(source, STRICT)
+        assert np.asarray(as_sound(source, STRICT)).shape == (8000,)
     encoded = base64.b64encode(picture).decode()
     for pixels in (picture, f"data:;base64,{encoded}", np.zeros((2, 2)), Image.new("L", (2, 2))):
-        as_picture(pixels, STRICT)
+        assert np.asarray(as_picture(pixels, STRICT)).shape == (2, 2, 3)
 
 
 LIMIT = 100_000

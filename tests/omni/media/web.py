@@ -1,4 +1,4 @@
-"""A web server on 127.0.0.1 that answers byte by byte as a test says."""
+"""A web server on 127.0.0.1 whose answers a test determines byte by byte."""
 
 import contextlib
 import socket

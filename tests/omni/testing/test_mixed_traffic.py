@@ -16,7 +16,7 @@ FEW = [
     ("codec", range(2), {"ran ahead"}),
     ("omni", range(2), {"aborts", "stalls"}),
     ("pooled", range(3, 4), {"scored"}),
-    ("apart", range(54, 55), set()),
+    ("apart", range(158, 159), set()),
 ]
 """Seeds of the default run, and the events that they lack. A seed has the same events in every run."""
 MANY = {"hidden": 200, "codec": 120, "listener": 50, "omni": 40, "pooled": 40, "apart": 40, "pooled codec": 10}

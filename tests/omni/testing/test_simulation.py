@@ -1,4 +1,4 @@
-"""Driving on a simulated device: actions at their moments, hangs that say what is waited for."""
+"""Driving on a simulated device: actions at their moments, errors for hangs that name the waits."""
 
 from functools import partial
 

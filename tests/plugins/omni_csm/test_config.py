@@ -1,4 +1,4 @@
-"""What config.json must say for the family to serve it."""
+"""Values of config.json that the family requires."""
 
 import json
 import shutil

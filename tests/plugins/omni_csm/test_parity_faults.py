@@ -1,4 +1,4 @@
-"""Faults that the parity tests would miss if the tiny model were degenerate: each changes what is said."""
+"""Faults that the parity tests would miss if the tiny model were degenerate: each changes the speech."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

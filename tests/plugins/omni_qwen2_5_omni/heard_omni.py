@@ -57,7 +57,7 @@ STEPS = 2
 """That noise becomes sound in."""
 _EXACT: Settings = {"token2wav.num_steps": STEPS, "token2wav.tf32": False}
 WHOLE: Settings = {**_EXACT, "token2wav.first_chunk_blocks": 10}
-"""Windows that hold all of what is said, as transformers has it."""
+"""Windows that hold the whole speech, as in transformers."""
 STREAMED: Settings = {**_EXACT, "token2wav.chunk_blocks": 2}
 """Windows that go on from the one before."""
 NOISE_TM = torch.randn(2 * 40, 8, generator=torch.Generator().manual_seed(5))

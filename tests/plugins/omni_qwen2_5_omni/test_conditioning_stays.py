@@ -1,4 +1,4 @@
-"""What the talker hears of the thinker never visits the host, while all stages run ahead and nothing waits for the device."""
+"""The talker's conditioning by the thinker never visits the host, while all stages run ahead and nothing waits for the device."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -183,7 +183,7 @@ def test_states_go_from_device_memory_to_device_memory(name: str) -> None:
 
 @ON
 def test_the_watch_would_see_it(name: str) -> None:
-    """Where the talker asks for host memory, speech is the same, and what it hears is seen on its way there."""
+    """Where the talker asks for host memory, speech is the same, and the copies of its conditioning are seen."""
 
     def through_the_host(plan: Plan) -> Plan:
         edges = tuple(

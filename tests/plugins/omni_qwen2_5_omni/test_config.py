@@ -1,4 +1,4 @@
-"""What is read of a checkpoint, and what is said of a wrong one."""
+"""The typed config of a checkpoint, and the errors for a wrong one."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Prompts against transformers' processors and its rotary positions; and what is said of wrong ones."""
+"""Prompts against transformers' processors and its rotary positions; and the errors for wrong ones."""
 
 from typing import Any
 

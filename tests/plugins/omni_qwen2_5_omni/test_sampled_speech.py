@@ -1,4 +1,4 @@
-"""Codes that are sampled, as a talker's are unless it is told otherwise: those of transformers, given the same noise."""
+"""Sampled codes, the talker's default: those of transformers, given the same noise."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from tests.support.reference import chat, picture, sampled_with, sound
 from tests.support.tiny_qwen2_5_omni import given, reference_model, speak, tiny_folder
 
 PUBLISHED = SamplingParams(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05)
-"""What the family says where a request does not."""
+"""The family's defaults."""
 ASKED = [
     SamplingParams(temperature=0.9),
     SamplingParams(temperature=1.3, top_k=10, top_p=0.95, repetition_penalty=1.3),

@@ -1,4 +1,4 @@
-"""What is spoken of a text that a rule ends, through the public interface: as transformers speaks it, given the same noise."""
+"""Speech of a text that a rule ends, through the public interface: that of transformers, given the same noise."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ def folder() -> Path:
 
 @pytest.fixture
 def omni(folder: Path) -> Iterator[Omni]:
-    """Every request begins its spectrogram as `NOISE_TM`, in windows that hold all of what is said."""
+    """Every request begins its spectrogram as `NOISE_TM`, in windows that hold the whole speech."""
     prepare = OmniFrontend.prepare
     whole = {"token2wav.first_chunk_blocks": 5, "token2wav.num_steps": STEPS}
 
@@ -54,7 +54,7 @@ def answer(omni: Omni, max_tokens: int = TOKENS, talker: dict[str, Any] | None =
 
 
 def assert_spoken(result: Result, folder: Path, said: Sequence[int]) -> None:
-    """The sound is that of transformers, whose thinker says these tokens and ends by itself."""
+    """The sound is that of transformers, whose thinker generates these tokens and ends by itself."""
     prompt_T = prompt_ids(folder, QUESTION)
     text = [*said, reference_model(folder).thinker.generation_config.eos_token_id]
 
@@ -90,7 +90,7 @@ def test_one_token_is_not_spoken(omni: Omni) -> None:
 
 
 def test_codes_without_a_sound_do_no_harm() -> None:
-    """A talker that continues past its end says control codes, which have no embedding."""
+    """A talker that continues past its end generates control codes, which have no embedding."""
     folder = tiny_folder(seed=3, codec_stop_gain=2.5, stop_gain=0.0)
     with Omni(folder, device="cpu", plugins=tiny_plugins(), overrides={"token2wav.num_steps": 1}) as omni:
         said = [answer(omni, 6, {"max_tokens": 40, "ignore_eos": True, "seed": seed}) for seed in range(3)]

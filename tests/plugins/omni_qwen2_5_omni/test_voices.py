@@ -1,4 +1,4 @@
-"""Who a checkpoint speaks as, and what is said of a wrong spk_dict.pt."""
+"""The voices of a checkpoint, and the errors for a wrong spk_dict.pt."""
 
 import shutil
 from dataclasses import replace

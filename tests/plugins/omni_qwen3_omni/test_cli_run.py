@@ -67,21 +67,3 @@ def test_without_speech_no_file_is_written(model: str, tmp_path: Path, monkeypat
     assert result.exit_code == 0
     assert f"the model spoke nothing: {out} was not written" in result.stderr
     assert not out.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([" "], "messages: hold no text, sound or picture; give the model something to answer"),
-        (["hi", "--image", RECORDING], "messages[0].content[0].image_url: is not a picture that can be read"),
-        (["hi", "--audio", PICTURE], "messages[0].content[0].input_audio: is not a sound file that can be read"),
-        (["the " * 5000], "prompt: has 5011 tokens, and thinker takes 4096"),
-        (["hi", "--set", "thinker.num_blocks=1"], "thinker.num_blocks: 1 hold 16 tokens, and a request that"),
-        (["hi", "--dtype", "int3"], "dtype: 'int3' is not supported; use one of float32"),
-    ],
-)
-def test_an_error_is_one_line(model: str, arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = call(monkeypatch, model, *arguments)
-    assert (result.exit_code, result.stdout) == (1, "")
-    (line,) = result.stderr.splitlines()
-    assert line.startswith(f"error: {words}")

@@ -1,4 +1,4 @@
-"""What is read of config.json, and what is said of a wrong one."""
+"""The typed config of config.json, and the errors for a wrong one."""
 
 import json
 from pathlib import Path

@@ -70,25 +70,17 @@ def test_pieces_add_up_to_the_whole(omni: Omni, whole: Result) -> None:
     assert kinds != sorted(kinds, reverse=True), "it spoke only after it had written everything"
 
 
-def test_metrics_are_sane(omni: Omni) -> None:
-    result = omni.generate(ASKED, sampling=LENGTHS, stream=False)
-    metrics: Metrics = result.metrics
-    assert metrics.queued is not None
-    assert metrics.prepare is not None
-    assert metrics.ttft is not None
-    assert metrics.first_audio is not None
+def test_metrics_are_sane(whole: Result) -> None:
+    """As tests/omni/api/test_omni.py has them, and of each stage."""
+    metrics: Metrics = whole.metrics
     assert metrics.rtf is not None
-    assert metrics.queued >= 0
-    assert metrics.prepare > 0
-    assert metrics.queued + metrics.prepare < metrics.ttft < metrics.first_audio < metrics.total < 60
     assert metrics.audio_seconds == pytest.approx((40 * SAMPLES_PER_FRAME - LOOKAHEAD) / RATE)
-    assert metrics.first_audio < metrics.rtf * metrics.audio_seconds <= metrics.total
     assert set(metrics.stages) == {"audio_encoder", "vision_encoder", "thinker", "talker", "code2wav"}
     for stage, tokens in (("thinker", 16), ("talker", 41)):
         done = metrics.stages[stage]
         assert done.counts["tokens"] == tokens
         assert done.tokens_per_second == pytest.approx(tokens / done.seconds)
         assert 0 < done.seconds < metrics.total
-    assert metrics.stages["thinker"].counts["prompt_tokens"] == result.usage.prompt_tokens
+    assert metrics.stages["thinker"].counts["prompt_tokens"] == whole.usage.prompt_tokens
     assert metrics.stages["code2wav"].counts["frames"] == 40
     assert metrics.stages["code2wav"].tokens_per_second is None

@@ -64,5 +64,5 @@ def test_parity_of_short_clips_beside_longer_ones(engine: OmniEngine, seconds: t
 
 @given(frames=st.integers(1, 30_000))
 def test_audio_tokens_are_as_many_as_in_transformers(frames: int) -> None:
-    """Its own formula knows chunks of 100 frames only."""
+    """Its own formula holds for chunks of 100 frames only."""
     assert encoded_frames(frames, 50) == int(_get_feat_extract_output_lengths(torch.tensor([frames])))

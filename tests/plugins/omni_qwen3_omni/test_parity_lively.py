@@ -1,19 +1,10 @@
 """The tiny models are worth comparing: whatever a request holds, and every conditioning token, changes what comes out."""
 
-from collections.abc import Sequence
-
-import msgspec
 import pytest
 
 from omni.frontend.base import Chat
-from omni.payload import Payload
-from omni_ar.inputs import Prompt, StepInputs
-from omni_ar.text_conditioning import TextConditioning
-from tests.support.omni_engine import OmniEngine, Result
+from tests.support.omni_engine import OmniEngine
 from tests.support.reference import chat, picture, reference_of, says, sound, tiny_checkpoint
-
-OTHER = 300
-"""A text id that the tests put in place of another."""
 
 
 @pytest.fixture(scope="module")
@@ -62,65 +53,3 @@ def test_the_codes_change_with_the_voice_and_the_text_does_not(engine: OmniEngin
 
     assert len({tuple(answer.ids) for answer in answers}) == 1
     assert len({tuple(answer.frames) for answer in answers}) == 3
-
-
-@pytest.mark.parametrize("index", range(6))
-def test_every_conditioning_token_is_heard_from_its_own_frame_on(
-    engine: OmniEngine, index: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Text token k is first heard in frame k. The last of six is `tts_eos`."""
-    asked = chat("hello", max_text=6, max_codes=20)
-    expected = engine.answer(asked)
-
-    _replace_token(monkeypatch, index)
-    changed = engine.answer(asked)
-
-    assert changed.ids == expected.ids
-    assert _first_difference(changed, expected) == index
-
-
-def test_the_pads_after_the_text_are_heard(engine: OmniEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = chat("hello", max_text=6, max_codes=20)
-    expected = engine.answer(asked)
-    finish = TextConditioning.finish
-
-    def other_pad(self: TextConditioning, reason: str) -> Sequence[Payload]:
-        (payload,) = finish(self, reason)
-        assert isinstance(payload.meta, StepInputs)
-        return (Payload(msgspec.structs.replace(payload.meta, pad=payload.meta.columns[:, 0] * 0 + OTHER)),)
-
-    monkeypatch.setattr(TextConditioning, "finish", other_pad)
-
-    assert _first_difference(engine.answer(asked), expected) == 6
-
-
-def _replace_token(patch: pytest.MonkeyPatch, index: int) -> None:
-    """Puts another text token in the place of the talker's token `index`, g0 being 0."""
-    push, finish = TextConditioning.push, TextConditioning.finish
-    seen = 0
-
-    def replaced(payloads: Sequence[Payload]) -> list[Payload]:
-        nonlocal seen
-        out = []
-        for payload in payloads:
-            match payload.meta:
-                case Prompt() as meta:
-                    columns, at, seen = meta.columns.copy(), meta.length - 1, 1
-                    chosen = index == 0
-                case StepInputs() as meta:
-                    columns, at = meta.columns.copy(), index - seen
-                    chosen = 0 <= at < columns.shape[1]
-                    seen += columns.shape[1]
-                case other:
-                    raise TypeError(type(other))
-            if chosen:
-                columns[0, at] = OTHER
-            out.append(Payload(msgspec.structs.replace(meta, columns=columns)))
-        return out
-
-    patch.setattr(TextConditioning, "push", lambda self, payload: replaced(push(self, payload)))
-    patch.setattr(TextConditioning, "finish", lambda self, reason: replaced(finish(self, reason)))
-
-
-def _first_difference(one: Result, other: Result) -> int:
-    return next(i for i, (a, b) in enumerate(zip(one.frames, other.frames, strict=True)) if a != b)

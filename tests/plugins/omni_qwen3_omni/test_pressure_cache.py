@@ -1,4 +1,4 @@
-"""The prefix cache, whole pipeline: the same chat again, and the next turn with media, are computed less and say the same."""
+"""The prefix cache, whole pipeline: the same chat again, and the next turn with media, are computed less and give the same."""
 
 from collections.abc import Mapping
 from dataclasses import replace

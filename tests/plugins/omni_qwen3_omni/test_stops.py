@@ -1,4 +1,4 @@
-"""Where the thinker and the talker stop, and what is heard then."""
+"""Where the thinker and the talker stop, and the speech then."""
 
 from collections import Counter
 from typing import Any
@@ -33,7 +33,7 @@ def test_every_way_to_end() -> None:
 
 @pytest.fixture(scope="module")
 def engine() -> OmniEngine:
-    """Its models end only where they are told to."""
+    """Its models end only at their limits."""
     return OmniEngine(tiny_checkpoint(7, stop_gain=0.0, codec_stop_gain=0.0))
 
 
@@ -74,7 +74,7 @@ def test_few_codes(engine: OmniEngine, codes: int) -> None:
 
 @pytest.mark.parametrize("index", few(2, [0, 11, 1, 5], SLOW))
 def test_thinker_stop_ids(engine: OmniEngine, whole: Answer, index: int) -> None:
-    """The stop id is given, and stands where the end token would: the talker hears `tts_eos` in its place."""
+    """The stop id is given, and stands where the end token would: the talker is conditioned by `tts_eos` in its place."""
     stop = whole.ids[index]
     result = answer(engine, "thinker", stop_token_ids=(stop,))
     assert result.ids[-1] == stop

@@ -1,12 +1,8 @@
 """The Thinking layout: no talker, no vocoder."""
 
-import numpy as np
 import pytest
 
-from omni.engine import EngineRequest
-from omni.errors import InputError, OmniError
-from omni.payload import Payload
-from omni_ar.inputs import Prompt
+from omni.errors import InputError
 from tests.support.omni_engine import OmniEngine, assert_parity
 from tests.support.reference import chat, picture, says, sound, tiny_checkpoint
 
@@ -31,14 +27,3 @@ def test_its_front_end_has_no_voices_and_refuses_audio(engine: OmniEngine) -> No
     assert engine.frontend.voices == ()
     with pytest.raises(InputError, match=r"^modalities: ask for audio, .*no talker; ask for \"text\" only"):
         engine.request(chat("hello", voice="ethan"))
-
-
-def test_the_engine_refuses_audio_from_it(engine: OmniEngine) -> None:
-    ids = np.arange(5)
-    prompt = Prompt(columns=ids[None], positions=np.stack([ids] * 3), next_position=5)
-    request = EngineRequest("unheard", frozenset({"audio"}), {"thinker": [Payload(prompt)]})
-
-    (result,) = engine.run_requests([request])
-
-    assert isinstance(result.error, OmniError)
-    assert result.ids == []

@@ -1,21 +1,16 @@
-"""A writer whose hidden states condition the steps of a listener, which answers what a plain loop answers, come what may."""
+"""A writer whose hidden states condition the steps of a listener: its tokens equal those of a plain loop, under any pressure."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import torch
 
-from omni.checkpoint import Checkpoint
-from omni.config import Layer
 from omni.device import Device, SyncCheck, open_device, sync_guard
-from omni.device.cpu import CpuDevice
-from omni.engine import Engine, EngineOptions, build_engine, resolve_pipeline
-from omni.errors import StageError
 from omni.sampling import HostRules, SamplingParams
-from omni.testing import SimulatedDevice, Simulation
+from omni.testing import SimulatedDevice
 from tests.support.devices import full_float32, no_synchronization
+from tests.support.engines import GIVEN_UP, TickedEngine
 from tests.support.listener import (
     ANSWER,
     LISTENER,
@@ -48,16 +43,12 @@ def build(
     *,
     credit: int = 64,
     graphs: bool = False,
-) -> Engine:
-    plugins, checkpoint = listener_plugins(), Checkpoint(write_checkpoint(folder, credit))
-    plan = resolve_pipeline(checkpoint, plugins, [Layer("test", settings)])
-    options = EngineOptions(dtype="float32", graphs=graphs)
-    with torch.inference_mode():
-        return build_engine(plan, checkpoint, plugins, device or CpuDevice(), options)
+) -> TickedEngine:
+    return TickedEngine(write_checkpoint(folder, credit), listener_plugins(), settings, device, graphs=graphs)
 
 
 def submit(
-    engine: Engine,
+    engine: TickedEngine,
     index: int,
     *,
     from_frontend: bool = False,
@@ -77,24 +68,13 @@ def submit(
         sampling=sampling,
         rules=rules,
     )
-    engine.submit(request, heard.take)
+    engine.engine.submit(request, heard.take)
     return heard
 
 
-def run(engine: Engine, ticks: int = 100_000) -> None:
-    with torch.inference_mode():
-        for _ in range(ticks):
-            if engine.idle:
-                assert not any(count for usage in engine.usage().values() for count in usage.values())
-                return
-            engine.tick()
-    raise AssertionError(f"stuck with {engine.usage()}")
-
-
-def tick(engine: Engine, times: int) -> None:
-    with torch.inference_mode():
-        for _ in range(times):
-            engine.tick()
+def tick(engine: TickedEngine, times: int) -> None:
+    for _ in range(times):
+        engine.tick()
 
 
 def expect(results: Sequence[Received]) -> None:
@@ -120,10 +100,10 @@ def test_answers_are_those_of_a_plain_loop(
     for index in range(4):
         results.append(submit(engine, index, from_frontend=index % 2 == 0))
         tick(engine, 5)
-    run(engine)
+    engine.run_to_end()
     expect(results)
     assert [len(heard.exact[TEXT]) for heard in results] == [WRITES] * 4
-    assert (engine.counters()[LISTENER]["preemptions"] > 0) == bool(settings)
+    assert (engine.engine.counters()[LISTENER]["preemptions"] > 0) == bool(settings)
 
 
 def test_one_row_each_and_a_credit_of_one_and_those_who_come_later_first(tmp_path: Path) -> None:
@@ -133,33 +113,33 @@ def test_one_row_each_and_a_credit_of_one_and_those_who_come_later_first(tmp_pat
     for index in range(4):
         results.append(submit(engine, index, from_frontend=True, priority=-index))
         tick(engine, 3)
-    run(engine)
+    engine.run_to_end()
     expect(results)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_producer_that_stalls_delays_its_listeners_and_nothing_else(tmp_path: Path, seed: int) -> None:
     device = SimulatedDevice(seed)
-    with torch.inference_mode():
-        engine = build(tmp_path, [{}, FEW_BLOCKS, TIGHT][seed], device, credit=(64, 3, 1)[seed], graphs=seed == 1)
-        device.synchronize()
-        simulation = Simulation(device, engine.tick, lambda: engine.idle, lambda: str(engine.usage()))
-        results: dict[int, Received] = {}
-        for index in range(4):
-            simulation.at(12 * index, lambda i=index: results.setdefault(i, submit(engine, i)))  # type: ignore[misc]
-        for round_, stream in ((5, "listener"), (40, "writer"), (70, "listener"), (100, "writer")):
-            simulation.at(round_, lambda s=stream: device.stall(s, 1.0))  # type: ignore[misc]
-        simulation.run()
+    engine = build(tmp_path, [{}, FEW_BLOCKS, TIGHT][seed], device, credit=(64, 3, 1)[seed], graphs=seed == 1)
+    device.synchronize()
+    simulation = engine.simulate()
+    results: dict[int, Received] = {}
+    for index in range(4):
+        simulation.at(12 * index, lambda i=index: results.setdefault(i, submit(engine, i)))  # type: ignore[misc]
+    for round_, stream in ((5, "listener"), (40, "writer"), (70, "listener"), (100, "writer")):
+        simulation.at(round_, lambda s=stream: device.stall(s, 1.0))  # type: ignore[misc]
+    simulation.run()
+    engine.assert_free()
     expect([results[index] for index in range(4)])
     device.assert_no_races()
 
 
 def test_tokens_that_were_withheld_are_not_heard(tmp_path: Path) -> None:
-    """Texts that end within a stop string, each token withheld until it is certain; all that is given out is heard."""
+    """Texts that end in a stop string, each token withheld until it is certain: every token given out conditions a step."""
     engine = build(tmp_path)
     even = frozenset(range(0, 61, 2))
     results = [submit(engine, index, rules=HostRules(stops=TwoInARow(even))) for index in range(4)]
-    run(engine)
+    engine.run_to_end()
     expect(results)
     assert any(heard.ends[WRITER][0] == "stop" for heard in results)
 
@@ -168,7 +148,7 @@ def test_the_longest_text_conditions_a_listener_of_any_length_to_its_end(tmp_pat
     for limits in ((20, 40), (40, 20)):
         engine = build(tmp_path, dict(zip(("writer.max_model_len", "listener.max_model_len"), limits, strict=True)))
         results = [submit(engine, index, writes=96, answers=96) for index in range(4)]
-        run(engine)
+        engine.run_to_end()
         for index, heard in enumerate(results):
             written, answers = (limit - len(ids[index]) for limit, ids in zip(limits, (WRITTEN, HEARD), strict=True))
             assert len(heard.tokens) == written
@@ -179,12 +159,10 @@ def test_a_request_that_leaves_leaves_nothing(tmp_path: Path) -> None:
     engine = build(tmp_path, TIGHT, credit=2)
     results = [submit(engine, index) for index in range(4)]
     tick(engine, 8)
-    left = StageError("request", "being tested", "it was given up")
-    with torch.inference_mode():
-        engine.abort("0", left)
-        engine.abort("2", left)
-    run(engine)
-    assert [heard.error for heard in results] == [left, None, left, None]
+    engine.leave("0")
+    engine.leave("2")
+    engine.run_to_end()
+    assert [heard.error for heard in results] == [GIVEN_UP, None, GIVEN_UP, None]
     assert results[1].exact[ANSWER] == answer(WRITTEN[1], results[1].tokens, HEARD[1], ANSWERS)
 
 
@@ -200,5 +178,5 @@ def test_nothing_waits_for_the_device(tmp_path: Path, name: str, graphs: bool, a
         engine = build(tmp_path, in_flight | block_size, device, graphs=graphs)
         with sync_guard(device, SyncCheck.ERROR), refused:
             results = [submit(engine, index) for index in range(4)]
-            run(engine, ticks=10_000_000)
+            engine.run_to_end()
     expect(results)

@@ -9,7 +9,7 @@ from omni.stage import Failed
 from omni_ar.options import ArOptions
 from tests.stages.omni_ar.row_feeder import MODEL, WIDTH, RowFeeder, random_pages
 from tests.support.ar_driver import ArDriver
-from tests.support.faults import LateFaultyDevice, Owner, idle, simulate
+from tests.support.faults import FaultyStirredDevice, Owner, idle, simulate
 from tests.support.tiers import few
 
 pytestmark = pytest.mark.thorough
@@ -22,7 +22,7 @@ SEEDS = range(3)
 class Lenders:
     """Feeds each request rows from pages of its own and from a tensor, all of which are written over when they are free."""
 
-    def __init__(self, device: LateFaultyDevice) -> None:
+    def __init__(self, device: FaultyStirredDevice) -> None:
         self.owner = Owner(device)
         self.driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=2, block_size=3))
         self.feed = RowFeeder(self.driver, random_pages())
@@ -53,7 +53,7 @@ class Lenders:
 @pytest.mark.parametrize("phase", ["gather_rows", "copy_rows"])
 def test_rows_whose_copy_fails(phase: str, number: int, after: bool):
     for seed in SEEDS:
-        device = LateFaultyDevice(seed)
+        device = FaultyStirredDevice(seed)
         lenders = Lenders(device)
         driver = lenders.driver
         simulation = simulate(device, lenders.turn, functools.partial(Lenders.is_over, lenders))
@@ -61,7 +61,7 @@ def test_rows_whose_copy_fails(phase: str, number: int, after: bool):
             simulation.sometime(10, functools.partial(lenders.give, index), f"give {index}")
         device.fail(phase, number, after=after)
         simulation.run()
-        assert device.faults == 1
+        assert device.failures == 1
         failed = {name for name, end in driver.ends.items() if isinstance(end, Failed)}
         assert len(failed) == 1, "the copies of each are launched by themselves"
         for name in set(driver.ends) - failed:

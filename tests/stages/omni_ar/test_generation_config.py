@@ -1,4 +1,4 @@
-"""What a generation_config.json says of sampling: tokens and logits are those that transformers makes of the file."""
+"""Sampling defaults of generation_config.json: tokens and logits equal those of transformers with the same file."""
 
 import json
 import logging
@@ -57,7 +57,7 @@ def edits(tokens: list[int]) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", edits([0] * TOKENS))
 def test_greedy_tokens_are_those_of_transformers(reference, tmp_path, name, caplog):
-    tokens = reference.answer(5, 1.0)
+    tokens = reference.answer(5)
     generation = {"eos_token_id": None, "max_new_tokens": TOKENS} | edits(tokens)[name]
     ids = torch.tensor([PROMPTS[5]])
     config = GenerationConfig.from_dict(generation | {"pad_token_id": VOCAB, "do_sample": False})
@@ -181,7 +181,7 @@ def test_few_tokens_may_be_asked_for_where_more_are_published(reference: TextRef
     stage = engine(reference, tmp_path, {"min_new_tokens": 9, "eos_token_id": [VOCAB - 1]})
     recorder = stage.submit("r", PROMPTS[5], max_tokens=4)
     stage.run()
-    assert recorder.tokens == reference.answer(5, 1.0)[:4]
+    assert recorder.tokens == reference.answer(5)[:4]
 
 
 def test_what_a_stage_has_no_room_for_is_refused_at_the_start(reference: TextReference, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Layers against transformers', with its parameter names; layers stacked over the cache against a whole model."""
 
-from collections.abc import Mapping
-
 import pytest
 import torch
 from msgspec.structs import replace
@@ -9,7 +7,6 @@ from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3Model, Qwen3MoeConfig
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
-from omni.checkpoint import stacked_destinations
 from omni.errors import CheckpointError
 from omni_ar.attention import AttentionMetadata, KVCache, PrefillRow, TorchPagedAttention
 from omni_ar.layers import (
@@ -28,32 +25,9 @@ from omni_ar.layers import (
 from omni_ar.layers.decoder import decoder_config
 from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
 from tests.support.one_row import OneRow
-
-# Published weights of a module that keeps some of them stacked.
-
-
-def load_published(module: nn.Module, published: Mapping[str, Tensor]) -> None:
-    """Fills all parameters of `module` from those of the published module, which has each matrix on its own."""
-    stacked = stacked_destinations(module)
-    targets = dict(module.named_parameters())
-    filled = dict.fromkeys(targets, 0)
-    with torch.no_grad():
-        for name, weight in published.items():
-            parameter, index = (stacked[name].parameter, stacked[name].index) if name in stacked else (name, ())
-            targets[parameter][index].copy_(weight)
-            filled[parameter] += weight.numel()
-    assert filled == {name: target.numel() for name, target in targets.items()}
-
+from tests.support.published import copy_weights, randomize
 
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, LAYERS, EPS, THETA, BLOCK = 24, 4, 2, 8, 3, 1e-6, 1e4, 4
-
-
-def randomize(module, seed):
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in module.parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        parameter.data.copy_(noise * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1 + 0.3 * noise)
-    return module.eval().requires_grad_(False)
 
 
 def inputs(*shape, seed=0):
@@ -144,14 +118,14 @@ def test_rms_norm():
 def test_gated_mlp():
     expected = randomize(Qwen3MLP(Qwen3Config(hidden_size=WIDTH, intermediate_size=40)), seed=3)
     ours = GatedMLP(WIDTH, 40).requires_grad_(False)
-    load_published(ours, expected.state_dict())
+    copy_weights(ours, expected.state_dict())
     # One product of stacked matrices may add in another order than two.
     torch.testing.assert_close(ours(inputs(7, WIDTH)), expected(inputs(7, WIDTH)), rtol=1e-6, atol=1e-6)
 
 
 def test_layers_whole_chunked_and_decoded_in_a_mixed_batch(reference):
     layers = stack(bias=reference.config.attention_bias).requires_grad_(False)
-    load_published(layers, reference.layers.state_dict())
+    copy_weights(layers, reference.layers.state_dict())
     first, second = inputs(11, WIDTH, seed=4), inputs(9, WIDTH, seed=5)
     rows = Rows(layers)
     parts: list[list[Tensor]] = [[], []]

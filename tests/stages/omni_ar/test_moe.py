@@ -11,21 +11,14 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeThinkerTextSparseMoeBlock,
 )
 
-from omni.checkpoint import Destination, stacked_destinations
 from omni_ar.kernels.linear import linear
 from omni_ar.kernels.moe import route
 from omni_ar.kernels.moe.reference import run_every_expert, run_grouped
 from omni_ar.layers import SharedExpertMoE, SparseMoE
+from tests.support.published import copy_weights, randomize
 
 # (width, intermediate): the second pair is not a multiple of 16 bytes, which grouped_mm refuses.
 SIZES = [(16, 24), (10, 7)]
-
-
-def randomize(module, seed):
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in module.parameters():
-        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5)
-    return module.eval().requires_grad_(False)
 
 
 def published(block, config, width, intermediate, experts, top_k, norm_topk, **fields):
@@ -57,14 +50,7 @@ def _published(reference):
 def copy_checkpoint(reference, ours, inside=""):
     """Loads `ours`, which may stand inside another module, from the names that a published checkpoint has."""
     model = torch.nn.ModuleDict({inside: ours}) if inside else ours
-    parameters, stacked = dict(model.named_parameters()), stacked_destinations(model)
-    loaded = set()
-    for name, value in _published(reference):
-        name = f"{inside}.{name}" if inside else name
-        place = stacked.get(name, Destination(name))
-        parameters[place.parameter].data[place.index].copy_(value)
-        loaded.add(place.parameter)
-    assert loaded == set(parameters)
+    copy_weights(model, {f"{inside}.{name}".lstrip("."): value for name, value in _published(reference)})
     return ours.requires_grad_(False)
 
 

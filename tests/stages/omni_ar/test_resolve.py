@@ -18,7 +18,7 @@ def resolve(own=OWN, **asked):
 
 
 def refusal(own=OWN, **asked):
-    """What both say: at submission, and where the request is opened."""
+    """The error of both: at submission, and where the request is opened."""
     with pytest.raises(InputError) as opened:
         resolve(own, **asked)
     with pytest.raises(InputError) as submitted:

@@ -25,7 +25,7 @@ from omni_ar.run.plan import StepPlan
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
 from tests.support.ar_driver import ArDriver, plain_prompt
-from tests.support.faults import LateFaultyDevice, Owner, idle, simulate
+from tests.support.faults import FaultyStirredDevice, Owner, idle, simulate
 from tests.support.small_codec import SmallCodec, codec_prompt, spoken
 from tests.support.small_text import WIDTH, SmallText
 from tests.support.tiers import MUTATION, chosen, few
@@ -66,7 +66,7 @@ class ReaderText(SmallText):
 class Readers(ArDriver):
     """A text stage, and memory that its requests read."""
 
-    def __init__(self, device: CpuDevice | LateFaultyDevice, captured: bool = False) -> None:
+    def __init__(self, device: CpuDevice | FaultyStirredDevice, captured: bool = False) -> None:
         super().__init__(ReaderText(payload=True), device, OPTIONS, captured=captured)
         self.owner = Owner(device)
 
@@ -139,7 +139,7 @@ RARE = {"score_prompt"}
 after = pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
 
 
-def traffic(device: LateFaultyDevice, driver: Readers) -> Simulation:
+def traffic(device: FaultyStirredDevice, driver: Readers) -> Simulation:
     simulation = simulate(device, driver.turn, driver.over)
     for index in range(len(NAMES)):
         simulation.sometime(30, functools.partial(driver.begin, index), f"begin {index}")
@@ -168,17 +168,17 @@ def failures(driver: Readers, alone: list[Readers]) -> list[str]:
 )
 def test_a_step_that_fails_half_way(phase: str, number: int, after: bool, alone: list[Readers]):
     for seed in SEEDS:
-        device = LateFaultyDevice(seed)
+        device = FaultyStirredDevice(seed)
         driver = Readers(device, captured=seed % 2 == 1)
         simulation = traffic(device, driver)
         device.fail(phase, number, after=after)
         simulation.run()
-        assert device.faults == 1
+        assert device.failures == 1
         failed = failures(driver, alone)
         assert len(failed) + driver.counter("retries") == 1, "one that was alone fails, several are run again"
         for name in failed:
             assert isinstance(driver.error(name), StageError)
-            assert f"in phase {phase}: ValueError: a fault" in str(driver.error(name))
+            assert f"in phase {phase}: PlantedError: planted" in str(driver.error(name))
         device.assert_no_races()
 
 
@@ -199,7 +199,7 @@ def test_a_request_whose_every_step_fails_behind_its_launch_fails_alone(
 
     monkeypatch.setattr(Runner, method, spoilt)
     for seed in SEEDS:
-        device = LateFaultyDevice(seed)
+        device = FaultyStirredDevice(seed)
         driver = Readers(device, captured=seed % 2 == 1)
         traffic(device, driver).run()
         assert failures(driver, alone) == [victim]
@@ -211,7 +211,7 @@ def test_a_request_whose_every_step_fails_behind_its_launch_fails_alone(
 def test_memory_that_a_requests_steps_read_is_not_reused_before_they_end(phase: str, after: bool):
     """It fails alone and is gone at once: with the only step of its prompt, or with one of the two that a longer prompt takes."""
     for seed, index, number in itertools.product(SEEDS, (0, 2), (0, 1)):
-        device = LateFaultyDevice(seed)
+        device = FaultyStirredDevice(seed)
         driver = Readers(device)
         simulation = simulate(device, driver.turn, driver.failed)
         driver.begin(index)
@@ -223,7 +223,7 @@ def test_memory_that_a_requests_steps_read_is_not_reused_before_they_end(phase: 
 
 def test_a_gather_that_fails_half_way_is_over_before_its_source_is_reused():
     for seed in SEEDS:
-        device = LateFaultyDevice(seed)
+        device = FaultyStirredDevice(seed)
         driver = Readers(device)
         slots = (Placeholder(name="rows", index=0, positions=np.arange(2)),)
         sources = {"gathered": rows_of(1, 4), "more": rows_of(2, 4)}
@@ -258,10 +258,10 @@ def test_talkers_whose_frames_move(phase: str, after: bool, frames: list[list[li
     """Blocks for less than all of them: rows are spilled and frames restored; consumers are slow."""
     happened = 0
     for seed in SEEDS:
-        device = LateFaultyDevice(seed)
+        device = FaultyStirredDevice(seed)
         driver = ArDriver(CODEC, device, ArOptions(max_num_seqs=3, block_size=2, num_blocks=14))
 
-        def turn(driver: ArDriver = driver, device: LateFaultyDevice = device) -> bool:
+        def turn(driver: ArDriver = driver, device: FaultyStirredDevice = device) -> bool:
             chance = device.schedule.random.random() if device.schedule is not None else 0.0
             return driver.tick() | (chance < 0.1 and driver.gather())
 
@@ -270,12 +270,12 @@ def test_talkers_whose_frames_move(phase: str, after: bool, frames: list[list[li
             driver.speak(str(index), prompt, [index, 7, 9], pad=2, rank=(0, index), max_tokens=14)
         device.fail(phase, 0 if phase in ("restore_frames", "gather_rows") else 4, after=after)
         simulation.run()
-        happened += device.faults
+        happened += device.failures
         failed = {name for name, end in driver.ends.items() if isinstance(end, Failed)}
-        assert len(failed) + driver.counter("retries") == device.faults
+        assert len(failed) + driver.counter("retries") == device.failures
         place = "moving its payload" if phase == "gather_rows" else "running a step"
         for name in failed:
-            assert f"while {place}, in phase {phase}: ValueError: a fault" in str(driver.error(name))
+            assert f"while {place}, in phase {phase}: PlantedError: planted" in str(driver.error(name))
         for index in range(len(SPEAKERS)):
             made = driver.frames(str(index))
             assert made == frames[index][: len(made)]
@@ -285,7 +285,7 @@ def test_talkers_whose_frames_move(phase: str, after: bool, frames: list[list[li
 
 
 def test_the_device_of_these_tests_is_late():
-    device = LateFaultyDevice(1)
+    device = FaultyStirredDevice(1)
     traffic(device, Readers(device)).run()
     assert device.latest > 5
-    assert device.faults == 0
+    assert device.failures == 0

@@ -1,4 +1,4 @@
-"""Rules of the run loop, each by hand, on a device whose streams run when the test says so: what breaks one breaks its test."""
+"""Rules of the run loop, each by hand, on a device whose streams the test runs: a change that breaks a rule fails its test."""
 
 import gc
 from collections import Counter
@@ -68,7 +68,7 @@ def test_a_frame_is_there_when_its_codes_are_and_its_token_before(ahead: int) ->
 
 
 def test_blocks_are_kept_while_they_hold_payload_of_unread_tokens() -> None:
-    """A request is preempted with steps in flight: what they say of its tokens' hidden states is where they wrote it."""
+    """A request is preempted with steps in flight: their tokens' hidden states are read where those steps wrote them."""
     model, device = SmallText(payload=True, emits_tokens=True), QueuedDevice()
     options = ArOptions(max_num_seqs=2, block_size=2, num_blocks=10, max_in_flight=4, prefix_cache=False)
     driver = ArDriver(model, device, options)
@@ -187,7 +187,7 @@ def test_no_more_steps_are_in_flight_than_may_be(most: int) -> None:
 
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 def test_tokens_of_a_row_s_former_owner_are_dropped_and_counted(in_flight: int) -> None:
-    """The row is another's, which has begun, when the host hears of the tokens of the one before."""
+    """The row belongs to another request, which has begun, when the host reads the tokens of the one before."""
     driver = ArDriver(TEXT, QueuedDevice(), ArOptions(max_num_seqs=1, block_size=4, max_in_flight=4))
     driver.ask("old", SHORT, max_tokens=9)
     for _ in range(in_flight):
@@ -234,7 +234,7 @@ class CallsDevice(CpuDevice):
 
 
 def test_hidden_states_have_the_token_s_event_and_cost_the_host_no_call() -> None:
-    """They are written before there is a token, and given out after it: an event of their own would say nothing more."""
+    """They are written before there is a token, and given out after it: an event of their own would add nothing."""
     counts = []
     for emits in (False, True):
         device = CallsDevice()

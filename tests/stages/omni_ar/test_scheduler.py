@@ -23,8 +23,9 @@ from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, RequestStatus
 from omni_ar.run.scheduler import Scheduler
-from tests.stages.omni_ar.paper_runner import check_statuses, paper_shape
+from tests.stages.omni_ar.statuses import check_statuses
 from tests.support.ar_driver import plain_prompt
+from tests.support.small_text import SmallText
 
 SIZE, MODEL_LEN = 4, 40
 
@@ -41,7 +42,7 @@ class Stage:
     def __init__(self, rows: int, blocks: int, budget: int, *, prefix_cache: bool = True, lag: int = 1) -> None:
         device = CpuDevice()
         options = ArOptions(max_num_seqs=rows, max_model_len=MODEL_LEN, block_size=SIZE, max_num_batched_tokens=budget)
-        limits = Limits.of("text", options, paper_shape(talker=False))
+        limits = Limits.of("text", options, SmallText().shape)
         self.rows, self.blocks = RowTable(rows), BlockPool(blocks)
         spiller = Spiller(device, device.stream("ar"), MODEL_LEN)
         self.reclaimer = Reclaimer(self.blocks, spiller)

@@ -159,7 +159,7 @@ class StopAt:
 
 
 def test_tokens_after_a_stop_string_are_dropped_before_log_probs_come():
-    """The device knows no stop strings: its steps in flight go on, and the request's end waits for its log-probabilities."""
+    """Stop strings are matched on the host: its steps in flight go on, and the request's end waits for its log-probabilities."""
     device, model = QueuedDevice(), SmallText()
     driver = ArDriver(model, device, ArOptions(max_num_seqs=2, block_size=4, max_in_flight=4))
     said = greedy(model, PROMPTS[0], 8)

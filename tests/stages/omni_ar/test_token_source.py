@@ -42,7 +42,7 @@ SAMPLING: list[dict[str, object]] = [
 
 @dataclass(frozen=True)
 class Arrival:
-    """The event of a broadcast. shown: whether this rank may know of the broadcast of this index."""
+    """The event of a broadcast. shown: whether this rank may see the broadcast of this index."""
 
     index: int
     shown: Callable[[int], bool]

@@ -1,4 +1,4 @@
-"""The buffer of a step's upload holds the worst that a step may have to say, and what is said is what was counted."""
+"""The upload buffer holds the largest step, and an upload has exactly the size that was computed for it."""
 
 from collections.abc import Callable
 

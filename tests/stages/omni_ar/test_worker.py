@@ -2,7 +2,6 @@
 consumers."""
 
 import functools
-import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -243,34 +242,6 @@ def test_a_stop_id_is_given_and_is_the_last():
         assert driver.tokens(str(index)) == tokens
         assert driver.done(str(index)).reason == ("stop" if tokens[-1] in stops else "length")
     assert {driver.done(str(index)).reason for index in (4, 6)} == {"stop"}
-
-
-@pytest.mark.parametrize("seed", few(6, range(12), SLOW))
-def test_aborts_at_random_ticks_leave_nothing_and_change_no_other_s_tokens(seed: int):
-    chance = random.Random(seed)
-    device = QueuedDevice()
-    driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=3, block_size=2, num_blocks=40, max_num_batched_tokens=25))
-    waiting, given = list(range(8)), dict[int, list[int]]()
-    for _ in range(60):
-        if waiting and chance.random() < 0.4:
-            index = waiting.pop(0)
-            driver.ask(str(index), PROMPTS[index], max_tokens=6)
-        if chance.random() < 0.3:
-            index = chance.randrange(8)
-            if index not in waiting and str(index) not in driver.ends:
-                given.setdefault(index, driver.tokens(str(index)))
-                driver.abort(str(index))
-        driver.tick()
-        with torch.inference_mode():
-            device.run(operations=chance.randrange(10))
-    driver.run()
-    assert given, "the seed aborts nothing"
-    for index in set(range(8)) - given.keys() - set(waiting):
-        assert driver.tokens(str(index)) == greedy(MODEL, PROMPTS[index], 6)
-    for index, tokens in given.items():
-        assert tokens == greedy(MODEL, PROMPTS[index], 6)[: len(tokens)]
-        assert driver.tokens(str(index)) == tokens, "nothing comes after an abort"
-        assert str(index) not in driver.ends
 
 
 def test_a_request_without_a_prompt_ends_empty():

@@ -24,7 +24,7 @@ ANSWER = greedy(MODEL, PROMPT, 5)
 
 
 class Odd(msgspec.Struct, frozen=True):
-    """Something this stage kind does not know."""
+    """An input of no type that the stage kind takes."""
 
 
 def malformed(ids: list[int] = PROMPT, **changes: object) -> list[Payload]:

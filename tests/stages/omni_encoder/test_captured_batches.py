@@ -1,10 +1,11 @@
 """Batches that replay what was captured, and those that do not."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
 from omni.checkpoint import Checkpoint
 from omni.device import Device
@@ -12,12 +13,12 @@ from omni.device.cpu import CpuDevice
 from omni.pipeline import Stage
 from omni.stage import StageContext
 from omni_encoder.kind import LoadedEncoder
-from omni_encoder.model import EncoderModel
+from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.options import EncoderOptions
+from omni_encoder.plan import EncodePlan, EncoderInput
 from tests.stages.omni_encoder.bench import Bench
 from tests.support.devices import QueuedDevice
 from tests.support.tower import Tower, encode
-from tests.support.wavemaker import Coder
 
 
 def answers(bench: Bench, *items: list[float]) -> list[list[float]]:
@@ -96,6 +97,21 @@ def test_an_item_s_outputs_are_those_it_has_alone(lengths: tuple[int, ...]) -> N
         assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in outputs.values())
 
 
+class Doubler(EncoderModel):
+    """Pads nothing."""
+
+    def plan(self, items: Sequence[Mapping[str, Tensor]], length: int | None = None) -> EncodePlan:
+        parts = tuple(item["x"] for item in items)
+        sizes = tuple(len(part) for part in parts)
+        return EncodePlan({"x": EncoderInput((sum(sizes),), torch.float32, parts)}, sizes, sizes)
+
+    def encode(self, inputs: Mapping[str, Tensor], segments: tuple[int, ...] | None) -> Mapping[str, Tensor]:
+        return {"x": inputs["x"] * 2}
+
+    def largest_item(self, length: int) -> SampleItem:
+        return SampleItem(length, {"x": torch.zeros(length)})
+
+
 def loaded(
     graphs: bool, model: EncoderModel | None = None, graph_lengths: tuple[int, ...] | None = None
 ) -> LoadedEncoder:
@@ -118,11 +134,11 @@ def test_what_captured_batches_read_is_fixed_memory() -> None:
 
 
 def test_a_model_that_pads_nothing_has_nothing_captured() -> None:
-    stage = loaded(True, Coder())
+    stage = loaded(True, Doubler())
     assert stage.measure() > 0
     assert stage.footprint.fixed == loaded(False).footprint.fixed
-    (outputs,) = encode(Coder(), [{"codes": torch.zeros(3, 2, dtype=torch.int64)}])
-    assert outputs["codes"].tolist() == [[1, 1]] * 3
+    (outputs,) = encode(Doubler(), [{"x": torch.ones(3)}])
+    assert outputs["x"].tolist() == [2.0] * 3
     stage.start(0).close()
 
 

@@ -14,7 +14,7 @@ from omni_encoder.batch import PieceUploader, Transfer, copy_features
 from omni_encoder.inputs import Encoded
 from omni_encoder.plan import EncodePlan
 from tests.stages.omni_encoder.bench import Bench, media
-from tests.support.faults import LateFaultyDevice, Owner, idle, simulate
+from tests.support.faults import FaultyStirredDevice, Owner, idle, simulate
 from tests.support.stage_driver import lend
 
 pytestmark = pytest.mark.plants_faults
@@ -83,7 +83,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("phase", ["copy_features", "encode_batch", "take_outputs"])
 def test_a_batch_that_fails_runs_again_one_by_one(phase: str, number: int, after: bool) -> None:
     for seed in SEEDS:
-        device = LateFaultyDevice(seed)
+        device = FaultyStirredDevice(seed)
         bench = Consumer(device, max_batch_items=2)
 
         def over(bench: Consumer = bench) -> bool:
@@ -94,7 +94,7 @@ def test_a_batch_that_fails_runs_again_one_by_one(phase: str, number: int, after
             simulation.sometime(15, functools.partial(bench.begin, name, values), f"begin {name}")
         device.fail(phase, number, after=after)
         simulation.run()
-        assert device.faults == 1
+        assert device.failures == 1
         failed = {name for name, end in bench.ends.items() if isinstance(end, Failed)}
         assert len(failed) <= 1
         device.assert_no_races()
@@ -105,11 +105,11 @@ def test_a_batch_that_fails_runs_again_one_by_one(phase: str, number: int, after
 @pytest.mark.usefixtures("on_device")
 def test_features_of_a_failed_batch_are_freed_after_its_launches() -> None:
     """The copy of its features may still run when no request needs the job any more."""
-    device = LateFaultyDevice(None)
+    device = FaultyStirredDevice(None)
     bench = Consumer(device)
     refs = [bench.begin(name, ITEMS[name]) for name in "ab"]
     device.fail("encode_batch", 0, after=False)
-    while not device.faults:
+    while not device.failures:
         bench.turn()
     bench.abort("a", "b")
     bench.turn()

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from omni.errors import StageError
 from omni.stage import Failed
 from tests.support import painter, wavemaker
-from tests.support.faults import LateFaultyDevice, LateFrames
+from tests.support.faults import FaultyStirredDevice, LateFrames
 from tests.support.frame_bench import random_codes
 from tests.support.tiers import MUTATION, chosen
 
@@ -36,7 +36,7 @@ def test_only_the_batch_of_a_vocoder_that_fails_is_the_worse(phase: str, number:
     """Of a batch that fails in its launch all may fail: how much is copied or decoded is not known."""
     codes = {name: random_codes(9 + 3 * index, index) for index, name in enumerate("abcd")}
     for seed in SEEDS:
-        device = LateFaultyDevice(seed)
+        device = FaultyStirredDevice(seed)
         bench = wavemaker.Bench(device, **VOCODER)
         bench.open(*codes)
         device.fail(phase, number, after=after)
@@ -62,7 +62,7 @@ def test_only_the_batch_of_a_vocoder_that_fails_is_the_worse(phase: str, number:
 def test_only_the_batch_of_a_denoiser_that_fails_is_the_worse(phase: str, number: int, after: bool) -> None:
     codes = {name: random_codes(7 + 5 * index, index) for index, name in enumerate("abc")}
     for seed in SEEDS:
-        device = LateFaultyDevice(seed)
+        device = FaultyStirredDevice(seed)
         bench = painter.Bench(device, painter.Painter(context=3), **DIFFUSION)
         bench.open(*codes)
         for name, own in codes.items():
@@ -78,9 +78,9 @@ def play(traffic: LateFrames, codes: dict[str, NDArray[np.int64]], phase: str) -
     """Plays to the end, with one fault and no race. Returns the requests that failed, each with the fault."""
     traffic.play(codes)
     traffic.device.assert_no_races()
-    assert traffic.device.faults == 1
+    assert traffic.device.failures == 1
     for name in traffic.failed:
         assert isinstance(end := traffic.bench.ends[name], Failed)
         assert isinstance(end.error, StageError)
-        assert f"in phase {phase}: ValueError: a fault" in str(end.error)
+        assert f"in phase {phase}: PlantedError: planted" in str(end.error)
     return traffic.failed

@@ -1,7 +1,8 @@
-"""Stages of three kinds and the local connector in the real engine: front end -> encoder -> vocoder, and a denoiser."""
+"""A denoiser in the real engine and the memory it takes; errors of encoders, vocoders and denoisers for a wrong factory."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,117 +13,96 @@ from omni.checkpoint import Checkpoint
 from omni.device import Device, SyncCheck, sync_guard
 from omni.device.cpu import CpuDevice
 from omni.device.cuda import CudaDevice
-from omni.engine import StageOutput
-from omni.errors import ConfigError, OmniError
+from omni.engine import EngineRequest
+from omni.errors import ConfigError
 from omni.payload import Payload
-from omni.pipeline import Pipeline
+from omni.pipeline import Stage
 from omni.sampling import SamplingParams
 from omni.stage import StageContext
 from omni_diffusion.inputs import Voice
-from omni_diffusion.kind import LoadedDiffusion
-from omni_encoder.inputs import MediaItem
+from omni_diffusion.kind import DiffusionStageKind, LoadedDiffusion
+from omni_encoder.kind import EncoderStageKind
+from omni_encoder.options import EncoderOptions
 from omni_frames.request import CodeFrames
+from omni_vocoder.kind import VocoderStageKind
+from omni_vocoder.options import VocoderOptions
 from tests.support.devices import QueuedDevice
-from tests.support.frame_bench import Listener, random_codes
+from tests.support.engines import GIVEN_UP, TickedEngine
+from tests.support.frame_bench import random_codes
+from tests.support.omni_engine import Result
 from tests.support.painter import OPTIONS, PAINT, Painter, drawn, heard, paint_pipeline, paint_plugins, painted, spans
-from tests.support.wavemaker import WaveMaker, builtin_plugins, voice_pipeline, whole_wave
 
 DEVICES = [CpuDevice, QueuedDevice, pytest.param(CudaDevice, marks=pytest.mark.gpu)]
-each_device = pytest.mark.parametrize("make_device", DEVICES)
 
 
-class VocoderListener(Listener):
-    def __init__(self, device: Device, folder: Path, pipeline: Pipeline) -> None:
-        super().__init__(device, folder, pipeline, builtin_plugins())
-
-    def say(self, name: str, codes: NDArray[np.int64]) -> None:
-        meta = MediaItem(index=0, key=str(codes), batch_key=0, length=len(codes))
-        self.submit(name, {"coder": [Payload(meta, {"codes": torch.from_numpy(codes)})]})
-
-    def expect(self, name: str, codes: NDArray[np.int64]) -> None:
-        self.expect_wave(name, "voice", len(codes), whole_wave(WaveMaker(), (codes + 1).tolist()), rtol=1e-6)
-        assert sum(isinstance(output, StageOutput) for output in self.heard[name]) > 1
-
-
-class DiffusionListener(Listener):
+def submit(engine: TickedEngine, name: str, codes: NDArray[np.int64], voice: int = 1) -> Result:
     """A request's seed is the number of its codes."""
-
-    def __init__(self, device: Device, folder: Path, pipeline: Pipeline, graphs: bool = False) -> None:
-        super().__init__(device, folder, pipeline, paint_plugins(), graphs)
-
-    def say(self, name: str, codes: NDArray[np.int64], voice: int = 1) -> None:
-        frames = torch.from_numpy(codes)
-        frames = frames.pin_memory() if self.device.torch_device.type == "cuda" else frames
-        inputs = [Payload(Voice(index=voice)), Payload(CodeFrames(count=len(codes)), {"codes": frames})]
-        self.submit(name, {PAINT: inputs}, {PAINT: SamplingParams(seed=len(codes))})
-
-    def expect(self, name: str, codes: NDArray[np.int64]) -> None:
-        latents_TM = painted(codes, 1, drawn(len(codes), len(codes)), spans(len(codes), OPTIONS))
-        self.expect_wave(name, PAINT, len(codes), heard(latents_TM, Painter().context), rtol=1e-4, atol=1e-5)
+    frames, result = torch.from_numpy(codes), Result()
+    frames = frames.pin_memory() if engine.device.torch_device.type == "cuda" else frames
+    inputs = [Payload(Voice(index=voice)), Payload(CodeFrames(count=len(codes)), {"codes": frames})]
+    sampling = {PAINT: SamplingParams(seed=len(codes))}
+    engine.engine.submit(EngineRequest(name, frozenset({"audio"}), {PAINT: inputs}, sampling=sampling), result.take)
+    return result
 
 
-def play(listener: VocoderListener | DiffusionListener, bad: str | None) -> None:
-    """Many requests, one aborted, and perhaps one that has been submitted as "bad", with this in its error."""
-    codes = {f"r{n}": random_codes(4 + 5 * n, n) for n in range(5)} | {"same as r4": random_codes(24, 4)}
-    for name, rows in codes.items():
-        listener.say(name, rows)
-    listener.say("gone", random_codes(40, 9))
-    listener.run(ticks=4)
-    listener.engine.abort("gone", OmniError("the user left"))
-    listener.run()
-    for name, rows in codes.items():
-        listener.expect(name, rows)
-    assert listener.engine.idle
-    assert listener.error("gone") == "the user left"
-    if bad is not None:
-        assert len(listener.heard["bad"]) == 1
-        assert bad in listener.error("bad")
-    listener.engine.close()
-
-
-@pytest.mark.plants_faults
-@each_device
-def test_an_encoder_and_a_vocoder(make_device: Callable[[], Device], tmp_path: Path) -> None:
-    listener = VocoderListener(make_device(), tmp_path, voice_pipeline())
-    if isinstance(listener.device, QueuedDevice):
-        play(listener, None)  # a phase does not run where it is launched, so it cannot raise there
-    else:
-        listener.say("bad", np.array([[-1, 0]]))
-        play(listener, "stage 'coder' failed while encoding its media")
+def tick(engine: TickedEngine) -> None:
+    engine.tick()
+    if isinstance(engine.device, QueuedDevice):
+        with torch.inference_mode():
+            engine.device.synchronize()
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "captured"])
-@each_device
+@pytest.mark.parametrize("make_device", DEVICES)
 def test_a_denoiser(make_device: Callable[[], Device], graphs: bool, tmp_path: Path) -> None:
-    listener = DiffusionListener(make_device(), tmp_path, paint_pipeline(), graphs)
-    check = SyncCheck.OFF if isinstance(listener.device, QueuedDevice) else SyncCheck.ERROR
-    with sync_guard(listener.device, check):
-        listener.say("bad", random_codes(5, 9), voice=77)
-        play(listener, "voice 77 is out of range")
+    """Many requests, one given up, and one whose voice is not there."""
+    (tmp_path / "config.json").write_text('{"model_type": "paint"}')
+    engine = TickedEngine(tmp_path, paint_plugins(), device=make_device(), graphs=graphs)
+    check = SyncCheck.OFF if isinstance(engine.device, QueuedDevice) else SyncCheck.ERROR
+    codes = {f"r{n}": random_codes(4 + 5 * n, n) for n in range(5)} | {"same as r4": random_codes(24, 4)}
+    with sync_guard(engine.device, check):
+        bad = submit(engine, "bad", random_codes(5, 9), voice=77)
+        results = {name: submit(engine, name, rows) for name, rows in codes.items()}
+        gone = submit(engine, "gone", random_codes(40, 9))
+        for _ in range(4):
+            tick(engine)
+        engine.leave("gone")
+        while not engine.engine.idle:
+            tick(engine)
+    for name, rows in codes.items():
+        latents_TM = painted(rows, 1, drawn(len(rows), len(rows)), spans(len(rows), OPTIONS))
+        wave = heard(latents_TM, Painter().context)
+        np.testing.assert_allclose(results[name].wave, wave, rtol=1e-4, atol=1e-5)
+        assert results[name].stages[PAINT].counts == {"frames": len(rows), "samples": len(wave)}
+        assert results[name].reasons == {PAINT: "stop"}
+    assert gone.error is GIVEN_UP
+    assert "voice 77 is out of range" in str(bad.error)
+    assert not bad.log
+    engine.assert_free()
+    engine.engine.close()
+
+
+def context_of(folder: Path, stage: Stage, **changes: Any) -> StageContext:
+    (folder / "config.json").write_text("{}")
+    return StageContext(stage, stage.options, Checkpoint(folder), CpuDevice(), torch.float32, "auto", **changes)
 
 
 @pytest.mark.parametrize(
-    ("make", "pipeline", "stage", "kind"),
-    [
-        (VocoderListener, voice_pipeline(coder="build_nothing"), "coder", "encoder"),
-        (VocoderListener, voice_pipeline(wavemaker="build_nothing"), "voice", "vocoder"),
-        (DiffusionListener, paint_pipeline("build_nothing"), "paint", "diffusion"),
-    ],
+    ("kind", "options"),
+    [(EncoderStageKind(), EncoderOptions()), (VocoderStageKind(), VocoderOptions()), (DiffusionStageKind(), OPTIONS)],
+    ids=["encoder", "vocoder", "diffusion"],
 )
-def test_a_factory_of_the_wrong_thing_is_named(
-    make: Callable[[Device, Path, Pipeline], Listener], pipeline: Pipeline, stage: str, kind: str, tmp_path: Path
-) -> None:
-    problem = rf"pipeline\.stages\.{stage}\.model: gave a object; kind '{kind}' takes an "
+def test_a_factory_of_the_wrong_thing_is_named(kind: Any, options: Any, tmp_path: Path) -> None:
+    stage = Stage(name="it", kind=kind.name, model="tests.support.painter:build_nothing", options=options)
+    problem = rf"pipeline\.stages\.it\.model: gave a object; kind '{kind.name}' takes an "
     with pytest.raises(ConfigError, match=problem):
-        make(CpuDevice(), tmp_path, pipeline)
+        kind.load(context_of(tmp_path, stage))
 
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_a_denoiser_is_measured_on_its_largest_batches(graphs: bool, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    stage, model = paint_pipeline().stages[0], Painter()
-    context = StageContext(stage, OPTIONS, Checkpoint(tmp_path), CpuDevice(), torch.float32, "auto", graphs=graphs)
-    loaded = LoadedDiffusion(context, model)
+    model = Painter()
+    loaded = LoadedDiffusion(context_of(tmp_path, paint_pipeline().stages[0], graphs=graphs), model)
     assert loaded.footprint.weights == model.weights.nbytes
     latents = (1 + 2 + 1) * model.block_frames * model.repeats
     assert loaded.footprint.fixed > (OPTIONS.max_num_seqs + 1) * latents * model.latent_width * 4

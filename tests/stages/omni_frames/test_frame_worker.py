@@ -1,23 +1,17 @@
 """What stages have in common that read code frames and give samples, on one that does little else."""
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 
-from omni.device import COMPLETED
 from omni.device.cpu import CpuDevice
 from omni.payload import AudioChunk, PageSlice, Payload
-from omni.stage import Done, Feed
-from omni_frames.request import CodeFrames, read_arrival
+from omni.stage import Done
+from omni_frames.request import CodeFrames
 from tests.stages.omni_frames.adder import Bench
 from tests.support.devices import QueuedDevice
 from tests.support.faults import FaultyDevice
 from tests.support.frame_bench import POISON, frames, random_codes
-
-
-class Anything(msgspec.Struct, frozen=True):
-    """Meta that is not of code frames."""
 
 
 def test_nothing_is_read_before_it_is_ready_and_leases_end_after_the_copy() -> None:
@@ -98,6 +92,10 @@ def test_a_copy_that_fails_fails_its_request_only() -> None:
     ("payload", "problem"),
     [
         (Payload(CodeFrames(count=1)), "CodeFrames with a tensor 'codes'"),
+        (
+            Payload(CodeFrames(count=1), {"other": torch.zeros((1, 2), dtype=torch.int64)}),
+            "CodeFrames with a tensor 'codes'",
+        ),
         (
             Payload(AudioChunk(samples=np.empty(0, np.float32), sample_rate=1), {"codes": torch.zeros(1, 2)}),
             "CodeFrames",
@@ -185,13 +183,3 @@ def test_closing_lets_go_of_everything() -> None:
     bench.adder.close()
     assert all(ref.freed for ref in refs)
     assert not bench.held
-
-
-@pytest.mark.parametrize(
-    ("meta", "tensors"),
-    [(CodeFrames(count=2), {}), (CodeFrames(count=2), {"other": 2}), (Anything(), {"codes": 2}), (Anything(), {})],
-)
-def test_only_code_frames_with_codes_are_taken(meta: msgspec.Struct, tensors: dict[str, int]) -> None:
-    payload = Payload(meta, {name: torch.zeros(rows, 3, dtype=torch.int64) for name, rows in tensors.items()})
-    with pytest.raises(ValueError, match="CodeFrames with a tensor 'codes' are taken"):
-        read_arrival(Feed("r", payload, COMPLETED), 3)

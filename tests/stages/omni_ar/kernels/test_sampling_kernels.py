@@ -34,7 +34,7 @@ ROWS: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 9, "allowed_token_ids": (0, 4, 6, 11), "top_k": 2, "top_p": 0.9},
     {"suppress_token_ids": tuple(range(1, 20)), "bad_words_ids": ((7, 0),), "allowed_token_ids": tuple(range(20))},
 ]  # fmt: skip
-"""The last has nothing to say behind a 7."""
+"""The last has no allowed token behind a 7."""
 
 PROMPT, OUTPUTS = (1, 2, 2, 5), (5, 5, 7)
 

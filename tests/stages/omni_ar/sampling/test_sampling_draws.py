@@ -41,7 +41,7 @@ def repeat(logits_V, count, prompt=(), outputs=(), **asked):
 
 
 def exceeds_chance(drawn, probability_V):
-    """Whether chi-square says that these draws are of another distribution: by chance 1 in 1,000 times."""
+    """Whether a chi-square test rejects the distribution of these draws, at the level of 0.001."""
     observed = torch.bincount(drawn, minlength=len(probability_V)).double()
     if observed[probability_V == 0].sum() > 0:
         return True

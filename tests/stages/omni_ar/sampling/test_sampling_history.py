@@ -22,7 +22,7 @@ EVERYTHING = {
 
 
 def row_of(state, row):
-    """All that the state says of a row, but the column of what did not count."""
+    """All columns of a row's state, except those that no test counts."""
     tensors = {f.name: getattr(state, f.name) for f in fields(state) if isinstance(getattr(state, f.name), Tensor)}
     rows = {name: values[row] for name, values in tensors.items()}
     return {n: (values[:VOCAB] if n in ("seen", "counts") else values).tolist() for n, values in rows.items()}
