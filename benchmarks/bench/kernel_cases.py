@@ -15,6 +15,7 @@ from bench.floors import uniform_experts
 from bench.kernel_shapes import LayerShape, Sizes
 from omni_ar.kernels.activation import silu_and_mul
 from omni_ar.kernels.attention import attend_decodes, attend_prompts
+from omni_ar.kernels.attention.features import PLAIN, AttentionFeatures, alibi_slopes
 from omni_ar.kernels.frame import attend_frame
 from omni_ar.kernels.linear import gated_linear, linear, linear_parts, norm_linear
 from omni_ar.kernels.moe import Experts, Norm, SharedExpert, mix_experts
@@ -66,6 +67,7 @@ def cases(sizes: Sizes, buffers: Buffers) -> Iterator[Case]:
         for rows in sizes.rows:
             yield _decode(shape, rows, sizes.length, buffers)
         yield _prefill(shape, sizes.prompt, buffers)
+    yield from _features(sizes, buffers)
     for rows in (*sizes.rows, sizes.prompt):
         yield _mixture(sizes.thinker, rows, buffers)
     for rows in sizes.rows:
@@ -115,7 +117,26 @@ def _activation(shape: LayerShape, tokens: int, b: Buffers) -> Case:
     return Case(f"silu_and_mul {tokens} x {shape.mlp_width}", make, 3 * tokens * shape.mlp_width * b.item)
 
 
-def _decode(shape: LayerShape, rows: int, length: int, b: Buffers) -> Case:
+def _features(sizes: Sizes, b: Buffers) -> Iterator[Case]:
+    """What features of a layer cost: each at the sizes of plain attention, and a window of a long context beside all of it."""
+    shape, rows, window, long = sizes.thinker, sizes.rows[:2][-1], sizes.length, 16 * sizes.length
+    yield _decode(shape, rows, long, b)
+    yield _decode(shape, rows, long, b, AttentionFeatures(window=window))
+    yield _prefill(shape, sizes.prompt, b, AttentionFeatures(window=sizes.prompt // 4))
+    for features in (
+        AttentionFeatures(softcap=50.0),
+        AttentionFeatures(alibi_slopes=alibi_slopes(shape.heads, b.device)),
+        AttentionFeatures(sinks=b.randn(shape.heads)),
+    ):
+        yield _decode(shape, rows, sizes.length, b, features)
+        yield _prefill(shape, sizes.prompt, b, features)
+
+
+def _named(features: AttentionFeatures) -> str:
+    return "".join(f", {name}" for name in features.names)
+
+
+def _decode(shape: LayerShape, rows: int, length: int, b: Buffers, features: AttentionFeatures = PLAIN) -> Case:
     per_row = -(-length // _BLOCK)
 
     def make() -> Call:
@@ -127,13 +148,14 @@ def _decode(shape: LayerShape, rows: int, length: int, b: Buffers) -> Case:
         lengths, out = torch.full((rows,), length, device=b.device), torch.empty_like(q)
         arrivals = torch.zeros(rows * shape.kv_heads, dtype=torch.int32, device=b.device)
         most = table.shape[1] * _BLOCK
-        return lambda: attend_decodes(q, key, value, table, lengths, most, arrivals, out)
+        return lambda: attend_decodes(q, key, value, table, lengths, most, arrivals, out, features)
 
-    size = 2 * rows * length * shape.kv_heads * shape.head_dim * b.item
-    return Case(f"attend_decodes {shape.name}, {rows} x {length}", make, size, big=size)
+    read = length if features.window is None else min(length, features.window)
+    size = 2 * rows * read * shape.kv_heads * shape.head_dim * b.item
+    return Case(f"attend_decodes {shape.name}, {rows} x {length}{_named(features)}", make, size, big=size)
 
 
-def _prefill(shape: LayerShape, tokens: int, b: Buffers) -> Case:
+def _prefill(shape: LayerShape, tokens: int, b: Buffers, features: AttentionFeatures = PLAIN) -> Case:
     blocks = -(-tokens // _BLOCK)
 
     def make() -> Call:
@@ -141,12 +163,13 @@ def _prefill(shape: LayerShape, tokens: int, b: Buffers) -> Case:
         table = 1 + torch.randperm(blocks, device=b.device)[None]
         q = b.randn(tokens, shape.heads, shape.head_dim)
         row, out = torch.tensor([[0, 0, tokens, 0]], device=b.device), torch.empty_like(q)
-        return lambda: attend_prompts(q, key, value, table, row, 0, out)
+        return lambda: attend_prompts(q, key, value, table, row, 0, out, features)
 
-    # Two products, half of the square each.
-    flops = 2 * tokens * tokens * shape.heads * shape.head_dim
+    # Two products, half of the square each; without the triangle that is before the windows.
+    before = 0 if features.window is None else max(tokens - features.window, 0)
+    flops = 2 * (tokens * tokens - before * before) * shape.heads * shape.head_dim
     size = 2 * tokens * (shape.heads + shape.kv_heads) * shape.head_dim * b.item
-    return Case(f"attend_prompts {shape.name}, {tokens}", make, size, flops)
+    return Case(f"attend_prompts {shape.name}, {tokens}{_named(features)}", make, size, flops)
 
 
 def _mixture(shape: LayerShape, rows: int, b: Buffers) -> Case:

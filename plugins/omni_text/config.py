@@ -22,8 +22,6 @@ def read_config(checkpoint: Checkpoint) -> TextConfig:
     """Raises CheckpointError for an unsupported model."""
     kind = Qwen3MoeConfig if checkpoint.config["model_type"] == "qwen3_moe" else Qwen3Config
     hf = parse_config(kind, checkpoint.config, "Qwen3")
-    if hf.use_sliding_window:
-        raise CheckpointError("config.json: use_sliding_window", "is not supported", "use a model with full attention")
     decoder = decoder_config(hf, reads_chats=True)
     own = Section(hf.to_dict())
     own.require_counts("vocab_size", most=2**22)

@@ -95,8 +95,9 @@ class LoadedAr:
     def _capture(self) -> None:
         name, chunks = self._context.stage.name, self._chunk_sizes
         if not self._runner.captures_chunks:
-            backend = self._options.attention_backend
-            _log.warning("%s: steps with prompts run uncaptured, as always with attention_backend %r", name, backend)
+            backend, own = f"attention_backend {self._options.attention_backend!r}", "the attention of this model"
+            cause = backend if self._model.shape.captures_prefills else own
+            _log.warning("%s: steps with prompts run uncaptured, as always with %s", name, cause)
         sizes = capture_progress(name, (*chunks, *self._batch_sizes))
         self._runner.capture_chunks(islice(sizes, len(chunks)))
         self._runner.capture(sizes)

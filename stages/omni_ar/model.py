@@ -26,7 +26,8 @@ class ArShape:
     0 for none. emits_tokens: whether it also stores that of each generated token (`TokenHidden`). max_positions: maximum sequence
     length. logits_dtype: of `logits`, if not the stage's dtype; logits are not converted. forward_embeddings: names of the
     multimodal embeddings that `forward` reads besides `embed_prompt`; None if it may read any. Steps with other embeddings can be
-    captured; a captured `forward` receives none.
+    captured; a captured `forward` receives none. captures_prefills: whether `forward` supports prefill rows that only the device
+    knows, as a captured one gets them (`AttentionMetadata`). `AttentionBackend.attend` does; attention of the model's own may not.
     """
 
     num_layers: int
@@ -44,6 +45,7 @@ class ArShape:
     emits_tokens: bool = False
     logits_dtype: torch.dtype | None = None
     forward_embeddings: tuple[str, ...] | None = None
+    captures_prefills: bool = True
 
     @property
     def conditioned(self) -> bool:

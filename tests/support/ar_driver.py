@@ -261,7 +261,8 @@ class ArDriver(ArWorkerDriver):
             blocks = options.num_blocks or limits.rows * limits.max_blocks
             runner.allocate(blocks)
             if captured:
-                runner.capture_chunks(captured_lengths(options.graph_chunk_sizes, limits.max_num_batched_tokens))
+                if runner.captures_chunks:
+                    runner.capture_chunks(captured_lengths(options.graph_chunk_sizes, limits.max_num_batched_tokens))
                 runner.capture(captured_sizes(options.graph_batch_sizes, limits.rows))
             worker = ArWorker("text", runner, model.shape, limits, options, blocks)
         # As an engine does: buffers are zeroed on a stream that no stage's stream waits for.

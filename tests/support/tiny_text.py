@@ -34,6 +34,7 @@ _SHAPE: dict[str, Any] = {
     "max_position_embeddings": 256,
     "initializer_range": 0.2,  # the default leaves logits so flat that a model repeats one token
 }
+_WINDOW: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
 _EXPERTS: dict[str, Any] = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
@@ -43,10 +44,13 @@ _EXPERTS: dict[str, Any] = {
 
 
 def write_text_model(folder: Path, kind: str) -> PreTrainedModel:
-    """Writes a random model of a kind (`"tied"`, `"untied"`, `"moe"`) and returns it."""
+    """Writes a random model of a kind (`"tied"`, `"untied"`, `"moe"`, or `"window"`, whose first layer alone has full attention)
+    and returns it."""
     torch.manual_seed(len(kind))
     if kind == "moe":
         model: PreTrainedModel = Qwen3MoeForCausalLM(Qwen3MoeConfig(**_SHAPE, **_EXPERTS))
+    elif kind == "window":
+        model = Qwen3ForCausalLM(Qwen3Config(**_SHAPE, **_WINDOW))
     else:
         model = Qwen3ForCausalLM(Qwen3Config(**_SHAPE, tie_word_embeddings=kind == "tied"))
     model.eval().save_pretrained(folder)

@@ -13,6 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from omni_ar.kernels.attention.features import PLAIN, AttentionFeatures
+from omni_ar.kernels.attention.reference import gather_rows
+
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
@@ -48,6 +51,20 @@ class KVCache:
         """Stores the tokens' keys and values into their slots (int64). Only slots of the null block may repeat."""
         for pages, new_TKD in ((self.key, k_TKD), (self.value, v_TKD)):
             pages[layer].flatten(0, 1).index_copy_(0, slots_T, new_TKD.to(pages.dtype))
+
+    def gather(self, layer: int, table_RM: Tensor, lengths_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of the rows' keys and values, `[R, K, L, D]` each, in the order of positions. L = M * B. For attention in plain
+        torch.
+
+        table_RM, lengths_R: int64, blocks of each row and its number of keys. Entries from a row's length on are zeros: what
+        stands in the pages there may be NaN, which a weight of zero does not remove.
+        """
+        position_L = torch.arange(table_RM.shape[1] * self.block_size, device=table_RM.device)
+        beyond_RL = position_L >= lengths_R[:, None]
+        return (
+            gather_rows(self.key[layer], table_RM, beyond_RL),
+            gather_rows(self.value[layer], table_RM, beyond_RL),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +102,8 @@ class AttentionMetadata:
 
 
 class AttentionBackend(Protocol):
-    """Causal softmax attention with scale D ** -0.5. H is a multiple of the cache's heads: query heads h * G to h * G + G - 1 share
-    key head h. An implementation never synchronizes with the device.
+    """Causal softmax attention with scale D ** -0.5, or as a layer's `AttentionFeatures` say. H is a multiple of the cache's heads:
+    query heads h * G to h * G + G - 1 share key head h. An implementation never synchronizes with the device.
 
     `attend` of a batch without prefill rows can be captured in a CUDA graph. A row of length 0 yields zeros, as do tokens behind
     the last prefill row of a captured batch. Cache content beyond a row's length, NaN included, does not affect its output.
@@ -99,5 +116,15 @@ class AttentionBackend(Protocol):
     def captures_prefills(self) -> bool:
         """Whether the backend supports prefill rows that only the device knows, so that batches with prompts can be captured."""
 
-    def attend(self, q_THD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata) -> Tensor:
-        """Returns `[T, H, D]` for queries `[T, H, D]`. The batch's keys and values are in the cache already."""
+    def attend(
+        self,
+        q_THD: Tensor,
+        cache: KVCache,
+        layer: int,
+        meta: AttentionMetadata,
+        features: AttentionFeatures = PLAIN,
+    ) -> Tensor:
+        """Returns `[T, H, D]` for queries `[T, H, D]`. The batch's keys and values are in the cache already.
+
+        Raises ConfigError for features that the backend does not have. On a GPU every layer runs at start, when the memory of the
+        largest steps is measured, so no request meets it."""

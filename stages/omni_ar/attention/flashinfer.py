@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from omni.device import Device
+from omni.errors import ConfigError
 from omni_ar.attention.base import AttentionMetadata, KVCache, PrefillRow
 from omni_ar.attention.triton_paged import TritonPagedAttention
+from omni_ar.kernels.attention.features import PLAIN, AttentionFeatures
 from omni_ar.options import MAX_IN_FLIGHT
 
 _WORKSPACE_BYTES = 128 * 1024 * 1024
@@ -27,7 +29,8 @@ class FlashInferAttention:
 
     FlashInfer plans on the host, from exact lengths. The host knows the lengths of prefill rows, and their steps are
     not captured. Only the device knows the exact length of a decode row, and a captured step cannot be planned again,
-    so decode rows have no plan and their graphs serve rows of any length. One plan serves all layers of a step.
+    so decode rows have no plan and their graphs serve rows of any length. One plan serves all layers of a step. A plan
+    includes what `AttentionFeatures` vary from layer to layer, so layers with any are refused.
 
     A plan is copied to the device from its wrapper's host memory, in stream order. Consecutive steps therefore use the
     wrappers in turn: no wrapper is planned again before its last plan has been copied.
@@ -36,8 +39,9 @@ class FlashInferAttention:
     name = "flashinfer"
     captures_prefills = False
 
-    def __init__(self, device: Device) -> None:
-        """Raises ModuleNotFoundError if it is not installed."""
+    def __init__(self, device: Device, field: str = "attention_backend") -> None:
+        """field: the setting that selects the backend. Raises ModuleNotFoundError if it is not installed."""
+        self._field = field
         workspace = device.zeros((_WORKSPACE_BYTES,), torch.uint8)
         wrapper = import_module("flashinfer").BatchPrefillWithPagedKVCacheWrapper
         # The workspace is used in stream order, so wrappers share it; each wrapper has its own plan.
@@ -57,7 +61,17 @@ class FlashInferAttention:
             return f"FlashInfer has no head dimension {head_dim}", 'use "triton"'
         return None
 
-    def attend(self, q_THD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata) -> Tensor:
+    def attend(
+        self,
+        q_THD: Tensor,
+        cache: KVCache,
+        layer: int,
+        meta: AttentionMetadata,
+        features: AttentionFeatures = PLAIN,
+    ) -> Tensor:
+        if features.names:
+            problem = f"is used without {' and without '.join(features.names)}, which the model needs"
+            raise ConfigError(self._field, f"FlashInfer {problem}", 'use "triton"')
         out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
         if meta.num_decode:
             self._decode.attend_decodes(q_THD, cache, layer, meta, out_THD)

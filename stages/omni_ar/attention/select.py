@@ -31,10 +31,10 @@ def select_backend(
         raise ConfigError(field, f"{name!r} runs on CUDA devices alone", 'use "auto" or "torch"')
     if name == "flash_attention":
         _refuse(field, FlashAttention.problem(shape.head_dim, dtype, block_size))
-        return FlashAttention()
+        return FlashAttention(field)
     if name == "flashinfer":
         _refuse(field, FlashInferAttention.problem(shape.head_dim, dtype))
-        return FlashInferAttention(device)
+        return FlashInferAttention(device, field)
     return TritonPagedAttention(device)
 
 

@@ -5,7 +5,7 @@ Parameters have the names of most published decoders, except the stacked ones: q
 
 from omni_ar.kernels.norm import residual_sum
 from omni_ar.layers.attention import Attention, AttentionProjections
-from omni_ar.layers.decoder import DecoderConfig, DecoderLayer, DecoderLayers, decoder_config
+from omni_ar.layers.decoder import DecoderConfig, DecoderLayer, DecoderLayers, attention_windows, decoder_config
 from omni_ar.layers.frame_layers import ChooseCode, EmbedCode, FrameAttention, FrameCache, FrameLayers, first_pass
 from omni_ar.layers.linear import GatedMLP, Linear, Projection, RMSNorm, StackedLinear
 from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
@@ -31,6 +31,7 @@ __all__ = [
     "SharedExpertMoE",
     "SparseMoE",
     "StackedLinear",
+    "attention_windows",
     "decoder_config",
     "first_pass",
     "residual_sum",

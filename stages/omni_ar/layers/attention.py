@@ -3,13 +3,16 @@
 Shape legend: T tokens, D model width, H query heads, W head width, X = width of one token's queries, keys and values.
 """
 
-from typing import Unpack
+from dataclasses import replace
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 
-from omni_ar.attention import AttentionBackend, AttentionMetadata, KVCache
+from omni_ar.attention import AttentionBackend, AttentionFeatures, AttentionMetadata, KVCache
 from omni_ar.kernels.rope import HeadNorms, qk_norm_rope_write
 from omni_ar.layers.linear import Factory, Linear, RMSNorm, StackedLinear
+
+_PLAIN = AttentionFeatures()
 
 
 class AttentionProjections(nn.Module):
@@ -53,7 +56,18 @@ class AttentionProjections(nn.Module):
 
 
 class Attention(AttentionProjections):
-    """Grouped-query attention with rotary positions and, optionally, RMSNorm over each query and key head."""
+    """Grouped-query attention with rotary positions and, optionally, RMSNorm over each query and key head; and with the features of
+    its layer."""
+
+    def __init__(self, *sizes: int, features: AttentionFeatures = _PLAIN, sinks: bool = False, **options: Any) -> None:
+        """sizes, options: of `AttentionProjections`. features: all but sinks. sinks: whether there is a parameter `sinks` `[H]`."""
+        super().__init__(*sizes, **options)
+        self._features = features
+        self.sinks = nn.Parameter(self.o_proj.weight.new_empty(self.num_heads)) if sinks else None
+
+    @property
+    def features(self) -> AttentionFeatures:
+        return self._features if self.sinks is None else replace(self._features, sinks=self.sinks)
 
     def forward(
         self,
@@ -69,5 +83,5 @@ class Attention(AttentionProjections):
         q_THW = qk_norm_rope_write(
             qkv_TX, self.norms, cos_TW, sin_TW, self.num_heads, *pages, meta.slots_T, prefetch=prefetch
         )
-        attended_TX = backend.attend(q_THW, cache, self.layer, meta).flatten(1)
+        attended_TX = backend.attend(q_THW, cache, self.layer, meta, self.features).flatten(1)
         return self.o_proj.in_parts(attended_TX)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from omni.checkpoint.checks import Section
 from omni.errors import CheckpointError, quoted
+from omni_ar.attention import AttentionFeatures
 from omni_ar.kernels.norm import residual_sum
 from omni_ar.layers.attention import Attention, AttentionProjections
 from omni_ar.layers.linear import Factory, GatedMLP, RMSNorm
@@ -24,7 +25,9 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Shape of a stack. num_experts: 0 for a dense model. dense_layers: layers that keep a plain feed-forward in a model with
     experts. qk_norm: whether each query and key head is normalized. rope_scaling: None for plain rotary positions.
     shared_expert_width: 0 for none. mrope_section: None for one-axis rotary positions. mrope_interleaved: as in `RotaryEmbedding`.
-    attention_bias: of the four projections; without `output_bias`, of queries, keys and values only."""
+    attention_bias: of the four projections; without `output_bias`, of queries, keys and values only. attention_windows: the window
+    of each layer, None for full attention; empty for none at all. attention_scale, attention_softcap: as in `AttentionFeatures`.
+    attention_sinks: whether each layer has them."""
 
     width: int
     num_layers: int
@@ -37,6 +40,10 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     rms_norm_eps: float
     attention_bias: bool = False
     output_bias: bool = True
+    attention_windows: tuple[int | None, ...] = ()
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    attention_sinks: bool = False
     qk_norm: bool = True
     rope_scaling: FrequencyScaling | None = None
     mrope_section: tuple[int, ...] | None = None
@@ -48,13 +55,20 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     shared_expert_width: int = 0
     dense_layers: tuple[int, ...] = ()
 
+    @property
+    def special_attention(self) -> bool:
+        """Whether any layer has `AttentionFeatures`."""
+        scores = (self.attention_scale, self.attention_softcap)
+        return bool(self.attention_windows) or self.attention_sinks or scores != (None, None)
+
 
 def decoder_config(hf: Any, path: str = "", *, reads_chats: bool = False) -> DecoderConfig:
     """Reads a transformers text config with rotary positions, dense or mixture of experts. path: its path in
     config.json. reads_chats: whether it must have positions for the shortest chat.
 
-    The config does not contain `qk_norm`. Raises CheckpointError, naming the field, for values that are impossible for such a
-    stack, unknown scaling of rotary positions, an activation other than SiLU, and experts that no token can reach.
+    The config does not contain `qk_norm` and `attention_sinks`. Raises CheckpointError, naming the field, for values that are
+    impossible for such a stack, unknown scaling of rotary positions, layers whose attention is neither full nor within a window,
+    an activation other than SiLU, and experts that no token can reach.
     """
     raw = hf.to_dict()
     config = Section(raw, path)
@@ -85,6 +99,8 @@ def decoder_config(hf: Any, path: str = "", *, reads_chats: bool = False) -> Dec
         rope_theta=float(rope["rope_theta"]),
         rms_norm_eps=raw["rms_norm_eps"],
         attention_bias=raw.get("attention_bias", False),
+        attention_windows=attention_windows(config),
+        **_scores(config),
         rope_scaling=_rope_scaling(rope),
         mrope_section=tuple(section) if section is not None else None,
         num_experts=experts,
@@ -116,6 +132,37 @@ def _check_experts(config: Section, experts: int) -> None:
     config.require_counts("moe_intermediate_size")
     if config.get("decoder_sparse_step") is not None:
         config.require_counts("decoder_sparse_step", most=2**62)
+
+
+def attention_windows(config: Section) -> tuple[int | None, ...]:
+    """The window of each layer: `sliding_window` where `layer_types` says so, or of all layers without it. Empty if no layer has
+    one, as without `use_sliding_window` where the config has that field, or with a window that holds every position.
+
+    Raises CheckpointError, naming the field, for an impossible window and for other types of attention.
+    """
+    layers, window, types = config["num_hidden_layers"], config.get("sliding_window"), config.get("layer_types")
+    if types is not None:
+        config.require_list("layer_types", layers, layers)
+        for index, kind in enumerate(types):
+            if kind not in ("full_attention", "sliding_attention"):
+                problem, remedy = f"{quoted(kind)} is not supported", "use a model with full or sliding attention"
+                raise CheckpointError(config.field("layer_types", str(index)), problem, remedy)
+    slides = [types is None or kind == "sliding_attention" for kind in types or [None] * layers]
+    if config.get("use_sliding_window") is False or (window is None and types is None) or not any(slides):
+        return ()
+    config.require_counts("sliding_window", most=2**62)
+    return tuple(window if slide else None for slide in slides) if window < config["max_position_embeddings"] else ()
+
+
+def _scores(config: Section) -> dict[str, Any]:
+    scores: dict[str, Any] = {}
+    if config.get("attn_logit_softcapping") is not None:
+        config.require_numbers("attn_logit_softcapping")
+        scores["attention_softcap"] = config["attn_logit_softcapping"]
+    if config.get("query_pre_attn_scalar") is not None:
+        config.require_numbers("query_pre_attn_scalar")
+        scores["attention_scale"] = config["query_pre_attn_scalar"] ** -0.5
+    return scores
 
 
 def _rope_scaling(rope: Section) -> FrequencyScaling | None:
@@ -203,6 +250,10 @@ def decoder_layer(
     config: DecoderConfig, kind: type[AttentionProjections], index: int, **factory: Unpack[Factory]
 ) -> DecoderLayer:
     """A layer of the stack. kind: of its attention."""
+    window = config.attention_windows[index] if config.attention_windows else None
+    features = AttentionFeatures(scale=config.attention_scale, softcap=config.attention_softcap, window=window)
+    # Attention within a codec frame has no such arguments.
+    special = {"features": features, "sinks": config.attention_sinks} if config.special_attention else {}
     attention = kind(
         config.width,
         config.num_heads,
@@ -212,6 +263,7 @@ def decoder_layer(
         bias=config.attention_bias,
         output_bias=config.output_bias,
         layer=index,
+        **special,
         **factory,
     )
     mlp = _mlp(config, index, **factory)

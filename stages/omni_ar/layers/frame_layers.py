@@ -11,6 +11,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
+from omni.errors import CheckpointError
 from omni_ar.kernels.frame import attend_frame
 from omni_ar.layers.attention import AttentionProjections
 from omni_ar.layers.decoder import DecoderConfig, decoder_layer
@@ -54,8 +55,14 @@ class FrameLayers(nn.Module):
     code 0, code 1, ... in positions 0, 1, 2, ...; position g predicts group g."""
 
     def __init__(self, config: DecoderConfig, **factory: Unpack[Factory]) -> None:
-        """config: of a dense stack. Its M-RoPE fields are ignored, since positions have one axis here."""
+        """config: of a dense stack. Its M-RoPE fields are ignored, since positions have one axis here.
+
+        Raises CheckpointError for attention with a window, or another of `AttentionFeatures`.
+        """
         super().__init__()
+        if config.special_attention:
+            problem = "the decoder of code groups has a window, scale, softcap or sinks, which it does not support"
+            raise CheckpointError("config.json", problem, "use a model whose code groups have plain attention")
         layers = (decoder_layer(config, FrameAttention, index, **factory) for index in range(config.num_layers))
         self.layers = nn.ModuleList(layers)
         self._heads = (config.num_kv_heads, config.head_dim)

@@ -67,8 +67,8 @@ class Runner:
         self._forward = Forward(stage, backend)
         self._graphs = CapturedGraphs[Literal["decode", "codes"], Graph](name)
         self._captured_chunks = CapturedChunks(stage, self._forward)
-        self.captures_chunks = backend.captures_prefills
-        """Whether the attention backend supports capture of steps with prompts."""
+        self.captures_chunks = backend.captures_prefills and model.shape.captures_prefills
+        """Whether the attention backend and the model support capture of steps with prompts."""
         self._pages: Pages | None = None
         # One more than steps in flight: a step that fails half-way may leave a copy in flight.
         self._uploader = Uploader(device, self.stream, limits.upload_size, limits.ring + 1)
@@ -99,7 +99,7 @@ class Runner:
 
     def capture_chunks(self, sizes: Iterable[int]) -> None:
         """Captures the forward of steps with prompts, for these numbers of tokens in chunks. As `capture`, and before
-        it, since these take the most memory. Only if the backend supports it (`captures_chunks`)."""
+        it, since these take the most memory. Only where that is supported (`captures_chunks`)."""
         for size in sizes:
             self._captured_chunks.capture(size, self.pages)
 

@@ -13,7 +13,7 @@ from omni.device import open_device
 from tests.support.close_calls import Choice, Comparison, WatchedCpu
 from tests.support.tiny_text import VOCAB, TextEngine, write_text_model
 
-KINDS = ("tied", "untied", "moe")
+KINDS = ("tied", "untied", "moe", "window")
 TOKENS = 24
 PROMPTS = [[(31 * index + 11 * place + place * place) % VOCAB for place in range(1 + 5 * index)] for index in range(8)]
 SAMPLING: list[dict[str, object]] = [

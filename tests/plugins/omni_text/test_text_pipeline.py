@@ -53,7 +53,11 @@ def test_without_generation_settings_the_config_s_end_id_counts(folder: Path):
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "layer_types.1"),
+        (
+            {"use_sliding_window": True, "sliding_window": 0, "layer_types": ["sliding_attention"] * 3},
+            "sliding_window: is 0",
+        ),
         (
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
             "rope_parameters.rope_type",

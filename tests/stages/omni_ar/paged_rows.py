@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from omni_ar.attention import AttentionMetadata, KVCache, PrefillRow
+from omni_ar.attention import AttentionFeatures, AttentionMetadata, KVCache, PrefillRow
 
 LAYERS, LAYER = 2, 1
+PLAIN = AttentionFeatures()
 
 
 class PagedRows:
@@ -45,6 +46,17 @@ class PagedRows:
     def queries(self, tokens):
         return self.random(tokens, self.heads, self.head_dim).to(self.dtype)
 
+    def features(self, names: str, window: int = 5) -> AttentionFeatures:
+        """Features by their names, with values that change every result."""
+        made = {
+            "scale": 0.7,
+            "softcap": 1.5,
+            "alibi_slopes": torch.rand(self.heads, generator=self.generator, device=self.device) * 0.2,
+            "window": window,
+            "sinks": self.random(self.heads).to(self.dtype) + 1,
+        }
+        return AttentionFeatures(**{name: made[name] for name in names.split()})
+
     def poison(self, kept_slots: Sequence[Tensor]) -> None:
         """Makes everything NaN but what stands in these slots."""
         kept = torch.cat(list(kept_slots))
@@ -55,15 +67,26 @@ class PagedRows:
             flat[kept] = values
 
 
-def dense(q_QHD: Tensor, kv: Tensor, context: int) -> Tensor:
-    """Query i sees keys 0 to context + i. In float64."""
+def dense(q_QHD: Tensor, kv: Tensor, context: int, features: AttentionFeatures = PLAIN) -> Tensor:
+    """Query i sees keys 0 to context + i, or as many as the window holds. In float64."""
     q, (keys, values) = q_QHD.double(), kv.double()
-    group = q.shape[1] // keys.shape[1]
-    scores = torch.einsum("qkgd,lkd->kgql", q.unflatten(1, (-1, group)), keys) / q.shape[2] ** 0.5
+    scale = q.shape[2] ** -0.5 if features.scale is None else features.scale
+    by_key_head = (-1, q.shape[1] // keys.shape[1], 1, 1)
+    scores = torch.einsum("qkgd,lkd->kgql", q.unflatten(1, by_key_head[:2]), keys) * scale
     position_L = torch.arange(keys.shape[0], device=q.device)
-    seen_QL = position_L <= context + torch.arange(q.shape[0], device=q.device)[:, None]
+    position_Q1 = context + torch.arange(q.shape[0], device=q.device)[:, None]
+    seen_QL = position_L <= position_Q1
+    if features.softcap is not None:
+        scores = torch.tanh(scores / features.softcap) * features.softcap
+    if features.alibi_slopes is not None:
+        scores = scores - features.alibi_slopes.double().view(by_key_head) * (position_Q1 - position_L)
+    if features.window is not None:
+        seen_QL &= position_L + features.window > position_Q1
     weights = torch.exp(scores).masked_fill(~seen_QL, 0.0)
-    return torch.einsum("kgql,lkd->qkgd", weights / weights.sum(-1, keepdim=True), values).flatten(1, 2)
+    total = weights.sum(-1, keepdim=True)
+    if features.sinks is not None:
+        total = total + torch.exp(features.sinks.double()).view(by_key_head)
+    return torch.einsum("kgql,lkd->qkgd", weights / total, values).flatten(1, 2)
 
 
 def mixed_batch(
@@ -74,8 +97,11 @@ def mixed_batch(
     spare_columns: int = 0,
     spare: tuple[int, int] | None = None,
     poison: Callable[[Sequence[Tensor]], None] | None = None,
+    features: AttentionFeatures = PLAIN,
 ) -> tuple[Tensor, AttentionMetadata, Tensor]:
     """Writes one batch into the cache. prefills: (context, query) lengths. Returns queries, metadata and the expected result.
+
+    poison: called with the slots of all rows. With a window, the slots that it has left are not among them.
 
     Rows of length 0 have a null block table, as those have that pad a batch. spare: prefill rows and tokens that a captured batch
     has room for besides; None if it is not captured.
@@ -87,7 +113,9 @@ def mixed_batch(
     for slots, kv in written:
         world.write(slots, kv)
     if poison is not None:
-        poison([slots for slots, _ in written])
+        ends = [*decode_lengths, *(context + 1 for context, _ in prefills)]
+        kept = [max(end - features.window, 0) if features.window is not None else 0 for end in ends]
+        poison([slots[begin:] for (slots, _), begin in zip(written, kept, strict=True)])
     columns = max((len(table) for table, _, _ in decodes + prompts), default=0) + spare_columns
     tables = [table + [0] * (columns - len(table)) for table, _, _ in prompts + decodes]
     table_NM = world.integers(tables).view(len(tables), columns)
@@ -113,11 +141,13 @@ def mixed_batch(
     )
     q = torch.cat([world.queries(start), world.queries(spare_tokens) * float("nan")])
     expected = [
-        dense(q[i : i + 1], kv, len(slots) - 1) if len(slots) else torch.zeros_like(q[i : i + 1], dtype=torch.float64)
+        dense(q[i : i + 1], kv, len(slots) - 1, features)
+        if len(slots)
+        else torch.zeros_like(q[i : i + 1], dtype=torch.float64)
         for i, (_, slots, kv) in enumerate(decodes)
     ]
     expected += [
-        dense(q[row.start : row.start + row.query_length], kv, row.context_length)
+        dense(q[row.start : row.start + row.query_length], kv, row.context_length, features)
         for row, (_, _, kv) in zip(rows, prompts, strict=True)
     ]
     expected.append(torch.zeros(spare_tokens, *q.shape[1:], dtype=torch.float64, device=q.device))

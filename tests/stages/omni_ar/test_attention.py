@@ -13,27 +13,28 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from omni.device import open_device
 from omni.device.cpu import CpuDevice
 from omni.device.kernel_choice import plain_torch
 from omni.device.meta import MetaDevice
 from omni.errors import ConfigError
-from omni_ar.attention import TorchPagedAttention, TritonPagedAttention
+from omni_ar.attention import AttentionFeatures, TorchPagedAttention, TritonPagedAttention, alibi_slopes
 from omni_ar.attention.flash_attention import FlashAttention
 from omni_ar.attention.flashinfer import FlashInferAttention
 from omni_ar.attention.select import select_backend
 from omni_ar.kernels.attention.reference import prefill_attention
 from omni_ar.model import ArShape
-from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, mixed_batch
+from tests.stages.omni_ar.paged_rows import LAYER, PLAIN, PagedRows, mixed_batch
 
 BACKEND = TorchPagedAttention()
 
 
-def run(world, decode_lengths, prefills, **kwargs):
+def run(world, decode_lengths, prefills, features=PLAIN, **kwargs):
     """Returns (ours, dense)."""
-    q, meta, expected = mixed_batch(world, decode_lengths, prefills, **kwargs)
-    return BACKEND.attend(q, world.cache, LAYER, meta), expected
+    q, meta, expected = mixed_batch(world, decode_lengths, prefills, features=features, **kwargs)
+    return BACKEND.attend(q, world.cache, LAYER, meta, features), expected
 
 
 def check(results, tolerance=1e-5):
@@ -56,6 +57,54 @@ def test_mixed_batches(seed, decode_lengths, prefills, heads, block_size, spare_
         decode_lengths = [1]
     world = PagedRows(seed, kv_heads=heads[0], group=heads[1], block_size=block_size, blocks=128)
     check(run(world, decode_lengths, prefills, spare_columns=spare_columns, spare=spare))
+
+
+BATCHES = [([], [(0, 5)]), ([3, 9], []), ([1, 0, 8], [(4, 3), (0, 1), (7, 6)])]
+FEATURES = ["scale", "softcap", "alibi_slopes", "window", "sinks"]
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(0, 2**31),
+    st.sets(st.sampled_from(FEATURES), min_size=1),
+    st.integers(1, 20),
+    st.lists(st.integers(0, 14), max_size=3),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 7)), max_size=2),
+    st.sampled_from([(1, 4), (2, 1), (2, 3)]),
+    st.sampled_from([1, 3, 4]),
+    st.none() | st.tuples(st.integers(0, 2), st.integers(0, 9)),
+)
+def test_features_of_layers(seed, names, window, decode_lengths, prefills, heads, block_size, spare):
+    if not decode_lengths and not prefills:
+        decode_lengths = [9]
+    world = PagedRows(seed, kv_heads=heads[0], group=heads[1], block_size=block_size, blocks=128)
+    features = world.features(" ".join(sorted(names)), window)
+    check(run(world, decode_lengths, prefills, features, spare_columns=seed % 3, spare=spare))
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_each_feature_alone(name):
+    for decodes, prefills in BATCHES:
+        world = PagedRows(4)
+        check(run(world, decodes, prefills, world.features(name)))
+
+
+def test_decode_rows_do_not_read_what_has_left_the_window():
+    world = PagedRows(3)
+    check(run(world, [0, 5, 13], [], AttentionFeatures(window=6), poison=world.poison))
+
+
+def test_a_window_or_softcap_that_is_not_positive_is_refused():
+    with pytest.raises(ValueError, match="window is 0"):
+        AttentionFeatures(window=0)
+    with pytest.raises(ValueError, match="softcap is -1"):
+        AttentionFeatures(softcap=-1.0)
+
+
+@pytest.mark.parametrize("heads", [1, 4, 6, 8, 40])
+def test_slopes_of_alibi_are_those_of_transformers(heads):
+    alibi = build_alibi_tensor(torch.ones(1, 2, dtype=torch.int64), heads, torch.float32)
+    torch.testing.assert_close(alibi_slopes(heads), alibi[:, 0, 1])
 
 
 def test_nothing_beyond_a_rows_length_reaches_it():
@@ -81,9 +130,6 @@ def test_bf16():
     torch.testing.assert_close(ours.double(), expected, rtol=0.02, atol=0.02)
 
 
-BATCHES = [([], [(0, 5)]), ([3, 9], []), ([1, 0, 8], [(4, 3), (0, 1), (7, 6)])]
-
-
 def install(monkeypatch, name, **members):
     module = ModuleType(name)
     module.__spec__ = ModuleSpec(name, None)
@@ -91,19 +137,29 @@ def install(monkeypatch, name, **members):
     monkeypatch.setitem(sys.modules, name, module)
 
 
-def attend_last(q_QHD, key, value, table, length):
+def attend_last(q_QHD, key, value, table, length, features=PLAIN):
     """The last Q tokens of a row of `length`."""
     if not length:
         return torch.zeros_like(q_QHD)
-    return prefill_attention(q_QHD, key, value, table.long(), int(length) - len(q_QHD))
+    return prefill_attention(q_QHD, key, value, table.long(), int(length) - len(q_QHD), features)
 
 
-def flash_attn_with_kvcache(q, k_cache, v_cache, *, cache_seqlens, causal, page_table):
+def flash_attn_with_kvcache(
+    q, k_cache, v_cache, *, cache_seqlens, causal, page_table, softmax_scale=None, window_size=(-1, -1), softcap=0.0,
+    alibi_slopes=None,
+):  # fmt: skip
     assert causal
+    assert window_size[1] == (0 if window_size[0] >= 0 else -1)
+    features = AttentionFeatures(
+        scale=softmax_scale,
+        softcap=softcap or None,
+        alibi_slopes=alibi_slopes,
+        window=window_size[0] + 1 if window_size[0] >= 0 else None,
+    )
     assert (cache_seqlens.dtype, page_table.dtype) == (torch.int32, torch.int32)
     assert len(q) == len(cache_seqlens) == len(page_table)
     rows = zip(q, page_table, cache_seqlens, strict=True)
-    return torch.stack([attend_last(row_q, k_cache, v_cache, table, length) for row_q, table, length in rows])
+    return torch.stack([attend_last(row_q, k_cache, v_cache, table, length, features) for row_q, table, length in rows])
 
 
 class BatchPrefillWithPagedKVCacheWrapper:
@@ -137,11 +193,12 @@ class BatchPrefillWithPagedKVCacheWrapper:
             out[tokens] = attend_last(q[tokens], key, value, table, (len(table) - 1) * self.page_size + last)
 
 
-def check_backend(backend, decodes, prefills):
+def check_backend(backend, decodes, prefills, names=""):
     world = PagedRows(1)
-    q, meta, expected = mixed_batch(world, decodes, prefills, spare_columns=1)
+    features = world.features(names)
+    q, meta, expected = mixed_batch(world, decodes, prefills, spare_columns=1, features=features)
     for _ in range(2):
-        ours = backend.attend(q, world.cache, LAYER, meta)
+        ours = backend.attend(q, world.cache, LAYER, meta, features)
         torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -159,6 +216,35 @@ def test_flash_attention_2_calls_its_table_otherwise(monkeypatch):
     check_backend(FlashAttention(), *BATCHES[-1])
 
 
+@pytest.mark.parametrize("names", ["window", "softcap scale", "alibi_slopes"])
+def test_flash_attention_2_takes_features_of_layers(monkeypatch, names):
+    def version_2(*args, block_table, **kwargs):
+        return flash_attn_with_kvcache(*args, page_table=block_table, **kwargs)
+
+    install(monkeypatch, "flash_attn", flash_attn_with_kvcache=version_2)
+    check_backend(FlashAttention(), *BATCHES[-1], names)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "names", "said"),
+    [
+        ("flash_attention", "flash_attn", "sinks window", 'FlashAttention 2 has no sinks.*use "triton"'),
+        ("flash_attention", "flash_attn_interface", "sinks alibi_slopes", "3 has no alibi_slopes and no sinks"),
+        ("flashinfer", "flashinfer", "window softcap", "FlashInfer is used without softcap and without window"),
+    ],
+)
+def test_what_a_library_cannot_do_for_a_layer_is_refused_by_name(monkeypatch, name, module, names, said):
+    members = {
+        "flash_attn_with_kvcache": flash_attn_with_kvcache,
+        "BatchPrefillWithPagedKVCacheWrapper": BatchPrefillWithPagedKVCacheWrapper,
+    }
+    install(monkeypatch, module, **members)
+    backend = select(name, NoGpu(), block_size=256)
+    with pytest.raises(ConfigError, match=said) as refused:
+        check_backend(backend, *BATCHES[-1], names)
+    assert refused.value.field == "talker.attention_backend"
+
+
 @pytest.mark.parametrize(("decodes", "prefills"), BATCHES)
 def test_flashinfer_plans_once_for_all_layers(monkeypatch, decodes, prefills):
     class Wrapper(BatchPrefillWithPagedKVCacheWrapper):
@@ -172,6 +258,7 @@ def test_flashinfer_plans_once_for_all_layers(monkeypatch, decodes, prefills):
 @pytest.mark.parametrize(("decodes", "prefills"), BATCHES)
 def test_triton_takes_the_reference_on_the_cpu(decodes, prefills):
     check_backend(TritonPagedAttention(CpuDevice()), decodes, prefills)
+    check_backend(TritonPagedAttention(CpuDevice()), decodes, prefills, " ".join(FEATURES))
 
 
 def select(name, device, dtype=torch.bfloat16, block_size=16, head_dim=64):
@@ -193,6 +280,9 @@ class NoGpu(CpuDevice):
     def __init__(self):
         super().__init__()
         self.torch_device = torch.device("cuda")
+
+    def zeros(self, shape, dtype):
+        return torch.zeros(shape, dtype=dtype)
 
 
 def test_triton_on_another_device_is_refused():

@@ -18,6 +18,7 @@ from omni.payload import Payload
 from omni.sampling import HostRules
 from omni_ar.attention import TorchPagedAttention
 from omni_ar.inputs import MultimodalEmbedding, Placeholder, TokenHidden
+from omni_ar.layers.text_model import TextModel
 from omni_ar.model import ArShape, Batch, FrameEnd, PromptTokens
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
@@ -247,6 +248,25 @@ def test_an_attention_backend_may_have_to_know_chunks_on_the_host(
     assert device.replays["text-prompts-16"] == captures
     said = ["text: steps with prompts run uncaptured, as always with attention_backend 'torch'"]
     assert [record.getMessage() for record in caplog.records] == ([] if captures else said)
+
+
+def test_attention_of_a_models_own_may_have_to_know_chunks_on_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    published = vars(TextModel)["shape"].fget
+    shape = property(lambda model: dataclasses.replace(published(model), captures_prefills=False))
+    monkeypatch.setattr(TextModel, "shape", shape)
+    write_text_model(tmp_path / "model", "untied")
+    device = CountingDevice()
+    with caplog.at_level(logging.WARNING, "omni_ar"):
+        engine = TextEngine(tmp_path / "model", {}, device, graphs=True)
+    device.launches.clear()
+    engine.submit("0", [1, 2, 3], max_tokens=3)
+    engine.run()
+    assert device.launches["run_forward"] == 1
+    assert device.replays["text-decode-1"] > 0
+    said = ["text: steps with prompts run uncaptured, as always with the attention of this model"]
+    assert [record.getMessage() for record in caplog.records] == said
 
 
 @pytest.mark.parametrize("sizes", [(0,), (33,), (4, -1)])

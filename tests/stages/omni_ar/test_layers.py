@@ -1,5 +1,7 @@
 """Layers against transformers', with its parameter names; layers stacked over the cache against a whole model."""
 
+from typing import Any
+
 import pytest
 import torch
 from msgspec.structs import replace
@@ -7,8 +9,9 @@ from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3Model, Qwen3MoeConfig
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
+from omni.checkpoint.checks import Section
 from omni.errors import CheckpointError
-from omni_ar.attention import AttentionMetadata, KVCache, PrefillRow, TorchPagedAttention
+from omni_ar.attention import TorchPagedAttention
 from omni_ar.layers import (
     Attention,
     DecoderConfig,
@@ -20,14 +23,16 @@ from omni_ar.layers import (
     RMSNorm,
     RotaryEmbedding,
     SparseMoE,
+    attention_windows,
     first_pass,
 )
 from omni_ar.layers.decoder import decoder_config
 from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
+from tests.stages.omni_ar.two_rows import TwoRows
 from tests.support.one_row import OneRow
 from tests.support.published import copy_weights, randomize
 
-WIDTH, HEADS, KV_HEADS, HEAD_DIM, LAYERS, EPS, THETA, BLOCK = 24, 4, 2, 8, 3, 1e-6, 1e4, 4
+WIDTH, HEADS, KV_HEADS, HEAD_DIM, LAYERS, EPS, THETA = 24, 4, 2, 8, 3, 1e-6, 1e4
 
 
 def inputs(*shape, seed=0):
@@ -69,41 +74,24 @@ def reference(request):
     return randomize(Qwen3Model(config), seed=1)
 
 
-class Rows:
-    """Two requests in one cache, fed in any pieces."""
+class Rows(TwoRows):
+    """Two requests through layers, fed in any pieces."""
 
     def __init__(self, layers, dtype=torch.float32):
+        super().__init__(LAYERS, KV_HEADS, HEAD_DIM, dtype)
         self.layers, self.dtype = layers, dtype
-        zeros = lambda shape, dtype: torch.zeros(shape, dtype=dtype)  # noqa: E731
-        self.cache = KVCache.allocate(zeros, LAYERS, 20, BLOCK, KV_HEADS, HEAD_DIM, dtype)
-        self.tables = torch.tensor([[7, 3, 12, 5], [2, 9, 1, 14]])
-        self.lengths = [0, 0]
         self.rotary = RotaryEmbedding(HEAD_DIM, THETA)
 
     def step(self, pieces):
         """pieces: (row, x `[n, D]`, whether it is a decode), decodes first. Returns the outputs in that order."""
-        decodes = [row for row, _, is_decode in pieces if is_decode]
-        positions: list[Tensor] = []
-        slots, prefills = [], []
-        for row, x, is_decode in pieces:
-            position = self.lengths[row] + torch.arange(len(x))
-            slots.append(self.tables[row][position // BLOCK] * BLOCK + position % BLOCK)
-            if not is_decode:
-                start = sum(len(p) for p in positions)
-                prefills.append(PrefillRow(start, len(x), self.lengths[row], self.tables[row]))
-            positions.append(position)
-            self.lengths[row] += len(x)
-        lengths = [self.lengths[row] for row in decodes]
-        meta = AttentionMetadata(
-            torch.cat(slots), len(decodes), self.tables[decodes], torch.tensor(lengths), max(lengths, default=0),
-            tuple(prefills),
-        )  # fmt: skip
+        counts = [len(x) for _, x, _ in pieces]
+        position_T, meta = self.place([(row, len(x), is_decode) for row, x, is_decode in pieces])
         x = torch.cat([x for _, x, _ in pieces]).to(self.dtype)
-        cos, sin = self.rotary(torch.cat(positions)[None], self.dtype)
-        delta = None
+        cos, sin = self.rotary(position_T[None], self.dtype)
+        delta: Any = None
         for layer in self.layers:
             x, delta = layer(x, delta, cos, sin, self.cache, meta, TorchPagedAttention())
-        return (x + delta).split([len(p) for _, p, _ in pieces])
+        return (x + delta).split(counts)
 
 
 def test_rms_norm():
@@ -143,6 +131,62 @@ def test_layers_whole_chunked_and_decoded_in_a_mixed_batch(reference):
     for x, part in zip((first, second), parts, strict=True):
         expected = reference(inputs_embeds=x[None]).last_hidden_state[0]
         torch.testing.assert_close(reference.norm(torch.cat(part)), expected, rtol=1e-4, atol=1e-5)
+
+
+FULL, SLIDES = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({}, ()),
+        ({"sliding_window": None}, ()),
+        ({"sliding_window": 7}, (7, 7, 7)),
+        ({"sliding_window": 7, "layer_types": [SLIDES, FULL, SLIDES]}, (7, None, 7)),
+        ({"sliding_window": None, "layer_types": [FULL] * 3}, ()),
+        ({"sliding_window": 7, "layer_types": [FULL] * 3}, ()),
+        ({"sliding_window": 7, "use_sliding_window": False}, ()),
+        ({"sliding_window": 7, "use_sliding_window": True}, (7, 7, 7)),
+        ({"sliding_window": 40}, ()),
+    ],
+)
+def test_windows_of_published_configs(changes, windows):
+    raw = {"num_hidden_layers": 3, "max_position_embeddings": 40, **changes}
+    assert attention_windows(Section(raw)) == windows
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sliding_window": 0}, "sliding_window: is 0, below 1"),
+        ({"sliding_window": None, "layer_types": [SLIDES] * 3}, "sliding_window: is None, not a whole number"),
+        ({"sliding_window": 7, "layer_types": [SLIDES] * 2}, "layer_types: has 2 entries"),
+        ({"layer_types": [FULL, "linear_attention", FULL]}, "layer_types.1: 'linear_attention' is not supported"),
+    ],
+)
+def test_impossible_windows_are_refused_by_field(changes, said):
+    with pytest.raises(CheckpointError, match=said):
+        attention_windows(Section({"num_hidden_layers": 3, "max_position_embeddings": 40, **changes}))
+
+
+def test_the_decoder_of_code_groups_refuses_windows():
+    with pytest.raises(CheckpointError, match="the decoder of code groups has a window"):
+        FrameLayers(replace(CONFIG, attention_windows=(None,) * (CONFIG.num_layers - 1) + (4,)))
+
+
+def test_gathered_rows_are_in_order_and_zero_beyond_their_length():
+    rows = TwoRows(1, KV_HEADS, HEAD_DIM)
+    for pages in (rows.cache.key, rows.cache.value):
+        pages.fill_(float("nan"))
+    lengths = torch.tensor([6, 0])
+    _, meta = rows.place([(0, 6, False)])
+    new_TKD = inputs(2, 6, KV_HEADS, HEAD_DIM)
+    rows.cache.write(0, new_TKD[0], new_TKD[1], meta.slots_T)
+    for gathered, new in zip(rows.cache.gather(0, rows.tables[:, :2], lengths), new_TKD, strict=True):
+        assert gathered.shape == (2, KV_HEADS, 8, HEAD_DIM)
+        assert torch.equal(gathered[0, :, :6], new.transpose(0, 1))
+        assert not gathered[0, :, 6:].any()
+        assert not gathered[1].any()
 
 
 def test_without_query_and_key_norms_there_are_no_such_parameters():

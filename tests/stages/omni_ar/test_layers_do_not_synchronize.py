@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from omni_ar.attention import AttentionMetadata, KVCache, PrefillRow, TorchPagedAttention
+from omni_ar.attention import (
+    AttentionFeatures,
+    AttentionMetadata,
+    KVCache,
+    PrefillRow,
+    TorchPagedAttention,
+    alibi_slopes,
+)
 from omni_ar.kernels.sampling.state import EVERYTHING, NEVER, SamplingState
 from omni_ar.kernels.step.reference import observe
 from omni_ar.layers import Attention, DecoderLayer, RotaryEmbedding, SharedExpertMoE
@@ -43,10 +50,11 @@ def guard(device):
 class Step:
     """A layer with its cache and sampling state on a device; `run` is one decode step, or a mixed one."""
 
-    def __init__(self, device, dtype, width=WIDTH):
+    def __init__(self, device, dtype, width=WIDTH, **special):
         self.device = device
         generator = torch.Generator().manual_seed(0)
-        attention = Attention(width, HEADS, KV_HEADS, HEAD_DIM, qk_norm_eps=1e-6, layer=0, dtype=dtype)
+        sizes = (width, HEADS, KV_HEADS, HEAD_DIM)
+        attention = Attention(*sizes, qk_norm_eps=1e-6, layer=0, dtype=dtype, **special)
         moe = SharedExpertMoE(width, 16, 6, 2, True, 24, dtype=dtype)
         self.layer = DecoderLayer(attention, moe, width=width, norm_eps=1e-6, dtype=dtype).requires_grad_(False)
         for parameter in self.layer.parameters():
@@ -111,6 +119,18 @@ def test_a_step_does_not_synchronize(device, kind, dtype, width):
     with guard(device):
         hidden, _ = step.run(kind)
     assert torch.equal(hidden, warm)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("kind", ["decode", "mixed"])
+def test_attention_with_features_does_not_synchronize(device, kind):
+    features = AttentionFeatures(scale=0.5, softcap=9.0, window=3, alibi_slopes=alibi_slopes(HEADS, device))
+    step, plain = Step(device, torch.float32, features=features, sinks=True), Step(device, torch.float32)
+    warm, _ = step.run(kind)
+    with guard(device):
+        hidden, _ = step.run(kind)
+    assert torch.equal(hidden, warm)
+    assert not torch.equal(hidden, plain.run(kind)[0])
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels.attention import reference
+from omni_ar.kernels.attention.features import PLAIN, AttentionFeatures
 from omni_ar.kernels.attention.settings import decode_settings, prefill_settings
 
 
@@ -20,6 +21,7 @@ def attend_decodes(
     max_length: int,
     arrivals: Tensor,
     out_RHD: Tensor,
+    features: AttentionFeatures = PLAIN,
 ) -> None:
     """Attends one token per row to the row's keys. Queries, pages and results have one floating-point dtype; `table_RM`
     and `lengths_R` are int64.
@@ -31,9 +33,13 @@ def attend_decodes(
         from omni_ar.kernels.attention import decode_kernel
 
         settings = decode_settings(q_RHD, key_NBKD)
-        decode_kernel.decode_attention(q_RHD, key_NBKD, value_NBKD, table_RM, lengths_R, arrivals, settings, out_RHD)
+        decode_kernel.decode_attention(
+            q_RHD, key_NBKD, value_NBKD, table_RM, lengths_R, arrivals, settings, out_RHD, features
+        )
     else:
-        out_RHD.copy_(reference.decode_attention(q_RHD, key_NBKD, value_NBKD, table_RM, lengths_R, max_length))
+        out_RHD.copy_(
+            reference.decode_attention(q_RHD, key_NBKD, value_NBKD, table_RM, lengths_R, max_length, features)
+        )
 
 
 def attend_prompts(
@@ -44,6 +50,7 @@ def attend_prompts(
     rows_P4: Tensor,
     first: int,
     out_THD: Tensor,
+    features: AttentionFeatures = PLAIN,
 ) -> None:
     """Causal attention of the tokens from `first` on: prompt after prompt, then padding, which yields zeros. Tokens
     before `first` are unchanged.
@@ -58,8 +65,10 @@ def attend_prompts(
         from omni_ar.kernels.attention import prefill_kernel
 
         settings = prefill_settings(tokens, q_THD, key_NBKD)
-        prefill_kernel.prefill_attention(q_THD, key_NBKD, value_NBKD, table_NM, rows_P4, first, settings, out_THD)
+        prefill_kernel.prefill_attention(
+            q_THD, key_NBKD, value_NBKD, table_NM, rows_P4, first, settings, out_THD, features
+        )
     else:
         out_THD[first:] = reference.prefill_rows_attention(
-            q_THD[first:], key_NBKD, value_NBKD, table_NM, rows_P4, first
+            q_THD[first:], key_NBKD, value_NBKD, table_NM, rows_P4, first, features
         )

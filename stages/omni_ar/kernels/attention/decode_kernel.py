@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from omni_ar.kernels.attention.features import PLAIN, AttentionFeatures
+from omni_ar.kernels.attention.scores_kernel import LOG2E, capped_and_biased
 from omni_ar.kernels.attention.settings import DecodeSettings, log2_scale, matrix_block
 from omni_ar.kernels.overlap import overlaps
 
@@ -25,6 +27,8 @@ def _decode(
     partial_ptr,
     lse_ptr,
     arrivals_ptr,
+    slopes_ptr,
+    sinks_ptr,
     table_stride,
     columns,
     scale,
@@ -41,6 +45,10 @@ def _decode(
     SPLITS: tl.constexpr,
     FUSED: tl.constexpr,
     OVERLAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -53,22 +61,29 @@ def _decode(
     offs_d = tl.arange(0, BLOCK_D)
     table = table_ptr + row.to(tl.int64) * table_stride
 
-    # A split takes tiles split, split + used, ...: the blocks of its first tile do not depend on the row's length, so
-    # both are loaded at once.
-    position = split * BLOCK_N + offs_n
-    block = tl.load(table + position // BLOCK_SIZE, mask=position < columns * BLOCK_SIZE, other=0)
-    length = tl.load(lengths_ptr + row).to(tl.int32)
+    # A split takes tiles split, split + used, ...: without a window, the blocks of its first tile do not depend on the
+    # row's length, so both are loaded at once.
+    if WINDOW:
+        length = tl.load(lengths_ptr + row).to(tl.int32)
+        skipped = tl.maximum(length - WINDOW, 0) // BLOCK_N
+        position = (skipped + split) * BLOCK_N + offs_n
+        block = tl.load(table + position // BLOCK_SIZE, mask=position < length, other=0)
+    else:
+        position = split * BLOCK_N + offs_n
+        block = tl.load(table + position // BLOCK_SIZE, mask=position < columns * BLOCK_SIZE, other=0)
+        length = tl.load(lengths_ptr + row).to(tl.int32)
+        skipped = 0
     live_gd = (offs_g < GROUP)[:, None] & (offs_d < HEAD_DIM)[None, :]
     q_at = row.to(tl.int64) * Q_STRIDE_T + (head * GROUP + offs_g)[:, None] * Q_STRIDE_H + offs_d[None, :]
     q = tl.load(q_ptr + q_at, mask=live_gd, other=0.0)
-    tiles = tl.cdiv(length, BLOCK_N)
+    tiles = tl.cdiv(length, BLOCK_N) - skipped
     used = tl.minimum(tl.maximum(tiles, 1), SPLITS)
     if split >= used:
         return
 
     acc, total, highest = _attend_split(
-        q, key_ptr, value_ptr, table, block, head, length, split, used, scale,
-        KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_G, BLOCK_D, BLOCK_N,
+        q, key_ptr, value_ptr, slopes_ptr, sinks_ptr, table, block, head, length, split, skipped, used, scale,
+        KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, BLOCK_G, BLOCK_D, BLOCK_N, WINDOW, SOFTCAP, ALIBI, SINKS,
     )  # fmt: skip
     # A row of length 0 has a total weight of 0, and yields zeros.
     total = tl.where(total == 0.0, 1.0, total)
@@ -89,24 +104,40 @@ def _decode(
 
 @triton.jit
 def _attend_split(
-    q, key_ptr, value_ptr, table, block, head, length, split, used, scale,
+    q, key_ptr, value_ptr, slopes_ptr, sinks_ptr, table, block, head, length, split, skipped, used, scale,
     KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
+    SINKS: tl.constexpr,
 ):  # fmt: skip
     """Weighted values, sum of weights and highest score over a split's tiles. block: the block of each key of the first
-    tile."""
+    tile. skipped: tiles before the window."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
+    offs_g = tl.arange(0, BLOCK_G)
     highest = tl.full([BLOCK_G], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
+    if SINKS:
+        # The sink enters one split, so that it is in the sum over the splits once.
+        sink = tl.load(sinks_ptr + head * GROUP + offs_g, mask=offs_g < GROUP, other=0.0)
+        highest = tl.where(split == 0, sink.to(tl.float32) * LOG2E, highest)
+        total = tl.where(split == 0, 1.0, total)
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    for turn in range(tl.cdiv(tl.cdiv(length, BLOCK_N) - split, used)):
-        position = (split + turn * used) * BLOCK_N + offs_n
+    slope = 0.0
+    if ALIBI:
+        slope = tl.load(slopes_ptr + head * GROUP + offs_g, mask=offs_g < GROUP, other=0.0)[:, None]
+    for turn in range(tl.cdiv(tl.cdiv(length, BLOCK_N) - skipped - split, used)):
+        position = (skipped + split + turn * used) * BLOCK_N + offs_n
         live_n = position < length
+        if WINDOW:
+            live_n = live_n & (position >= length - WINDOW)
         # Values beyond the length are not loaded: zero weight times NaN would be NaN.
         live_nd = live_n[:, None] & (offs_d < HEAD_DIM)[None, :]
         slot = block * BLOCK_SIZE + position % BLOCK_SIZE
@@ -116,10 +147,15 @@ def _attend_split(
         ahead = position + used * BLOCK_N
         block = tl.load(table + ahead // BLOCK_SIZE, mask=ahead < length, other=0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if SOFTCAP > 0 or ALIBI:
+            scores = capped_and_biased(scores, scale, slope, (position - length + 1)[None, :], SOFTCAP, ALIBI)
+            unit = 1.0
+        else:
+            unit = scale
         scores = tl.where(live_n[None, :], scores, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, 1) * scale)
+        higher = tl.maximum(highest, tl.max(scores, 1) * unit)
         shrink = tl.exp2(highest - higher)
-        weights = tl.exp2(scores * scale - higher[:, None])
+        weights = tl.exp2(scores * unit - higher[:, None])
         total = total * shrink + tl.sum(weights, 1)
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         highest = higher
@@ -215,10 +251,14 @@ def _reduce(
     BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     row = tl.program_id(1)
     length = tl.load(lengths_ptr + row).to(tl.int32)
-    used = tl.minimum(tl.cdiv(length, BLOCK_N), SPLITS)
+    tiles = tl.cdiv(length, BLOCK_N)
+    if WINDOW:
+        tiles -= tl.maximum(length - WINDOW, 0) // BLOCK_N
+    used = tl.minimum(tiles, SPLITS)
     if used > 1:
         head = (row * HEADS + tl.program_id(0)).to(tl.int64)
         _add_up(out_ptr, partial_ptr, lse_ptr, head, used, 1, HEAD_DIM, 1, BLOCK_D, SPLITS, AT_ONCE)
@@ -233,6 +273,7 @@ def decode_attention(
     arrivals: Tensor,
     settings: DecodeSettings,
     out_RHD: Tensor,
+    features: AttentionFeatures = PLAIN,
 ) -> None:
     """Launches the kernel. The last dimension of `q_RHD` is dense; key_NBKD, value_NBKD and out_RHD are contiguous.
 
@@ -257,9 +298,11 @@ def decode_attention(
         partial_RHSD,
         lse_RHS,
         arrivals,
+        features.alibi_slopes,
+        features.sinks,
         table_RM.stride(0),
         table_RM.shape[1],
-        log2_scale(head_dim),
+        log2_scale(features.scale_of(head_dim)),
         Q_STRIDE_T=q_RHD.stride(0),
         Q_STRIDE_H=q_RHD.stride(1),
         KV_HEADS=kv_heads,
@@ -273,16 +316,20 @@ def decode_attention(
         SPLITS=splits,
         FUSED=fused,
         OVERLAP=overlap,
+        WINDOW=features.window or 0,
+        SOFTCAP=features.softcap or 0.0,
+        ALIBI=features.alibi_slopes is not None,
+        SINKS=features.sinks is not None,
         num_warps=settings.num_warps,
         num_stages=settings.num_stages,
         launch_pdl=overlap,
     )
     if splits > 1 and not fused:
-        _add_up_apart(out_RHD, partial_RHSD, lse_RHS, lengths_R, settings)
+        _add_up_apart(out_RHD, partial_RHSD, lse_RHS, lengths_R, settings, features.window or 0)
 
 
 def _add_up_apart(
-    out_RHD: Tensor, partial_RHSD: Tensor, lse_RHS: Tensor, lengths_R: Tensor, settings: DecodeSettings
+    out_RHD: Tensor, partial_RHSD: Tensor, lse_RHS: Tensor, lengths_R: Tensor, settings: DecodeSettings, window: int
 ) -> None:
     """Launches the second kernel, which adds up the parts of split rows."""
     rows, heads, head_dim = out_RHD.shape
@@ -297,5 +344,6 @@ def _add_up_apart(
         BLOCK_N=settings.block_n,
         SPLITS=settings.splits,
         AT_ONCE=min(settings.splits, 16),
+        WINDOW=window,
         num_warps=1,
     )

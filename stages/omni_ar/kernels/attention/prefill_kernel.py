@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from omni_ar.kernels.attention.features import PLAIN, AttentionFeatures
+from omni_ar.kernels.attention.scores_kernel import LOG2E, capped_and_biased
 from omni_ar.kernels.attention.settings import PrefillSettings, log2_scale, matrix_block
 
 _ROWS_AT_ONCE = 64
@@ -26,6 +28,8 @@ def _prefill(
     table_ptr,
     rows_ptr,
     out_ptr,
+    slopes_ptr,
+    sinks_ptr,
     num_rows,
     first_token,
     num_tokens,
@@ -41,6 +45,10 @@ def _prefill(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     head = tl.program_id(0)
@@ -81,15 +89,35 @@ def _prefill(
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    slope = 0.0
+    if SINKS:
+        highest = tl.load(sinks_ptr + query_head, mask=live_m, other=0.0).to(tl.float32) * LOG2E
+        total += 1.0
+    if ALIBI:
+        slope = tl.load(slopes_ptr + query_head, mask=live_m, other=0.0)[:, None]
+    if WINDOW:
+        # The first key that any token of this tile sees; keys that every token sees begin in tile `begin`.
+        oldest = tl.maximum(context + first + 1 - WINDOW, 0)
+        begin = tl.minimum(tl.cdiv(tl.maximum(seen - WINDOW, 0), BLOCK_N), whole)
+        acc, total, highest = _attend(
+            acc, total, highest, q, key_ptr, value_ptr, table, head, oldest // BLOCK_N, begin, context + token, oldest, seen,
+            scale, slope, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, WINDOW, SOFTCAP, ALIBI, True,
+        )  # fmt: skip
+    else:
+        oldest = 0
+        begin = 0
     acc, total, highest = _attend(
-        acc, total, highest, q, key_ptr, value_ptr, table, head, 0, whole, context + token, seen, scale,
-        KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, False,
+        acc, total, highest, q, key_ptr, value_ptr, table, head, begin, whole, context + token, oldest, seen,
+        scale, slope, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, WINDOW, SOFTCAP, ALIBI, False,
     )  # fmt: skip
     acc, total, highest = _attend(
-        acc, total, highest, q, key_ptr, value_ptr, table, head, whole, tl.cdiv(seen, BLOCK_N), context + token, seen, scale,
-        KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, True,
+        acc, total, highest, q, key_ptr, value_ptr, table, head, whole, tl.cdiv(seen, BLOCK_N), context + token, oldest, seen,
+        scale, slope, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, WINDOW, SOFTCAP, ALIBI, True,
     )  # fmt: skip
 
+    if WINDOW:
+        # Tokens of the tile that are none of the row's may see no key.
+        total = tl.where(total == 0.0, 1.0, total)
     out_at = (((start + token) * KV_HEADS * GROUP + query_head) * HEAD_DIM)[:, None] + offs_d[None, :]
     tl.store(out_ptr + out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=live_md)
 
@@ -115,23 +143,29 @@ def _clear(
 
 @triton.jit
 def _attend(
-    acc, total, highest, q, key_ptr, value_ptr, table, head, begin, end, position_m, seen, scale,
+    acc, total, highest, q, key_ptr, value_ptr, table, head, begin, end, position_m, oldest, seen, scale, slope,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Accumulates key tiles `begin` to `end`. seen: number of keys that any token of the tile sees."""
+    """Accumulates key tiles `begin` to `end`. oldest, seen: the keys that any token of the tile sees, from `oldest` to
+    `seen` - 1."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
     for tile in range(begin, end):
         position_n = tile * BLOCK_N + offs_n
         if MASKED:
             live_n = position_n < seen
+            if WINDOW:
+                live_n = live_n & (position_n >= oldest)
             block = tl.load(table + position_n // BLOCK_SIZE, mask=live_n, other=0)
-            # Values beyond `seen` are not loaded: zero weight times NaN would be NaN.
+            # Values that no token sees are not loaded: zero weight times NaN would be NaN.
             live_nd = live_n[:, None] & (offs_d < HEAD_DIM)[None, :]
         else:
             block = tl.load(table + position_n // BLOCK_SIZE)
@@ -145,12 +179,24 @@ def _attend(
             k = tl.load(key_ptr + kv_at)
             v = tl.load(value_ptr + kv_at)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if SOFTCAP > 0 or ALIBI:
+            distance = position_n[None, :] - position_m[:, None]
+            scores = capped_and_biased(scores, scale, slope, distance, SOFTCAP, ALIBI)
+            unit = 1.0
+        else:
+            unit = scale
         if MASKED:
             visible = (position_n[None, :] <= position_m[:, None]) & live_n[None, :]
+            if WINDOW:
+                visible = visible & (position_n[None, :] > position_m[:, None] - WINDOW)
             scores = tl.where(visible, scores, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, 1) * scale)
-        shrink = tl.exp2(highest - higher)
-        weights = tl.exp2(scores * scale - higher[:, None])
+        higher = tl.maximum(highest, tl.max(scores, 1) * unit)
+        base = higher
+        if MASKED and WINDOW:
+            # A token may see no key of its tile's first ones, and infinity minus infinity is NaN.
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+        shrink = tl.exp2(highest - base)
+        weights = tl.exp2(scores * unit - base[:, None])
         total = total * shrink + tl.sum(weights, 1)
         acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         highest = higher
@@ -166,6 +212,7 @@ def prefill_attention(
     first: int,
     settings: PrefillSettings,
     out_THD: Tensor,
+    features: AttentionFeatures = PLAIN,
 ) -> None:
     """Launches the kernel; see `attend_prompts`. The last dimension of `q_THD` is dense; key_NBKD, value_NBKD, rows_P4 and out_THD
     are contiguous."""
@@ -183,11 +230,13 @@ def prefill_attention(
         table_NM,
         rows_P4,
         out_THD,
+        features.alibi_slopes,
+        features.sinks,
         rows,
         first,
         tokens,
         table_NM.stride(0),
-        log2_scale(head_dim),
+        log2_scale(features.scale_of(head_dim)),
         Q_STRIDE_T=q_THD.stride(0),
         Q_STRIDE_H=q_THD.stride(1),
         KV_HEADS=kv_heads,
@@ -198,6 +247,10 @@ def prefill_attention(
         BLOCK_D=matrix_block(head_dim),
         BLOCK_M=settings.block_m,
         BLOCK_N=settings.block_n,
+        WINDOW=features.window or 0,
+        SOFTCAP=features.softcap or 0.0,
+        ALIBI=features.alibi_slopes is not None,
+        SINKS=features.sinks is not None,
         num_warps=settings.num_warps,
         num_stages=settings.num_stages,
     )

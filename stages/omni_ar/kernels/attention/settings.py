@@ -44,9 +44,9 @@ def matrix_block(count: int) -> int:
     return max(16, 1 << (count - 1).bit_length())
 
 
-def log2_scale(head_dim: int) -> float:
+def log2_scale(scale: float) -> float:
     """Scale of the scores, for exp2, the exponential that the hardware has."""
-    return 1 / (math.sqrt(head_dim) * math.log(2))
+    return scale / math.log(2)
 
 
 def shape_key(q_THD: Tensor, key_NBKD: Tensor) -> str:

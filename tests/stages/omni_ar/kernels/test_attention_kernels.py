@@ -8,34 +8,11 @@ import pytest
 import torch
 
 from omni_ar.attention import TritonPagedAttention
-from omni_ar.kernels.attention import decode_kernel, prefill_kernel
-from omni_ar.kernels.attention.settings import DecodeSettings, PrefillSettings
+from tests.stages.omni_ar.kernels.attention_runs import DEVICE, attend, capture, decode_settings
 from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, check_attention, mixed_batch
 from tests.support.exact import served
 
 pytestmark = pytest.mark.thorough
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-PREFILL = PrefillSettings(block_m=16, block_n=16, num_warps=4, num_stages=1)
-
-
-def decode_settings(splits, fused=True):
-    return DecodeSettings(block_n=16, splits=splits, fused=fused, num_warps=4, num_stages=1)
-
-
-def attend(world, q, meta, decode, prefill=PREFILL):
-    """What the kernels give, called as on a GPU. Everything that they do not write stays NaN."""
-    key, value, count = world.cache.key[LAYER], world.cache.value[LAYER], meta.num_decode
-    out = torch.full(q.shape, float("nan"), dtype=q.dtype, device=q.device)
-    arrivals = torch.zeros(64, dtype=torch.int32, device=q.device)
-    if count:
-        table, lengths = meta.decode_block_table_RM, meta.decode_lengths_R
-        decode_kernel.decode_attention(q[:count], key, value, table, lengths, arrivals, decode, out[:count])
-    if q.shape[0] > count:
-        rows = meta.prefill_rows_P4
-        prefill_kernel.prefill_attention(q, key, value, meta.block_table_NM, rows, count, prefill, out)
-    assert not arrivals.any()
-    return out
 
 
 @pytest.mark.parametrize(
@@ -134,13 +111,6 @@ def test_long_contexts(dtype, rows, omni_device):
     world = PagedRows(rows, 2, 8, 128, 16, 2 + sum(-(-length // 16) for length in lengths) + 700, dtype, "cuda")
     q, meta, expected = mixed_batch(world, lengths, [(11_000, 40)][: rows - 1], poison=world.poison)
     check_attention(TritonPagedAttention(omni_device).attend(q, world.cache, LAYER, meta), expected)
-
-
-def capture(backend, q, world, meta):
-    backend.attend(q, world.cache, LAYER, meta)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        return graph, backend.attend(q, world.cache, LAYER, meta)
 
 
 @pytest.mark.gpu
