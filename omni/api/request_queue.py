@@ -68,7 +68,7 @@ class RequestPreparer:
         )
         chat = Chat(
             messages,
-            arguments.modalities,
+            arguments.prepared,
             arguments.voice,
             arguments.sampling,
             arguments.cache_salt,

@@ -12,6 +12,7 @@ from omni.engine.build import (
     open_checkpoint,
     resolve_pipeline,
 )
+from omni.engine.choice import PipelineChoice, PipelineFunction
 from omni.engine.engine import Engine, EngineClient
 from omni.engine.memory import StageMemory
 from omni.engine.options import EngineOptions, dtype_for, engine_options
@@ -37,6 +38,8 @@ __all__ = [
     "EngineOutput",
     "EngineRequest",
     "Held",
+    "PipelineChoice",
+    "PipelineFunction",
     "Placement",
     "Plan",
     "Ranked",

@@ -16,6 +16,7 @@ from omni.connector import EdgeEnd
 from omni.device import Device, SyncPoint, may_sync
 from omni.device.meta import MetaDevice
 from omni.engine.admission import Admission
+from omni.engine.choice import PipelineChoice, apply_choice
 from omni.engine.engine import Engine
 from omni.engine.mailbox import Mailbox
 from omni.engine.memory import ALONE, Budget, DeviceShare, StageMemory, budget_of, divide
@@ -33,7 +34,18 @@ from omni.errors import (
     plugin_error,
     plugin_setup,
 )
-from omni.pipeline import EDGES, ENGINE, FRONTEND, Edge, EdgeSettings, Pipeline, Stage, validate
+from omni.pipeline import (
+    EDGES,
+    ENGINE,
+    FRONTEND,
+    Edge,
+    EdgeSettings,
+    Output,
+    Pipeline,
+    Stage,
+    hidden_states_of,
+    validate,
+)
 from omni.pipeline.adapter import AdapterFactory
 from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
 from omni.plugin.manager import Plugins
@@ -44,43 +56,50 @@ from omni.timeline.trace import Trace
 _log = logging.getLogger(__name__)
 _STAGE_SETTINGS = (("dtype", str | None, None), ("place", str | None, None))
 """Fields of `Stage` that users set beside its options."""
+_ANY = PipelineChoice()
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def open_checkpoint(model: str | Path, plugins: Plugins, *, weights: bool = True) -> Checkpoint:
+def open_checkpoint(
+    model: str | Path, plugins: Plugins, *, weights: bool = True, family: str | None = None
+) -> Checkpoint:
     """The checkpoint in a folder, or in a repository on the Hugging Face hub, downloaded if necessary.
 
     config.json determines the family, and `ModelFamily.files` further files; without a family no weights are
     downloaded.
-    weights: False downloads none. Raises CheckpointError, and PluginError if two families claim the model type.
+    weights: False downloads none. family: as in `PipelineChoice`. Raises CheckpointError, and the errors of
+    `Plugins.family_of`.
     """
     checkpoint = Checkpoint(resolve(model, weights=False))
-    family = plugins.family_of(str(checkpoint.config.get("model_type", "")))
-    if family is None or not (weights or family.files):
+    served_by = plugins.family_of(str(checkpoint.config.get("model_type", "")), family)
+    if served_by is None or not (weights or served_by.files):
         return checkpoint
-    return Checkpoint(resolve(model, weights=weights, files=family.files))
+    return Checkpoint(resolve(model, weights=weights, files=served_by.files))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A checked pipeline with all named objects imported, before any weight is read. settings: of its stages.
-    processors: logits processors for its requests, by name."""
+    processors: logits processors for its requests, by name. extensions: that were applied, in order."""
 
     pipeline: Pipeline
     kinds: Mapping[str, StageKind]
     adapters: Mapping[str, AdapterFactory]
     settings: tuple[Setting, ...] = ()
     processors: Mapping[str, LogitsProcessorEntry] = field(default_factory=dict)
+    extensions: tuple[str, ...] = ()
 
 
-def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[Layer] = ()) -> Plan:
-    """The checkpoint's pipeline with settings applied, checked as a whole. `engine_options` handles the engine's
-    settings.
+def resolve_pipeline(
+    checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[Layer] = (), choice: PipelineChoice = _ANY
+) -> Plan:
+    """The checkpoint's pipeline with the user's changes, then with settings applied, checked as a whole.
+    `engine_options` handles the engine's settings.
 
     Raises ConfigError, CheckpointError or PluginError.
     """
     model_type = str(checkpoint.config.get("model_type", ""))
-    family = plugins.family_of(model_type)
+    family = plugins.family_of(model_type, choice.family)
     if family is None:
         raise _unserved(model_type, plugins)
     build = cast(Callable[[Checkpoint], object], locate(family.pipeline, f"families.{family.name}.pipeline"))
@@ -97,8 +116,8 @@ def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[
             "config.json", problem, f"use it as published; if it is, correct {family.pipeline}"
         ) from error
     pipeline = expect(built, Pipeline, f"families.{family.name}.pipeline", build)
-    configured, settings = configure(pipeline, layers)
-    return replace(check_pipeline(configured, plugins), settings=settings)
+    configured, settings = configure(apply_choice(pipeline, plugins, choice), layers)
+    return replace(check_pipeline(configured, plugins), settings=settings, extensions=tuple(choice.extensions))
 
 
 def configure(pipeline: Pipeline, layers: Sequence[Layer]) -> tuple[Pipeline, tuple[Setting, ...]]:
@@ -108,7 +127,21 @@ def configure(pipeline: Pipeline, layers: Sequence[Layer]) -> tuple[Pipeline, tu
     after, settings = overlay(before, [layer.without(*others) for layer in layers], others)
     stages = tuple(_with_settings(stage, after[stage.name]) for stage in pipeline.stages)
     edges, edge_settings = _configure_edges(pipeline.edges, layers)
-    return msgspec.structs.replace(pipeline, stages=stages, edges=edges), (*settings, *edge_settings)
+    configured = msgspec.structs.replace(pipeline, stages=stages, edges=edges)
+    return _with_hidden_states(configured), (*settings, *edge_settings)
+
+
+def _with_hidden_states(pipeline: Pipeline) -> Pipeline:
+    """An output on request for the hidden states that a stage keeps."""
+    given = {output.stage for output in pipeline.outputs if output.hidden_states}
+    keeping = [s.name for s in pipeline.stages if msgspec.structs.asdict(s.options).get("hidden_layers")]
+    return pipeline.extended(
+        outputs=[
+            Output(modality=hidden_states_of(name), stage=name, default=False, hidden_states=True)
+            for name in keeping
+            if name not in given
+        ]
+    )
 
 
 def _settable(stage: Stage) -> msgspec.Struct:
@@ -165,7 +198,8 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins) -> Plan:
             problem = f"is a {type(stage.options).__name__}"
             remedy = f"kind {stage.kind!r} takes {kind.options.__name__}"
             raise ConfigError(f"pipeline.stages.{stage.name}.options", problem, remedy)
-        locate(stage.model, f"pipeline.stages.{stage.name}.model")
+        if stage.model is not None:
+            locate(stage.model, f"pipeline.stages.{stage.name}.model")
         if stage.dtype is not None:
             check_formats(stage.dtype, field=f"{stage.name}.dtype")
         kinds[stage.name] = kind
@@ -173,6 +207,10 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins) -> Plan:
         edge.name: cast(AdapterFactory, locate(edge.adapter, f"pipeline.edges.{edge.name}.adapter"))
         for edge in pipeline.edges
     }
+    for output in pipeline.outputs:
+        if output.route is not None:
+            field = f"pipeline.outputs.{output.modality}.adapter"
+            adapters[output.route.name] = cast(AdapterFactory, locate(output.route.adapter, field))
     return Plan(pipeline, kinds, adapters, processors=plugins.processors.entries)
 
 
@@ -280,7 +318,8 @@ def build_engine(
         placement = Placement({stage.name: (here,) for stage in plan.pipeline.stages}, here)
     else:
         placement = Placement.of(plan.pipeline, options.device or here)
-    edges, own = selector.open_edges(plan.pipeline, placement, here), placement.on(here)
+    own = placement.on(here)
+    edges = [*selector.open_edges(plan.pipeline, placement, here), *selector.open_outputs(plan.pipeline, own, here)]
     ends = EdgeEnds(here, edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
     try:
         budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device), share)

@@ -1,7 +1,7 @@
 """Routes requests through the graph, by the stages' inboxes and outboxes only."""
 
 import logging
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from typing import TypeVar
 
 from omni.device import COMPLETED
@@ -32,7 +32,9 @@ from omni.engine.request import (
     SubmitRequest,
 )
 from omni.engine.route import Credit, InRoute, OutRoute
+from omni.engine.user_route import UserRoute
 from omni.errors import InputError, LostPeerError, OmniError, StageError, known, plugin_call
+from omni.payload import HiddenStates
 from omni.pipeline import FRONTEND, Edge, Pipeline
 from omni.pipeline.adapter import Adapter, AdapterFactory, as_adapter
 from omni.sampling import NO_RULES, SamplingParams
@@ -40,7 +42,7 @@ from omni.stage import Abort, Done, Ended, Failed, Feed, Lease, Open, Outbound, 
 
 _log = logging.getLogger(__name__)
 
-RouteT = TypeVar("RouteT", OutRoute, InRoute)
+RouteT = TypeVar("RouteT", OutRoute, InRoute, UserRoute)
 
 
 class Orchestrator:
@@ -64,6 +66,7 @@ class Orchestrator:
         """workers: of the stages on this engine's place. is_held: `Mailbox.holds`."""
         self._pipeline = pipeline
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
+        self._user_edges = {output.modality: output.route for output in pipeline.outputs}
         self._workers = workers
         self._adapters = adapters
         self._leases: dict[str, dict[Lease, None]] = {name: {} for name in workers}
@@ -76,6 +79,8 @@ class Orchestrator:
         self._sending: dict[OutRoute, None] = {}
         self._receiving: dict[InRoute, None] = {}
         """Halves of routes with payloads under way, the longest busy first. Waiting requests cost no time."""
+        self._giving: dict[UserRoute, None] = {}
+        """Routes to users with payloads under way."""
         self._draining: dict[str, None] = {}
         """Requests whose stages here are done, while payloads are under way to other engines."""
         self._is_held = is_held
@@ -163,7 +168,7 @@ class Orchestrator:
             while worker.outbox:
                 self._take(name, checked_message(name, worker, worker.outbox.popleft()))
                 moved = True
-        moved |= self._tick_routes(self._sending) | self._tick_routes(self._receiving)
+        moved |= self._tick_routes(self._sending) | self._tick_routes(self._receiving) | self._tick_routes(self._giving)
         while self._changed:
             credit, _ = self._changed.popitem()
             moved |= credit.report()
@@ -191,6 +196,8 @@ class Orchestrator:
         for route in list(routes):
             try:
                 moved |= route.tick()
+                if isinstance(route, UserRoute) and route.over:
+                    self._given(route)
             except OmniError as error:
                 self.abort(route.request_id, error)
             if not route.busy:
@@ -218,14 +225,15 @@ class Orchestrator:
         stages, awaited = self._stages_of(request)
         own = [name for name in stages if name in self._workers]
         edges = [e for e in self._pipeline.edges if e.producer in stages and e.consumer in stages]
-        credits = {
-            e.producer: Credit(request.id, self._workers[e.producer], self._edges_from[e.producer], self._changed)
-            for e in edges
-            if e.producer in own
-        }
+        user_edges = self._wanted_edges(request, own)
+        producers = {edge.producer for edge in (*edges, *user_edges.values())}
+        credits = {name: self._credit(request.id, name) for name in own if name in producers}
         active = ActiveRequest(request, command.sink, set(own), set(awaited), {}, {}, credits)
         for edge in edges:
             self._add_route(active, edge)
+        for modality, edge in user_edges.items():
+            active.given[modality] = self._user_route(active, modality, edge)
+        asked = {edge.producer for edge in (*edges, *user_edges.values()) if edge.hidden_states}
         self._active[request.id] = active
         for name in own:
             sources = {edge.name for edge in edges if edge.consumer == name} | (
@@ -233,7 +241,7 @@ class Orchestrator:
             )
             sampling, rules = request.sampling.get(name, SamplingParams()), request.rules.get(name, NO_RULES)
             salt, index = request.cache_salt, request.sample_index
-            opened = Open(request.id, sampling, frozenset(sources), rank, salt, index, rules)
+            opened = Open(request.id, sampling, frozenset(sources), rank, salt, index, rules, name in asked)
             self._workers[name].inbox.append(opened)
         for name, payloads in request.inputs.items():
             if name in own:
@@ -274,6 +282,20 @@ class Orchestrator:
             far_stage, at = (edge.producer, producer) if consumer == self._place else (edge.consumer, consumer)
             raise LostPeerError(far_stage, "opening a route", f"no engine runs on {at}") from None
 
+    def _wanted_edges(self, request: EngineRequest, stages: Collection[str]) -> dict[str, Edge]:
+        """The ways of wanted outputs with tensors to the user, by modality."""
+        edges = {name: self._user_edges[name] for name in request.modalities if name in self._user_edges}
+        return {name: edge for name, edge in edges.items() if edge is not None and edge.producer in stages}
+
+    def _credit(self, request_id: str, stage: str) -> Credit:
+        to_user = [edge for edge in self._user_edges.values() if edge is not None and edge.producer == stage]
+        return Credit(request_id, self._workers[stage], (*self._edges_from[stage], *to_user), self._changed)
+
+    def _user_route(self, active: ActiveRequest, modality: str, edge: Edge) -> UserRoute:
+        ends = self._ends.sender(edge.name, self._place), self._ends.receiver(edge.name, self._place)
+        adapter, credit = self._adapter(active.request, edge), active.credits[edge.producer]
+        return UserRoute(active.request.id, modality, edge, adapter, ends, credit, active.sink.give)
+
     def _adapter(self, request: EngineRequest, edge: Edge) -> Adapter:
         factory = self._adapters[edge.name]
         with plugin_call(edge.name, "opening its adapter", factory):
@@ -302,21 +324,37 @@ class Orchestrator:
 
     def _forward(self, active: ActiveRequest, stage: str, produced: Produced) -> None:
         try:
+            hidden = isinstance(produced.payload.meta, HiddenStates)
             for edge in self._edges_from[stage] if not produced.for_user else ():
                 route = active.outs.get(edge.name)
-                if route is not None and not route.closed:
+                if route is not None and not route.closed and (edge.hidden_states or not hidden):
                     route.send(produced)
                     self._sending[route] = None
+            taken = self._give(active, stage, produced, hidden)
         finally:
             produced.close()
-        if not produced.payload.tensors:
-            for output in self._pipeline.outputs:
-                if output.stage == stage and output.modality in active.request.modalities:
-                    active.sink.give(StageOutput(output.modality, produced.payload.meta))
+        if produced.for_user and produced.payload.tensors and not taken:
+            problem = f"a {type(produced.payload.meta).__name__} has tensors, and no output of the stage takes them"
+            raise StageError(stage, "giving an output to the user", f"{problem}: set Output.adapter")
+
+    def _give(self, active: ActiveRequest, stage: str, produced: Produced, hidden: bool) -> bool:
+        """Gives a payload to the wanted outputs of its stage. Returns whether one took its tensors."""
+        taken = False
+        for output in self._pipeline.outputs:
+            if output.stage != stage or output.modality not in active.request.modalities:
+                continue
+            route = active.given.get(output.modality)
+            if route is not None:
+                if output.hidden_states == hidden:
+                    route.send(produced)
+                    self._giving[route] = None
+                    taken = True
+            elif not produced.payload.tensors:
+                active.sink.give(StageOutput(output.modality, produced.payload.meta))
+        return taken
 
     def _finish(self, active: ActiveRequest, stage: str, done: Done) -> None:
         active.running.discard(stage)
-        active.awaited.discard(stage)
         if stage in active.credits:
             active.credits[stage].close()
         for edge in self._edges_from[stage]:
@@ -326,13 +364,30 @@ class Orchestrator:
         for edge in self._pipeline.edges_into(stage):
             if edge.name in active.ins:
                 active.ins[edge.name].abort()
+        active.ending[stage] = done
+        routes = active.given_by(stage)
+        for route in routes:
+            route.end(done.reason)
+            self._giving[route] = None
+        if not routes:
+            self._report_end(active, stage)
+
+    def _given(self, route: UserRoute) -> None:
+        """A route to the user is over. Its stage's end is reported after the last one."""
+        active = self._active[route.request_id]
+        if all(each.over for each in active.given_by(route.stage)):
+            self._report_end(active, route.stage)
+
+    def _report_end(self, active: ActiveRequest, stage: str) -> None:
+        done = active.ending.pop(stage)
+        active.awaited.discard(stage)
         active.sink.give(StageFinished(stage, done.reason, done.counts, done.held))
         if not active.request.places:
             if not active.awaited:
                 self._end(active, "all wanted outputs were given")
-        elif not active.running:
+        elif not active.running and not active.ending:
             # The user's side knows when all wanted outputs were given, and aborts what still runs elsewhere.
-            self._draining[done.request_id] = None
+            self._draining[active.request.id] = None
 
     def _end(self, active: ActiveRequest, reason: str) -> None:
         del self._active[active.request.id]
@@ -347,6 +402,9 @@ class Orchestrator:
         for arriving in active.ins.values():
             arriving.abort()
             self._receiving.pop(arriving, None)
+        for route in active.given.values():
+            route.abort(reason)
+            self._giving.pop(route, None)
         for credit in active.credits.values():
             credit.close()
         for name in active.running:

@@ -134,6 +134,15 @@ class ConnectorSelector:
             if place in (producer, consumer)
         ]
 
+    def open_outputs(self, pipeline: Pipeline, stages: frozenset[str], place: str) -> list[OpenEdge]:
+        """The ways of outputs with tensors from stages of a place to the user."""
+        routes = [output.route for output in pipeline.outputs if output.stage in stages]
+        return [
+            OpenEdge(route, self.choose(route, place, place).connector, place, place)
+            for route in routes
+            if route is not None
+        ]
+
     def check(self, pipeline: Pipeline, placement: Placement) -> None:
         """Raises ConfigError or PluginError if an edge has no connector."""
         for edge in pipeline.edges:

@@ -17,7 +17,7 @@ from omni.device import COMPLETED
 from omni.errors import known, plugin_call
 from omni.pipeline import Edge
 from omni.pipeline.adapter import Adapter, as_inputs
-from omni.stage import Ended, Feed, Lease, Pause, Produced, Resume, StageWorker
+from omni.stage import Ended, Feed, Inbound, Lease, Pause, Produced, Resume, StageWorker
 
 _log = logging.getLogger(__name__)
 
@@ -197,6 +197,12 @@ class OutRoute:
             _log.exception("%s: the connector failed to abort a payload of request %s", self.edge.name, self.request_id)
 
 
+class FeedTaker(Protocol):
+    """What a route needs of its consumer: the inbox of a stage worker, or of an output's end."""
+
+    inbox: deque[Inbound]
+
+
 class InRoute:
     """The consumer's half: takes pieces, passes complete payloads to the adapter in order, and its inputs to the stage.
 
@@ -211,7 +217,7 @@ class InRoute:
         edge: Edge,
         adapter: Adapter,
         receiver: Receiver,
-        consumer: StageWorker,
+        consumer: "FeedTaker",
         on_busy: "Callable[[InRoute], None]",
         leases: dict[Lease, None],
     ) -> None:

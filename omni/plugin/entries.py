@@ -22,6 +22,19 @@ class ModelFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tiny: str | None = None
 
 
+class PipelineExtension(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A change to the pipelines of other families, which users choose by name.
+
+    name: unique among extensions.
+    extend: `"module:function"`, `(Pipeline) -> Pipeline`; see `Pipeline.extended`.
+    families: names of the families whose pipelines it can change; empty for any.
+    """
+
+    name: str
+    extend: str
+    families: tuple[str, ...] = ()
+
+
 class StageKindEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A kind of stage. kind: `"module:attribute"`, called without arguments, returns an `omni.stage.StageKind`."""
 

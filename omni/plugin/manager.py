@@ -13,8 +13,14 @@ from typing import Generic, Protocol, TypeVar
 import pluggy
 
 from omni import hookspecs
-from omni.errors import PluginError, plugin_error, plugin_setup, quoted, type_of
-from omni.plugin.entries import ConnectorEntry, LogitsProcessorEntry, ModelFamily, StageKindEntry
+from omni.errors import ConfigError, PluginError, plugin_error, plugin_setup, quoted, type_of
+from omni.plugin.entries import (
+    ConnectorEntry,
+    LogitsProcessorEntry,
+    ModelFamily,
+    PipelineExtension,
+    StageKindEntry,
+)
 from omni.plugin.locate import check_entry
 from omni.utils.origin import with_origin
 
@@ -80,14 +86,24 @@ class Plugins:
     kinds: Registry[StageKindEntry]
     connectors: Registry[ConnectorEntry]
     processors: Registry[LogitsProcessorEntry]
+    extensions: Registry[PipelineExtension]
 
     model_types: Mapping[str, str]
     """Families by `model_type` of config.json."""
     contested_types: Mapping[str, str]
     """Model types that two plugins claim, with the error for their use."""
 
-    def family_of(self, model_type: str) -> ModelFamily | None:
-        """The family of a `model_type` of config.json, if any. Raises PluginError if two claim it."""
+    def family_of(self, model_type: str, chosen: str | None = None) -> ModelFamily | None:
+        """The family of a `model_type` of config.json, if any. chosen: the name of one that serves it.
+
+        Raises PluginError if two claim the type and none is chosen, or if the chosen one is not installed, and
+        ConfigError if that does not serve the type."""
+        if chosen is not None:
+            family = self.families[chosen]
+            if model_type not in family.model_types:
+                problem = f"{chosen!r} does not serve model type {model_type!r}"
+                raise ConfigError("family", problem, f"it serves {', '.join(family.model_types)}")
+            return family
         if model_type in self.contested_types:
             raise PluginError(self.contested_types[model_type])
         name = self.model_types.get(model_type)
@@ -96,7 +112,7 @@ class Plugins:
     @property
     def conflicts(self) -> tuple[str, ...]:
         """Errors for names that two plugins claim. Only the use of such a name fails."""
-        registries = (self.families, self.kinds, self.connectors, self.processors)
+        registries = (self.families, self.kinds, self.connectors, self.processors, self.extensions)
         contested = [*(registry.contested for registry in registries), self.contested_types]
         return tuple(problem for problems in contested for problem in problems.values())
 
@@ -110,13 +126,14 @@ def load_plugins(points: Iterable[EntryPoint] | None = None) -> Plugins:
     broken = tuple(record.name for record in records if record.error is not None)
     brought = [(i.record.name, family) for i in loaded for family in i.families]
     claims = [(plugin, model_type, family.name) for plugin, family in brought for model_type in family.model_types]
-    types, _, contested_types = _claims("model type", claims)
+    types, contested_types = _model_types(claims)
     return Plugins(
         records=records,
         families=_registry("model family", [(i.record.name, i.families) for i in loaded], broken),
         kinds=_registry("stage kind", [(i.record.name, i.kinds) for i in loaded], broken),
         connectors=_registry("connector", [(i.record.name, i.connectors) for i in loaded], broken),
         processors=_registry("logits processor", [(i.record.name, i.processors) for i in loaded], broken),
+        extensions=_registry("pipeline extension", [(i.record.name, i.extensions) for i in loaded], broken),
         model_types=types,
         contested_types=contested_types,
     )
@@ -129,6 +146,7 @@ class _Loaded:
     kinds: Sequence[StageKindEntry] = ()
     connectors: Sequence[ConnectorEntry] = ()
     processors: Sequence[LogitsProcessorEntry] = ()
+    extensions: Sequence[PipelineExtension] = ()
 
 
 def _load(point: EntryPoint) -> _Loaded:
@@ -155,15 +173,17 @@ def _call_hooks(record: PluginRecord, module: object) -> _Loaded:
     kinds = _flat(hook.omni_stage_kinds, StageKindEntry)
     connectors = _flat(hook.omni_connectors, ConnectorEntry)
     processors = _flat(hook.omni_logits_processors, LogitsProcessorEntry)
-    for entry in (*families, *kinds, *connectors, *processors):
+    extensions = _flat(hook.omni_pipeline_extensions, PipelineExtension)
+    for entry in (*families, *kinds, *connectors, *processors, *extensions):
         check_entry(entry)
     names = (
         *(f"family {f.name}" for f in families),
         *(f"kind {k.name}" for k in kinds),
         *(f"connector {c.name}" for c in connectors),
         *(f"logits processor {p.name}" for p in processors),
+        *(f"pipeline extension {e.name}" for e in extensions),
     )
-    return _Loaded(replace(record, registered=names), families, kinds, connectors, processors)
+    return _Loaded(replace(record, registered=names), families, kinds, connectors, processors, extensions)
 
 
 def _check_hooks(record: PluginRecord, module: object) -> None:
@@ -213,6 +233,17 @@ def _registry(what: str, given: list[tuple[str, Sequence[EntryT]]], broken: tupl
     claims = [(plugin, entry.name, entry) for plugin, brought in given for entry in brought]
     entries, owners, contested = _claims(what, claims)
     return Registry(what, entries, owners, broken, contested)
+
+
+def _model_types(claims: list[tuple[str, str, str]]) -> tuple[dict[str, str], dict[str, str]]:
+    """Groups (plugin, model type, family): families by model type, and the errors of types that two of them serve."""
+    types, _, contested = _claims("model type", claims)
+    for model_type in contested:
+        names = sorted({family for _, claimed, family in claims if claimed == model_type})
+        if len(names) > 1:
+            remedy = f"choose one with --family or Omni(family=): {', '.join(names)}"
+            contested[model_type] = contested[model_type].replace("uninstall one of them", remedy)
+    return types, contested
 
 
 def _claims(

@@ -198,6 +198,7 @@ class OtherOut(msgspec.Struct, frozen=True, tag=True, array_like=True):
     request_id: str
     modality: str
     meta: Typed[msgspec.Struct]
+    tensors: dict[str, torch.Tensor]
 
 
 class StageFinishedOut(msgspec.Struct, frozen=True, tag=True, array_like=True):

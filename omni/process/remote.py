@@ -350,8 +350,8 @@ class RemoteEngine:
                 output = StageOutput(modality, GeneratedTokens(ids=ids, ends=ends))
             case AudioOut(request_id, modality, samples, sample_rate):
                 output = StageOutput(modality, AudioChunk(samples=samples, sample_rate=sample_rate))
-            case OtherOut(request_id, modality, meta):
-                output = StageOutput(modality, meta.value)
+            case OtherOut(request_id, modality, meta, tensors):
+                output = StageOutput(modality, meta.value, tensors)
             case StageFinishedOut(request_id, stage, reason, counts, held):
                 output = StageFinished(stage, reason, counts, held)
         sink = self._sinks.get(request_id)

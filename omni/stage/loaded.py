@@ -25,11 +25,16 @@ SizeT = TypeVar("SizeT")
 def build_model(context: StageContext, expected: type[ModelT]) -> ModelT:
     """Calls the function `Stage.model`: `(StageContext) -> model`, on the context's device, weights loaded.
 
-    Raises ConfigError if the result is not an `expected` or does not fit the device, and PluginError for a function of another
-    signature, or one that has read no weight for its parameters. Propagates the function's errors.
+    Raises ConfigError if the stage names no function, or if the result is not an `expected` or does not fit the device, and
+    PluginError for a function of another signature, or one that has read no weight for its parameters. Propagates the function's
+    errors.
     """
     stage = context.stage
     field = f"pipeline.stages.{stage.name}.model"
+    if stage.model is None:
+        raise ConfigError(
+            field, "is missing", f"kind {stage.kind!r} takes a function that returns a {expected.__name__}"
+        )
     build = cast(Callable[[StageContext], object], locate(stage.model, field))
     _check_signature(build, stage.model, field)
     reads = context.checkpoint.reads

@@ -80,7 +80,7 @@ def _process(host_processors: Sequence[HostLogitsProcessor], tokens: Sequence[in
 class RequestCallbacks(Protocol):
     """Changes to requests that follow from their outputs, implemented by the worker."""
 
-    def finish_request(self, request: ArRequest, reason: str) -> None: ...
+    def finish_request(self, request: ArRequest, reason: str, table: BlockTable | None = None) -> None: ...
 
     def fail_request(self, request: ArRequest, doing: str, error: Exception) -> None: ...
 
@@ -205,7 +205,7 @@ class OutputProcessor:
         request = scheduled.request
         if request.finish_reason is not None and payload.hidden is not None:
             self._outbox.append(self._hidden(scheduled, payload.hidden))
-            self._callbacks.finish_request(request, request.finish_reason)
+            self._callbacks.finish_request(request, request.finish_reason, scheduled.table)
             return
         if NOT_FINITE in ids or (IMPOSSIBLE in ids and not _excludes_ids(request)):
             self._fail_without_numbers(request, "sampling")
@@ -231,13 +231,13 @@ class OutputProcessor:
             request.outputs.append(token)
             if request.stops is None:
                 self._outbox.extend(messages)
-            elif self._withhold(request, request.stops.push(token), WithheldToken(token, messages)):
+            elif self._withhold(scheduled, request.stops.push(token), WithheldToken(token, messages)):
                 return
         if request.table is None:
             request.reset_for_recompute()  # preempted meanwhile: it continues behind these tokens
         if status.over:
             self.emit_withheld(request)
-            self._callbacks.finish_request(request, status.reason)
+            self._callbacks.finish_request(request, status.reason, scheduled.table)
         elif request.host_processors:
             self._host_processors.submit(request, ids)
 
@@ -245,12 +245,13 @@ class OutputProcessor:
         problem = "the logits hold NaN or infinity: see the model, and its dtype"
         self._callbacks.fail_request(request, doing, ReturnedError(problem, self._logits))
 
-    def _withhold(self, request: ArRequest, verdict: StopVerdict, token: WithheldToken) -> bool:
+    def _withhold(self, scheduled: Scheduled, verdict: StopVerdict, token: WithheldToken) -> bool:
         """Emits the tokens that cannot be part of a stop string. Returns whether a stop string ends the request."""
+        request = scheduled.request
         request.withheld.append(token)
         self.emit_withheld(request, verdict.held)
         if verdict.stopped:
-            self._callbacks.finish_request(request, "stop")
+            self._callbacks.finish_request(request, "stop", scheduled.table)
         return verdict.stopped
 
     def _hidden(self, scheduled: Scheduled, written: Written) -> Produced:

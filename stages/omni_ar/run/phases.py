@@ -159,10 +159,15 @@ def _embeddings(model: ArModel, function: Literal["embed_next", "embed_prompt"],
 
 
 def run_forward(model: ArModel, embedded: Embedded, batch: Batch, kept: Kept) -> None:
-    """Runs the backbone and keeps the needed hidden states. Raises ReturnedError if they differ from the model's shape."""
+    """Runs the backbone and keeps the needed hidden states. Raises ReturnedError if they differ from the model's shape, and
+    RuntimeError if it has not stored those of a layer that are kept."""
     shape, hint = (batch.positions_PT.shape[1], kept.hidden_RD.shape[1]), "see ArShape.hidden_width"
-    hidden = model(embedded.take(), batch)
-    keep_hidden(returned_tensor(hidden, "forward", shape, model.forward, hint, kept.hidden_RD.dtype), kept)
+    hidden_TD = returned_tensor(
+        model(embedded.take(), batch), "forward", shape, model.forward, hint, kept.hidden_RD.dtype
+    )
+    if batch.layers is not None:
+        batch.layers.check()
+    keep_hidden(hidden_TD, kept)
 
 
 def keep_hidden(hidden_TD: Tensor, kept: Kept) -> None:
