@@ -1,4 +1,4 @@
-"""The tutorial's connector: found by its own pyproject, run through the public interface, and as docs/tutorials/connector.md shows it."""
+"""The tutorial's connector: found by its own pyproject, run through the public interface, and as its tutorial shows it."""
 
 import re
 from collections.abc import Iterator

@@ -65,7 +65,9 @@ def test_a_dialogue_keeps_its_turns(run: Run, capsys: pytest.CaptureFixture[str]
     assert all(soundfile.info(f"answer-{number}.wav").frames for number in range(2))
 
 
-def test_a_folder_is_resumed_and_failures_are_named(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_resumed_and_failures_are_named(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     texts, speech = tmp_path / "texts", tmp_path / "speech"
     texts.mkdir()
     for name, text in (("a", "A circle."), ("b", ""), ("c", "A square.")):
@@ -99,19 +101,21 @@ def test_a_handler_streams_and_ends_with_its_client(run: Run) -> None:
         writer.transport.abort()
 
     async def main() -> None:
-        async with AsyncOmni(MODEL) as omni:
-            async with await asyncio.start_server(partial(names["handle"], omni), "127.0.0.1", 0) as server:
-                port = server.sockets[0].getsockname()[1]
-                answer, refusal = await asyncio.gather(ask(port, b"A circle?\n"), ask(port, b"\n"))
-                assert len(answer.split()) > 10
-                assert refusal.startswith(b"error: messages: hold no text")
+        async with (
+            AsyncOmni(MODEL) as omni,
+            await asyncio.start_server(partial(names["handle"], omni), "127.0.0.1", 0) as server,
+        ):
+            port = server.sockets[0].getsockname()[1]
+            answer, refusal = await asyncio.gather(ask(port, b"A circle?\n"), ask(port, b"\n"))
+            assert len(answer.split()) > 10
+            assert refusal.startswith(b"error: messages: hold no text")
 
-                names["SAMPLING"] = SamplingParams(max_tokens=LONG)
-                before = omni.counters()["thinker"]["decode_tokens"]
-                await leave(port)
-                while not omni.idle:
-                    await asyncio.sleep(0.01)
-                assert omni.counters()["thinker"]["decode_tokens"] - before < LONG - 1
+            names["SAMPLING"] = SamplingParams(max_tokens=LONG)
+            before = omni.counters()["thinker"]["decode_tokens"]
+            await leave(port)
+            while not omni.idle:
+                await asyncio.sleep(0.01)
+            assert omni.counters()["thinker"]["decode_tokens"] - before < LONG - 1
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))
 

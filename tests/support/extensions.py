@@ -10,8 +10,8 @@ from typing import cast
 import msgspec
 import torch
 
+from omni import hookimpl
 from omni.device import COMPLETED
-from omni.hookspecs import hookimpl
 from omni.payload import AudioChunk, HiddenStates, Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.plugin import PipelineExtension, StageKindEntry
