@@ -3,7 +3,7 @@
 GROUPS: dict[str, tuple[str, ...]] = {
     "Use": (
         "omni",
-        "omni.errors: ForkError SyncError",
+        "omni.errors: ForkError SyncError quoted",
         "omni.media",
         "omni.payload",
         "omni.sampling",
