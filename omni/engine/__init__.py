@@ -10,6 +10,7 @@ from omni.engine.build import (
     load_stages,
     measure_stages,
     open_checkpoint,
+    plan_of,
     resolve_pipeline,
 )
 from omni.engine.engine import Engine, EngineClient
@@ -57,5 +58,6 @@ __all__ = [
     "load_stages",
     "measure_stages",
     "open_checkpoint",
+    "plan_of",
     "resolve_pipeline",
 ]

@@ -86,6 +86,11 @@ def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[
     except Exception as error:
         problem = f"does not fit family {family.name!r}: {type(error).__name__}: {error}"
         raise CheckpointError("config.json", problem, "use it as published") from error
+    return plan_of(pipeline, plugins, layers)
+
+
+def plan_of(pipeline: Pipeline, plugins: Plugins, layers: Sequence[Layer] = ()) -> Plan:
+    """The pipeline with settings applied, checked as a whole. Raises ConfigError or PluginError."""
     configured, settings = configure(pipeline, layers)
     return replace(check_pipeline(configured, plugins), settings=settings)
 
