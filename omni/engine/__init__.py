@@ -13,6 +13,7 @@ from omni.engine.build import (
     plan_of,
     resolve_pipeline,
 )
+from omni.engine.choice import PipelineChoice, PipelineFunction
 from omni.engine.engine import Engine, EngineClient
 from omni.engine.memory import StageMemory
 from omni.engine.options import EngineOptions, dtype_for, engine_options
@@ -38,6 +39,8 @@ __all__ = [
     "EngineOutput",
     "EngineRequest",
     "Held",
+    "PipelineChoice",
+    "PipelineFunction",
     "Placement",
     "Plan",
     "Ranked",

@@ -71,7 +71,7 @@ def test_an_adapter(bench: tuple[OmniEngine, Faults], method: str, after: bool) 
     for edge, count in counts.items():
         fault = faults.plant((edge, method), chance.randrange(count), after=after)
         (error,) = failures(engine.run(CHATS, ARRIVALS))
-        assert str(error) == f"stage '{edge}' failed while {DOING[method]}: PlantedError: planted"
+        assert str(error).startswith(f"stage '{edge}' failed while {DOING[method]}: PlantedError: planted (")
         assert not fault.left
 
 
@@ -105,7 +105,8 @@ def test_a_connector(
         fault = faults.plant(place, chance.randrange(count), after=after)
         (error,) = failures(engine.run(CHATS, ARRIVALS))
         assert "->" in error.stage
-        assert (error.doing, error.problem) == (doing, "PlantedError: planted")
+        assert error.doing == doing
+        assert error.problem.startswith("PlantedError: planted (")
         assert not fault.left
 
 
