@@ -2,10 +2,12 @@
 
 SHELL := /bin/bash
 
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
+# The newest versions instead of the oldest, in an environment of its own: make test NEWEST=1 VENV=.venv-newest
+CONSTRAINTS := constraints.txt $(if $(NEWEST),constraints.newest.txt)
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
@@ -60,9 +62,10 @@ $(MODEL)/config.json: $(INSTALLED)
 	touch $@
 
 # torch goes first, and pinned: an open range with no torch present takes several gigabytes of CUDA libraries on some indexes.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	@test -n "$(PYTHON)" || { echo "omni needs Python 3.11 or newer: install it, or run make PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install $(TORCH)
-	$(BIN)/pip install -c constraints.txt -e '.[dev]'
+	cat $(CONSTRAINTS) | tac | awk -F== '!seen[$$1]++' > $(VENV)/constraints.txt  # of a package's versions, the last
+	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[dev]'
 	touch $@

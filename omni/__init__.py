@@ -16,7 +16,7 @@ from omni.version import __version__
 # True for type checkers alone. The command line handles no signal before this module is loaded, and typing is slow to import.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from omni.api import AsyncOmni, Metrics, Omni, Output, Result, StageMetrics, TokenLogprob, Usage
+    from omni.api import AsyncOmni, HiddenStates, Metrics, Omni, Output, Result, StageMetrics, TokenLogprob, Usage
     from omni.errors import (
         CheckpointError,
         ConfigError,
@@ -34,6 +34,7 @@ __all__ = [
     "AsyncOmni",
     "CheckpointError",
     "ConfigError",
+    "HiddenStates",
     "InputError",
     "LostPeerError",
     "Metrics",
@@ -54,7 +55,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "omni.api": ("AsyncOmni", "Metrics", "Omni", "Output", "Result", "StageMetrics", "TokenLogprob", "Usage"),
+    "omni.api": (
+        "AsyncOmni",
+        "HiddenStates",
+        "Metrics",
+        "Omni",
+        "Output",
+        "Result",
+        "StageMetrics",
+        "TokenLogprob",
+        "Usage",
+    ),
     "omni.errors": (
         "CheckpointError",
         "ConfigError",

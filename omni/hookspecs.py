@@ -8,7 +8,13 @@ from collections.abc import Sequence
 
 import pluggy
 
-from omni.plugin.entries import ConnectorEntry, LogitsProcessorEntry, ModelFamily, StageKindEntry
+from omni.plugin.entries import (
+    ConnectorEntry,
+    LogitsProcessorEntry,
+    ModelFamily,
+    PipelineExtension,
+    StageKindEntry,
+)
 
 GROUP = "omni"
 hookspec = pluggy.HookspecMarker(GROUP)
@@ -19,8 +25,9 @@ hookimpl = pluggy.HookimplMarker(GROUP)
 def omni_model_families() -> Sequence[ModelFamily]:  # type: ignore[empty-body]
     """The model families of this plugin. Called once, when plugins are loaded.
 
-    Returns one `ModelFamily` for each; a checkpoint is matched by the `model_type` in its config.json. A name or a model type
-    that another plugin claims too belongs to neither; its use is an error that names both.
+    Returns one `ModelFamily` for each; a checkpoint is matched by the `model_type` in its config.json. A name that another
+    plugin claims too belongs to neither; its use is an error that names both. Of two families that serve one model type,
+    the user chooses one by name.
 
     Example:
 
@@ -71,4 +78,20 @@ def omni_logits_processors() -> Sequence[LogitsProcessorEntry]:  # type: ignore[
         @hookimpl
         def omni_logits_processors():
             return [LogitsProcessorEntry(name="boost", processor="my_plugin.boost:Boost")]
+    """
+
+
+@hookspec
+def omni_pipeline_extensions() -> Sequence[PipelineExtension]:  # type: ignore[empty-body]
+    """Changes of this plugin to the pipelines of other families. Called once, when plugins are loaded.
+
+    Returns one `PipelineExtension` for each: the name by which users choose it (`Omni(extensions=["mood"])`, `omni run --with
+    mood`), and where to find a function `(Pipeline) -> Pipeline` that adds stages, edges and outputs or replaces them. None is
+    applied unless the user names it.
+
+    Example:
+
+        @hookimpl
+        def omni_pipeline_extensions():
+            return [PipelineExtension(name="mood", extend="my_plugin.mood:extend", families=("my_family",))]
     """

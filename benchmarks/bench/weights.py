@@ -14,6 +14,7 @@ _models: dict[str, ArModel] = {}
 
 def shared(stage: Stage) -> str:
     """What to name as the model of a stage, so that all stages of that model and name share weights."""
+    assert stage.model is not None, "autoregressive stages have a model"
     if stage.model != f"{__name__}:build":
         _makers[stage.name] = stage.model
     return f"{__name__}:build"

@@ -1,6 +1,6 @@
 """The connector keeps the contract, in one process and between two."""
 
-from omni.device.cpu import CpuDevice
+from omni.device import CpuDevice
 from omni.testing import check_connector
 from omni_inline.connector import InlineConnector
 

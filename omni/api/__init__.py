@@ -1,6 +1,7 @@
 """The public interface: `Omni`, `AsyncOmni` and their outputs."""
 
 from omni.api.async_omni import AsyncOmni, AsyncOutputStream
+from omni.api.hidden_states import HiddenStates
 from omni.api.omni import Omni, OutputStream
 from omni.api.request import GenerateArguments
 from omni.api.results import Metrics, Output, Result, StageMetrics, TokenLogprob, Usage
@@ -9,6 +10,7 @@ __all__ = [
     "AsyncOmni",
     "AsyncOutputStream",
     "GenerateArguments",
+    "HiddenStates",
     "Metrics",
     "Omni",
     "Output",

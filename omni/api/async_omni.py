@@ -2,9 +2,13 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Self, Unpack, overload
 
-from omni.api.request import GenerateArguments, Messages, Requests
+import torch
+
+from omni.api.hidden_states import HiddenStates, check_hidden_states, read_hidden_states
+from omni.api.request import GenerateArguments, Messages, Requests, Sampling
 from omni.api.results import Output, Result
 from omni.api.session import CallOutputs, GenerateCall, Item, Session
 
@@ -116,6 +120,22 @@ class AsyncOmni(Session):
         async for _ in outputs:
             pass
         return call.results()
+
+    async def hidden_states(
+        self,
+        messages: Messages,
+        *,
+        stage: str | None = None,
+        layers: Sequence[int] | None = None,
+        device: str | torch.device | None = None,
+        sampling: Sampling = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> HiddenStates:
+        """As `Omni.hidden_states`."""
+        asked = check_hidden_states(self.pipeline, stage, layers, sampling, priority, cache_salt)
+        result = await self.complete(messages, **asked.arguments)
+        return read_hidden_states(asked, result, device)
 
     def _start(
         self, messages: object, arguments: GenerateArguments, *, keep: bool

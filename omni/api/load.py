@@ -14,6 +14,7 @@ from omni.device import Device, name_device, open_device
 from omni.engine import (
     EngineClient,
     EngineOptions,
+    PipelineChoice,
     Placement,
     build_engine,
     check_shapes,
@@ -51,6 +52,7 @@ def load(
     model: str | os.PathLike[str],
     layers: Sequence[Layer],
     plugins: Plugins | None,
+    choice: PipelineChoice,
 ) -> Loaded:
     """Checks settings and pipeline first, then reads the front end's files, then the weights. Raises OmniError."""
     options, _ = engine_options(layers)
@@ -58,22 +60,23 @@ def load(
     named = name_device(options.device)
     options = msgspec.structs.replace(options, device=str(named), dtype=dtype_for(options, named))
     if runs_in_process(options, named):
-        return _load_in_processes(model, layers, plugins, options, front)
+        return _load_in_processes(model, layers, plugins, choice, options, front)
     adapt_to_fork(named)
-    return _load(model, layers, plugins, options, front, open_device(options.device))
+    return _load(model, layers, plugins, choice, options, front, open_device(options.device))
 
 
 def _load_in_processes(
     model: str | os.PathLike[str],
     layers: Sequence[Layer],
     plugins: Plugins | None,
+    choice: PipelineChoice,
     options: EngineOptions,
     front: FrontendOptions,
 ) -> Loaded:
     # The first process imports what it needs while this one reads settings and files.
     group = EngineGroup()
     try:
-        return _load(model, layers, plugins, options, front, group)
+        return _load(model, layers, plugins, choice, options, front, group)
     except BaseException:
         group.kill()
         raise
@@ -83,18 +86,19 @@ def _load(
     model: str | os.PathLike[str],
     layers: Sequence[Layer],
     plugins: Plugins | None,
+    choice: PipelineChoice,
     options: EngineOptions,
     front: FrontendOptions,
     place: EngineGroup | Device,
 ) -> Loaded:
     """place: where the engine is built: in processes, or on a device of this one."""
     plugins = plugins if plugins is not None else load_plugins()
-    checkpoint = open_checkpoint(model if isinstance(model, str) else Path(model), plugins)
-    plan = resolve_pipeline(checkpoint, plugins, layers)
+    checkpoint = open_checkpoint(model if isinstance(model, str) else Path(model), plugins, family=choice.family)
+    plan = resolve_pipeline(checkpoint, plugins, layers, choice)
     if isinstance(place, Device):
         places = len(Placement.of(plan.pipeline, str(options.device)).places)
         if runs_in_process(options, place.torch_device, places):
-            return _load_in_processes(model, layers, plugins, options, front)
+            return _load_in_processes(model, layers, plugins, choice, options, front)
     if isinstance(place, EngineGroup):
         place.load(str(checkpoint.path), plan.pipeline, plugins, options)
     frontend = build_frontend(plan.pipeline, checkpoint)

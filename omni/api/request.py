@@ -97,7 +97,7 @@ _PARAMETERS = SamplingParams.__struct_fields__
 class GenerateArguments(TypedDict, total=False):
     """Keyword arguments of `generate` and `complete`.
 
-    modalities: outputs to generate, of `Omni.modalities`. Default: None, all of them.
+    modalities: outputs to generate, of `Omni.modalities` or others of `Omni.pipeline.outputs`. Default: None, `Omni.modalities`.
     voice: of `Omni.voices`, for audio. Default: None, the first.
     sampling: by stage, or one for the stage that writes the text (without such a stage, the first that samples). Default: None.
     priority: requests of lower numbers are served first, equal ones in order of arrival. Default: 0.
@@ -116,9 +116,11 @@ class GenerateArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class CheckedArguments:
-    """`GenerateArguments` with defaults filled in. sampling: by stage. fields: by stage, their name in errors."""
+    """`GenerateArguments` with defaults filled in. prepared: `Pipeline.prepared` of the modalities. sampling: by stage. fields: by
+    stage, their name in errors."""
 
     modalities: frozenset[str]
+    prepared: frozenset[str]
     voice: str | None
     sampling: Mapping[str, SamplingParams]
     fields: Mapping[str, str]
@@ -287,10 +289,11 @@ def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> Checked
     voice, salt = arguments.get("voice"), arguments.get("cache_salt", "")
     with _reading("modalities"):
         modalities = _modalities(pipeline, arguments.get("modalities"))
+        prepared = pipeline.prepared(modalities)
     with _reading("voice"):
         if voice is not None:
             _check_text(voice, "voice", "give a voice's name")
-            if "audio" not in modalities:
+            if "audio" not in prepared:
                 remedy = 'add "audio" to modalities, or leave voice out'
                 raise InputError("voice", "is given, but no audio is asked for", remedy)
     with _reading("priority"):
@@ -302,7 +305,7 @@ def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> Checked
         _check_text(salt, "cache_salt", "give a string")
     with _reading("sampling"):
         sampling, fields = _sampling(pipeline, arguments.get("sampling"))
-    return CheckedArguments(modalities, voice, sampling, fields, priority, salt, n)
+    return CheckedArguments(modalities, prepared, voice, sampling, fields, priority, salt, n)
 
 
 @contextmanager
@@ -320,7 +323,7 @@ def _modalities(pipeline: Pipeline, modalities: object) -> frozenset[str]:
     known = [output.modality for output in pipeline.outputs]
     remedy = f'give a tuple such as ("{known[0]}",)'
     if modalities is None:
-        return frozenset(known)
+        return frozenset(pipeline.default_modalities)
     if isinstance(modalities, str):
         raise InputError("modalities", f"{quoted(modalities)} is a string", remedy)
     if not isinstance(modalities, Sequence | Set):

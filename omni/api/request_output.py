@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from omni.api.request import Event, Started
 from omni.api.results import Metrics, Output, Result, StageMetrics, TokenLogprob, Usage
 from omni.engine import RequestFailed, RequestFinished, StageFinished, StageOutput
-from omni.errors import OmniError, StageError
+from omni.errors import OmniError, ReturnedError, type_of
 from omni.frontend.base import TextDecoder
-from omni.payload import AudioChunk, GeneratedTokens, TokenLogprobs
+from omni.payload import AudioChunk, CodecFrames, GeneratedTokens, Payload, TokenLogprobs
 
 
 class RequestOutput:
@@ -38,12 +38,14 @@ class RequestOutput:
         self._prompt_logprobs: list[TokenLogprob] = []
         self._audio: list[NDArray[np.float32]] = []
         self._sample_rate: int | None = None
+        self._codes: list[torch.Tensor] = []
+        self._outputs: dict[str, list[Payload]] = {}
         self._finish_reasons: dict[str, str] = {}
         self._prompt_tokens = 0
         self._times = _Times()
 
     def take(self, at: float, event: Event) -> Output | None:
-        """The event's output, if any. Raises StageError for an output of unknown type."""
+        """The event's output, if any."""
         match event:
             case Started():
                 self.started = True
@@ -53,20 +55,21 @@ class RequestOutput:
                 return None
             case StageOutput(modality="text", meta=GeneratedTokens() as tokens) if self._decoder is not None:
                 self._times.token(at)
-                return self._text(self._read(self._decoder, tokens.ids))
+                return self._text(self._read(self._decoder, tokens.ids), tokens.ids)
             case StageOutput(modality="text", meta=TokenLogprobs() as logprobs):
                 return self._scores(logprobs)
-            case StageOutput(meta=AudioChunk() as audio):
+            case StageOutput(modality="audio", meta=AudioChunk() as audio):
                 return self._sound(at, audio)
+            case StageOutput(modality="codes", meta=CodecFrames()):
+                return self._frames(event.tensors["codes"])
             case StageOutput():
-                problem = f"{event.modality} as a {type(event.meta).__name__} cannot be given to a user"
-                raise StageError("frontend", "taking an output", problem)
+                return self._other(event.modality, Payload(event.meta, event.tensors))
             case StageFinished():
                 self._finish_reasons[event.stage] = event.reason
                 self._times.stage(at, event.stage, event.counts)
                 if event.stage != self._text_stage or self._decoder is None:
                     return None
-                return self._text(self._last_text(self._decoder, event.held))
+                return self._text(self._last_text(self._decoder, event.held), event.held)
             case RequestFinished():
                 return self.end(at, None)
             case RequestFailed():
@@ -88,6 +91,8 @@ class RequestOutput:
             metrics=self._times.metrics(),
             error=self.error,
             tokens=tuple(self._tokens),
+            codes=torch.cat(self._codes) if self._codes else None,
+            outputs={modality: tuple(payloads) for modality, payloads in self._outputs.items()},
             logprobs=tuple(self._logprobs),
             prompt_logprobs=tuple(self._prompt_logprobs),
         )
@@ -95,17 +100,27 @@ class RequestOutput:
     def _read(self, decoder: TextDecoder, ids: Sequence[int]) -> str:
         if self._keep:
             self._tokens += ids
-        return decoder.push(ids)
+        return _text_of(decoder.push(ids), decoder.push)
 
     def _last_text(self, decoder: TextDecoder, held: Sequence[int]) -> str:
         """The rest of the text. held: tokens that a stop string ends in."""
-        text = self._read(decoder, held) + decoder.finish()
+        text = self._read(decoder, held) + _text_of(decoder.finish(), decoder.finish)
         return text[: len(text) - len(self._after_stop(held))]
 
-    def _text(self, text: str) -> Output | None:
+    def _text(self, text: str, ids: Sequence[int]) -> Output | None:
         if self._keep:
             self._texts.append(text)
-        return self._output(text=text) if text else None
+        return self._output(text=text, tokens=tuple(ids)) if text or ids else None
+
+    def _frames(self, codes_nG: torch.Tensor) -> Output:
+        if self._keep:
+            self._codes.append(codes_nG)
+        return self._output(codes=codes_nG)
+
+    def _other(self, modality: str, payload: Payload) -> Output:
+        if self._keep:
+            self._outputs.setdefault(modality, []).append(payload)
+        return self._output(outputs={modality: (payload,)})
 
     def _scores(self, chunk: TokenLogprobs) -> Output:
         logprobs = _token_logprobs(chunk)
@@ -181,3 +196,9 @@ class _Times:
 
     def _since(self, at: float | None) -> float | None:
         return None if at is None else at - self._submitted
+
+
+def _text_of(returned: object, code: object) -> str:
+    if isinstance(returned, str):
+        return returned
+    raise ReturnedError(f"the text decoder returned {type_of(returned)}: return text, empty if none is complete", code)

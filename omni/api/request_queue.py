@@ -14,13 +14,15 @@ from queue import SimpleQueue
 from omni.api.request import Request, RequestHandle, Started, held_prepared
 from omni.api.serial_executor import SerialExecutor
 from omni.engine import Admission, EngineClient, EngineOptions, EngineRequest, Held, Ranked, Rejected
-from omni.errors import OmniError, OverloadedError, StageError, known
+from omni.errors import OmniError, OverloadedError, StageError, known, plugin_call
 from omni.frontend.base import Chat, Frontend
 from omni.frontend.compile import SamplingCompiler
 from omni.frontend.encoding import PromptLimit
 from omni.frontend.messages import RemoteMedia, parse_messages
 from omni.frontend.options import FrontendOptions
+from omni.frontend.prepared import checked_prepared
 from omni.media import Downloads
+from omni.pipeline import Pipeline
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class PreparedRequest:
 class RequestPreparer:
     """Decodes media, has the family's front end make inputs of the chat, and compiles its sampling. May take long."""
 
+    pipeline: Pipeline
     frontend: Frontend
     compiler: SamplingCompiler
     engine: EngineClient
@@ -65,14 +68,15 @@ class RequestPreparer:
         )
         chat = Chat(
             messages,
-            arguments.modalities,
+            arguments.prepared,
             arguments.voice,
             arguments.sampling,
             arguments.cache_salt,
             control_tokens=self.options.control_tokens,
             limit=self.limit,
         )
-        prepared = frontend.prepare(chat)
+        with plugin_call("frontend", "preparing the request", frontend.prepare):
+            prepared = checked_prepared(frontend.prepare(chat), self.pipeline, frontend.prepare)
         compiled = self.compiler.compile(arguments.sampling, arguments.fields, arguments.n)
         self.engine.check({stage: compiled.sampling[stage] for stage in arguments.sampling}, arguments.fields)
         remote = self.engine.takes_text_rules

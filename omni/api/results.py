@@ -8,6 +8,7 @@ import torch
 
 from omni.errors import InputError, OmniError
 from omni.media import save_wav
+from omni.payload import Payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,12 @@ class TokenLogprob:
 class Output:
     """A piece of an answer.
 
-    text: new text, `""` if none. audio: new samples, float32 `[n]` on the host, or None. sample_rate: Hz, with audio.
+    text: new text, `""` if none. tokens: new ids of the text, each once; their text may come later.
+    audio: new samples, float32 `[n]` on the host, or None. sample_rate: Hz, with audio.
     index: of the request in a list. sample: of the answer among its `n`.
+    codes: new codec frames, int64 `[n, G]` on the host, or None.
+    outputs: new payloads of the pipeline's other outputs, by modality, in order: each a struct of its plugin (`meta`) and
+    tensors on the host (`tensors`).
     logprobs, prompt_logprobs: of further tokens, in order, each once; they may come later than the tokens' text.
     finish_reasons: of finished stages (`"stop"`, `"length"`, ...).
     finished: whether it is the last piece, with metrics and usage, and the error of a failed request of a list.
@@ -79,8 +84,11 @@ class Output:
     index: int = 0
     sample: int = 0
     text: str = ""
+    tokens: tuple[int, ...] = ()
     audio: torch.Tensor | None = None
     sample_rate: int | None = None
+    codes: torch.Tensor | None = None
+    outputs: Mapping[str, tuple[Payload, ...]] = field(default_factory=dict)
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reasons: Mapping[str, str] = field(default_factory=dict)
@@ -96,6 +104,8 @@ class Result:
 
     audio: float32 `[n]` on the host, None if there is none. sample_rate: Hz. finish_reasons: by stage.
     tokens: generated ids of the text, including those of a stop string, which `text` does not include.
+    codes: all codec frames, int64 `[n, G]` on the host, None if there are none. outputs: all payloads of the pipeline's other
+    outputs, by modality, as of `Output.outputs`.
     logprobs: of each of `tokens`, if requested. prompt_logprobs: of the prompt's tokens except the first, which has none.
     error: None, or why the request failed; the other fields then hold the outputs before the error.
     alternatives: with `n` above 1, the other answers, in order.
@@ -109,6 +119,8 @@ class Result:
     metrics: Metrics
     error: OmniError | None = None
     tokens: tuple[int, ...] = ()
+    codes: torch.Tensor | None = None
+    outputs: Mapping[str, tuple[Payload, ...]] = field(default_factory=dict)
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     alternatives: tuple["Result", ...] = ()

@@ -55,12 +55,24 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        check_folder(self.path)
-        self.config: dict[str, Any] = read_object(self.path / "config.json")
+        self._path = Path(path)
+        check_folder(self._path)
+        self.config: dict[str, Any] = read_object(self._path / "config.json")
         check_counts(self.config)
-        self.generation_config: dict[str, Any] = read_optional_object(self.path / "generation_config.json")
+        self.generation_config: dict[str, Any] = read_optional_object(self._path / "generation_config.json")
+        self.reads = 0
+        """How often weights, or the folder, were asked for. So a model that was built without any is found."""
         self._shards: dict[Path, Shard] = {}
+
+    @property
+    def path(self) -> Path:
+        self.reads += 1
+        return self._path
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the folder holds safetensors."""
+        return any(self._path.glob("*.safetensors"))
 
     def names(self) -> Collection[str]:
         return self._files.keys()
@@ -74,6 +86,7 @@ class Checkpoint:
 
     def tensor(self, name: str) -> torch.Tensor:
         """A weight as published, in its own dtype, on the host. It maps the file, so treat it as read-only."""
+        self.reads += 1
         return self._shard(name).tensor(name)
 
     def equal(self, first: str, second: str) -> bool:
@@ -82,16 +95,17 @@ class Checkpoint:
 
     def spans(self, names: Collection[str]) -> list[tuple[str, WeightSpan]]:
         """The spans of the weights `names`, file by file, in byte order."""
+        self.reads += 1
         spans = [(name, self._shard(name).spans[name]) for name in names]
         return sorted(spans, key=lambda item: (item[1].path, item[1].start))
 
     @cached_property
     def _files(self) -> dict[str, Path]:
-        return locate_weights(self.path)
+        return locate_weights(self._path)
 
     def _shard(self, name: str) -> Shard:
         if name not in self._files:
-            problem = f"is not among the {len(self._files)} weights in {self.path}"
+            problem = f"is not among the {len(self._files)} weights in {self._path}"
             raise CheckpointError(name, problem, "use a checkpoint of the architecture that config.json names")
         path = self._files[name]
         if path not in self._shards:

@@ -2,10 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 from torch import nn
@@ -15,7 +16,8 @@ from omni.checkpoint.checks import RESTORE_CONFIG
 from omni.checkpoint.stream import stream_weights
 from omni.device import Device, SyncPoint, may_sync
 from omni.device.cpu import CpuDevice
-from omni.errors import CheckpointError
+from omni.errors import CheckpointError, plugin_error
+from omni.utils.origin import caller, with_place
 
 Initializer = Callable[[str, torch.Tensor, torch.Generator], None]
 """Fills a parameter in place: (name, parameter, generator on the parameter's device)."""
@@ -104,7 +106,7 @@ def load_module(
     targets: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
     stacked = stacked_destinations(module)
     places = _places(checkpoint, targets, prefixes, stacked)
-    _check_filled(targets, places, stacked, checkpoint)
+    _check_filled(targets, places, stacked, checkpoint, prefixes)
     with torch.inference_mode():
         views = {name: targets[place.parameter].detach()[place.index] for name, place in places.items()}
         there = [(span, views[name]) for name, span in checkpoint.spans(views) if not views[name].is_meta]
@@ -163,6 +165,7 @@ def _check_filled(
     places: Mapping[str, Destination],
     stacked: Mapping[str, Destination],
     checkpoint: Checkpoint,
+    prefixes: Mapping[str, str],
 ) -> None:
     # By identity: a tied parameter has several names, and a weight for one of them fills all.
     filled: dict[int, list[Destination]] = defaultdict(list)
@@ -179,7 +182,21 @@ def _check_filled(
     if missing:
         some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         problem = f"has no weights for {len(missing)} parameters of the model: {some}"
-        raise CheckpointError(str(checkpoint.path), problem, "download the whole checkpoint again")
+        idle = [prefix for prefix in prefixes if not any(name.startswith(prefix) for name in checkpoint.names())]
+        if idle:
+            _refuse_prefixes(idle, checkpoint, problem)
+        remedy = "correct the names of the model's parameters, or the prefixes, if the checkpoint is complete"
+        raise CheckpointError(str(checkpoint.path), with_place(problem, caller()), remedy)
+
+
+def _refuse_prefixes(idle: Sequence[str], checkpoint: Checkpoint, problem: str) -> NoReturn:
+    """Raises PluginError for prefixes that no weight has."""
+    starts = sorted({f"{name.partition('.')[0]}." for name in checkpoint.names()})
+    near = get_close_matches(idle[0], starts, n=1)
+    remedy = f"did you mean {near[0]!r}?" if near else f"weights begin with {', '.join(map(repr, starts[:8]))}"
+    quoted = ", ".join(map(repr, idle))
+    none = f"no weight begins with {quoted}, and the checkpoint {problem}"
+    raise plugin_error("load_weights.prefixes", with_place(none, caller()), remedy)
 
 
 def check_finite(weights: Mapping[str, torch.Tensor], held: Iterable[torch.Tensor]) -> None:

@@ -6,7 +6,20 @@ from typing import Annotated
 import typer
 
 from omni.cli.errors import reported
-from omni.cli.options import Choices, Config, Debug, DeviceName, DType, Json, LoadFormat, Model, Places, Settings
+from omni.cli.options import (
+    Choices,
+    Config,
+    Debug,
+    DeviceName,
+    DType,
+    Extensions,
+    Family,
+    Json,
+    LoadFormat,
+    Model,
+    Places,
+    Settings,
+)
 from omni.version import __version__
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
@@ -38,6 +51,12 @@ def run(
             metavar="FILE", help="Wav file for the speech; asks for it. `-` streams it to stdout. (default: out.wav)"
         ),
     ] = None,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw", help="Stream 16-bit little-endian mono PCM instead of a wav, to stdout unless --out is given."
+        ),
+    ] = False,
     voice: Annotated[str | None, typer.Option(help="Voice of the speech; asks for it.")] = None,
     config: Config = None,
     settings: Settings = None,
@@ -56,6 +75,8 @@ def run(
     places: Places = None,
     dtype: DType = None,
     load_format: LoadFormat = None,
+    family: Family = None,
+    extensions: Extensions = None,
     eager: Annotated[
         bool,
         typer.Option("--eager", help="Capture no graphs: starts sooner, runs slower. Like --set engine.graphs=false."),
@@ -77,14 +98,15 @@ def run(
                 images=tuple(image or ()),
                 audios=tuple(audio or ()),
                 system=system,
-                out=out,
+                out="-" if raw and out is None else out,
+                raw=raw,
                 voice=voice,
                 modalities=tuple(name.strip() for name in modalities.split(",")) if modalities is not None else None,
                 max_tokens=max_tokens,
                 seed=seed,
                 n=n,
                 timeline=timeline,
-                choices=_choices(config, given, device, places, dtype, load_format),
+                choices=_choices(config, given, device, places, dtype, load_format, family, extensions),
             )
         )
 
@@ -128,6 +150,8 @@ def explain(
     places: Places = None,
     dtype: DType = None,
     load_format: LoadFormat = None,
+    family: Family = None,
+    extensions: Extensions = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -138,7 +162,12 @@ def explain(
     with reported(debug):
         from omni.cli.explain import explain as show
 
-        show(model, _choices(config, settings, device, places, dtype, load_format), measure=measure, as_json=as_json)
+        show(
+            model,
+            _choices(config, settings, device, places, dtype, load_format, family, extensions),
+            measure=measure,
+            as_json=as_json,
+        )
 
 
 @app.command()
@@ -152,6 +181,8 @@ def doctor(
     places: Places = None,
     dtype: DType = None,
     load_format: LoadFormat = None,
+    family: Family = None,
+    extensions: Extensions = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -159,7 +190,9 @@ def doctor(
     with reported(debug):
         from omni.cli.doctor import examine
 
-        healthy = examine(model, _choices(config, settings, device, places, dtype, load_format), as_json=as_json)
+        healthy = examine(
+            model, _choices(config, settings, device, places, dtype, load_format, family, extensions), as_json=as_json
+        )
         raise typer.Exit(0 if healthy else 1)
 
 
@@ -199,6 +232,8 @@ def _choices(
     places: list[str] | None,
     dtype: str | None,
     load_format: str | None,
+    family: str | None,
+    extensions: list[str] | None,
 ) -> Choices:
     return Choices(
         config=config,
@@ -207,4 +242,6 @@ def _choices(
         device=device,
         dtype=dtype,
         load_format=load_format,
+        family=family,
+        extensions=tuple(extensions or ()),
     )

@@ -28,7 +28,7 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     kind: str
-    model: str
+    model: str | None
     priority: int
     dtype: str
     places: tuple[str, ...]
@@ -53,11 +53,13 @@ class EdgeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """places: of the engines; each has a process of its own, unless it is the only one and `process` is false. main_stage: the
-    stage that stage-less sampling parameters apply to; None if no stage samples. memory: by place. settings: all, with origins."""
+    stage that stage-less sampling parameters apply to; None if no stage samples. memory: by place. extensions: the applied ones, in
+    order. settings: all, with origins."""
 
     model: str
     folder: str
     family: str
+    extensions: tuple[str, ...]
     device: str
     process: bool
     places: tuple[str, ...]
@@ -79,6 +81,7 @@ def make_report(model: str, target: Target, *, measure: bool) -> Report:
         model=model,
         folder=str(target.checkpoint.path),
         family=pipeline.family,
+        extensions=target.plan.extensions,
         device=str(engine.device),
         process=runs_in_process(engine.options, engine.device, len(placement.places)),
         places=placement.places,
@@ -144,9 +147,10 @@ def as_text(report: Report, pipeline: Pipeline, *, ascii_only: bool) -> str:
     weights = "random weights" if report.load_format == "dummy" else "weights from the checkpoint"
     several = len(report.places) > 1
     place = "processes of their own" if several else "a process of its own" if report.process else "a thread"
+    extended = f" with {', '.join(report.extensions)}" if report.extensions else ""
     settings = ((setting.path, _value(setting.value), setting.origin) for setting in report.settings)
     lines = [
-        f"{report.model}: family {report.family}, on {report.device} in {report.dtype}, in {place}, {weights}",
+        f"{report.model}: family {report.family}{extended}, on {report.device} in {report.dtype}, in {place}, {weights}",
         "",
         draw(pipeline, {stage.name: stage.places for stage in report.stages} if several else {}, ascii_only=ascii_only),
         *_section("Processes", _processes(report) if several else ()),
@@ -168,7 +172,7 @@ def _section(title: str, lines: Iterable[str]) -> list[str]:
 
 
 def _stages(stages: list[StageReport]) -> Iterator[str]:
-    rows = [(stage.name, stage.kind, str(stage.priority), stage.dtype, stage.model) for stage in stages]
+    rows = [(stage.name, stage.kind, str(stage.priority), stage.dtype, stage.model or "-") for stage in stages]
     yield from columns([("STAGE", "KIND", "PRIORITY", "DTYPE", "MODEL"), *rows], right=(2,))
     for stage in stages:
         if stage.prefix_cache is not None:
@@ -182,7 +186,8 @@ def _processes(report: Report) -> Iterator[str]:
 
 
 def _outputs(report: Report) -> Iterator[str]:
-    yield from columns([("MODALITY", "STAGE"), *((output.modality, output.stage) for output in report.outputs)])
+    rows = [(each.modality, each.stage, "by default" if each.default else "on request") for each in report.outputs]
+    yield from columns([("MODALITY", "STAGE", "GIVEN"), *rows])
     if report.main_stage is not None:
         yield f"  stage-less sampling parameters apply to {report.main_stage}"
 

@@ -36,6 +36,15 @@ DType = Annotated[
 LoadFormat = Annotated[
     str | None, typer.Option("--load-format", help="auto, or dummy for random weights. (default: auto)")
 ]
+Family = Annotated[
+    str | None, typer.Option("--family", help="Model family, where several serve the model. (default: the only one)")
+]
+Extensions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with", metavar="NAME", help="Pipeline extension of a plugin (`omni plugins` lists them); repeatable."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -50,6 +59,8 @@ class Choices:
     device: str | None = None
     dtype: str | None = None
     load_format: str | None = None
+    family: str | None = None
+    extensions: tuple[str, ...] = ()
 
     def overrides(self) -> dict[str, str]:
         """`--set` and `--place`, by path. Raises ConfigError."""

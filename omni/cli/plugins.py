@@ -8,7 +8,7 @@ from omni.utils.table import columns
 
 
 def show(*, as_json: bool, verbose: bool) -> None:
-    """Prints a table, or JSON: a list of `{name, module, distribution, error, registered}`."""
+    """Prints a table, or JSON: a list of `{name, module, distribution, error, registered, warnings}`."""
     plugins = load_plugins()
     records = plugins.records
     if as_json:
@@ -25,6 +25,9 @@ def show(*, as_json: bool, verbose: bool) -> None:
         rows.append((record.name, record.distribution, registered))
     for line in columns(rows, indent=""):
         typer.echo(line)
+    for record in records:
+        for fault in record.warnings:
+            typer.echo(f"warning: {record.name} ({record.module}): {fault}", err=True)
     for problem in plugins.conflicts:
         typer.echo(f"conflict: {problem}", err=True)
     if verbose:

@@ -12,7 +12,8 @@ from omni.cli.errors import stdout_error
 from omni.cli.interrupt import unwinding
 from omni.cli.options import Choices
 from omni.cli.speech import STDOUT, Speech, descriptor_of, numbered, speech_to
-from omni.errors import InputError, OmniError
+from omni.errors import InputError, OmniError, quoted
+from omni.payload import Payload
 from omni.sampling import SamplingParams
 from omni.timeline.file import REMEDY
 from omni.utils.files import real, why_not
@@ -32,6 +33,7 @@ class RunArguments:
     audios: tuple[str, ...] = ()
     system: str | None = None
     out: str | None = None
+    raw: bool = False
     voice: str | None = None
     modalities: tuple[str, ...] | None = None
     max_tokens: int | None = None
@@ -59,6 +61,8 @@ def answer(arguments: RunArguments) -> None:
         config=choices.config,
         overrides=choices.overrides(),
         timeline=arguments.timeline,
+        family=choices.family,
+        extensions=choices.extensions,
     )
     with unwinding(), omni:
         modalities = _modalities(arguments, omni.modalities)
@@ -87,21 +91,28 @@ def answer(arguments: RunArguments) -> None:
 class _Answer:
     """One answer's speech, and how it ended."""
 
-    def __init__(self, name: str, speech: Speech | None) -> None:
-        """speech: None if it cannot be written, which matters only if the model speaks."""
+    def __init__(self, name: str, speech: Speech | None, *, raw: bool) -> None:
+        """speech: None if it cannot be written, which matters only if the model speaks. raw: whether it has no header."""
         self.error: OmniError | None = None
         self.lost: OmniError | None = None
         """Why its speech could not be written."""
         self._name = name
         self._speech = speech
+        self._raw = raw
+        self._rate = 0
         self._metrics: Metrics | None = None
+        self._last: dict[str, Payload] = {}
+        """Of each other output, its last payload."""
 
     def take(self, output: Output) -> None:
         if output.audio is not None and output.sample_rate is not None and self._speech is not None:
+            self._rate = output.sample_rate
             try:
                 self._speech.push(output.audio, output.sample_rate)
             except OmniError as error:
                 self.lost, self._speech = error, None
+        for modality, payloads in output.outputs.items():
+            self._last[modality] = payloads[-1]
         if output.finished:
             self._metrics, self.error = output.metrics, output.error
 
@@ -109,11 +120,15 @@ class _Answer:
         if self._speech is not None:
             try:
                 if self._speech.finish():
-                    typer.echo(f"wrote {self._name}", err=True)
+                    form = f" (16-bit little-endian mono PCM, {self._rate} Hz)" if self._raw else ""
+                    typer.echo(f"wrote {self._name}{form}", err=True)
                 elif speaks:
                     typer.echo(f"the model spoke nothing: {self._name} was not written", err=True)
             except OmniError as error:
                 self.lost = error
+        for modality, payload in self._last.items():
+            shapes = [f"{name} {list(tensor.shape)}" for name, tensor in payload.tensors.items()]
+            typer.echo(f"{modality}: {', '.join([quoted(payload.meta), *shapes])}", err=True)
         if self._metrics is not None:
             typer.echo(summary(self._metrics), err=True)
 
@@ -127,13 +142,13 @@ def _answers(arguments: RunArguments) -> tuple[list[_Answer], InputError | None]
     for sample in range(min(arguments.n, MAX_SAMPLES)):  # the limit is checked later
         speech: Speech | None = None
         try:
-            speech = speech_to(name, sample, arguments.n)
+            speech = speech_to(name, sample, arguments.n, raw=arguments.raw)
         except InputError as error:
             if asked:
                 raise
             unfit = error
         written = name if descriptor_of(name) is not None else str(numbered(Path(name), sample, arguments.n))
-        answers.append(_Answer(written, speech))
+        answers.append(_Answer(written, speech, raw=arguments.raw))
     return answers, unfit
 
 

@@ -59,10 +59,11 @@ class WavFile:
 class WavStream:
     """A pipe, a device, or a file opened by another process. Only the header of such a file gets a length, at the end."""
 
-    def __init__(self, name: str, opened: Callable[[], int]) -> None:
-        """opened: returns the descriptor; it may wait for a reader."""
+    def __init__(self, name: str, opened: Callable[[], int], *, raw: bool) -> None:
+        """opened: returns the descriptor; it may wait for a reader. raw: samples only, without a header."""
         self._name = name
         self._opened = opened
+        self._raw = raw
         self._descriptor: int | None = None
         self._start: int | None = None
         self._sample_rate = 0
@@ -76,7 +77,8 @@ class WavStream:
                 self._descriptor = self._opened()
                 self._start = _place(self._descriptor)
                 self._sample_rate = sample_rate
-                _write(self._descriptor, _header(sample_rate, _UNKNOWN))
+                if not self._raw:
+                    _write(self._descriptor, _header(sample_rate, _UNKNOWN))
             _write(self._descriptor, pcm.getbuffer())
         except OSError as error:
             raise self._failed(error) from error
@@ -85,7 +87,7 @@ class WavStream:
     def finish(self) -> bool:
         if self._descriptor is None:
             return False
-        if self._start is not None and self._length < _UNKNOWN - _HEADER_BYTES:
+        if not self._raw and self._start is not None and self._length < _UNKNOWN - _HEADER_BYTES:
             try:
                 os.pwrite(self._descriptor, _header(self._sample_rate, self._length), self._start)
             except OSError as error:
@@ -103,10 +105,13 @@ def descriptor_of(name: str) -> int | None:
     return int(match[1]) if match else _NAMES.get(name)
 
 
-def speech_to(name: str, sample: int, samples: int) -> Speech:
-    """For one of several answers. Writes nothing yet. Raises InputError for an unwritable name."""
+def speech_to(name: str, sample: int, samples: int, *, raw: bool = False) -> Speech:
+    """For one of several answers. raw: PCM without a header, for a stream. Writes nothing yet. Raises InputError for an unwritable
+    name."""
     descriptor = descriptor_of(name)
     if descriptor is None and not is_special(name):
+        if raw:
+            raise InputError("--raw", f"is given, and {name} is a file", "leave out --out, and redirect stdout")
         path = numbered(Path(name), sample, samples)
         problem = why_not(path)
         if problem is not None:
@@ -118,10 +123,10 @@ def speech_to(name: str, sample: int, samples: int) -> Speech:
     if descriptor is not None:
         if is_closed(descriptor):
             raise InputError("--out", f"{name} cannot be written (it is closed)", "open it, or give a file name")
-        return WavStream(name, lambda: descriptor)
+        return WavStream(name, lambda: descriptor, raw=raw)
     if not os.access(name, os.W_OK):
         raise InputError("--out", f"{name} cannot be written (Permission denied)", REMEDY)
-    return WavStream(name, lambda: os.open(name, os.O_WRONLY | os.O_CLOEXEC))
+    return WavStream(name, lambda: os.open(name, os.O_WRONLY | os.O_CLOEXEC), raw=raw)
 
 
 def numbered(path: Path, sample: int, samples: int) -> Path:

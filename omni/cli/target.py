@@ -9,7 +9,16 @@ from omni.checkpoint import Checkpoint
 from omni.cli.options import Choices
 from omni.config import Layer, Setting
 from omni.device import name_device
-from omni.engine import EngineOptions, Plan, check_formats, dtype_for, engine_options, open_checkpoint, resolve_pipeline
+from omni.engine import (
+    EngineOptions,
+    PipelineChoice,
+    Plan,
+    check_formats,
+    dtype_for,
+    engine_options,
+    open_checkpoint,
+    resolve_pipeline,
+)
 from omni.frontend.options import frontend_options
 from omni.plugin.manager import Plugins, load_plugins
 
@@ -55,9 +64,14 @@ def resolve_engine(choices: Choices) -> EngineTarget:
     return EngineTarget(layers, options, (*settings, *frontend), device)
 
 
+def pipeline_choice(choices: Choices) -> PipelineChoice:
+    return PipelineChoice(family=choices.family, extensions=choices.extensions)
+
+
 def resolve_target(model: str, choices: Choices) -> Target:
     """Everything except the weights, which are not downloaded either. Raises OmniError."""
     engine = resolve_engine(choices)
     plugins = load_plugins()
-    checkpoint = open_checkpoint(model, plugins, weights=False)
-    return Target(checkpoint, plugins, resolve_pipeline(checkpoint, plugins, engine.layers), engine)
+    checkpoint = open_checkpoint(model, plugins, weights=False, family=choices.family)
+    plan = resolve_pipeline(checkpoint, plugins, engine.layers, pipeline_choice(choices))
+    return Target(checkpoint, plugins, plan, engine)

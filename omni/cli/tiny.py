@@ -6,7 +6,7 @@ from typing import Protocol, cast
 import typer
 
 from omni.cli.interrupt import unwinding
-from omni.errors import ConfigError
+from omni.errors import ConfigError, OmniError, fault_of, plugin_error
 from omni.plugin import ModelFamily, locate
 from omni.plugin.manager import Plugins, load_plugins
 from omni.utils.files import filling
@@ -27,9 +27,10 @@ def write(directory: Path, family: str | None, seed: int) -> None:
     try:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise ConfigError(str(directory), "exists already", "name a new or an empty folder")
-        write_tiny = cast(_WriteTiny, locate(path, f"families.{chosen.name}.tiny"))
+        field = f"families.{chosen.name}.tiny"
+        write_tiny = cast(_WriteTiny, locate(path, field))
         with unwinding(), filling(directory) as part:
-            _write(write_tiny, part, seed)
+            _write(write_tiny, field, part, seed)
         size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     except OSError as error:
         remedy = "name a folder that can be written, on a disk with room"
@@ -37,16 +38,18 @@ def write(directory: Path, family: str | None, seed: int) -> None:
     typer.echo(f"wrote a tiny {chosen.name} checkpoint to {directory} ({size / 1e6:.1f} MB)")
 
 
-def _write(write_tiny: _WriteTiny, part: Path, seed: int) -> None:
-    """Raises OSError for a full disk, which libraries report in different ways."""
+def _write(write_tiny: _WriteTiny, field: str, part: Path, seed: int) -> None:
+    """Raises OSError for a full disk, which libraries report in different ways, and PluginError about `field` for other faults."""
     try:
         write_tiny(part, seed=seed)
     except OSError:
         raise
-    except Exception:
+    except Exception as error:
         # Writing to the disk shows whether it was full.
         (part / "room").write_bytes(bytes(_ROOM))
-        raise
+        if isinstance(error, OmniError):
+            raise
+        raise plugin_error(field, fault_of(error, write_tiny), "correct it") from error
 
 
 def _choose(plugins: Plugins, name: str | None) -> tuple[ModelFamily, str]:

@@ -35,7 +35,7 @@ Rules for both ends:
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -56,12 +56,15 @@ class EdgeEnd:
     """The end of an edge that a sender or a receiver is opened for.
 
     edge: its name; several places may have ends of one edge. device: of the stage at this end. pool_bytes:
-    `Edge.pool_bytes`, at least 64 KiB: the memory that the connector may take for payloads under way on this edge.
+    `Edge.pool_bytes`, 64 KiB to 1 TiB: the memory that the connector may take for payloads under way on this edge.
+    producer, consumer: the places of the stages (`"cuda:1"`, `"cpu/2"`); `omni.engine.device_of` gives their devices.
     """
 
     edge: str
     device: Device
     pool_bytes: int
+    producer: str = ""
+    consumer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,7 @@ class Receiver(Protocol):
         ...
 
 
+@runtime_checkable
 class Connector(Protocol):
     """A way to move payloads between two stages. An engine has one object, which opens the ends of all its edges."""
 

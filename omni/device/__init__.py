@@ -16,6 +16,7 @@ from omni.device.base import (
     category_of,
     declare_categories,
 )
+from omni.device.cpu import CpuDevice
 from omni.device.download import Downloader, SharedRing
 from omni.device.host_work import HostTask, HostWorker
 from omni.device.ring import HostRing, HostSlot
@@ -27,6 +28,7 @@ from omni.device.upload import Span, Upload, Uploader
 __all__ = [
     "COMPLETED",
     "AllocationCount",
+    "CpuDevice",
     "Device",
     "DeviceTimer",
     "Downloader",

@@ -10,8 +10,10 @@ from omni.engine.build import (
     load_stages,
     measure_stages,
     open_checkpoint,
+    plan_of,
     resolve_pipeline,
 )
+from omni.engine.choice import PipelineChoice, PipelineFunction
 from omni.engine.engine import Engine, EngineClient
 from omni.engine.memory import StageMemory
 from omni.engine.options import EngineOptions, dtype_for, engine_options
@@ -37,6 +39,8 @@ __all__ = [
     "EngineOutput",
     "EngineRequest",
     "Held",
+    "PipelineChoice",
+    "PipelineFunction",
     "Placement",
     "Plan",
     "Ranked",
@@ -57,5 +61,6 @@ __all__ = [
     "load_stages",
     "measure_stages",
     "open_checkpoint",
+    "plan_of",
     "resolve_pipeline",
 ]

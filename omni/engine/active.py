@@ -1,12 +1,14 @@
 """A request at the stages of an engine, and the checks before it gets there."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omni.engine.request import EngineRequest, SafeSink
 from omni.engine.route import Credit, InRoute, OutRoute
+from omni.engine.user_route import UserRoute
 from omni.errors import InputError, StageError
 from omni.pipeline import Pipeline
+from omni.stage import Done
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +18,7 @@ class ActiveRequest:
     running: stages that have not finished it. awaited: those of them with a wanted output.
 
     outs, ins: the halves of its routes that are here, by edge. credits: by producing stage.
+    given: its routes to the user, by modality. ending: stages whose end is reported when their routes to the user are over.
     """
 
     request: EngineRequest
@@ -25,6 +28,11 @@ class ActiveRequest:
     outs: dict[str, OutRoute]
     ins: dict[str, InRoute]
     credits: Mapping[str, Credit]
+    given: dict[str, UserRoute] = field(default_factory=dict)
+    ending: dict[str, Done] = field(default_factory=dict)
+
+    def given_by(self, stage: str) -> list[UserRoute]:
+        return [route for route in self.given.values() if route.stage == stage]
 
     def needs(self, place: str) -> str | None:
         """A stage in the engine on a place that this part of the request still sends to or receives from."""
@@ -36,7 +44,7 @@ class ActiveRequest:
 def check_names(pipeline: Pipeline, request: EngineRequest) -> None:
     """Raises InputError for modalities, stages and edges that the pipeline does not have."""
     stages = {stage.name for stage in pipeline.stages}
-    for field, names, known in (
+    for what, names, known in (
         ("modalities", request.modalities, {output.modality for output in pipeline.outputs}),
         ("inputs", request.inputs, stages),
         ("sampling", request.sampling, stages),
@@ -45,7 +53,7 @@ def check_names(pipeline: Pipeline, request: EngineRequest) -> None:
     ):
         for name in names:
             if name not in known:
-                raise InputError(field, f"the pipeline has no {name!r}", f"use one of {', '.join(sorted(known))}")
+                raise InputError(what, f"the pipeline has no {name!r}", f"use one of {', '.join(sorted(known))}")
 
 
 def stages_of(

@@ -16,6 +16,7 @@ from omni.connector import EdgeEnd
 from omni.device import Device, SyncPoint, may_sync
 from omni.device.meta import MetaDevice
 from omni.engine.admission import Admission
+from omni.engine.choice import PipelineChoice, apply_choice
 from omni.engine.engine import Engine
 from omni.engine.mailbox import Mailbox
 from omni.engine.memory import ALONE, Budget, DeviceShare, StageMemory, budget_of, divide
@@ -24,10 +25,29 @@ from omni.engine.orchestrator import Orchestrator
 from omni.engine.peers import EdgeEnds
 from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.request import SubmitRequest
-from omni.errors import CheckpointError, ConfigError, OmniError, shortened
-from omni.pipeline import EDGES, ENGINE, FRONTEND, Edge, EdgeSettings, Pipeline, Stage, validate
+from omni.errors import (
+    CheckpointError,
+    ConfigError,
+    OmniError,
+    ReturnedError,
+    fault_of,
+    plugin_error,
+    plugin_setup,
+)
+from omni.pipeline import (
+    EDGES,
+    ENGINE,
+    FRONTEND,
+    Edge,
+    EdgeSettings,
+    Output,
+    Pipeline,
+    Stage,
+    hidden_states_of,
+    validate,
+)
 from omni.pipeline.adapter import AdapterFactory
-from omni.plugin import LogitsProcessorEntry, locate
+from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
 from omni.plugin.manager import Plugins
 from omni.stage import LoadedStage, StageContext, StageKind, StageWorker, memory_errors
 from omni.timeline.file import TimelineFile
@@ -36,58 +56,73 @@ from omni.timeline.trace import Trace
 _log = logging.getLogger(__name__)
 _STAGE_SETTINGS = (("dtype", str | None, None), ("place", str | None, None))
 """Fields of `Stage` that users set beside its options."""
+_ANY = PipelineChoice()
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def open_checkpoint(model: str | Path, plugins: Plugins, *, weights: bool = True) -> Checkpoint:
+def open_checkpoint(
+    model: str | Path, plugins: Plugins, *, weights: bool = True, family: str | None = None
+) -> Checkpoint:
     """The checkpoint in a folder, or in a repository on the Hugging Face hub, downloaded if necessary.
 
     config.json determines the family, and `ModelFamily.files` further files; without a family no weights are
     downloaded.
-    weights: False downloads none. Raises CheckpointError, and PluginError if two families claim the model type.
+    weights: False downloads none. family: as in `PipelineChoice`. Raises CheckpointError, and the errors of
+    `Plugins.family_of`.
     """
     checkpoint = Checkpoint(resolve(model, weights=False))
-    family = plugins.family_of(str(checkpoint.config.get("model_type", "")))
-    if family is None or not (weights or family.files):
+    served_by = plugins.family_of(str(checkpoint.config.get("model_type", "")), family)
+    if served_by is None or not (weights or served_by.files):
         return checkpoint
-    return Checkpoint(resolve(model, weights=weights, files=family.files))
+    return Checkpoint(resolve(model, weights=weights, files=served_by.files))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A checked pipeline with all named objects imported, before any weight is read. settings: of its stages.
-    processors: logits processors for its requests, by name."""
+    processors: logits processors for its requests, by name. extensions: that were applied, in order."""
 
     pipeline: Pipeline
     kinds: Mapping[str, StageKind]
     adapters: Mapping[str, AdapterFactory]
     settings: tuple[Setting, ...] = ()
     processors: Mapping[str, LogitsProcessorEntry] = field(default_factory=dict)
+    extensions: tuple[str, ...] = ()
 
 
-def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[Layer] = ()) -> Plan:
-    """The checkpoint's pipeline with settings applied, checked as a whole. `engine_options` handles the engine's
-    settings.
+def resolve_pipeline(
+    checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[Layer] = (), choice: PipelineChoice = _ANY
+) -> Plan:
+    """The checkpoint's pipeline with the user's changes, then with settings applied, checked as a whole.
+    `engine_options` handles the engine's settings.
 
     Raises ConfigError, CheckpointError or PluginError.
     """
     model_type = str(checkpoint.config.get("model_type", ""))
-    family = plugins.family_of(model_type)
+    family = plugins.family_of(model_type, choice.family)
     if family is None:
         raise _unserved(model_type, plugins)
-    build = cast(Callable[[Checkpoint], Pipeline], locate(family.pipeline, f"families.{family.name}.pipeline"))
+    build = cast(Callable[[Checkpoint], object], locate(family.pipeline, f"families.{family.name}.pipeline"))
     if checkpoint.config.get("quantization_config"):
         problem = "quantized weights are not supported"
         raise CheckpointError("config.json: quantization_config", problem, "use the checkpoint in bfloat16 or float32")
     try:
-        pipeline = build(checkpoint)
+        built = build(checkpoint)
     except OmniError:
         raise
     except Exception as error:
-        problem = f"does not fit family {family.name!r}: {type(error).__name__}: {error}"
-        raise CheckpointError("config.json", problem, "use it as published") from error
-    configured, settings = configure(pipeline, layers)
-    return replace(check_pipeline(configured, plugins), settings=settings)
+        problem = f"does not fit family {family.name!r}: {fault_of(error, build)}"
+        raise CheckpointError(
+            "config.json", problem, f"use it as published; if it is, correct {family.pipeline}"
+        ) from error
+    pipeline = expect(built, Pipeline, f"families.{family.name}.pipeline", build)
+    return plan_of(pipeline, plugins, layers, choice)
+
+
+def plan_of(pipeline: Pipeline, plugins: Plugins, layers: Sequence[Layer] = (), choice: PipelineChoice = _ANY) -> Plan:
+    """The pipeline with the user's changes, then with settings applied, checked as a whole. Raises ConfigError or PluginError."""
+    configured, settings = configure(apply_choice(pipeline, plugins, choice), layers)
+    return replace(check_pipeline(configured, plugins), settings=settings, extensions=tuple(choice.extensions))
 
 
 def configure(pipeline: Pipeline, layers: Sequence[Layer]) -> tuple[Pipeline, tuple[Setting, ...]]:
@@ -97,7 +132,21 @@ def configure(pipeline: Pipeline, layers: Sequence[Layer]) -> tuple[Pipeline, tu
     after, settings = overlay(before, [layer.without(*others) for layer in layers], others)
     stages = tuple(_with_settings(stage, after[stage.name]) for stage in pipeline.stages)
     edges, edge_settings = _configure_edges(pipeline.edges, layers)
-    return msgspec.structs.replace(pipeline, stages=stages, edges=edges), (*settings, *edge_settings)
+    configured = msgspec.structs.replace(pipeline, stages=stages, edges=edges)
+    return _with_hidden_states(configured), (*settings, *edge_settings)
+
+
+def _with_hidden_states(pipeline: Pipeline) -> Pipeline:
+    """An output on request for the hidden states that a stage keeps."""
+    given = {output.stage for output in pipeline.outputs if output.hidden_states}
+    keeping = [s.name for s in pipeline.stages if msgspec.structs.asdict(s.options).get("hidden_layers")]
+    return pipeline.extended(
+        outputs=[
+            Output(modality=hidden_states_of(name), stage=name, default=False, hidden_states=True)
+            for name in keeping
+            if name not in given
+        ]
+    )
 
 
 def _settable(stage: Stage) -> msgspec.Struct:
@@ -149,12 +198,13 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins) -> Plan:
     kinds: dict[str, StageKind] = {}
     for stage in pipeline.stages:
         entry = plugins.kinds[stage.kind]
-        kind = cast(Callable[[], StageKind], locate(entry.kind, f"kinds.{entry.name}"))()
+        kind = call_entry(entry.kind, f"kinds.{entry.name}", StageKind)  # type: ignore[type-abstract]
         if not isinstance(stage.options, kind.options):
             problem = f"is a {type(stage.options).__name__}"
             remedy = f"kind {stage.kind!r} takes {kind.options.__name__}"
             raise ConfigError(f"pipeline.stages.{stage.name}.options", problem, remedy)
-        locate(stage.model, f"pipeline.stages.{stage.name}.model")
+        if stage.model is not None:
+            locate(stage.model, f"pipeline.stages.{stage.name}.model")
         if stage.dtype is not None:
             check_formats(stage.dtype, field=f"{stage.name}.dtype")
         kinds[stage.name] = kind
@@ -162,6 +212,10 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins) -> Plan:
         edge.name: cast(AdapterFactory, locate(edge.adapter, f"pipeline.edges.{edge.name}.adapter"))
         for edge in pipeline.edges
     }
+    for output in pipeline.outputs:
+        if output.route is not None:
+            field = f"pipeline.outputs.{output.modality}.adapter"
+            adapters[output.route.name] = cast(AdapterFactory, locate(output.route.adapter, field))
     return Plan(pipeline, kinds, adapters, processors=plugins.processors.entries)
 
 
@@ -198,8 +252,9 @@ def load_stages(
                 continue
             own = _DTYPES[stage.dtype or dtype]
             context = StageContext(stage, stage.options, checkpoint, device, own, load_format, plan.processors, graphs)
-            with memory_errors(stage.name, "weights and buffers", device), _built(stage.name):
-                loaded[stage.name] = plan.kinds[stage.name].load(context)
+            kind, name = plan.kinds[stage.name], stage.name
+            with _built(stage, kind.load, device), memory_errors(name, "weights and buffers", device):
+                loaded[name] = expect(kind.load(context), LoadedStage, f"{name}.load", kind.load)  # type: ignore[type-abstract]
     # The default stream wrote zeroed buffers and random weights, and the stages' streams do not wait for it.
     with may_sync(SyncPoint.LOAD):
         device.synchronize()
@@ -219,16 +274,27 @@ def check_shapes(plan: Plan, checkpoint: Checkpoint, plugins: Plugins, options: 
         _log.debug("the shapes of weights could not be checked beforehand: %s", error)
 
 
+_FROM_VALUES = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError)
+"""Errors of code that computes with a value of config.json that it did not expect."""
+
+
 @contextmanager
-def _built(stage: str) -> Iterator[None]:
-    """Attributes a library's errors to config.json too: families check only the fields that they use."""
+def _built(stage: Stage, code: object, device: Device) -> Iterator[None]:
+    """Attributes errors of a model that is built to config.json too: families check only the fields that they use."""
     try:
         yield
-    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
-        problem = f"stage {stage!r} cannot be built from it ({type(error).__name__}: {shortened(str(error))})"
-        remedy = (
-            "use the config.json that belongs to these weights; if it is right, report a fault of the stage's plugin"
-        )
+    except OmniError:
+        raise
+    except Exception as error:
+        if isinstance(error, RuntimeError) and isinstance(device, MetaDevice):
+            raise  # for `check_shapes`
+        abstract = isinstance(error, TypeError) and "abstract class" in str(error)
+        if abstract or isinstance(error, ReturnedError) or not isinstance(error, _FROM_VALUES):
+            field = f"pipeline.stages.{stage.name}.model"
+            problem = f"cannot be built: {fault_of(error, code)}"
+            raise plugin_error(field, problem, f"correct {stage.model}") from error
+        problem = f"stage {stage.name!r} cannot be built from it: {fault_of(error, code)}"
+        remedy = f"use the config.json that belongs to these weights; if it is right, correct {stage.model}"
         raise CheckpointError("config.json", problem, remedy) from error
 
 
@@ -257,7 +323,8 @@ def build_engine(
         placement = Placement({stage.name: (here,) for stage in plan.pipeline.stages}, here)
     else:
         placement = Placement.of(plan.pipeline, options.device or here)
-    edges, own = selector.open_edges(plan.pipeline, placement, here), placement.on(here)
+    own = placement.on(here)
+    edges = [*selector.open_edges(plan.pipeline, placement, here), *selector.open_outputs(plan.pipeline, own, here)]
     ends = EdgeEnds(here, edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
     try:
         budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device), share)
@@ -271,8 +338,12 @@ def build_engine(
         workers: dict[str, StageWorker] = {}
         with torch.inference_mode():
             for name, stage in loaded.items():
-                with memory_errors(name, f"{memory[name].pages} pages", device):
-                    workers[name] = stage.start(memory[name].pages)
+                field, remedy = f"{name}.start", f"correct kind {plan.pipeline.stage(name).kind!r}"
+                with (
+                    plugin_setup(field, remedy, stage.start),
+                    memory_errors(name, f"{memory[name].pages} pages", device),
+                ):
+                    workers[name] = expect(stage.start(memory[name].pages), StageWorker, field, stage.start)  # type: ignore[type-abstract]
         with may_sync(SyncPoint.LOAD):
             device.synchronize()
     except BaseException:
@@ -304,6 +375,7 @@ def measure_stages(loaded: Mapping[str, LoadedStage], device: Device) -> dict[st
     working: dict[str, int] = {}
     with torch.inference_mode():
         for name, stage in loaded.items():
-            with memory_errors(name, "the largest step", device):
-                working[name] = stage.measure()
+            field = f"pipeline.stages.{name}.model"
+            with plugin_setup(field, "correct it", stage.measure), memory_errors(name, "the largest step", device):
+                working[name] = expect(stage.measure(), int, f"{name}.measure", stage.measure)
     return working

@@ -4,11 +4,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from omni.device import Device, SyncCheck, SyncPoint, may_sync, sync_guard
+from omni.engine.faults import StageFault, checked_numbers
 from omni.engine.mailbox import LocalMailbox, Mailbox
 from omni.engine.memory import StageMemory
 from omni.engine.orchestrator import Orchestrator
@@ -22,7 +24,7 @@ from omni.engine.request import (
     Sink,
     SubmitRequest,
 )
-from omni.errors import OmniError, StageError, said
+from omni.errors import OmniError, StageError, known, plugin_call, said
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage, StageWorker
 from omni.timeline.file import TimelineFile
@@ -99,6 +101,8 @@ class Engine:
         self._left_to_close = self._steps_to_close()
         self._close_error: BaseException | None = None
         self._failure: OmniError | None = None
+        self._silent: set[str] = set()
+        """Stages whose `usage` fails, which the log has reported."""
         self._thread: threading.Thread | None = None
         self._sync_check = SyncCheck.OFF
 
@@ -141,25 +145,54 @@ class Engine:
         """Raises InputError for parameters that a stage cannot apply. sampling, fields: parameters and their names in
         errors, by stage. Thread-safe."""
         for name, params in sampling.items():
-            self._workers[name].check(params, fields[name])
+            check = self._workers[name].check
+            with plugin_call(name, "checking sampling parameters", check):
+                check(params, fields[name])
 
     def longest_prompt(self, stage: str) -> int | None:
         """The maximum prompt length of a stage in tokens; None for a stage without prompts."""
-        return self._workers[stage].longest_prompt
+        worker = self._workers[stage]
+        with plugin_call(stage, "reporting its longest prompt", type(worker)):
+            return worker.longest_prompt
 
     def usage(self) -> Mapping[str, StageUsage]:
-        """Resources in use at each stage."""
-        return {name: worker.usage() for name, worker in self._workers.items()}
+        """Resources in use at each stage. Raises StageError if a stage cannot say."""
+        return {name: self._usage_of(name) for name in self._workers}
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
-        """Totals of each stage since the start, by name."""
-        return {name: worker.counters() for name, worker in self._workers.items()}
+        """Totals of each stage since the start, by name. Raises StageError if a stage cannot say."""
+        return {name: self._counters_of(name) for name in self._workers}
+
+    def _usage_of(self, stage: str) -> StageUsage:
+        if stage in self._orchestrator.closed_stages:
+            return {}
+        worker = self._workers[stage]
+        with plugin_call(stage, "reporting its usage", worker.usage):
+            return checked_numbers(worker.usage(), worker, "usage")
+
+    def _counters_of(self, stage: str) -> Mapping[str, int]:
+        if stage in self._orchestrator.closed_stages:
+            return {}
+        worker = self._workers[stage]
+        with plugin_call(stage, "reporting its counters", worker.counters):
+            return checked_numbers(worker.counters(), worker, "counters")
 
     @property
     def idle(self) -> bool:
-        """Whether no request is active or waiting and no stage holds resources."""
-        held = any(count for usage in self.usage().values() for count in usage.values())
-        return not (self._mailbox.waiting or self._orchestrator.unfinished or held or self._orchestrator.busy)
+        """Whether no request is active or waiting and no stage holds resources. One that cannot say counts as holding
+        none."""
+        if self._mailbox.waiting or self._orchestrator.unfinished or self._orchestrator.busy:
+            return False
+        return not any(self._holds(stage) for stage in self._workers)
+
+    def _holds(self, stage: str) -> bool:
+        try:
+            return any(self._usage_of(stage).values())
+        except OmniError as error:
+            if stage not in self._silent:
+                self._silent.add(stage)
+                _log.error("whether a stage is idle is unknown: %s", error)
+            return False
 
     def close(self) -> None:
         """Aborts all requests, stops the loop and frees the stages. Idempotent.
@@ -193,10 +226,14 @@ class Engine:
         """The steps of `close`. Each can be repeated after an interruption."""
         return [
             self._end_requests,
-            *(worker.close for worker in self._workers.values()),
+            *(partial(self._close_worker, name) for name in self._workers),
             self._ends.close,
             *([self._timeline.close] if self._timeline is not None else []),
         ]
+
+    def _close_worker(self, name: str) -> None:
+        if name not in self._orchestrator.closed_stages:
+            self._workers[name].close()
 
     def _end_requests(self) -> None:
         healthy = self._failure in (None, _CLOSED)
@@ -218,8 +255,32 @@ class Engine:
         """One round: commands, every worker, the orchestrator. Returns whether anything happened."""
         moved = self._take_commands()
         for name, worker in self._workers.items():
-            moved |= self._turn(name, worker.tick)
-        return self._turn("route", self._orchestrator.tick) or moved
+            if name not in self._orchestrator.closed_stages:
+                moved |= self._tick_stage(name, worker)
+        try:
+            return self._turn("route", self._orchestrator.tick) or moved
+        except StageFault as fault:
+            self.close_stage(fault.stage, fault.error)
+            return True
+
+    def _tick_stage(self, name: str, worker: StageWorker) -> bool:
+        try:
+            return self._turn(name, worker.tick)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # includes panics of libraries
+            # Workers isolate the errors of a request. After any other error the state of the stage is unknown.
+            self.close_stage(name, error)
+            return True
+
+    def close_stage(self, name: str, error: BaseException) -> None:
+        """Closes a stage after a fault of its worker, on the loop's thread; see `Orchestrator.close_stage`. Tests fail on it
+        (`omni.testing.no_retries`)."""
+        failure = known(name, "running", error, type(self._workers[name]))
+        _log.error("stage %r is closed, and requests that need it fail: %s", name, failure, exc_info=error)
+        with may_sync(SyncPoint.CLOSE_STAGE):
+            self._device.synchronize()
+        self._orchestrator.close_stage(name, failure)
 
     def _turn(self, name: str, tick: Callable[[], bool]) -> bool:
         since = self._device.host_time()

@@ -9,7 +9,7 @@ Only the engine's thread uses it. `HostPending.poll` drives each copy.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -264,6 +264,12 @@ class HostReceiver:
     def _leave_queue(self, pending: HostPending) -> None:
         if self._queue:
             self._queue = deque(each for each in self._queue if each is not pending)
+
+
+def in_slot(tensors: Iterable[Tensor]) -> bool:
+    """Whether tensors that `HostReceiver` delivered may lie in one of its slots, which the next payload uses after their release.
+    Larger ones never do."""
+    return sum(tensor.nbytes for tensor in tensors) <= _SLOT_BYTES
 
 
 def _arrived(source: Received) -> bool:

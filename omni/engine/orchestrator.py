@@ -1,11 +1,13 @@
 """Routes requests through the graph, by the stages' inboxes and outboxes only."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Collection, Container, Mapping
 from typing import TypeVar
 
 from omni.device import COMPLETED
 from omni.engine.active import ActiveRequest, check_names, stages_of
 from omni.engine.admission import Admission
+from omni.engine.faults import ClosedStages, checked_message
 from omni.engine.peers import (
     AcquiredOut,
     EdgeEnds,
@@ -30,13 +32,17 @@ from omni.engine.request import (
     SubmitRequest,
 )
 from omni.engine.route import Credit, InRoute, OutRoute
-from omni.errors import InputError, LostPeerError, OmniError, StageError, said
+from omni.engine.user_route import UserRoute
+from omni.errors import InputError, LostPeerError, OmniError, StageError, known, plugin_call
+from omni.payload import HiddenStates
 from omni.pipeline import FRONTEND, Edge, Pipeline
-from omni.pipeline.adapter import Adapter, AdapterFactory
+from omni.pipeline.adapter import Adapter, AdapterFactory, as_adapter
 from omni.sampling import NO_RULES, SamplingParams
-from omni.stage import Abort, Done, Ended, Failed, Feed, Open, Outbound, Produced, StageWorker
+from omni.stage import Abort, Done, Ended, Failed, Feed, Lease, Open, Outbound, Produced, StageWorker
 
-RouteT = TypeVar("RouteT", OutRoute, InRoute)
+_log = logging.getLogger(__name__)
+
+RouteT = TypeVar("RouteT", OutRoute, InRoute, UserRoute)
 
 
 class Orchestrator:
@@ -60,8 +66,12 @@ class Orchestrator:
         """workers: of the stages on this engine's place. is_held: `Mailbox.holds`."""
         self._pipeline = pipeline
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
+        self._user_edges = {output.modality: output.route for output in pipeline.outputs}
         self._workers = workers
         self._adapters = adapters
+        self._leases: dict[str, dict[Lease, None]] = {name: {} for name in workers}
+        """Those that each stage holds."""
+        self._closed = ClosedStages()
         self._ends = ends
         self._place = place
         self._admission = admission
@@ -69,6 +79,8 @@ class Orchestrator:
         self._sending: dict[OutRoute, None] = {}
         self._receiving: dict[InRoute, None] = {}
         """Halves of routes with payloads under way, the longest busy first. Waiting requests cost no time."""
+        self._giving: dict[UserRoute, None] = {}
+        """Routes to users with payloads under way."""
         self._draining: dict[str, None] = {}
         """Requests whose stages here are done, while payloads are under way to other engines."""
         self._is_held = is_held
@@ -93,7 +105,7 @@ class Orchestrator:
             if request.id in self._active or request.id in self._admission:
                 raise InputError("id", f"{request.id!r} is already under way", "give each request an id of its own")
             check_names(self._pipeline, request)
-            stages_of(self._pipeline, request, self._workers)
+            self._stages_of(request)
             rejected = self._admission.join(request.id, command, request.priority, len(self._active))
         except OmniError as error:
             self._refuse(command, error)
@@ -121,14 +133,42 @@ class Orchestrator:
         for request_id in list(self._active):
             self.abort(request_id, error)
 
+    def close_stage(self, stage: str, error: OmniError) -> None:
+        """Closes a stage whose state is unknown. Fails the requests that are there; later ones that need it are refused, and all
+        others go on. Nothing that the stage launched may still run."""
+        self._closed.add(stage, error)
+        for active in list(self._active.values()):
+            if stage in active.running:
+                self.abort(active.request.id, error)
+        worker = self._workers[stage]
+        try:
+            worker.close()
+        except Exception:
+            _log.exception("stage %r could not be closed after its fault", stage)
+        for lease in list(self._leases[stage]):
+            lease.revoke()
+        worker.inbox.clear()
+        while worker.outbox:
+            message = worker.outbox.popleft()
+            if isinstance(message, Produced):
+                message.close()
+
+    @property
+    def closed_stages(self) -> Container[str]:
+        """The stages that are closed since a fault."""
+        return self._closed
+
     def tick(self) -> bool:
-        """Empties every outbox, delivers arrived payloads, admits requests. Returns whether anything happened."""
+        """Empties every outbox, delivers arrived payloads, admits requests. Returns whether anything happened.
+
+        Raises StageFault if a stage sends what it must not; `close_stage` comes next.
+        """
         moved = self._take_from_peers()
         for name, worker in self._workers.items():
             while worker.outbox:
-                self._take(name, worker.outbox.popleft())
+                self._take(name, checked_message(name, worker, worker.outbox.popleft()))
                 moved = True
-        moved |= self._tick_routes(self._sending) | self._tick_routes(self._receiving)
+        moved |= self._tick_routes(self._sending) | self._tick_routes(self._receiving) | self._tick_routes(self._giving)
         while self._changed:
             credit, _ = self._changed.popitem()
             moved |= credit.report()
@@ -156,6 +196,8 @@ class Orchestrator:
         for route in list(routes):
             try:
                 moved |= route.tick()
+                if isinstance(route, UserRoute) and route.over:
+                    self._given(route)
             except OmniError as error:
                 self.abort(route.request_id, error)
             if not route.busy:
@@ -180,17 +222,18 @@ class Orchestrator:
 
     def _open(self, command: SubmitRequest, rank: Rank) -> None:
         request = command.request
-        stages, awaited = stages_of(self._pipeline, request, self._workers)
+        stages, awaited = self._stages_of(request)
         own = [name for name in stages if name in self._workers]
         edges = [e for e in self._pipeline.edges if e.producer in stages and e.consumer in stages]
-        credits = {
-            e.producer: Credit(request.id, self._workers[e.producer], self._edges_from[e.producer], self._changed)
-            for e in edges
-            if e.producer in own
-        }
+        user_edges = self._wanted_edges(request, own)
+        producers = {edge.producer for edge in (*edges, *user_edges.values())}
+        credits = {name: self._credit(request.id, name) for name in own if name in producers}
         active = ActiveRequest(request, command.sink, set(own), set(awaited), {}, {}, credits)
         for edge in edges:
             self._add_route(active, edge)
+        for modality, edge in user_edges.items():
+            active.given[modality] = self._user_route(active, modality, edge)
+        asked = {edge.producer for edge in (*edges, *user_edges.values()) if edge.hidden_states}
         self._active[request.id] = active
         for name in own:
             sources = {edge.name for edge in edges if edge.consumer == name} | (
@@ -198,7 +241,7 @@ class Orchestrator:
             )
             sampling, rules = request.sampling.get(name, SamplingParams()), request.rules.get(name, NO_RULES)
             salt, index = request.cache_salt, request.sample_index
-            opened = Open(request.id, sampling, frozenset(sources), rank, salt, index, rules)
+            opened = Open(request.id, sampling, frozenset(sources), rank, salt, index, rules, name in asked)
             self._workers[name].inbox.append(opened)
         for name, payloads in request.inputs.items():
             if name in own:
@@ -207,6 +250,12 @@ class Orchestrator:
                 inbox.append(Ended(request.id, FRONTEND))
         for place, message in self._ends.kept(request.id):
             self._take_for_consumer(place, message)
+
+    def _stages_of(self, request: EngineRequest) -> tuple[frozenset[str], frozenset[str]]:
+        """As `stages_of`. Raises StageError if one of them is closed."""
+        stages, awaited = stages_of(self._pipeline, request, self._workers)
+        self._closed.check(stages)
+        return stages, awaited
 
     def _add_route(self, active: ActiveRequest, edge: Edge) -> None:
         """Adds the halves of the route over an edge that are here."""
@@ -218,8 +267,9 @@ class Orchestrator:
             here = None
             if consumer == self._place:
                 receiver = self._ends.receiver(edge.name, producer)
-                worker = self._workers[edge.consumer]
-                here = InRoute(request.id, edge, self._adapter(request, edge), receiver, worker, self._is_receiving)
+                worker, leases = self._workers[edge.consumer], self._leases[edge.consumer]
+                adapter, on_busy = self._adapter(request, edge), self._is_receiving
+                here = InRoute(request.id, edge, adapter, receiver, worker, on_busy, leases)
                 active.ins[edge.name] = here
             if producer == self._place:
                 far = here or RemoteConsumer(self._ends.link(consumer), request.id, request.number, edge.name)
@@ -232,11 +282,24 @@ class Orchestrator:
             far_stage, at = (edge.producer, producer) if consumer == self._place else (edge.consumer, consumer)
             raise LostPeerError(far_stage, "opening a route", f"no engine runs on {at}") from None
 
+    def _wanted_edges(self, request: EngineRequest, stages: Collection[str]) -> dict[str, Edge]:
+        """The ways of wanted outputs with tensors to the user, by modality."""
+        edges = {name: self._user_edges[name] for name in request.modalities if name in self._user_edges}
+        return {name: edge for name, edge in edges.items() if edge is not None and edge.producer in stages}
+
+    def _credit(self, request_id: str, stage: str) -> Credit:
+        to_user = [edge for edge in self._user_edges.values() if edge is not None and edge.producer == stage]
+        return Credit(request_id, self._workers[stage], (*self._edges_from[stage], *to_user), self._changed)
+
+    def _user_route(self, active: ActiveRequest, modality: str, edge: Edge) -> UserRoute:
+        ends = self._ends.sender(edge.name, self._place), self._ends.receiver(edge.name, self._place)
+        adapter, credit = self._adapter(active.request, edge), active.credits[edge.producer]
+        return UserRoute(active.request.id, modality, edge, adapter, ends, credit, active.sink.give)
+
     def _adapter(self, request: EngineRequest, edge: Edge) -> Adapter:
-        try:
-            return self._adapters[edge.name](request.edges.get(edge.name))
-        except Exception as error:
-            raise StageError(edge.name, "opening its adapter", said(error)) from error
+        factory = self._adapters[edge.name]
+        with plugin_call(edge.name, "opening its adapter", factory):
+            return as_adapter(factory(request.edges.get(edge.name)), factory)
 
     def _is_receiving(self, route: InRoute) -> None:
         self._receiving[route] = None
@@ -255,27 +318,43 @@ class Orchestrator:
                     self._finish(active, stage, message)
                 case Failed():
                     active.running.discard(stage)
-                    self.abort(message.request_id, message.error)
+                    self.abort(message.request_id, known(stage, "running", message.error))
         except OmniError as error:
             self.abort(message.request_id, error)
 
     def _forward(self, active: ActiveRequest, stage: str, produced: Produced) -> None:
         try:
+            hidden = isinstance(produced.payload.meta, HiddenStates)
             for edge in self._edges_from[stage] if not produced.for_user else ():
                 route = active.outs.get(edge.name)
-                if route is not None and not route.closed:
+                if route is not None and not route.closed and (edge.hidden_states or not hidden):
                     route.send(produced)
                     self._sending[route] = None
+            taken = self._give(active, stage, produced, hidden)
         finally:
             produced.close()
-        if not produced.payload.tensors:
-            for output in self._pipeline.outputs:
-                if output.stage == stage and output.modality in active.request.modalities:
-                    active.sink.give(StageOutput(output.modality, produced.payload.meta))
+        if produced.for_user and produced.payload.tensors and not taken:
+            problem = f"a {type(produced.payload.meta).__name__} has tensors, and no output of the stage takes them"
+            raise StageError(stage, "giving an output to the user", f"{problem}: set Output.adapter")
+
+    def _give(self, active: ActiveRequest, stage: str, produced: Produced, hidden: bool) -> bool:
+        """Gives a payload to the wanted outputs of its stage. Returns whether one took its tensors."""
+        taken = False
+        for output in self._pipeline.outputs:
+            if output.stage != stage or output.modality not in active.request.modalities:
+                continue
+            route = active.given.get(output.modality)
+            if route is not None:
+                if output.hidden_states == hidden:
+                    route.send(produced)
+                    self._giving[route] = None
+                    taken = True
+            elif not produced.payload.tensors:
+                active.sink.give(StageOutput(output.modality, produced.payload.meta))
+        return taken
 
     def _finish(self, active: ActiveRequest, stage: str, done: Done) -> None:
         active.running.discard(stage)
-        active.awaited.discard(stage)
         if stage in active.credits:
             active.credits[stage].close()
         for edge in self._edges_from[stage]:
@@ -285,13 +364,30 @@ class Orchestrator:
         for edge in self._pipeline.edges_into(stage):
             if edge.name in active.ins:
                 active.ins[edge.name].abort()
+        active.ending[stage] = done
+        routes = active.given_by(stage)
+        for route in routes:
+            route.end(done.reason)
+            self._giving[route] = None
+        if not routes:
+            self._report_end(active, stage)
+
+    def _given(self, route: UserRoute) -> None:
+        """A route to the user is over. Its stage's end is reported after the last one."""
+        active = self._active[route.request_id]
+        if all(each.over for each in active.given_by(route.stage)):
+            self._report_end(active, route.stage)
+
+    def _report_end(self, active: ActiveRequest, stage: str) -> None:
+        done = active.ending.pop(stage)
+        active.awaited.discard(stage)
         active.sink.give(StageFinished(stage, done.reason, done.counts, done.held))
         if not active.request.places:
             if not active.awaited:
                 self._end(active, "all wanted outputs were given")
-        elif not active.running:
+        elif not active.running and not active.ending:
             # The user's side knows when all wanted outputs were given, and aborts what still runs elsewhere.
-            self._draining[done.request_id] = None
+            self._draining[active.request.id] = None
 
     def _end(self, active: ActiveRequest, reason: str) -> None:
         del self._active[active.request.id]
@@ -306,10 +402,14 @@ class Orchestrator:
         for arriving in active.ins.values():
             arriving.abort()
             self._receiving.pop(arriving, None)
+        for route in active.given.values():
+            route.abort(reason)
+            self._giving.pop(route, None)
         for credit in active.credits.values():
             credit.close()
         for name in active.running:
-            self._workers[name].inbox.append(Abort(active.request.id))
+            if name not in self._closed:
+                self._workers[name].inbox.append(Abort(active.request.id))
 
     # Other engines.
 

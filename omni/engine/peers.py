@@ -14,7 +14,7 @@ every engine in the order of their numbers.
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
@@ -173,7 +173,7 @@ class EdgeEnds:
             for each in edges:
                 if each.producer != place:
                     continue
-                sender = each.connector.sender(end(each.edge))
+                sender = each.connector.sender(self._end_of(each))
                 self._senders[each.edge.name, each.consumer] = sender
                 if each.consumer == place:
                     self._receivers[each.edge.name] = self._open_receiver(each, sender.address)
@@ -322,8 +322,11 @@ class EdgeEnds:
             self._list_receivers()
             receiver.close()
 
+    def _end_of(self, opened: OpenEdge) -> EdgeEnd:
+        return replace(self._end(opened.edge), producer=opened.producer, consumer=opened.consumer)
+
     def _open_receiver(self, opened: OpenEdge, address: object) -> Receiver:
-        end = self._end(opened.edge)
+        end = self._end_of(opened)
         receiver = opened.connector.receiver(end, address)
         if opened.edge.memory == "device":
             return receiver

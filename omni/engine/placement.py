@@ -1,9 +1,8 @@
 """Where stages run, and the connectors of edges that follow from it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
 
 import torch
 
@@ -12,7 +11,7 @@ from omni.device import name_device
 from omni.engine.peers import OpenEdge
 from omni.errors import ConfigError
 from omni.pipeline import Edge, Pipeline
-from omni.plugin import locate
+from omni.plugin import call_entry
 from omni.plugin.manager import Plugins
 
 _DERIVED = ("cuda_ipc", "shm")
@@ -135,6 +134,15 @@ class ConnectorSelector:
             if place in (producer, consumer)
         ]
 
+    def open_outputs(self, pipeline: Pipeline, stages: frozenset[str], place: str) -> list[OpenEdge]:
+        """The ways of outputs with tensors from stages of a place to the user."""
+        routes = [output.route for output in pipeline.outputs if output.stage in stages]
+        return [
+            OpenEdge(route, self.choose(route, place, place).connector, place, place)
+            for route in routes
+            if route is not None
+        ]
+
     def check(self, pipeline: Pipeline, placement: Placement) -> None:
         """Raises ConfigError or PluginError if an edge has no connector."""
         for edge in pipeline.edges:
@@ -144,7 +152,7 @@ class ConnectorSelector:
     def _connector(self, name: str) -> Connector:
         if name not in self._made:
             entry = self._plugins.connectors[name]
-            self._made[name] = cast(Callable[[], Connector], locate(entry.connector, f"connectors.{name}"))()
+            self._made[name] = call_entry(entry.connector, f"connectors.{name}", Connector)  # type: ignore[type-abstract]
         return self._made[name]
 
     def _problem(self, name: str, connector: Connector, producer: str, consumer: str) -> str | None:

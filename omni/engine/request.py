@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+import torch
 
 from omni.engine.peers import Link
 from omni.errors import OmniError, StageError, said
@@ -44,10 +45,12 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """A piece of a wanted output. meta: `GeneratedTokens`, `TokenLogprobs`, `AudioChunk` or a stage kind's type."""
+    """A piece of a wanted output. meta: `GeneratedTokens`, `TokenLogprobs`, `AudioChunk` or a stage kind's type. tensors:
+    in host memory, the receiver's own."""
 
     modality: str
     meta: msgspec.Struct
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

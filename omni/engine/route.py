@@ -14,10 +14,10 @@ from typing import Protocol
 
 from omni.connector import Pending, Received, Receiver, Ref, Sender
 from omni.device import COMPLETED
-from omni.errors import known
+from omni.errors import known, plugin_call
 from omni.pipeline import Edge
-from omni.pipeline.adapter import Adapter
-from omni.stage import Ended, Feed, Lease, Pause, Produced, Resume, StageWorker
+from omni.pipeline.adapter import Adapter, as_inputs
+from omni.stage import Ended, Feed, Inbound, Lease, Pause, Produced, Resume, StageWorker
 
 _log = logging.getLogger(__name__)
 
@@ -197,6 +197,12 @@ class OutRoute:
             _log.exception("%s: the connector failed to abort a payload of request %s", self.edge.name, self.request_id)
 
 
+class FeedTaker(Protocol):
+    """What a route needs of its consumer: the inbox of a stage worker, or of an output's end."""
+
+    inbox: deque[Inbound]
+
+
 class InRoute:
     """The consumer's half: takes pieces, passes complete payloads to the adapter in order, and its inputs to the stage.
 
@@ -211,16 +217,18 @@ class InRoute:
         edge: Edge,
         adapter: Adapter,
         receiver: Receiver,
-        consumer: StageWorker,
+        consumer: "FeedTaker",
         on_busy: "Callable[[InRoute], None]",
+        leases: dict[Lease, None],
     ) -> None:
-        """on_busy: called when `tick` has something to do."""
+        """on_busy: called when `tick` has something to do. leases: those that the consumer holds."""
         self.edge = edge
         self.request_id = request_id
         self._adapter = adapter
         self._receiver = receiver
         self._consumer = consumer
         self._on_busy = on_busy
+        self._leases = leases
         self._receiving: dict[int, Pending] = {}
         self._delivered = 0
         self._end: tuple[int, str] | None = None
@@ -294,21 +302,17 @@ class InRoute:
             _log.exception("%s: the connector failed to discard a payload", self.edge.name)
 
     def _deliver(self, pending: Pending, received: Received) -> None:
-        try:
-            inputs = self._adapter.push(received.payload)
-        except Exception as error:
-            # The payload stays here, so the request's end gives it up.
-            raise known(self.edge.name, "adapting a payload", error) from error
+        # If it fails, the payload stays here, and the request's end gives it up.
+        with plugin_call(self.edge.name, "adapting a payload", self._adapter.push):
+            inputs = as_inputs(self._adapter.push(received.payload), self._adapter.push)
         del self._receiving[self._delivered]
         self._delivered += 1
-        lease = Lease(pending, inputs, self.producer.acquired)
+        lease = Lease(pending, inputs, self.producer.acquired, self._leases)
         self._consumer.inbox.extend(Feed(self.request_id, payload, received.ready, lease) for payload in inputs)
 
     def _finish(self, reason: str) -> None:
         self.closed = True
-        try:
-            inputs = self._adapter.finish(reason)
-        except Exception as error:
-            raise known(self.edge.name, "adapting a payload", error) from error
+        with plugin_call(self.edge.name, "adapting a payload", self._adapter.finish):
+            inputs = as_inputs(self._adapter.finish(reason), self._adapter.finish)
         self._consumer.inbox.extend(Feed(self.request_id, payload, COMPLETED) for payload in inputs)
         self._consumer.inbox.append(Ended(self.request_id, self.edge.name))

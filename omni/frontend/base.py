@@ -55,9 +55,13 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A user's request, media decoded. voice: as given; None takes the family's default. cache_salt: requests of different salts
-    share no cached state. control_tokens: whether the written form of a control token in the user's texts, such as `<|im_end|>`, is
-    text or the token. limit: of the prompt, to refuse a long text before it is tokenized; None leaves that to the stage."""
+    """A user's request, media decoded.
+
+    modalities: `Pipeline.prepared` of those asked for. voice: as given; None takes the family's default. cache_salt:
+    requests of different salts share no cached state. control_tokens: whether the written form of a control token in
+    the user's texts, such as `<|im_end|>`, is text or the token. limit: of the prompt, to refuse a long text before it
+    is tokenized; None leaves that to the stage.
+    """
 
     messages: tuple[Message, ...]
     modalities: frozenset[str]

@@ -1,29 +1,61 @@
 """Builds a family's front end."""
 
+import inspect
 from collections.abc import Callable
 from typing import cast
 
 from omni.checkpoint import Checkpoint
-from omni.errors import CheckpointError, ConfigError, OmniError
+from omni.errors import CheckpointError, ConfigError, OmniError, fault_of, plugin_error, plugin_setup, quoted, type_of
 from omni.frontend.base import Frontend
+from omni.frontend.vocabulary import Vocabulary
 from omni.pipeline import Pipeline
 from omni.plugin import locate
+from omni.utils.origin import raised_in_plugin, with_origin
+
+_FIELD = "pipeline.frontend"
 
 
 def build_frontend(pipeline: Pipeline, checkpoint: Checkpoint) -> Frontend:
     """The family's front end for the checkpoint. Raises CheckpointError if its files cannot be read, ConfigError if it is none."""
-    build = cast(Callable[[Checkpoint], object], locate(pipeline.frontend, "pipeline.frontend"))
+    path, remedy = pipeline.frontend, f"correct {pipeline.frontend}"
+    build = cast(Callable[[Checkpoint], object], locate(path, _FIELD))
+    if inspect.isabstract(build):
+        missing = ", ".join(sorted(vars(build)["__abstractmethods__"]))
+        problem = with_origin(f"{path} is an abstract class: it lacks {missing}", code=build)
+        raise plugin_error(_FIELD, problem, f"implement {missing}")
     try:
         frontend = build(checkpoint)
     except OmniError:
         raise
     except Exception as error:
-        problem = f"its tokenizer or processor could not be read ({type(error).__name__}: {error})"
-        raise CheckpointError(str(checkpoint.path), problem, "download the whole checkpoint again") from error
+        if raised_in_plugin(error):
+            raise plugin_error(_FIELD, fault_of(error, build), remedy) from error
+        problem = f"its tokenizer or processor could not be read: {fault_of(error, build)}"
+        raise CheckpointError(
+            str(checkpoint.path), problem, f"download these files again; if they are right, {remedy}"
+        ) from error
     if not isinstance(frontend, Frontend):
-        remedy = "derive it from omni.frontend.base.Frontend"
-        raise ConfigError("pipeline.frontend", f"gave a {type(frontend).__name__}", remedy)
+        problem = with_origin(f"gave {type_of(frontend)}", code=build)
+        raise ConfigError(_FIELD, problem, "derive it from omni.frontend.base.Frontend")
+    with plugin_setup(_FIELD, remedy, type(frontend)):
+        _check(frontend, pipeline)
+    return frontend
+
+
+def _check(frontend: Frontend, pipeline: Pipeline) -> None:
+    """Raises ConfigError for properties that a front end must not have. One that raises does so now, not for a request."""
+    for name, value, kind in (
+        ("voices", frontend.voices, tuple),
+        ("sample_rate", frontend.sample_rate, int),
+        ("takes_names", frontend.takes_names, bool),
+        ("shortest_prompt", frontend.shortest_prompt, int),
+        ("vocabulary", frontend.vocabulary(), Vocabulary | None),
+    ):
+        if not isinstance(value, kind):
+            problem = with_origin(f"is {quoted(value)}", code=type(frontend))
+            raise ConfigError(
+                f"{_FIELD}.{name}", problem, f"give a {kind.__name__ if isinstance(kind, type) else kind}"
+            )
     if pipeline.text_stage is not None and frontend.text_decoder() is None:
         problem = f"has no text decoder, but stage {pipeline.text_stage!r} writes text"
-        raise ConfigError("pipeline.frontend", problem, "make one in Frontend.text_decoder")
-    return frontend
+        raise ConfigError(_FIELD, with_origin(problem, code=type(frontend)), "make one in Frontend.text_decoder")

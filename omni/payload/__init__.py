@@ -1,5 +1,23 @@
 """Payloads of edges, and outputs for users."""
 
-from omni.payload.payload import AudioChunk, Encoded, GeneratedTokens, PageSlice, Payload, TokenLogprobs
+from omni.payload.payload import (
+    AudioChunk,
+    CodecFrames,
+    Encoded,
+    GeneratedTokens,
+    HiddenStates,
+    PageSlice,
+    Payload,
+    TokenLogprobs,
+)
 
-__all__ = ["AudioChunk", "Encoded", "GeneratedTokens", "PageSlice", "Payload", "TokenLogprobs"]
+__all__ = [
+    "AudioChunk",
+    "CodecFrames",
+    "Encoded",
+    "GeneratedTokens",
+    "HiddenStates",
+    "PageSlice",
+    "Payload",
+    "TokenLogprobs",
+]

@@ -109,3 +109,22 @@ class Encoded(msgspec.Struct, frozen=True, kw_only=True):
     """The tensors are the encoder's output for the request's item of this index. They are shared: read only."""
 
     index: int
+
+
+class CodecFrames(msgspec.Struct, frozen=True, kw_only=True):
+    """Consecutive codec frames of one request, for users. Tensor `codes`: int64 `[n, G]`, one column per code group."""
+
+
+class HiddenStates(msgspec.Struct, frozen=True, kw_only=True):
+    """Hidden states of a request, given once, when its stage has finished it.
+
+    Tensor `hidden`: `[n, L * D]`, in the order of positions, the layers' states of width D side by side. The positions are
+    those of the prompt, then those of all generated tokens but the last, which the stage never reads: n is
+    `prompt_tokens + generated tokens - 1`.
+
+    layers: numbered as in published hidden states, 0 for the input embeddings, k for the output of layer k, the last for
+    the final, normalized one.
+    """
+
+    layers: tuple[int, ...]
+    prompt_tokens: int

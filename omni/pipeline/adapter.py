@@ -1,13 +1,15 @@
 """The adapter contract: the conversion of produced payloads into inputs of the consumer."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast, runtime_checkable
 
 import msgspec
 
+from omni.errors import ReturnedError, type_of
 from omni.payload import Payload
 
 
+@runtime_checkable
 class Adapter(Protocol):
     """Converts one request's produced payloads into the consumer's inputs, incrementally. Host work only, brief, and in
     order.
@@ -45,3 +47,24 @@ class PassThrough:
 
     def finish(self, reason: str) -> Sequence[Payload]:
         return ()
+
+
+def as_inputs(returned: object, code: object) -> Sequence[Payload]:
+    """What `push` or `finish` returned. Raises ReturnedError, about the method `code`, unless it is a sequence of payloads."""
+    if not isinstance(returned, list | tuple):
+        problem = f"the adapter returned {type_of(returned)}: return a list of Payload, empty if no input is complete"
+        raise ReturnedError(problem, code)
+    for index, each in enumerate(returned):
+        if not isinstance(each, Payload):
+            raise ReturnedError(
+                f"the adapter returned {type_of(each)} at index {index}: return a list of Payload", code
+            )
+    return cast(Sequence[Payload], returned)
+
+
+def as_adapter(made: object, code: object) -> Adapter:
+    """What a factory returned. Raises ReturnedError, about the factory `code`, unless it has the methods of an adapter."""
+    if not isinstance(made, Adapter):
+        problem = f"the factory returned {type_of(made)}: return an Adapter, with the methods push and finish"
+        raise ReturnedError(problem, code)
+    return made

@@ -1,6 +1,7 @@
 """A model as an immutable graph of stages."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import msgspec
 
@@ -13,10 +14,14 @@ ENGINE = "engine"
 """The first part of the paths of the engine's settings; no stage may have this name."""
 
 
+PartT = TypeVar("PartT", Stage, Edge, Output)
+
+
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model family's graph for a checkpoint.
 
-    frontend: `"module:function"` that builds the family's `omni.frontend.Frontend`. outputs: one per modality.
+    frontend: `"module:function"` that builds the family's `omni.frontend.Frontend`. outputs: one per modality, at least one
+    by default.
     """
 
     family: str
@@ -32,10 +37,34 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 return stage
         raise KeyError(name)
 
+    def edge(self, producer: str, consumer: str) -> Edge:
+        """The edge between two stages. Raises KeyError."""
+        for edge in self.edges:
+            if (edge.producer, edge.consumer) == (producer, consumer):
+                return edge
+        raise KeyError(f"{producer}->{consumer}")
+
+    def extended(
+        self, *, stages: Iterable[Stage] = (), edges: Iterable[Edge] = (), outputs: Iterable[Output] = ()
+    ) -> "Pipeline":
+        """The pipeline with more parts. A part takes the place of an existing one: a stage of its name, an edge between
+        its two stages, an output of its modality."""
+        return msgspec.structs.replace(
+            self,
+            stages=_merged(self.stages, stages, lambda stage: stage.name),
+            edges=_merged(self.edges, edges, lambda edge: edge.name),
+            outputs=_merged(self.outputs, outputs, lambda output: output.modality),
+        )
+
     @property
     def sampling_stages(self) -> tuple[str, ...]:
         """The stages that sample: those whose options have a field `sampling`, with the defaults."""
         return tuple(stage.name for stage in self.stages if "sampling" in stage.options.__struct_fields__)
+
+    @property
+    def default_modalities(self) -> tuple[str, ...]:
+        """Those of a request that names none."""
+        return tuple(output.modality for output in self.outputs if output.default)
 
     @property
     def text_stage(self) -> str | None:
@@ -71,14 +100,36 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def active(self, modalities: Iterable[str], fed: Iterable[str]) -> frozenset[str]:
         """The stages of a request: those that `fed` front-end inputs reach and that reach a wanted output."""
-        asked, sources = frozenset(modalities), frozenset(fed)
-        wanted = {output.stage for output in self.outputs if output.modality in asked}
-        useful: set[str] = set()
-        for stage in reversed(self.order()):
-            if stage.name in wanted or any(e.consumer in useful for e in self.edges_from(stage.name)):
-                useful.add(stage.name)
+        sources, useful = frozenset(fed), self._needed(modalities)
         reached: set[str] = set()
         for stage in self.order():
             if stage.name in sources or any(e.producer in reached for e in self.edges_into(stage.name)):
                 reached.add(stage.name)
         return frozenset(useful & reached)
+
+    def prepared(self, modalities: Iterable[str]) -> frozenset[str]:
+        """The modalities that a front end has to prepare for: those asked for, and default ones with a stage of their own
+        that these need. A talker's codes alone need all that its speech needs."""
+        asked = frozenset(modalities)
+        needed, by_default = self._needed(asked), self.default_modalities
+        return asked | {
+            name
+            for name in by_default
+            if needed & (self._needed([name]) - self._needed(other for other in by_default if other != name))
+        }
+
+    def _needed(self, modalities: Iterable[str]) -> set[str]:
+        """The stages that lead to an output of these."""
+        asked = frozenset(modalities)
+        wanted = {output.stage for output in self.outputs if output.modality in asked}
+        needed: set[str] = set()
+        for stage in reversed(self.order()):
+            if stage.name in wanted or any(e.consumer in needed for e in self.edges_from(stage.name)):
+                needed.add(stage.name)
+        return needed
+
+
+def _merged(before: Iterable[PartT], more: Iterable[PartT], name: Callable[[PartT], str]) -> tuple[PartT, ...]:
+    parts = {name(part): part for part in before}
+    parts.update((name(part), part) for part in more)
+    return tuple(parts.values())

@@ -10,12 +10,16 @@ Memory = Literal["device", "host"]
 """The place of a payload's tensors at the consumer."""
 
 
+MOST_POOL_BYTES = 2**40
+"""Of an edge: more is a slip of the pen."""
+
+
 class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model in the graph.
 
     name: unique in the pipeline; the first part of every override path.
     kind: a registered stage kind (`"ar"`, `"encoder"`, `"vocoder"`, ...).
-    model: `"module:function"`; the kind specifies the function's type.
+    model: `"module:function"`; the kind specifies the function's type. None for a kind whose stages have no model.
     options: an instance of the kind's options struct, with the family's defaults.
     priority: stream priority hint; lower values run first where the device supports it.
     place: the device of the stage, `"cuda:1"`; several, separated by commas, for a replica on each; `"cpu/2"` for a
@@ -26,7 +30,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     name: str
     kind: str
-    model: str
+    model: str | None = None
     options: msgspec.Struct
     priority: int = 0
     dtype: str | None = None
@@ -39,7 +43,7 @@ class EdgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     credit: payloads of one request that may be on their way or waiting at the consumer before the producer pauses the
         request; it resumes when half of them are left.
     connector: its registered name; None selects one by the places of the stages.
-    pool_bytes: memory for payloads under way between two processes.
+    pool_bytes: memory for payloads under way between two processes, 64 KiB to 1 TiB.
     """
 
     connector: str | None = None
@@ -47,9 +51,12 @@ class EdgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pool_bytes: int = 256 * 2**20
 
     def __post_init__(self) -> None:
-        for name, value, least in (("credit", self.credit, 1), ("pool_bytes", self.pool_bytes, 2**16)):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}")
+        for name, value, least, most in (
+            ("credit", self.credit, 1, 2**31),
+            ("pool_bytes", self.pool_bytes, 2**16, MOST_POOL_BYTES),
+        ):
+            if not least <= value <= most:
+                raise ValueError(f"{name} must be at least {least}, at most {most:,}")
 
 
 class Edge(EdgeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,6 +66,8 @@ class Edge(EdgeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keyed: whether tensors carry a content key, so that a consumer can cache prefixes past them.
     memory: `"device"`, tensors as produced, page slices not gathered; or `"host"`, copied into host memory as whole
         tensors.
+    hidden_states: whether `omni.payload.HiddenStates` of the producer pass the edge too, once for each request; the
+        producer's option `hidden_layers` says of which layers.
     """
 
     producer: str
@@ -66,6 +75,7 @@ class Edge(EdgeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     adapter: str = "omni.pipeline.adapter:PassThrough"
     keyed: bool = False
     memory: Memory = "device"
+    hidden_states: bool = False
 
     @property
     def name(self) -> str:
@@ -78,7 +88,34 @@ class Edge(EdgeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A modality for users (`"text"`, `"audio"`), and the stage whose host payloads are its outputs."""
+    """What users get of a stage, by the name that they ask for it.
+
+    modality: `"text"` is decoded, `"audio"` is sound, `"codes"` are codec frames; any other is given as it is.
+    stage: the producer.
+    adapter: `"module:factory"`, an `AdapterFactory` that selects and converts the stage's payloads, whose tensors are
+        copied into host memory. None gives the payloads without tensors, as they are.
+    default: whether a request that names no modalities gets it.
+    hidden_states: whether it gives the stage's `omni.payload.HiddenStates`, and nothing else.
+    """
 
     modality: str
     stage: str
+    adapter: str | None = None
+    default: bool = True
+    hidden_states: bool = False
+
+    @property
+    def route(self) -> Edge | None:
+        """The way of its payloads to the user, as an edge; None if they are host data only."""
+        if self.adapter is None and not self.hidden_states:
+            return None
+        adapter = self.adapter or "omni.pipeline.adapter:PassThrough"
+        user = f"user:{self.modality}"
+        return Edge(
+            producer=self.stage, consumer=user, adapter=adapter, memory="host", hidden_states=self.hidden_states
+        )
+
+
+def hidden_states_of(stage: str) -> str:
+    """The modality of a stage's hidden states, of every stage that keeps some."""
+    return f"{stage}.hidden_states"

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import get_args
 
+import msgspec
+
 from omni.errors import ConfigError
 from omni.pipeline.pipeline import ENGINE, FRONTEND, Pipeline
 from omni.pipeline.stage import EDGES, Memory
@@ -25,6 +27,9 @@ def validate(pipeline: Pipeline) -> None:
         _check_known(f"pipeline.outputs[{index}].stage", output.stage, names)
     if not pipeline.outputs:
         raise ConfigError("pipeline.outputs", "is empty", "name a stage and the modality it gives")
+    if not pipeline.default_modalities:
+        raise ConfigError("pipeline.outputs", "has none with default=True", "give one by default")
+    _check_hidden_states(pipeline)
     pipeline.order()
     useful = pipeline.active((output.modality for output in pipeline.outputs), names)
     for stage in pipeline.stages:
@@ -52,3 +57,15 @@ def _check_unique(field: str, names: Iterable[str]) -> None:
 def _check_known(field: str, stage: str, names: list[str]) -> None:
     if stage not in names:
         raise ConfigError(field, f"{stage!r} is not a stage", f"use one of {', '.join(names)}")
+
+
+def _check_hidden_states(pipeline: Pipeline) -> None:
+    """Raises ConfigError for an edge or output of hidden states that its stage does not keep."""
+    asking = [(edge.producer, f"edge {edge.name}") for edge in pipeline.edges if edge.hidden_states]
+    asking += [(output.stage, f"output {output.modality!r}") for output in pipeline.outputs if output.hidden_states]
+    for name, what in asking:
+        kept = msgspec.structs.asdict(pipeline.stage(name).options).get("hidden_layers")
+        if not kept:
+            problem = "is no option" if kept is None else "is empty"
+            remedy = "name layers of a stage of kind 'ar'"
+            raise ConfigError(f"{name}.hidden_layers", f"{problem}, and {what} takes hidden states", remedy)

@@ -1,5 +1,21 @@
 """Plugins: their entries, and their discovery."""
 
-from omni.plugin.entries import ConnectorEntry, LogitsProcessorEntry, ModelFamily, StageKindEntry, locate
+from omni.plugin.entries import (
+    ConnectorEntry,
+    LogitsProcessorEntry,
+    ModelFamily,
+    PipelineExtension,
+    StageKindEntry,
+)
+from omni.plugin.locate import call_entry, expect, locate
 
-__all__ = ["ConnectorEntry", "LogitsProcessorEntry", "ModelFamily", "StageKindEntry", "locate"]
+__all__ = [
+    "ConnectorEntry",
+    "LogitsProcessorEntry",
+    "ModelFamily",
+    "PipelineExtension",
+    "StageKindEntry",
+    "call_entry",
+    "expect",
+    "locate",
+]

@@ -1,10 +1,6 @@
-"""Entries that plugins register, names and import paths, and their import. Torch-free, so that entry modules load fast."""
-
-from importlib import import_module
+"""Entries that plugins register: names and import paths. Torch-free, so that entry modules load fast."""
 
 import msgspec
-
-from omni.errors import ConfigError, PluginError
 
 
 class ModelFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,6 +20,19 @@ class ModelFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     pipeline: str
     files: tuple[str, ...] = ()
     tiny: str | None = None
+
+
+class PipelineExtension(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A change to the pipelines of other families, which users choose by name.
+
+    name: unique among extensions.
+    extend: `"module:function"`, `(Pipeline) -> Pipeline`; see `Pipeline.extended`.
+    families: names of the families whose pipelines it can change; empty for any.
+    """
+
+    name: str
+    extend: str
+    families: tuple[str, ...] = ()
 
 
 class StageKindEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,18 +55,3 @@ class LogitsProcessorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
     name: str
     processor: str
-
-
-def locate(path: str, field: str) -> object:
-    """The object at `path`. Raises ConfigError for a malformed path or a missing object, PluginError if the import fails."""
-    module_name, colon, attribute = path.partition(":")
-    if not colon or not module_name or not attribute:
-        raise ConfigError(field, f"{path!r} is not an import path", 'write "module:attribute"')
-    try:
-        module = import_module(module_name)
-    except Exception as error:
-        raise PluginError(f"{field}: importing {module_name} failed: {type(error).__name__}: {error}") from error
-    try:
-        return vars(module)[attribute]
-    except KeyError:
-        raise ConfigError(field, f"{module_name} has no {attribute!r}", "name an attribute of the module") from None

@@ -198,6 +198,7 @@ class OtherOut(msgspec.Struct, frozen=True, tag=True, array_like=True):
     request_id: str
     modality: str
     meta: Typed[msgspec.Struct]
+    tensors: dict[str, torch.Tensor]
 
 
 class StageFinishedOut(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -219,9 +220,13 @@ Out = TokensOut | AudioOut | OtherOut | StageFinishedOut | FinishedOut
 
 
 class EngineState(msgspec.Struct, frozen=True):
+    """usage_error, counters_error: why a stage cannot say; the mapping is empty then."""
+
     usage: dict[str, StageUsage]
     counters: dict[str, Mapping[str, int]]
     idle: bool
+    usage_error: ErrorData | None = None
+    counters_error: ErrorData | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):

@@ -191,11 +191,17 @@ class RemoteEngine:
 
     def usage(self) -> Mapping[str, StageUsage]:
         """See `Engine.usage`. After the end of the process: the last one."""
-        return self._state().usage
+        state = self._state()
+        if state.usage_error is not None:
+            raise state.usage_error.rebuild("reporting its usage")
+        return state.usage
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """See `Engine.counters`. After the end of the process: the last ones."""
-        return self._state().counters
+        state = self._state()
+        if state.counters_error is not None:
+            raise state.counters_error.rebuild("reporting its counters")
+        return state.counters
 
     @property
     def idle(self) -> bool:
@@ -344,8 +350,8 @@ class RemoteEngine:
                 output = StageOutput(modality, GeneratedTokens(ids=ids, ends=ends))
             case AudioOut(request_id, modality, samples, sample_rate):
                 output = StageOutput(modality, AudioChunk(samples=samples, sample_rate=sample_rate))
-            case OtherOut(request_id, modality, meta):
-                output = StageOutput(modality, meta.value)
+            case OtherOut(request_id, modality, meta, tensors):
+                output = StageOutput(modality, meta.value, tensors)
             case StageFinishedOut(request_id, stage, reason, counts, held):
                 output = StageFinished(stage, reason, counts, held)
         sink = self._sinks.get(request_id)

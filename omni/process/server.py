@@ -6,7 +6,7 @@ import select
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
@@ -95,7 +95,9 @@ class EngineServer:
     def state(self) -> EngineState:
         """On the engine's thread."""
         assert self._engine is not None
-        return EngineState(dict(self._engine.usage()), dict(self._engine.counters()), self._engine.idle)
+        usage, usage_error = _asked(self._engine.usage)
+        counters, counters_error = _asked(self._engine.counters)
+        return EngineState(usage, counters, self._engine.idle, usage_error, counters_error)
 
     # The mailbox.
 
@@ -285,14 +287,19 @@ class EngineServer:
 
         def take(output: EngineOutput) -> None:
             match output:
-                case StageOutput(modality, GeneratedTokens() as tokens):
+                case StageOutput(modality, GeneratedTokens() as tokens) if not output.tensors:
                     outputs(TokensOut(request_id, modality, tokens.ids, tokens.ends))
-                case StageOutput(modality, AudioChunk() as audio):
+                case StageOutput(modality, AudioChunk() as audio) if not output.tensors:
                     outputs(AudioOut(request_id, modality, audio.samples, audio.sample_rate))
-                case StageOutput(modality, meta):
-                    outputs(self._checked(OtherOut(request_id, modality, Typed(meta))))
+                case StageOutput(modality, meta, tensors):
+                    # Of tensors only type and device can be wrong: their values are not copied twice.
+                    empty = {name: tensor.new_empty(0) for name, tensor in tensors.items()}
+                    self._check_sendable(OtherOut(request_id, modality, Typed(meta), empty))
+                    outputs(OtherOut(request_id, modality, Typed(meta), dict(tensors)))
                 case StageFinished(stage, reason, counts, held):
-                    outputs(self._checked(StageFinishedOut(request_id, stage, reason, dict(counts), held)))
+                    finished = StageFinishedOut(request_id, stage, reason, dict(counts), held)
+                    self._check_sendable(finished)
+                    outputs(finished)
                 case RequestFinished():
                     outputs(FinishedOut(request_id))
                 case RequestFailed(error):
@@ -300,14 +307,20 @@ class EngineServer:
 
         return take
 
-    def _checked(self, output: OtherOut | StageFinishedOut) -> OtherOut | StageFinishedOut:
-        """An output with values of a plugin, which can be encoded and decoded. Raises in its request's sink otherwise: in a turn's
+    def _check_sendable(self, output: OtherOut | StageFinishedOut) -> None:
+        """Raises for an output with values of a plugin that cannot be encoded and decoded, in its request's sink: in a turn's
         message it would fail all requests."""
         self._checker.decode(*self._checker.encode(output))
-        return output
 
     def _add(self, output: Out) -> None:
         self._outputs.append(output)
+
+
+def _asked(ask: Callable[[], Mapping[str, Mapping[str, int]]]) -> tuple[dict[str, Mapping[str, int]], ErrorData | None]:
+    try:
+        return {stage: dict(numbers) for stage, numbers in ask().items()}, None
+    except OmniError as error:
+        return {}, ErrorData.of(error)
 
 
 def _refused(request: EngineRequest, sink: SafeSink, error: OmniError) -> Sequence[EngineCommand]:

@@ -18,6 +18,7 @@ from omni.stage.messages import (
     Produced,
     Resume,
 )
+from omni.stage.returned import returned_tensor
 from omni.stage.worker import MailboxWorker, together
 
 __all__ = [
@@ -51,5 +52,6 @@ __all__ = [
     "dry_run",
     "memory_errors",
     "module_bytes",
+    "returned_tensor",
     "together",
 ]

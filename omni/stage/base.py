@@ -4,7 +4,7 @@ import zlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import torch
@@ -69,6 +69,7 @@ class StageContext:
         return zlib.crc32(self.stage.name.encode())
 
 
+@runtime_checkable
 class StageWorker(Protocol):
     """Owns scheduling, memory and steps of one stage. The engine loop drives it; no call blocks."""
 
@@ -82,7 +83,8 @@ class StageWorker(Protocol):
     def tick(self) -> bool:
         """Empties the inbox, polls events, enqueues the work that is possible now. Returns whether anything happened.
 
-        Errors of one request become `Failed`; an exception from `tick` ends the engine.
+        Errors of one request become `Failed`. After an exception from `tick` the stage's state is unknown: the engine
+        closes it, and fails the requests that are there.
         """
 
     def check(self, sampling: SamplingParams, field: str) -> None:
@@ -98,6 +100,7 @@ class StageWorker(Protocol):
         """Frees all resources. Idempotent."""
 
 
+@runtime_checkable
 class LoadedStage(Protocol):
     """A stage with its weights on the device, before its number of pages is decided."""
 
@@ -112,6 +115,7 @@ class LoadedStage(Protocol):
         """Allocates the pages and returns the worker. Called once, last."""
 
 
+@runtime_checkable
 class StageKind(Protocol):
     """A way of running stages, registered by `omni_stage_kinds`."""
 

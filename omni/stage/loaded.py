@@ -1,5 +1,6 @@
 """Building blocks of loaded stages: the model, stages without pages, progress bars, and requests made up for start-up."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -10,11 +11,12 @@ from torch import nn
 from tqdm import tqdm
 
 from omni.device import AllocationCount, Device, SyncPoint, may_sync
-from omni.errors import ConfigError, StageError
+from omni.errors import ConfigError, StageError, plugin_error, type_of
 from omni.plugin import locate
 from omni.stage.base import Footprint, StageContext, StageWorker, module_bytes
 from omni.stage.memory_errors import memory_errors
 from omni.stage.messages import Done, Failed, Inbound, Open, Produced
+from omni.utils.origin import with_origin
 
 ModelT = TypeVar("ModelT")
 SizeT = TypeVar("SizeT")
@@ -23,17 +25,46 @@ SizeT = TypeVar("SizeT")
 def build_model(context: StageContext, expected: type[ModelT]) -> ModelT:
     """Calls the function `Stage.model`: `(StageContext) -> model`, on the context's device, weights loaded.
 
-    Raises ConfigError if the result is not an `expected` or does not fit the device. Propagates the function's errors.
+    Raises ConfigError if the stage names no function, or if the result is not an `expected` or does not fit the device, and
+    PluginError for a function of another signature, or one that has read no weight for its parameters. Propagates the function's
+    errors.
     """
     stage = context.stage
     field = f"pipeline.stages.{stage.name}.model"
+    if stage.model is None:
+        raise ConfigError(
+            field, "is missing", f"kind {stage.kind!r} takes a function that returns a {expected.__name__}"
+        )
     build = cast(Callable[[StageContext], object], locate(stage.model, field))
+    _check_signature(build, stage.model, field)
+    reads = context.checkpoint.reads
     with memory_errors(stage.name, "the weights", context.device):
         model = build(context)
     if not isinstance(model, expected):
         wanted = f"{expected.__module__}.{expected.__name__}"
-        raise ConfigError(field, f"gave a {type(model).__name__}", f"kind {stage.kind!r} takes an {wanted}")
+        problem = with_origin(f"gave {type_of(model)}", code=build)
+        raise ConfigError(field, problem, f"kind {stage.kind!r} takes an {wanted}: return one")
+    published = context.load_format == "auto" and context.checkpoint.has_weights
+    if published and context.checkpoint.reads == reads and isinstance(model, nn.Module) and list(model.parameters()):
+        count = len(list(model.parameters()))
+        problem = with_origin(f"loaded no weight: the model's {count} parameters have random values", code=build)
+        raise plugin_error(field, problem, "call load_weights(model, context, prefixes) before you return the model")
     return model
+
+
+def _check_signature(build: object, path: str, field: str) -> None:
+    """Raises PluginError unless `build` can be called with a context alone."""
+    if not callable(build):
+        raise plugin_error(field, f"{path} is {type_of(build)}, which cannot be called", "name a function")
+    try:
+        signature = inspect.signature(build)
+    except ValueError:  # a builtin without a signature
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        problem = with_origin(f"{path}{signature} cannot be called with a StageContext: {error}", code=build)
+        raise plugin_error(field, problem, "write def build(context: StageContext)") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ class Open:
     sample_index: the number of this sample among those of one user request; samples with one seed draw different
         tokens.
     rules: rules on its tokens here that only the host can apply.
+    hidden_states: whether an edge or a wanted output takes its `omni.payload.HiddenStates`; a stage whose options have
+        `hidden_layers` then produces them once, before `Done`.
     """
 
     request_id: str
@@ -48,6 +50,7 @@ class Open:
     cache_salt: str = ""
     sample_index: int = 0
     rules: HostRules = NO_RULES
+    hidden_states: bool = False
 
 
 class Lease:
@@ -56,35 +59,56 @@ class Lease:
     covers them."""
 
     def __init__(
-        self, pending: Pending, inputs: Sequence[Payload], on_acquired: Callable[[], None] = lambda: None
+        self,
+        pending: Pending,
+        inputs: Sequence[Payload],
+        on_acquired: Callable[[], None] = lambda: None,
+        held: "dict[Lease, None] | None" = None,
     ) -> None:
         """inputs: if none has tensors, the payload is released at once. on_acquired: called once, when all are
-        acquired."""
+        acquired. held: contains the lease until its payload is released."""
         self._pending = pending
         self._unacquired = len(inputs)
         self._unreleased = sum(1 for payload in inputs if payload.tensors)
         self._on_acquired = on_acquired
+        self._held = held
         self._after: Event = COMPLETED
         if not self._unacquired:
             on_acquired()
         if not self._unreleased:
             self._end()
+        elif held is not None:
+            held[self] = None
 
     def acquire(self) -> None:
-        """Acquires one more input."""
+        """Acquires one more input. Nothing happens after `revoke`."""
+        if not self._unacquired:
+            return
         self._unacquired -= 1
         if not self._unacquired:
             self._on_acquired()
 
     def release(self, after: Event) -> None:
-        """Releases one more input with tensors, which is not read after `after`."""
+        """Releases one more input with tensors, which is not read after `after`. Nothing happens after `revoke`."""
+        if not self._unreleased:
+            return
         self._unreleased -= 1
         if after is not COMPLETED:
             self._after = after
         if not self._unreleased:
             self._end()
 
+    def revoke(self) -> None:
+        """The consumer is closed, and nothing that it launched still runs: releases all inputs."""
+        if self._unacquired > 0:
+            self._on_acquired()
+        self._unacquired = self._unreleased = 0
+        self._after = COMPLETED
+        self._end()
+
     def _end(self) -> None:
+        if self._held is not None:
+            self._held.pop(self, None)
         try:
             self._pending.release(self._after)
         except Exception:
@@ -109,6 +133,12 @@ class Feed:
     ready: Event
     lease: Lease | None = None
     _acquired: bool = field(default=False, init=False)
+    _released: bool = field(default=False, init=False)
+
+    @property
+    def acquired(self) -> bool:
+        """Whether the consumer has acquired or released it; True for an input in host memory."""
+        return self._acquired or self.lease is None
 
     @property
     def arrived(self) -> bool:
@@ -124,10 +154,11 @@ class Feed:
             self.lease.acquire()
 
     def release(self, after: Event) -> None:
-        """The consumer is done with the input once `after` is done. Call it once, also for an input without tensors:
-        until then its producer may be paused."""
+        """The consumer is done with the input once `after` is done. Call it also for an input without tensors: until then
+        its producer may be paused. Later calls have no effect."""
         self.acquire()
-        if self.lease is not None and self.payload.tensors:
+        if self.lease is not None and self.payload.tensors and not self._released:
+            self._released = True
             self.lease.release(after)
 
 

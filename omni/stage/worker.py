@@ -9,13 +9,20 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from omni.device import COMPLETED
-from omni.errors import InputError, OmniError, known
+from omni.errors import InputError, OmniError, ReturnedError, known
 from omni.sampling import SamplingParams
 from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Resume
 
 RequestT = TypeVar("RequestT")
 
 _log = logging.getLogger(__name__)
+
+_DOING: dict[type[Inbound], str] = {
+    Feed: "taking its input",
+    Ended: "taking its input",
+    Pause: "pausing",
+    Resume: "resuming",
+}
 
 
 class BatchPart(Protocol):
@@ -48,7 +55,7 @@ class MailboxWorker(ABC, Generic[RequestT]):
 
     @abstractmethod
     def open(self, message: Open) -> RequestT:
-        """Returns a new request's record. Raises OmniError to refuse it."""
+        """Returns a new request's record. Raises OmniError to refuse it; any other exception fails the request too."""
 
     @abstractmethod
     def feed(self, request: RequestT, message: Feed) -> None:
@@ -68,11 +75,17 @@ class MailboxWorker(ABC, Generic[RequestT]):
 
     @abstractmethod
     def drop(self, request: RequestT) -> None:
-        """Frees the request's resources: rows, memory, leases. Called once per request, on any end."""
+        """Frees the request's resources: rows, memory, leases. Called once per request, on any end.
+
+        An exception closes the stage, whose memory is then in an unknown state.
+        """
 
     @abstractmethod
     def advance(self) -> bool:
-        """Polls events and enqueues what is possible. Returns whether anything happened."""
+        """Polls events and enqueues what is possible. Returns whether anything happened.
+
+        An exception closes the stage: report the error of one request by `fail`.
+        """
 
     @property
     def longest_prompt(self) -> int | None:
@@ -125,14 +138,20 @@ class MailboxWorker(ABC, Generic[RequestT]):
     def _dispatch(self, message: Inbound) -> None:
         if isinstance(message, Open):
             try:
-                self.requests[message.request_id] = self.open(message)
-            except OmniError as error:
-                self.outbox.append(Failed(message.request_id, error))
+                opened = self.open(message)
+                if opened is None:
+                    raise ReturnedError("open returned None: return the request's record", self.open)
+                self.requests[message.request_id] = opened
+            except Exception as error:
+                self.outbox.append(Failed(message.request_id, self._known("opening a request", error)))
             return
         request = self.requests.get(message.request_id)
         if request is None:
             if isinstance(message, Feed):
                 message.release(COMPLETED)
+            return
+        if isinstance(message, Abort):
+            self.drop(self.requests.pop(message.request_id))
             return
         try:
             match message:
@@ -144,7 +163,9 @@ class MailboxWorker(ABC, Generic[RequestT]):
                     self.pause(request)
                 case Resume():
                     self.resume(request)
-                case Abort():
-                    self.drop(self.requests.pop(message.request_id))
         except Exception as error:
-            self.fail(message.request_id, "taking its input", error)
+            if message.request_id not in self.requests:
+                raise  # it has ended twice
+            self.fail(message.request_id, _DOING[type(message)], error)
+            if isinstance(message, Feed) and not message.acquired:
+                message.release(COMPLETED)  # `feed` did not come to the point of keeping it

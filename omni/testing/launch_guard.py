@@ -20,9 +20,9 @@ class LaunchGuard(OperatorMode):
             while engine.tick():
                 pass
 
-    A stage that breaks the rule fails its batch and retries it request by request, possibly without a further error. So the guard
-    raises AssertionError at its end if a stage retried a batch (`no_retries`). On the CPU `tolist` and `numpy` read a tensor
-    without any operation, so the guard does not see them; on a GPU they copy first.
+    A stage that breaks the rule fails its batch and retries it request by request, possibly without a further error, or it is
+    closed. So the guard raises AssertionError at its end if either happened (`no_retries`). On the CPU `tolist` and `numpy` read a
+    tensor without any operation, so the guard does not see them; on a GPU they copy first.
 
     operations: number of operations seen inside phases, to show that the guard was active. launched: the phases of these
     operations.

@@ -5,10 +5,12 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from omni.engine import Engine
 from omni.stage import MailboxWorker
 
 Worker = MailboxWorker[Any]
 _count = MailboxWorker.retried
+_close_stage = Engine.close_stage
 
 
 _planted: list[None] = []
@@ -17,16 +19,22 @@ _planted: list[None] = []
 
 @contextmanager
 def no_retries() -> Iterator[None]:
-    """Raises AssertionError at its end if a stage retried a batch meanwhile (`MailboxWorker.retry_each`); another error gets a note
-    about it. `Simulation.run` and `LaunchGuard` enter it. The innermost of nested ones raises; `planted_faults` stops it."""
-    failed: list[tuple[str, Exception]] = []
+    """Raises AssertionError at its end if a stage retried a batch meanwhile (`MailboxWorker.retry_each`) or was closed after a
+    fault (`Engine.close_stage`); another error gets a note about it. `Simulation.run` and `LaunchGuard` enter it. The innermost of
+    nested ones raises; `planted_faults` stops it."""
+    failed: list[tuple[str, BaseException]] = []
 
     def retried(worker: Worker, batch: str, error: Exception) -> None:
         if not _planted:
             failed.append((f"{worker.name}, {batch}", error))
         _count(worker, batch, error)
 
-    with patch.object(MailboxWorker, "retried", retried):
+    def close_stage(engine: Engine, name: str, error: BaseException) -> None:
+        if not _planted:
+            failed.append((f"{name}, the stage is closed", error))
+        _close_stage(engine, name, error)
+
+    with patch.object(MailboxWorker, "retried", retried), patch.object(Engine, "close_stage", close_stage):
         try:
             yield
         except BaseException as error:
@@ -47,6 +55,6 @@ def planted_faults() -> Iterator[None]:
         _planted.pop()
 
 
-def _report(failed: list[tuple[str, Exception]]) -> str:
+def _report(failed: list[tuple[str, BaseException]]) -> str:
     lines = [f"- {batch}: {type(error).__name__}: {error}" for batch, error in failed[:10]]
     return "\n".join([f"batches failed and were run again, {len(failed)} in all:", *lines])

@@ -67,7 +67,7 @@ class CsmFrontend(TokenizedFrontend):
         token = self._config.audio_token
         ids, places = expand(rendered_T, {token: sounds})
         segments = placeholders_of({"audio": sounds}, {"audio": places[token]})
-        prompt = msgspec.structs.replace(Prompt.of(ids), placeholders=segments)
+        prompt = msgspec.structs.replace(Prompt.of(ids, penalized=False), placeholders=segments)
         inputs = {"backbone": [Payload(prompt)]} | media_items({"audio_encoder": sounds})
         return Prepared(inputs, prompt_tokens=prompt.length)
 

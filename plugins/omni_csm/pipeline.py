@@ -58,7 +58,10 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             ),
             Edge(producer="backbone", consumer="vocoder", adapter="omni_ar.adapters:FramesToCodes"),
         ),
-        outputs=(Output(modality="audio", stage="vocoder"),),
+        outputs=(
+            Output(modality="audio", stage="vocoder"),
+            Output(modality="codes", stage="backbone", adapter="omni_ar.adapters:FramesForUsers", default=False),
+        ),
         frontend=f"{_HERE}.frontend:build",
     )
 

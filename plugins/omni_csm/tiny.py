@@ -9,6 +9,7 @@ import msgspec
 import torch
 from transformers import CsmConfig, CsmForConditionalGeneration, CsmProcessor, EncodecFeatureExtractor
 from transformers import PreTrainedTokenizerFast as FastTokenizer
+from transformers.models.mimi import modeling_mimi as hf
 
 from omni.tiny import byte_tokenizer, scale_peak, seeded, tiny_shape
 from omni_csm.config import SAMPLE_RATE
@@ -135,4 +136,6 @@ def _enliven(model: CsmForConditionalGeneration, shape: TinyShape) -> None:
     model.backbone_model.embed_tokens.embed_audio_tokens.weight.copy_(model.depth_decoder.model.embed_tokens.weight)
     codes_1GN = torch.randint(shape.codebook_size, (1, shape.groups, 60))
     codec = model.codec_model
-    scale_peak(codec.decoder.layers[-1].conv, lambda: codec.decode(codes_1GN).audio_values)
+    (seanet,) = (module for module in codec.decoder.modules() if isinstance(module, hf.MimiDecoder))
+    last: Any = seanet.layers[-1]
+    scale_peak(last.conv, lambda: codec.decode(codes_1GN).audio_values)

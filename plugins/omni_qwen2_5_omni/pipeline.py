@@ -53,7 +53,10 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             Edge(producer="thinker", consumer="talker", adapter="omni_ar.hidden_conditioning:HiddenConditioning"),
             Edge(producer="talker", consumer="token2wav", adapter="omni_ar.adapters:TokensToCodes"),
         ]
-        outputs.append(Output(modality="audio", stage="token2wav"))
+        outputs += [
+            Output(modality="audio", stage="token2wav"),
+            Output(modality="codes", stage="talker", adapter="omni_ar.adapters:TokensForUsers", default=False),
+        ]
     return Pipeline(
         family="qwen2_5_omni",
         stages=tuple(stages),

@@ -54,7 +54,10 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             ),
             Edge(producer="talker", consumer="code2wav", adapter="omni_ar.adapters:FramesToCodes"),
         ]
-        outputs.append(Output(modality="audio", stage="code2wav"))
+        outputs += [
+            Output(modality="audio", stage="code2wav"),
+            Output(modality="codes", stage="talker", adapter="omni_ar.adapters:FramesForUsers", default=False),
+        ]
     return Pipeline(
         family="qwen3_omni",
         stages=tuple(stages),

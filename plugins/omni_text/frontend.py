@@ -1,7 +1,5 @@
 """Converts a chat of text to a prompt."""
 
-import msgspec
-import numpy as np
 from transformers import AutoTokenizer
 
 from omni.checkpoint import Checkpoint
@@ -34,7 +32,7 @@ class TextFrontend(ChatFrontend):
             ids = self.turns_ids(chat, turns)
         else:
             ids = self.user_text_ids(chat, "".join(texts))
-        prompt = msgspec.structs.replace(Prompt.of(ids), penalized_ids=np.unique(ids))
+        prompt = Prompt.of(ids)
         return Prepared(inputs={"text": [Payload(prompt)]}, prompt_tokens=prompt.length)
 
 

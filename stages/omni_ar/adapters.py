@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import torch
 
-from omni.payload import Encoded, GeneratedTokens, Payload
+from omni.payload import CodecFrames, Encoded, GeneratedTokens, Payload
 from omni_ar.inputs import MultimodalEmbedding, TokenCodes
 from omni_frames.request import CodeFrames
 
@@ -55,3 +56,20 @@ class TokensToCodes(_PerPayload):
         if not ids:
             return ()
         return (Payload(CodeFrames(count=len(ids), codes=np.array(ids)[:, None])),)
+
+
+class FramesForUsers(_PerPayload):
+    """Of an output: passes each codec frame to the user, and drops the tokens' ids."""
+
+    def push(self, payload: Payload) -> Sequence[Payload]:
+        return (Payload(CodecFrames(), payload.tensors),) if isinstance(payload.meta, TokenCodes) else ()
+
+
+class TokensForUsers(_PerPayload):
+    """Of an output: gives each token, except the end token, as a frame of one code."""
+
+    def push(self, payload: Payload) -> Sequence[Payload]:
+        if not isinstance(payload.meta, GeneratedTokens):
+            return ()
+        ids = payload.meta.ids[:-1] if payload.meta.ends else payload.meta.ids
+        return (Payload(CodecFrames(), {"codes": torch.tensor(ids)[:, None]}),) if ids else ()

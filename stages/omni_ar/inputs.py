@@ -55,9 +55,15 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     penalized_ids: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
 
     @classmethod
-    def of(cls, ids: NDArray[np.int64]) -> "Prompt":
-        """A prompt of token ids `[T]`: one column, and positions counted from 0 on one axis."""
-        return cls(columns=ids[None], positions=np.arange(len(ids))[None], next_position=len(ids))
+    def of(cls, ids: NDArray[np.int64], *, penalized: bool = True) -> "Prompt":
+        """A prompt of token ids `[T]`: one column, and positions counted from 0 on one axis.
+
+        penalized: whether a repetition penalty counts them as seen, as in transformers. False for ids of another
+        vocabulary than the stage's tokens, as a text before codec frames.
+        """
+        seen = np.unique(ids) if penalized else np.empty(0, np.int64)
+        positions = np.arange(len(ids))[None]
+        return cls(columns=ids[None], positions=positions, next_position=len(ids), penalized_ids=seen)
 
     @property
     def length(self) -> int:

@@ -54,7 +54,7 @@ class LoadedAr:
         self.footprint = Footprint(
             weights=module_bytes(model),
             fixed=count.live,
-            page_bytes=block_bytes(model, self._limits.block_size, context.dtype),
+            page_bytes=block_bytes(model, self._limits.block_size, context.dtype, len(self._limits.hidden_layers)),
             fewest_pages=self._limits.max_blocks,
             most_pages=self._limits.rows * self._limits.max_blocks,
             chosen_pages=self._options.num_blocks,

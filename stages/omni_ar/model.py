@@ -100,12 +100,47 @@ class PayloadSink:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerSink:
+    """The destination of hidden states of layers, for `ArOptions.hidden_layers`.
+
+    layers: their numbers. pages: `[blocks, block_size, L * D]`. slots_T: int64, the slot of each token of the batch. stored:
+    layers of which `forward` has stored some.
+    """
+
+    layers: tuple[int, ...]
+    pages: Tensor
+    slots_T: Tensor
+    stored: set[int] = field(default_factory=set)
+
+    def takes(self, layer: int) -> bool:
+        return layer in self.layers
+
+    def store(self, layer: int, hidden_TD: Tensor) -> None:
+        """Stores the states of a layer; a no-op for one that is not kept."""
+        for index, kept in enumerate(self.layers):
+            if kept == layer:
+                width = hidden_TD.shape[1]
+                columns = self.pages.flatten(0, 1)[:, index * width : (index + 1) * width]
+                columns.index_copy_(0, self.slots_T, hidden_TD.to(columns.dtype))
+                self.stored.add(layer)
+
+    def check(self) -> None:
+        """Raises RuntimeError if `forward` has stored nothing of a layer that is kept."""
+        missing = [layer for layer in self.layers if layer not in self.stored]
+        if missing:
+            raise RuntimeError(
+                f"forward stored no hidden states of layers {missing} (Batch.layers): this model cannot keep them"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One step's batch as input of `forward`: decode rows first, one token each, then chunks of other requests.
 
     positions_PT: int64 rotary positions. embeddings: of the prompt tokens, each with its part in this step's chunk. prompt_start:
     index of the first prompt token of a batch with embeddings, behind decode rows and replayed tokens. payload: None if no consumer
-    needs hidden states of this step. A captured batch has no embeddings, and may end in padding.
+    needs hidden states of this step. layers: None if no hidden states of layers are kept. A captured batch has no embeddings, and
+    may end in padding.
     """
 
     positions_PT: Tensor
@@ -115,6 +150,7 @@ class Batch:
     prompt_start: int
     embeddings: Sequence[PlacedEmbedding] = field(default_factory=tuple)
     payload: PayloadSink | None = None
+    layers: LayerSink | None = None
 
 
 class ArModel(nn.Module, ABC):

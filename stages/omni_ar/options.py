@@ -32,6 +32,11 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     A smaller step is padded to the next size, a larger one runs uncaptured. None takes sizes up to `max_num_batched_tokens`.
     attention_backend: `"auto"`, or `"torch"`, `"triton"`, `"flash_attention"` or `"flashinfer"`, the last two where installed.
     prefix_cache: whether computed blocks are kept for prompts with the same prefix.
+    check_logits: whether each step checks on the device that its logits are numbers; a request with others fails. It takes one more
+        pass over the logits. Without it, NaN is found where log-probabilities are asked for, or no id is left.
+    hidden_layers: layers whose hidden states are kept for users and other stages (`omni.payload.HiddenStates`), of every position:
+    memory for as many more numbers a token as their width. 0 is the input embeddings, k the output of layer k, and the number of
+    layers the final, normalized states.
     sampling: defaults for parameters that a request does not set.
     """
 
@@ -45,6 +50,8 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     graph_chunk_sizes: tuple[int, ...] | None = None
     attention_backend: AttentionName = "auto"
     prefix_cache: bool = True
+    check_logits: bool = False
+    hidden_layers: tuple[int, ...] = ()
     sampling: SamplingParams = GREEDY
 
     def __post_init__(self) -> None:

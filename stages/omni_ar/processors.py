@@ -13,9 +13,20 @@ from math import isfinite
 import msgspec
 from torch import Tensor
 
-from omni.errors import ConfigError, InputError, OmniError, PluginError, shortened
+from omni.errors import (
+    ConfigError,
+    InputError,
+    OmniError,
+    PluginError,
+    fault_of,
+    plugin_error,
+    plugin_setup,
+    shortened,
+    type_of,
+)
 from omni.plugin import LogitsProcessorEntry, locate
 from omni.sampling import HostLogitsProcessor
+from omni.utils.origin import with_origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +174,11 @@ def _build(entry: LogitsProcessorEntry) -> LogitsProcessor | HistoryProcessor:
     build = locate(entry.processor, f"processors.{entry.name}")
     if not callable(build):
         raise PluginError(f"{entry.processor} cannot be called")
-    try:
+    with plugin_setup(entry.processor, "correct it", build):
         processor = build()
-    except Exception as error:
-        raise PluginError(f"{entry.processor}: {type(error).__name__}: {error}") from error
     if not isinstance(processor, LogitsProcessor | HistoryProcessor):
-        kind = type(processor).__name__
-        raise PluginError(f"{entry.processor} gives a {kind}, neither a LogitsProcessor nor a HistoryProcessor")
+        problem = f"gives {type_of(processor)}, neither a LogitsProcessor nor a HistoryProcessor"
+        raise plugin_error(entry.processor, with_origin(problem, code=build), "derive it from one of them")
     return processor
 
 
@@ -184,4 +193,4 @@ def _naming(name: str) -> Iterator[None]:
     except msgspec.ValidationError as error:
         raise InputError(name, str(error), _REMEDY) from error
     except Exception as error:
-        raise InputError(name, f"{type(error).__name__}: {error}", _REMEDY) from error
+        raise InputError(name, fault_of(error), _REMEDY) from error

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from omni.device import Device, Graph, Launch, Span, Stream, Uploader
 from omni.device.graphs import CapturedGraphs
+from omni.errors import ReturnedError
 from omni_diffusion.model import DiffusionModel, StateT, Windows
 from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
@@ -166,13 +167,14 @@ def begin_windows(
 def denoise_rows(
     model: DiffusionModel[StateT], state: StateT, latents_RTM: Tensor, packed_2B: Tensor, tf32: bool
 ) -> None:
-    """Advances the latents of some rows by one step. packed_2B: int64, rows and their steps. Raises ValueError if misshapen."""
+    """Advances the latents of some rows by one step. packed_2B: int64, rows and their steps. Raises ReturnedError if misshapen."""
     rows_B, steps_B = packed_2B.unbind()
     noisy_BTM = latents_RTM.index_select(0, rows_B)
     with products(tf32):
         cleaner_BTM = model.denoise(state, noisy_BTM, rows_B, steps_B)
     if cleaner_BTM.shape != noisy_BTM.shape:
-        raise ValueError(f"the model gave latents {tuple(cleaner_BTM.shape)} for {tuple(noisy_BTM.shape)}")
+        problem = f"the model gave latents {tuple(cleaner_BTM.shape)} for {tuple(noisy_BTM.shape)}"
+        raise ReturnedError(problem, model.denoise)
     latents_RTM.index_copy_(0, rows_B, cleaner_BTM.to(torch.float32))
     # The null row takes part in many steps without a new beginning, so its values would drift.
     latents_RTM[-1].zero_()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from omni.device import Device, Graph, Launch, Span, Stream, Uploader
 from omni.device.graphs import CapturedGraphs
+from omni.errors import ReturnedError
 from omni_diffusion.model import DiffusionModel, StateT
 from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
@@ -121,7 +122,7 @@ def render_piece(
 ) -> None:
     """Keeps windows' fresh latents, and writes the samples of the piece, if any. latents_RTM: of windows, `T` per row. kept_RCM:
     kept ones, `C` per row. packed_BX: int64, for each row the places of its fresh latents in `[R * T, M]`, their destinations in
-    `[R * C, M]`, and the places there of the model's input. wav_BS: fp32. Raises ValueError if the model returns another shape."""
+    `[R * C, M]`, and the places there of the model's input. wav_BS: fp32. Raises ReturnedError for another shape."""
     sources_Bn, places_Bn, seen_BT = packed_BX.split((piece.fresh, piece.fresh, piece.seen), 1)
     if piece.fresh:
         fresh_nM = latents_RTM.flatten(0, 1).index_select(0, sources_Bn.flatten())
@@ -133,5 +134,6 @@ def render_piece(
         rendered_BS = model.render(seen_BTM)
     rate = model.samples_per_latent
     if rendered_BS.shape != (wav_BS.shape[0], piece.seen * rate):
-        raise ValueError(f"the model gave samples {tuple(rendered_BS.shape)} for {tuple(seen_BT.shape)} latent frames")
+        problem = f"the model gave samples {tuple(rendered_BS.shape)} for {tuple(seen_BT.shape)} latent frames"
+        raise ReturnedError(problem, model.render)
     wav_BS.copy_(rendered_BS[:, piece.left * rate : (piece.left + piece.count) * rate])

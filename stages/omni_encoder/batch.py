@@ -21,6 +21,7 @@ from torch import Tensor
 
 from omni.device import Device, Event, Graph, HostRing, Launch, Stream
 from omni.device.graphs import CapturedGraphs
+from omni.errors import ReturnedError, type_of
 from omni_encoder.jobs import Outputs
 from omni_encoder.model import EncoderModel
 from omni_encoder.plan import EncodePlan
@@ -168,7 +169,8 @@ class BatchEncoder:
             length, captured = self._graphs.find(None, length)
         plan = self._model.plan(items, length if captured is not None else None)
         if len(plan.sizes) != len(items):
-            raise ValueError(f"the model planned {len(plan.sizes)} outputs for {len(items)} items")
+            problem = f"the model planned {len(plan.sizes)} outputs for {len(items)} items"
+            raise ReturnedError(problem, self._model.plan)
         buffer = self._inputs if captured is not None else self._device.empty((plan.nbytes,), torch.uint8, self._stream)
         return PreparedBatch(plan, captured, self._uploader.begin(plan, buffer))
 
@@ -202,7 +204,10 @@ def encode_batch(
     segments: tuple[int, ...] | None,
     outputs: MutableMapping[str, Tensor],
 ) -> None:
-    outputs.update(model.encode(inputs, segments))
+    encoded = model.encode(inputs, segments)
+    if not isinstance(encoded, Mapping) or not all(isinstance(tensor, Tensor) for tensor in encoded.values()):
+        raise ReturnedError(f"encode gave {type_of(encoded)}: return tensors by name", model.encode)
+    outputs.update(encoded)
 
 
 def take_outputs(

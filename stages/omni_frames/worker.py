@@ -5,8 +5,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from omni.device import COMPLETED, Device
-from omni.errors import StageError
+from omni.errors import ReturnedError, StageError
 from omni.payload import AudioChunk, Payload
 from omni.stage import Feed, MailboxWorker, Produced, StageUsage
 from omni_frames.request import Arrival, RequestT, RowQueue, read_arrival
@@ -41,6 +43,7 @@ class FrameWorker(MailboxWorker[RequestT]):
         self.totals = {"steps": 0, "frames": 0, "samples": 0}
         self._groups = model.num_groups
         self._sample_rate = model.sample_rate
+        self._decoder = type(model)
         self._in_flight: deque[SampleBatch[RequestT]] = deque()
 
     @abstractmethod
@@ -166,9 +169,17 @@ class FrameWorker(MailboxWorker[RequestT]):
     def _emit(self, request: RequestT, batch: SampleBatch[RequestT], index: int) -> None:
         request.in_flight -= 1
         request.samples += batch.samples
-        if batch.samples:
-            chunk = AudioChunk(samples=batch.read(index), sample_rate=self._sample_rate)
-            self.outbox.append(Produced(request.id, Payload(chunk), COMPLETED))
+        if not batch.samples:
+            return
+        samples = batch.read(index)
+        if not np.isfinite(samples).all():
+            # The row's state holds them too, so they would spread to all its later samples.
+            count = int((~np.isfinite(samples)).sum())
+            problem = f"{count:,} of {len(samples):,} samples are NaN or infinite: see the model, and its dtype"
+            self.fail(request.id, "reading its samples", ReturnedError(problem, self._decoder))
+            return
+        chunk = AudioChunk(samples=samples, sample_rate=self._sample_rate)
+        self.outbox.append(Produced(request.id, Payload(chunk), COMPLETED))
 
     def _finish(self, request: RequestT) -> None:
         counts = {"frames": request.done, "samples": request.samples}

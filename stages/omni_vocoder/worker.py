@@ -10,7 +10,7 @@ from torch import Tensor
 
 from omni.device import Device, Graph, Launch, Span, Uploader
 from omni.device.graphs import CapturedGraphs
-from omni.stage import Open, together
+from omni.stage import Open, returned_tensor, together
 from omni_frames.request import FrameRequest
 from omni_frames.store import MAX_IN_FLIGHT, SampleBatch
 from omni_frames.worker import FrameWorker
@@ -164,13 +164,11 @@ def decode_frames(
     first: bool,
     wav_BS: Tensor,
 ) -> None:
-    """Writes the samples of a chunk of each row of a batch, and advances the rows' state. Raises ValueError for another shape.
+    """Writes the samples of a chunk of each row of a batch, and advances the rows' state. Raises ReturnedError for another shape.
 
     B rows of the batch, N frames of a chunk, S samples of one. ring_RCG: int64, waiting frames, `C` per row. places_BN: int64,
     places of the chunks' frames in the ring viewed as `[R * C, G]`. rows_B: int64, of `state`. wav_BS: fp32, the output.
     """
     codes_BNG = ring_RCG.flatten(0, 1).index_select(0, places_BN.flatten()).unflatten(0, places_BN.shape)
-    decoded_BS = model.decode(codes_BNG, state, rows_B, first)
-    if decoded_BS.shape != wav_BS.shape:
-        raise ValueError(f"the model gave samples {tuple(decoded_BS.shape)}, promised {tuple(wav_BS.shape)}")
-    wav_BS.copy_(decoded_BS)
+    decoded = model.decode(codes_BNG, state, rows_B, first)
+    wav_BS.copy_(returned_tensor(decoded, "decode", wav_BS.shape, model.decode, "see VocoderModel.samples"))

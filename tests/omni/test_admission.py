@@ -11,6 +11,7 @@ import torch
 from omni.engine import EngineOutput, EngineRequest, RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.errors import OmniError, OverloadedError
 from omni.payload import Payload
+from omni.pipeline.adapter import PassThrough
 from tests.support.fake_graph import FakeGraph, FakeWorker, Note, Recorder, host, text_request
 
 GIVEN_UP = OmniError("the client went away")
@@ -93,12 +94,12 @@ def test_what_is_wrong_with_a_request_is_said_before_it_waits() -> None:
 def test_a_request_that_cannot_be_opened_makes_room_for_the_next() -> None:
     refused = iter([False, True, False])
 
-    def make(args: object) -> object:
+    def make(args: object) -> PassThrough:
         if next(refused):
             raise KeyError("voice")
-        return None
+        return PassThrough()
 
-    graph = FakeGraph(adapters={"writer->speaker": make}, max_active=1)  # type: ignore[dict-item]
+    graph = FakeGraph(adapters={"writer->speaker": make}, max_active=1)
     sinks = [graph.submit(name, "text", "audio") for name in "abc"]
     graph.engine.abort("a", GIVEN_UP)
     graph.settle()

@@ -85,6 +85,7 @@ def test_a_request_after_the_close_is_refused():
     assert "the engine was closed" in sink.failure
 
 
+@pytest.mark.plants_faults
 def test_a_worker_that_raises_ends_its_requests_and_refuses_new_ones():
     graph, first, second = FakeGraph(), Waiting(), Waiting()
     graph.engine.start()
@@ -122,6 +123,7 @@ class CountedMailbox(LocalMailbox):
         self.waits += 1
 
 
+@pytest.mark.plants_faults
 def test_a_stage_that_raised_never_runs_again_and_the_engine_sleeps():
     graph, broken, mailbox = FakeGraph(), Breaking(), CountedMailbox()
     graph.workers["writer"] = broken
@@ -268,6 +270,7 @@ def test_ctrl_c_leaves_the_rest_and_the_error_to_the_next_call() -> None:
     assert graph.speaker.closed
 
 
+@pytest.mark.plants_faults
 def test_an_error_that_cannot_be_printed_still_ends_the_requests() -> None:
     class Mute(Exception):
         def __str__(self) -> str:

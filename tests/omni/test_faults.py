@@ -109,7 +109,7 @@ def test_a_fault_that_comes_with_one_request_fails_that_one(
 
     (error,) = failures(results)
     assert results[victim].error is error
-    assert str(error) == f"stage '{stage}' failed while running a step: PlantedError: planted"
+    assert str(error).startswith(f"stage '{stage}' failed while running a step: PlantedError: planted ({__file__}:")
     assert retries(together) > before or stage == "talker"
 
 

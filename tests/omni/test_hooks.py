@@ -12,7 +12,7 @@ from textwrap import dedent
 import pytest
 
 from omni import hookspecs
-from omni.plugin import ConnectorEntry, LogitsProcessorEntry, ModelFamily, StageKindEntry
+from omni.plugin import ConnectorEntry, LogitsProcessorEntry, ModelFamily, PipelineExtension, StageKindEntry
 from omni.plugin.manager import Plugins, load_plugins
 from tests.support.entry_points import REPOSITORY
 
@@ -109,3 +109,8 @@ def test_omni_connectors(load_example: Load):
 def test_omni_logits_processors(load_example: Load):
     entry = load_example("omni_logits_processors").processors["boost"]
     assert entry == LogitsProcessorEntry(name="boost", processor="my_plugin.boost:Boost")
+
+
+def test_omni_pipeline_extensions(load_example: Load):
+    entry = load_example("omni_pipeline_extensions").extensions["mood"]
+    assert entry == PipelineExtension(name="mood", extend="my_plugin.mood:extend", families=("my_family",))

@@ -180,7 +180,7 @@ def test_a_connector_that_fails_ends_one_request_and_frees_the_payload(where: st
     failing, other = graph.submit("bad", *BOTH), graph.submit("good", "text")
     held = graph.writer.produce("bad", lent(1))
     graph.settle()
-    assert failing.failure == message
+    assert failing.failure.startswith(message)
     assert held.free
     assert not other.over
 

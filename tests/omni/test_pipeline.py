@@ -142,3 +142,23 @@ def test_an_adapter_that_is_not_there_is_named():
 def test_config_is_frozen_and_refuses_unknown_fields(struct: type[msgspec.Struct]):
     assert struct.__struct_config__.frozen
     assert struct.__struct_config__.forbid_unknown_fields
+
+
+def test_a_front_end_prepares_for_speech_where_only_its_codes_are_asked_for() -> None:
+    pipeline = graph(
+        ["thinker", "talker", "voice"], [("thinker", "talker"), ("talker", "voice")], TEXT_AND_AUDIO
+    ).extended(
+        outputs=[
+            Output(modality="codes", stage="talker", default=False),
+            Output(modality="states", stage="thinker", default=False),
+        ]
+    )
+    assert pipeline.default_modalities == ("text", "audio")
+    for asked, prepared in (
+        (["text"], {"text"}),
+        (["states"], {"states"}),
+        (["codes"], {"codes", "audio"}),
+        (["codes", "text"], {"codes", "text", "audio"}),
+        (["audio"], {"audio"}),
+    ):
+        assert pipeline.prepared(asked) == prepared

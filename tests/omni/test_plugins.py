@@ -10,7 +10,7 @@ import pytest
 
 from omni.checkpoint import Checkpoint
 from omni.engine import resolve_pipeline
-from omni.errors import CheckpointError, PluginError
+from omni.errors import CheckpointError, ConfigError, PluginError
 from omni.plugin.manager import Plugins, load_plugins
 from tests.support.entry_points import own_entry_points
 
@@ -76,10 +76,13 @@ BROKEN = {
     "is no python": ("def (", "SyntaxError"),
     "leaves the interpreter": ("raise SystemExit(3)", "SystemExit: 3"),
     "raises in its hook": ("@hookimpl\ndef omni_connectors():\n    return 1 / 0\n", "ZeroDivisionError"),
-    "misspells a hook": ("@hookimpl\ndef omni_model_familys():\n    return []\n", "unknown hook 'omni_model_familys'"),
+    "misspells a hook": (
+        "@hookimpl\ndef omni_model_familys():\n    return []\n",
+        "did you mean 'omni_model_families'?",
+    ),
     "asks for an argument": ("@hookimpl\ndef omni_connectors(config):\n    return []\n", "config"),
     "gives the wrong entries": ("@hookimpl\ndef omni_stage_kinds():\n    return ['ar']\n", "expected StageKindEntry"),
-    "gives no list": ("@hookimpl\ndef omni_stage_kinds():\n    return 7\n", "TypeError"),
+    "gives no list": ("@hookimpl\ndef omni_stage_kinds():\n    return 7\n", "returned one int, not a list"),
     "names an unknown field": (
         "@hookimpl\ndef omni_stage_kinds():\n    return [StageKindEntry(name='a', kind='b:c', speed=1)]\n",
         "speed",
@@ -145,7 +148,13 @@ def test_two_plugins_that_claim_one_model_type_fail_only_its_use(load: Load):
     assert plugins.family_of("other") == plugins.families["three"]
     with pytest.raises(PluginError) as caught:
         plugins.family_of("same")
-    assert str(caught.value) == "plugins 'first' and 'second' both claim the model type 'same': uninstall one of them"
+    choose = "choose one with --family or Omni(family=): one, two"
+    assert str(caught.value) == f"plugins 'first' and 'second' both claim the model type 'same': {choose}"
+    assert plugins.family_of("same", "two") == plugins.families["two"]
+    with pytest.raises(ConfigError, match="family: 'three' does not serve model type 'same'; it serves other"):
+        plugins.family_of("same", "three")
+    with pytest.raises(PluginError, match="there is no model family 'four'"):
+        plugins.family_of("same", "four")
 
 
 def test_asking_for_what_a_broken_plugin_might_have_brought_mentions_it(load: Load):

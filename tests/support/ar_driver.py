@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from omni.connector import Pending
-from omni.device import COMPLETED, Device, Stream
-from omni.device.cpu import CpuDevice
+from omni.device import COMPLETED, CpuDevice, Device, Stream
 from omni.device.graphs import captured_lengths, captured_sizes
 from omni.errors import OmniError
 from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
@@ -33,7 +32,7 @@ TEXT = "text"
 def plain_prompt(ids: Sequence[int], **changes: object) -> Prompt:
     """A prompt of token ids, positions counted from 0."""
     array = np.array(ids, np.int64)
-    return replace(Prompt.of(array), **{"penalized_ids": np.unique(array), **changes})
+    return replace(Prompt.of(array), **changes)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from omni_vocoder.options import VocoderOptions
 from tests.support.clerk import ClerkOptions
 from tests.support.engines import family_of, plugins_of
 from tests.support.small_codec import GROUPS, SmallCodec
-from tests.support.tap import NO_MODEL
 from tests.support.wavemaker import WaveMaker
 
 SPEAKER, VOICE, ECHO, CLERK = "speaker", "voice", "echo", "clerk"
@@ -54,7 +53,6 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             Stage(
                 name=CLERK,
                 kind="frame_clerk",
-                model=NO_MODEL,
                 options=ClerkOptions(max_num_seqs=_WHOLE, payloads_per_read=1),
             ),
         ),

@@ -33,7 +33,7 @@ from tests.support.patience import PATIENCE_SECONDS
 BREAK = "\x18"
 """The writer fails for a request that comes to this character."""
 EXPLODE = "\x1b"
-"""The engine fails when a request comes to this character."""
+"""The writer is closed when a request comes to this character."""
 SAMPLE = "\x1a"
 """Comes out as the number of the sample: 0, 1, ..."""
 BREAK_OTHERS = "\x19"

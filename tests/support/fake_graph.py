@@ -169,7 +169,6 @@ class CountingSender(LocalSender):
 
 
 class CountingRef(LocalRef):
-
     def __init__(self, counts: CountingConnector, payload: Payload, ready: Event) -> None:
         super().__init__(payload, ready)
         self.meta = payload.meta

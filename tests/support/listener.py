@@ -116,7 +116,7 @@ class ToListener:
         if not isinstance(payload.meta, TokenHidden):
             return ()
         index = payload.meta.index
-        tensors = {"rows": payload.tensors["hidden"]} if has_row(index) else {}
+        tensors = {"vectors": payload.tensors["hidden"]} if has_row(index) else {}
         step = Payload(StepInputs(columns=np.array([[text_of(index)]])), tensors)
         return (step,) if index or self._prompt is None else (Payload(self._prompt), step)
 

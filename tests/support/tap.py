@@ -13,8 +13,6 @@ from omni.stage import PlainStage, StageContext
 from omni_frames.request import CodeFrames
 from tests.support.clerk import Case, ClerkOptions, ClerkWorker
 
-NO_MODEL = "tests.support.tap:build_nothing"
-
 
 class CodesChunk(msgspec.Struct, frozen=True, kw_only=True):
     """One codec frame, group 0 first."""
@@ -39,10 +37,6 @@ def read_frames(case: Case, meta: msgspec.Struct, rows: Tensor | None) -> list[C
     return [CodesChunk(codes=tuple(frame)) for frame in known.tolist()]
 
 
-def build_nothing(context: StageContext) -> None:
-    """A clerk needs no model."""
-
-
 @hookimpl
 def omni_stage_kinds() -> list[StageKindEntry]:
     return [StageKindEntry(name="frame_clerk", kind="tests.support.tap:FrameClerkKind")]
@@ -52,10 +46,6 @@ def with_tap(pipeline: Pipeline) -> Pipeline:
     """The pipeline with a clerk beside its vocoder, as the output modality `"codes"`."""
     (vocoder,) = (output.stage for output in pipeline.outputs if output.modality == "audio")
     (edge,) = (edge for edge in pipeline.edges if edge.consumer == vocoder)
-    tap = Stage(name="tap", kind="frame_clerk", model=NO_MODEL, options=ClerkOptions(max_num_seqs=1000))
-    return msgspec.structs.replace(
-        pipeline,
-        stages=(*pipeline.stages, tap),
-        edges=(*pipeline.edges, msgspec.structs.replace(edge, consumer="tap", memory="host")),
-        outputs=(*pipeline.outputs, Output(modality="codes", stage="tap")),
-    )
+    tap = Stage(name="tap", kind="frame_clerk", options=ClerkOptions(max_num_seqs=1000))
+    tapped = msgspec.structs.replace(edge, consumer="tap", memory="host")
+    return pipeline.extended(stages=[tap], edges=[tapped], outputs=[Output(modality="codes", stage="tap")])

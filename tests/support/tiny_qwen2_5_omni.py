@@ -6,7 +6,7 @@ Shape legend: T tokens of a prompt, D the thinker's width, M mel bins, S samples
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -261,7 +261,25 @@ def tiny_folder(seed: int = 0, **shape: Any) -> Path:
 @cache
 def reference_model(folder: Path) -> Any:
     with quiet():
-        return Qwen2_5OmniForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+        model = Qwen2_5OmniForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    if model.has_talker:
+        _keep_mask(model.talker)
+    return model
+
+
+def _keep_mask(talker: Any) -> None:
+    """Newer versions of transformers drop a mask of ones (seen in 5.24), without which the talker's prompt lacks its last two
+    codec embeddings and its rotary positions."""
+    prepare = talker.prepare_inputs_for_generation
+
+    @wraps(prepare)  # `generate` reads its signature
+    def with_mask(input_ids: Tensor, *arguments: Any, **named: Any) -> dict[str, Any]:
+        inputs: dict[str, Any] = prepare(input_ids, *arguments, **named)
+        if inputs.get("attention_mask") is None:
+            inputs["attention_mask"] = torch.ones_like(input_ids)
+        return inputs
+
+    talker.prepare_inputs_for_generation = with_mask
 
 
 def stage_context(folder: Path, name: str) -> StageContext:

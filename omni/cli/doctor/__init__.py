@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from omni.cli.doctor.check import Check, ok, problem
+from omni.cli.doctor.check import Check, ok, problem, warning
 from omni.cli.doctor.environment import check_environment
 from omni.cli.options import Choices, echo, echo_json
 from omni.plugin.manager import Plugins, load_plugins
@@ -31,9 +31,9 @@ def examine(model: str | None, choices: Choices, *, as_json: bool) -> bool:
 
 
 def _checks(model: str | None, choices: Choices) -> Iterator[Check]:
+    plugins = load_plugins()  # first: an entry module that imports torch is found only before others have
     found = list(check_environment())
     yield from found
-    plugins = load_plugins()
     yield from _check_plugins(plugins)
     broken = [check.name for check in found if check.status == "problem" and check.name.startswith("import ")]
     if broken:
@@ -53,6 +53,9 @@ def _check_plugins(plugins: Plugins) -> Iterator[Check]:
     if not plugins.records:
         yield problem(_PLUGINS, "plugins", "none is installed", "install omni with pip, which brings its own")
     for record in plugins.records:
+        for fault in record.warnings:
+            detail, _, remedy = fault.partition("; ")
+            yield warning(_PLUGINS, record.name, detail, remedy)
         if record.error is None:
             yield ok(_PLUGINS, record.name, ", ".join(record.registered) or "registers nothing")
             continue

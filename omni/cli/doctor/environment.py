@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 
 from omni.cli.doctor.check import Check, last_line, ok, problem, warning
-from omni.version import __version__
+from omni.version import TESTED, __version__
 
 _GROUP = "environment"
 _PYTHON = (3, 11)
@@ -55,7 +55,20 @@ def _package(requirement: Requirement) -> Check:
         return problem(_GROUP, name, f"{version} is older than {least}", install)
     if version is None and not extra:
         return problem(_GROUP, name, "is not installed", install)
+    if version is not None and name in TESTED:
+        return _tested(name, version)
     return ok(_GROUP, name, f"{version or 'not installed'}{extra}")
+
+
+def _tested(name: str, version: str) -> Check:
+    """Of a package whose newer versions may change what omni uses of it."""
+    oldest, newest = TESTED[name]
+    detail = f"{version}; tested with {oldest} and {newest}"
+    if older(newest, version):
+        return warning(
+            _GROUP, name, f"{detail}, not with a newer one", f"if a model fails, pip install '{name}<={newest}'"
+        )
+    return ok(_GROUP, name, detail)
 
 
 def _imports(module: str) -> Check:

@@ -10,7 +10,7 @@ from omni.cli.doctor.check import Check, attempt, failed, ok, problem, warning
 from omni.cli.doctor.devices import gib, host_memory
 from omni.cli.memory import MemoryReport, count_memory
 from omni.cli.options import Choices
-from omni.cli.target import EngineTarget, Target, resolve_engine
+from omni.cli.target import EngineTarget, Target, pipeline_choice, resolve_engine
 from omni.device import open_device
 from omni.device.meta import MetaDevice
 from omni.engine import Placement, load_stages, resolve_pipeline
@@ -38,14 +38,16 @@ def check_model(model: str, choices: Choices, plugins: Plugins) -> Iterator[Chec
     )
     yield checkpoint.check
     if settings.value is not None and checkpoint.value is not None:
-        yield from _pipeline_needs(checkpoint.value, plugins, settings.value)
+        yield from _pipeline_needs(checkpoint.value, plugins, settings.value, choices)
 
 
-def _pipeline_needs(checkpoint: Checkpoint, plugins: Plugins, engine: EngineTarget) -> Iterator[Check]:
+def _pipeline_needs(
+    checkpoint: Checkpoint, plugins: Plugins, engine: EngineTarget, choices: Choices
+) -> Iterator[Check]:
     plan = attempt(
         _GROUP,
         "pipeline",
-        lambda: resolve_pipeline(checkpoint, plugins, engine.layers),
+        lambda: resolve_pipeline(checkpoint, plugins, engine.layers, pipeline_choice(choices)),
         lambda plan: f"family {plan.pipeline.family}: {', '.join(stage.name for stage in plan.pipeline.order())}",
     )
     yield plan.check

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from omni.checkpoint.checks import Section
 from omni.errors import CheckpointError, quoted
 from omni_ar.attention import AttentionFeatures
+from omni_ar.kernels.norm import residual_sum
 from omni_ar.layers.attention import Attention, AttentionProjections
 from omni_ar.layers.linear import Factory, GatedMLP, RMSNorm
 from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
@@ -233,9 +234,15 @@ class DecoderLayers(nn.Module):
         """Returns normalized hidden states `[T, D]` for input embeddings `[T, D]`."""
         cos, sin = self.rotary(batch.positions_PT, x_TD.dtype)
         delta_TD: Tensor | None = None
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
+            if batch.layers is not None and batch.layers.takes(index):
+                if delta_TD is not None:
+                    x_TD, delta_TD = residual_sum(x_TD, delta_TD), None
+                batch.layers.store(index, x_TD)
             x_TD, delta_TD = layer(x_TD, delta_TD, cos, sin, batch.cache, batch.attention, batch.backend)
         hidden_TD, _ = self.norm.add(x_TD, delta_TD)
+        if batch.layers is not None:
+            batch.layers.store(len(self.layers), hidden_TD)
         return hidden_TD
 
 

@@ -46,24 +46,32 @@ class DeepstackModel(TextModel):
         cos, sin = self.decoder.rotary(batch.positions_PT, x_TD.dtype)
         stacked = [embedding for embedding in batch.embeddings if "deepstack" in embedding.tensors]
         delta_TD: Tensor | None = None
+        last, kept = self._config.num_layers, batch.layers
         if self._hidden_layer == 0:
             _store(batch.payload, x_TD)
+        if kept is not None:
+            kept.store(0, x_TD)
         for index, layer in enumerate(self.decoder.layers):
             x_TD, delta_TD = layer(x_TD, delta_TD, cos, sin, batch.cache, batch.attention, batch.backend)
             added = [embedding for embedding in stacked if index < embedding.tensors["deepstack"].shape[0]]
-            stored = index + 1 == self._hidden_layer != self._config.num_layers and batch.payload is not None
-            if stored or added:
+            stored = index + 1 == self._hidden_layer != last and batch.payload is not None
+            layer_kept = kept is not None and index + 1 != last and kept.takes(index + 1)
+            if stored or added or layer_kept:
                 # The residual stream is read between these layers, so the pending addition is performed now.
                 x_TD, delta_TD = residual_sum(x_TD, delta_TD), None
             # Published hidden states do not include the features that are added at this layer.
             if stored:
                 _store(batch.payload, x_TD)
+            if kept is not None and layer_kept:
+                kept.store(index + 1, x_TD)
             for embedding in added:
                 tokens_n = embedding.tokens_n + batch.prompt_start
                 x_TD.index_add_(0, tokens_n, embedding.tensors["deepstack"][index].to(x_TD.dtype))
         hidden_TD, _ = self.decoder.norm.add(x_TD, delta_TD)
-        if self._hidden_layer == self._config.num_layers:
+        if self._hidden_layer == last:
             _store(batch.payload, hidden_TD)
+        if kept is not None:
+            kept.store(last, hidden_TD)
         return hidden_TD
 
 

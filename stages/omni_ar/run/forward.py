@@ -13,7 +13,7 @@ from omni.device import Graph, Launch, Span, SyncPoint, may_sync
 from omni.device.graphs import CapturedGraphs
 from omni_ar.attention import AttentionBackend, AttentionMetadata, PrefillRow
 from omni_ar.kernels.step.dispatch import prepare_decodes
-from omni_ar.model import Batch, PayloadSink, PlacedEmbedding, PromptTokens
+from omni_ar.model import Batch, LayerSink, PayloadSink, PlacedEmbedding, PromptTokens
 from omni_ar.run.limits import step_fields
 from omni_ar.run.pack import PackedChunks, PackedStep, placeholders_in
 from omni_ar.run.phases import (
@@ -184,7 +184,10 @@ class Forward:
         embeddings: Sequence[PlacedEmbedding] = (),
     ) -> Batch:
         positions_PT = self._stage.buffers.positions_PT[:, : metadata.slots_T.shape[0]]
-        return Batch(positions_PT, metadata, pages.kv, self._backend, prompt_start, embeddings, sink)
+        kept, layers = self._stage.limits.hidden_layers, None
+        if pages.layers is not None:
+            layers = LayerSink(kept, pages.layers, metadata.slots_T)
+        return Batch(positions_PT, metadata, pages.kv, self._backend, prompt_start, embeddings, sink, layers)
 
     def _emits(self, padded_shape: PaddedShape) -> bool:
         return padded_shape.decodes > 0 and self._stage.model.shape.emits_tokens

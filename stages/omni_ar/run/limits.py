@@ -28,6 +28,8 @@ class Limits:
     maximum tokens of one step. scored_tokens: maximum prompt tokens among them that are scored; 0 for a model whose prompt is not a
     sequence of its own tokens. upload_size: maximum number of int64 in one step's packed inputs. step_ids: maximum tokens that one
     step gives a row. step_places: conditioning vectors per request, one for each possible step; 0 for a model without them.
+    check_logits: as in `ArOptions`.
+    hidden_layers: as in `ArOptions`.
     """
 
     rows: int
@@ -41,6 +43,8 @@ class Limits:
     upload_size: int
     step_ids: int = 1
     step_places: int = 0
+    check_logits: bool = False
+    hidden_layers: tuple[int, ...] = ()
 
     @property
     def null_row(self) -> int:
@@ -63,7 +67,8 @@ class Limits:
 
     @classmethod
     def of(cls, stage: str, options: ArOptions, shape: ArShape, processors: Sequence[NamedProcessor] = ()) -> "Limits":
-        """Raises ConfigError for a length beyond the model's positions."""
+        """Raises ConfigError for a length beyond the model's positions, and for layers that it does not have."""
+        _check_layers(stage, options.hidden_layers, shape.num_layers)
         length = options.max_model_len or min(shape.max_positions, _DEFAULT_MODEL_LEN)
         if length > shape.max_positions:
             problem = f"{length} is longer than the model's {shape.max_positions} positions"
@@ -94,7 +99,16 @@ class Limits:
             upload_size=upload,
             # The prompt has at least one token, and no step follows the last generated token.
             step_places=length - 2 if shape.step_width else 0,
+            check_logits=options.check_logits,
+            hidden_layers=options.hidden_layers,
         )
+
+
+def _check_layers(stage: str, layers: Sequence[int], last: int) -> None:
+    wrong = [layer for layer in layers if not 0 <= layer <= last]
+    if wrong or len(set(layers)) < len(layers):
+        problem = f"{list(layers)} are not distinct layers of this model"
+        raise ConfigError(f"{stage}.hidden_layers", problem, f"use numbers from 0, the input embeddings, to {last}")
 
 
 def step_fields(shape: ArShape) -> int:

@@ -10,15 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni.device import COMPLETED, HostTask, HostWorker
-from omni.errors import InputError
+from omni.errors import InputError, ReturnedError
 from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
 from omni.sampling import HostLogitsProcessor, LogitsEdit, StopVerdict
 from omni.stage import Outbound, Produced
 from omni_ar.inputs import PromptHidden, TokenCodes, TokenHidden
+from omni_ar.kernels.sampling.state import Need
 from omni_ar.kernels.step.status import RowStatus
 from omni_ar.run.blocks.pool import BlockTable
 from omni_ar.run.request import ArRequest, RequestStatus, WithheldToken
-from omni_ar.run.state import IMPOSSIBLE
+from omni_ar.run.state import IMPOSSIBLE, NOT_FINITE
 from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled, ScoreHandoff, Written
 from omni_ar.sampling.edits import merge_edits
 
@@ -79,7 +80,7 @@ def _process(host_processors: Sequence[HostLogitsProcessor], tokens: Sequence[in
 class RequestCallbacks(Protocol):
     """Changes to requests that follow from their outputs, implemented by the worker."""
 
-    def finish_request(self, request: ArRequest, reason: str) -> None: ...
+    def finish_request(self, request: ArRequest, reason: str, table: BlockTable | None = None) -> None: ...
 
     def fail_request(self, request: ArRequest, doing: str, error: Exception) -> None: ...
 
@@ -114,8 +115,10 @@ class OutputProcessor:
         drained: Callable[[ArRequest], None],
         block_size: int,
         emits_tokens: bool,
+        logits: object = None,
     ) -> None:
-        """drained: called for a preempted request when its last step in flight has been read."""
+        """drained: called for a preempted request when its last step in flight has been read. logits: the model's
+        method, for errors."""
         self.discarded = 0
         """Number of tokens read after the end of their request."""
         self.unread_scores = 0
@@ -126,6 +129,7 @@ class OutputProcessor:
         self._drained = drained
         self._size = block_size
         self._emits_tokens = emits_tokens
+        self._logits = logits
         self._in_flight: deque[_StepInFlight] = deque()
         self._pending_scores: deque[tuple[ScoreHandoff, list[_Scored]]] = deque()
 
@@ -201,7 +205,10 @@ class OutputProcessor:
         request = scheduled.request
         if request.finish_reason is not None and payload.hidden is not None:
             self._outbox.append(self._hidden(scheduled, payload.hidden))
-            self._callbacks.finish_request(request, request.finish_reason)
+            self._callbacks.finish_request(request, request.finish_reason, scheduled.table)
+            return
+        if NOT_FINITE in ids or (IMPOSSIBLE in ids and not _excludes_ids(request)):
+            self._fail_without_numbers(request, "sampling")
             return
         if IMPOSSIBLE in ids:
             problem = "leaves no token that may come next"
@@ -224,22 +231,27 @@ class OutputProcessor:
             request.outputs.append(token)
             if request.stops is None:
                 self._outbox.extend(messages)
-            elif self._withhold(request, request.stops.push(token), WithheldToken(token, messages)):
+            elif self._withhold(scheduled, request.stops.push(token), WithheldToken(token, messages)):
                 return
         if request.table is None:
             request.reset_for_recompute()  # preempted meanwhile: it continues behind these tokens
         if status.over:
             self.emit_withheld(request)
-            self._callbacks.finish_request(request, status.reason)
+            self._callbacks.finish_request(request, status.reason, scheduled.table)
         elif request.host_processors:
             self._host_processors.submit(request, ids)
 
-    def _withhold(self, request: ArRequest, verdict: StopVerdict, token: WithheldToken) -> bool:
+    def _fail_without_numbers(self, request: ArRequest, doing: str) -> None:
+        problem = "the logits hold NaN or infinity: see the model, and its dtype"
+        self._callbacks.fail_request(request, doing, ReturnedError(problem, self._logits))
+
+    def _withhold(self, scheduled: Scheduled, verdict: StopVerdict, token: WithheldToken) -> bool:
         """Emits the tokens that cannot be part of a stop string. Returns whether a stop string ends the request."""
+        request = scheduled.request
         request.withheld.append(token)
         self.emit_withheld(request, verdict.held)
         if verdict.stopped:
-            self._callbacks.finish_request(request, "stop")
+            self._callbacks.finish_request(request, "stop", scheduled.table)
         return verdict.stopped
 
     def _hidden(self, scheduled: Scheduled, written: Written) -> Produced:
@@ -270,13 +282,20 @@ class OutputProcessor:
         known = _read(fields[: scores.rows], scores.count)
         for one in tokens:
             asked = one.request.sampling.logprobs
-            if asked is not None and one.request.status is not RequestStatus.FINISHED:
+            if one.request.status is RequestStatus.FINISHED:
+                continue
+            if np.isnan(known.logprobs_nk[one.place]).any():
+                self._fail_without_numbers(one.request, "reading its scores")
+            elif asked is not None:
                 self._outbox.append(_for_user(one.request, known.chunk(one.place, 1, asked, one.index)))
         for part in scores.chunks:
             asked = part.request.sampling.prompt_logprobs
             if asked is not None and part.request.status is not RequestStatus.FINISHED:
                 start = scores.rows + part.start
                 prompt = _read(fields[start : start + part.count], scores.prompt_count)
+                if np.isnan(prompt.logprobs_nk).any():
+                    self._fail_without_numbers(part.request, "reading its scores")
+                    continue
                 chunk = prompt.chunk(0, part.count, asked, part.first, prompt=True)
                 self._outbox.append(_for_user(part.request, chunk))
         scores.host.release()
@@ -285,6 +304,14 @@ class OutputProcessor:
             if request.status is RequestStatus.WAITING_FOR_LOGPROBS and not request.unread_scores:
                 assert request.finish_reason is not None
                 self._callbacks.finish_request(request, request.finish_reason)
+
+
+_EXCLUDING = Need.BIAS | Need.FORBIDDEN | Need.BAD_WORDS | Need.MIN_TOKENS
+
+
+def _excludes_ids(request: ArRequest) -> bool:
+    """Whether its parameters may leave no id. If not, the logits were no numbers."""
+    return bool(request.flags.needs & _EXCLUDING or request.flags.processors or request.host_processors)
 
 
 def _for_user(request: ArRequest, chunk: TokenLogprobs) -> Produced:

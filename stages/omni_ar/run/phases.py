@@ -7,17 +7,20 @@ handoff fields, E width of step vectors, G code groups.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from omni.device import PhaseCategory
 from omni.device.kernel_choice import runs_kernel
+from omni.errors import ReturnedError, type_of
+from omni.stage import returned_tensor
 from omni_ar.kernels import step
 from omni_ar.kernels.sampling import fused_sample
 from omni_ar.kernels.sampling.state import SamplingFlags
 from omni_ar.kernels.step.state import RowState
-from omni_ar.model import ArModel, Batch, CodecModel, NextTokens, PromptTokens
+from omni_ar.model import ArModel, Batch, CodecModel, Codes, NextTokens, PromptTokens
 from omni_ar.processors import NamedProcessor
 from omni_ar.sampling.edits import StepEdits
 from omni_ar.sampling.pack import SamplingStart, start_sampling
@@ -62,7 +65,8 @@ def restore_frames(
     """Copies the frames of replayed tokens back into their page slots, and computes their part of the input embeddings."""
     codes_nG = torch.cat(list(saved))
     code_pages.flatten(0, 1).index_copy_(0, slots_n, codes_nG)
-    next_nD.copy_(model.embed_codes(codes_nG))
+    hint = "see CodecModel.next_width"
+    next_nD.copy_(returned_tensor(model.embed_codes(codes_nG), "embed_codes", next_nD.shape, model.embed_codes, hint))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +91,9 @@ class Embedded:
         self._place_TD = place_TD
         self._x_TD: Tensor | None = None
 
-    def put(self, parts: Sequence[Tensor]) -> None:
-        """Concatenates the parts, and fills the rest of a buffer with zeros. Raises ValueError for embeddings that
-        differ from the model's shape, which would otherwise be converted silently."""
+    def put(self, parts: Sequence[Tensor], model: ArModel) -> None:
+        """Concatenates the parts, and fills the rest of a buffer with zeros. Raises ReturnedError for embeddings
+        that differ from the model's shape, which would otherwise be converted silently."""
         if self._place_TD is None:
             self._x_TD = parts[0] if len(parts) == 1 else torch.cat(list(parts))
             return
@@ -97,7 +101,8 @@ class Embedded:
         for part in parts:
             if part.shape[1] != rest_TD.shape[1] or part.dtype != rest_TD.dtype:
                 given, wanted = f"{part.dtype} of width {part.shape[1]}", f"{rest_TD.dtype} of {rest_TD.shape[1]}"
-                raise ValueError(f"the model gave {given} as input embeddings, not {wanted}: see ArShape.input_width")
+                problem = f"the model gave {given} as input embeddings, not {wanted}: see ArShape.input_width"
+                raise ReturnedError(problem, model.embed_prompt)
             rest_TD[: part.shape[0]].copy_(part)
             rest_TD = rest_TD[part.shape[0] :]
         # Equal rows take the same experts, so padding activates few of them.
@@ -132,29 +137,36 @@ class NextInputs:
 def embed_inputs(
     model: ArModel, nexts: Sequence[NextInputs], prompts: PromptTokens | None, conditioning: Tensor, out: Embedded
 ) -> None:
-    """Computes the batch's input embeddings. Raises ValueError if there is not one for each token: padding would hide the error."""
+    """Computes the batch's input embeddings. Raises ReturnedError if there is not one for each token: padding would hide it."""
     parts = [
-        _embeddings("embed_next", model.embed_next(inputs.tokens(conditioning)), inputs.ids_R.shape[0])
+        _embeddings(model, "embed_next", model.embed_next(inputs.tokens(conditioning)), inputs.ids_R.shape[0])
         for inputs in nexts
     ]
     if prompts is not None:
-        parts.append(_embeddings("embed_prompt", model.embed_prompt(prompts), prompts.columns_CT.shape[1]))
-    out.put(parts)
+        parts.append(_embeddings(model, "embed_prompt", model.embed_prompt(prompts), prompts.columns_CT.shape[1]))
+    out.put(parts, model)
 
 
-def _embeddings(function: str, given_TD: Tensor, tokens: int) -> Tensor:
-    if given_TD.ndim != 2 or given_TD.shape[0] != tokens:
-        raise ValueError(f"{function} gave {list(given_TD.shape)} for {tokens} tokens: give one embedding for each")
-    return given_TD
+def _embeddings(model: ArModel, function: Literal["embed_next", "embed_prompt"], given: object, tokens: int) -> Tensor:
+    code = model.embed_next if function == "embed_next" else model.embed_prompt
+    if not isinstance(given, Tensor):
+        problem = f"{function} gave {type_of(given)} for {tokens} tokens: return one embedding for each"
+        raise ReturnedError(problem, code)
+    if given.ndim != 2 or given.shape[0] != tokens:
+        problem = f"{function} gave {list(given.shape)} for {tokens} tokens: return one embedding for each"
+        raise ReturnedError(problem, code)
+    return given
 
 
 def run_forward(model: ArModel, embedded: Embedded, batch: Batch, kept: Kept) -> None:
-    """Runs the backbone and keeps the needed hidden states. Raises ValueError if they differ from the model's shape."""
-    hidden_TD = model(embedded.take(), batch)
-    wanted, dtype = (batch.positions_PT.shape[1], kept.hidden_RD.shape[1]), kept.hidden_RD.dtype
-    if hidden_TD.shape != wanted or hidden_TD.dtype != dtype:
-        given = f"{hidden_TD.dtype} {list(hidden_TD.shape)}"
-        raise ValueError(f"forward gave {given}, not {dtype} {list(wanted)}: see ArShape.hidden_width")
+    """Runs the backbone and keeps the needed hidden states. Raises ReturnedError if they differ from the model's shape, and
+    RuntimeError if it has not stored those of a layer that are kept."""
+    shape, hint = (batch.positions_PT.shape[1], kept.hidden_RD.shape[1]), "see ArShape.hidden_width"
+    hidden_TD = returned_tensor(
+        model(embedded.take(), batch), "forward", shape, model.forward, hint, kept.hidden_RD.dtype
+    )
+    if batch.layers is not None:
+        batch.layers.check()
     keep_hidden(hidden_TD, kept)
 
 
@@ -169,11 +181,15 @@ def keep_hidden(hidden_TD: Tensor, kept: Kept) -> None:
 
 
 def compute_logits(model: ArModel, hidden_RD: Tensor, logits_RV: Tensor) -> None:
-    """Computes logits. Raises ValueError if they differ from the model's shape, since rounding them would be silent."""
-    given_RV = model.logits(hidden_RD)
-    if given_RV.dtype != logits_RV.dtype:
-        raise ValueError(f"the model gave {given_RV.dtype} logits, not {logits_RV.dtype}: see ArShape.logits_dtype")
-    logits_RV.copy_(given_RV)
+    """Computes logits. Raises ReturnedError if they differ from the model's shape: rounding or repeating them would be silent."""
+    hint = "see ArShape.vocab_size and logits_dtype"
+    given = model.logits(hidden_RD)
+    logits_RV.copy_(returned_tensor(given, "logits", logits_RV.shape, model.logits, hint, logits_RV.dtype))
+
+
+def mark_nan(logits_RV: Tensor, ids_R: Tensor, token: int) -> None:
+    """Writes `token` for each row whose logits hold NaN or positive infinity. Negative infinity excludes an id."""
+    ids_R.masked_fill_(~(logits_RV < torch.inf).all(-1), token)
 
 
 def sample_rows(
@@ -238,12 +254,23 @@ def predict_codes(
     def draw_code(logits_RV: Tensor, group: int) -> Tensor:
         return draw(logits_RV, state.sampling, rows_R, position_R, group, flags)
 
-    frame = model.predict_codes(hidden_RD, last_R, draw_code)
+    frame = _checked_codes(model, model.predict_codes(hidden_RD, last_R, draw_code), rows_R.shape[0])
     # Also for a row that its token has ended: the host decides whether the frame is emitted.
     step.place_frames(state, rows_R, frame.codes_RG, frame.next_RD, block_size, code_pages)
     end = model.frame_end
     if end is not None:
         step.end_frames(state, rows_R, frame.codes_RG, end.code, end.groups)
+
+
+def _checked_codes(model: CodecModel, frame: object, rows: int) -> Codes:
+    """What `predict_codes` returned. Raises ReturnedError for other shapes: a kernel would read past the end."""
+    code = model.predict_codes
+    if not isinstance(frame, Codes):
+        raise ReturnedError(f"predict_codes gave {type_of(frame)}: return Codes", code)
+    groups, width = (rows, model.num_groups), (rows, model.next_width)
+    returned_tensor(frame.codes_RG, "predict_codes, codes_RG,", groups, code, "see CodecModel.num_groups", torch.int64)
+    returned_tensor(frame.next_RD, "predict_codes, next_RD,", width, code, "see CodecModel.next_width")
+    return frame
 
 
 HAND_OVER = "hand_tokens_over"
@@ -256,7 +283,7 @@ _BY_CATEGORY = {
     ),
     PhaseCategory.FORWARD: ("run_forward", "keep_hidden"),
     PhaseCategory.LOGITS: ("compute_logits",),
-    PhaseCategory.SAMPLE: ("sample_rows", "accept_tokens"),
+    PhaseCategory.SAMPLE: ("sample_rows", "mark_nan", "accept_tokens"),
     PhaseCategory.TOKEN_POINT: (HAND_OVER,),
     PhaseCategory.CODES: ("predict_codes",),
     PhaseCategory.POSTPROCESS: ("post_update",),

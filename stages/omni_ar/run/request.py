@@ -154,6 +154,8 @@ class ArRequest:
     needs_first_step: bool = False
     """Whether the request waits for conditioning of its first step, like for its prompt, which shows that the producer
     has begun."""
+    wants_layers: bool = False
+    """Whether hidden states of layers are still to be emitted, at its end."""
     status: RequestStatus = field(default=RequestStatus.WAITING_FOR_INPUTS, init=False)
     """Only `set_status` changes it."""
     paused: bool = False

@@ -81,7 +81,8 @@ class Runner:
         self._pages = None  # free the old pages before allocating new ones
         self._graphs.clear()  # they refer to the old pages
         self._captured_chunks.clear()
-        self._pages = Pages.allocate(self.device, self._model, num_blocks, self._limits.block_size, self.dtype)
+        size, layers = self._limits.block_size, len(self._limits.hidden_layers)
+        self._pages = Pages.allocate(self.device, self._model, num_blocks, size, self.dtype, layers)
 
     def capture(self, sizes: Iterable[int]) -> None:
         """Captures decode steps of these numbers of rows, on the current pages; steps of up to as many rows then replay
@@ -112,6 +113,11 @@ class Runner:
         if self._pages is None:
             raise RuntimeError("the stage's pages are not allocated yet")
         return self._pages
+
+    @property
+    def logits(self) -> object:
+        """The model's method, for errors about what it returned."""
+        return self._model.logits
 
     @property
     def ready(self) -> bool:

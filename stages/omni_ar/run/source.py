@@ -10,8 +10,8 @@ from omni.device.graphs import CapturedGraphs
 from omni_ar.kernels.sampling.state import EVERYTHING, SamplingFlags
 from omni_ar.kernels.step.dispatch import accept_tokens, post_update
 from omni_ar.processors import NamedProcessor
-from omni_ar.run.phases import HAND_OVER, compute_logits, sample_rows, set_counter
-from omni_ar.run.state import Resources
+from omni_ar.run.phases import HAND_OVER, compute_logits, mark_nan, sample_rows, set_counter
+from omni_ar.run.state import NOT_FINITE, Resources
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.sampling.edits import StepEdits
 from omni_ar.sampling.pack import SamplingStart
@@ -120,9 +120,11 @@ class LocalTokens:
             all_rows[:count] for all_rows in (buffers.hidden, buffers.logits_NV, buffers.accepted_NW)
         )
         ids_R = accepted_RW[:, 2]
+        check = [Launch.of(mark_nan, logits_RV, ids_R, NOT_FINITE)] if stage.limits.check_logits else []
         return [
             Launch.of(compute_logits, stage.model, hidden_RD, logits_RV),
             Launch.of(sample_rows, state, logits_RV, rows_R, flags, edits, self._processors, ids_R),
+            *check,
             Launch.of(accept_tokens, state, rows_R, accepted_RW),
             Launch.of(post_update, state, rows_R, accepted_RW, advance_R, drafts, flags),
         ]

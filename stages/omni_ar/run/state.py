@@ -7,6 +7,7 @@
 | `RowState.handoff[turn]` | `accept_tokens`, `predict_codes` | the host, after the token event; rewritten once read |
 | `StepBuffers.scores[slot]` | `score_tokens`, `score_prompt` | their copy, on its own stream; rewritten once the host has read it |
 | `RowState.conditioning` of a row | `gather_rows`, `copy_rows`, each place once | `embed_inputs`, same stream |
+| `Pages.layers` | `run_forward`, every position | the consumer's gather, after the request's last token; freed as `codes` |
 | `Pages.codes` | `predict_codes` | the consumer's gather, after the payload event; freed with the request's blocks |
 """
 
@@ -25,6 +26,8 @@ from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
 
+NOT_FINITE = -2
+"""The token of a row whose logits are no numbers (`ArOptions.check_logits`)."""
 IMPOSSIBLE = -1
 """The id of a row without a possible id."""
 
@@ -76,6 +79,7 @@ def allocate_step_buffers(device: Device, model: ArModel, limits: Limits, dtype:
 @dataclass(frozen=True, slots=True)
 class Pages:
     """hidden: `[blocks, block_size, payload_width]`. codes: int64 `[blocks, block_size, G]`. None where the model has none.
+    layers: `[blocks, block_size, L * hidden_width]`, hidden states of L layers; None if none are kept.
 
     Block 0 is the null block: it absorbs the writes of stopped rows.
     """
@@ -83,10 +87,13 @@ class Pages:
     kv: KVCache
     hidden: Tensor | None
     codes: Tensor | None
+    layers: Tensor | None = None
 
     @classmethod
-    def allocate(cls, device: Device, model: ArModel, num_blocks: int, block_size: int, dtype: torch.dtype) -> "Pages":
-        """num_blocks: excludes the null block."""
+    def allocate(
+        cls, device: Device, model: ArModel, num_blocks: int, block_size: int, dtype: torch.dtype, layers: int = 0
+    ) -> "Pages":
+        """num_blocks: excludes the null block. layers: number of those whose hidden states are kept."""
         shape = model.shape
         pages = (num_blocks + 1, block_size)
         groups = model.num_groups if isinstance(model, CodecModel) else 0
@@ -94,15 +101,17 @@ class Pages:
             KVCache.allocate(device.zeros, shape.num_layers, *pages, shape.num_kv_heads, shape.head_dim, dtype),
             device.zeros((*pages, shape.payload_width), dtype) if shape.payload_width else None,
             device.zeros((*pages, groups), torch.int64) if groups else None,
+            device.zeros((*pages, layers * shape.hidden_width), dtype) if layers else None,
         )
 
 
-def block_bytes(model: ArModel, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of device memory of one block."""
+def block_bytes(model: ArModel, block_size: int, dtype: torch.dtype, layers: int = 0) -> int:
+    """Bytes of device memory of one block. layers: as of `Pages.allocate`."""
     shape = model.shape
     groups = model.num_groups if isinstance(model, CodecModel) else 0
     kv = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
-    return block_size * ((kv + shape.payload_width) * dtype.itemsize + groups * torch.int64.itemsize)
+    numbers = kv + shape.payload_width + layers * shape.hidden_width
+    return block_size * (numbers * dtype.itemsize + groups * torch.int64.itemsize)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,19 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+import numpy as np
+
 from omni.device import COMPLETED
 from omni.errors import InputError, StageError
+from omni.payload import HiddenStates, PageSlice, Payload
 from omni.sampling import GREEDY, LogitsEdit, SamplingParams
-from omni.stage import Failed, Feed, MailboxWorker, Open, StageUsage
+from omni.stage import Failed, Feed, MailboxWorker, Open, Produced, StageUsage
 from omni_ar.inputs import MultimodalEmbedding, Prompt, StepInputs
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
 from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.allocator import Allocator, RowTable
-from omni_ar.run.blocks.pool import BlockPool
+from omni_ar.run.blocks.pool import BlockPool, BlockTable
 from omni_ar.run.blocks.reclaim import Reclaimer, Spiller
 from omni_ar.run.limits import Limits
 from omni_ar.run.output_processor import HostProcessorExecutor, OutputProcessor
@@ -77,6 +80,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             drained=self._scheduler.unblock,
             block_size=limits.block_size,
             emits_tokens=shape.emits_tokens,
+            logits=runner.logits,
         )
         self._prefill_tokens = self._decode_tokens = self._steps = 0
 
@@ -144,6 +148,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             # One of several producers may not have begun. The request must not hold a row that another request, and so
             # that producer, needs to progress.
             needs_first_step=self._shape.step_width > 0 and len(message.inputs) > 1,
+            wants_layers=message.hidden_states,
         )
         if request.host_processors:
             self._host_processors.submit(request)
@@ -232,14 +237,37 @@ class ArWorker(MailboxWorker[ArRequest]):
             moved |= self._report_failures()
         return moved
 
-    def finish_request(self, request: ArRequest, reason: str) -> None:
-        """The request has all its tokens. It keeps its resources until its log-probabilities are read."""
+    def finish_request(self, request: ArRequest, reason: str, table: BlockTable | None = None) -> None:
+        """The request has all its tokens. It keeps its resources until its log-probabilities are read. table: with its last
+        token, if that is known: it may have been preempted since."""
         request.finish_reason = reason
+        if request.wants_layers and request.outputs:
+            request.wants_layers = False
+            table = table if table is not None else request.table
+            if table is None:
+                problem = "the request was preempted before its text was known to end"
+                self.fail_request(
+                    request, "keeping hidden states", StageError(self.name, "keeping hidden states", problem)
+                )
+                return
+            self._emit_layers(request, table)
         if request.unread_scores:
             self._scheduler.move(request, RequestStatus.WAITING_FOR_LOGPROBS)
         else:
             withheld = tuple(one.token for one in request.withheld)
             self.finish(request.id, reason, _counts(request), withheld)
+
+    def _emit_layers(self, request: ArRequest, table: BlockTable) -> None:
+        """Emits the hidden states of every position that the stage has read. The steps that wrote them are complete, since
+        the last token was sampled from them."""
+        pages = self._runner.pages.layers
+        assert pages is not None, "the pipeline is checked"
+        positions = np.arange(request.length + len(request.outputs) - 1)
+        part = PageSlice(pages, table.slots(positions, self._limits.block_size))
+        meta = HiddenStates(layers=self._limits.hidden_layers, prompt_tokens=request.length)
+        produced = Produced(request.id, Payload(meta, {"hidden": part}), COMPLETED)
+        table.add(produced)
+        self.outbox.append(produced)
 
     def fail_request(self, request: ArRequest, doing: str, error: Exception) -> None:
         if request.status is not RequestStatus.FINISHED:

@@ -149,12 +149,14 @@ def test_valid_arguments_are_taken(echo: Pipeline) -> None:
         "n": 64,
     }
     fields = {"writer": "sampling.writer"}
-    expected = CheckedArguments(frozenset({"text"}), None, {"writer": greedy}, fields, -(2**63), "salt", 64)
+    text = frozenset({"text"})
+    expected = CheckedArguments(text, text, None, {"writer": greedy}, fields, -(2**63), "salt", 64)
     assert check_arguments(echo, arguments) == expected
     assert check_arguments(echo, {"modalities": ["audio", "text"], "voice": "low"}).modalities == {"text", "audio"}
     assert check_arguments(echo, {"modalities": (np.str_("text"),)}).modalities == {"text"}
     assert check_arguments(echo, {"modalities": Endless()}).modalities == {"text"}
-    assert check_arguments(echo, {}) == CheckedArguments(frozenset({"text", "audio"}), None, {}, {})
+    both = frozenset({"text", "audio"})
+    assert check_arguments(echo, {}) == CheckedArguments(both, both, None, {}, {})
 
 
 def test_an_unknown_argument_is_a_type_error(echo: Pipeline) -> None:

@@ -65,15 +65,17 @@ def test_close_from_two_threads_waits_in_both(model: Path) -> None:
         list(stream)
 
 
-def test_an_engine_failure_ends_requests_and_close_still_works(model: Path) -> None:
+@pytest.mark.plants_faults
+def test_a_faulty_stage_ends_its_requests_and_close_still_works(model: Path) -> None:
     with opened(model) as omni:
         bystander = omni.generate("abc", sampling=ENDLESS)
         with pytest.raises(StageError, match="RuntimeError: boom"):
             omni.generate(f"ab{EXPLODE}", stream=False)
         with pytest.raises(StageError, match="boom"):
             list(bystander)
-        with pytest.raises(StageError, match="boom"):
+        with pytest.raises(StageError, match=r"'writer' .* is closed since a fault, RuntimeError: boom"):
             omni.generate("too late", stream=False)
+        assert omni.idle
 
 
 def test_a_forgotten_model_is_closed(model: Path) -> None:

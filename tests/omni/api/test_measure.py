@@ -12,7 +12,7 @@ from omni.frontend.messages import MAX_PARTS
 from omni.media import MediaOptions
 
 BIG = np.zeros(50_000, np.uint8)
-ARGUMENTS = CheckedArguments(frozenset({"text"}), None, {}, {})
+ARGUMENTS = CheckedArguments(frozenset({"text"}), frozenset({"text"}), None, {}, {})
 
 
 def read(messages: object) -> Request:

@@ -33,7 +33,8 @@ def test_streams_text_and_audio(omni: Omni) -> None:
     assert torch.equal(torch.cat([output.audio for output in audio if output.audio is not None]), sung("hello"))
     assert {output.sample_rate for output in audio} == {RATE}
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
-    assert all(output.text or output.audio is not None for output in outputs[:-1])
+    assert all(output.tokens or output.text or output.audio is not None for output in outputs[:-1])
+    assert [chr(token) for output in outputs for token in output.tokens] == list("hello")
     last = outputs[-1]
     assert last.finish_reasons == {"writer": "stop", "singer": "stop"}
     assert last.usage is not None

@@ -182,7 +182,10 @@ def test_debug_lets_the_traceback_through(model: str) -> None:
 def test_an_error_that_is_not_omnis_is_one_line_too(model: str) -> None:
     (Path(model) / "config.json").write_text('{"model_type": "echo"}')
     problem = "config.json: does not fit family 'echo': KeyError: 'speaks'"
-    assert refused("run", model, "hi", "--device", "cpu") == f"error: {problem}; use it as published"
+    error = refused("run", model, "hi", "--device", "cpu")
+    assert error.startswith(f"error: {problem} (")
+    assert "tests/support/echo_family.py:" in error
+    assert error.endswith("); use it as published; if it is, correct tests.support.echo_family:pipeline")
 
 
 @pytest.mark.usefixtures("with_broken")
@@ -273,7 +276,7 @@ def test_a_library_s_own_error_on_a_full_disk_names_the_disk(tmp_path: Path, mon
     monkeypatch.setattr("omni.cli.tiny.locate", lambda path, field: fail)
     with no_file_over(1000):
         assert f"{tmp_path / 'tiny'}: cannot be written (File too large)" in refused("tiny", str(tmp_path / "tiny"))
-    assert "error: RuntimeError: iostream error" in refused("tiny", str(tmp_path / "tiny"))
+    assert "error: families.echo.tiny: RuntimeError: iostream error (" in refused("tiny", str(tmp_path / "tiny"))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +17,8 @@ from packaging.version import Version
 
 from omni.cli.doctor import devices, environment
 from omni.cli.doctor.check import Check
-from omni.version import __version__
-from tests.support.entry_points import SOURCE_ROOTS
+from omni.version import TESTED, __version__
+from tests.support.entry_points import REPOSITORY, SOURCE_ROOTS
 from tests.support.patience import PATIENCE_SECONDS
 
 NUMBERS = st.lists(st.integers(0, 30), min_size=1, max_size=4).map(lambda numbers: ".".join(map(str, numbers)))
@@ -164,3 +165,33 @@ def test_no_cuda_device(built: str | None, status: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.version, "cuda", built)
     assert by_name(devices.check_devices())["cuda"].status == status
+
+
+def test_the_tested_versions_are_those_of_the_constraints() -> None:
+    oldest, newest = (
+        dict(line.split("==") for line in (REPOSITORY / file).read_text().splitlines() if not line.startswith("#"))
+        for file in ("constraints.txt", "constraints.newest.txt")
+    )
+    assert {name: (oldest[name], newest[name]) for name in newest} == TESTED
+    dependencies = map(Reference, tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"])
+    least = {each.name: "".join(part.version for part in each.specifier) for each in dependencies}
+    for name, (first, _) in TESTED.items():
+        assert Version(first) == Version(least[name]), "the oldest that pyproject.toml allows"
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "detail"),
+    [
+        ("5.17.0", "ok", "5.17.0; tested with 5.17.0 and 5.24.0"),
+        ("5.20.1", "ok", "5.20.1; tested with 5.17.0 and 5.24.0"),
+        ("5.25.0", "warning", "5.25.0; tested with 5.17.0 and 5.24.0, not with a newer one"),
+        ("5.16", "problem", "5.16 is older than 5.17"),
+    ],
+)
+def test_what_was_tested_is_reported(monkeypatch: pytest.MonkeyPatch, version: str, status: str, detail: str) -> None:
+    monkeypatch.setattr(environment, "TESTED", {"transformers": ("5.17.0", "5.24.0")})
+    monkeypatch.setattr(environment, "installed", {"transformers": version}.get)
+    needed = environment.Requirement("transformers", "5.17", None)
+    monkeypatch.setattr(environment, "requirements", lambda: [needed])
+    check = by_name(environment.check_environment())["transformers"]
+    assert (check.status, check.detail) == (status, detail)

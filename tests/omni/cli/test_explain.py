@@ -28,9 +28,9 @@ from omni.pipeline import EdgeSettings
 from omni.plugin import ConnectorEntry
 from omni.plugin.manager import load_plugins
 from omni.stage import LoadedStage
+from omni.testing.engines import TickedEngine
 from tests.support.echo_family import EchoKind, echo_model
 from tests.support.echo_plugin import POINT
-from tests.support.engines import TickedEngine
 from tests.support.entry_points import own_entry_points
 
 pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("installed")]
@@ -77,9 +77,10 @@ def test_the_text_shows_everything(tiny_model: Path, tmp_path: Path) -> None:
     assert lines[0] == f"{tiny_model}: family qwen3_omni, on cpu in float32, in a thread, weights from the checkpoint"
     assert "│ audio_encoder │ │ vision_encoder │" in lines
     assert "thinker ar 0 float32 omni_qwen3_omni.thinker:build" in lines
-    assert lines[lines.index("MODALITY STAGE") :][1:4] == [
-        "text thinker",
-        "audio code2wav",
+    assert lines[lines.index("MODALITY STAGE GIVEN") :][1:5] == [
+        "text thinker by default",
+        "audio code2wav by default",
+        "codes talker on request",
         "stage-less sampling parameters apply to thinker",
     ]
     assert "thinker: prefix cache works: all inputs of the stage have a content key" in lines

@@ -95,6 +95,7 @@ def test_a_full_disk_leaves_the_wav_that_was_there(model: str, tmp_path: Path) -
         (("--out", "no/a.wav"), "--out: no/a.wav cannot be written (No such file or directory)"),
         (("--out", "a.wav", "--n", "2"), "--out: a-1.wav cannot be written (it is a folder)"),
         (("--out", "-", "--n", "2"), "--out: - takes one answer, and --n asks for 2"),
+        (("--out", "a.pcm", "--raw"), "--raw: is given, and a.pcm is a file"),
         (("--out", "/dev/null", "--n", "2"), "--out: /dev/null takes one answer, and --n asks for 2"),
         (("--out", "/dev/fd/77"), "--out: /dev/fd/77 cannot be written (it is closed)"),
         (("--voice", "high"), "--out: out.wav cannot be written (it is a folder)"),
@@ -178,6 +179,24 @@ def test_stdout_takes_a_wav(
             assert exit_code(model, "--out", name) == 0
         expected = wav if flags == os.O_TRUNC else b"before" + stream
         assert (tmp_path / "to").read_bytes() == expected
+
+
+@pytest.mark.parametrize("arguments", [("--raw",), ("--raw", "--out", "-"), ("--out", "/dev/fd/1", "--raw")])
+def test_stdout_takes_samples_alone(
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    arguments: tuple[str, ...],
+) -> None:
+    assert call(model, "--out", "file.wav").exit_code == 0
+    samples = (tmp_path / "file.wav").read_bytes()[44:]
+    with stdout_to(os.open(tmp_path / "to", os.O_RDWR | os.O_CREAT), monkeypatch):
+        assert exit_code(model, *arguments) == 0
+    assert (tmp_path / "to").read_bytes() == samples
+    name = arguments[arguments.index("--out") + 1] if "--out" in arguments else "-"
+    said = f"hello\nwrote {name} (16-bit little-endian mono PCM, {RATE} Hz)\nTTFT"
+    assert capfdbinary.readouterr().err.decode().startswith(said)
 
 
 def test_a_wav_comes_while_it_is_made(tmp_path: Path, model: str) -> None:

@@ -89,6 +89,11 @@ EDGES = "use one of edges.seer-writer, edges.writer-speaker"
     [
         (f"{EDGE}.credit", "0", f"{EDGE}.credit: credit must be at least 1"),
         (f"{EDGE}.pool_bytes", "1024", f"{EDGE}.pool_bytes: pool_bytes must be at least 65536"),
+        (
+            f"{EDGE}.pool_bytes",
+            2**41,
+            f"{EDGE}.pool_bytes: pool_bytes must be at least 65536, at most 1,099,511,627,776",
+        ),
         (f"{EDGE}.credit", "many", f"{EDGE}.credit: 'many' does not fit: Expected `int`, got `str`"),
         (f"{EDGE}.connector", 3, f"{EDGE}.connector: 3 does not fit"),
         (f"{EDGE}.memory", "host", f"{EDGE}.memory: there is no option 'memory'; use one of connector, credit, pool_"),

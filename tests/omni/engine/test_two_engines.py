@@ -396,7 +396,7 @@ def test_a_failed_adapter_frees_its_request_s_payloads_there() -> None:
     two = TwoEngines(adapters={EDGE: always(Torn([]))})
     sinks = two.submit("r", *BOTH)
     write(two, "r", 1, 2)
-    assert sinks[THERE].failure == f"stage {EDGE!r} failed while adapting a payload: ValueError: odd payload"
+    assert sinks[THERE].failure.startswith(f"stage {EDGE!r} failed while adapting a payload: ValueError: odd payload (")
     assert not sinks[HERE].over
     write(two, "r", 3)
     two.here.abort("r", GIVEN_UP)
@@ -425,6 +425,25 @@ def test_a_lost_engine_fails_the_requests_with_stages_there_alone(two: TwoEngine
     finish(two, "local", "writer")
     assert ended_well(local[HERE])
     two.here.assert_nothing_left()
+
+
+@pytest.mark.plants_faults
+def test_a_faulty_stage_is_closed_and_the_other_engine_goes_on(two: TwoEngines) -> None:
+    shared = two.submit("r", *BOTH)
+    write(two, "r", 1)
+    two.worker("speaker").broken = RuntimeError("a fault of the stage")
+    two.settle()
+    assert "stage 'speaker' failed while running: RuntimeError: a fault of the stage" in shared[THERE].failure
+    later = two.submit("later", *BOTH)
+    assert "stage 'speaker' failed while running: it is closed since a fault" in later[THERE].failure
+    for request_id in ("r", "later"):
+        two.here.abort(request_id, later[THERE].outputs[-1].error)  # type: ignore[union-attr]
+    two.settle()
+    (sender,) = two.here.connector.senders
+    assert sender.out == set()
+    local = two.submit("local", "text")
+    finish(two, "local", "writer")
+    assert ended_well(local[HERE])
 
 
 def test_a_stage_goes_on_without_an_engine_that_it_needs_no_more(two: TwoEngines) -> None:
@@ -594,7 +613,7 @@ def test_a_connector_that_cannot_be_opened_is_told_and_nothing_else_fails() -> N
     two.there.connector.refused = True
     two.connect()
     (error,) = two.connected[THERE]
-    assert str(error) == f"stage {EDGE!r} failed while opening its connector: OSError: no memory is mapped"
+    assert str(error).startswith(f"stage {EDGE!r} failed while opening its connector: OSError: no memory is mapped (")
     recorder = two.submit_at(THERE, two.request("r", *BOTH))
     two.settle()
     assert "no engine runs on cpu" in recorder.failure

@@ -13,6 +13,7 @@ from omni_ar.run.plan import StepPlan
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
 from tests.support.ar_driver import ArDriver
+from tests.support.fake_graph import FakeGraph
 from tests.support.small_text import SmallText, greedy
 
 PROMPTS = [[(11 * index + 5 * place * place) % 60 for place in range(9)] for index in range(3)]
@@ -87,3 +88,15 @@ def test_another_error_says_it_too() -> None:
         run()
     (note,) = raised.value.__notes__
     assert note.startswith("batches failed and were run again")
+
+
+def test_a_stage_that_is_closed_is_found_too() -> None:
+    graph = FakeGraph()
+    graph.speaker.broken = RuntimeError("an unknown state")
+    with (
+        pytest.raises(AssertionError, match="speaker, the stage is closed: RuntimeError: an unknown state"),
+        no_retries(),
+    ):
+        graph.settle()
+    with no_retries(), planted_faults():
+        FakeGraph().settle()

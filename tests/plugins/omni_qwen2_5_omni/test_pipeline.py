@@ -23,7 +23,7 @@ def test_stages_are_those_of_the_checkpoint(talker: bool) -> None:
     pipeline = resolve_pipeline(Checkpoint(tiny_folder(talker=talker)), tiny_plugins()).pipeline
     names = ["audio_encoder", "vision_encoder", "thinker", *["talker", "token2wav"][: 2 * talker]]
     assert [stage.name for stage in pipeline.stages] == names
-    assert [output.modality for output in pipeline.outputs] == ["text", "audio"][: 1 + talker]
+    assert [output.modality for output in pipeline.outputs] == ["text", "audio", "codes"][: 1 + 2 * talker]
 
 
 @pytest.mark.parametrize(("talker", "emits"), [(True, (64, True, ("audio", "image"))), (False, (0, False, ()))])

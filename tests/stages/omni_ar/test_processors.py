@@ -111,7 +111,7 @@ REFUSED: dict[str, tuple[dict[str, dict[str, object]], str]] = {
         f"f.{'x' * 197}...: is no logits processor; known are add, count, zoom; see `omni plugins`",
     ),
     "its own complaint": ({"add": {"by": 0}}, "f.add.by: is 0; add something"),
-    "a missing argument": ({"add": {}}, "f.add: KeyError: 'by'; give the arguments that the processor takes"),
+    "a missing argument": ({"add": {}}, "f.add: KeyError: 'by' ("),
     "an argument of a wrong type": ({"add": {"by": "x"}}, "f.add: ValueError: could not convert string to float: 'x'"),
     "an invalid one": ({"count": {"a": "x"}}, "f.count: Expected `int`, got `str` - at `$[...]`; give the arguments"),
     "no number": ({"add": {"by": float("nan")}}, "f.add: packs (nan,): not finite numbers, 1 of them"),

@@ -12,7 +12,7 @@ from tests.support.small_text import SmallText, greedy
 PROMPTS = [[(11 * index + 5 * place * place) % 60 for place in range(2 + 3 * index)] for index in range(4)]
 TOKENS = 10
 MODEL = SmallText()
-FAILED = "stage 'text' failed while running a step, in phase {phase}: {error}"
+FAILED = "stage 'text' failed while running a step, in phase {phase}: {error} ("
 ANSWERS = [greedy(MODEL, prompt, TOKENS) for prompt in PROMPTS]
 
 
@@ -28,7 +28,7 @@ def test_a_prompt_that_no_model_can_embed_fails_alone():
     for index, prompt in enumerate(PROMPTS[2:], 2):
         driver.ask(str(index), prompt, max_tokens=TOKENS)
     driver.run()
-    assert str(driver.error("bad")) == FAILED.format(phase="embed_inputs", error="ValueError: bad id")
+    assert str(driver.error("bad")).startswith(FAILED.format(phase="embed_inputs", error="ValueError: bad id"))
     assert driver.tokens("bad") == []
     assert driver.all_tokens(4) == ANSWERS
     assert driver.counter("retries") == 1
@@ -87,6 +87,6 @@ def test_a_fault_in_a_batch_of_one_is_reported_with_stage_and_phase(phase: str):
     driver.ask("r", PROMPTS[0], max_tokens=TOKENS)
     driver.ask("next", PROMPTS[1], max_tokens=TOKENS)
     driver.run()
-    assert str(driver.error("r")) == FAILED.format(phase=phase, error="PlantedError: planted")
+    assert str(driver.error("r")).startswith(FAILED.format(phase=phase, error="PlantedError: planted"))
     assert driver.tokens("next") == ANSWERS[1]
     assert driver.counter("retries") == 0

@@ -172,7 +172,7 @@ def test_a_model_that_breaks_its_promise_of_samples_is_found_out() -> None:
     bench = Bench(CpuDevice(), Short())
     bench.speak("a", random_codes(3))
     bench.settle(bench.device)
-    assert "promised (1, 8)" in bench.error("a")
+    assert "decode gave [1, 7], not [1, 8]" in bench.error("a")
 
 
 def test_a_first_chunk_without_samples_gives_no_chunk() -> None:

@@ -30,7 +30,7 @@ class TtsFrontend(TokenizedFrontend):
         ids = self.user_text_ids(chat, texts[0])
         if self._config.speak_token in ids:
             raise InputError("messages[0].content", "holds a word that is reserved", "remove it")
-        prompt = Prompt.of(np.append(ids, self._config.speak_token))
+        prompt = Prompt.of(np.append(ids, self._config.speak_token), penalized=False)
         return Prepared(inputs={"talker": [Payload(prompt)]}, prompt_tokens=prompt.length)
 
 

@@ -1,0 +1,64 @@
+"""The user's choice of a pipeline: its family, the extensions of plugins, and a function of the user's own."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from omni.errors import ConfigError, OmniError, PluginError, said
+from omni.pipeline import Pipeline
+from omni.plugin import PipelineExtension, locate
+from omni.plugin.manager import Plugins
+
+PipelineFunction = Callable[[Pipeline], Pipeline]
+"""Changes a pipeline before settings are applied to it and before it is checked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineChoice:
+    """family: the name of a family that serves the model type; None for the only one. extensions: names, in the order in
+    which they are applied. wrap: applied last."""
+
+    family: str | None = None
+    extensions: Sequence[str] = ()
+    wrap: PipelineFunction | None = None
+
+
+def apply_choice(pipeline: Pipeline, plugins: Plugins, choice: PipelineChoice) -> Pipeline:
+    """The family's pipeline, extended. Raises PluginError for an extension that is not installed or fails, and
+    ConfigError for one that is not for this family and for a `wrap` that fails."""
+    if isinstance(choice.extensions, str):
+        problem = f"{choice.extensions!r} is a string"
+        raise ConfigError("extensions", problem, f"give a list: [{choice.extensions!r}]")
+    for name in choice.extensions:
+        entry = plugins.extensions[name]
+        if entry.families and pipeline.family not in entry.families:
+            problem = f"{name!r} does not extend family {pipeline.family!r}"
+            raise ConfigError("extensions", problem, f"it extends {', '.join(entry.families)}")
+        pipeline = _extend(pipeline, entry, plugins)
+    if choice.wrap is not None:
+        try:
+            pipeline = _checked(choice.wrap(pipeline))
+        except OmniError:
+            raise
+        except Exception as error:
+            problem = f"the function failed: {said(error)}"
+            raise ConfigError("pipeline", problem, "give a function that takes a Pipeline and returns one") from error
+    return pipeline
+
+
+def _extend(pipeline: Pipeline, entry: PipelineExtension, plugins: Plugins) -> Pipeline:
+    extend = cast(PipelineFunction, locate(entry.extend, f"extensions.{entry.name}"))
+    try:
+        return _checked(extend(pipeline))
+    except OmniError:
+        raise
+    except Exception as error:
+        what = f"pipeline extension {entry.name!r} of plugin {plugins.extensions.owners[entry.name]!r}"
+        problem = f"{what} failed for family {pipeline.family!r}: {said(error)} ({entry.extend})"
+        raise PluginError(f"{problem}; report it to the plugin's author") from error
+
+
+def _checked(pipeline: object) -> Pipeline:
+    if not isinstance(pipeline, Pipeline):
+        raise TypeError(f"it returned a {type(pipeline).__name__}, not a Pipeline")
+    return pipeline

@@ -1,0 +1,57 @@
+"""Stages that are closed because their worker may be in an unknown state, and checks of what workers give."""
+
+from collections.abc import Collection, Mapping
+
+from omni.errors import OmniError, ReturnedError, StageError, type_of
+from omni.payload import Payload
+from omni.stage import Done, Failed, Outbound, Produced, StageWorker
+
+
+class StageFault(Exception):
+    """A worker broke its contract outside of `tick`. stage, error: whose, and how."""
+
+    def __init__(self, stage: str, error: Exception) -> None:
+        super().__init__(f"{stage}: {error}")
+        self.stage = stage
+        self.error = error
+
+
+class ClosedStages:
+    """The stages of an engine that are closed, with the reason. Requests that need one of them are refused; others go on."""
+
+    def __init__(self) -> None:
+        self._problems: dict[str, str] = {}
+
+    def __contains__(self, stage: object) -> bool:
+        return stage in self._problems
+
+    def add(self, stage: str, error: OmniError) -> None:
+        self._problems[stage] = error.problem if isinstance(error, StageError) else str(error)
+
+    def check(self, stages: Collection[str]) -> None:
+        """Raises StageError if one of the stages is closed."""
+        for stage, problem in self._problems.items():
+            if stage in stages:
+                raise StageError(stage, "running", f"it is closed since a fault, {problem}; open the model again")
+
+
+def checked_message(stage: str, worker: StageWorker, message: object) -> Outbound:
+    """A message of a worker. Raises StageFault for one that a stage must not send: nothing says which request it belongs to."""
+    match message:
+        case Produced(payload=Payload()) | Done(counts=dict()) | Failed():
+            return message
+        case Produced(payload=other):
+            problem = f"the payload of a Produced is {type_of(other)}: give an omni.payload.Payload"
+        case Done(counts=other):
+            problem = f"the counts of a Done are {type_of(other)}: give a dict of numbers by name"
+        case other:
+            problem = f"the outbox has {type_of(other)}: put a Produced, Done or Failed there"
+    raise StageFault(stage, ReturnedError(problem, type(worker)))
+
+
+def checked_numbers(returned: object, worker: StageWorker, method: str) -> Mapping[str, int]:
+    """What `usage` or `counters` returned. Raises ReturnedError unless it is a mapping of numbers by name."""
+    if isinstance(returned, Mapping) and all(isinstance(number, int) for number in returned.values()):
+        return returned
+    problem = f"{method} returned {type_of(returned)}: return whole numbers by name, such as {{'requests': 0}}"
+    raise ReturnedError(problem, type(worker))

@@ -1,0 +1,104 @@
+"""The route of a request's payloads with tensors to the user: as over an edge, into host memory.
+
+| object | holds | until |
+|---|---|---|
+| `UserRoute` | payloads under way from its stage | they are copied into host memory |
+| `StageOutput.tensors` | memory of its own | the user drops it |
+
+The user takes every payload at once, so a route never pauses its producer for long.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import torch
+
+from omni.connector import Receiver, Sender
+from omni.device import COMPLETED
+from omni.engine.host import in_slot
+from omni.engine.request import StageOutput
+from omni.engine.route import Credit, InRoute, OutRoute
+from omni.pipeline import Edge
+from omni.pipeline.adapter import Adapter
+from omni.stage import Ended, Feed, Inbound, Produced
+
+
+class UserRoute:
+    """Of one request and output. over: whether everything was given."""
+
+    def __init__(
+        self,
+        request_id: str,
+        modality: str,
+        edge: Edge,
+        adapter: Adapter,
+        ends: tuple[Sender, Receiver],
+        credit: Credit,
+        give: Callable[[StageOutput], None],
+    ) -> None:
+        """edge: `Output.route`. credit: of the producer. give: may raise OmniError."""
+        sender, receiver = ends
+        self.request_id = request_id
+        self.over = False
+        self.inbox: deque[Inbound] = deque()
+        self._modality = modality
+        self._edge = edge
+        self._give = give
+        self._in = InRoute(request_id, edge, adapter, receiver, self, lambda route: None, {})
+        self._out = OutRoute(request_id, edge, sender, credit, self._in)
+        self._in.producer = self._out
+
+    @property
+    def stage(self) -> str:
+        return self._edge.producer
+
+    @property
+    def busy(self) -> bool:
+        """Whether `tick` has something to do, now or later."""
+        return bool(self.inbox) or self._out.busy or self._in.busy
+
+    def send(self, produced: Produced) -> None:
+        """Sends a payload of the producer. Raises OmniError if the connector fails."""
+        self._out.send(produced)
+
+    def end(self, reason: str) -> None:
+        """The producer is done."""
+        self._out.end(reason)
+
+    def tick(self) -> bool:
+        """Gives what has arrived. Raises OmniError if a payload is lost, or the adapter or the sink failed."""
+        moved = self._out.tick() | self._in.tick()
+        while self.inbox and self._take(self.inbox[0]):
+            self.inbox.popleft()
+            moved = True
+        return moved
+
+    def abort(self, reason: str) -> None:
+        """Gives up what is under way."""
+        self._out.abort(reason)
+        self._in.abort()
+        for message in self.inbox:
+            if isinstance(message, Feed):
+                message.release(COMPLETED)
+        self.inbox.clear()
+
+    def _take(self, message: Inbound) -> bool:
+        match message:
+            case Feed():
+                if not message.arrived:
+                    return False
+                tensors = _own(message.payload.tensors)
+                message.release(COMPLETED)
+                self._give(StageOutput(self._modality, message.payload.meta, tensors))
+            case Ended():
+                self.over = True
+        return True
+
+
+def _own(tensors: Mapping[str, object]) -> dict[str, torch.Tensor]:
+    """Tensors of a host edge that the receiver does not use again: copies of those in one of its slots."""
+    given = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
+    assert len(given) == len(tensors), "a host edge gathers page slices"
+    if not in_slot(given.values()):
+        return given
+    return {name: tensor.clone() for name, tensor in given.items()}

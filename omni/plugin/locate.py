@@ -1,0 +1,93 @@
+"""The import of what entries and pipelines name, and its call. Torch-free, like the entries."""
+
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TypeVar
+
+import msgspec
+
+from omni.errors import ConfigError, fault_of, plugin_error, plugin_setup, quoted, type_of
+from omni.plugin.entries import ModelFamily
+from omni.utils.origin import with_origin
+
+_PATHS = ("connector", "kind", "pipeline", "processor", "tiny")
+"""Fields of entries that are import paths."""
+
+MadeT = TypeVar("MadeT")
+
+
+def locate(path: str, field: str) -> object:
+    """The object at `path`. Raises ConfigError for a malformed path or a missing object, PluginError if the import fails."""
+    if not is_import_path(path):
+        raise ConfigError(field, f"{quoted(path)} is not an import path", 'write "module:attribute"')
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = import_module(module_name)
+    except (Exception, SystemExit) as error:
+        problem = f"importing {module_name} failed: {fault_of(error)}"
+        raise plugin_error(field, problem, "correct the plugin, or install what it imports") from error
+    if attribute in vars(module):
+        return vars(module)[attribute]
+    near = get_close_matches(attribute, vars(module), n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "name an attribute of the module"
+    raise ConfigError(field, f"{module_name} has no {attribute!r} ({module.__file__})", hint)
+
+
+def is_import_path(path: object) -> bool:
+    """Whether `path` is `"module:attribute"`."""
+    if not isinstance(path, str):
+        return False
+    module, colon, attribute = path.partition(":")
+    return bool(colon) and attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def _check_types(types: object, field: str) -> None:
+    if isinstance(types, str):
+        raise plugin_error(
+            field, f"is the text {types!r}, so each of its letters is a model type", f"write ({types!r},)"
+        )
+    if not isinstance(types, list | tuple) or not all(isinstance(each, str) and each for each in types):
+        raise plugin_error(field, f"{quoted(types)} is no tuple of model types", 'write ("my_model",)')
+
+
+def check_entry(entry: msgspec.Struct) -> None:
+    """Raises PluginError for fields of an entry that cannot be right."""
+    fields = msgspec.structs.asdict(entry)
+    field = f"{type(entry).__name__} {quoted(fields['name'])}"
+    if not isinstance(fields["name"], str) or not fields["name"]:
+        raise plugin_error(f"{field}.name", "is no name", "give text")
+    if isinstance(entry, ModelFamily):
+        _check_types(entry.model_types, f"{field}.model_types")
+    for name, path in fields.items():
+        if name in _PATHS and path is not None and not is_import_path(path):
+            raise plugin_error(f"{field}.{name}", f"{quoted(path)} is not an import path", 'write "module:attribute"')
+
+
+def call_entry(path: str, field: str, expected: type[MadeT]) -> MadeT:
+    """Calls the factory at `path` without arguments. Raises PluginError if it fails, or returns no `expected`."""
+    build = locate(path, field)
+    if not callable(build):
+        problem = with_origin(f"{path} is a {type(build).__name__}, which cannot be called", code=build)
+        raise plugin_error(field, problem, "name a class or a function")
+    with plugin_setup(field, f"correct {path}", build):
+        made = build()
+    return expect(made, expected, field, build)
+
+
+def expect(made: object, expected: type[MadeT], field: str, code: object) -> MadeT:
+    """What the plugin's function or class `code` gave. Raises PluginError if it is no `expected`, a class or a runtime protocol."""
+    if isinstance(made, expected):
+        return made
+    given = type_of(made)
+    lacks = sorted(name for name in _members(expected) if name not in dir(made)) if made is not None else []
+    if lacks:
+        given += f" without {', '.join(lacks)}"
+    problem = with_origin(f"gave {given}", code=code)
+    raise plugin_error(field, problem, f"return an {expected.__module__}.{expected.__name__}")
+
+
+def _members(expected: type) -> list[str]:
+    """Of a protocol; none for a class."""
+    if not vars(expected).get("_is_protocol", False):
+        return []
+    return [name for name in {*vars(expected), *vars(expected).get("__annotations__", {})} if not name.startswith("_")]

@@ -1,0 +1,26 @@
+"""Checks of the tensors that a model's methods return, by shape and dtype alone: nothing waits for the device."""
+
+from collections.abc import Sequence
+
+import torch
+
+from omni.errors import ReturnedError, type_of
+
+
+def returned_tensor(
+    given: object, what: str, shape: Sequence[int], code: object, hint: str, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """What the method `code` returned. what, hint: its name and a remedy, for the error. dtype: None for any.
+
+    Raises ReturnedError unless it is a tensor of this shape and dtype.
+    """
+    if not isinstance(given, torch.Tensor):
+        raise ReturnedError(f"{what} gave {type_of(given)}, not a tensor {list(shape)}: {hint}", code)
+    if tuple(given.shape) != tuple(shape) or dtype not in (None, given.dtype):
+        found, wanted = (
+            (f"{given.dtype} {list(given.shape)}", f"{dtype} {list(shape)}")
+            if dtype is not None
+            else (str(list(given.shape)), str(list(shape)))
+        )
+        raise ReturnedError(f"{what} gave {found}, not {wanted}: {hint}", code)
+    return given

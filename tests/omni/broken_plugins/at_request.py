@@ -1,0 +1,254 @@
+"""Faults that show when a request runs: it fails, or its stage is closed. Those with a `!` in the condition are one request's."""
+
+from omni.errors import StageError
+from tests.omni.broken_plugins.fault import Fault
+
+_PUSH = "        self.pushed += 1\n        return [payload]\n"
+_FINISH = "    def finish(self, reason: str) -> Sequence[Payload]:\n        return []\n"
+_MAKE = "    def __init__(self, args: msgspec.Struct | None) -> None:\n        self.pushed = 0\n"
+_PREPARE = '        return Prepared(inputs={"writer": [Payload(Line(text=text))]}, prompt_tokens=len(text))\n'
+_EDGE = "stage 'writer->singer' failed while "
+
+
+def _pipeline(name: str, old: str, new: str, *says: str) -> Fault:
+    return Fault(name, "request", StageError, "pipeline.py", old, new, says)
+
+
+def _prepare(name: str, new: str, *says: str) -> Fault:
+    new = f'        if "!" in text:\n            {new}\n{_PREPARE}'
+    return _pipeline(name, _PREPARE, new, "stage 'frontend' failed while preparing the request", *says)
+
+
+ADAPTERS = (
+    _pipeline(
+        "a push that raises",
+        _PUSH,
+        "        raise KeyError('voice')  # here\n",
+        f"{_EDGE}adapting a payload: KeyError: 'voice'",
+    ),
+    _pipeline(
+        "a push that returns None",
+        "    def push(self, payload: Payload) -> Sequence[Payload]:\n" + _PUSH,
+        "    def push(self, payload):  # here\n        self.pushed += 1\n",
+        f"{_EDGE}adapting a payload: the adapter returned None",
+        "return a list of Payload, empty if no input is complete",
+    ),
+    _pipeline(
+        "a push that returns a payload",
+        "    def push(self, payload: Payload) -> Sequence[Payload]:\n" + _PUSH,
+        "    def push(self, payload):  # here\n        return payload\n",
+        f"{_EDGE}adapting a payload: the adapter returned a Payload",
+        "return a list of Payload",
+    ),
+    _pipeline(
+        "a push that returns its struct",
+        "    def push(self, payload: Payload) -> Sequence[Payload]:\n" + _PUSH,
+        "    def push(self, payload):  # here\n        return [payload.meta]\n",
+        f"{_EDGE}adapting a payload: the adapter returned a GeneratedTokens at index 0",
+        "return a list of Payload",
+    ),
+    _pipeline(
+        "a push that takes nothing",
+        "    def push(self, payload: Payload) -> Sequence[Payload]:\n" + _PUSH,
+        "    def push(self):  # here\n        return []\n",
+        f"{_EDGE}adapting a payload: TypeError",
+        "takes 1 positional argument",
+    ),
+    _pipeline(
+        "a finish that raises",
+        _FINISH,
+        "    def finish(self, reason: str) -> Sequence[Payload]:\n        return 1 / 0  # here\n",
+        f"{_EDGE}adapting a payload: ZeroDivisionError",
+    ),
+    _pipeline(
+        "a finish that returns None",
+        _FINISH,
+        "    def finish(self, reason):  # here\n        pass\n",
+        f"{_EDGE}adapting a payload: the adapter returned None",
+    ),
+    _pipeline(
+        "a factory that raises",
+        _MAKE,
+        "    def __init__(self, args):\n        raise OSError('no table')  # here\n",
+        f"{_EDGE}opening its adapter: OSError: no table",
+    ),
+    _pipeline(
+        "a factory that takes nothing",
+        'class Sung:\n    """The adapter."""\n\n' + _MAKE,
+        "class Sung:  # here\n    def __init__(self):\n        self.pushed = 0\n",
+        f"{_EDGE}opening its adapter: TypeError",
+        "takes 1 positional argument",
+    ),
+    _pipeline(
+        "an adapter without an end",
+        _FINISH,
+        "",
+        f"{_EDGE}opening its adapter: the factory returned a Sung",
+        "with the methods push and finish",
+    ),
+)
+
+FRONT = (
+    _prepare("a prepare that raises", "raise OSError('no table')  # here", "OSError: no table"),
+    _prepare(
+        "a prepare that returns None",
+        "return None",
+        "prepare returned None: return a Prepared",
+        "plugin plain-talk-plugin, ",
+    ),
+    _prepare(
+        "a prepare that returns the inputs", "return {'writer': []}", "prepare returned a dict: return a Prepared"
+    ),
+    _prepare(
+        "inputs of a stage that is not there",
+        "return Prepared(inputs={'write': []})",
+        "Prepared.inputs names 'write': use one of writer, singer",
+    ),
+    _prepare("inputs that are None", "return Prepared(inputs=None)", "Prepared.inputs is None: give a dict"),
+    _prepare(
+        "an input that is no payload",
+        "return Prepared(inputs={'writer': [Line(text=text)]})",
+        "Prepared.inputs['writer'] is a list: give a list of Payload",
+    ),
+    _prepare(
+        "an input that is no list",
+        "return Prepared(inputs={'writer': Payload(Line(text=text))})",
+        "Prepared.inputs['writer'] is a Payload: give a list of Payload",
+    ),
+    _prepare(
+        "arguments of an edge that is not there",
+        "return Prepared(inputs={'writer': [Payload(Line(text=text))]}, edges={'writer-singer': Line(text='')})",
+        "Prepared.edges names 'writer-singer': use one of writer->singer",
+    ),
+    _pipeline(
+        "a decoder that returns None",
+        '        return "".join(map(chr, ids))',
+        "        if ids == (ord('!'),):\n            return None\n        return ''.join(map(chr, ids))",
+        "stage 'frontend' failed while decoding text: the text decoder returned None",
+        "return text",
+    ),
+    _pipeline(
+        "a decoder that raises",
+        '        return "".join(map(chr, ids))',
+        "        return ''.join([{ord('!'): None}.get(i, chr(i)) for i in ids])  # here",
+        "stage 'frontend' failed while decoding text: TypeError",
+    ),
+)
+
+
+def _worker(name: str, old: str, new: str, *says: str, closed: str = "") -> Fault:
+    return Fault(name, "stage" if closed else "request", StageError, "stages.py", old, new, says, closed=closed)
+
+
+_OPEN = "        return Record(message.request_id)\n"
+_FEED = "        meta = message.payload.meta\n"
+_END = "        request.ended = True\n"
+_DROP = "        request.letters.clear()\n"
+_ADVANCE = "        for request in list(self.requests.values()):\n"
+_SINGER = "class Singer(Worker):\n"
+_MADE = "        return Payload(AudioChunk(samples=self.model.samples(letter), sample_rate=8000))\n"
+_LETTER = "        return np.full(80 * len(letters), 0.5, np.float32)\n"
+_RUNNING = "stage 'singer' failed while running: "
+
+
+def _singer(name: str, method: str, new: str, *says: str, closed: str = "singer") -> Fault:
+    return _worker(name, _SINGER, f"{_SINGER}    {method}\n        {new}\n\n", *says, closed=closed)
+
+
+WORKERS = (
+    _singer(
+        "an open that raises",
+        "def open(self, message):",
+        "raise KeyError('rank')  # here",
+        "stage 'singer' failed while opening a request: KeyError: 'rank'",
+        closed="",
+    ),
+    _singer(
+        "an open that returns None",
+        "def open(self, message):  # here",
+        "self.seen = True",
+        "stage 'singer' failed while opening a request: open returned None",
+        "return the request's record",
+        closed="",
+    ),
+    _worker(
+        "a feed that raises",
+        _FEED,
+        f"{_FEED}        if '!' in str(meta):\n            raise KeyError('codes')  # here\n",
+        "stage 'writer' failed while taking its input: KeyError: 'codes'",
+    ),
+    _singer(
+        "an end that raises",
+        "def end(self, request, source):",
+        "raise ValueError('early')  # here",
+        "stage 'singer' failed while taking its input: ValueError: early",
+        closed="",
+    ),
+    _singer(
+        "an advance that raises",
+        "def advance(self):",
+        "return self.requests and 1 / 0  # here",
+        f"{_RUNNING}ZeroDivisionError",
+        closed="singer",
+    ),
+    _singer(
+        "an advance that exits",
+        "def advance(self):",
+        "if self.requests: raise SystemExit(3)  # here",
+        f"{_RUNNING}SystemExit: 3",
+    ),
+    _singer(
+        "a drop that raises", "def drop(self, request):", "raise KeyError(request.id)  # here", f"{_RUNNING}KeyError"
+    ),
+    _singer(
+        "something else in the outbox",
+        "def feed(self, request, message):",
+        "self.outbox.append(None)",
+        f"{_RUNNING}the outbox has None",
+        "put a Produced, Done or Failed there",
+        "plugin plain-talk-plugin, ",
+    ),
+    _worker(
+        "a payload that is none",
+        _MADE,
+        "        return np.zeros(80)\n",
+        f"{_RUNNING}the payload of a Produced is a ndarray",
+        "give an omni.payload.Payload",
+        closed="singer",
+    ),
+    _worker(
+        "counts that are None",
+        '            elif request.ended:\n                self.finish(request.id, "stop", {"letters": 0})',
+        "            elif request.ended:\n                counts = {} if self.name == 'writer' else None\n"
+        "                self.finish(request.id, 'stop', counts)",
+        f"{_RUNNING}the counts of a Done are None",
+        "give a dict",
+        closed="singer",
+    ),
+    _worker("a step that raises", _MADE, "        return {}[letter]  # here\n", f"{_RUNNING}KeyError", closed="singer"),
+    _singer(
+        "a request that is failed twice",
+        "def end(self, request, source):",
+        "self.fail(request.id, 'ending', ValueError('x')); self.fail(request.id, 'ending', ValueError('x'))  # here",
+        f"{_RUNNING}KeyError",
+    ),
+)
+
+
+def _usage(name: str, method: str, new: str, *says: str) -> Fault:
+    return _singer(
+        name, f"def {method}(self):", new, f"stage 'singer' failed while reporting its {method}: ", *says, closed=""
+    )
+
+
+REPORTS = (
+    _usage("a usage that raises", "usage", "raise KeyError('rows')  # here", "KeyError: 'rows'"),
+    _usage("a usage that returns None", "usage", "return None", "usage returned None: return whole numbers by name"),
+    _usage("counters that raise", "counters", "raise KeyError('steps')  # here", "KeyError: 'steps'"),
+    _usage(
+        "counters that are text",
+        "counters",
+        "return {'retries': 'none'}",
+        "counters returned a dict: return whole numbers by name",
+    ),
+)

@@ -1,0 +1,19 @@
+"""What omni finds by entry point."""
+
+from collections.abc import Sequence
+
+from omni import hookimpl
+from omni.plugin import ModelFamily, StageKindEntry
+
+
+@hookimpl
+def omni_model_families() -> Sequence[ModelFamily]:
+    return [ModelFamily(name="talk", model_types=("talk",), pipeline="plain_talk.pipeline:pipeline")]
+
+
+@hookimpl
+def omni_stage_kinds() -> Sequence[StageKindEntry]:
+    return [
+        StageKindEntry(name="write", kind="plain_talk.stages:WriterKind"),
+        StageKindEntry(name="sing", kind="plain_talk.stages:SingerKind"),
+    ]

@@ -1,0 +1,199 @@
+"""Plugins with one fault each (`tests.omni.broken_plugins`): the error names it, and nobody else is harmed."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from omni import Omni, SamplingParams
+from omni.errors import OmniError, StageError
+from omni.plugin.manager import Plugins, load_plugins
+from tests.examples.plain_speech import write_tiny
+from tests.omni.broken_plugins.at_load import LOAD
+from tests.omni.broken_plugins.at_model import RETURNS, WEIGHTS
+from tests.omni.broken_plugins.at_open import OPEN
+from tests.omni.broken_plugins.at_request import ADAPTERS, FRONT, REPORTS, WORKERS
+from tests.omni.broken_plugins.fault import Fault
+from tests.omni.broken_plugins.installed import Installed, installed
+from tests.support.echo_family import eventually
+from tests.support.entry_points import SOURCE_ROOTS, own_entry_points
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.tiers import few
+
+pytestmark = pytest.mark.plants_faults
+
+T = TypeVar("T")
+
+ENGINES = few(1, ["thread", "process"], pytest.mark.slow)
+"""Of most faults; those of `IN_PROCESS` are planted in a process by default too."""
+IN_PROCESS = ("a push that returns None", "a prepare that returns None", "a drop that raises")
+
+
+def by_name(*tables: tuple[Fault, ...]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("fault", [f for table in tables for f in table], ids=lambda fault: fault.name)
+
+
+@pytest.fixture
+def plugin(fault: Fault, tmp_path: Path) -> Iterator[Installed]:
+    with installed(fault.package, {fault.file: (fault.old, fault.new)}, tmp_path / "site") as plugin:
+        yield plugin
+
+
+@pytest.fixture(scope="session")
+def speech_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plain_tts") / "model"
+    write_tiny(folder)
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path, speech_model: Path, fault: Fault) -> Path:
+    if fault.package == "plain_tts":
+        return speech_model
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "talk"}))
+    return folder
+
+
+def within(call: Callable[[], T]) -> T:
+    """What a call returns or raises, in time: a hang fails the test instead of ending the run."""
+    outcome: list[T | BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_SECONDS)
+    assert outcome, "it hangs"
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+def check(fault: Fault, plugin: Installed, error: BaseException | str | None) -> None:
+    message = str(error)
+    for part in (*fault.says, plugin.place):
+        assert part in message, f"\n{message}\nlacks\n{part}"
+    if plugin.place:
+        assert f"(plugin {plugin.distribution}, {plugin.place})" in message
+    assert "download the whole" not in message
+
+
+@by_name(LOAD)
+def test_a_plugin_that_is_not_loaded(fault: Fault, tmp_path: Path) -> None:
+    with installed(fault.package, {fault.file: (fault.old, fault.new)}, tmp_path / "site") as plugin:
+        plugins = load_plugins([*plugin.points, *own_entry_points("local")])
+    good, bad = plugins.records
+    assert good.error is None
+    assert (bad.name, bad.distribution) == (fault.package, plugin.distribution)
+    check(fault, plugin, bad.error)
+    assert plugins.connectors["local"].name == "local"
+    with pytest.raises(OmniError, match=f"failed to load: {fault.package}"):
+        plugins.families["talk"]
+
+
+def loaded(plugin: Installed) -> Plugins:
+    return load_plugins([*plugin.points, *own_entry_points("ar", "vocoder", "local", "shm")])
+
+
+@by_name(OPEN, WEIGHTS)
+def test_a_model_that_is_not_opened(fault: Fault, model: Path, plugin: Installed) -> None:
+    plugins = loaded(plugin)
+    with pytest.raises(fault.kind) as caught:
+        within(lambda: Omni(model, device="cpu", plugins=plugins))
+    assert type(caught.value) is fault.kind
+    check(fault, plugin, caught.value)
+
+
+def answered(omni: Omni, *, audio: bool) -> None:
+    """A request of another user is answered: with the text only, or with its sound."""
+    result = within(lambda: omni.generate("fine", modalities=("text", "audio") if audio else ("text",), stream=False))
+    assert result.text == "fine"
+    assert (result.audio is not None) == audio
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@by_name(ADAPTERS, FRONT, WORKERS)
+def test_a_request_that_fails(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
+    fail_one(fault, model, plugin, engine)
+
+
+@by_name(tuple(fault for fault in (*ADAPTERS, *FRONT, *WORKERS) if fault.name in IN_PROCESS))
+def test_a_request_that_fails_in_a_process(fault: Fault, model: Path, plugin: Installed) -> None:
+    fail_one(fault, model, plugin, "process")
+
+
+def fail_one(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
+    plugins = loaded(plugin)
+    with Omni(model, device="cpu", plugins=plugins, overrides={"engine.process": engine}) as omni:
+        for _ in range(1 if fault.at == "stage" else 2):
+            with pytest.raises(fault.kind) as caught:
+                within(lambda: omni.generate(fault.bad, stream=False))
+            check(fault, plugin, caught.value)
+            answered(omni, audio=False)
+        if "!" in fault.new:
+            answered(omni, audio=True)
+        if fault.at == "stage":
+            with pytest.raises(StageError, match=f"stage {fault.closed!r} .*is closed since a fault"):
+                within(lambda: omni.generate("again", stream=False))
+            answered(omni, audio=False)
+        assert eventually(lambda: omni.idle)
+        assert not any(count for usage in omni.usage().values() for count in usage.values())
+
+
+@by_name(RETURNS)
+def test_a_model_whose_methods_return_what_they_must_not(fault: Fault, model: Path, plugin: Installed) -> None:
+    """Every request fails, since they share the model; the engine goes on, and holds nothing."""
+    with Omni(model, device="cpu", plugins=loaded(plugin)) as omni:
+        for _ in range(2):
+            with pytest.raises(StageError) as caught:
+                within(
+                    lambda: omni.generate(
+                        "hello", stream=False, sampling=SamplingParams(max_tokens=12, ignore_eos=True)
+                    )
+                )
+            check(fault, plugin, caught.value)
+        assert eventually(lambda: omni.idle)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@by_name(REPORTS)
+def test_a_stage_that_cannot_report(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
+    """The call that asks for it fails; requests do not."""
+    with Omni(model, device="cpu", plugins=loaded(plugin), overrides={"engine.process": engine}) as omni:
+        for _ in range(2):
+            answered(omni, audio=True)
+            with pytest.raises(StageError) as caught:
+                within(omni.usage if "usage" in fault.name else omni.counters)
+            check(fault, plugin, caught.value)
+        assert eventually(lambda: omni.idle)
+
+
+IMPORTS_TORCH = "its entry module imports torch"
+COMMAND = "from omni.cli import main; main()"
+
+
+@pytest.mark.parametrize("command", ["plugins", "doctor"])
+def test_commands_report_an_entry_module_that_imports_torch(command: str, tmp_path: Path) -> None:
+    change = {"plugin.py": ("from omni import hookimpl\n", "import torch\n\nfrom omni import hookimpl\n")}
+    with installed("plain_talk", change, tmp_path / "site"):
+        arguments = [sys.executable, "-c", COMMAND, command]
+        paths = os.pathsep.join([str(tmp_path / "site"), *SOURCE_ROOTS])
+        result = subprocess.run(
+            arguments, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+        )
+    printed = result.stdout + result.stderr
+    assert IMPORTS_TORCH in printed
+    assert "import it where entries point" in printed
+    assert "talk" in printed.partition(IMPORTS_TORCH)[0].splitlines()[-1]
