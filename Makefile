@@ -18,7 +18,7 @@ RECORDINGS := $(sort $(wildcard examples/assets/*.wav))
 ANSWER := build/answer
 PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check test mutants lint types format clean
+.PHONY: demo check test mutants lint types format examples clean
 .DELETE_ON_ERROR:
 
 demo: $(MODEL)/config.json
@@ -50,6 +50,12 @@ types: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# The third-party distributions in examples/ are what `omni new` writes. After a change of omni/cli/new/templates:
+examples: $(INSTALLED)
+	for each in family:pocket stage:scorer connector:inline processor:variety; do \
+		kind=$${each%:*} name=$${each#*:} && rm -rf examples/$$kind build/omni-$$name && \
+		$(BIN)/omni new $$kind $$name --into build && mv build/omni-$$name examples/$$kind || exit 1; done
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,42 +1,54 @@
-"""The stage keeps the contract of stages, and gives what the model gives alone."""
+"""The stage keeps the contract of stages, and scores the hidden states of a text model."""
 
 from pathlib import Path
 
 import msgspec
-import pytest
+import numpy as np
 import torch
-from safetensors.torch import save_file
 
+from omni import Omni, SamplingParams
 from omni.payload import Payload
 from omni.testing import check_stage
-from omni.tiny import write_json
 from omni_scorer.kind import ScorerKind
+from omni_scorer.model import Scores
 from omni_scorer.options import ScorerOptions
+from omni_text.tiny import write_tiny
 
-WIDTH = 8
+MODEL = "omni_scorer.model:build"
 
 
-class Hidden(msgspec.Struct, frozen=True):
+class Sample(msgspec.Struct, frozen=True):
     """What a producer sends with its rows."""
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A checkpoint with the weights of the model."""
-    write_json(tmp_path / "config.json", {"model_type": "scorer", "scorer_width": WIDTH})
-    generator = torch.Generator().manual_seed(0)
-    weights = {"scorer.weight": torch.randn(1, WIDTH, generator=generator), "scorer.bias": torch.ones(1)}
-    save_file(weights, tmp_path / "model.safetensors")
-    return tmp_path
 
 
 def request(*counts: int) -> list[Payload]:
     """Inputs of so many rows each."""
     generator = torch.Generator().manual_seed(sum(counts))
-    return [Payload(Hidden(), {"rows": torch.randn(count, WIDTH, generator=generator)}) for count in counts]
+    return [Payload(Sample(), {"hidden": torch.randn(count, 8, generator=generator)}) for count in counts]
 
 
-def test_keeps_the_contract(folder: Path) -> None:
-    options = ScorerOptions(max_rows=5)
+def scores(inputs: list[Payload]) -> list[Payload]:
+    """The outputs for them."""
+    outputs: list[Payload] = []
+    first = 0
+    for each in inputs:
+        rows_nW = each.tensors["hidden"].numpy()
+        outputs.append(Payload(Scores(first=first, scores=np.sqrt((rows_nW**2).mean(1)))))
+        first += len(rows_nW)
+    return outputs
+
+
+def test_keeps_the_contract() -> None:
     inputs = [request(3, 5, 1), request(2), request(1, 1, 1, 4)]
-    check_stage(ScorerKind, options=options, inputs=inputs, model="omni_scorer.model:build", checkpoint=folder)
+    expected = [scores(each) for each in inputs]
+    check_stage(ScorerKind, options=ScorerOptions(max_rows=5), inputs=inputs, expected=expected, model=MODEL)
+
+
+def test_scores_hidden_states_of_any_family(tmp_path: Path) -> None:
+    write_tiny(tmp_path, seed=0)
+    with Omni(tmp_path, device="cpu", extensions=["scorer"]) as omni:
+        result = omni.generate("hello", stream=False, sampling=SamplingParams(max_tokens=1))
+        states_LTD = omni.hidden_states("hello").prompt
+    (output,) = result.outputs["scorer"]
+    assert isinstance(output.meta, Scores)
+    np.testing.assert_allclose(output.meta.scores, states_LTD[0].square().mean(1).sqrt(), rtol=1e-5)

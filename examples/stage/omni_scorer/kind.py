@@ -11,8 +11,8 @@ class ScorerKind:
     options = ScorerOptions
 
     def load(self, context: StageContext) -> PlainStage:
-        """A plain stage has negligible working memory; derive from `omni.stage.MeasuredStage` where it has not."""
+        """Counts the weights and no working memory: where that is large, derive from `omni.stage.MeasuredStage`."""
         assert isinstance(context.options, ScorerOptions)
         model = build_model(context, ScorerModel)  # type: ignore[type-abstract]
-        worker = ScorerWorker(context.stage.name, context.device, model, context.options, context.dtype)
-        return PlainStage(worker, Footprint(weights=module_bytes(model), fixed=worker.nbytes))
+        worker = ScorerWorker(context.stage.name, context.device, model, context.options)
+        return PlainStage(worker, Footprint(weights=module_bytes(model)))

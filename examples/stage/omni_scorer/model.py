@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from omni.checkpoint import load_weights
 from omni.stage import StageContext
 
 
@@ -21,34 +20,18 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
 class ScorerModel(nn.Module, ABC):
     """The contract of models. `Stage.model` names a function `(StageContext) -> ScorerModel`."""
 
-    @property
-    @abstractmethod
-    def width(self) -> int:
-        """Of the rows."""
-
     @abstractmethod
     def forward(self, rows_nW: Tensor) -> Tensor:
         """Returns `[n]`. Runs inside a device phase: no `.item()`, no `if` on a tensor's values."""
 
 
-class LinearScorer(ScorerModel):
-    """A model to start with: the probability of one class."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, 1)
-
-    @property
-    def width(self) -> int:
-        return self.linear.in_features
+class RootMeanSquare(ScorerModel):
+    """A model to start with: it has no weights."""
 
     def forward(self, rows_nW: Tensor) -> Tensor:
-        probabilities_n: Tensor = self.linear(rows_nW).sigmoid().flatten()
-        return probabilities_n
+        return rows_nW.float().square().mean(1).sqrt()
 
 
-def build(context: StageContext) -> LinearScorer:
-    """Reads `scorer_width` of config.json, and the weights `scorer.weight` and `scorer.bias`."""
-    model = LinearScorer(context.checkpoint.config["scorer_width"]).to(context.device.torch_device, context.dtype)
-    load_weights(model, context, prefixes={"scorer.": "linear."})
-    return model
+def build(context: StageContext) -> RootMeanSquare:
+    """On the context's device, in its dtype. A model with weights loads them here: `omni.checkpoint.load_weights`."""
+    return RootMeanSquare().to(context.device.torch_device, context.dtype)

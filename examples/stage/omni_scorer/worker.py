@@ -3,8 +3,9 @@
 | buffer | written by | read by | free when |
 |---|---|---|---|
 | an input's tensor | its producer | the copy into `rows` | released, and the copy is complete |
-| `rows`, `scores` | the copy, `score_rows` | `score_rows`, `copy_scores` | stream order: one stream does it all |
-| a host slot | `copy_scores` | `_collect`, after its event | `HostSlot.release` |
+| `rows` of an input | the copy | `run_scorer` | stream order: it was allocated on the stream |
+| `scores` | `run_scorer` | `download_scorer` | stream order: one stream does it all |
+| a host slot | `download_scorer` | `_collect`, after its event | `HostSlot.release` |
 
 Shape legend: n rows of an input, N most of them, W width.
 """
@@ -26,10 +27,11 @@ from omni.stage import Feed, MailboxWorker, Open, PayloadReceiver, Produced, Sta
 from omni_scorer.model import ScorerModel, Scores
 from omni_scorer.options import ScorerOptions
 
-ROWS = "rows"
-"""The tensor of an input `[n, W]`. An adapter on the edge gives it this name, and drops other payloads."""
+ROWS = "hidden"
+"""The tensor of an input `[n, W]`. An adapter on the edge drops payloads without it."""
 
-declare_categories({"score_rows": PhaseCategory.FORWARD, "copy_scores": PhaseCategory.COPIES})
+# Phases are functions; their names, for timelines, are unique among all plugins.
+declare_categories({"run_scorer": PhaseCategory.FORWARD, "download_scorer": PhaseCategory.COPIES})
 
 
 @dataclass(slots=True, eq=False)
@@ -57,24 +59,16 @@ class Batch(NamedTuple):
 class ScorerWorker(MailboxWorker[ScorerRequest]):
     """Scores inputs by rank of their requests. An input's failure fails its request alone."""
 
-    def __init__(
-        self, name: str, device: Device, model: ScorerModel, options: ScorerOptions, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, name: str, device: Device, model: ScorerModel, options: ScorerOptions) -> None:
         super().__init__(name)
         self._device, self._model, self._options = device, model, options
         self._stream = device.stream(name)
-        self._rows_NW = device.zeros((options.max_rows, model.width), dtype)
         self._scores_N = device.zeros((options.max_rows,), torch.float32)
         self._receiver = PayloadReceiver(device, self._stream, options.max_rows)
         shape, slots = (options.max_rows,), options.max_in_flight
         self._downloads = Downloader(device, self._stream, self._stream, shape, torch.float32, slots)
         self._batches: deque[Batch] = deque()
         self._scored = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Of its buffers."""
-        return self._rows_NW.nbytes + self._scores_N.nbytes
 
     def usage(self) -> StageUsage:
         """All zero when the stage is idle."""
@@ -132,9 +126,8 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
                 f"a {type(payload.meta).__name__} without tensor {ROWS!r}: have the edge's adapter give or drop it"
             )
             raise StageError(self.name, "taking its input", problem)
-        if len(rows.shape) != 2 or rows.shape[1] != self._model.width:
-            problem = f"{ROWS!r} is {[*rows.shape]}, and the model takes [n, {self._model.width}]"
-            raise StageError(self.name, "taking its input", problem)
+        if len(rows.shape) != 2:
+            raise StageError(self.name, "taking its input", f"{ROWS!r} is {[*rows.shape]}, not [rows, width]")
         if rows.shape[0] > self._options.max_rows:
             problem = f"{rows.shape[0]} rows are more than {self.name}.max_rows, {self._options.max_rows}"
             raise StageError(self.name, "taking its input", problem)
@@ -147,14 +140,14 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
     def _launch(self, request: ScorerRequest, message: Feed) -> None:
         source = message.payload.tensors[ROWS]
         count = source.shape[0]
-        rows_nW, scores_n = self._rows_NW[:count], self._scores_N[:count]
+        rows_nW, scores_n = self._device.empty(source.shape, source.dtype, self._stream), self._scores_N[:count]
         receipt = self._receiver.receive([Transfer(source, rows_nW)])
         message.release(receipt.end)
         self._downloads.begin()
         try:
             receipt.check()
-            self._device.launch(self._stream, score_rows, self._model, rows_nW, scores_n)
-            sent = self._downloads.send(copy_scores, scores_n)
+            self._device.launch(self._stream, run_scorer, self._model, rows_nW, scores_n)
+            sent = self._downloads.send(download_scorer, scores_n)
         except Exception as error:
             self._downloads.forget()
             self.fail(request.id, "scoring its rows", error)
@@ -178,10 +171,10 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
         return moved
 
 
-def score_rows(model: ScorerModel, rows_nW: Tensor, scores_n: Tensor) -> None:
+def run_scorer(model: ScorerModel, rows_nW: Tensor, scores_n: Tensor) -> None:
     """A phase: what is launched on the stream."""
     scores_n.copy_(model(rows_nW))
 
 
-def copy_scores(host_n: Tensor, scores_n: Tensor) -> None:
+def download_scorer(host_n: Tensor, scores_n: Tensor) -> None:
     host_n.copy_(scores_n, non_blocking=True)
