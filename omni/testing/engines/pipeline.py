@@ -39,7 +39,10 @@ class PipelineEngine(TickedEngine):
         if isinstance(asked, EngineRequest):
             return asked
         if isinstance(asked, str):
-            stage, modalities = self.plan.pipeline.main_stage, {each.modality for each in self.plan.pipeline.outputs}
+            stage, modalities = (
+                self.plan.pipeline.main_stage,
+                {each.modality for each in self.plan.pipeline.outputs if each.default},
+            )
             params = {} if stage is None else {stage: sampling or SamplingParams(temperature=0.0)}
             asked = Chat((Message("user", (TextPart(asked),)),), frozenset(modalities), None, params)
         prepared = self.frontend.prepare(asked)
