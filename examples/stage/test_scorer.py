@@ -32,8 +32,9 @@ def scores(inputs: list[Payload]) -> list[Payload]:
     outputs: list[Payload] = []
     first = 0
     for each in inputs:
-        rows_nW = each.tensors["hidden"].numpy()
-        outputs.append(Payload(Scores(first=first, scores=np.sqrt((rows_nW**2).mean(1)))))
+        rows_nW = each.tensors["hidden"]
+        assert isinstance(rows_nW, torch.Tensor)
+        outputs.append(Payload(Scores(first=first, scores=np.sqrt((rows_nW.numpy() ** 2).mean(1)))))
         first += len(rows_nW)
     return outputs
 

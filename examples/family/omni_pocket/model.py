@@ -1,5 +1,7 @@
 """The model: omni's decoder layers around the code that differs. Shape legend: T tokens, R rows, D width."""
 
+import math
+
 from torch import Tensor
 
 from omni.stage import StageContext
@@ -21,13 +23,13 @@ class PocketModel(TextModel):
         return self._scaled(super().embed_next(step))
 
     def _scaled(self, x_TD: Tensor) -> Tensor:
-        return x_TD * self.shape.hidden_width**0.5
+        return x_TD * math.sqrt(self.shape.hidden_width)
 
 
 def build(context: StageContext) -> PocketModel:
     config = read_config(context.checkpoint)
-    factory = {"device": context.device.torch_device, "dtype": context.dtype}
-    model = PocketModel(config.decoder, config.vocab_size, tied=False, **factory)
+    device, dtype = context.device.torch_device, context.dtype
+    model = PocketModel(config.decoder, config.vocab_size, tied=False, device=device, dtype=dtype)
     # The weights are called `model.embed_tokens.`, `model.layers.0.`, ...: for other names see `omni.checkpoint.load_weights`.
     model.load(context)
     return model

@@ -13,7 +13,6 @@ Shape legend: n rows of an input, N most of them, W width.
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,12 +46,13 @@ class ScorerRequest:
     paused: bool = False
 
 
-class Batch(NamedTuple):
-    """An input on the device. first: the number of its first row in the request. count: of its rows."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """An input on the device. first: the number of its first row in the request. rows: their count."""
 
     request: ScorerRequest
     first: int
-    count: int
+    rows: int
     sent: Sent
 
 
@@ -160,13 +160,14 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
         """Emits the scores that have reached the host, unless their request is over."""
         moved = False
         while self._batches and self._batches[0].sent.ready.done():
-            request, first, count, sent = self._batches.popleft()
-            scores = sent.slot.read()[:count].astype(np.float32)  # a copy: the slot is used again
-            sent.slot.release()
-            self._scored += count
+            batch = self._batches.popleft()
+            slot, request = batch.sent.slot, batch.request
+            scores = Scores(first=batch.first, scores=slot.read()[: batch.rows].astype(np.float32))  # a copy
+            slot.release()
+            self._scored += batch.rows
             if self.requests.get(request.id) is request:
                 request.in_flight -= 1
-                self.outbox.append(Produced(request.id, Payload(Scores(first=first, scores=scores)), COMPLETED))
+                self.outbox.append(Produced(request.id, Payload(scores), COMPLETED))
             moved = True
         return moved
 
