@@ -2,8 +2,8 @@
 
 import ast
 import re
-import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,10 +23,10 @@ EXAMPLES = {Kind.FAMILY: "pocket", Kind.STAGE: "scorer", Kind.CONNECTOR: "inline
 
 @pytest.fixture(autouse=True)
 def no_example_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the connector can be imported in tests."""
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path) != REPOSITORY / "examples" / "connector"])
-    for name in [name for name in sys.modules if name.startswith("omni_inline")]:
-        monkeypatch.delitem(sys.modules, name)
+    """In tests, that of the connector can be imported."""
+    monkeypatch.setattr(
+        "omni.cli.new.distribution.find_spec", lambda name: None if name == "omni_inline" else find_spec(name)
+    )
 
 
 def new(*arguments: str) -> Result:
