@@ -4,9 +4,10 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pytest
 import torch
 
-from omni import Omni, SamplingParams
+from omni import Omni, SamplingParams, StageError
 from omni.payload import Payload
 from omni.testing import check_stage
 from omni_scorer.kind import ScorerKind
@@ -53,3 +54,11 @@ def test_scores_hidden_states_of_any_family(tmp_path: Path) -> None:
     (output,) = result.outputs["scorer"]
     assert isinstance(output.meta, Scores)
     np.testing.assert_allclose(output.meta.scores, states_LTD[0].square().mean(1).sqrt(), rtol=1e-5)
+
+
+def test_an_input_with_too_many_rows_fails_its_request(tmp_path: Path) -> None:
+    write_tiny(tmp_path, seed=0)
+    with Omni(tmp_path, device="cpu", extensions=["scorer"], overrides={"scorer.max_rows": 2}) as omni:
+        with pytest.raises(StageError, match=r"scorer.*rows are more than scorer\.max_rows, 2"):
+            omni.generate("hello", stream=False, sampling=SamplingParams(max_tokens=1))
+        assert omni.generate("hello", modalities=("text",), stream=False).text
