@@ -140,18 +140,19 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
     def _launch(self, request: ScorerRequest, message: Feed) -> None:
         source = message.payload.tensors[ROWS]
         count = source.shape[0]
-        rows_nW, scores_n = self._device.empty(source.shape, source.dtype, self._stream), self._scores_N[:count]
-        receipt = self._receiver.receive([Transfer(source, rows_nW)])
-        message.release(receipt.end)
+        scores_n = self._scores_N[:count]
         self._downloads.begin()
         try:
-            receipt.check()
+            rows_nW = self._device.empty(source.shape, source.dtype, self._stream)
+            self._receiver.receive([Transfer(source, rows_nW)]).check()
             self._device.launch(self._stream, run_scorer, self._model, rows_nW, scores_n)
             sent = self._downloads.send(download_scorer, scores_n)
         except Exception as error:
             self._downloads.forget()
             self.fail(request.id, "scoring its rows", error)
             return
+        finally:
+            message.release(self._device.record(self._stream))
         self._batches.append(Batch(request, request.rows, count, sent))
         request.in_flight += 1
         request.rows += count
