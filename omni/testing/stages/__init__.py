@@ -19,11 +19,11 @@ __all__ = ["CHECKS", "check_stage"]
 
 CHECKS: tuple[Callable[[Bench], None], ...] = (
     runs.declares,
+    runs.not_before_ready,
     runs.alone,
     runs.together,
     runs.in_parts,
     runs.from_the_front_end,
-    runs.not_before_ready,
     runs.foreign_input,
     runs.without_input,
     runs.read_late,
@@ -78,7 +78,7 @@ def check_stage(
     | every launch fails, one by one; `close` at every point | `failures`, `closed` |
     | late devices, with every memory access checked for races | `late_devices` |
     | no wait for the device, no tensor work outside of a phase | `guarded` |
-    | after each, `usage` is zero and every input is released, once; counters grow | everywhere |
+    | after each, `usage` is zero and every input is released; counters grow | everywhere |
 
     A point is a tick, on a device that runs one operation in each; of a long request, 32 points are taken.
     """

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +25,8 @@ from omni.testing.stages.values import Values
 
 NAME = "checked"
 """The name of the stage."""
+APART = 4
+"""Ticks between two messages of a request that is interrupted: it is also interrupted while it waits for inputs."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -50,7 +52,7 @@ class Bench:
         self.checked = checked
         self.expected: list[Values] = []
         self.points = 0
-        """Ticks of the longest sample alone, on a device that runs one operation in each tick."""
+        """Ticks of all samples, fed in parts, on a device that runs one operation in each tick."""
         self._empty = TemporaryDirectory(prefix="omni-test-")
         if checked.checkpoint is None:
             Path(self._empty.name, "config.json").write_text(json.dumps({"model_type": NAME}))
@@ -101,15 +103,17 @@ class Bench:
         apart: int = 0,
         read_after: int = 0,
         front_end: bool = False,
-        guard: Callable[[Device], AbstractContextManager[object]] = lambda device: nullcontext(),
+        guard: Callable[[Device], AbstractContextManager[object]] | None = None,
         remedy: str,
     ) -> Session:
-        """Plays every sample, and requires the outputs and that nothing is held. For apart see `Session.play`."""
+        """Plays every sample, and requires the outputs and that nothing is held. For apart see `Session.play`, for guard
+        `Session`."""
         session, names = self.session(device, read_after), self.names(copies)
+        session.guard = guard or session.guard
         scripts = {
             name: session.script(name, self.checked.inputs[index], front_end=front_end) for name, index in names.items()
         }
-        with torch.inference_mode(), guard(session.device):
+        with torch.inference_mode():
             session.play(scripts, apart=apart)
         for name, index in names.items():
             self.require_right(session, name, index, remedy)

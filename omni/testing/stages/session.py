@@ -1,6 +1,7 @@
 """One worker, and what the suite makes it do: requests that are opened, fed and ended, and consumers of what it gives."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import msgspec
@@ -26,21 +27,16 @@ _ENDS = "an unfinished request needs an event to come, or room; see that advance
 
 
 class WatchedLease(Lease):
-    """acquired: whether it was. releases: how often it was released."""
+    """acquired: whether it was."""
 
     def __init__(self, loan: tuple[Ref, Pending], payload: Payload) -> None:
         self.acquired = False
-        self.releases = 0
         self.ref, pending = loan
         super().__init__(pending, [payload])
 
     def acquire(self) -> None:
         self.acquired = True
         super().acquire()
-
-    def release(self, after: Event) -> None:
-        self.releases += 1
-        super().release(after)
 
 
 @dataclass(eq=False)
@@ -66,9 +62,11 @@ class Reading:
 
 
 class Session:
-    """ends: by request. read_after: ticks that consumers let pass before they read an output."""
+    """ends: by request. read_after: ticks that consumers let pass before they read an output. guard: entered while the
+    worker ticks."""
 
     def __init__(self, worker: StageWorker, device: Device, sampling: SamplingParams, read_after: int = 0) -> None:
+        self.guard: Callable[[Device], AbstractContextManager[object]] = _no_guard
         self.worker = worker
         self.device = device
         self.ends: dict[str, Done | Failed] = {}
@@ -142,7 +140,8 @@ class Session:
 
     def tick(self) -> bool:
         """One tick of the worker, and of its neighbours."""
-        with calling("StageWorker.tick", "catch what a request's work raises, and end the request with `fail`"):
+        remedy = "catch what a request's work raises, and end the request with `fail`"
+        with calling("StageWorker.tick", remedy), self.guard(self.device):
             moved = self.worker.tick()
         require(
             isinstance(moved, bool),
@@ -229,26 +228,27 @@ class Session:
         return Values.of([(each.produced.payload.meta, each.host) for each in read])
 
     def require_free(self, when: str) -> None:
-        """Nothing is held, and every input is released, once."""
+        """Nothing is held, and every input is released."""
         self.settle()
         require(
             not self.held,
             f"usage is zero when no request is there; {when} it is {self.held}",
             "free in `drop` all that a request holds, however it ends, and count in `usage` what is held now",
         )
+        self.require_released(when)
+
+    def require_released(self, when: str) -> None:
+        """Every input that the worker has taken is released."""
         for name, inputs in self.inputs.items():
             for number, given in enumerate(inputs):
+                if given.feed in self.worker.inbox:
+                    continue
                 self._require_released(name, number, given, when)
 
     def _require_released(self, name: str, number: int, given: Input, when: str) -> None:
         assert given.lease is not None
         tensors = bool(given.feed.payload.tensors)
         what = f"input {number} of request {name!r} ({type(given.feed.payload.meta).__name__}), {when}"
-        require(
-            given.lease.releases <= 1,
-            f"an input is released once: {what}, was released {given.lease.releases} times",
-            "call Feed.release in one place",
-        )
         require(
             given.lease.acquired and given.lease.ref.released,
             f"every input is released: {what}, is not",
@@ -341,6 +341,10 @@ class Session:
 
     def _unfinished(self, names: Sequence[str]) -> str:
         return ", ".join(repr(name) for name in names if not self.over(name))
+
+
+def _no_guard(device: Device) -> AbstractContextManager[object]:
+    return nullcontext()
 
 
 def _base(tensor: Tensor | PageSlice) -> Tensor:
