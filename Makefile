@@ -18,7 +18,7 @@ RECORDINGS := $(sort $(wildcard examples/assets/*.wav))
 ANSWER := build/answer
 PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check test mutants lint types format docs surface clean
+.PHONY: demo check test mutants lint types format docs surface examples clean
 .DELETE_ON_ERROR:
 
 demo: $(MODEL)/config.json
@@ -58,6 +58,12 @@ docs: $(VENV)/.docs
 # The list of public names that a test compares with the sources; see docs/public.md.
 surface:
 	PYTHONPATH=scripts $(PYTHON) -m reference > tests/omni/public_surface.txt
+
+# The third-party distributions in examples/ are what `omni new` writes. After a change of omni/cli/new/templates:
+examples: $(INSTALLED)
+	for each in family:pocket stage:scorer connector:inline processor:variety; do \
+		kind=$${each%:*} name=$${each#*:} && rm -rf examples/$$kind build/omni-$$name && \
+		$(BIN)/omni new $$kind $$name --into build && mv build/omni-$$name examples/$$kind || exit 1; done
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -10,6 +10,7 @@ from omni.engine.build import (
     load_stages,
     measure_stages,
     open_checkpoint,
+    plan_of,
     resolve_pipeline,
 )
 from omni.engine.choice import PipelineChoice, PipelineFunction
@@ -60,5 +61,6 @@ __all__ = [
     "load_stages",
     "measure_stages",
     "open_checkpoint",
+    "plan_of",
     "resolve_pipeline",
 ]

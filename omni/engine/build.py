@@ -116,6 +116,11 @@ def resolve_pipeline(
             "config.json", problem, f"use it as published; if it is, correct {family.pipeline}"
         ) from error
     pipeline = expect(built, Pipeline, f"families.{family.name}.pipeline", build)
+    return plan_of(pipeline, plugins, layers, choice)
+
+
+def plan_of(pipeline: Pipeline, plugins: Plugins, layers: Sequence[Layer] = (), choice: PipelineChoice = _ANY) -> Plan:
+    """The pipeline with the user's changes, then with settings applied, checked as a whole. Raises ConfigError or PluginError."""
     configured, settings = configure(apply_choice(pipeline, plugins, choice), layers)
     return replace(check_pipeline(configured, plugins), settings=settings, extensions=tuple(choice.extensions))
 

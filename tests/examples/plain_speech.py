@@ -4,6 +4,7 @@ Shapes: T positions, D width, C channels, S samples.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint
@@ -60,6 +61,18 @@ class PlainSpeech:
             frame, embedded = self._frame(hidden_D, token)
             frames.append(frame)
             inputs.append(torch.stack(embedded).sum(0))
+
+    @torch.no_grad()
+    def tokens(self, prompt: Sequence[int], count: int) -> list[int]:
+        """The first codes of so many frames, whatever ends the speech."""
+        inputs = list(self._weights["talker.model.embed_tokens.weight"][list(prompt)])
+        made: list[int] = []
+        while len(made) < count:
+            hidden_D = _newest(self._talker, inputs)
+            made.append(self._best("talker.codec_head.weight", hidden_D))
+            _, embedded = self._frame(hidden_D, made[-1])
+            inputs.append(torch.stack(embedded).sum(0))
+        return made
 
     def sound(self, frames: list[list[int]]) -> NDArray[np.float32]:
         """The whole waveform of the frames at once, `[S]`."""

@@ -6,8 +6,8 @@ from omni.device import COMPLETED
 from omni.device.cpu import CpuDevice
 from omni.errors import StageError
 from omni.stage import Feed, MailboxWorker, Open
+from omni.testing.stages.driver import StageDriver
 from tests.support.fake_graph import FakeGraph, host, lent
-from tests.support.stage_driver import StageDriver
 
 pytestmark = pytest.mark.plants_faults
 

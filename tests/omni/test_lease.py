@@ -11,9 +11,9 @@ from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge
 from omni.stage import Feed, Lease, Produced
 from omni.testing.connectors import Gate
+from omni.testing.stages.loan import lend
 from omni_local.connector import LocalPending, LocalRef
 from tests.support.fake_graph import Note, lent
-from tests.support.stage_driver import lend
 
 PAGES = torch.zeros(2, 4, 3)
 

@@ -15,8 +15,8 @@ from omni.device.meta import MetaDevice
 from omni.engine import StageMemory, load_stages, resolve_pipeline
 from omni.errors import ConfigError
 from omni.stage import LoadedStage
+from omni.testing.engines import TickedEngine
 from omni_ar.loaded import LoadedAr
-from tests.support.engines import TickedEngine
 from tests.support.omni_engine import OmniEngine, in_tree_plugins
 from tests.support.reference import chat, picture, sound
 from tests.support.tiny_text import TextEngine, write_text_model

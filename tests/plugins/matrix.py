@@ -22,9 +22,10 @@ from omni.frontend.vocabulary import Vocabulary
 from omni.hookspecs import hookimpl
 from omni.plugin.entries import LogitsProcessorEntry
 from omni.sampling import HostLogitsProcessor, LogitsEdit, SamplingParams, StructuredOutput
+from omni.testing.engines import TickedEngine
 from omni_ar.options import ArOptions
 from omni_ar.processors import HistoryProcessor
-from tests.support.engines import TickedEngine, plugins_of
+from tests.support.engines import plugins_of
 from tests.support.received import Received
 
 BLOCK = 2

@@ -16,6 +16,8 @@ from omni.errors import OmniError
 from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
 from omni.sampling import NO_RULES, HostRules, SamplingParams
 from omni.stage import Done, Failed, Open, Outbound, Produced
+from omni.testing.stages.driver import SOURCE, StageDriver
+from omni.testing.stages.loan import lend
 from omni_ar.attention import AttentionBackend, TorchPagedAttention
 from omni_ar.inputs import Prompt, PromptHidden, StepInputs, TokenCodes, TokenHidden
 from omni_ar.model import ArModel
@@ -23,7 +25,6 @@ from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.runner import Runner, SourceFactory
 from omni_ar.run.worker import ArWorker
-from tests.support.stage_driver import SOURCE, StageDriver, lend
 
 TEXT = "text"
 """The edge that conditioning of a codec model comes over."""

@@ -31,11 +31,11 @@ from omni.payload import Payload
 from omni.sampling import HostRules, SamplingParams
 from omni.stage import StageUsage
 from omni.testing import SimulatedDevice, Simulation
+from omni.testing.engines import GIVEN_UP, TickedEngine
 from omni_ar.inputs import StepInputs
 from tests.support.ar_driver import plain_prompt
 from tests.support.codec_family import SPEAKER, codec_plugins
 from tests.support.codec_family import write_checkpoint as write_codec
-from tests.support.engines import GIVEN_UP, TickedEngine
 from tests.support.hidden_family import CLERK, READER, SCRIBE, WRITER, hidden_plugins
 from tests.support.hidden_family import write_checkpoint as write_hidden
 from tests.support.listener import LISTENER, listener_plugins

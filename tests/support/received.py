@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from omni.engine import EngineOutput, RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.errors import OmniError
 from omni.payload import AudioChunk, GeneratedTokens, TokenLogprobs
-from tests.support.engines import GIVEN_UP
+from omni.testing.engines import GIVEN_UP
 from tests.support.hidden_model import Reading
 from tests.support.tap import CodesChunk
 

@@ -28,9 +28,9 @@ from omni.pipeline import EdgeSettings
 from omni.plugin import ConnectorEntry
 from omni.plugin.manager import load_plugins
 from omni.stage import LoadedStage
+from omni.testing.engines import TickedEngine
 from tests.support.echo_family import EchoKind, echo_model
 from tests.support.echo_plugin import POINT
-from tests.support.engines import TickedEngine
 from tests.support.entry_points import own_entry_points
 
 pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("installed")]

@@ -18,8 +18,8 @@ from omni.engine import (
 )
 from omni.payload import GeneratedTokens, Payload
 from omni.sampling import SamplingParams
+from omni.testing.engines import GIVEN_UP, TickedEngine
 from tests.support.ar_driver import plain_prompt
-from tests.support.engines import GIVEN_UP, TickedEngine
 from tests.support.hidden_family import CLERK, MODALITIES, READER, WRITER, hidden_plugins, model_of
 from tests.support.hidden_model import Reading, ReadOut
 from tests.support.omni_engine import Result

@@ -10,6 +10,7 @@ import torch
 from omni.device import Graph, HostSlot, Launch, Stream
 from omni.device.cpu import CpuDevice
 from omni.payload import Payload
+from omni.testing.stages.driver import StageDriver
 from omni_ar.kernels.step.state import RowState
 from omni_encoder.inputs import MediaItem
 from omni_encoder.options import EncoderOptions
@@ -18,7 +19,6 @@ from tests.support.frame_bench import random_codes
 from tests.support.mixed_traffic import AnyEngine, World, alone, make_world
 from tests.support.painter import Bench
 from tests.support.received import Received
-from tests.support.stage_driver import StageDriver
 from tests.support.tensors import tensors_of
 from tests.support.tiers import SLOW, few
 from tests.support.tower import Tower

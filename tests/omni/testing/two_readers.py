@@ -9,10 +9,10 @@ from omni.device import Device
 from omni.payload import PageSlice
 from omni.stage import Outbound, Produced
 from omni.testing import SimulatedDevice
+from omni.testing.stages.loan import lend
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import ArDriver, plain_prompt, take_rows
 from tests.support.small_text import SmallText, greedy
-from tests.support.stage_driver import lend
 
 _MODEL = SmallText(payload=True)
 _LENT = [(7 * place * place) % 61 for place in range(26)]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.support.engines import GIVEN_UP
+from omni.testing.engines import GIVEN_UP
 from tests.support.omni_engine import OmniEngine, Result
 from tests.support.reference import chat, picture, sound, tiny_checkpoint
 from tests.support.tiny_omni import SHAPE, TOLERANCE

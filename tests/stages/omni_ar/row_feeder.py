@@ -15,11 +15,11 @@ from omni.connector import Ref
 from omni.device import COMPLETED, Device, Event
 from omni.payload import PageSlice, Payload
 from omni.stage import Feed, Lease
+from omni.testing.stages.loan import lend
 from omni_ar.inputs import StepInputs
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import TEXT, ArDriver
 from tests.support.listener import PAD, Condition, Listener, answered
-from tests.support.stage_driver import lend
 
 WIDTH = 8
 MODEL = Listener(WIDTH)

@@ -9,8 +9,8 @@ import pytest
 from omni.device import Device, SyncCheck, open_device, sync_guard
 from omni.sampling import HostRules, SamplingParams
 from omni.testing import SimulatedDevice
+from omni.testing.engines import GIVEN_UP, TickedEngine
 from tests.support.devices import full_float32, no_synchronization
-from tests.support.engines import GIVEN_UP, TickedEngine
 from tests.support.listener import (
     ANSWER,
     LISTENER,

@@ -8,6 +8,7 @@ from torch import Tensor
 from omni.errors import InputError, OmniError, StageError
 from omni.payload import PageSlice, Payload
 from omni.stage import Done, PayloadReceiver
+from omni.testing.stages.driver import SOURCE
 from omni_ar.inputs import MultimodalEmbedding, Placeholder, StepInputs
 from omni_ar.model import NextTokens
 from omni_ar.options import ArOptions
@@ -19,7 +20,6 @@ from tests.support.ar_driver import TEXT, ArDriver, plain_prompt
 from tests.support.devices import CountingDevice, QueuedDevice
 from tests.support.listener import Listener, WordlessListener
 from tests.support.small_codec import SmallCodec, codec_prompt
-from tests.support.stage_driver import SOURCE
 
 PROMPTS = [[(7 * place + 5 * index) % 53 for place in range(2 + 3 * index)] for index in range(5)]
 ALL = "01234"

@@ -9,12 +9,12 @@ from omni.errors import InputError
 from omni.payload import Payload
 from omni.sampling import SamplingParams
 from omni.stage import Failed, Open
+from omni.testing.stages.driver import SOURCE
 from omni_diffusion.inputs import Voice
 from omni_diffusion.options import DiffusionOptions
 from omni_diffusion.windows import Noise, Window
 from tests.support.frame_bench import random_codes
 from tests.support.painter import BLOCK, REPEATS, WIDTH, Bench, drawn
-from tests.support.stage_driver import SOURCE
 
 
 def ask(bench: Bench, name: str, count: int, sampling: SamplingParams, sample_index: int = 0) -> None:

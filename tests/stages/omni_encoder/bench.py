@@ -6,10 +6,10 @@ from torch import Tensor
 
 from omni.device import Device
 from omni.payload import Payload
+from omni.testing.stages.driver import FailingDriver
 from omni_encoder.inputs import Encoded, MediaItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker
-from tests.support.stage_driver import FailingDriver
 from tests.support.tower import Tower
 
 

@@ -2,21 +2,14 @@
 
 from collections.abc import Sequence
 
-from omni.connector import Pending, Ref
+from omni.connector import Ref
 from omni.device import COMPLETED, Device, Event, Stream
 from omni.payload import Payload
 from omni.sampling import SamplingParams
 from omni.stage import Abort, Done, Ended, Failed, Feed, Lease, Open, Outbound, Pause, Produced, Resume, StageWorker
-from omni_local.connector import LocalReceiver, LocalSender
+from omni.testing.stages.loan import lend
 
 SOURCE = "frontend"
-
-
-def lend(payload: Payload, ready: Event = COMPLETED) -> tuple[Ref, Pending]:
-    """Sends a payload by reference: its producer's end, and its consumer's."""
-    ref = LocalSender().send(payload, ready)
-    (piece,) = ref.pieces()
-    return ref, LocalReceiver().receive(piece)
 
 
 class StageDriver:

@@ -1,0 +1,111 @@
+"""An engine that takes what users ask, and runs it to its end."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import count
+
+from omni.engine import EngineRequest
+from omni.frontend.base import Chat, Frontend, Message, TextPart
+from omni.frontend.build import build_frontend
+from omni.sampling import SamplingParams
+from omni.testing.engines.result import Result
+from omni.testing.engines.ticked import TickedEngine
+from omni.testing.simulation.device import SimulatedDevice
+
+PATIENCE_SECONDS = 60.0
+"""How long an engine may do nothing while requests are under way."""
+
+Asked = str | Chat | EngineRequest
+"""A request: a text, greedy; a chat; or one that is prepared."""
+
+_numbers = count(1)
+
+
+class PipelineEngine(TickedEngine):
+    """Runs requests through the family's front end and stages."""
+
+    @cached_property
+    def frontend(self) -> Frontend:
+        """The family's."""
+        return build_frontend(self.plan.pipeline, self.checkpoint)
+
+    def request(self, asked: Asked, sampling: SamplingParams | None = None) -> EngineRequest:
+        """A text or a chat as the engine takes it. Raises what the front end raises.
+
+        sampling: of a text, at the stage that samples first; greedy by default.
+        """
+        if isinstance(asked, EngineRequest):
+            return asked
+        if isinstance(asked, str):
+            stage, modalities = (
+                self.plan.pipeline.main_stage,
+                {each.modality for each in self.plan.pipeline.outputs if each.default},
+            )
+            params = {} if stage is None else {stage: sampling or SamplingParams(temperature=0.0)}
+            asked = Chat((Message("user", (TextPart(asked),)),), frozenset(modalities), None, params)
+        prepared = self.frontend.prepare(asked)
+        return EngineRequest(
+            f"test-{next(_numbers)}",
+            asked.modalities,
+            prepared.inputs,
+            prepared.edges,
+            asked.sampling,
+            cache_salt=asked.cache_salt,
+        )
+
+    def start(self, asked: Asked, sampling: SamplingParams | None = None) -> Result:
+        """Submits a request. Its result fills while the engine is ticked."""
+        result = Result()
+        self.engine.submit(self.request(asked, sampling), result.take)
+        return result
+
+    def answer(self, asked: Asked, sampling: SamplingParams | None = None) -> Result:
+        """Runs one request alone. Raises its error."""
+        (result,) = self.run([self.request(asked, sampling)])
+        if result.error is not None:
+            raise result.error
+        return result
+
+    def run(
+        self,
+        requests: Sequence[Asked],
+        arrivals: Sequence[int] | None = None,
+        departures: Mapping[int, int] | None = None,
+    ) -> list[Result]:
+        """Runs requests until all are over. Raises AssertionError if a stage holds anything then.
+
+        Request i joins before tick `arrivals[i]`, all at the start by default, and is aborted before tick `departures[i]`
+        if that is there: its result's error is then `GIVEN_UP`. On a simulated device the ticks are rounds of its
+        simulation, and races are errors.
+        """
+        prepared = [self.request(each) for each in requests]
+        if len({each.id for each in prepared}) < len(prepared):
+            prepared = [replace(each, id=f"{each.id}-{index}") for index, each in enumerate(prepared)]
+        results = [Result() for _ in prepared]
+        actions: list[tuple[int, Callable[[], object]]] = []
+        for index, (each, result) in enumerate(zip(prepared, results, strict=True)):
+            actions.append((arrivals[index] if arrivals else 0, partial(self.engine.submit, each, result.take)))
+        actions += [(tick, partial(self.leave, prepared[index].id)) for index, tick in (departures or {}).items()]
+        actions.sort(key=lambda action: action[0])
+        if isinstance(self.device, SimulatedDevice) and self.device.schedule is not None:
+            simulation = self.simulate()
+            for tick, act in actions:
+                simulation.at(tick, act)
+            simulation.run()
+            self.device.assert_no_races()
+        else:
+            self._play(actions)
+        self.assert_free()
+        return results
+
+    def _play(self, actions: list[tuple[int, Callable[[], object]]]) -> None:
+        since, tick = time.monotonic(), 0
+        while actions or not self.engine.idle:
+            while actions and actions[0][0] <= tick:
+                actions.pop(0)[1]()
+            since = time.monotonic() if self.tick() else since
+            stuck = time.monotonic() - since > PATIENCE_SECONDS
+            assert not stuck, f"nothing moves, and requests are not over: the stages hold {self.engine.usage()}"
+            tick += 1

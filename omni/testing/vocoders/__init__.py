@@ -1,0 +1,94 @@
+"""The conformance suite of vocoder models: `check_vocoder`."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from omni.device import Device
+from omni.device.cpu import CpuDevice
+from omni.errors import ConfigError
+from omni.testing.vocoders import checks
+from omni.testing.vocoders.bench import Bench, Vocoder
+
+__all__ = ["CHECKS", "Vocoder", "check_vocoder"]
+
+CHECKS: tuple[Callable[[Bench], None], ...] = (
+    checks.declares,
+    checks.one_pass,
+    checks.chunks_of_any_size,
+    checks.batches,
+    checks.interleaved,
+    checks.rows_reused,
+    checks.state_freed,
+    checks.unknown_codes,
+    checks.guarded,
+)
+"""In this order. The docstring of each says what it catches."""
+
+_REQUESTS = 4
+_FEWEST_FRAMES = 12
+_LOUD = 1e-3
+
+
+def check_vocoder(
+    model: Vocoder,
+    *,
+    codebook_size: int,
+    whole: Callable[[Tensor], Tensor] | None = None,
+    frames: int = 24,
+    device: Device | None = None,
+    tolerance: float = 1e-4,
+) -> None:
+    """Raises AssertionError, which names the broken promise and a remedy, if a model breaks one of
+    `omni_vocoder.model.VocoderModel`.
+
+    model: on the device, weights loaded, in float32.
+    codebook_size: of each code group: the suite draws codes below it, and a few beyond it, which the model must clamp.
+    whole: the author's own pass over a whole request: codes int64 `[N, G]` to samples `[S]`. None compares with one
+        `decode` of all frames.
+    frames: of a request; more than the layers look back.
+    device: of the model; None is the CPU.
+    tolerance: of the waveform's peak.
+
+    | checked | in |
+    |---|---|
+    | numbers of the model; one pass, twice, and against `whole` | `declares`, `one_pass` |
+    | chunks of any size give the waveform of one pass | `chunks_of_any_size` |
+    | batches with padding; streams whose chunks come in turn | `batches`, `interleaved` |
+    | a row that is used again; memory that does not grow | `rows_reused`, `state_freed` |
+    | ids beyond the tables; no wait for the device | `unknown_codes`, `guarded` |
+    | shapes, values in [-1, 1], codes that are not written | everywhere |
+
+    Runs the model, not a stage: `check_stage("omni_vocoder.kind:VocoderStageKind", ...)` runs one.
+    """
+    fewest = max(_FEWEST_FRAMES, 2 * model.min_first_frames)
+    if frames < fewest:
+        raise ConfigError("frames", f"are {frames}", f"give {fewest} or more")
+    drawn = torch.Generator().manual_seed(0)
+    requests = [
+        torch.randint(0, codebook_size, (max(frames - 3 * n, fewest // 2 + 3), model.num_groups), generator=drawn)
+        for n in range(_REQUESTS)
+    ]
+    bench = Bench(model, device or CpuDevice(), requests, tolerance)
+    for check in CHECKS:
+        try:
+            if check is checks.one_pass:
+                _expect(bench, whole)
+            check(bench)
+        except AssertionError as error:
+            error.add_note(f"in the check {check.__name__}")
+            raise
+
+
+def _expect(bench: Bench, whole: Callable[[Tensor], Tensor] | None) -> None:
+    """The waveforms that all others are compared with."""
+    for codes_NG in bench.requests:
+        with torch.inference_mode():
+            wave_S = bench.stream(codes_NG, [len(codes_NG)]) if whole is None else whole(codes_NG).float().cpu()
+        bench.waves.append(wave_S)
+    if min(float(wave_S.abs().max()) if len(wave_S) else 0.0 for wave_S in bench.waves) < _LOUD:
+        problem = f"a waveform's peak is below {_LOUD}, so that nothing can be compared"
+        raise ConfigError(
+            "model" if whole is None else "whole", problem, "give weights that make sound (omni.tiny.scale_peak)"
+        )

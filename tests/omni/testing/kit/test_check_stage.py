@@ -1,0 +1,150 @@
+"""The conformance suite of stage kinds passes kinds that keep the contract, and finds each broken promise."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omni.errors import ConfigError
+from omni.payload import Payload
+from omni.sampling import SamplingParams
+from omni.stage import StageContext
+from omni.testing import check_stage
+from omni_ar.inputs import Prompt
+from omni_ar.options import ArOptions
+from omni_frames.request import CodeFrames
+from omni_vocoder.options import VocoderOptions
+from tests.omni.testing.kit import adder_faults
+from tests.omni.testing.kit.adder import SAMPLES, AdderKind, AdderOptions, sums
+from tests.omni.testing.kit.vocoder_faults import GROUPS, SmallVocoder
+from tests.support.small_text import SmallText, greedy
+
+HERE = "tests.omni.testing.kit.test_check_stage"
+
+
+def build_text(context: StageContext) -> SmallText:
+    return SmallText(payload=True, emits_tokens=True)
+
+
+def build_vocoder(context: StageContext) -> SmallVocoder:
+    return SmallVocoder()
+
+
+def check_adder(kind: Any, **arguments: Any) -> None:
+    given = {
+        "options": AdderOptions(),
+        "inputs": SAMPLES,
+        "expected": [sums(each) for each in SAMPLES],
+        "seeds": (1, 2),
+    }
+    check_stage(kind, **{**given, **arguments})
+
+
+@pytest.mark.parametrize("kind", [AdderKind, AdderKind(), "tests.omni.testing.kit.adder:AdderKind"])
+def test_a_small_kind_keeps_the_contract(kind: Any):
+    check_adder(kind)
+
+
+def test_outputs_alone_are_what_is_expected_by_default():
+    check_adder(AdderKind, expected=None, options=AdderOptions(max_num_seqs=5))
+
+
+def test_the_autoregressive_kind_keeps_the_contract():
+    prompts = [np.arange(length) for length in (3, 9, 17)]
+    check_stage(
+        "omni_ar.kind:ArStageKind",
+        options=ArOptions(max_num_seqs=2, block_size=4),
+        inputs=[[Payload(Prompt.of(ids))] for ids in prompts],
+        model=f"{HERE}:build_text",
+        sampling=SamplingParams(max_tokens=4, temperature=0.0),
+        seeds=(1,),
+    )
+
+
+def test_the_vocoder_kind_keeps_the_contract():
+    check_stage(
+        "omni_vocoder.kind:VocoderStageKind",
+        options=VocoderOptions(max_num_seqs=2, first_chunk_frames=2, chunk_frames=4),
+        inputs=[_frames(0, 1, 2, 3), _frames(1, 7, 5), _frames(2, 4)],
+        model=f"{HERE}:build_vocoder",
+        seeds=(1,),
+    )
+
+
+def _frames(seed: int, *counts: int) -> list[Payload]:
+    drawn = np.random.default_rng(seed)
+    codes = [torch.from_numpy(drawn.integers(0, 20, (count, GROUPS))) for count in counts]
+    return [Payload(CodeFrames(count=len(each)), {"codes": each}) for each in codes]
+
+
+def test_tokens_of_the_autoregressive_kind_are_compared_with_the_authors():
+    model, ids = SmallText(), [list(range(length)) for length in (3, 9)]
+    tokens = [greedy(model, each, 4) for each in ids]
+    assert tokens[0] != tokens[1]
+
+
+@pytest.mark.parametrize(
+    ("broken", "found_by", "message"),
+    [
+        (adder_faults.NoOptions, "declares", "options is a frozen msgspec.Struct; give the class"),
+        (adder_faults.LoadsNothing, "declares", "returns an omni.stage.LoadedStage.*PlainStage"),
+        (adder_faults.AddsTooMuch, "not_before_ready", "gets what is expected: Numbers 2 is"),
+        (adder_faults.SharesARow, "together", "keep everything by request"),
+        (
+            adder_faults.WantsAllAtOnce,
+            "together|in_parts",
+            "keep everything by request|inputs and the end come in any tick",
+        ),
+        (adder_faults.ReadsEarly, "not_before_ready", "launch nothing that reads an input before Feed.arrived"),
+        (adder_faults.WaitsForInputs, "not_before_ready", "tick never waits; ask Feed.arrived once"),
+        (adder_faults.IgnoresForeignInputs, "foreign_input", "fails: it got Done.*raise in `feed`"),
+        (adder_faults.NeverEndsEmpty, "without_input", "requests end: nothing happens any more"),
+        (
+            adder_faults.NeverReleases,
+            "not_before_ready",
+            r"every input is released: input 0 .*call Feed.release\(after\)",
+        ),
+        (
+            adder_faults.ReleasesBeforeItReads,
+            "late_devices|alone",
+            "release an input with an event|is in use until then|itself",
+        ),
+        (adder_faults.ReusesItsOutput, "together|read_late", "keep everything by request|as it is until Produced.free"),
+        (adder_faults.KeepsRows, "aborted", "usage is zero when no request is there; .*'rows': 1.*free in `drop`"),
+        (adder_faults.KeepsInputs, "foreign_input|aborted", "every input is released.*in `drop`"),
+        (adder_faults.IgnoresPauses, "paused", "paused from the start gives nothing.*between `pause` and `resume`"),
+        (adder_faults.ForgetsToResume, "paused", "requests end: nothing happens any more"),
+        (adder_faults.LosesInputsInAPause, "paused", "go on where it stopped"),
+        (adder_faults.GivesAfterAnAbort, "aborted", "a request that is over gives nothing.*drop late results"),
+        (
+            adder_faults.RaisesInATick,
+            "foreign_input|failures",
+            "StageWorker.tick does not raise.*end the request with `fail`",
+        ),
+        (adder_faults.LosesAFailedInput, "failures", r"every input is released: .*after launch 0 failed"),
+        (adder_faults.ClosesOnce, "declares", "close does not raise .*do nothing the second time"),
+        (adder_faults.CountsDown, "not_before_ready", "counters only grow: left did not"),
+        (adder_faults.IsAlwaysBusy, "declares", "tick of a worker without work returns False"),
+        (adder_faults.SaysNothingMoved, "declares", "tick returns whether anything happened"),
+        (adder_faults.Synchronizes, "guarded", "Device.synchronize.*poll an event in `advance`"),
+        (adder_faults.WorksOutsidePhases, "guarded", "ones ran outside a phase.*Device.launch"),
+        (adder_faults.KeepsRequests, "not_before_ready", "usage is zero when no request is there; .*'records': 1"),
+    ],
+)
+def test_the_suite_finds_a_broken_kind(broken: Any, found_by: str, message: str):
+    with pytest.raises(AssertionError, match=f"(?s)stage contract broken: .*({message})") as raised:
+        check_adder(broken)
+    assert any(f"in the check {name}" in raised.value.__notes__ for name in found_by.split("|")), raised.value.__notes__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"inputs": SAMPLES[:1]}, "inputs: are those of 1 requests; give 2 or more"),
+        ({"expected": []}, "expected: are of 0 requests, inputs of 3; give one for each"),
+    ],
+)
+def test_arguments_that_show_nothing_are_refused(arguments: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        check_adder(AdderKind, **arguments)
