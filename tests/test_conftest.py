@@ -19,7 +19,7 @@ from tests.support.patience import PATIENCE_SECONDS
 HEALED = """
 import pytest
 from omni.device.cpu import CpuDevice
-from tests.support.faults import FaultyDevice
+from omni.testing.faults import FaultyDevice
 from tests.support.frame_bench import random_codes
 from tests.support.wavemaker import Bench
 

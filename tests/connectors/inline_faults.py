@@ -8,11 +8,13 @@ from typing import Any, ClassVar
 import msgspec
 import torch
 
-from omni.connector import EdgeEnd, Pending, Received, Receiver, Sender
+from omni.connector import EdgeEnd, Pending, Reach, Received, Receiver, Ref, Sender
 from omni.connector.pieces import Piece
+from omni.connector.pool.sender import PoolRef, PoolSender
 from omni.device import Event
 from omni.payload import PageSlice, Payload
 from omni.payload.receiver import Transfer
+from omni_shm.connector import SharedMemoryConnector
 from tests.connectors.inline import (
     InlineConnector,
     InlinePending,
@@ -50,6 +52,45 @@ class InlineIgnoresMoved(_Inline):
         @property
         def readable(self) -> bool:
             return self._ready.done()
+
+
+class InlineClaimsRawTensors(_Inline):
+    raw_device_tensors = True
+
+
+class InlineClaimsTheProcess(_Inline):
+    reach = Reach.PROCESS
+
+
+class SharedMemoryClaimsRawTensors(SharedMemoryConnector):
+    raw_device_tensors = True
+
+
+class SharedMemoryAsksOnceForMoved(SharedMemoryConnector):
+    """Before the first gather alone."""
+
+    def sender(self, end: EdgeEnd) -> Sender:
+        return _AsksOnceSender(super().sender(end))
+
+
+class _AsksOnceSender:
+    def __init__(self, sender: Sender) -> None:
+        assert isinstance(sender, PoolSender)
+        self._sender = sender
+        self.address = sender.address
+        self.peer_lost = sender.peer_lost
+        self.close = sender.close
+
+    def send(self, payload: Payload, ready: Event) -> Ref:
+        return _AsksOnceRef(self._sender, payload, ready)
+
+
+class _AsksOnceRef(PoolRef):
+    begun = False
+
+    def may_copy(self) -> bool:
+        self.begun = self.begun or super().may_copy()
+        return self.begun
 
 
 class InlineNeverReportsGathers(_Inline):
@@ -248,6 +289,39 @@ class InlinePoolLosesAborted(_Pooled):
 
 
 # Of two processes.
+
+
+class InlineKeepsPiecesInATable(_Inline):
+    """The pieces are in this process, and their numbers travel."""
+
+    table: ClassVar[dict[int, object]] = {}
+
+    class ref(InlineRef):
+        def pieces(self) -> Sequence[object]:
+            pieces = super().pieces()
+            for piece in pieces:
+                InlineKeepsPiecesInATable.table[id(piece)] = piece
+            return [PieceNumber(number=id(piece)) for piece in pieces]
+
+    class receiver_type(InlineReceiver):
+        def receive(self, piece: object) -> Pending:
+            return super().receive(_looked_up(piece))
+
+        def discard(self, piece: object) -> None:
+            _looked_up(piece)
+
+    class pending(InlinePending):
+        def add(self, piece: object) -> None:
+            super().add(_looked_up(piece))
+
+
+def _looked_up(piece: object) -> object:
+    assert isinstance(piece, PieceNumber)
+    return InlineKeepsPiecesInATable.table.pop(piece.number)
+
+
+class PieceNumber(msgspec.Struct, frozen=True, kw_only=True):
+    number: int
 
 
 class InlineForgetsThePeer(_Inline):

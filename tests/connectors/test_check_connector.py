@@ -45,6 +45,13 @@ def test_it_keeps_the_contract_on_a_device_whose_work_is_late():
         (local_faults.LocalClaimsTheHost, "is a msgspec.Struct"),
         (inline_faults.InlineIgnoresReady, "nothing is ready before"),
         (inline_faults.InlineIgnoresMoved, "pages.* keeps its contents"),
+        (inline_faults.SharedMemoryAsksOnceForMoved, "keeps its contents"),
+        (inline_faults.InlineClaimsRawTensors, "copies through the host says so .*pieces carry .*set it to False"),
+        (
+            inline_faults.SharedMemoryClaimsRawTensors,
+            "copies through the host says so .*in host memory; set it to False",
+        ),
+        (inline_faults.InlineClaimsTheProcess, "within a process, page slices travel as they are"),
         (inline_faults.InlineNeverReportsGathers, "reports each gather"),
         (inline_faults.InlineKeepsThePlace, "pages.* keeps its contents"),
         (inline_faults.InlineReversesPieces, "Receiver.receive does not fail"),

@@ -43,6 +43,13 @@ def test_pieces_that_cannot_be_sent_are_found(bench):
         every_dtype_and_layout(made)
 
 
+def test_a_connector_of_one_process_that_claims_the_host_is_found(bench):
+    """With both ends in one thread it is right."""
+    made = bench(inline_faults.InlineKeepsPiecesInATable)
+    with pytest.raises(AssertionError, match=r"Receiver\.receive does not fail"):
+        every_dtype_and_layout(made)
+
+
 def test_a_sender_that_is_mute_after_its_peer_is_lost_is_found(bench, monkeypatch):
     made = bench(inline_faults.InlineForgetsThePeer)
     end, following = made.end, RemoteEnd(path_of(inline_faults.InlineForgetsThePeer), CpuDevice())

@@ -7,7 +7,7 @@ from functools import cache
 
 from omni.errors import StageError
 from omni.frontend.base import Chat
-from tests.support.faults import FaultyDevice, FaultyStirredDevice, Place, PlantedError
+from omni.testing.faults import FaultyDevice, FaultyStirredDevice, Place, PlantedError
 from tests.support.omni_engine import OmniEngine, Result, differences
 from tests.support.pressure import NO_CACHE, Overrides, few_blocks, overrides
 from tests.support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint

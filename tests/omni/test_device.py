@@ -11,7 +11,7 @@ from omni.device.cpu import CpuDevice
 from omni.device.select import name_device
 from omni.device.sync_operators import Copy
 from omni.errors import ConfigError
-from tests.support.devices import QueuedDevice
+from omni.testing.simulation.late import QueuedDevice
 
 
 def add_one(rows: torch.Tensor) -> None:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 import pytest
 
+from omni.testing.faults import FaultyStirredDevice, PlantedError
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
 from tests.omni.fault_bench import AR, CHATS, STAGES, FaultBench, assert_named, bench, failures
-from tests.support.faults import FaultyStirredDevice, PlantedError
 from tests.support.resources import records
 from tests.support.tiers import few
 

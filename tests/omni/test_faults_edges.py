@@ -12,9 +12,10 @@ from omni.engine import Plan
 from omni.payload import Payload
 from omni.pipeline.adapter import Adapter, AdapterFactory
 from omni.testing.engines import GIVEN_UP
+from omni.testing.faults import Faults, planted
 from omni_local.connector import LocalPending, LocalReceiver, LocalSender
 from tests.omni.fault_bench import CHATS, NO_CACHES, SHAPE, TOGETHER, failures
-from tests.support.faults import Faults, planted, spoil
+from tests.support.faults import spoil
 from tests.support.omni_engine import OmniEngine
 from tests.support.pressure import overrides
 from tests.support.reference import tiny_checkpoint

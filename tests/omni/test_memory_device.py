@@ -10,7 +10,7 @@ from omni.device import AllocationCount, Device, open_device
 from omni.device.cpu import CpuDevice
 from omni.device.meta import MetaDevice
 from omni.stage import module_bytes
-from tests.support.devices import QueuedDevice
+from omni.testing.simulation.late import QueuedDevice
 
 KIB = 1024
 

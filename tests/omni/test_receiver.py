@@ -13,8 +13,8 @@ from omni.device import COMPLETED, Event, PhaseCategory, category_of
 from omni.payload import PageSlice
 from omni.payload.receiver import Source
 from omni.stage import PayloadReceiver, Transfer, as_matrix
-from tests.support.devices import QueuedDevice
-from tests.support.faults import FaultyStirredDevice, PlantedError, write_over
+from omni.testing.faults import FaultyStirredDevice, PlantedError, write_over
+from omni.testing.simulation.late import QueuedDevice
 
 WIDTH, BLOCKS, BLOCK = 6, 4, 5
 CAPACITY = 4000

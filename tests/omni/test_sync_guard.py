@@ -12,7 +12,7 @@ from omni.device import HostRing, SyncCheck, SyncGuard, SyncPoint, host_waits, m
 from omni.device.cpu import CpuDevice
 from omni.device.meta import MetaDevice
 from omni.errors import ConfigError, SyncError
-from tests.support.devices import QueuedDevice
+from omni.testing.simulation.late import QueuedDevice
 
 MASK = torch.arange(6) > 2
 BYTES = MASK.to(torch.uint8)

@@ -22,9 +22,9 @@ from omni.sampling import GREEDY as GREEDY_DEFAULTS
 from omni.sampling import HostLogitsProcessor, SamplingParams
 from omni.testing import SimulatedDevice
 from omni.testing.engines import GIVEN_UP
+from omni.testing.simulation.late import LateDevice
 from omni_ar.sampling.rng import gumbel
 from tests.plugins.matrix import GREEDY, SEEDED, Cell, Family
-from tests.support.devices import LateDevice
 from tests.support.received import Received
 from tests.support.sampler_bench import reference_logits, reference_warp
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from omni.testing.simulation.late import LateDevice
 from tests.plugins.matrix import (
     AGAINST,
     GREEDY,
@@ -25,7 +26,6 @@ from tests.plugins.matrix import (
 )
 from tests.plugins.matrix_families import FAMILIES, TALKER_SETS, OmniFamily, TextFamily, family_in
 from tests.plugins.matrix_run import Ask, cut, play, run_cell
-from tests.support.devices import LateDevice
 from tests.support.received import NEAR, Received
 from tests.support.tiers import SLOW, chosen, few
 

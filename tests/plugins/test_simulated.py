@@ -5,10 +5,10 @@ import pytest
 from omni.device import open_device
 from omni.frontend.base import Chat
 from omni.testing import LaunchGuard, SimulatedDevice
+from omni.testing.simulation.late import LateDevice
 from tests.plugins.omni_qwen2_5_omni.heard_omni import CHATS, SHAPES, STREAMED, WHOLE, HeardEngine, answers_alone
 from tests.support.close_calls import Comparison
 from tests.support.csm_reference import assert_spoken, csm_reference_of, speak, tiny_csm, turn
-from tests.support.devices import LateDevice
 from tests.support.omni_engine import OmniEngine, assert_all_same
 from tests.support.tiers import SLOW, few
 from tests.support.tiny_qwen2_5_omni import tiny_folder

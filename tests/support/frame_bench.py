@@ -12,10 +12,10 @@ from omni.connector import Ref
 from omni.device import COMPLETED, Device, Event
 from omni.payload import AudioChunk, PageSlice, Payload
 from omni.stage import Done, StageWorker
+from omni.testing.simulation.late import QueuedDevice
 from omni.testing.stages.driver import FailingDriver
 from omni_frames.request import CodeFrames
 from omni_frames.worker import FrameModel
-from tests.support.devices import QueuedDevice
 
 Wave: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
 POISON = 999

@@ -14,8 +14,8 @@ from omni.device import COMPLETED, Device, Event
 from omni.engine.host import HostReceiver
 from omni.payload import PageSlice, Payload
 from omni.testing import SimulatedDevice
+from omni.testing.simulation.late import QueuedDevice
 from omni_local.connector import LocalReceiver, LocalSender
-from tests.support.devices import QueuedDevice
 from tests.support.tensors import tensors_of
 
 BLOCK = 4

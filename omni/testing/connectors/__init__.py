@@ -20,6 +20,7 @@ LARGEST_BYTES = 2**23
 CHECKS: tuple[Callable[[Bench], None], ...] = (
     arrivals.claims,
     arrivals.same_memory,
+    arrivals.through_the_host,
     arrivals.every_dtype_and_layout,
     arrivals.every_size,
     arrivals.in_order,
@@ -27,6 +28,7 @@ CHECKS: tuple[Callable[[Bench], None], ...] = (
     arrivals.rows_moved_first,
     arrivals.rows_on_the_way,
     arrivals.rows_moved_midway,
+    arrivals.rows_on_the_way_midway,
     endings.intact_until_the_release_event,
     endings.released_in_any_order,
     endings.aborted_before_sent,
@@ -70,7 +72,7 @@ def check_connector(
 
     | checked | in |
     |---|---|
-    | devices and claims of the connector | `claims`, `same_memory` |
+    | devices and claims of the connector | `claims`, `same_memory`, `through_the_host` |
     | values of every dtype, shape, layout and size; payloads without tensors; the order | `every_*`, `in_order` |
     | nothing is read before `ready` and `PageSlice.moved`, rows that move are found, gathers are reported | `rows_*` |
     | memory stays as it is until the release event; releases, aborts and discards in any order and state | `endings` |

@@ -6,6 +6,7 @@ from omni.device import COMPLETED
 from omni.payload import PageSlice
 from omni.testing.connectors.bench import Bench
 from omni.testing.connectors.ends import LocalEnd
+from omni.testing.connectors.host_memory import HostMemory, bytes_in
 from omni.testing.connectors.producer import Sent
 from omni.testing.connectors.promises import Gate, calling, require
 from omni.testing.connectors.values import DTYPES, Meta, TensorOf, WatchedSlice
@@ -105,6 +106,26 @@ def same_memory(bench: Bench) -> None:
     bench.release(sent)
 
 
+def through_the_host(bench: Bench) -> None:
+    """Catches a false `raw_device_tensors` beyond a process: host memory of the payload's size, or its bytes in pieces."""
+    if not isinstance(bench.end, LocalEnd) or bench.local or not bench.connector.raw_device_tensors:
+        return
+    nbytes = bench.pool_bytes // 2
+    with HostMemory(bench.producer.device, bench.consumer_device) as host:
+        edge = bench.open()
+        sent = bench.send(edge, bench.bytes_of(nbytes))
+        bench.hold(sent)
+        bench.until(lambda: sent.over, "a payload that the pool has room for is sent")
+        carried = sum(bytes_in(piece) for piece in bench.held_pieces(sent))
+        bench.let_go(sent)
+        bench.take(sent)
+        bench.release(sent)
+    remedy = "set it to False, or copy from device to device"
+    claim = f"a connector that copies through the host says so (Connector.raw_device_tensors): of {nbytes} bytes"
+    require(carried < nbytes, f"{claim} its pieces carry {carried}; {remedy}")
+    require(host.nbytes < nbytes, f"{claim} it keeps room for {host.nbytes} in host memory; {remedy}")
+
+
 def _address(tensor: Tensor | PageSlice) -> int:
     return (tensor.pages if isinstance(tensor, PageSlice) else tensor).data_ptr()
 
@@ -159,6 +180,24 @@ def rows_moved_midway(bench: Bench) -> None:
     if not sent.ref.released:
         _move(bench, sent, None)
     bench.let_go(sent)
+    bench.take(sent)
+    bench.release(sent)
+
+
+def rows_on_the_way_midway(bench: Bench) -> None:
+    """Rows still move when a part of them is gathered. Catches a sender that asks for `PageSlice.moved` once."""
+    edge = bench.open()
+    moved, sent = bench.gate(), bench.send(edge, bench.rows_of(4 * bench.pool_bytes))
+    bench.hold(sent)
+    bench.idle()
+    if not sent.ref.released:
+        _move(bench, sent, moved)
+        bench.let_go(sent)
+        bench.idle()
+        bench.fill(sent)
+    else:
+        bench.let_go(sent)
+    moved.open = True
     bench.take(sent)
     bench.release(sent)
 

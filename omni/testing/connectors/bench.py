@@ -118,6 +118,10 @@ class Bench:
         """Pieces that are kept back."""
         return len(self._held[sent.number])
 
+    def held_pieces(self, sent: Sent) -> list[object]:
+        """Those that are kept back."""
+        return list(self._held[sent.number])
+
     def let_go(self, sent: Sent, count: int | None = None) -> None:
         """Delivers pieces that were kept back: the first ones, or all and those to come."""
         queue = self._held[sent.number]

@@ -17,10 +17,10 @@ from omni.engine.host import MAX_ROWS, HostReceiver
 from omni.payload import PageSlice, Payload
 from omni.testing import SimulatedDevice
 from omni.testing.connectors import Gate
+from omni.testing.faults import FaultyStirredDevice, PlantedError, write_over
+from omni.testing.simulation.late import QueuedDevice
 from omni_local.connector import LocalReceiver, LocalSender
-from tests.support.devices import QueuedDevice
 from tests.support.fake_graph import lent
-from tests.support.faults import FaultyStirredDevice, PlantedError, write_over
 from tests.support.host_bench import BLOCK, HostBench, Numbered, Sent, expect_late, play
 from tests.support.tensors import tensors_of
 

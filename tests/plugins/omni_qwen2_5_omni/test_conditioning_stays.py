@@ -20,12 +20,13 @@ from omni.engine import Plan
 from omni.frontend.base import Chat
 from omni.payload import PageSlice
 from omni.stage import Feed
+from omni.testing.simulation.late import LateDevice
 from omni_ar.inputs import MultimodalEmbedding, StepInputs
 from omni_ar.run.request import ArRequest
 from omni_ar.run.worker import ArWorker
 from tests.plugins.omni_qwen2_5_omni.heard_omni import CHATS, SHAPES, STREAMED, HeardEngine, answers_alone
 from tests.support.close_calls import Comparison
-from tests.support.devices import LateDevice, full_float32, no_synchronization
+from tests.support.devices import full_float32, no_synchronization
 from tests.support.omni_engine import Result, assert_all_same
 from tests.support.tiny_omni import assert_freed, picture, sound, tiny_plugins, user
 from tests.support.tiny_qwen2_5_omni import tiny_folder

@@ -9,8 +9,8 @@ import random
 import pytest
 
 from omni.testing.engines import GIVEN_UP
+from omni.testing.simulation.late import StirredDevice
 from tests.plugins.omni_qwen3_omni.parity_cases import CASES, MIXED, VOICES
-from tests.support.devices import StirredDevice
 from tests.support.omni_engine import OmniEngine, Result, assert_parity, assert_same
 from tests.support.pressure import NO_CACHE, SMALL_BUDGET, Overrides, counted, few_blocks, overrides
 from tests.support.reference import Answer, chat, picture, reference_of, sizes, sound, tiny_checkpoint

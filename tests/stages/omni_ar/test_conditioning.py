@@ -8,6 +8,7 @@ from torch import Tensor
 from omni.errors import InputError, OmniError, StageError
 from omni.payload import PageSlice, Payload
 from omni.stage import Done, PayloadReceiver
+from omni.testing.simulation.late import QueuedDevice
 from omni.testing.stages.driver import SOURCE
 from omni_ar.inputs import MultimodalEmbedding, Placeholder, StepInputs
 from omni_ar.model import NextTokens
@@ -17,7 +18,7 @@ from omni_ar.run.limits import Limits
 from omni_ar.run.profile import run_largest_steps
 from tests.stages.omni_ar.row_feeder import MODEL, WIDTH, Late, RowFeeder, feeder, random_pages
 from tests.support.ar_driver import TEXT, ArDriver, plain_prompt
-from tests.support.devices import CountingDevice, QueuedDevice
+from tests.support.devices import CountingDevice
 from tests.support.listener import Listener, WordlessListener
 from tests.support.small_codec import SmallCodec, codec_prompt
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from omni.stage import Failed
+from omni.testing.faults import FaultyStirredDevice, Owner
 from omni_ar.options import ArOptions
 from tests.stages.omni_ar.row_feeder import MODEL, WIDTH, RowFeeder, random_pages
 from tests.support.ar_driver import ArDriver
-from tests.support.faults import FaultyStirredDevice, Owner, idle, simulate
+from tests.support.faults import idle, simulate
 from tests.support.tiers import few
 
 pytestmark = pytest.mark.thorough

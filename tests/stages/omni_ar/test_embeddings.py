@@ -13,12 +13,12 @@ from omni.errors import InputError
 from omni.payload import PageSlice, Payload
 from omni.sampling import SamplingParams
 from omni.stage import Feed, Lease
+from omni.testing.simulation.late import QueuedDevice
 from omni.testing.stages.loan import lend
 from omni_ar.inputs import MultimodalEmbedding, Placeholder
 from omni_ar.run.receivers import EmbeddingReceiver
 from omni_ar.run.request import ArRequest
 from tests.support.ar_driver import plain_prompt
-from tests.support.devices import QueuedDevice
 
 PAGES = torch.randn(5, 4, 3)
 

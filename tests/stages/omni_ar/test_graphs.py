@@ -16,6 +16,7 @@ from omni.device import Device, Event, Graph, Phase, Stream
 from omni.device.cpu import CpuDevice
 from omni.payload import Payload
 from omni.sampling import HostRules
+from omni.testing.simulation.late import StirredDevice
 from omni_ar.attention import TorchPagedAttention
 from omni_ar.inputs import MultimodalEmbedding, Placeholder, TokenHidden
 from omni_ar.layers.text_model import TextModel
@@ -24,7 +25,7 @@ from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.phases import HAND_OVER
 from tests.support.ar_driver import ArDriver, plain_prompt
-from tests.support.devices import CountingDevice, StirredDevice
+from tests.support.devices import CountingDevice
 from tests.support.small_codec import SmallCodec, codec_prompt, spoken
 from tests.support.small_text import WIDTH, NothingTwice, SmallText, greedy
 from tests.support.tiers import SLOW, few

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.stage import Done, Failed
+from omni.testing.simulation.late import QueuedDevice, StirredDevice
 from omni_ar.inputs import Prompt
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import MAX_STARTS, Limits
@@ -27,7 +28,6 @@ from omni_ar.run.request import RequestStatus
 from omni_ar.run.step import StepContext
 from tests.stages.omni_ar.statuses import check_statuses
 from tests.support.ar_driver import ArDriver, plain_prompt
-from tests.support.devices import QueuedDevice, StirredDevice
 from tests.support.small_codec import SmallCodec, codec_prompt, spoken
 from tests.support.small_text import SmallText, greedy
 

@@ -3,10 +3,10 @@
 import pytest
 from torch import Tensor
 
+from omni.testing.faults import FaultyDevice
 from omni_ar.model import Batch
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import ArDriver
-from tests.support.faults import FaultyDevice
 from tests.support.small_text import SmallText, greedy
 
 PROMPTS = [[(11 * index + 5 * place * place) % 60 for place in range(2 + 3 * index)] for index in range(4)]

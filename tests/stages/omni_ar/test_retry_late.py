@@ -18,6 +18,7 @@ from omni.errors import StageError
 from omni.payload import PageSlice, Payload
 from omni.stage import Failed
 from omni.testing import Simulation
+from omni.testing.faults import FaultyStirredDevice, Owner
 from omni_ar.inputs import MultimodalEmbedding, Placeholder
 from omni_ar.model import Batch, PromptTokens
 from omni_ar.options import ArOptions
@@ -25,7 +26,7 @@ from omni_ar.run.plan import StepPlan
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
 from tests.support.ar_driver import ArDriver, plain_prompt
-from tests.support.faults import FaultyStirredDevice, Owner, idle, simulate
+from tests.support.faults import idle, simulate
 from tests.support.small_codec import SmallCodec, codec_prompt, spoken
 from tests.support.small_text import WIDTH, SmallText
 from tests.support.tiers import MUTATION, chosen, few

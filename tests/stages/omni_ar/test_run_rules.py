@@ -10,6 +10,7 @@ import torch
 from omni.device import Event, Stream, Uploader
 from omni.device.cpu import CpuDevice
 from omni.sampling import LogitsEdit
+from omni.testing.simulation.late import QueuedDevice
 from omni_ar.inputs import TokenCodes, TokenHidden
 from omni_ar.model import Codes, DrawCode
 from omni_ar.options import ArOptions
@@ -19,7 +20,6 @@ from omni_ar.run.pack import pack_step
 from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, Row
 from tests.support.ar_driver import ArDriver, plain_prompt
-from tests.support.devices import QueuedDevice
 from tests.support.sampler_bench import resolved
 from tests.support.small_codec import SmallCodec, codec_prompt, spoken
 from tests.support.small_text import SmallText, greedy

@@ -12,6 +12,7 @@ from omni.device.cpu import CpuDevice
 from omni.errors import InputError
 from omni.payload.receiver import copy_rows
 from omni.sampling import PARAMETERS, HostRules, SamplingParams, StopVerdict
+from omni.testing.simulation.late import QueuedDevice
 from omni_ar.kernels.sampling.state import SamplingState
 from omni_ar.model import ArModel, Batch
 from omni_ar.options import ArOptions
@@ -22,7 +23,6 @@ from omni_ar.run.source import LocalTokens
 from omni_ar.run.step import StepContext
 from tests.stages.omni_ar.row_feeder import MODEL, feeder
 from tests.support.ar_driver import ArDriver
-from tests.support.devices import QueuedDevice
 from tests.support.small_codec import SmallCodec
 from tests.support.small_text import SmallText, greedy
 

@@ -10,11 +10,12 @@ import torch
 from msgspec.structs import replace
 
 from omni.errors import ConfigError
+from omni.testing.simulation.late import QueuedDevice
 from omni_ar.inputs import Prompt
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from tests.support.ar_driver import ArDriver, plain_prompt
-from tests.support.devices import DEVICES, QueuedDevice
+from tests.support.devices import DEVICES
 from tests.support.small_text import SmallText, greedy
 from tests.support.tiers import SLOW, few
 

@@ -12,11 +12,11 @@ from omni.device.cpu import CpuDevice
 from omni.errors import InputError
 from omni.sampling import HostLogitsProcessor, HostRules, LogitsEdit, StopVerdict
 from omni.stage import Done
+from omni.testing.faults import FaultyDevice, Place
+from omni.testing.simulation.late import QueuedDevice, StirredDevice
 from omni_ar.inputs import TokenHidden
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import ArDriver, plain_prompt
-from tests.support.devices import QueuedDevice, StirredDevice
-from tests.support.faults import FaultyDevice, Place
 from tests.support.small_text import SmallText, greedy
 from tests.support.tiers import SLOW, few
 

@@ -12,10 +12,10 @@ from omni.device.cpu import CpuDevice
 from omni.payload import AudioChunk, PageSlice, Payload
 from omni.stage import Done
 from omni.testing import LaunchGuard
+from omni.testing.faults import FaultyDevice
+from omni.testing.simulation.late import QueuedDevice
 from omni_diffusion.inputs import Voice
 from omni_frames.request import CodeFrames
-from tests.support.devices import QueuedDevice
-from tests.support.faults import FaultyDevice
 from tests.support.frame_bench import POISON, feed_at_random, frames, random_codes
 from tests.support.painter import BLOCK, REPEATS, STEPS, VOICES, Bench, Painter, Span, noise_of, spans
 

@@ -12,12 +12,12 @@ from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.pipeline import Stage
 from omni.stage import StageContext
+from omni.testing.simulation.late import QueuedDevice
 from omni_encoder.kind import LoadedEncoder
 from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.plan import EncodePlan, EncoderInput
 from tests.stages.omni_encoder.bench import Bench
-from tests.support.devices import QueuedDevice
 from tests.support.tower import Tower, encode
 
 

@@ -10,12 +10,13 @@ from omni.connector import Ref
 from omni.device import Device
 from omni.payload import Payload
 from omni.stage import Failed, Outbound, Produced
+from omni.testing.faults import FaultyStirredDevice, Owner
 from omni.testing.stages.loan import lend
 from omni_encoder.batch import PieceUploader, Transfer, copy_features
 from omni_encoder.inputs import Encoded
 from omni_encoder.plan import EncodePlan
 from tests.stages.omni_encoder.bench import Bench, media
-from tests.support.faults import FaultyStirredDevice, Owner, idle, simulate
+from tests.support.faults import idle, simulate
 
 pytestmark = pytest.mark.plants_faults
 

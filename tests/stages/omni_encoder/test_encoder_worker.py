@@ -10,11 +10,11 @@ from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.payload import PageSlice, Payload
 from omni.stage import Done, Failed, Outbound, Produced
+from omni.testing.simulation.late import QueuedDevice
 from omni.testing.stages.loan import lend
 from omni_encoder.inputs import Encoded
 from omni_encoder.options import EncoderOptions
 from tests.stages.omni_encoder.bench import Bench, media
-from tests.support.devices import QueuedDevice
 from tests.support.tower import POISON
 
 

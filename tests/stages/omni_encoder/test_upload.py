@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from omni.device import Device
 from omni.device.cpu import CpuDevice
+from omni.testing.simulation.late import QueuedDevice
 from omni_encoder.batch import PieceUploader
 from omni_encoder.plan import EncodePlan, EncoderInput
 from tests.stages.omni_encoder.bench import Bench, media
-from tests.support.devices import QueuedDevice
 
 _DTYPES = (torch.int32, torch.int64, torch.float32)
 

@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from omni.errors import StageError
 from omni.stage import Failed
+from omni.testing.faults import FaultyStirredDevice
 from tests.support import painter, wavemaker
-from tests.support.faults import FaultyStirredDevice, LateFrames
+from tests.support.faults import LateFrames
 from tests.support.frame_bench import random_codes
 from tests.support.tiers import MUTATION, chosen
 

@@ -20,6 +20,7 @@ from omni.pipeline import Stage
 from omni.sampling import SamplingParams
 from omni.stage import StageContext
 from omni.testing.engines import GIVEN_UP, TickedEngine
+from omni.testing.simulation.late import QueuedDevice
 from omni_diffusion.inputs import Voice
 from omni_diffusion.kind import DiffusionStageKind, LoadedDiffusion
 from omni_encoder.kind import EncoderStageKind
@@ -27,7 +28,6 @@ from omni_encoder.options import EncoderOptions
 from omni_frames.request import CodeFrames
 from omni_vocoder.kind import VocoderStageKind
 from omni_vocoder.options import VocoderOptions
-from tests.support.devices import QueuedDevice
 from tests.support.frame_bench import random_codes
 from tests.support.omni_engine import Result
 from tests.support.painter import OPTIONS, PAINT, Painter, drawn, heard, paint_pipeline, paint_plugins, painted, spans

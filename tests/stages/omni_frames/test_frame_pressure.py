@@ -10,10 +10,10 @@ from omni.device import COMPLETED, Event
 from omni.device.cpu import CpuDevice
 from omni.payload import PageSlice
 from omni.stage import Done, Feed
+from omni.testing.simulation.late import QueuedDevice
 from omni_frames.request import Arrival, FrameRequest, RowQueue
 from omni_frames.store import FrameStore
 from tests.stages.omni_frames.adder import Bench
-from tests.support.devices import QueuedDevice
 from tests.support.frame_bench import POISON, frames, random_codes
 
 

@@ -7,10 +7,10 @@ import torch
 from omni.device.cpu import CpuDevice
 from omni.payload import AudioChunk, PageSlice, Payload
 from omni.stage import Done
+from omni.testing.faults import FaultyDevice
+from omni.testing.simulation.late import QueuedDevice
 from omni_frames.request import CodeFrames
 from tests.stages.omni_frames.adder import Bench
-from tests.support.devices import QueuedDevice
-from tests.support.faults import FaultyDevice
 from tests.support.frame_bench import POISON, frames, random_codes
 
 

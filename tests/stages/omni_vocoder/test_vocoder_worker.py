@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from omni.device.cpu import CpuDevice
 from omni.stage import Done, Failed
 from omni.testing import LaunchGuard
+from omni.testing.faults import FaultyDevice
+from omni.testing.simulation.late import QueuedDevice
 from omni_vocoder.options import VocoderOptions
-from tests.support.devices import QueuedDevice
-from tests.support.faults import FaultyDevice
 from tests.support.frame_bench import POISON, feed_at_random, frames, random_codes
 from tests.support.wavemaker import Bench, WaveMaker, whole_wave
 

@@ -1,0 +1,171 @@
+"""Devices on which a chosen launch fails, and an owner of memory that writes over it as soon as it may."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NoReturn, TypeVar
+
+from torch import Tensor
+
+from omni.connector import Ref
+from omni.device import Device, Phase, Stream
+from omni.device.cpu import CpuDevice, CpuStream
+from omni.testing.simulation.late import StirredDevice
+from omni.testing.simulation.stream import SimulatedStream
+
+T = TypeVar("T")
+
+Place = tuple[str, str]
+"""A stage and the name of a phase that it launches."""
+ANY = "any stage"
+
+
+class PlantedError(Exception):
+    """What the tests raise."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """Raises when something happens at `place` for the time number `number`, counted from 0 when it was planted."""
+
+    place: Place
+    number: int
+    after: bool
+    left: bool = True
+
+
+@dataclass(slots=True)
+class Faults:
+    """Counts the phases that are launched, and makes one of them raise. after: once it was launched, else instead of it."""
+
+    seen: Counter[Place] = field(default_factory=Counter)
+    planted: Fault | None = None
+    _owners: dict[int, tuple[Stream, str]] = field(default_factory=dict)
+
+    def plant(self, place: Place, number: int, *, after: bool) -> Fault:
+        self.seen.clear()
+        self.planted = Fault(place, number, after)
+        return self.planted
+
+    def own(self, stream: Stream) -> None:
+        """Notes whose stream it is: streams bear their stage's name."""
+        self._owners[id(stream)] = (stream, stream.name.removesuffix("-copy"))
+
+    def call(self, place: Place, action: Callable[[], T], fail: Callable[[], NoReturn]) -> T:
+        """Acts, or fails, or both."""
+        if self.planted is not None and self.planted.place[0] == ANY:
+            place = (ANY, place[1])
+        number = self.seen[place]
+        self.seen[place] += 1
+        fault = self.planted
+        if fault is None or not fault.left or (fault.place, fault.number) != (place, number):
+            return action()
+        fault.left = False
+        if fault.after:
+            action()
+        return fail()
+
+    def launch(self, device: Device, stream: Stream, phase: Phase, launch: Callable[[], None]) -> None:
+        """As `call`, for a phase."""
+
+        def fail() -> NoReturn:
+            Device.launch(device, stream, _raising(phase.__name__))
+            raise AssertionError("launched")
+
+        self.call((self._owners[id(stream)][1], phase.__name__), launch, fail)
+
+
+def planted() -> NoReturn:
+    """Raises."""
+    raise PlantedError("planted")
+
+
+def _raising(name: str) -> Phase:
+    def phase(*buffers: object) -> None:
+        planted()
+
+    phase.__name__ = name
+    return phase
+
+
+class FaultyDevice(CpuDevice):
+    def __init__(self) -> None:
+        super().__init__()
+        self.faults = Faults()
+
+    def stream(self, name: str, *, priority: int = 0) -> CpuStream:
+        stream = super().stream(name, priority=priority)
+        self.faults.own(stream)
+        return stream
+
+    def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
+        self.faults.launch(self, stream, phase, lambda: Device.launch(self, stream, phase, *buffers))
+
+
+class FaultyStirredDevice(StirredDevice):
+    """Work that was launched before the fault runs after it.
+
+    What a phase raises comes out of its launch, as on a real device; on a simulated one it comes out when the phase runs.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        super().__init__(seed)
+        self.faults = Faults()
+
+    def fail(self, phase: str, number: int, *, after: bool) -> None:
+        """At the launch of that number from now on, of any stage's."""
+        self.faults.plant((ANY, phase), number, after=after)
+
+    @property
+    def failures(self) -> int:
+        """How often the planted fault occurred."""
+        fault = self.faults.planted
+        return int(fault is not None and not fault.left)
+
+    def stream(self, name: str, *, priority: int = 0) -> SimulatedStream:
+        stream = super().stream(name, priority=priority)
+        self.faults.own(stream)
+        return stream
+
+    def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
+        launch = super().launch
+        self.faults.launch(self, stream, phase, lambda: launch(stream, phase, *buffers))
+
+
+# Work that fails half-way on a device that is late: what was launched before still runs, and what it reads is still in use.
+
+REUSED = 7
+"""What stands in memory that its owner has written again."""
+
+
+class Owner:
+    """Whose memory stages read: writes over it, on a stream of its own, as soon as it may."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._stream = device.stream("owner")
+        self._lent: list[tuple[Ref, Tensor]] = []
+
+    @property
+    def waiting(self) -> int:
+        """What is not its own yet."""
+        return len(self._lent)
+
+    def lend(self, ref: Ref, *memory: Tensor) -> None:
+        """The memory is lent as long as `ref` is not freed."""
+        self._lent += [(ref, tensor) for tensor in memory]
+
+    def reuse(self) -> bool:
+        """Returns whether there was any."""
+        left = []
+        for ref, tensor in self._lent:
+            if ref.freed:
+                self._device.launch(self._stream, write_over, tensor)
+            else:
+                left.append((ref, tensor))
+        moved, self._lent = len(left) < len(self._lent), left
+        return moved
+
+
+def write_over(memory: Tensor) -> None:
+    memory.fill_(REUSED)
