@@ -5,6 +5,7 @@ Shapes: B rows, N frames, G codes of each, S samples.
 """
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -388,7 +389,9 @@ def test_positions_far_beyond_the_trained_range() -> None:
 def test_planted_fault_a_forgotten_past_is_heard(shape: str, oldest: bool) -> None:
     """Of every layer, alone, down to its oldest sample."""
     pair = pair_of(shape, torch.float32)
-    codes, used = pair.codes(50), [slot for slot in pair.ours.layout.slots if slot.length]
+    held = {slot for module in pair.ours.modules() for slot in vars(module).values() if isinstance(slot, StateSlot)}
+    codes, used = pair.codes(50), [slot for slot in held if slot.length]
+    assert sum(math.prod(slot.shape) for slot in held) == pair.ours.layout.width
     expected = pair.whole(codes)
     if shape in CODE2WAV:
         # Keys and values, upsampling blocks, inlet, decoder blocks (a transposed and three dilated convolutions), outlet.
