@@ -28,7 +28,7 @@ def shortened(text: str) -> str:
 
 
 def type_of(value: object) -> str:
-    """What a value is, for an error: `"None"`, or `"a list"`."""
+    """A value's type as words, for an error: `"None"`, or `"a list"`."""
     return "None" if value is None else f"a {type(value).__name__}"
 
 

@@ -25,7 +25,7 @@ from bench.replay import H200_BANDWIDTH, replayed_seconds
 from omni.device.kernel_choice import plain_torch
 from omni_ar.kernels.sampling import kernel
 from omni_ar.kernels.sampling.settings import RowSettings, WideSettings
-from omni_ar.kernels.sampling.state import EVERYTHING, NEVER, Need, SamplingFlags, SamplingState
+from omni_ar.kernels.sampling.state import COLUMNS, EVERYTHING, NEVER, Need, SamplingFlags, SamplingState
 from omni_ar.sampling.sampler import draw, sample
 
 VOCAB, TALKER, CODES = 152_064, 3_072, 2_048
@@ -64,14 +64,15 @@ SETTINGS = [
 def state_of(rows: int, vocab: int, bits: int) -> SamplingState:
     """Rows that all need the same."""
     state = SamplingState.allocate(lambda size, dtype: torch.zeros(size, dtype=dtype, device="cuda"), rows, vocab)
-    for values, value in (
-        (state.needs, bits), (state.temperature, 0.9 if bits & Need.RANDOM else 0.0), (state.top_k, 50),
-        (state.top_p, 0.8), (state.min_p, 0.01), (state.top_n_sigma, 3.0),
-        (state.repetition_penalty, 1.1), (state.frequency_penalty, 0.5),
-        (state.presence_penalty, 0.5), (state.code_temperature, 1.0), (state.code_top_k, 50), (state.code_top_p, 0.8),
-        (state.min_tokens, 2**40), (state.stop_ids, -1), (state.bad_words, NEVER),
-    ):  # fmt: skip
-        values.fill_(value)
+    numbers = dict.fromkeys(COLUMNS, 1.0) | {
+        "needs": bits, "temperature": 0.9 if bits & Need.RANDOM else 0.0, "top_k": 50, "top_p": 0.8, "min_p": 0.01,
+        "top_n_sigma": 3.0, "repetition_penalty": 1.1, "frequency_penalty": 0.5, "presence_penalty": 0.5,
+        "code_top_k": 50, "code_top_p": 0.8, "min_tokens": 2**40, "sample_index": 0,
+    }  # fmt: skip
+    for name, value in numbers.items():
+        getattr(state, name).fill_(value)
+    state.stop_ids.fill_(-1)
+    state.bad_words.fill_(NEVER)
     state.seed.copy_(torch.arange(rows))
     state.seen[:, ::7] = True
     state.counts[:, ::11] = 3

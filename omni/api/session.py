@@ -259,7 +259,7 @@ def _deliver(index: int, put: Callable[[Item], None], at: float, event: Event) -
 
 
 class CallOutputs:
-    """What the streams of outputs of `Omni` and `AsyncOmni` have in common."""
+    """Base class of the output streams of `Omni` and `AsyncOmni`."""
 
     def __init__(self, session: Session, call: GenerateCall, put: Callable[[Item | None], None]) -> None:
         """put: into the mailbox of `call`."""

@@ -19,7 +19,7 @@ def main() -> None:
         # Before anything that takes time: from here on signals are handled.
         from omni.cli import interrupt, streams
 
-        streams.mend()  # first: an opened file must not take the number of a closed stream
+        streams.reopen_closed_streams()  # first: an opened file must not take the number of a closed stream
         interrupt.install()
     except KeyboardInterrupt:
         import os

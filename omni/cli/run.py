@@ -123,7 +123,7 @@ class _Answer:
                     form = f" (16-bit little-endian mono PCM, {self._rate} Hz)" if self._raw else ""
                     typer.echo(f"wrote {self._name}{form}", err=True)
                 elif speaks:
-                    typer.echo(f"the model spoke nothing: {self._name} was not written", err=True)
+                    typer.echo(f"the model produced no audio: {self._name} was not written", err=True)
             except OmniError as error:
                 self.lost = error
         for modality, payload in self._last.items():

@@ -9,7 +9,7 @@ from typing import TextIO
 _closed: set[int] = set()
 
 
-def mend() -> None:
+def reopen_closed_streams() -> None:
     """Opens the null device for closed streams: otherwise the next opened file would get the stream's number and output. From now
     on output that cannot be written to stderr is dropped, so that it costs no answer."""
     for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):

@@ -152,7 +152,7 @@ class TensorLayout(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PayloadLayout(msgspec.Struct, frozen=True, array_like=True):
-    """What the receiver needs besides the payload's bytes. nbytes: of all tensors, with the gaps between them."""
+    """Metadata of a payload: message and tensor layouts. nbytes: of all tensors, with the gaps between them."""
 
     meta: Typed[msgspec.Struct]
     tensors: tuple[TensorLayout, ...]
@@ -174,7 +174,7 @@ StretchT = TypeVar("StretchT")
 
 
 class CopiedRef(Generic[StretchT]):
-    """What refs of payloads that are copied have in common.
+    """Base class of refs of connectors that copy.
 
     left: what is still to be copied, in order. copied: the end of the copies launched so far.
     """

@@ -59,11 +59,11 @@ class Assembly:
         return not self._left
 
     @property
-    def over(self) -> bool:
+    def complete(self) -> bool:
         return not self._left and not self._under_way
 
     def tensors(self) -> dict[str, Tensor]:
-        """The consumer's tensors, complete once `over`."""
+        """The consumer's tensors, valid once `complete`."""
         memory = torch.from_numpy(self._bytes)
         return {part.name: view(memory, part.start, part.dtype, part.shape) for part in self._parts}
 
@@ -256,7 +256,7 @@ class HostReceiver:
                 pending.copied = assembly.copied
         if assembly.launched:
             pending.release_source(pending.copied)
-        if not assembly.over:
+        if not assembly.complete:
             return None
         self._leave_queue(pending)
         return Received(Payload(source.payload.meta, assembly.tensors()), COMPLETED)

@@ -201,7 +201,7 @@ class Orchestrator:
         for route in list(routes):
             try:
                 moved |= route.tick()
-                if isinstance(route, UserRoute) and route.over:
+                if isinstance(route, UserRoute) and route.finished:
                     self._given(route)
             except OmniError as error:
                 self.abort(route.request_id, error)
@@ -313,9 +313,9 @@ class Orchestrator:
             self._report_end(active, stage)
 
     def _given(self, route: UserRoute) -> None:
-        """A route to the user is over. Its stage's end is reported after the last one."""
+        """A route to the user is finished. Its stage's end is reported after the last one."""
         active = self._active[route.request_id]
-        if all(each.over for each in active.given_by(route.stage)):
+        if all(each.finished for each in active.given_by(route.stage)):
             self._report_end(active, route.stage)
 
     def _report_end(self, active: ActiveRequest, stage: str) -> None:

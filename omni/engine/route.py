@@ -261,7 +261,7 @@ class InRoute:
         self._on_busy(self)
 
     def give_up(self) -> None:
-        """What was delivered is the consumer's."""
+        """Delivered payloads stay with the consumer."""
         self.closed = True
         while self._receiving:
             _, pending = self._receiving.popitem()

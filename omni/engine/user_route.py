@@ -24,7 +24,7 @@ from omni.stage import Ended, Feed, Inbound, Produced
 
 
 class UserRoute:
-    """Of one request and output. over: whether everything was given."""
+    """Delivers one output of one request to the user. finished: whether all payloads were delivered."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class UserRoute:
         """edge: `Output.route`. credit: of the producer. give: may raise OmniError."""
         sender, receiver = ends
         self.request_id = request_id
-        self.over = False
+        self.finished = False
         self.inbox: deque[Inbound] = deque()
         self._modality = modality
         self._edge = edge
@@ -91,7 +91,7 @@ class UserRoute:
                 message.release(COMPLETED)
                 self._give(StageOutput(self._modality, message.payload.meta, tensors))
             case Ended():
-                self.over = True
+                self.finished = True
         return True
 
 

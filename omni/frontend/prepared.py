@@ -11,7 +11,10 @@ from omni.pipeline import Pipeline
 
 
 def checked_prepared(returned: object, pipeline: Pipeline, code: object) -> Prepared:
-    """What `prepare` returned. Raises ReturnedError, about the method `code`, unless it is a `Prepared` for this pipeline."""
+    """Checks and returns the result of `prepare`.
+
+    Raises ReturnedError, about the method `code`, unless it is a `Prepared` for this pipeline.
+    """
     if not isinstance(returned, Prepared):
         raise ReturnedError(f"prepare returned {type_of(returned)}: return a Prepared", code)
     _check_names("inputs", returned.inputs, [stage.name for stage in pipeline.stages], code)

@@ -88,7 +88,7 @@ class Edge(EdgeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What users get of a stage, by the name that they ask for it.
+    """A named output of a stage that users can request.
 
     modality: `"text"` is decoded, `"audio"` is sound, `"codes"` are codec frames; any other is given as it is.
     stage: the producer.

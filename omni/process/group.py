@@ -53,7 +53,7 @@ class _Tracked:
     awaited: set[str] = field(default_factory=set)
     started: bool = False
     complete: bool = False
-    over: bool = False
+    finished: bool = False
     lost: LostPeerError | None = None
     aborted: OmniError | None = None
 
@@ -188,7 +188,7 @@ class EngineGroup:
         """Sends a request to its engines; it waits if one of them is being started again."""
         with tracked.lock:
             with self._placed.lock:
-                failure = None if tracked.over else tracked.aborted or self._send(tracked)
+                failure = None if tracked.finished else tracked.aborted or self._send(tracked)
             if failure is not None:
                 self._finish(tracked, RequestFailed(failure))
 
@@ -237,7 +237,7 @@ class EngineGroup:
     def _take(self, tracked: _Tracked, attempt: int, place: str, output: EngineOutput) -> None:
         """An output of a part, on the listener of its engine."""
         with tracked.lock:
-            if tracked.over or attempt != tracked.attempt:
+            if tracked.finished or attempt != tracked.attempt:
                 return
             match output:
                 case StageOutput():
@@ -287,9 +287,9 @@ class EngineGroup:
 
     def _finish(self, tracked: _Tracked, output: RequestFinished | RequestFailed) -> None:
         with tracked.lock:
-            if tracked.over:
+            if tracked.finished:
                 return
-            tracked.over = True
+            tracked.finished = True
             error = output.error if isinstance(output, RequestFailed) else None
             self._end_parts(tracked, error or StageError("engine", "ending a request", "its outputs were given"))
             with self._placed.lock:

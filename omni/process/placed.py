@@ -141,7 +141,7 @@ class PlacedEngines:
         engine.start(partial(self._died, placed, engine), partial(self._unlinked, placed, engine))
 
     def _open(self, placed: PlacedEngine) -> None:
-        """It takes requests, unless it has ended since it started."""
+        """Marks the engine as accepting requests, unless it has ended since its start."""
         with self.lock:
             placed.up = placed.lost is None
 

@@ -48,7 +48,7 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         """Raises InputError unless exactly one format is given. The front end compiles it later."""
         given = [name for name, value in msgspec.structs.asdict(self).items() if value is not None]
         if len(given) != 1:
-            problem = f"gives {', '.join(given)}" if given else "gives no form"
+            problem = f"gives {', '.join(given)}" if given else "gives no format"
             raise InputError(field, problem, "give exactly one of json, regex, choice and grammar")
         for text in (self.json, self.regex, self.grammar, *(self.choice or ())):
             if isinstance(text, str):

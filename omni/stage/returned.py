@@ -10,7 +10,7 @@ from omni.errors import ReturnedError, type_of
 def returned_tensor(
     given: object, what: str, shape: Sequence[int], code: object, hint: str, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """What the method `code` returned. what, hint: its name and a remedy, for the error. dtype: None for any.
+    """Checks and returns the result of the method `code`. what, hint: its name and a remedy, for the error. dtype: None for any.
 
     Raises ReturnedError unless it is a tensor of this shape and dtype.
     """

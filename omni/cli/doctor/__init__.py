@@ -38,7 +38,7 @@ def _checks(model: str | None, choices: Choices) -> Iterator[Check]:
     broken = [check.name for check in found if check.status == "problem" and check.name.startswith("import ")]
     if broken:
         detail = f"not checked: {', '.join(broken)} does not work"
-        yield problem("devices", "devices and model", detail, "mend the environment first")
+        yield problem("devices", "devices and model", detail, "fix the environment first")
         return
     # These import torch.
     from omni.cli.doctor.devices import check_devices

@@ -61,7 +61,7 @@ def _package(requirement: Requirement) -> Check:
 
 
 def _tested(name: str, version: str) -> Check:
-    """Of a package whose newer versions may change what omni uses of it."""
+    """Checks that a package is a version that the tests ran with."""
     oldest, newest = TESTED[name]
     detail = f"{version}; tested with {oldest} and {newest}"
     if older(newest, version):

@@ -106,7 +106,7 @@ class PoolPending:
 
 
 class _Kept(NamedTuple):
-    """What is in use until `after`: a piece of the pool, or memory of the receiver's own."""
+    """Memory in use until `after`: a piece of the pool, or the receiver's own."""
 
     after: Event
     piece: PoolPiece | None

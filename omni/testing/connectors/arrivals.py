@@ -115,7 +115,7 @@ def through_the_host(bench: Bench) -> None:
         edge = bench.open()
         sent = bench.send(edge, bench.bytes_of(nbytes))
         bench.hold(sent)
-        bench.until(lambda: sent.over, "a payload that the pool has room for is sent")
+        bench.until(lambda: sent.finished, "a payload that the pool has room for is sent")
         carried = sum(bytes_in(piece) for piece in bench.held_pieces(sent))
         bench.let_go(sent)
         bench.take(sent)

@@ -211,7 +211,7 @@ class Bench:
 
     def freed(self, *sents: Sent, promise: str) -> None:
         for sent in sents:
-            self._until(lambda sent: sent.spoiled and (sent.over or sent.aborted), sent, promise)
+            self._until(lambda sent: sent.spoiled and (sent.finished or sent.aborted), sent, promise)
 
     def _until(self, ask: Callable[[Sent], bool], sent: Sent, promise: str) -> None:
         self.until(lambda: ask(sent), _of(sent, promise), _size(sent))

@@ -35,7 +35,7 @@ class _Reading:
 class _Taken:
     """A payload on its way to the consumer, or there.
 
-    over: released or aborted. wanted: number of reads that the check asked for.
+    finished: released or aborted. wanted: number of reads that the check asked for.
     """
 
     def __init__(self, expected: Expect) -> None:
@@ -47,12 +47,12 @@ class _Taken:
         self.received: Received | None = None
         self.reading: _Reading | None = None
         self.wanted = 0
-        self.over = False
+        self.finished = False
 
     @property
     def done(self) -> bool:
         """Whether there is nothing to do in a turn."""
-        return self.over and self.wanted == self.state.reads
+        return self.finished and self.wanted == self.state.reads
 
     def of(self, promise: str) -> str:
         """The promise, with the payload."""
@@ -107,7 +107,7 @@ class Consumer:
                 if receiver.busy:
                     receiver.tick()
         for taken in [each for each in self.taken.values() if each.pending is not None and not each.done]:
-            if taken.polls and taken.received is None and not taken.over:
+            if taken.polls and taken.received is None and not taken.finished:
                 self._poll(taken)
             self._advance(taken)
 
@@ -116,7 +116,7 @@ class Consumer:
         receiver = self.receivers.get(taken.key)
         if receiver is None:  # the check has closed it
             return
-        if command.discard or taken.over:
+        if command.discard or taken.finished:
             with calling("Receiver.discard"):
                 receiver.discard(piece)
         elif taken.pending is None:
@@ -137,13 +137,13 @@ class Consumer:
                 after: Event = (
                     self._gate(command.gate) if command.gate is not None else self._device.record(self._stream)
                 )
-                taken.over = True
+                taken.finished = True
                 with calling("Pending.release"):
                     taken.pending.release(after)
                 if command.gate is None:  # else the check reads it until the gate opens
                     taken.received = None
             case "abort":
-                taken.over = True
+                taken.finished = True
                 if taken.pending is not None:
                     with calling("Pending.abort"):
                         taken.pending.abort()

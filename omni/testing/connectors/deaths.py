@@ -34,7 +34,7 @@ def consumer_killed(bench: Bench, end: RemoteEnd, next_end: RemoteEnd) -> None:
     with calling("Sender.peer_lost"):
         bench.producer.senders[edge].peer_lost()
     for sent in sents:
-        if not sent.over:
+        if not sent.finished:
             bench.abort(sent)
     bench.freed(*sents, promise="payloads of a receiver whose process has ended are freed (Sender.peer_lost)")
     bench.end = next_end

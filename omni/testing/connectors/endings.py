@@ -64,7 +64,7 @@ def aborted_after_sent(bench: Bench) -> None:
     edge = bench.open()
     for meta in (bench.small(), bench.bytes_of(bench.pool_bytes // 4)):
         sent = bench.send(edge, meta)
-        bench.until(lambda sent=sent: sent.over, "a payload that is ready is sent (Ref.sent)")  # type: ignore[misc]
+        bench.until(lambda sent=sent: sent.finished, "a payload that is ready is sent (Ref.sent)")  # type: ignore[misc]
         bench.abort(sent)
         bench.take(sent)
         bench.abort(sent)
@@ -225,7 +225,7 @@ def _begun(bench: Bench, edge: int, poll: bool, let: int) -> Sent:
     sent = bench.send(edge, bench.bytes_of(4 * bench.pool_bytes), poll=poll)
     bench.hold(sent)
     for _ in range(let):
-        bench.until(lambda: bool(bench.held(sent)) or sent.over, "a payload that is ready is sent (Ref.pieces)")
+        bench.until(lambda: bool(bench.held(sent)) or sent.finished, "a payload that is ready is sent (Ref.pieces)")
         bench.let_go(sent, min(bench.held(sent), 1))
     bench.idle(5)
     return sent

@@ -1,4 +1,4 @@
-"""What the calling thread tells the other end, and what it hears of it. Both ends in one thread use the same structs."""
+"""Messages between the calling thread and the other end. Both ends in one thread use the same structs."""
 
 from typing import Any, cast
 

@@ -16,7 +16,7 @@ from omni.testing.connectors.values import Memory, Meta, WatchedSlice, spoil
 class Sent:
     """A payload under way.
 
-    over: it has returned its last piece. aborted: before that. spoiled: it was freed, and its memory is overwritten.
+    finished: it has returned its last piece. aborted: before that. spoiled: it was freed, and its memory is overwritten.
     gone: its connector is closed, so no promise holds any more.
     """
 
@@ -26,7 +26,7 @@ class Sent:
     payload: Payload
     ref: Ref
     filled: Event
-    over: bool = False
+    finished: bool = False
     aborted: bool = False
     spoiled: bool = False
     gone: bool = False
@@ -106,9 +106,9 @@ class Producer:
         """The pieces that the receivers may have now."""
         pieces: list[tuple[Sent, object]] = []
         for sent in list(self.sent.values()):
-            if sent.over and sent.spoiled:
+            if sent.finished and sent.spoiled:
                 del self.sent[sent.number]  # its memory may be large
-            if sent.gone or (sent.over and sent.spoiled):
+            if sent.gone or (sent.finished and sent.spoiled):
                 continue
             sent.watch()
             pieces += [(sent, piece) for piece in self._pieces(sent)]
@@ -117,12 +117,12 @@ class Producer:
         return pieces
 
     def _pieces(self, sent: Sent) -> list[object]:
-        if sent.over:
+        if sent.finished:
             return []
         with calling("Ref.pieces"):
             new = list(sent.ref.pieces())
-            sent.over = sent.ref.sent
-            again = list(sent.ref.pieces()) if sent.over else []
+            sent.finished = sent.ref.sent
+            again = list(sent.ref.pieces()) if sent.finished else []
         require(not again, "a payload returns each piece once, and none after the last one (Ref.pieces, Ref.sent)")
         require(not (new and sent.aborted), "an aborted payload returns no further piece (Ref.abort)")
         return new

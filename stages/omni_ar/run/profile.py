@@ -1,11 +1,14 @@
 """The largest steps that a stage's limits allow, run to measure their memory."""
 
+from typing import Any
+
 import msgspec
 import numpy as np
 
 from omni.device import SyncPoint, may_sync
 from omni.sampling import GREEDY, MAX_LOGPROBS, SamplingParams
 from omni_ar.inputs import Prompt
+from omni_ar.kernels.sampling.state import COLUMNS, Need
 from omni_ar.model import ArShape
 from omni_ar.run.blocks.pool import NULL_BLOCK, BlockTable
 from omni_ar.run.limits import MAX_STARTS, Limits, step_fields
@@ -13,18 +16,14 @@ from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, Row
 from omni_ar.run.runner import Runner
 
+_OF_CODES = Need.CODE_RANDOM | Need.CODE_TOP_K | Need.CODE_TOP_P
+_NUMBERS: dict[str, Any] = {name: 1 for name, column in COLUMNS.items() if column.need & ~_OF_CODES}
+
 EVERYTHING = SamplingParams(
-    temperature=1.0,
-    top_k=2,
-    top_p=0.5,
-    min_p=0.1,
-    top_n_sigma=1.0,
-    repetition_penalty=2.0,
-    frequency_penalty=1.0,
-    presence_penalty=1.0,
+    # Of these, 1 is off.
+    **_NUMBERS | {"top_p": 0.5, "repetition_penalty": 2.0},
     logit_bias={0: 1.0},
     seed=0,
-    min_tokens=1,
     suppress_token_ids=(0,),
     bad_words_ids=((0, 0),),
     logprobs=MAX_LOGPROBS,

@@ -116,7 +116,7 @@ def block_bytes(model: ArModel, block_size: int, dtype: torch.dtype, layers: int
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the launches of a stage share. name: of its stream and graphs, and for logs."""
+    """Resources that all launches of a stage share. name: of its stream and graphs, and for logs."""
 
     name: str
     device: Device

@@ -65,5 +65,5 @@ def test_without_speech_no_file_is_written(model: str, tmp_path: Path, monkeypat
     out = tmp_path / "a.wav"
     result = call(monkeypatch, model, "go on", "--out", str(out), "--max-tokens", "1")
     assert result.exit_code == 0
-    assert f"the model spoke nothing: {out} was not written" in result.stderr
+    assert f"the model produced no audio: {out} was not written" in result.stderr
     assert not out.exists()

@@ -6,10 +6,6 @@ from omni_ar.kernels.sampling import state
 from omni_ar.kernels.sampling.state import Need
 
 RANDOM = tl.constexpr(Need.RANDOM)
-TOP_K = tl.constexpr(Need.TOP_K)
-TOP_P = tl.constexpr(Need.TOP_P)
-MIN_P = tl.constexpr(Need.MIN_P)
-TOP_N_SIGMA = tl.constexpr(Need.TOP_N_SIGMA)
 SELECTS = tl.constexpr(Need.SELECTS)
 REPETITION = tl.constexpr(Need.REPETITION)
 PENALTY = tl.constexpr(Need.PENALTY)

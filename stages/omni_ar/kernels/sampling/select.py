@@ -10,10 +10,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from omni_ar.kernels.sampling.constants import MIN_P, TOP_K, TOP_N_SIGMA, TOP_P
 from omni_ar.kernels.sampling.noise import noise_of, noise_of_all
 from omni_ar.kernels.sampling.order import LOWEST, NOTHING, key_of, rank_of
+from omni_ar.kernels.sampling.state import Need
 from omni_ar.kernels.sampling.threshold import between, kth_largest, nucleus
+
+TOP_K = tl.constexpr(Need.TOP_K)
+TOP_P = tl.constexpr(Need.TOP_P)
+MIN_P = tl.constexpr(Need.MIN_P)
+TOP_N_SIGMA = tl.constexpr(Need.TOP_N_SIGMA)
 
 _ABOVE_ALL = tl.constexpr(0x7FFFFFFF)
 
