@@ -18,7 +18,7 @@ RECORDINGS := $(sort $(wildcard examples/assets/*.wav))
 ANSWER := build/answer
 PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check test mutants lint types format clean
+.PHONY: demo check test mutants lint types format docs surface examples clean
 .DELETE_ON_ERROR:
 
 demo: $(MODEL)/config.json
@@ -51,6 +51,20 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+# The site, into build/site; a broken link or anchor and a page without a place in it are errors.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The list of public names that a test compares with the sources; see docs/public.md.
+surface:
+	PYTHONPATH=scripts $(PYTHON) -m reference > tests/omni/public_surface.txt
+
+# The third-party distributions in examples/ are what `omni new` writes. After a change of omni/cli/new/templates:
+examples: $(INSTALLED)
+	for each in family:pocket stage:scorer connector:inline processor:variety; do \
+		kind=$${each%:*} name=$${each#*:} && rm -rf examples/$$kind build/omni-$$name && \
+		$(BIN)/omni new $$kind $$name --into build && mv build/omni-$$name examples/$$kind || exit 1; done
+
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
@@ -68,4 +82,8 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install $(TORCH)
 	cat $(CONSTRAINTS) | tac | awk -F== '!seen[$$1]++' > $(VENV)/constraints.txt  # of a package's versions, the last
 	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[dev]'
+	touch $@
+
+$(VENV)/.docs: $(INSTALLED)
+	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[docs]'
 	touch $@

@@ -7,6 +7,8 @@
             print(out.text, end="")
 
 Names are imported when first used, so that plugin entry modules and the command line start without torch.
+
+docs/public.md lists the public names; others may change in any version.
 """
 
 from importlib import import_module

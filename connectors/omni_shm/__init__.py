@@ -1,1 +1,4 @@
-"""Connector `"shm"`: payloads between two processes of a host, through shared host memory."""
+"""Connector `"shm"`: payloads between two processes of a host, through shared host memory.
+
+docs/public.md lists the public names; others may change in any version.
+"""

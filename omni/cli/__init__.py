@@ -1,4 +1,5 @@
-"""The command line: `omni run`, `omni timeline`, `omni explain`, `omni doctor`, `omni plugins`, `omni tiny`.
+"""The command line: `omni run`, `omni timeline`, `omni explain`, `omni doctor`, `omni plugins`, `omni tiny`,
+`omni new`.
 
 Each imports only what it needs.
 """

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from omni.cli.errors import reported
+from omni.cli.new.kind import Kind
 from omni.cli.options import (
     Choices,
     Config,
@@ -223,6 +224,20 @@ def tiny(
         from omni.cli.tiny import write
 
         write(directory, family, seed)
+
+
+@app.command()
+def new(
+    kind: Annotated[Kind, typer.Argument(help="What it brings.")],
+    name: Annotated[str, typer.Argument(help="Name to register: lowercase letters, digits and underscores.")],
+    into: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the new folder omni-NAME.")] = Path(),
+    debug: Debug = False,
+) -> None:
+    """Write a plugin to start from: a distribution with code, tests and README, which passes its tests once installed."""
+    with reported(debug):
+        from omni.cli.new.distribution import write
+
+        write(kind, name, into)
 
 
 def _choices(

@@ -17,7 +17,7 @@ from omni.device.base import (
     declare_categories,
 )
 from omni.device.cpu import CpuDevice
-from omni.device.download import Downloader, SharedRing
+from omni.device.download import Downloader, Sent, SharedRing
 from omni.device.host_work import HostTask, HostWorker
 from omni.device.ring import HostRing, HostSlot
 from omni.device.select import name_device, open_device
@@ -42,6 +42,7 @@ __all__ = [
     "LaunchObserver",
     "Phase",
     "PhaseCategory",
+    "Sent",
     "SharedMemory",
     "SharedRing",
     "Span",

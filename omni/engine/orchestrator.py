@@ -1,13 +1,13 @@
 """Routes requests through the graph, by the stages' inboxes and outboxes only."""
 
 import logging
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import TypeVar
 
-from omni.device import COMPLETED
 from omni.engine.active import ActiveRequest, check_names, stages_of
 from omni.engine.admission import Admission
 from omni.engine.faults import ClosedStages, checked_message
+from omni.engine.opener import RequestOpener
 from omni.engine.peers import (
     AcquiredOut,
     EdgeEnds,
@@ -16,8 +16,6 @@ from omni.engine.peers import (
     Hello,
     LeaveOut,
     PieceOut,
-    RemoteConsumer,
-    RemoteProducer,
     ToConsumer,
     ToProducer,
 )
@@ -33,12 +31,11 @@ from omni.engine.request import (
 )
 from omni.engine.route import Credit, InRoute, OutRoute
 from omni.engine.user_route import UserRoute
-from omni.errors import InputError, LostPeerError, OmniError, StageError, known, plugin_call
+from omni.errors import InputError, LostPeerError, OmniError, StageError, known
 from omni.payload import HiddenStates
-from omni.pipeline import FRONTEND, Edge, Pipeline
-from omni.pipeline.adapter import Adapter, AdapterFactory, as_adapter
-from omni.sampling import NO_RULES, SamplingParams
-from omni.stage import Abort, Done, Ended, Failed, Feed, Lease, Open, Outbound, Produced, StageWorker
+from omni.pipeline import Pipeline
+from omni.pipeline.adapter import AdapterFactory
+from omni.stage import Abort, Done, Failed, Lease, Outbound, Produced, StageWorker
 
 _log = logging.getLogger(__name__)
 
@@ -66,9 +63,7 @@ class Orchestrator:
         """workers: of the stages on this engine's place. is_held: `Mailbox.holds`."""
         self._pipeline = pipeline
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
-        self._user_edges = {output.modality: output.route for output in pipeline.outputs}
         self._workers = workers
-        self._adapters = adapters
         self._leases: dict[str, dict[Lease, None]] = {name: {} for name in workers}
         """Those that each stage holds."""
         self._closed = ClosedStages()
@@ -91,6 +86,16 @@ class Orchestrator:
         """The highest number of the requests that were submitted or aborted here."""
         self._changed: dict[Credit, None] = {}
         """Credits with changes to report."""
+        self._opener = RequestOpener(
+            pipeline,
+            workers,
+            adapters,
+            ends,
+            place,
+            leases=self._leases,
+            changed=self._changed,
+            on_busy=self._is_receiving,
+        )
 
     @property
     def unfinished(self) -> int:
@@ -223,83 +228,18 @@ class Orchestrator:
     def _open(self, command: SubmitRequest, rank: Rank) -> None:
         request = command.request
         stages, awaited = self._stages_of(request)
-        own = [name for name in stages if name in self._workers]
-        edges = [e for e in self._pipeline.edges if e.producer in stages and e.consumer in stages]
-        user_edges = self._wanted_edges(request, own)
-        producers = {edge.producer for edge in (*edges, *user_edges.values())}
-        credits = {name: self._credit(request.id, name) for name in own if name in producers}
-        active = ActiveRequest(request, command.sink, set(own), set(awaited), {}, {}, credits)
-        for edge in edges:
-            self._add_route(active, edge)
-        for modality, edge in user_edges.items():
-            active.given[modality] = self._user_route(active, modality, edge)
-        asked = {edge.producer for edge in (*edges, *user_edges.values()) if edge.hidden_states}
+        active, opened = self._opener.open(request, command.sink, rank, stages, awaited)
         self._active[request.id] = active
-        for name in own:
-            sources = {edge.name for edge in edges if edge.consumer == name} | (
-                {FRONTEND} if request.inputs.get(name) else set()
-            )
-            sampling, rules = request.sampling.get(name, SamplingParams()), request.rules.get(name, NO_RULES)
-            salt, index = request.cache_salt, request.sample_index
-            opened = Open(request.id, sampling, frozenset(sources), rank, salt, index, rules, name in asked)
-            self._workers[name].inbox.append(opened)
-        for name, payloads in request.inputs.items():
-            if name in own:
-                inbox = self._workers[name].inbox
-                inbox.extend(Feed(request.id, payload, COMPLETED) for payload in payloads)
-                inbox.append(Ended(request.id, FRONTEND))
-        for place, message in self._ends.kept(request.id):
-            self._take_for_consumer(place, message)
+        for stage, message in opened:
+            self._workers[stage].inbox.append(message)
+        for place, kept in self._ends.kept(request.id):
+            self._take_for_consumer(place, kept)
 
     def _stages_of(self, request: EngineRequest) -> tuple[frozenset[str], frozenset[str]]:
         """As `stages_of`. Raises StageError if one of them is closed."""
         stages, awaited = stages_of(self._pipeline, request, self._workers)
         self._closed.check(stages)
         return stages, awaited
-
-    def _add_route(self, active: ActiveRequest, edge: Edge) -> None:
-        """Adds the halves of the route over an edge that are here."""
-        request = active.request
-        producer, consumer = (request.places.get(stage, self._place) for stage in (edge.producer, edge.consumer))
-        if self._place not in (producer, consumer):
-            return
-        try:
-            here = None
-            if consumer == self._place:
-                receiver = self._ends.receiver(edge.name, producer)
-                worker, leases = self._workers[edge.consumer], self._leases[edge.consumer]
-                adapter, on_busy = self._adapter(request, edge), self._is_receiving
-                here = InRoute(request.id, edge, adapter, receiver, worker, on_busy, leases)
-                active.ins[edge.name] = here
-            if producer == self._place:
-                far = here or RemoteConsumer(self._ends.link(consumer), request.id, request.number, edge.name)
-                sender, credit = self._ends.sender(edge.name, consumer), active.credits[edge.producer]
-                active.outs[edge.name] = OutRoute(request.id, edge, sender, credit, far)
-            if here is not None:
-                local = active.outs.get(edge.name)
-                here.producer = local or RemoteProducer(self._ends.link(producer), request.id, edge.name)
-        except KeyError:  # no engine is connected there
-            far_stage, at = (edge.producer, producer) if consumer == self._place else (edge.consumer, consumer)
-            raise LostPeerError(far_stage, "opening a route", f"no engine runs on {at}") from None
-
-    def _wanted_edges(self, request: EngineRequest, stages: Collection[str]) -> dict[str, Edge]:
-        """The ways of wanted outputs with tensors to the user, by modality."""
-        edges = {name: self._user_edges[name] for name in request.modalities if name in self._user_edges}
-        return {name: edge for name, edge in edges.items() if edge is not None and edge.producer in stages}
-
-    def _credit(self, request_id: str, stage: str) -> Credit:
-        to_user = [edge for edge in self._user_edges.values() if edge is not None and edge.producer == stage]
-        return Credit(request_id, self._workers[stage], (*self._edges_from[stage], *to_user), self._changed)
-
-    def _user_route(self, active: ActiveRequest, modality: str, edge: Edge) -> UserRoute:
-        ends = self._ends.sender(edge.name, self._place), self._ends.receiver(edge.name, self._place)
-        adapter, credit = self._adapter(active.request, edge), active.credits[edge.producer]
-        return UserRoute(active.request.id, modality, edge, adapter, ends, credit, active.sink.give)
-
-    def _adapter(self, request: EngineRequest, edge: Edge) -> Adapter:
-        factory = self._adapters[edge.name]
-        with plugin_call(edge.name, "opening its adapter", factory):
-            return as_adapter(factory(request.edges.get(edge.name)), factory)
 
     def _is_receiving(self, route: InRoute) -> None:
         self._receiving[route] = None

@@ -1,4 +1,4 @@
-"""The tutorial's connector: found by its own pyproject, run through the public interface, and as docs/plugins.md shows it."""
+"""The tutorial's connector: found by its own pyproject, run through the public interface, and as its tutorial shows it."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from tests.support.tiny_omni import SHAPE, assert_like, lengths
 
 pytestmark = pytest.mark.thorough
 HOME = REPOSITORY / "examples" / "connector"
-TUTORIAL = (REPOSITORY / "docs" / "plugins.md").read_text()
+TUTORIAL = (REPOSITORY / "docs" / "tutorials" / "connector.md").read_text()
 CHOSEN = {"edges.thinker-talker.connector": "inline"}
 IN_TWO_PROCESSES = {**CHOSEN, "talker.place": "cpu/2"}
 

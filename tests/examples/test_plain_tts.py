@@ -19,7 +19,8 @@ from tests.support.entry_points import REPOSITORY
 
 LIMIT = 300
 """Lines of the whole family, whatever they hold."""
-TUTORIAL = (REPOSITORY / "docs" / "plugins.md").read_text()
+TUTORIAL = (REPOSITORY / "docs" / "tutorials" / "speech.md").read_text()
+TESTS = (REPOSITORY / "docs" / "plugins.md").read_text()
 PICTURE = {"type": "image_url", "image_url": {"url": str(REPOSITORY / "examples/assets/shapes.png")}}
 
 
@@ -56,8 +57,8 @@ def test_the_tutorial_shows_the_family_as_it_is() -> None:
         assert code == (HOME / "plain_tts" / name).read_text(), f"{name} differs"
 
 
-def test_the_tutorial_runs_on_a_simulated_device(folder: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)
+def test_the_listing_runs_on_a_simulated_device(folder: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", TESTS, re.DOTALL)
     (code,) = (block for block in blocks if "SimulatedDevice(" in block)
     names: dict[str, Any] = {"folder": folder, "plugins": plugins()}
     exec(code, names)

@@ -1,4 +1,4 @@
-"""The tutorial's plugin: found by its own pyproject, run through the public interface, and as docs/plugins.md shows it."""
+"""The tutorial's plugin: found by its own pyproject, run through the public interface, and as its tutorials show it."""
 
 import ast
 import re
@@ -15,7 +15,8 @@ from omni.plugin.manager import Plugins
 from tests.support.entry_points import REPOSITORY
 
 HOME = REPOSITORY / "examples" / "plugin"
-TUTORIAL = (REPOSITORY / "docs" / "plugins.md").read_text()
+TUTORIALS = REPOSITORY / "docs" / "tutorials"
+TUTORIAL = "".join((TUTORIALS / page).read_text() for page in ("family.md", "processor.md"))
 
 
 @pytest.fixture

@@ -11,7 +11,11 @@ import pytest
 
 from tests.support.entry_points import REPOSITORY
 
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "benchmarks" / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES = [
+    REPOSITORY / "README.md",
+    REPOSITORY / "benchmarks" / "README.md",
+    *sorted((REPOSITORY / "docs").rglob("*.md")),
+]
 DOCUMENTS = [*PAGES, REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "CHANGELOG.md"]
 LONGEST_LINE = 100
 ROOTS = ("benchmarks", "connectors", "docs", "examples", "omni", "plugins", "scripts", "stages", "tests")

@@ -144,12 +144,12 @@ def test_a_function_of_the_user_is_applied_last(plain: Result) -> None:
 
 
 def test_the_documentation_shows_this_plugin() -> None:
-    page = (REPOSITORY / "docs" / "plugins.md").read_text()
-    section = page.partition("\n## A stage in the graph of another family\n")[2].partition("\n## ")[0]
     source = (REPOSITORY / "tests" / "support" / "extensions.py").read_text()
-    listings = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    assert len(listings) == 2
-    assert all(listing in source for listing in listings)
+    for page in ("extension.md", "stage.md"):
+        text = (REPOSITORY / "docs" / "tutorials" / page).read_text()
+        listings = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        assert len(listings) == 2
+        assert all(listing in source for listing in listings)
 
 
 def test_explain_shows_the_extended_graph(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,9 @@ class _WatchedCodec:
         self._device = device
         self._stage = stage
         self._position_R = position_R
-        self.frame_end = model.frame_end
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._model, name)
 
     def predict_codes(self, hidden_RD: Tensor, code0_R: Tensor, draw: DrawCode) -> Codes:
         def draw_twice(logits_RV: Tensor, group: int) -> Tensor:

@@ -34,6 +34,8 @@ BREAK = "\x18"
 """The writer fails for a request that comes to this character."""
 EXPLODE = "\x1b"
 """The writer is closed when a request comes to this character."""
+BREAK_LOOP = "\x1c"
+"""The engine's loop fails when a request comes to this character."""
 SAMPLE = "\x1a"
 """Comes out as the number of the sample: 0, 1, ..."""
 BREAK_OTHERS = "\x19"
@@ -188,6 +190,8 @@ class EchoWorker(MailboxWorker[_Echo]):
         token = request.ids[request.written % len(request.ids)]
         if chr(token) == EXPLODE:
             raise RuntimeError("boom")
+        if chr(token) == BREAK_LOOP:
+            raise KeyboardInterrupt("boom")  # the only exception that no stage isolates
         if chr(token) == BREAK:
             self.fail(request.id, "writing", ValueError("a broken character"))
             return

@@ -10,8 +10,8 @@ from typing import cast
 import msgspec
 import torch
 
+from omni import hookimpl
 from omni.device import COMPLETED
-from omni.hookspecs import hookimpl
 from omni.payload import AudioChunk, HiddenStates, Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.plugin import PipelineExtension, StageKindEntry
@@ -48,28 +48,33 @@ def classify(hidden_nD: torch.Tensor, moods: int) -> torch.Tensor:
 
 
 @dataclass(slots=True, eq=False)
-class _Inputs:
+class Inputs:
+    """A request's inputs in host memory, in order. ended: no further one comes."""
+
     feeds: list[Feed] = field(default_factory=list)
     ended: bool = False
+    paused: bool = False
 
 
-class _Worker(MailboxWorker[_Inputs]):
-    """Takes inputs in host memory, in order."""
+class HostWorker(MailboxWorker[Inputs]):
+    """Answers each input with a struct, on the host."""
 
-    def open(self, message: Open) -> _Inputs:
-        return _Inputs()
+    def open(self, message: Open) -> Inputs:
+        return Inputs()
 
-    def feed(self, request: _Inputs, message: Feed) -> None:
+    def feed(self, request: Inputs, message: Feed) -> None:
         request.feeds.append(message)
 
-    def end(self, request: _Inputs, source: str) -> None:
+    def end(self, request: Inputs, source: str) -> None:
         request.ended = True
 
-    def pause(self, request: _Inputs) -> None: ...
+    def pause(self, request: Inputs) -> None:
+        request.paused = True
 
-    def resume(self, request: _Inputs) -> None: ...
+    def resume(self, request: Inputs) -> None:
+        request.paused = False
 
-    def drop(self, request: _Inputs) -> None:
+    def drop(self, request: Inputs) -> None:
         for feed in request.feeds:
             feed.release(COMPLETED)
         request.feeds.clear()
@@ -77,7 +82,7 @@ class _Worker(MailboxWorker[_Inputs]):
     def advance(self) -> bool:
         moved = False
         for request_id, request in list(self.requests.items()):
-            while request.feeds and request.feeds[0].arrived:
+            while not request.paused and request.feeds and request.feeds[0].arrived:
                 feed = request.feeds.pop(0)
                 self.outbox.append(Produced(request_id, Payload(self.answer(feed.payload)), COMPLETED))
                 feed.release(COMPLETED)
@@ -97,7 +102,7 @@ class _Worker(MailboxWorker[_Inputs]):
         return {}
 
 
-class QuietWorker(_Worker):
+class QuietWorker(HostWorker):
     def __init__(self, name: str, options: QuietOptions) -> None:
         super().__init__(name)
         self._volume = options.volume
@@ -108,7 +113,7 @@ class QuietWorker(_Worker):
         return AudioChunk(samples=chunk.samples * self._volume, sample_rate=chunk.sample_rate)
 
 
-class MoodWorker(_Worker):
+class MoodWorker(HostWorker):
     def __init__(self, name: str, options: MoodOptions) -> None:
         super().__init__(name)
         self._moods = options.moods

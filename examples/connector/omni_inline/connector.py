@@ -20,7 +20,7 @@ from omni.connector import EdgeEnd, Pending, Reach, Received, Receiver, Ref, Sen
 from omni.connector.pieces import ByteMemory, CopiedRef, PayloadLayout, Piece, cut, parts_of
 from omni.device import Event
 from omni.payload import Payload
-from omni.payload.receiver import PayloadReceiver
+from omni.stage import PayloadReceiver
 
 COPY_BYTES = 2**24
 COPY_ROWS = 4096

@@ -50,7 +50,10 @@ def _with(frontend: type, model: Path, monkeypatch: pytest.MonkeyPatch) -> Omni:
 @pytest.mark.parametrize(
     ("frontend", "words"),
     [
-        (NoBase, "pipeline.frontend: gave a NoBase; derive it from omni.frontend.base.Frontend"),
+        (
+            NoBase,
+            r"pipeline.frontend: gave a NoBase \(.*test_front_ends.py:\d+\); derive it from omni.frontend.base.Frontend",
+        ),
         (Mute, "pipeline.frontend: has no text decoder, but stage 'writer' writes text"),
     ],
 )

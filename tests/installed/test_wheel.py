@@ -1,10 +1,6 @@
 """The wheel: everything that is to be in it, nothing else, and a program that runs where there is no checkout."""
 
 import json
-import shutil
-import subprocess
-import sys
-import sysconfig
 import tomllib
 import zipfile
 from email import message_from_string
@@ -14,56 +10,8 @@ from pathlib import Path
 import pytest
 import soundfile
 
+from tests.installed.environment import ROOTS, omni
 from tests.support.entry_points import REPOSITORY
-from tests.support.patience import PATIENCE_SECONDS
-
-ROOTS = ("omni", "plugins", "connectors", "stages")
-PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-INSTALLED_ONLY = """
-import sys
-from importlib.metadata import distribution
-sys.path[:0] = {folders}
-sys.argv[0] = "omni"
-(script,) = distribution("omni-stages").entry_points.select(group="console_scripts", name="omni")
-try:
-    script.load()()
-finally:
-    ours = [module for name, module in sys.modules.items() if name.partition("_")[0].partition(".")[0] == "omni"]
-    strangers = [module.__file__ for module in ours if not module.__file__.startswith({installed!r})]
-    assert ours and not strangers, strangers
-    assert not set({roots}) & set(sys.path), sys.path
-"""
-"""Runs the console script as installed, where `.pth` files, so also an editable installation, have no effect (`-S`)."""
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sources that a wheel is made of. A copy, since a build leaves files, and takes along those that it left before."""
-    folder = tmp_path_factory.mktemp("source")
-    for file in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(REPOSITORY / file, folder)
-    for root in (*ROOTS, "tests", "benchmarks", "examples"):
-        shutil.copytree(REPOSITORY / root, folder / root, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("wheel")
-    offline = ["--no-deps", "--no-index", "--no-build-isolation"]
-    command = [*PIP, "wheel", *offline, "--wheel-dir", str(out), str(source)]
-    subprocess.run(command, check=True, timeout=PATIENCE_SECONDS)
-    (file,) = out.iterdir()
-    return file
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("installed")
-    offline = ["--no-deps", "--no-index", "--no-compile"]
-    command = [*PIP, "install", *offline, "--target", str(target), str(wheel)]
-    subprocess.run(command, check=True, timeout=PATIENCE_SECONDS)
-    return target
 
 
 def packaged(source: Path) -> set[str]:
@@ -72,7 +20,7 @@ def packaged(source: Path) -> set[str]:
         file
         for root in ROOTS
         for file in (source / root).rglob("*")
-        if file.suffix in (".py", ".json") or file.name == "py.typed"
+        if file.suffix in (".py", ".json", ".tmpl") or file.name == "py.typed"
     ]
     bases = {root: source if root == "omni" else source / root for root in ROOTS}
     return {file.relative_to(bases[file.relative_to(source).parts[0]]).as_posix() for file in files}
@@ -105,20 +53,6 @@ def test_the_wheel_names_every_plugin_and_what_it_needs(source: Path, wheel: Pat
         assert f"\n{name} = {module}\n" in points
     packages = {path.parent.name for root in ROOTS[1:] for path in (source / root).glob("*/plugin.py")}
     assert {module.partition(".")[0] for module in project["entry-points"]["omni"].values()} == packages
-
-
-def omni(installed: Path, folder: Path, *arguments: str) -> str:
-    """What the installed program prints, run from another folder."""
-    site = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
-    # The virtual environment may lie in the checkout; its source roots may not be on the path.
-    roots = [str(REPOSITORY), *(str(REPOSITORY / root) for root in ROOTS[1:])]
-    program = INSTALLED_ONLY.format(folders=[str(installed), *site], installed=f"{installed}/", roots=roots)
-    # -I: neither the current folder nor PYTHONPATH; -S: no .pth files.
-    command = [sys.executable, "-I", "-S", "-c", program, *arguments]
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
-    assert ran.returncode == 0, ran.stderr
-    assert "run again" not in ran.stderr, "a batch failed"
-    return ran.stdout
 
 
 def test_installed_it_starts_without_the_checkout(installed: Path, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""A model family for omni: a small causal language model."""

@@ -1,0 +1,1 @@
+"""A stage kind for omni: scores the rows of tensors that another stage produces."""

@@ -1,0 +1,1 @@
+"""`omni new`: a distribution to start a plugin from."""

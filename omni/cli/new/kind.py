@@ -1,0 +1,12 @@
+"""The kinds of distributions that `omni new` writes."""
+
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What a distribution brings. Its templates are in the folder of this name."""
+
+    FAMILY = "family"
+    STAGE = "stage"
+    CONNECTOR = "connector"
+    PROCESSOR = "processor"
