@@ -144,7 +144,7 @@ def test_config_is_frozen_and_refuses_unknown_fields(struct: type[msgspec.Struct
     assert struct.__struct_config__.forbid_unknown_fields
 
 
-def test_a_front_end_prepares_for_speech_where_only_its_codes_are_asked_for() -> None:
+def test_a_front_end_prepares_for_speech_where_its_codes_alone_are_asked() -> None:
     pipeline = graph(
         ["thinker", "talker", "voice"], [("thinker", "talker"), ("talker", "voice")], TEXT_AND_AUDIO
     ).extended(

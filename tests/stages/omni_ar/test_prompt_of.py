@@ -5,7 +5,7 @@ import numpy as np
 from omni_ar.inputs import Prompt
 
 
-def test_a_repetition_penalty_counts_the_ids_unless_they_are_of_another_vocabulary() -> None:
+def test_a_repetition_penalty_counts_ids_of_the_same_vocabulary_alone() -> None:
     ids = np.array([7, 3, 7, 1])
     prompt = Prompt.of(ids)
     assert prompt.penalized_ids.tolist() == [1, 3, 7]
