@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omni.device import COMPLETED, Device, Downloader, PhaseCategory, declare_categories
-from omni.device.download import Sent
-from omni.errors import StageError
+from omni import StageError
+from omni.device import COMPLETED, Device, Downloader, PhaseCategory, Sent, declare_categories
 from omni.payload import Payload
 from omni.stage import Feed, MailboxWorker, Open, PayloadReceiver, Produced, StageUsage, Transfer
 from omni_scorer.model import ScorerModel, Scores

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import count
+from typing import Any
 
 from omni.engine import EngineRequest
 from omni.frontend.base import Chat, Frontend, Message, TextPart
@@ -16,6 +17,8 @@ from omni.testing.simulation.device import SimulatedDevice
 
 PATIENCE_SECONDS = 60.0
 """How long an engine may do nothing while requests are under way."""
+SETTLE_SECONDS = 2.0
+"""How long, when all requests are over: what stages hold then is never freed."""
 
 Asked = str | Chat | EngineRequest
 """A request: a text, greedy; a chat; or one that is prepared."""
@@ -24,7 +27,11 @@ _numbers = count(1)
 
 
 class PipelineEngine(TickedEngine):
-    """Runs requests through the family's front end and stages."""
+    """Runs requests through the family's front end and stages. Arguments as of `TickedEngine`."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._results: list[Result] = []
 
     @cached_property
     def frontend(self) -> Frontend:
@@ -57,9 +64,9 @@ class PipelineEngine(TickedEngine):
 
     def start(self, asked: Asked, sampling: SamplingParams | None = None) -> Result:
         """Submits a request. Its result fills while the engine is ticked."""
-        result = Result()
-        self.engine.submit(self.request(asked, sampling), result.take)
-        return result
+        self._results.append(Result())
+        self.engine.submit(self.request(asked, sampling), self._results[-1].take)
+        return self._results[-1]
 
     def answer(self, asked: Asked, sampling: SamplingParams | None = None) -> Result:
         """Runs one request alone. Raises its error."""
@@ -84,6 +91,7 @@ class PipelineEngine(TickedEngine):
         if len({each.id for each in prepared}) < len(prepared):
             prepared = [replace(each, id=f"{each.id}-{index}") for index, each in enumerate(prepared)]
         results = [Result() for _ in prepared]
+        self._results += results
         actions: list[tuple[int, Callable[[], object]]] = []
         for index, (each, result) in enumerate(zip(prepared, results, strict=True)):
             actions.append((arrivals[index] if arrivals else 0, partial(self.engine.submit, each, result.take)))
@@ -100,12 +108,31 @@ class PipelineEngine(TickedEngine):
         self.assert_free()
         return results
 
+    def settle(self) -> None:
+        """Raises AssertionError if all requests are over and stages go on holding something."""
+        if all(result.over for result in self._results):
+            self._tick_until(lambda: self.engine.idle)
+            self.assert_free()
+
     def _play(self, actions: list[tuple[int, Callable[[], object]]]) -> None:
-        since, tick = time.monotonic(), 0
-        while actions or not self.engine.idle:
+        tick = 0
+
+        def over() -> bool:
+            nonlocal tick
             while actions and actions[0][0] <= tick:
                 actions.pop(0)[1]()
-            since = time.monotonic() if self.tick() else since
-            stuck = time.monotonic() - since > PATIENCE_SECONDS
-            assert not stuck, f"nothing moves, and requests are not over: the stages hold {self.engine.usage()}"
             tick += 1
+            return not actions and self.engine.idle
+
+        self._tick_until(over)
+
+    def _tick_until(self, over: Callable[[], bool]) -> None:
+        """Or until all requests are, and nothing happens any more."""
+        since = time.monotonic()
+        while not over():
+            since = time.monotonic() if self.tick() else since
+            quiet = time.monotonic() - since
+            if quiet > SETTLE_SECONDS and all(result.over for result in self._results):
+                return
+            held = f"nothing moves, and requests are not over: the stages hold {self.engine.usage()}"
+            assert quiet < PATIENCE_SECONDS, held
