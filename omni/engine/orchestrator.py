@@ -60,7 +60,7 @@ class Orchestrator:
         place: str = "",
         is_held: Callable[[str], bool] = lambda request_id: False,
     ) -> None:
-        """workers: of the stages on this engine's place. is_held: `Mailbox.holds`."""
+        """workers: of the stages on this engine's place. is_held: `CommandQueue.holds`."""
         self._pipeline = pipeline
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._workers = workers
