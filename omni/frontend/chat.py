@@ -210,7 +210,9 @@ class MultimodalFrontend(ChatFrontend):
         parts = [part for message in chat.messages for part in message.content]
         sounds = self.sounds([part for part in parts if isinstance(part, AudioPart)])
         pictures = [picture(self._images, part, merge) for part in parts if isinstance(part, ImagePart)]
-        ids, places = expand(self.chat_ids(chat), {config.audio_token: sounds, config.image_token: pictures})
+        ids, positions_by_token = expand(
+            self.chat_ids(chat), {config.audio_token: sounds, config.image_token: pictures}
+        )
         positions, next_position = mrope_positions(
             ids,
             [each.grid for each in pictures],
@@ -218,8 +220,11 @@ class MultimodalFrontend(ChatFrontend):
             merge=merge,
             per_second=config.position_id_per_seconds,
         )
-        places_by_kind = {"audio": places[config.audio_token], "image": places[config.image_token]}
-        return EncodedChat(ids, positions, next_position, {"audio": sounds, "image": pictures}, places_by_kind)
+        positions_by_kind = {
+            "audio": positions_by_token[config.audio_token],
+            "image": positions_by_token[config.image_token],
+        }
+        return EncodedChat(ids, positions, next_position, {"audio": sounds, "image": pictures}, positions_by_kind)
 
 
 def check_content(chat: Chat, placeholders: Sequence[str]) -> None:
