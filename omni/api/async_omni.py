@@ -58,7 +58,7 @@ class AsyncOutputStream(CallOutputs):
         super().__init__(session, call, queue.put)
         self._queue = queue
         self._turn = asyncio.Lock()
-        """Of the task that reads: outputs are made in the order of their items."""
+        """Held by the task that reads: outputs are made in the order of their items."""
 
     def __aiter__(self) -> Self:
         return self

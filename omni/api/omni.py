@@ -22,7 +22,7 @@ class OutputStream(CallOutputs):
         super().__init__(session, call, queue.put)
         self._queue = queue
         self._turn = threading.Lock()
-        """Of the thread that reads: outputs are made in the order of their items."""
+        """Held by the thread that reads: outputs are made in the order of their items."""
 
     def __iter__(self) -> Self:
         return self

@@ -65,7 +65,7 @@ class Orchestrator:
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._workers = workers
         self._leases: dict[str, dict[Lease, None]] = {name: {} for name in workers}
-        """Those that each stage holds."""
+        """Leases that each stage holds."""
         self._closed = ClosedStages()
         self._ends = ends
         self._place = place

@@ -25,7 +25,7 @@ from omni.frontend.vocabulary import Vocabulary
 
 _HARMLESS = "x"
 _ROLES = (("system", "user", "assistant", "user"), ("user", "assistant"))
-"""Of trial chats: with a system turn, which some templates refuse, and without."""
+"""Roles of trial chats: with a system turn, which some templates refuse, and without."""
 _THOUGHT = re.compile(r"</?think(ing)?>")
 """Words that a template may write where an answer begins, and that still belong to answers: earlier answers hold them."""
 _KINDS = {TextPart: "text", AudioPart: "audio", ImagePart: "image"}
@@ -104,7 +104,7 @@ class TokenizedFrontend(Frontend):
         return True
 
     def _framing(self, words: Sequence[str]) -> frozenset[str]:
-        """Those of `words` that the chat template writes around turns or before an answer, though the tokenizer does not mark them
+        """The `words` that the chat template writes around turns or before an answer, though the tokenizer does not mark them
         as special. If the template renders no trial chat, all that it mentions."""
         if not words or self._template is None:
             return frozenset()

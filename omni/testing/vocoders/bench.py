@@ -13,7 +13,7 @@ from omni.device import Device
 
 
 class Vocoder(Protocol):
-    """What the suite calls of an `omni_vocoder.model.VocoderModel`. Shapes as there."""
+    """The part of `omni_vocoder.model.VocoderModel` that the suite calls. Shapes as there."""
 
     num_groups: int
     sample_rate: int
@@ -63,7 +63,7 @@ class Bench:
         return self.model.min_first_frames
 
     def new_state(self, rows: int) -> Any:
-        """Of that many streams, and a null row behind them."""
+        """State of that many streams, and a null row behind them."""
         with torch.inference_mode():
             return self.model.new_state(rows + 1)
 

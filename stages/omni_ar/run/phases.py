@@ -263,7 +263,7 @@ def predict_codes(
 
 
 def _checked_codes(model: CodecModel, frame: object, rows: int) -> Codes:
-    """What `predict_codes` returned. Raises ReturnedError for other shapes: a kernel would read past the end."""
+    """The result of `predict_codes`. Raises ReturnedError for other shapes: a kernel would read past the end."""
     code = model.predict_codes
     if not isinstance(frame, Codes):
         raise ReturnedError(f"predict_codes gave {type_of(frame)}: return Codes", code)
