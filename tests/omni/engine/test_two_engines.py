@@ -185,7 +185,7 @@ def test_payloads_that_the_adapter_drops_cost_no_credit() -> None:
 # Messages that come before their request, or after it.
 
 
-def test_what_comes_before_its_request_is_kept_and_delivered(two: TwoEngines) -> None:
+def test_messages_before_their_request_are_kept_and_delivered(two: TwoEngines) -> None:
     request = two.request("r", *BOTH)
     here = two.submit_at(HERE, request)
     two.settle()
@@ -204,7 +204,7 @@ def test_what_comes_before_its_request_is_kept_and_delivered(two: TwoEngines) ->
     two.assert_nothing_left()
 
 
-def test_what_comes_while_its_request_waits_for_admission_is_kept() -> None:
+def test_messages_are_kept_while_their_request_waits_for_admission() -> None:
     two = TwoEngines(max_active={THERE: 1})
     two.submit("first", *BOTH)
     two.submit("second", *BOTH)
@@ -236,7 +236,7 @@ def test_messages_are_kept_while_the_queue_holds_their_request(two: TwoEngines) 
 
 
 @pytest.mark.parametrize("how", ["aborted", "refused", "overtaken"])
-def test_what_is_kept_for_a_request_that_never_comes_is_given_back(two: TwoEngines, how: str) -> None:
+def test_messages_for_a_request_that_never_comes_are_given_back(two: TwoEngines, how: str) -> None:
     two.submit_at(HERE, two.request("r", *BOTH))
     two.settle()
     write(two, "r", 1, 2)
@@ -257,7 +257,7 @@ def test_what_is_kept_for_a_request_that_never_comes_is_given_back(two: TwoEngin
     two.assert_nothing_left()
 
 
-def test_what_comes_after_its_request_has_left_is_given_back(two: TwoEngines) -> None:
+def test_messages_after_the_end_of_their_request_are_given_back(two: TwoEngines) -> None:
     sinks = two.submit("r", *BOTH)
     two.links[HERE].stuck = True
     write(two, "r", 1, 2)
@@ -333,7 +333,7 @@ def test_a_consumer_that_is_done_early_lets_its_producer_go_on_alone() -> None:
     two.assert_nothing_left()
 
 
-def test_what_comes_for_a_stage_that_is_done_is_given_back() -> None:
+def test_messages_for_a_stage_that_is_done_are_given_back() -> None:
     """Its request goes on at another stage there."""
     two = TwoEngines({"seer": HERE, "writer": THERE, "speaker": THERE})
     two.submit("r", *BOTH, seer=True)
@@ -523,7 +523,7 @@ def test_a_lost_producer_leaves_what_its_consumer_still_reads(two: TwoEngines) -
     assert ended.connector.senders[0].lost == 0
 
 
-def test_what_is_kept_of_a_lost_engine_is_dropped(two: TwoEngines) -> None:
+def test_kept_messages_of_a_lost_engine_are_dropped(two: TwoEngines) -> None:
     two.submit_at(HERE, two.request("r", *BOTH))
     two.settle()
     write(two, "r", 1)

@@ -86,7 +86,7 @@ def test_a_beginning_is_captured_once_however_many_sizes_share_it(
     }
 
 
-def test_what_pads_a_batch_does_not_grow() -> None:
+def test_padding_rows_do_not_grow() -> None:
     bench = Bench(CpuDevice(), **OPTIONS)
     bench.diffusion.capture([4])
     latents_RTM = bench.diffusion._denoiser.latents_RTM
