@@ -65,7 +65,7 @@ def test_slow(request):
 """
 
 
-def test_what_is_run_again_fails_the_test_unless_it_plants_faults(tmp_path: Path) -> None:
+def test_a_repeated_batch_fails_the_test_unless_it_plants_faults(tmp_path: Path) -> None:
     shutil.copy(REPOSITORY / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_inner.py").write_text(HEALED)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n    slow\n    plants_faults\n")

@@ -19,7 +19,7 @@ MODEL = "omni_scorer.model:build"
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What a producer sends with its rows."""
+    """A producer's message with rows."""
 
 
 def request(*counts: int) -> list[Payload]:

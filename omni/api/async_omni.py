@@ -13,7 +13,7 @@ from omni.api.results import Output, Result
 from omni.api.session import CallOutputs, GenerateCall, Item, Session
 
 
-class _Mailbox:
+class _OutputQueue:
     """From any thread into one event loop. A burst of items wakes the loop once. None: the reader checks for the end."""
 
     def __init__(self) -> None:
@@ -54,11 +54,11 @@ class AsyncOutputStream(CallOutputs):
     cancels unfinished requests. Several tasks may read it: each output or error goes to one of them, and all end with the last
     output, when it is closed, or when one of them is cancelled."""
 
-    def __init__(self, session: Session, call: GenerateCall, mailbox: _Mailbox) -> None:
-        super().__init__(session, call, mailbox.put)
-        self._mailbox = mailbox
+    def __init__(self, session: Session, call: GenerateCall, queue: _OutputQueue) -> None:
+        super().__init__(session, call, queue.put)
+        self._queue = queue
         self._turn = asyncio.Lock()
-        """Of the task that reads: outputs are made in the order of their items."""
+        """Held by the task that reads: outputs are made in the order of their items."""
 
     def __aiter__(self) -> Self:
         return self
@@ -77,7 +77,7 @@ class AsyncOutputStream(CallOutputs):
 
     async def _next(self) -> Output | None:
         while not self._closed and not self._call.finished:
-            item = await self._mailbox.get()
+            item = await self._queue.get()
             if item is not None and not self._closed:
                 output = self._call.take(item)
                 if output is not None:
@@ -140,9 +140,9 @@ class AsyncOmni(Session):
     def _start(
         self, messages: object, arguments: GenerateArguments, *, keep: bool
     ) -> tuple[AsyncOutputStream, GenerateCall]:
-        mailbox = _Mailbox()
-        call = self._call(messages, arguments, keep=keep, put=mailbox.put)
-        outputs = AsyncOutputStream(self, call, mailbox)
+        queue = _OutputQueue()
+        call = self._call(messages, arguments, keep=keep, put=queue.put)
+        outputs = AsyncOutputStream(self, call, queue)
         outputs.submit()
         return outputs, call
 

@@ -122,7 +122,7 @@ def _load(
 
 
 def prompt_limit(pipeline: Pipeline, engine: EngineClient) -> PromptLimit | None:
-    """Of the stage that takes the prompt; None if it has no limit."""
+    """Limit of the stage that takes the prompt; None if it has none."""
     stage = pipeline.main_stage
     tokens = engine.longest_prompt(stage) if stage is not None else None
     return PromptLimit(stage, tokens) if stage is not None and tokens is not None else None

@@ -18,11 +18,11 @@ class OutputStream(CallOutputs):
     leaving its `with` block, dropping the last reference to it or an exception while it waits (Ctrl-C) cancels unfinished requests.
     Several threads may read it: each output or error goes to one of them, and all end with the last output or when it is closed."""
 
-    def __init__(self, session: Session, call: GenerateCall, mailbox: "SimpleQueue[Item | None]") -> None:
-        super().__init__(session, call, mailbox.put)
-        self._mailbox = mailbox
+    def __init__(self, session: Session, call: GenerateCall, queue: "SimpleQueue[Item | None]") -> None:
+        super().__init__(session, call, queue.put)
+        self._queue = queue
         self._turn = threading.Lock()
-        """Of the thread that reads: outputs are made in the order of their items."""
+        """Held by the thread that reads: outputs are made in the order of their items."""
 
     def __iter__(self) -> Self:
         return self
@@ -41,7 +41,7 @@ class OutputStream(CallOutputs):
 
     def _next(self) -> Output | None:
         while not self._closed and not self._call.finished:
-            item = self._mailbox.get()
+            item = self._queue.get()
             if item is None or self._closed:
                 continue
             try:
@@ -100,9 +100,9 @@ class Omni(Session):
         `Result.error` or last `Output.error`, and the other requests continue. So are those of one of `n` answers, unless the
         request could not be prepared, which is an error of all of them.
         """
-        mailbox: SimpleQueue[Item | None] = SimpleQueue()
-        call = self._call(messages, arguments, keep=not stream, put=mailbox.put, check_grammars=True)
-        outputs = OutputStream(self, call, mailbox)
+        queue: SimpleQueue[Item | None] = SimpleQueue()
+        call = self._call(messages, arguments, keep=not stream, put=queue.put, check_grammars=True)
+        outputs = OutputStream(self, call, queue)
         outputs.submit()
         if stream:
             return outputs

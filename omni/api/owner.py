@@ -35,7 +35,7 @@ class SwitchInterval:
 
 
 SWITCH_INTERVAL = SwitchInterval()
-"""Of this interpreter."""
+"""The switch interval of this interpreter."""
 
 
 class OwnerProcess:

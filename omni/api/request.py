@@ -131,7 +131,7 @@ class CheckedArguments:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request is prepared and waits for a place at the stages. taken: start of the preparation (`time.perf_counter`).
+    """The request is prepared and waits until the engine can take it. taken: start of the preparation (`time.perf_counter`).
     after_stop: of the tokens that a stop string ends in, the text from that string on."""
 
     taken: float
@@ -150,7 +150,7 @@ class RequestHandle:
 
     | state | changed by |
     |---|---|
-    | waiting -> submitted to the engine | the thread that finds a free place, `submit` |
+    | waiting -> submitted to the engine | the thread that finds that the engine can take it, `submit` |
     | either -> finished | the engine's thread (`sink`), the front end and the executor (`cancel`) |
     """
 

@@ -148,7 +148,7 @@ class RequestQueue:
     | is downloading | the queue | all its media are there |
     | is queued | a thread | one is free, and there is memory for its inputs |
     | is being prepared | the ready ones | it is prepared |
-    | is ready | the engine, an answer at a time | a place at the stages is free |
+    | is ready | the engine, an answer at a time | the engine can take one more |
 
     All of them count as waiting for `Admission`. Any of them may be rejected for a more urgent one, or finished elsewhere
     (`remove`), and then leaves at once; a thread that prepares it still completes, and its result is dropped. Called from any

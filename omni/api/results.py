@@ -31,7 +31,7 @@ class Metrics:
     """Times of one request in seconds, from its submission unless stated otherwise. None if the event did not happen.
 
     queued: until its preparation, including downloads. prepare: duration of the preparation (media, tokens, features); the request
-    may then wait for a place at the stages (`engine.max_active_requests`).
+    may then wait until the engine can take it (`engine.max_active_requests`).
     ttft: time to the first text token. first_audio: time to the first sample. total: time to the end.
     audio_seconds: length of the speech. rtf: real-time factor, time to the last sample / `audio_seconds`.
     stages: by finished stage.

@@ -153,7 +153,7 @@ Item = tuple[int, float, Event]
 
 
 class GenerateCall:
-    """The requests of one call: their events come through one mailbox and become outputs. They run from `submit` on. `take` is for
+    """The requests of one call: their events come through one queue and become outputs. They run from `submit` on. `take` is for
     one thread at a time.
 
     many: whether the user gave a list. Then a request's error is in its output; otherwise it is raised. With several samples,
@@ -200,7 +200,7 @@ class GenerateCall:
         return self._left == 0
 
     def take(self, item: Item) -> Output | None:
-        """The output of an item from the mailbox, if any. Raises the error of a single request."""
+        """The output of an item from the queue, if any. Raises the error of a single request."""
         index, at, event = item
         answer = self._outputs[index]
         if answer.finished:
@@ -262,7 +262,7 @@ class CallOutputs:
     """Base class of the output streams of `Omni` and `AsyncOmni`."""
 
     def __init__(self, session: Session, call: GenerateCall, put: Callable[[Item | None], None]) -> None:
-        """put: into the mailbox of `call`."""
+        """put: into the queue of `call`."""
         # Keeps the model loaded while the stream is read.
         self._session = session
         self._call = call

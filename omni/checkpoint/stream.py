@@ -26,7 +26,7 @@ _SLOTS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _Read:
     """Elements of a weight: their position in the window, and the flat tensor that receives them."""
 
     start: int
@@ -42,7 +42,7 @@ class _Window:
     path: Path
     start: int
     stop: int
-    pieces: list[_Piece] = field(default_factory=list)
+    reads: list[_Read] = field(default_factory=list)
 
 
 def stream_weights(weights: Iterable[tuple[WeightSpan, torch.Tensor]], device: Device) -> None:
@@ -87,9 +87,9 @@ def _stream_windows(windows: list[_Window], device: Device, stream: Stream) -> N
 def _launch_copies(device: Device, stream: Stream, window: _Window, slot: HostSlot, read: Future[None]) -> None:
     read.result()
     try:
-        for piece in window.pieces:
-            bytes_n = slot.tensor[piece.start : piece.stop]
-            device.launch(stream, copy_window, piece.target_n, bytes_n, piece.dtype)
+        for each in window.reads:
+            bytes_n = slot.tensor[each.start : each.stop]
+            device.launch(stream, copy_window, each.target_n, bytes_n, each.dtype)
     finally:
         slot.guard(device.record(stream))
 
@@ -123,7 +123,7 @@ def _windows(weights: Iterable[tuple[WeightSpan, torch.Tensor]]) -> Iterator[_Wi
             count = min(span.stop - at, WINDOW_BYTES - start) // size
             first = (at - span.start) // size
             target = target_n[first : first + count]
-            window.pieces.append(_Piece(start, start + count * size, span.dtype, target))
+            window.reads.append(_Read(start, start + count * size, span.dtype, target))
             at += count * size
             window.stop = at
     if window is not None:

@@ -31,7 +31,7 @@ _LINES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 class _State:
-    """Of the process."""
+    """State of the process."""
 
     def __init__(self) -> None:
         self.first: int | None = None

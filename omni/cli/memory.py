@@ -49,8 +49,8 @@ class StageShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the engine on a place. budget: bytes that its stages share, None if unknown or unbounded. bound: its source. problem: why
-    the stages do not fit, or why their memory is unknown."""
+    """Memory of a place. budget: bytes that its stages share, None if unknown or unbounded. bound: its source. problem:
+    why the stages do not fit, or why their memory is unknown."""
 
     measured: bool
     budget: int | None

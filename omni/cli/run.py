@@ -102,7 +102,7 @@ class _Answer:
         self._rate = 0
         self._metrics: Metrics | None = None
         self._last: dict[str, Payload] = {}
-        """Of each other output, its last payload."""
+        """The last payload of each other output."""
 
     def take(self, output: Output) -> None:
         if output.audio is not None and output.sample_rate is not None and self._speech is not None:
@@ -174,7 +174,7 @@ def _raise_first(arguments: RunArguments, display: Display, answers: list[_Answe
 
 
 def _modalities(arguments: RunArguments, gives: tuple[str, ...]) -> tuple[str, ...]:
-    """Those asked for, by default all of the model."""
+    """The modalities asked for, by default all of the model."""
     wanted = gives if arguments.modalities is None else arguments.modalities
     if arguments.out is not None and "audio" not in wanted:
         remedy = "ask a model that speaks for audio, or leave it out"

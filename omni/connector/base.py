@@ -113,7 +113,7 @@ class Sender(Protocol):
 
     @property
     def address(self) -> object:
-        """What the receiver needs to reach this end. Beyond `Reach.PROCESS` a `msgspec.Struct`."""
+        """Information that the receiver needs to reach this end. Beyond `Reach.PROCESS` a `msgspec.Struct`."""
         ...
 
     def send(self, payload: Payload, ready: Event) -> Ref:

@@ -133,7 +133,7 @@ class ByteMemory:
 
 @lru_cache(1024)
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a contiguous tensor."""
+    """Strides of a contiguous tensor."""
     return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
 
 

@@ -64,8 +64,8 @@ class Admission(Generic[T]):
 
     At most `max_active` requests are at the stages at once. Up to `max_waiting` more wait, and hold up to `max_bytes`.
     Beyond these limits, a newcomer replaces the least urgent waiting request if its own priority number is lower;
-    otherwise it is refused. Requests with a free place at the stages do not count as waiting, but at most `at_once`
-    requests that are not ready can have such a place.
+    otherwise it is refused. Requests that the engine can take now do not count as waiting; of those that are not
+    ready, at most `at_once` are exempt.
 
     `join`, `leave` and `next` take logarithmic time in the number of waiting requests. Not thread-safe.
     """

@@ -17,8 +17,8 @@ from omni.device import Device, SyncPoint, may_sync
 from omni.device.meta import MetaDevice
 from omni.engine.admission import Admission
 from omni.engine.choice import PipelineChoice, apply_choice
+from omni.engine.command_queue import CommandQueue
 from omni.engine.engine import Engine
-from omni.engine.mailbox import Mailbox
 from omni.engine.memory import ALONE, Budget, DeviceShare, StageMemory, budget_of, divide
 from omni.engine.options import EngineOptions
 from omni.engine.orchestrator import Orchestrator
@@ -304,7 +304,7 @@ def build_engine(
     plugins: Plugins,
     device: Device,
     options: EngineOptions,
-    mailbox: Mailbox | None = None,
+    command_queue: CommandQueue | None = None,
     *,
     place: str | None = None,
     share: DeviceShare = ALONE,
@@ -313,7 +313,7 @@ def build_engine(
     """Loads the stages of a place onto `device`, measures the memory of steps if it is bounded, and divides the rest
     into pages.
 
-    mailbox: see `Engine`. place: None for all stages. share: of the device's memory. take_timeline: gets the timeline
+    command_queue: see `Engine`. place: None for all stages. share: of the device's memory. take_timeline: gets the timeline
     when the engine closes, instead of the file.
     """
     assert options.dtype is not None, "the caller chose it for the device"
@@ -350,11 +350,11 @@ def build_engine(
         ends.close()
         raise
     admission: Admission[SubmitRequest] = Admission(options.max_active_requests, options.max_waiting_requests)
-    is_held = mailbox.holds if mailbox is not None else _never
+    is_held = command_queue.holds if command_queue is not None else _never
     orchestrator = Orchestrator(plan.pipeline, workers, plan.adapters, ends, admission, here, is_held)
     if timeline is not None:
         timeline.start()
-    return Engine(device, orchestrator, workers, ends, memory, timeline, mailbox)
+    return Engine(device, orchestrator, workers, ends, memory, timeline, command_queue)
 
 
 def _never(request_id: str) -> bool:

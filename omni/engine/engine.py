@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 
 from omni.device import Device, SyncCheck, SyncPoint, may_sync, sync_guard
+from omni.engine.command_queue import CommandQueue, LocalCommandQueue
 from omni.engine.faults import StageFault, checked_numbers
-from omni.engine.mailbox import LocalMailbox, Mailbox
 from omni.engine.memory import StageMemory
 from omni.engine.orchestrator import Orchestrator
 from omni.engine.peers import EdgeEnds
@@ -83,9 +83,9 @@ class Engine:
         ends: EdgeEnds,
         memory: Mapping[str, StageMemory],
         timeline: TimelineFile | None = None,
-        mailbox: Mailbox | None = None,
+        command_queue: CommandQueue | None = None,
     ) -> None:
-        """mailbox: None takes one for callers in this process."""
+        """command_queue: None takes one for callers in this process."""
         self.memory = memory
         """Device memory of each stage, divided at the start."""
         self._device = device
@@ -93,7 +93,7 @@ class Engine:
         self._workers = workers
         self._ends = ends
         self._timeline = timeline
-        self._mailbox = mailbox or LocalMailbox()
+        self._command_queue = command_queue or LocalCommandQueue()
         self._gate = threading.Lock()
         self._stopping = False
         self._stopped = threading.Event()
@@ -127,19 +127,19 @@ class Engine:
         """Ends the loop after the present turn. Later requests are refused."""
         with self._gate:
             self._stopping = True
-        self._mailbox.wake()
+        self._command_queue.wake()
 
     def submit(self, request: EngineRequest, sink: Sink) -> None:
         """Starts a request. Its outputs go to `sink` on the engine's thread. A closed engine refuses it at once."""
         with self._gate:
             if not self._stopping:
-                self._mailbox.put(SubmitRequest(request, SafeSink(request.id, sink)))
+                self._command_queue.put(SubmitRequest(request, SafeSink(request.id, sink)))
                 return
         sink(RequestFailed(_CLOSED))
 
     def abort(self, request_id: str, error: OmniError) -> None:
         """Aborts a request. Its sink gets `RequestFailed(error)`, unless the request is finished."""
-        self._mailbox.put(AbortRequest(request_id, error))
+        self._command_queue.put(AbortRequest(request_id, error))
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
         """Raises InputError for parameters that a stage cannot apply. sampling, fields: parameters and their names in
@@ -181,7 +181,7 @@ class Engine:
     def idle(self) -> bool:
         """Whether no request is active or waiting and no stage holds resources. One that cannot say counts as holding
         none."""
-        if self._mailbox.waiting or self._orchestrator.unfinished or self._orchestrator.busy:
+        if self._command_queue.waiting or self._orchestrator.unfinished or self._orchestrator.busy:
             return False
         return not any(self._holds(stage) for stage in self._workers)
 
@@ -290,7 +290,7 @@ class Engine:
         return moved
 
     def _take_commands(self) -> bool:
-        commands = self._mailbox.take()
+        commands = self._command_queue.take()
         for command in commands:
             match command:
                 case SubmitRequest(_, sink) if self._failure is not None:
@@ -322,11 +322,11 @@ class Engine:
             since = time.perf_counter()
             while not self._stopping:
                 moved = self.tick()
-                self._mailbox.flush()
+                self._command_queue.flush()
                 if moved:
                     since = time.perf_counter()
                 elif self.idle:
-                    self._mailbox.wait()
+                    self._command_queue.wait()
                 else:
                     if self._timeline is not None:
                         self._timeline.poll()
@@ -336,5 +336,5 @@ class Engine:
     def _refuse_all(self) -> None:
         while not self._stopping:
             self._take_commands()
-            self._mailbox.flush()
-            self._mailbox.wait()
+            self._command_queue.flush()
+            self._command_queue.wait()

@@ -50,7 +50,7 @@ def checked_message(stage: str, worker: StageWorker, message: object) -> Outboun
 
 
 def checked_numbers(returned: object, worker: StageWorker, method: str) -> Mapping[str, int]:
-    """What `usage` or `counters` returned. Raises ReturnedError unless it is a mapping of numbers by name."""
+    """The result of `usage` or `counters`. Raises ReturnedError unless it is a mapping of numbers by name."""
     if isinstance(returned, Mapping) and all(isinstance(number, int) for number in returned.values()):
         return returned
     problem = f"{method} returned {type_of(returned)}: return whole numbers by name, such as {{'requests': 0}}"

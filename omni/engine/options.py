@@ -30,7 +30,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Counted anew when it has run for a minute.
     restart_seconds: the wait before the first of them; each further wait is twice as long.
     max_active_requests: requests at the stages at once; more wait on the host.
-    max_waiting_requests: requests that may wait, for downloads, preparation or a place at the stages.
+    max_waiting_requests: requests that may wait, for downloads, preparation or the engine.
     max_waiting_bytes: host memory of the waiting requests: first their messages, then their prepared inputs. Beyond
         either limit, the least urgent requests are refused.
     """

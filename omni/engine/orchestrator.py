@@ -60,12 +60,12 @@ class Orchestrator:
         place: str = "",
         is_held: Callable[[str], bool] = lambda request_id: False,
     ) -> None:
-        """workers: of the stages on this engine's place. is_held: `Mailbox.holds`."""
+        """workers: of the stages on this engine's place. is_held: `CommandQueue.holds`."""
         self._pipeline = pipeline
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._workers = workers
         self._leases: dict[str, dict[Lease, None]] = {name: {} for name in workers}
-        """Those that each stage holds."""
+        """Leases that each stage holds."""
         self._closed = ClosedStages()
         self._ends = ends
         self._place = place

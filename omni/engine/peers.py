@@ -167,7 +167,7 @@ class EdgeEnds:
         self._arriving = {(each.edge.name, each.producer): each for each in edges if each.producer != place}
         self._peers: dict[str, _Peer] = {}
         self._closing: list[Receiver] = []
-        """Of peers that have ended: consumers may still read what they brought."""
+        """Receivers of peers that have ended: consumers may still read their payloads."""
         self._ticked: tuple[Receiver, ...] = ()
         try:
             for each in edges:
@@ -186,7 +186,7 @@ class EdgeEnds:
         return self._senders[edge, place]
 
     def receiver(self, edge: str, place: str) -> Receiver:
-        """Of payloads from a producer on a place. Raises KeyError with the place if its engine is not there."""
+        """The receiver of payloads from a producer on a place. Raises KeyError with the place if its engine is not there."""
         if place == self._place:
             return self._receivers[edge]
         receivers = self._peers[place].receivers

@@ -198,7 +198,7 @@ class OutRoute:
 
 
 class FeedTaker(Protocol):
-    """What a route needs of its consumer: the inbox of a stage worker, or of an output's end."""
+    """The interface of a route's consumer: the inbox of a stage worker, or of an output's end."""
 
     inbox: deque[Inbound]
 

@@ -97,7 +97,7 @@ class Frontend(ABC):
     voices: tuple[str, ...] = ()
     """Voices that a request can name, the default first. Without any, requests that name one are refused before `prepare`."""
     sample_rate: int = 16000
-    """Of `AudioPart`s, in Hz. Sound is resampled to it as it is decoded."""
+    """Sample rate of `AudioPart`s, in Hz. Sound is resampled to it as it is decoded."""
     takes_names: bool = False
     """Whether `Message.name` is used. If not, messages with one are refused before `prepare`."""
     shortest_prompt: int = 0

@@ -25,7 +25,7 @@ from omni.frontend.vocabulary import Vocabulary
 
 _HARMLESS = "x"
 _ROLES = (("system", "user", "assistant", "user"), ("user", "assistant"))
-"""Of trial chats: with a system turn, which some templates refuse, and without."""
+"""Roles of trial chats: with a system turn, which some templates refuse, and without."""
 _THOUGHT = re.compile(r"</?think(ing)?>")
 """Words that a template may write where an answer begins, and that still belong to answers: earlier answers hold them."""
 _KINDS = {TextPart: "text", AudioPart: "audio", ImagePart: "image"}
@@ -104,7 +104,7 @@ class TokenizedFrontend(Frontend):
         return True
 
     def _framing(self, words: Sequence[str]) -> frozenset[str]:
-        """Those of `words` that the chat template writes around turns or before an answer, though the tokenizer does not mark them
+        """The `words` that the chat template writes around turns or before an answer, though the tokenizer does not mark them
         as special. If the template renders no trial chat, all that it mentions."""
         if not words or self._template is None:
             return frozenset()
@@ -210,7 +210,9 @@ class MultimodalFrontend(ChatFrontend):
         parts = [part for message in chat.messages for part in message.content]
         sounds = self.sounds([part for part in parts if isinstance(part, AudioPart)])
         pictures = [picture(self._images, part, merge) for part in parts if isinstance(part, ImagePart)]
-        ids, places = expand(self.chat_ids(chat), {config.audio_token: sounds, config.image_token: pictures})
+        ids, positions_by_token = expand(
+            self.chat_ids(chat), {config.audio_token: sounds, config.image_token: pictures}
+        )
         positions, next_position = mrope_positions(
             ids,
             [each.grid for each in pictures],
@@ -218,8 +220,11 @@ class MultimodalFrontend(ChatFrontend):
             merge=merge,
             per_second=config.position_id_per_seconds,
         )
-        places_by_kind = {"audio": places[config.audio_token], "image": places[config.image_token]}
-        return EncodedChat(ids, positions, next_position, {"audio": sounds, "image": pictures}, places_by_kind)
+        positions_by_kind = {
+            "audio": positions_by_token[config.audio_token],
+            "image": positions_by_token[config.image_token],
+        }
+        return EncodedChat(ids, positions, next_position, {"audio": sounds, "image": pictures}, positions_by_kind)
 
 
 def check_content(chat: Chat, placeholders: Sequence[str]) -> None:

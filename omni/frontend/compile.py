@@ -15,11 +15,11 @@ from omni.pipeline import Pipeline
 from omni.sampling import HostRules, SamplingParams, TextRules
 
 _MOST_BYTES = 4096
-"""Of all stop strings, and of all bad words."""
+"""Maximum size of all stop strings, and of all bad words."""
 _MOST_BAD_WORDS = 128
 """Each is two sequences of ids at a stage: with a leading space, and without."""
 _TEXT_PARAMETERS = ("stop", "bad_words", "structured", "logprobs", "prompt_logprobs")
-"""Those that only the stage that writes the text has."""
+"""Parameters of the stage that writes the text only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ LONGEST_GRAMMAR = 2**18
 """Bytes of a structured output, as JSON if it is a dict or a list. Compiling so many takes seconds."""
 
 KEPT_BYTES = 2**26
-"""Of compiled grammars."""
+"""Maximum size of the compiled grammars that are kept."""
 
 # Enough for a pretty-printed document. Without a bound, a model could write spaces forever.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{0,40}"
@@ -156,7 +156,7 @@ def compiled_bytes(text: str) -> int:
 
 
 class _Turn:
-    """Of threads that need one grammar at once, the first compiles it for all. If it is interrupted, the next one compiles."""
+    """The first of the threads that need one grammar at once compiles it for all. If it is interrupted, the next one compiles."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

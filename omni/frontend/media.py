@@ -1,4 +1,4 @@
-"""Sound and pictures as inputs of encoders, and their places in a prompt."""
+"""Sound and pictures as inputs of encoders, and their positions in a prompt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,17 +36,17 @@ class Media:
 @dataclass(frozen=True, slots=True)
 class EncodedChat:
     """A chat in tokens, with its media by kind, `"audio"` and `"image"`, in order. ids_T: int64. positions_3T: int64, rotary.
-    next_position: of the token after them. places: positions of each piece in `ids_T`."""
+    next_position: of the token after them. positions: of the tokens of each medium in `ids_T`, by kind."""
 
     ids_T: Ids
     positions_3T: Ids
     next_position: int
     media: Mapping[str, Sequence[Media]]
-    places: Mapping[str, Sequence[Ids]]
+    positions: Mapping[str, Sequence[Ids]]
 
     def prefix_key(self) -> str:
         """Key of everything that hidden states at the media depend on: the prompt up to the last piece."""
-        end = max((int(each[-1]) + 1 for pieces in self.places.values() for each in pieces), default=0)
+        end = max((int(each[-1]) + 1 for media in self.positions.values() for each in media), default=0)
         prefix = (np.ascontiguousarray(self.ids_T[:end]), np.ascontiguousarray(self.positions_3T[:, :end]))
         return "-".join([*map(content_hash, prefix), *(each.key for pieces in self.media.values() for each in pieces)])
 
@@ -101,8 +101,8 @@ def expand(ids: Ids, media: Mapping[int, Sequence[Media]]) -> tuple[Ids, dict[in
     for token, pieces in media.items():
         counts[ids == token] = [piece.length for piece in pieces]
     ids = np.repeat(ids, counts)
-    places: dict[int, list[Ids]] = {}
+    positions: dict[int, list[Ids]] = {}
     for token, pieces in media.items():
         ends = np.cumsum([piece.length for piece in pieces])
-        places[token] = np.split(np.flatnonzero(ids == token), ends[:-1]) if pieces else []
-    return ids, places
+        positions[token] = np.split(np.flatnonzero(ids == token), ends[:-1]) if pieces else []
+    return ids, positions

@@ -18,7 +18,7 @@ _TEXT = "hello"
 _RESTORE = "use the files that belong to these weights"
 _SECONDS = 0.25
 _SIDES = (50, 70)
-"""Of a picture, in pixels: not divisible into patches."""
+"""Sides of a picture, in pixels: not divisible into patches."""
 
 Ids = NDArray[np.int64]
 

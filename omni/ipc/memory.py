@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ALIGNMENT = 64
-"""Of arrays in shared memory, in bytes."""
+"""Alignment of arrays in shared memory, in bytes."""
 
 
 def aligned(size: int) -> int:

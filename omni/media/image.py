@@ -33,7 +33,7 @@ _SLOW_PIXELS = 4 * 2**20
 _SLOW_BYTES = 2**16
 
 _MAX_SCANS = 20
-"""Of a progressive JPEG of the largest size. Cameras and programs write about 10."""
+"""Maximum scans of a progressive JPEG of the largest size. Cameras and programs write about 10."""
 # Errors of Pillow's readers for damaged files.
 _DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error, zlib.error)
 

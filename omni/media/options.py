@@ -72,7 +72,7 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def max_bytes(self) -> int:
-        """Of a file of either kind."""
+        """Maximum size of a file of either kind."""
         return max(self.max_audio_bytes, self.max_image_bytes)
 
     def _or_lenient(self, setting: bool | None, narrowed: bool) -> bool:

@@ -27,13 +27,13 @@ class Transfer:
 
     source: a page slice; a tensor on any device, viewed by `as_matrix`; or int64 `[n, width]` host values.
     into: `[m, width]`, memory of the consumer. Values are converted to its dtype.
-    places: int64, the row of `into` for each source row; None if the rows fill `into`, in order.
+    destinations: int64, the row of `into` for each source row; None if the rows fill `into`, in order.
     rows: range of source rows. columns: range of source columns, if the rows fill `into`.
     """
 
     source: Source
     into: Tensor
-    places: NDArray[np.int64] | None = None
+    destinations: NDArray[np.int64] | None = None
     rows: slice = field(default_factory=lambda: _ALL)
     columns: slice = field(default_factory=lambda: _ALL)
 
@@ -58,15 +58,15 @@ class PayloadReceiver:
     | buffer | written by | read by | free when |
     |---|---|---|---|
     | source | producer, before the payload's event | `gather_rows`, `copy_rows` | `omni.stage.messages`, `PageSlice` |
-    | slots, places, values | `copy_upload` | `gather_rows`, `copy_rows` | stream order: the next upload follows |
+    | slots, destinations, values | `copy_upload` | `gather_rows`, `copy_rows` | stream order: the next upload follows |
     | `Transfer.into` | `gather_rows`, `copy_rows` | the stream; others after `Receipt.end` | the consumer frees it |
     """
 
-    def __init__(self, device: Device, stream: Stream, words: int) -> None:
-        """words: maximum of int64 numbers that one call uploads: slots, places and host values."""
+    def __init__(self, device: Device, stream: Stream, max_numbers: int) -> None:
+        """max_numbers: maximum of int64 numbers that one call uploads: slots, destinations and host values."""
         self._device = device
         self._stream = stream
-        self._uploader = Uploader(device, stream, words, _RING)
+        self._uploader = Uploader(device, stream, max_numbers, _RING)
 
     @property
     def ready(self) -> bool:
@@ -74,8 +74,8 @@ class PayloadReceiver:
         return self._uploader.ready
 
     def receive(self, transfers: Sequence[Transfer]) -> Receipt:
-        """Launches one upload, if necessary, and one copy per group of transfers. A group: transfers with places from
-        the same pages into the same memory; those with places from the host into the same memory; any other single
+        """Launches one upload, if necessary, and one copy per group of transfers. A group: transfers with destinations from
+        the same pages into the same memory; those with destinations from the host into the same memory; any other single
         transfer.
 
         An error in a copy fails the transfers of its group; an error in the upload fails all. The end is reported to
@@ -94,7 +94,7 @@ class PayloadReceiver:
         return Receipt(end, failed)
 
     def _launch_all(self, groups: Sequence[Sequence[Transfer]]) -> dict[Transfer, Exception]:
-        uploads = [(_joined(map(_uploaded, group)), _joined(each.places for each in group)) for group in groups]
+        uploads = [(_joined(map(_uploaded, group)), _joined(each.destinations for each in group)) for group in groups]
         arrays = [array for pair in uploads for array in pair if array is not None]
         try:
             views = iter(self._uploader.send(arrays) if arrays else [])
@@ -102,22 +102,22 @@ class PayloadReceiver:
             return {transfer: error for group in groups for transfer in group}
         failed: dict[Transfer, Exception] = {}
         for group, pair in zip(groups, uploads, strict=True):
-            uploaded, places_n = (None if array is None else next(views) for array in pair)
+            uploaded, destinations_n = (None if array is None else next(views) for array in pair)
             try:
-                self._launch(group[0], uploaded, places_n)
+                self._launch(group[0], uploaded, destinations_n)
             except Exception as error:
                 failed.update(dict.fromkeys(group, error))
         return failed
 
-    def _launch(self, first: Transfer, uploaded: Tensor | None, places_n: Tensor | None) -> None:
+    def _launch(self, first: Transfer, uploaded: Tensor | None, destinations_n: Tensor | None) -> None:
         into, source, rows, columns = first.into, first.source, first.rows, first.columns
         if isinstance(source, PageSlice):
             slots = uploaded if uploaded is not None else _range(source.slots[rows])
-            self._device.launch(self._stream, gather_rows, into, source.pages, slots, places_n, columns)
+            self._device.launch(self._stream, gather_rows, into, source.pages, slots, destinations_n, columns)
         elif isinstance(source, Tensor):
-            self._device.launch(self._stream, copy_rows, into, source, rows, places_n, columns)
+            self._device.launch(self._stream, copy_rows, into, source, rows, destinations_n, columns)
         else:
-            self._device.launch(self._stream, copy_rows, into, uploaded, _ALL, places_n, columns)
+            self._device.launch(self._stream, copy_rows, into, uploaded, _ALL, destinations_n, columns)
 
 
 def as_matrix(tensor: Tensor) -> Tensor:
@@ -128,9 +128,9 @@ def as_matrix(tensor: Tensor) -> Tensor:
 
 def _group_of(transfer: Transfer) -> tuple[int, int]:
     match transfer.source:
-        case PageSlice(pages=pages) if transfer.places is not None:
+        case PageSlice(pages=pages) if transfer.destinations is not None:
             return id(pages), id(transfer.into)
-        case np.ndarray() if transfer.places is not None:
+        case np.ndarray() if transfer.destinations is not None:
             return 0, id(transfer.into)
         case _:
             return id(transfer), 0
@@ -141,7 +141,7 @@ def _uploaded(transfer: Transfer) -> NDArray[np.int64] | None:
     match transfer.source:
         case PageSlice(slots=slots):
             slots = slots[transfer.rows]
-            return None if transfer.places is None and _range(slots) is not None else slots
+            return None if transfer.destinations is None and _range(slots) is not None else slots
         case np.ndarray() as values:
             return values[transfer.rows]
         case _:
@@ -160,22 +160,24 @@ def _range(slots: NDArray[np.int64]) -> slice | None:
     return slice(first, first + slots.size) if np.array_equal(slots, np.arange(first, first + slots.size)) else None
 
 
-def gather_rows(into: Tensor, pages: Tensor, slots: Tensor | slice, places_n: Tensor | None, columns: slice) -> None:
+def gather_rows(
+    into: Tensor, pages: Tensor, slots: Tensor | slice, destinations_n: Tensor | None, columns: slice
+) -> None:
     rows = pages.flatten(0, 1)[:, columns]
     if isinstance(slots, slice):
-        _store(into, rows[slots], places_n)
-    elif places_n is None and (rows.dtype, rows.device) == (into.dtype, into.device):
+        _store(into, rows[slots], destinations_n)
+    elif destinations_n is None and (rows.dtype, rows.device) == (into.dtype, into.device):
         torch.index_select(rows, 0, slots, out=into)
     else:
-        _store(into, rows.index_select(0, slots), places_n)
+        _store(into, rows.index_select(0, slots), destinations_n)
 
 
-def copy_rows(into: Tensor, source: Tensor, rows: slice, places_n: Tensor | None, columns: slice) -> None:
-    _store(into, as_matrix(source)[rows, columns], places_n)
+def copy_rows(into: Tensor, source: Tensor, rows: slice, destinations_n: Tensor | None, columns: slice) -> None:
+    _store(into, as_matrix(source)[rows, columns], destinations_n)
 
 
-def _store(into: Tensor, rows_nW: Tensor, places_n: Tensor | None) -> None:
-    if places_n is None:
+def _store(into: Tensor, rows_nW: Tensor, destinations_n: Tensor | None) -> None:
+    if destinations_n is None:
         into.copy_(rows_nW, non_blocking=True)
     else:
-        into.index_copy_(0, places_n, rows_nW.to(into.device, into.dtype, non_blocking=True))
+        into.index_copy_(0, destinations_n, rows_nW.to(into.device, into.dtype, non_blocking=True))

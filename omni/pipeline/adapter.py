@@ -50,7 +50,7 @@ class PassThrough:
 
 
 def as_inputs(returned: object, code: object) -> Sequence[Payload]:
-    """What `push` or `finish` returned. Raises ReturnedError, about the method `code`, unless it is a sequence of payloads."""
+    """The result of `push` or `finish`. Raises ReturnedError, about the method `code`, unless it is a sequence of payloads."""
     if not isinstance(returned, list | tuple):
         problem = f"the adapter returned {type_of(returned)}: return a list of Payload, empty if no input is complete"
         raise ReturnedError(problem, code)
@@ -63,7 +63,7 @@ def as_inputs(returned: object, code: object) -> Sequence[Payload]:
 
 
 def as_adapter(made: object, code: object) -> Adapter:
-    """What a factory returned. Raises ReturnedError, about the factory `code`, unless it has the methods of an adapter."""
+    """The result of a factory. Raises ReturnedError, about the factory `code`, unless it has the methods of an adapter."""
     if not isinstance(made, Adapter):
         problem = f"the factory returned {type_of(made)}: return an Adapter, with the methods push and finish"
         raise ReturnedError(problem, code)

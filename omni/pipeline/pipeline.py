@@ -63,7 +63,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def default_modalities(self) -> tuple[str, ...]:
-        """Those of a request that names none."""
+        """The modalities of a request that names none."""
         return tuple(output.modality for output in self.outputs if output.default)
 
     @property

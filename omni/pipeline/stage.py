@@ -11,7 +11,7 @@ Memory = Literal["device", "host"]
 
 
 MOST_POOL_BYTES = 2**40
-"""Of an edge: more is a slip of the pen."""
+"""Maximum pool of an edge: more is a slip of the pen."""
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

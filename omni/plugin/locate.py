@@ -75,7 +75,7 @@ def call_entry(path: str, field: str, expected: type[MadeT]) -> MadeT:
 
 
 def expect(made: object, expected: type[MadeT], field: str, code: object) -> MadeT:
-    """What the plugin's function or class `code` gave. Raises PluginError if it is no `expected`, a class or a runtime protocol."""
+    """The result of a function or class `code`. Raises PluginError if it is no `expected`, a class or a runtime protocol."""
     if isinstance(made, expected):
         return made
     given = type_of(made)
@@ -87,7 +87,7 @@ def expect(made: object, expected: type[MadeT], field: str, code: object) -> Mad
 
 
 def _members(expected: type) -> list[str]:
-    """Of a protocol; none for a class."""
+    """Members of a protocol; none for a class."""
     if not vars(expected).get("_is_protocol", False):
         return []
     return [name for name in {*vars(expected), *vars(expected).get("__annotations__", {})} if not name.startswith("_")]

@@ -26,7 +26,7 @@ from omni.process.server import EngineEnd, EngineServer
 from omni.timeline.trace import Trace
 
 RING_BYTES = 32 * 2**20
-"""Of arrays in outputs on their way. 16 requests with 0.3 s of sound each take 0.5 MB."""
+"""Memory for arrays in outputs on their way. 16 requests with 0.3 s of sound each take 0.5 MB."""
 
 
 def main(descriptor: int, parent: int) -> None:

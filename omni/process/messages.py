@@ -269,7 +269,7 @@ FromEngine = Ready | Failed | Turn | Closed
 
 
 def _log_levels() -> dict[str, int]:
-    """Those that are set, "" for the root's."""
+    """Log levels that are set, "" for the root's."""
     found = {"": logging.getLogger().level}
     for name, logger in logging.getLogger().manager.loggerDict.items():
         if isinstance(logger, logging.Logger) and logger.level:

@@ -1,4 +1,4 @@
-"""The engine process's end of the channel: the mailbox of the engine's loop."""
+"""The engine process's end of the channel: the command queue of the engine's loop."""
 
 import logging
 import os
@@ -59,7 +59,7 @@ class _Building:
 
 
 class EngineServer:
-    """A `Mailbox`: reads commands from the channel and collects outputs, one message of them for each turn of the loop.
+    """A `CommandQueue`: reads commands from the channel and collects outputs, one message of them for each turn of the loop.
 
     If the user's process is gone, the engine's exits at once: the system frees everything.
     """
@@ -99,7 +99,7 @@ class EngineServer:
         counters, counters_error = _asked(self._engine.counters)
         return EngineState(usage, counters, self._engine.idle, usage_error, counters_error)
 
-    # The mailbox.
+    # The command queue.
 
     def put(self, command: EngineCommand) -> None:
         self._local.append(command)

@@ -21,7 +21,7 @@ ANY = "any stage"
 
 
 class PlantedError(Exception):
-    """What the tests raise."""
+    """The error that tests plant."""
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ class FaultyStirredDevice(StirredDevice):
 # Work that fails half-way on a device that is late: what was launched before still runs, and what it reads is still in use.
 
 REUSED = 7
-"""What stands in memory that its owner has written again."""
+"""Content of memory that its owner has written again."""
 
 
 class Owner:
@@ -148,7 +148,7 @@ class Owner:
 
     @property
     def waiting(self) -> int:
-        """What is not its own yet."""
+        """Number of lent tensors that it may not write yet."""
         return len(self._lent)
 
     def lend(self, ref: Ref, *memory: Tensor) -> None:

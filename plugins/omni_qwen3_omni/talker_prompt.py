@@ -40,7 +40,7 @@ def talker_args(config: OmniConfig, chat: EncodedChat, voice: str) -> TalkerPlan
     in_user_turn = in_turns_of(config.user, ids, config.im_start)
     kept = np.flatnonzero(in_user_turn)
     user = ids[kept]
-    pictures = zip(chat.media["image"], chat.places["image"], strict=True)
+    pictures = zip(chat.media["image"], chat.positions["image"], strict=True)
     media = np.isin(user, (config.audio_token, config.image_token))
     start = last_turn_of(config.assistant, ids, config.im_start)
     opening, lead = ids[start : start + _OPENING], ids[start + _OPENING :]

@@ -59,14 +59,14 @@ class TokensToCodes(_PerPayload):
 
 
 class FramesForUsers(_PerPayload):
-    """Of an output: passes each codec frame to the user, and drops the tokens' ids."""
+    """Adapter of an output: passes each codec frame to the user, and drops the tokens' ids."""
 
     def push(self, payload: Payload) -> Sequence[Payload]:
         return (Payload(CodecFrames(), payload.tensors),) if isinstance(payload.meta, TokenCodes) else ()
 
 
 class TokensForUsers(_PerPayload):
-    """Of an output: gives each token, except the end token, as a frame of one code."""
+    """Adapter of an output: gives each token, except the end token, as a frame of one code."""
 
     def push(self, payload: Payload) -> Sequence[Payload]:
         if not isinstance(payload.meta, GeneratedTokens):

@@ -30,14 +30,14 @@ class Placeholder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def placeholders_of(
-    media: Mapping[str, Sequence[Media]], places: Mapping[str, Sequence[NDArray[np.int64]]]
+    media: Mapping[str, Sequence[Media]], positions: Mapping[str, Sequence[NDArray[np.int64]]]
 ) -> tuple[Placeholder, ...]:
-    """Placeholders of a request's media. media: by name of the embeddings. places: positions of each, as
+    """Placeholders of a request's media. media: by name of the embeddings. positions: of each, as
     `omni.frontend.media.expand` returns them."""
     return tuple(
-        Placeholder(name=name, index=index, positions=positions, key=each.key, field=each.field)
+        Placeholder(name=name, index=index, positions=indexes, key=each.key, field=each.field)
         for name, pieces in media.items()
-        for index, (each, positions) in enumerate(zip(pieces, places[name], strict=True))
+        for index, (each, indexes) in enumerate(zip(pieces, positions[name], strict=True))
     )
 
 
@@ -86,7 +86,7 @@ def prompt_of(chat: EncodedChat, payload_positions: NDArray[np.int64] | None = N
         columns=chat.ids_T[None],
         positions=chat.positions_3T,
         next_position=chat.next_position,
-        placeholders=placeholders_of(chat.media, chat.places),
+        placeholders=placeholders_of(chat.media, chat.positions),
         payload_positions=np.empty(0, np.int64) if payload_positions is None else payload_positions,
         penalized_ids=np.unique(chat.ids_T),
     )

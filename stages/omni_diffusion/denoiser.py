@@ -2,7 +2,7 @@
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
-| state and `latents_RTM` of a row | `begin_windows`, `denoise_rows` | the same, and `render_piece` | stream order |
+| state and `latents_RTM` of a row | `begin_windows`, `denoise_rows` | the same, and `render_part` | stream order |
 | upload of a step | the copy, behind the step before | `denoise_rows` | stream order |
 
 The upload slot of a step is free after its copy, that is, after the last step but one. So at most two steps are in

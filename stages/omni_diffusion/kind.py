@@ -12,11 +12,9 @@ from omni_diffusion.options import DiffusionOptions
 from omni_diffusion.worker import DiffusionWorker
 
 CATEGORIES = {
-    **dict.fromkeys(
-        ("begin_windows", "set_null_windows", "set_null_steps", "set_null_piece"), PhaseCategory.PREPROCESS
-    ),
+    **dict.fromkeys(("begin_windows", "set_null_windows", "set_null_steps", "set_null_part"), PhaseCategory.PREPROCESS),
     "denoise_rows": PhaseCategory.FORWARD,
-    "render_piece": PhaseCategory.POSTPROCESS,
+    "render_part": PhaseCategory.POSTPROCESS,
 }
 
 declare_categories(CATEGORIES)

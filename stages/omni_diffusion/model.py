@@ -1,7 +1,7 @@
 """The interface of a model for a diffusion stage.
 
 Shape legend: R rows of state, B rows of one batch, N code frames of a window, G code groups, T latent frames of a
-window (or of a rendered piece), M values of a latent frame, S samples.
+window (or of a rendered part), M values of a latent frame, S samples.
 """
 
 from abc import ABC, abstractmethod
@@ -85,6 +85,6 @@ class DiffusionModel(nn.Module, ABC, Generic[StateT]):
     def render(self, latents_BTM: Tensor) -> Tensor:
         """Renders T latent frames (fp32) of each row as samples `[B, T * samples_per_latent]`, any float dtype, in [-1, 1].
 
-        The edges of a piece are treated like the edges of a stream: a sample at least `render_context` latent frames away from an
+        The edges of a part are treated like the edges of a stream: a sample at least `render_context` latent frames away from an
         edge equals that of the whole stream, as does one nearer to an edge that is also the stream's.
         """

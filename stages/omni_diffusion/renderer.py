@@ -2,7 +2,7 @@
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
-| `kept_RCM` of a row | `render_piece` | `render_piece`, same stream | the host's count: places are reused in turn |
+| `kept_RCM` of a row | `render_part` | `render_part`, same stream | the host's count: places are reused in turn |
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from omni.errors import ReturnedError
 from omni_diffusion.model import DiffusionModel, StateT
 from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
-from omni_diffusion.windows import Piece, WindowSizes
+from omni_diffusion.windows import RenderPart, WindowSizes
 from omni_frames.store import MAX_IN_FLIGHT, SampleBatch, SampleRing
 
 _UPLOADS = 4
@@ -48,92 +48,92 @@ class Renderer:
         self._samples = samples
         self._kept_RCM = device.zeros((num_rows, sizes.kept, width), torch.float32)
         self._upload = Uploader(device, stream, rows * (2 * sizes.most_fresh + sizes.kept), _UPLOADS)
-        others = "pieces of other sizes, at the end of requests,"
-        self._graphs = CapturedGraphs[Piece, list[Graph]](stream.name, others=others)
+        others = "parts of other sizes, at the end of requests,"
+        self._graphs = CapturedGraphs[RenderPart, list[Graph]](stream.name, others=others)
 
     def capture(self, size: int) -> None:
-        """Captures the pieces of long streams for `size` rows. At start, before there are requests."""
-        for piece in self._sizes.usual_pieces():
-            name = f"{self._stream.name}-{piece.fresh}-{piece.count}-latents-{size}"
+        """Captures the parts of long streams for `size` rows. At start, before there are requests."""
+        for part in self._sizes.usual_parts():
+            name = f"{self._stream.name}-{part.fresh}-{part.count}-latents-{size}"
             turns = range(MAX_IN_FLIGHT)
-            graphs = [self._device.capture(self._stream, name, self.null_pieces(size, piece, turn)) for turn in turns]
-            self._graphs.add(piece, size, graphs)
+            graphs = [self._device.capture(self._stream, name, self.null_parts(size, part, turn)) for turn in turns]
+            self._graphs.add(part, size, graphs)
 
-    def null_pieces(self, count: int, piece: Piece, turn: int = 0) -> list[Launch]:
-        packed_BX = self._upload.view(Span(0, (count, 2 * piece.fresh + piece.seen)))
-        self._device.enqueue(self._stream, [Launch.of(set_null_piece, packed_BX)])
-        return [self._render(piece, packed_BX, turn)]
+    def null_parts(self, count: int, part: RenderPart, turn: int = 0) -> list[Launch]:
+        packed_BX = self._upload.view(Span(0, (count, 2 * part.fresh + part.seen)))
+        self._device.enqueue(self._stream, [Launch.of(set_null_part, packed_BX)])
+        return [self._render(part, packed_BX, turn)]
 
     @property
     def ready(self) -> bool:
         return self._upload.ready and self._samples.ready
 
     def prepare(
-        self, requests: Sequence[DiffusionRequest], piece: Piece
+        self, requests: Sequence[DiffusionRequest], part: RenderPart
     ) -> Callable[[], SampleBatch[DiffusionRequest] | None]:
         """Enqueues the places of each request's latents. Returns a function that enqueues keeping, rendering and the
         copy to the host, and returns None if nothing is rendered. Both can be retried."""
-        size, graphs = self._graphs.find(piece, len(requests))
-        packed = np.empty((size, 2 * piece.fresh + piece.seen), np.int64)
-        packed[:, : piece.fresh] = self._null_row * self._window_latents
-        packed[:, piece.fresh :] = self._null_row * self._sizes.kept
+        size, graphs = self._graphs.find(part, len(requests))
+        packed = np.empty((size, 2 * part.fresh + part.seen), np.int64)
+        packed[:, : part.fresh] = self._null_row * self._window_latents
+        packed[:, part.fresh :] = self._null_row * self._sizes.kept
         for line, request in zip(packed, requests, strict=False):
-            self._fill(line, request, piece)
+            self._fill(line, request, part)
         (packed_BX,) = self._upload.send([packed])
 
         def launch() -> SampleBatch[DiffusionRequest] | None:
             turn = self._samples.turn
             graph = graphs[turn] if graphs is not None else None
-            self._device.replay_or_enqueue(self._stream, graph, [self._render(piece, packed_BX, turn)])
-            samples = piece.count * self._model.samples_per_latent
+            self._device.replay_or_enqueue(self._stream, graph, [self._render(part, packed_BX, turn)])
+            samples = part.count * self._model.samples_per_latent
             return self._samples.download(requests, samples) if samples else None
 
         return launch
 
-    def _fill(self, line: NDArray[np.int64], request: DiffusionRequest, piece: Piece) -> None:
+    def _fill(self, line: NDArray[np.int64], request: DiffusionRequest, part: RenderPart) -> None:
         assert request.row is not None
         done, kept = request.done * self._sizes.repeats, self._sizes.kept
         if request.window is not None:
             start = request.row * self._window_latents + request.window.context * self._sizes.repeats
-            line[: piece.fresh] = np.arange(start, start + piece.fresh)
-            line[piece.fresh : 2 * piece.fresh] = request.row * kept + np.arange(done, done + piece.fresh) % kept
-        first = request.rendered - piece.left
-        line[2 * piece.fresh :] = request.row * kept + np.arange(first, first + piece.seen) % kept
+            line[: part.fresh] = np.arange(start, start + part.fresh)
+            line[part.fresh : 2 * part.fresh] = request.row * kept + np.arange(done, done + part.fresh) % kept
+        first = request.rendered - part.left
+        line[2 * part.fresh :] = request.row * kept + np.arange(first, first + part.seen) % kept
 
-    def _render(self, piece: Piece, packed_BX: Tensor, turn: int) -> Launch:
-        wav_BS = self._samples.buffer(turn, packed_BX.shape[0], piece.count * self._model.samples_per_latent)
+    def _render(self, part: RenderPart, packed_BX: Tensor, turn: int) -> Launch:
+        wav_BS = self._samples.buffer(turn, packed_BX.shape[0], part.count * self._model.samples_per_latent)
         latents_RTM, kept_RCM = self._latents_RTM, self._kept_RCM
-        return Launch.of(render_piece, self._model, latents_RTM, kept_RCM, packed_BX, piece, wav_BS, self._tf32)
+        return Launch.of(render_part, self._model, latents_RTM, kept_RCM, packed_BX, part, wav_BS, self._tf32)
 
 
-def set_null_piece(packed_BX: Tensor) -> None:
-    """Writes the inputs of null pieces. Before there are requests, any row is a null row."""
+def set_null_part(packed_BX: Tensor) -> None:
+    """Writes the inputs of null parts. Before there are requests, any row is a null row."""
     packed_BX.zero_()
 
 
-def render_piece(
+def render_part(
     model: DiffusionModel[StateT],
     latents_RTM: Tensor,
     kept_RCM: Tensor,
     packed_BX: Tensor,
-    piece: Piece,
+    part: RenderPart,
     wav_BS: Tensor,
     tf32: bool,
 ) -> None:
-    """Keeps windows' fresh latents, and writes the samples of the piece, if any. latents_RTM: of windows, `T` per row. kept_RCM:
+    """Keeps windows' fresh latents, and writes the samples of the part, if any. latents_RTM: of windows, `T` per row. kept_RCM:
     kept ones, `C` per row. packed_BX: int64, for each row the places of its fresh latents in `[R * T, M]`, their destinations in
     `[R * C, M]`, and the places there of the model's input. wav_BS: fp32. Raises ReturnedError for another shape."""
-    sources_Bn, places_Bn, seen_BT = packed_BX.split((piece.fresh, piece.fresh, piece.seen), 1)
-    if piece.fresh:
+    sources_Bn, places_Bn, seen_BT = packed_BX.split((part.fresh, part.fresh, part.seen), 1)
+    if part.fresh:
         fresh_nM = latents_RTM.flatten(0, 1).index_select(0, sources_Bn.flatten())
         kept_RCM.flatten(0, 1).index_copy_(0, places_Bn.flatten(), fresh_nM)
-    if not piece.count:
+    if not part.count:
         return
     seen_BTM = kept_RCM.flatten(0, 1).index_select(0, seen_BT.flatten()).unflatten(0, seen_BT.shape)
     with products(tf32):
         rendered_BS = model.render(seen_BTM)
     rate = model.samples_per_latent
-    if rendered_BS.shape != (wav_BS.shape[0], piece.seen * rate):
+    if rendered_BS.shape != (wav_BS.shape[0], part.seen * rate):
         problem = f"the model gave samples {tuple(rendered_BS.shape)} for {tuple(seen_BT.shape)} latent frames"
         raise ReturnedError(problem, model.render)
-    wav_BS.copy_(rendered_BS[:, piece.left * rate : (piece.left + piece.count) * rate])
+    wav_BS.copy_(rendered_BS[:, part.left * rate : (part.left + part.count) * rate])

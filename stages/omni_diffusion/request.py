@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from omni_diffusion.windows import Noise, Piece, Window, WindowSizes
+from omni_diffusion.windows import Noise, RenderPart, Window, WindowSizes
 from omni_frames.request import FrameRequest
 
 
@@ -38,18 +38,18 @@ class DiffusionRequest(FrameRequest):
         self.forget(needed - self.passed, sizes.capacity)
         self.passed = needed
 
-    def next_piece(self, sizes: WindowSizes, steps: int) -> Piece | None:
-        """The piece that may be kept and rendered now. steps: number of steps of a window."""
+    def next_part(self, sizes: WindowSizes, steps: int) -> RenderPart | None:
+        """The part that may be kept and rendered now. steps: number of steps of a window."""
         if self.window is None:
             rest = self.ended and self.known == self.done and self.rendered < self.done * sizes.repeats
-            return sizes.piece(self.rendered, self.done * sizes.repeats, 0, last=True) if rest else None
+            return sizes.part(self.rendered, self.done * sizes.repeats, 0, last=True) if rest else None
         if self.step < steps:
             return None
         done = (self.done + self.window.fresh) * sizes.repeats
-        return sizes.piece(self.rendered, done, self.window.fresh * sizes.repeats, self.window.last)
+        return sizes.part(self.rendered, done, self.window.fresh * sizes.repeats, self.window.last)
 
-    def take(self, piece: Piece) -> None:
+    def take(self, part: RenderPart) -> None:
         if self.window is not None:
             self.done += self.window.fresh
         self.window = None
-        self.rendered += piece.count
+        self.rendered += part.count

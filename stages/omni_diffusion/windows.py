@@ -24,8 +24,8 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Numbers of latent frames; pieces that share a batch have equal numbers. fresh: frames of a window, to be kept. count:
+class RenderPart:
+    """Numbers of latent frames; parts that share a batch have equal numbers. fresh: frames of a window, to be kept. count:
     rendered frames. left, right: context in front of and behind them."""
 
     fresh: int
@@ -96,24 +96,24 @@ class WindowSizes:
             return Window(done - context, context, left, context + left, last=True)
         return None
 
-    def piece(self, rendered: int, done: int, fresh: int, last: bool) -> Piece:
-        """The piece to render once latents up to `done` are available, `fresh` new ones. last: whether none will follow."""
+    def part(self, rendered: int, done: int, fresh: int, last: bool) -> RenderPart:
+        """The part to render once latents up to `done` are available, `fresh` new ones. last: whether none will follow."""
         until = done if last else max(rendered, done - self.context)
         if until == rendered:
-            return Piece(fresh, 0, 0, 0)
-        return Piece(fresh, min(self.context, rendered), until - rendered, done - until)
+            return RenderPart(fresh, 0, 0, 0)
+        return RenderPart(fresh, min(self.context, rendered), until - rendered, done - until)
 
-    def usual_pieces(self) -> list[Piece]:
-        """The distinct pieces of every sufficiently long stream, in order."""
-        pieces: list[Piece] = []
+    def usual_parts(self) -> list[RenderPart]:
+        """The distinct parts of every sufficiently long stream, in order."""
+        parts: list[RenderPart] = []
         rendered = done = 0
-        # After the frames that a first piece has in front of it, every piece equals the one a chunk before.
+        # After the frames that a first part has in front of it, every part equals the one a chunk before.
         chunks = 2 + -(-2 * self.context // (self.later * self.repeats))
         for frames in (self.first, *[self.later] * chunks):
             done += frames * self.repeats
-            pieces.append(self.piece(rendered, done, frames * self.repeats, last=False))
-            rendered += pieces[-1].count
-        return list(dict.fromkeys(pieces))
+            parts.append(self.part(rendered, done, frames * self.repeats, last=False))
+            rendered += parts[-1].count
+        return list(dict.fromkeys(parts))
 
 
 class Noise:

@@ -14,7 +14,7 @@ from omni_diffusion.model import DiffusionModel, StateT
 from omni_diffusion.options import DiffusionOptions, beside_seed
 from omni_diffusion.renderer import Renderer
 from omni_diffusion.request import DiffusionRequest
-from omni_diffusion.windows import Noise, Piece, WindowSizes, read_noise
+from omni_diffusion.windows import Noise, RenderPart, WindowSizes, read_noise
 from omni_frames.request import Arrival
 from omni_frames.worker import FrameWorker
 
@@ -45,11 +45,11 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
     def run_largest(self) -> None:
         """Launches the largest possible beginning, step and rendering, on null rows. At start."""
         rows, sizes = self._options.max_num_seqs, self._sizes
-        last = Piece(sizes.most_fresh, sizes.context, sizes.most_fresh + sizes.context, 0)
+        last = RenderPart(sizes.most_fresh, sizes.context, sizes.most_fresh + sizes.context, 0)
         for launches in (
             self._denoiser.null_begin(min(rows, MOST_BEGUN)),
             self._denoiser.null_step(rows, sizes.frames),
-            self._renderer.null_pieces(rows, last),
+            self._renderer.null_parts(rows, last),
         ):
             self.device.enqueue(self.stream, launches)
 
@@ -126,18 +126,18 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
         return True
 
     def _render(self) -> bool:
-        """Renders pieces of one shape. First pieces of requests precede later ones, since users wait for them."""
-        pieces: dict[Piece, list[DiffusionRequest]] = {}
+        """Renders parts of one shape. First parts of requests precede later ones, since users wait for them."""
+        parts: dict[RenderPart, list[DiffusionRequest]] = {}
         for request in self.rows.owners:
-            piece = request.next_piece(self._sizes, self._model.num_steps)
-            if piece is not None:
-                pieces.setdefault(piece, []).append(request)
-        if not pieces or not self._renderer.ready:
+            part = request.next_part(self._sizes, self._model.num_steps)
+            if part is not None:
+                parts.setdefault(part, []).append(request)
+        if not parts or not self._renderer.ready:
             return False
-        piece = min(pieces, key=lambda piece: min(request.rendered for request in pieces[piece]) > 0)
-        batch = together(pieces[piece])
-        if self.run_batch(batch, "rendering a piece", partial(self._renderer.prepare, batch, piece), again=True):
+        part = min(parts, key=lambda part: min(request.rendered for request in parts[part]) > 0)
+        batch = together(parts[part])
+        if self.run_batch(batch, "rendering a part", partial(self._renderer.prepare, batch, part), again=True):
             for request in batch:
                 self.totals["frames"] += request.window.fresh if request.window is not None else 0
-                request.take(piece)
+                request.take(part)
         return True

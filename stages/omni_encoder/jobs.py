@@ -124,7 +124,7 @@ class EncoderRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Taker:
+class Waiter:
     """A request that waits for a job's outputs. index: of the item in the request."""
 
     request: EncoderRequest
@@ -140,18 +140,18 @@ class Job:
     item: MediaItem
     features: Mapping[str, Tensor]
     feed: Feed
-    takers: list[Taker] = field(default_factory=list)
+    waiters: list[Waiter] = field(default_factory=list)
     launched: bool = False
     alone: bool = False
     after: Event = COMPLETED
 
     @property
     def rank(self) -> tuple[int, int]:
-        return min(taker.request.rank for taker in self.takers)
+        return min(waiter.request.rank for waiter in self.waiters)
 
     @property
     def paused(self) -> bool:
-        return all(taker.request.paused for taker in self.takers)
+        return all(waiter.request.paused for waiter in self.waiters)
 
 
 class JobQueue:
@@ -164,11 +164,11 @@ class JobQueue:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def join(self, key: ContentKey, taker: Taker) -> bool:
-        """Adds the taker to the job with this content, if there is one."""
+    def join(self, key: ContentKey, waiter: Waiter) -> bool:
+        """Adds the waiter to the job with this content, if there is one."""
         job = self._jobs.get(key)
         if job is not None:
-            job.takers.append(taker)
+            job.waiters.append(waiter)
         return job is not None
 
     def add(self, job: Job) -> None:
@@ -178,8 +178,8 @@ class JobQueue:
     def leave(self, request: EncoderRequest) -> None:
         """Removes the request from every job. A job without requests is removed, unless it is on the device."""
         for key, job in list(self._jobs.items()):
-            job.takers = [taker for taker in job.takers if taker.request is not request]
-            if not job.takers and not job.launched:
+            job.waiters = [waiter for waiter in job.waiters if waiter.request is not request]
+            if not job.waiters and not job.launched:
                 del self._jobs[key]
                 job.feed.release(job.after)
 

@@ -11,7 +11,7 @@ from omni.payload import PageSlice, Payload
 from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage
 from omni_encoder.batch import BatchEncoder, EncodedBatch, PreparedBatch
 from omni_encoder.inputs import Encoded, MediaItem
-from omni_encoder.jobs import EncoderRequest, HeldOutputs, Job, JobQueue, OutputCache, Outputs, Taker
+from omni_encoder.jobs import EncoderRequest, HeldOutputs, Job, JobQueue, OutputCache, Outputs, Waiter
 from omni_encoder.model import EncoderModel
 from omni_encoder.options import EncoderOptions
 
@@ -80,14 +80,14 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
             raise
         request.items += 1
         request.waiting += 1
-        key, taker = (request.cache_salt, item.key), Taker(request, item.index)
+        key, waiter = (request.cache_salt, item.key), Waiter(request, item.index)
         outputs = self._cache.get(key)
         if outputs is not None and request.paused:
             request.kept.append((item.index, outputs))
         elif outputs is not None:
-            self._give(taker, outputs)
-        elif not self._jobs.join(key, taker):
-            self._jobs.add(Job(key, item, features, message, [taker]))
+            self._give(waiter, outputs)
+        elif not self._jobs.join(key, waiter):
+            self._jobs.add(Job(key, item, features, message, [waiter]))
             return
         request.cached += 1
         self._totals["cached"] += 1
@@ -103,7 +103,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
     def resume(self, request: EncoderRequest) -> None:
         request.paused = False
         for index, outputs in request.kept:
-            self._give(Taker(request, index), outputs)
+            self._give(Waiter(request, index), outputs)
         request.kept.clear()
         self._settle(request)
 
@@ -157,30 +157,30 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
     def _isolate(self, jobs: list[Job], error: Exception) -> None:
         # Part of the work may have been enqueued before the error.
         end = self._device.record(self._stream)
-        again = any(job.takers for job in jobs) and self.retry_each(jobs, "encoding media", error)
+        again = any(job.waiters for job in jobs) and self.retry_each(jobs, "encoding media", error)
         for job in jobs:
-            if again and job.takers:
+            if again and job.waiters:
                 job.alone, job.launched, job.after = True, False, end
                 continue
             self._jobs.remove(job)
             job.feed.release(end)
-            for request_id in dict.fromkeys(taker.request.id for taker in job.takers):
+            for request_id in dict.fromkeys(waiter.request.id for waiter in job.waiters):
                 self.fail(request_id, "encoding its media", error)
 
     def _collect(self, jobs: list[Job], batch: EncodedBatch) -> None:
         for job, outputs in zip(jobs, batch.outputs, strict=True):
             self._jobs.remove(job)
             self._cache.add(job.key, outputs)
-            for taker in job.takers:
-                self._give(taker, outputs)
-            for request in dict.fromkeys(taker.request for taker in job.takers):
+            for waiter in job.waiters:
+                self._give(waiter, outputs)
+            for request in dict.fromkeys(waiter.request for waiter in job.waiters):
                 self._settle(request)
 
-    def _give(self, taker: Taker, outputs: Outputs) -> None:
-        taker.request.waiting -= 1
+    def _give(self, waiter: Waiter, outputs: Outputs) -> None:
+        waiter.request.waiting -= 1
         # Outputs arrive here only after the end of their batch, so there is no event to wait for.
-        produced = Produced(taker.request.id, Payload(Encoded(index=taker.index), outputs), COMPLETED)
-        self._held.add(produced, outputs, taker.request.rank)
+        produced = Produced(waiter.request.id, Payload(Encoded(index=waiter.index), outputs), COMPLETED)
+        self._held.add(produced, outputs, waiter.request.rank)
         self.outbox.append(produced)
 
     def _read(self, payload: Payload) -> tuple[MediaItem, Mapping[str, Tensor]]:

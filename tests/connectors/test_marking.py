@@ -74,7 +74,7 @@ def test_a_piece_is_sent_before_its_copy_ends_and_read_after(nbytes: int) -> Non
 
 
 @pytest.mark.parametrize("nbytes", [8, 2 * QUARTER], ids=["read in place", "copied out in pieces"])
-def test_what_never_arrives_keeps_no_receiver_busy_once_aborted(nbytes: int) -> None:
+def test_an_aborted_payload_keeps_no_receiver_busy(nbytes: int) -> None:
     """The sender's process ends with the copy: the engine aborts the request."""
     ends = Ends()
     (pending,) = ends.arrive(nbytes)

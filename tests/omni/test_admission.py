@@ -82,7 +82,7 @@ def test_an_id_that_waits_is_taken() -> None:
     assert "already under way" in graph.submit("b", "text").failure
 
 
-def test_what_is_wrong_with_a_request_is_said_before_it_waits() -> None:
+def test_a_mistake_in_a_request_is_reported_before_it_waits() -> None:
     graph = FakeGraph(max_active=1)
     graph.submit("a", "text")
     recorder = Recorder()

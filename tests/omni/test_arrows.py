@@ -135,7 +135,7 @@ def test_plugins_use_building_blocks_and_never_kernels_or_runners(folder: Path):
 
 
 @pytest.mark.parametrize("kind", OFFERED)
-def test_what_is_offered_is_there_and_a_worker_is_not_offered(kind: str):
+def test_offered_modules_exist_and_workers_are_not_offered(kind: str):
     modules = {path.stem for path in (ROOTS["stages"] / kind).iterdir()}
     assert OFFERED[kind] <= modules
     assert not any(offers(f"{kind}.{name}.Name") for name in ("kind", "loaded", "kernels", "run", "worker"))

@@ -113,7 +113,7 @@ def refuse(omni: Omni, messages: Any, settings: dict[str, Any], field: str, word
     assert words in str(caught.value)
 
 
-def test_what_is_refused_does_not_touch_the_request_beside_it(omni: Omni, bystander: Bystander, tmp_path: Path) -> None:
+def test_a_refused_request_does_not_affect_the_one_beside_it(omni: Omni, bystander: Bystander, tmp_path: Path) -> None:
     with bystander.beside(omni):
         for make, field, words in (*SOUNDS.values(), *PICTURES.values()):
             refuse(omni, user(make(tmp_path), "what is it"), {}, field, words)

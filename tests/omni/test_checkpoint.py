@@ -110,7 +110,7 @@ def index(weight_map: object) -> Callable[[Path], object]:
         (lambda folder: (folder / INDEX).write_text("{}"), INDEX, "weight_map"),
     ],
 )
-def test_what_is_wrong_with_an_index_or_its_shards_is_named(
+def test_a_mistake_in_an_index_or_its_shards_is_named(
     tmp_path: Path, weights: dict[str, torch.Tensor], spoil: Callable[[Path], object], field: str, message: str
 ) -> None:
     spoil(write(tmp_path, weights, 2))

@@ -188,7 +188,7 @@ def test_a_header_of_many_weights(model: Path) -> None:
         load(model)
 
 
-def test_what_just_fits_is_read(tmp_path: Path) -> None:
+def test_a_config_at_the_limits_is_read(tmp_path: Path) -> None:
     nested: dict[str, Any] = {}
     inner = nested
     for _ in range(MAX_DEPTH - 1):

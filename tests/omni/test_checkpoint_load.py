@@ -212,7 +212,7 @@ def test_each_place_of_a_weight_counts(device: str, dtype: torch.dtype) -> None:
                 check_finite({"a": whole, "b": spoiled}, [whole, spoiled])
 
 
-def test_what_is_no_float_or_has_no_contents_is_let_by() -> None:
+def test_weights_without_floats_or_contents_are_not_checked() -> None:
     for weight in (torch.arange(3), torch.empty(3, device="meta"), torch.empty(0)):
         check_finite({"a": weight}, [weight])
 

@@ -163,7 +163,7 @@ def test_options_of_their_own_type_replace_them_all():
         ({"blocksize": 1}, "blocksize: there is no option 'blocksize'; use one of max_num_seqs"),
     ],
 )
-def test_what_a_file_gets_wrong_is_named_with_the_file(table: dict[str, object], message: str):
+def test_a_mistake_in_a_file_is_named_with_the_file(table: dict[str, object], message: str):
     with pytest.raises(ConfigError) as caught:
         laid({"thinker": table}, ArOptions(), file=True)
     assert str(caught.value).startswith(f"test.toml: thinker.{message}")

@@ -36,7 +36,7 @@ def test_a_phase_has_its_name_while_it_is_launched_and_none_afterwards():
     assert device.launching is None
 
 
-def test_what_a_phase_raises_says_which_phase_and_leaves_the_device_usable():
+def test_an_error_names_its_phase_and_the_device_stays_usable():
     device = CpuDevice()
     stream, rows = device.stream("s"), torch.zeros(2)
     with pytest.raises(ValueError, match="no") as caught:
@@ -239,7 +239,7 @@ def test_a_copy_to_memory_that_torch_makes_waits_only_if_it_is_asked_to(non_bloc
 
 
 @given(st.lists(st.lists(st.integers(-(2**62), 2**62), max_size=6), min_size=1, max_size=5))
-def test_what_is_packed_is_what_the_device_sees(arrays: list[list[int]]):
+def test_the_device_sees_the_packed_arrays(arrays: list[list[int]]):
     device = QueuedDevice()
     uploader = Uploader(device, device.stream("ar"), capacity=30, slots=2)
     upload = uploader.begin()

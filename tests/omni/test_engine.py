@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from omni.engine import EngineOptions, EngineOutput, RequestFailed, RequestFinished
-from omni.engine.mailbox import LocalMailbox
+from omni.engine.command_queue import LocalCommandQueue
 from omni.engine.request import EngineCommand
 from omni.errors import OmniError
 from tests.support.fake_graph import FakeGraph, FakeWorker, Recorder, host, lent, text_request
@@ -111,7 +111,7 @@ class Breaking(FakeWorker):
         raise RuntimeError("out of order")
 
 
-class CountedMailbox(LocalMailbox):
+class CountedCommandQueue(LocalCommandQueue):
     """waits: how often the loop waited and went on."""
 
     def __init__(self) -> None:
@@ -125,10 +125,10 @@ class CountedMailbox(LocalMailbox):
 
 @pytest.mark.plants_faults
 def test_a_stage_that_raised_never_runs_again_and_the_engine_sleeps():
-    graph, broken, mailbox = FakeGraph(), Breaking(), CountedMailbox()
+    graph, broken, command_queue = FakeGraph(), Breaking(), CountedCommandQueue()
     graph.workers["writer"] = broken
     vars(graph.engine)["_workers"] = graph.workers
-    graph.engine._mailbox = mailbox
+    graph.engine._command_queue = command_queue
     graph.engine.start()
     for number in range(3):
         sink = Waiting()
@@ -137,10 +137,10 @@ def test_a_stage_that_raised_never_runs_again_and_the_engine_sleeps():
         assert isinstance(sink.outputs[-1], RequestFailed)
     graph.engine.close()
     assert broken.ticks == 1
-    assert mailbox.waits <= 3 + 2, "it wakes for a request and for the close, not in between"
+    assert command_queue.waits <= 3 + 2, "it wakes for a request and for the close, not in between"
 
 
-class FlushedMailbox(LocalMailbox):
+class FlushedCommandQueue(LocalCommandQueue):
     """flushed: whether `flush` was called since the last `take`. waited: that, of each `wait` that began."""
 
     def __init__(self) -> None:
@@ -163,16 +163,16 @@ class FlushedMailbox(LocalMailbox):
 
 
 def test_outputs_are_sent_before_the_loop_waits():
-    graph, sink, mailbox = FakeGraph(), Waiting(), FlushedMailbox()
+    graph, sink, command_queue = FakeGraph(), Waiting(), FlushedCommandQueue()
     graph.writer.answer = host(1)
-    graph.engine._mailbox = mailbox
+    graph.engine._command_queue = command_queue
     graph.engine.start()
-    assert mailbox.waits.acquire(timeout=PATIENCE_SECONDS)
+    assert command_queue.waits.acquire(timeout=PATIENCE_SECONDS)
     graph.engine.submit(text_request("r"), sink)
-    assert mailbox.waits.acquire(timeout=PATIENCE_SECONDS)
+    assert command_queue.waits.acquire(timeout=PATIENCE_SECONDS)
     graph.engine.close()
     assert sink.over
-    assert all(mailbox.waited)
+    assert all(command_queue.waited)
 
 
 def test_idle_means_no_command_no_request_and_nothing_held():

@@ -81,7 +81,7 @@ def test_of_a_folder_below_a_file_nothing_is_made(tmp_path: Path) -> None:
     assert tree(tmp_path) == {"a": b"before"}
 
 
-def test_what_others_put_into_a_folder_stays(tmp_path: Path) -> None:
+def test_files_of_others_in_a_folder_stay(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     with no_file_over(1000), pytest.raises(OSError, match="File too large"):
         fill(folder, lambda: (folder / "mine").write_bytes(b"mine"), a=bytes(100_000))

@@ -48,7 +48,7 @@ def test_a_task_that_takes_long_holds_no_other_up(worker: ThreadWorker):
     wait_for(long)
 
 
-def test_what_the_work_raises_comes_out_where_its_result_is_taken(worker: ThreadWorker):
+def test_an_error_of_host_work_is_raised_where_its_result_is_taken(worker: ThreadWorker):
     def fail() -> None:
         raise ValueError("no such word")
 

@@ -99,7 +99,7 @@ def test_too_little_memory_is_refused_with_the_numbers_of_every_stage(
     assert [row.split()[0] for row in rows] == ["audio_encoder", "vision_encoder", "thinker", "talker", "code2wav"]
 
 
-def test_what_cannot_hold_the_weights_is_refused_without_measuring(
+def test_memory_too_small_for_weights_is_refused_without_measuring(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuDevice, "measure_peak", lambda self, run: pytest.fail("measured"))

@@ -152,7 +152,7 @@ def test_an_abort_at_any_point_frees_everything(progress: int, graph: FakeGraph)
     assert all(count <= 1 for count in (worker.aborts("r") for worker in graph.workers.values()))
 
 
-def test_what_a_stage_gives_after_an_abort_is_let_go(graph: FakeGraph):
+def test_payloads_produced_after_an_abort_are_released(graph: FakeGraph):
     graph.submit("r", *BOTH)
     graph.engine.abort("r", GIVEN_UP)
     late = graph.writer.produce("r", lent(1))

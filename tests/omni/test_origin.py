@@ -66,7 +66,7 @@ def test_a_method_a_class_and_an_object() -> None:
 
 
 @pytest.mark.parametrize("code", [len, int, None, 7, InputError, "text"])
-def test_what_has_no_place_outside_of_omni(code: object) -> None:
+def test_code_without_a_line_outside_omni_has_no_origin(code: object) -> None:
     assert origin(code=code) == ""
     assert with_origin("a problem", code=code) == "a problem"
 
@@ -93,7 +93,7 @@ def test_an_error_of_omni_stays_as_it_is() -> None:
     assert caught.value is error
 
 
-def test_what_was_returned_blames_the_function_that_returned_it() -> None:
+def test_a_wrong_result_blames_the_function_that_returned_it() -> None:
     error = raised(partial(_refuse, failing))
     assert str(known("s", "looking", error)) == f"stage 's' failed while looking: gave None ({line_of(failing)})"
 

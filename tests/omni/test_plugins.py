@@ -57,7 +57,7 @@ def error_of(plugins: Plugins, name: str) -> str:
     return record.error or ""
 
 
-def test_what_a_plugin_brings_is_registered_and_recorded(load: Load):
+def test_the_entries_of_a_plugin_are_registered_and_recorded(load: Load):
     plugins = load(
         mine=FAMILY.format(name="one", model_type="t1") + KIND.format(name="two") + PROCESSOR.format(name="three")
     )

@@ -38,7 +38,7 @@ class Case:
         groups: dict[object, list[Transfer]] = {}
         for t in self.transfers:
             if isinstance(t.source, PageSlice):
-                alone = t.places is None
+                alone = t.destinations is None
                 groups.setdefault(id(t) if alone else (id(t.source.pages), id(t.into)), []).append(t)
         return list(groups.values())[number]
 

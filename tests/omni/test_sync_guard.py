@@ -98,7 +98,7 @@ def test_what_waits_raises(how: str, inference: bool):
 
 @INFERENCE
 @pytest.mark.parametrize("how", WAITS)
-def test_what_waits_is_logged_once_for_each_place(how: str, inference: bool, caplog: pytest.LogCaptureFixture):
+def test_a_wait_is_logged_once_for_each_code_line(how: str, inference: bool, caplog: pytest.LogCaptureFixture):
     device, (ask, remedy) = CpuDevice(), WAITS[how]
     with torch.inference_mode(inference), SyncGuard(device, SyncCheck.WARN) as guard:
         for _ in range(3):
@@ -136,7 +136,7 @@ def test_results_are_those_without_the_guard(inference: bool):
     assert torch.equal(*results)
 
 
-def test_what_the_device_is_asked_outside_of_phases():
+def test_the_guard_finds_waits_outside_of_phases():
     device = CpuDevice()
     with SyncGuard(device, SyncCheck.ERROR):
         with pytest.raises(SyncError, match=r"^Device.synchronize outside of phases makes the host wait"):

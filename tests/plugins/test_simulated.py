@@ -96,4 +96,4 @@ def test_no_torch_operation_outside_a_phase(family: str) -> None:
     assert all(result.error is None for result in results), [result.error for result in results]
     assert guard.operations > 1000
     if family != "csm":
-        assert {"gather_rows", "begin_windows", "denoise_rows", "render_piece"} <= guard.launched
+        assert {"gather_rows", "begin_windows", "denoise_rows", "render_part"} <= guard.launched

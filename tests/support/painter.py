@@ -59,7 +59,7 @@ class Painter(DiffusionModel[Canvas]):
     voice, place in the stream, step. Rendering weighs `context` latents to either side.
 
     watched: whether it looks at what is on the device: at codes it cannot stand, and to note the batches so far. begun: windows
-    that began. steps: rows, latent frames, steps of the rows. pieces: rows, latent frames.
+    that began. steps: rows, latent frames, steps of the rows. parts: rows, latent frames.
     """
 
     num_groups = 2
@@ -79,7 +79,7 @@ class Painter(DiffusionModel[Canvas]):
         self._device = torch.device(device)
         self.begun: list[list[Span]] = []
         self.steps: list[tuple[int, int, list[int]]] = []
-        self.pieces: list[tuple[int, int]] = []
+        self.parts: list[tuple[int, int]] = []
 
     def new_state(self, num_rows: int, window_frames: int) -> Canvas:
         return Canvas(num_rows, window_frames, self._device)
@@ -115,7 +115,7 @@ class Painter(DiffusionModel[Canvas]):
 
     def render(self, latents_BTM: Tensor) -> Tensor:
         rows, length, _ = latents_BTM.shape
-        self.pieces.append((rows, length))
+        self.parts.append((rows, length))
         level_BT = torch.nn.functional.pad(latents_BTM.mean(2).sin(), (self.context, self.context))
         mixed_BT = sum(level_BT[:, d : d + length] / (d + 1) for d in range(2 * self.context + 1))
         assert isinstance(mixed_BT, Tensor)

@@ -25,7 +25,7 @@ from omni.engine import (
     build_engine,
     resolve_pipeline,
 )
-from omni.engine.mailbox import LocalMailbox
+from omni.engine.command_queue import LocalCommandQueue
 from omni.engine.placement import Placement
 from omni.engine.request import AbortRequest, ConnectPeer, EngineCommand, SafeSink, SubmitRequest
 from omni.errors import OmniError, StageError
@@ -40,7 +40,7 @@ _SETTLED = 4
 _OVER = StageError("request", "ending it", "its outputs were given")
 
 
-class LateMailbox(LocalMailbox):
+class LateCommandQueue(LocalCommandQueue):
     """Commands come later than they are put, in order. chance: None for at once."""
 
     def __init__(self, chance: random.Random | None) -> None:
@@ -76,7 +76,7 @@ class _Split:
 @dataclass(slots=True)
 class _Placed:
     engine: Engine
-    mailbox: LateMailbox
+    command_queue: LateCommandQueue
     link: MemoryLink
     pause: int = 0
     """Rounds that it does not tick."""
@@ -110,9 +110,9 @@ class SplitEngine:
         options = EngineOptions(dtype="float32", device=HERE, graphs=True)
         self._placed: dict[str, _Placed] = {}
         for place, link in zip((HERE, THERE), MemoryLink.pair(), strict=True):
-            mailbox = LateMailbox(chance)
-            engine = build_engine(plan, checkpoint, plugins, device, options, mailbox, place=place)
-            self._placed[place] = _Placed(engine, mailbox, link)
+            command_queue = LateCommandQueue(chance)
+            engine = build_engine(plan, checkpoint, plugins, device, options, command_queue, place=place)
+            self._placed[place] = _Placed(engine, command_queue, link)
         self._connect()
         self._chance = chance
 
@@ -129,7 +129,7 @@ class SplitEngine:
             inputs = {stage: given for stage, given in request.inputs.items() if places.get(stage) == place}
             part = replace(split.request, inputs=inputs)
             command = SubmitRequest(part, SafeSink(request.id, partial(self._take, split, place)))
-            self._placed[place].mailbox.put(command)
+            self._placed[place].command_queue.put(command)
 
     def abort(self, request_id: str, error: OmniError) -> None:
         split = self._requests.get(request_id)
@@ -141,7 +141,7 @@ class SplitEngine:
         moves = [placed.engine.tick() for placed in self._order()]
         engines = self._placed.values()
         moved = any(moves) or any(
-            placed.mailbox.waiting or placed.link.waiting or placed.link.unsent for placed in engines
+            placed.command_queue.waiting or placed.link.waiting or placed.link.unsent for placed in engines
         )
         self._quiet = 0 if moved else self._quiet + 1
         return moved
@@ -165,7 +165,7 @@ class SplitEngine:
     def _connect(self) -> None:
         for place, other in ((HERE, THERE), (THERE, HERE)):
             placed = self._placed[place]
-            placed.mailbox.put(ConnectPeer(other, placed.link, placed.errors.append))
+            placed.command_queue.put(ConnectPeer(other, placed.link, placed.errors.append))
         while not all(placed.errors for placed in self._placed.values()):
             with torch.inference_mode():
                 self.tick()
@@ -212,4 +212,4 @@ class SplitEngine:
 
     def _abort_parts(self, split: _Split, error: OmniError) -> None:
         for place in sorted(split.parts):
-            self._placed[place].mailbox.put(AbortRequest(split.request.id, error, split.request.number))
+            self._placed[place].command_queue.put(AbortRequest(split.request.id, error, split.request.number))

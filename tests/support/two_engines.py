@@ -16,7 +16,7 @@ from omni.device import COMPLETED, Device, Event
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineRequest
 from omni.engine.admission import Admission
-from omni.engine.mailbox import LocalMailbox
+from omni.engine.command_queue import LocalCommandQueue
 from omni.engine.orchestrator import Orchestrator
 from omni.engine.peers import EdgeEnds, LinkClosed, OpenEdge, PeerMessage
 from omni.engine.request import AbortRequest, ConnectPeer, SafeSink, SubmitRequest
@@ -287,7 +287,7 @@ AT = {"seer": HERE, "writer": HERE, "speaker": THERE}
 EDGE = "writer->speaker"
 
 
-class HoldingMailbox(LocalMailbox):
+class HoldingCommandQueue(LocalCommandQueue):
     """held: requests that have arrived and are not taken yet."""
 
     def __init__(self) -> None:
@@ -317,14 +317,16 @@ class FakeEngine:
         self.workers = dict(workers) if workers is not None else {name: FakeWorker() for name in own}
         self.connector = CopyConnector()
         self.local = {edge.name: CountingConnector() for edge in pipeline.edges}
-        self.mailbox = HoldingMailbox()
+        self.command_queue = HoldingCommandQueue()
         self.ends = EdgeEnds(place, self._edges(pipeline, at), self._end)
         made: dict[str, AdapterFactory] = {edge.name: PassThrough for edge in pipeline.edges}
         admission: Admission[SubmitRequest] = Admission(max_active, 10_000)
         self.orchestrator = Orchestrator(
-            pipeline, self.workers, made | dict(adapters), self.ends, admission, place, self.mailbox.holds
+            pipeline, self.workers, made | dict(adapters), self.ends, admission, place, self.command_queue.holds
         )
-        self.engine = Engine(self.device, self.orchestrator, self.workers, self.ends, {}, mailbox=self.mailbox)
+        self.engine = Engine(
+            self.device, self.orchestrator, self.workers, self.ends, {}, command_queue=self.command_queue
+        )
 
     def _edges(self, pipeline: Pipeline, at: Mapping[str, str]) -> list[OpenEdge]:
         found = []
@@ -339,7 +341,7 @@ class FakeEngine:
         return EdgeEnd(edge.name, self.device, edge.pool_bytes)
 
     def abort(self, request_id: str, error: OmniError, number: int = 0) -> None:
-        self.mailbox.put(AbortRequest(request_id, error, number))
+        self.command_queue.put(AbortRequest(request_id, error, number))
 
     @property
     def kept(self) -> list[str]:
@@ -404,7 +406,7 @@ class TwoEngines:
         self.links = dict(zip((HERE, THERE), MemoryLink.pair(), strict=True))
         for place, other in ((HERE, THERE), (THERE, HERE)):
             command = ConnectPeer(other, self.links[place], self.connected[place].append)
-            self.engines[place].mailbox.put(command)
+            self.engines[place].command_queue.put(command)
         self.settle()
 
     def end(self, place: str) -> FakeEngine:
@@ -428,7 +430,7 @@ class TwoEngines:
     def submit_at(self, place: str, request: EngineRequest) -> Recorder:
         recorder, engine = Recorder(), self.engines[place]
         fed = {name: given for name, given in request.inputs.items() if name in engine.workers}
-        engine.mailbox.put(SubmitRequest(replace(request, inputs=fed), SafeSink(request.id, recorder)))
+        engine.command_queue.put(SubmitRequest(replace(request, inputs=fed), SafeSink(request.id, recorder)))
         return recorder
 
     def submit(self, request_id: str, *modalities: str, seer: bool = False) -> dict[str, Recorder]:

@@ -1,4 +1,4 @@
-"""What the model needs of config.json."""
+"""The part of config.json that the model needs."""
 
 from typing import Annotated, Any
 

@@ -31,7 +31,7 @@ class Reference:
         return ids[len(prompt) :]
 
     def _logits(self, ids: list[int]) -> Tensor:
-        """Of the last token."""
+        """Logits of the last token."""
         x_TD = self._weights["model.embed_tokens.weight"][ids] * self._config.hidden_size**0.5
         for layer in range(self._config.num_hidden_layers):
             part = f"model.layers.{layer}."

@@ -1,4 +1,4 @@
-"""What omni finds by entry point."""
+"""The plugin's hooks, found by entry point."""
 
 from omni import hookimpl
 from omni.plugin import ModelFamily

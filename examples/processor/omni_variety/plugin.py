@@ -1,4 +1,4 @@
-"""What omni finds by entry point. Imports no torch."""
+"""The plugin's hooks, found by entry point. Imports no torch."""
 
 from omni import hookimpl
 from omni.plugin import LogitsProcessorEntry

@@ -10,7 +10,7 @@ from omni_ar.processors import LogitsProcessor, ProcessedRows
 
 
 class VarietyArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a request gives: ids that were generated at least `most` times lose `by` of their logit."""
+    """Arguments of a request: ids that were generated at least `most` times lose `by` of their logit."""
 
     by: float
     most: Annotated[int, msgspec.Meta(ge=1)] = 1
@@ -27,7 +27,7 @@ class VarietyProcessor(LogitsProcessor):
         return [given.by, given.most]
 
     def apply(self, logits_RV: Tensor, rows: ProcessedRows) -> Tensor:
-        """Of a whole batch, in a device phase: no `.item()`, no `if` on a tensor's values. Rows of other requests have zeros."""
+        """Edits a whole batch, in a device phase: no `.item()`, no `if` on a tensor's values. Rows of other requests have zeros."""
         by_R, most_R = rows.params_RW.unbind(1)
         often_RV = rows.counts_RV >= most_R[:, None]
         return logits_RV - by_R[:, None] * often_RV

@@ -1,4 +1,4 @@
-"""What a stage of this kind runs, and what it gives. Shape legend: n rows, W width."""
+"""Models and outputs of this stage kind. Shape legend: n rows, W width."""
 
 from abc import ABC, abstractmethod
 

@@ -83,7 +83,7 @@ def _check(kind: Kind, name: str, plugins: Plugins) -> None:
 
 
 def _taken(kind: Kind, name: str, plugins: Plugins) -> str | None:
-    """What has the name already; None if nothing has."""
+    """The owner of the name; None if it is free."""
     owners = {
         Kind.FAMILY: {"model family": plugins.families.owners, "model type": plugins.model_types},
         Kind.STAGE: {"stage kind": plugins.kinds.owners, "pipeline extension": plugins.extensions.owners},

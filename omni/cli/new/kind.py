@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What a distribution brings. Its templates are in the folder of this name."""
+    """Kind of plugin in a distribution. Its templates are in the folder of this name."""
 
     FAMILY = "family"
     STAGE = "stage"

@@ -1,4 +1,4 @@
-"""What the two ends of a pool agree on: its pieces, and the boards that say how far they are."""
+"""Data shared by the two ends of a pool: its pieces, and the boards that report their progress."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from omni.connector.pieces import PayloadLayout
 BOARD_SLOTS = 1024
 """Pieces of one sender under way at most."""
 BOARD_BYTES = BOARD_SLOTS * 8
-"""Of one board: uint64 `[BOARD_SLOTS]`, numbers of pieces by slot."""
+"""Size of one board: uint64 `[BOARD_SLOTS]`, numbers of pieces by slot."""
 LARGEST_PART = 4
 """A piece is at most this part of the pool, so that it fits into what the receiver leaves."""
 

@@ -18,20 +18,20 @@ SECONDS = 2.0
 MAX_MADE = 2**27
 """Characters that one rendering may make, including discarded ones. An entry of a list counts as eight."""
 MAX_ENTRIES = 2**18
-"""Of a list or table, including nested ones."""
+"""Maximum entries of a list or table, including nested ones."""
 MAX_SLOW = 2**20
 """Characters of the input of a slow filter."""
 _ENTRY = 8
 _COLLECTIONS = (list, tuple, dict)
 _MAX_BITS = 4096
-"""Of integers."""
+"""Maximum size of integers."""
 _MAX_NUMBER = 2**16
 _WIDE = re.compile(r"\d{6}")
 """A width in a format pattern that only wastes memory."""
 
 
 class _Effort(threading.local):
-    """Of the rendering in this thread. end: seconds of the thread's CPU time."""
+    """State of the rendering in this thread. end: seconds of the thread's CPU time."""
 
     end = float("inf")
     left = MAX_MADE

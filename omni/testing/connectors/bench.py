@@ -119,7 +119,7 @@ class Bench:
         return len(self._held[sent.number])
 
     def held_pieces(self, sent: Sent) -> list[object]:
-        """Those that are kept back."""
+        """The pieces that are kept back."""
         return list(self._held[sent.number])
 
     def let_go(self, sent: Sent, count: int | None = None) -> None:
@@ -149,7 +149,7 @@ class Bench:
             self.end.do(Do(action, sent.number, gate))
 
     def open_gate(self, gate: int) -> None:
-        """Of a release."""
+        """Opens the gate of a release."""
         self.end.do(OpenGate(gate))
 
     def new_gate(self) -> int:

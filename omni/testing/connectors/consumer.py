@@ -99,7 +99,7 @@ class Consumer:
                 raise TypeError(type(command).__name__)
 
     def turn(self) -> None:
-        """What the engine does in a turn: `tick` of receivers that are busy, `poll` of payloads that are asked for."""
+        """The engine's work in a turn: `tick` of receivers that are busy, `poll` of payloads that are asked for."""
         for gate in self._gates.values():
             gate.rest()
         for receiver in list(self.receivers.values()):

@@ -104,7 +104,7 @@ class State(msgspec.Struct):
 
 
 class Report(msgspec.Struct, tag=True):
-    """What is new at the other end; its first one says that it is there.
+    """News of the other end; the first one says that it is there.
 
     broken: the text of an AssertionError. busy: a receiver is. pieces: of payloads
     that the other end sends.

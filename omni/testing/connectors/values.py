@@ -79,7 +79,7 @@ class TensorOf(msgspec.Struct, frozen=True, kw_only=True):
         return base
 
     def slots(self, place: int = 0) -> NDArray[np.int64]:
-        """Of a page slice. place: how often its rows have moved."""
+        """Slots of a page slice. place: how often its rows have moved."""
         blocks, block, _ = self.base_shape
         return np.random.default_rng([place, 7]).permutation(blocks * block)[: self.shape[0]].astype(np.int64)
 

@@ -1,4 +1,4 @@
-"""What one request got."""
+"""The result of one request."""
 
 from dataclasses import dataclass, field
 

@@ -15,7 +15,7 @@ from omni.stage.messages import Inbound, Outbound
 
 @dataclass(slots=True)
 class Watch:
-    """Of one stage. inputs: by request. tokens: ids that it generated, by request. most_requests: at the stage at one time."""
+    """Log of a stage. inputs: by request. tokens: ids that it generated, by request. most_requests: at the stage at one time."""
 
     inputs: dict[str, list[Payload]] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)

@@ -39,7 +39,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What is checked. texts: as given to `check_family`."""
+    """A family under test. texts: as given to `check_family`."""
 
     folder: Path
     plugins: Plugins

@@ -1,4 +1,4 @@
-"""What is checked, and workers of it."""
+"""A stage kind under test, and its workers."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What `check_stage` was given."""
+    """The arguments of `check_stage`."""
 
     kind: Callable[[], StageKind]
     options: msgspec.Struct

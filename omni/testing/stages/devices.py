@@ -8,7 +8,7 @@ OWN = "check-"
 
 
 class PlantedError(Exception):
-    """What a planted failure raises."""
+    """The error of a planted failure."""
 
 
 class FailingDevice(CpuDevice):

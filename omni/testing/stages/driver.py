@@ -60,7 +60,7 @@ class StageDriver:
 
     @property
     def held(self) -> dict[str, int]:
-        """What the worker still holds."""
+        """Resources that the worker still holds."""
         return {name: count for name, count in self.worker.usage().items() if count}
 
     def _take(self, message: Outbound) -> None:
@@ -73,10 +73,10 @@ class StageDriver:
 
 
 class FailingDriver(StageDriver):
-    """Of a stage some of whose requests fail."""
+    """Driver of a stage some of whose requests fail."""
 
     def error(self, request_id: str) -> str:
-        """What the request failed with."""
+        """The error of the failed request."""
         end = self.ends[request_id]
         assert isinstance(end, Failed)
         return str(end.error)

@@ -13,7 +13,7 @@ from omni.testing.stages.promises import calling, require
 from omni.testing.stages.session import Session
 
 MOST_POINTS = 32
-"""Of a check: evenly over the life of all requests."""
+"""Maximum points of a check: evenly over the life of all requests."""
 _LATER = "later"
 
 

@@ -223,7 +223,7 @@ class Session:
         return ended and all(each.loan.freed for name in names for each in self.readings.get(name, ()))
 
     def values(self, name: str) -> Values:
-        """What consumers read."""
+        """The values that consumers read."""
         read = [each for each in self.readings.get(name, []) if each.end is not None]
         return Values.of([(each.produced.payload.meta, each.host) for each in read])
 

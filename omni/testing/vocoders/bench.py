@@ -13,7 +13,7 @@ from omni.device import Device
 
 
 class Vocoder(Protocol):
-    """What the suite calls of an `omni_vocoder.model.VocoderModel`. Shapes as there."""
+    """The part of `omni_vocoder.model.VocoderModel` that the suite calls. Shapes as there."""
 
     num_groups: int
     sample_rate: int
@@ -31,7 +31,7 @@ class Vocoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class NextFrames:
     """The next frames of some streams, one row each. codes: int64 `[B, N, G]`."""
 
     rows: Sequence[int]
@@ -63,30 +63,30 @@ class Bench:
         return self.model.min_first_frames
 
     def new_state(self, rows: int) -> Any:
-        """Of that many streams, and a null row behind them."""
+        """State of that many streams, and a null row behind them."""
         with torch.inference_mode():
             return self.model.new_state(rows + 1)
 
-    def run(self, state: Any, piece: Piece) -> Tensor:
+    def run(self, state: Any, frames: NextFrames) -> Tensor:
         """The samples `[B, S]` of one chunk, on the host."""
         model, place = self.model, self.device.torch_device
-        wanted = model.samples(piece.codes_BNG.shape[1], piece.first)
+        wanted = model.samples(frames.codes_BNG.shape[1], frames.first)
         with torch.inference_mode():
-            codes_BNG = piece.codes_BNG.to(place, copy=True)
-            rows_B = torch.tensor(list(piece.rows), dtype=torch.int64, device=place)
+            codes_BNG = frames.codes_BNG.to(place, copy=True)
+            rows_B = torch.tensor(list(frames.rows), dtype=torch.int64, device=place)
             out: list[Tensor] = []
             with self.guard():
-                if piece.first:
+                if frames.first:
                     self.device.launch(self._stream, reset_rows, model, state, rows_B)
-                self.device.launch(self._stream, decode_rows, model, state, codes_BNG, rows_B, piece.first, out)
+                self.device.launch(self._stream, decode_rows, model, state, codes_BNG, rows_B, frames.first, out)
             self.device.synchronize()
             (wav_BS,) = out
-            same = torch.equal(codes_BNG.cpu(), piece.codes_BNG)
+            same = torch.equal(codes_BNG.cpu(), frames.codes_BNG)
         require(same, "decode leaves its codes as they are", "clone codes_BNG before you write to it")
-        shape = len(piece.rows), wanted
+        shape = len(frames.rows), wanted
         require(
             isinstance(wav_BS, Tensor) and wav_BS.is_floating_point() and tuple(wav_BS.shape) == shape,
-            f"decode of {piece.codes_BNG.shape[1]} frames{' that are the first' if piece.first else ''} gives floating-point "
+            f"decode of {frames.codes_BNG.shape[1]} frames{' that are the first' if frames.first else ''} gives floating-point "
             f"samples {list(shape)}, as `samples` says, not {_told(wav_BS)}",
             "make `samples` and `decode` agree; a first chunk is shorter by the lookahead",
         )
@@ -102,8 +102,8 @@ class Bench:
     def stream(self, codes_NG: Tensor, sizes: Sequence[int], state: Any = None, row: int = 0) -> Tensor:
         """The samples `[S]` of a request in chunks; the last size is repeated to its end."""
         state = self.new_state(1) if state is None else state
-        pieces = [self.run(state, piece)[0] for piece in chunks(codes_NG, sizes, row)]
-        return torch.cat([torch.empty(0), *pieces])
+        parts = [self.run(state, frames)[0] for frames in chunks(codes_NG, sizes, row)]
+        return torch.cat([torch.empty(0), *parts])
 
     def require_same(self, wave_S: Tensor, request: int, how: str, remedy: str) -> None:
         """The waveform is that of one pass over the request."""
@@ -125,13 +125,13 @@ class Bench:
         )
 
 
-def chunks(codes_NG: Tensor, sizes: Sequence[int], row: int = 0) -> list[Piece]:
+def chunks(codes_NG: Tensor, sizes: Sequence[int], row: int = 0) -> list[NextFrames]:
     """A request in chunks; the last size is repeated to its end."""
-    made: list[Piece] = []
+    made: list[NextFrames] = []
     start = 0
     while start < len(codes_NG):
         size = sizes[min(len(made), len(sizes) - 1)]
-        made.append(Piece((row,), codes_NG[None, start : start + size], start == 0))
+        made.append(NextFrames((row,), codes_NG[None, start : start + size], start == 0))
         start += size
     return made
 

@@ -7,7 +7,7 @@ import torch
 from omni.device import SyncCheck, sync_guard
 from omni.errors import SyncError
 from omni.testing.launch_guard import LaunchGuard
-from omni.testing.vocoders.bench import Bench, Piece, chunks, require, state_bytes
+from omni.testing.vocoders.bench import Bench, NextFrames, chunks, require, state_bytes
 
 
 def declares(bench: Bench) -> None:
@@ -67,14 +67,14 @@ def batches(bench: Bench) -> None:
     null = len(rows)
     stacked_BNG = torch.stack([codes_NG[:count] for codes_NG in bench.requests])
     padding_BNG = stacked_BNG[:1].repeat(2, 1, 1)
-    pieces: list[list[torch.Tensor]] = [[] for _ in rows]
+    parts: list[list[torch.Tensor]] = [[] for _ in rows]
     for start, end in ((0, bench.fewest + 1), (bench.fewest + 1, count)):
         codes_BNG = torch.cat((stacked_BNG, padding_BNG))[:, start:end]
-        wav_BS = bench.run(state, Piece([*rows, null, null], codes_BNG, start == 0))
+        wav_BS = bench.run(state, NextFrames([*rows, null, null], codes_BNG, start == 0))
         for index in range(len(rows)):
-            pieces[index].append(wav_BS[index])
+            parts[index].append(wav_BS[index])
     for request in range(len(rows)):
-        wave_S = torch.cat(pieces[request])
+        wave_S = torch.cat(parts[request])
         right_S = bench.stream(bench.requests[request][:count], [count])
         off = float((wave_S - right_S).abs().max()) if len(wave_S) else 0.0
         require(
@@ -123,8 +123,8 @@ def state_freed(bench: Bench) -> None:
     state = bench.new_state(2)
     codes_NG = max(bench.requests, key=len)
     before = 0
-    for number, piece in enumerate(chunks(codes_NG, [bench.fewest, 1])):
-        bench.run(state, piece)
+    for number, frames in enumerate(chunks(codes_NG, [bench.fewest, 1])):
+        bench.run(state, frames)
         held = state_bytes(state) + state_bytes(bench.model)
         before = before or held
         require(

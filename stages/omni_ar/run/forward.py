@@ -18,8 +18,8 @@ from omni_ar.run.limits import step_fields
 from omni_ar.run.pack import PackedChunks, PackedStep, placeholders_in
 from omni_ar.run.phases import (
     Embedded,
-    Kept,
     NextInputs,
+    SavedHiddenStates,
     embed_inputs,
     keep_hidden,
     place_chunks,
@@ -62,7 +62,7 @@ class Forward:
         if pages.hidden is not None and self._emits(padded_shape):
             sink = PayloadSink(pages.hidden, self._stage.buffers.slots_T[:count])
         batch = self._batch(self._metadata(padded_shape, blocks), pages, sink)
-        kept = Kept(None, self._stage.buffers.hidden[:count])
+        kept = SavedHiddenStates(None, self._stage.buffers.hidden[:count])
         return [
             self._prepare(rows_R, blocks),
             self.embed([self.nexts(steps_XR)], None, embedded),
@@ -88,7 +88,7 @@ class Forward:
         total = padded_shape.total
         metadata = self._metadata(padded_shape, self._stage.limits.max_blocks, rows_P4=buffers.rows_P4)
         batch = self._batch(metadata, pages, self._payload(padded_shape, pages))
-        embedded, kept = Embedded(buffers.inputs_TD[:total]), Kept(None, buffers.outputs_TD[:total])
+        embedded, kept = Embedded(buffers.inputs_TD[:total]), SavedHiddenStates(None, buffers.outputs_TD[:total])
         return [Launch.of(run_forward, self._stage.model, embedded, batch, kept)]
 
     def fill(self, step: ChunkStep, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
@@ -144,12 +144,12 @@ class Forward:
         launches.append(self.embed(nexts, prompts, embedded))
         return launches
 
-    def _kept(self, step: ChunkStep) -> Kept:
+    def _kept(self, step: ChunkStep) -> SavedHiddenStates:
         chunks, view = step.chunks, step.view
         hidden_RD = self._stage.buffers.hidden[: chunks.last.size]
         if step.scores is None:
-            return Kept(view(chunks.last), hidden_RD)
-        return Kept(view(chunks.last), hidden_RD, view(chunks.scored_tokens), step.scores.hidden_sD)
+            return SavedHiddenStates(view(chunks.last), hidden_RD)
+        return SavedHiddenStates(view(chunks.last), hidden_RD, view(chunks.scored_tokens), step.scores.hidden_sD)
 
     def _prepare(self, rows_R: Tensor, blocks: int) -> Launch:
         return Launch.of(

@@ -27,7 +27,7 @@ class Limits:
     """rows: requests that run at once. max_blocks: of one request. max_num_batched_tokens: token budget of a step. step_tokens:
     maximum tokens of one step. scored_tokens: maximum prompt tokens among them that are scored; 0 for a model whose prompt is not a
     sequence of its own tokens. upload_size: maximum number of int64 in one step's packed inputs. step_ids: maximum tokens that one
-    step gives a row. step_places: conditioning vectors per request, one for each possible step; 0 for a model without them.
+    step gives a row. max_step_vectors: conditioning vectors per request, one for each possible step; 0 for a model without them.
     check_logits: as in `ArOptions`.
     hidden_layers: as in `ArOptions`.
     """
@@ -42,7 +42,7 @@ class Limits:
     scored_tokens: int
     upload_size: int
     step_ids: int = 1
-    step_places: int = 0
+    max_step_vectors: int = 0
     check_logits: bool = False
     hidden_layers: tuple[int, ...] = ()
 
@@ -53,8 +53,8 @@ class Limits:
 
     @property
     def null_place(self) -> int:
-        """The place of zeros, for steps without a vector, behind the places of all rows."""
-        return self.rows * self.step_places
+        """Index of the zeros, for steps without a vector, behind the vectors of all rows."""
+        return self.rows * self.max_step_vectors
 
     @property
     def captured_chunks(self) -> int:
@@ -98,7 +98,7 @@ class Limits:
             scored_tokens=scored,
             upload_size=upload,
             # The prompt has at least one token, and no step follows the last generated token.
-            step_places=length - 2 if shape.step_width else 0,
+            max_step_vectors=length - 2 if shape.step_width else 0,
             check_logits=options.check_logits,
             hidden_layers=options.hidden_layers,
         )

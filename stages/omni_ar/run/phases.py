@@ -70,7 +70,7 @@ def restore_frames(
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavedHiddenStates:
     """Hidden states that outlive the forward. last_R: batch index of each sampled row's last token; None if the batch is exactly
     these. hidden_RD: buffer for their hidden states. scored_s, scored_sD: batch indexes of prompt tokens to be scored, and the
     buffer for their hidden states; None if there are none."""
@@ -158,7 +158,7 @@ def _embeddings(model: ArModel, function: Literal["embed_next", "embed_prompt"],
     return given
 
 
-def run_forward(model: ArModel, embedded: Embedded, batch: Batch, kept: Kept) -> None:
+def run_forward(model: ArModel, embedded: Embedded, batch: Batch, kept: SavedHiddenStates) -> None:
     """Runs the backbone and keeps the needed hidden states. Raises ReturnedError if they differ from the model's shape, and
     RuntimeError if it has not stored those of a layer that are kept."""
     shape, hint = (batch.positions_PT.shape[1], kept.hidden_RD.shape[1]), "see ArShape.hidden_width"
@@ -170,7 +170,7 @@ def run_forward(model: ArModel, embedded: Embedded, batch: Batch, kept: Kept) ->
     keep_hidden(hidden_TD, kept)
 
 
-def keep_hidden(hidden_TD: Tensor, kept: Kept) -> None:
+def keep_hidden(hidden_TD: Tensor, kept: SavedHiddenStates) -> None:
     """Keeps the hidden states that sampling and scoring need. A phase of its own where the forward was captured."""
     if kept.last_R is None:
         kept.hidden_RD.copy_(hidden_TD)
@@ -263,7 +263,7 @@ def predict_codes(
 
 
 def _checked_codes(model: CodecModel, frame: object, rows: int) -> Codes:
-    """What `predict_codes` returned. Raises ReturnedError for other shapes: a kernel would read past the end."""
+    """The result of `predict_codes`. Raises ReturnedError for other shapes: a kernel would read past the end."""
     code = model.predict_codes
     if not isinstance(frame, Codes):
         raise ReturnedError(f"predict_codes gave {type_of(frame)}: return Codes", code)

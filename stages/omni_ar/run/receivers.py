@@ -36,13 +36,13 @@ class ConditioningReceiver:
         self._conditioning = conditioning
         self._shape = shape
         self._limits = limits
-        self._max_vectors = max(limits.step_places, _AT_ONCE) if shape.step_width else 0
+        self._max_vectors = max(limits.max_step_vectors, _AT_ONCE) if shape.step_width else 0
         self._receiver = PayloadReceiver(device, stream, 2 * self._max_vectors)
         self._waiting: dict[ArRequest, None] = {}
 
     @property
     def waiting(self) -> int:
-        """Number of inputs that are not in their places yet."""
+        """Number of inputs that are not copied yet."""
         return sum(len(request.step_arrivals) for request in list(self._waiting))
 
     def add(self, request: ArRequest, inputs: StepInputs, message: Feed) -> None:
@@ -74,7 +74,7 @@ class ConditioningReceiver:
         room = self._max_vectors
         for request in self._waiting:
             for arrival in self._ready(request):
-                # The vectors that will be read. No step runs past the request's limit, so each has a place.
+                # The vectors that will be read. No step runs past the request's limit, so there is room for each.
                 left = request.max_tokens - 1 - len(request.steps)
                 needed = 0 if arrival.vectors is None else max(0, min(arrival.count, left))
                 if needed > room:
@@ -102,12 +102,12 @@ class ConditioningReceiver:
             (request.step_pad,) = self._fields(arrival.inputs.pad[:, None])
         if arrival.vectors is None or not needed:
             return []
-        first = request.row_index * self._limits.step_places + request.places_taken
-        places_n = np.arange(first, first + needed)
-        for fields, place in zip(request.steps[-arrival.count :], places_n, strict=False):
-            fields[-1] = place
-        request.places_taken += needed
-        return [Transfer(arrival.vectors, self._conditioning, places_n, slice(needed))]
+        first = request.row_index * self._limits.max_step_vectors + request.num_vectors
+        indexes_n = np.arange(first, first + needed)
+        for fields, index in zip(request.steps[-arrival.count :], indexes_n, strict=False):
+            fields[-1] = index
+        request.num_vectors += needed
+        return [Transfer(arrival.vectors, self._conditioning, indexes_n, slice(needed))]
 
     def _fields(self, columns_Sn: NDArray[np.int64]) -> NDArray[np.int64]:
         """Conditioning fields of steps without vectors, `[n, step_fields]`."""

@@ -169,12 +169,12 @@ class ArRequest:
     embeddings: dict[tuple[str, int], ReadyEmbedding] = field(default_factory=dict)
     """Kept until the request's end: a preempted request runs its prompt again."""
     steps: list[NDArray[np.int64]] = field(default_factory=list)
-    """Conditioning of each step, `step_fields` numbers each. Steps with vectors are listed once these are in
-    their places."""
+    """Conditioning of each step, `step_fields` numbers each. Steps with vectors are listed once these are on
+    the device."""
     step_pad: NDArray[np.int64] | None = None
     """Conditioning of all later steps."""
-    places_taken: int = 0
-    """Number of filled places for vectors."""
+    num_vectors: int = 0
+    """Number of conditioning vectors that have been copied for it."""
     step_arrivals: deque[StepArrival] = field(default_factory=deque)
     """Conditioning that has arrived and is not in `steps` yet, in order."""
     max_tokens: int = 0

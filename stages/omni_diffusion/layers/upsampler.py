@@ -1,9 +1,9 @@
-"""A convolutional net from latent frames to samples with alias-free activations (after Lee et al., 2023), exact in pieces.
+"""A convolutional net from latent frames to samples with alias-free activations (after Lee et al., 2023), exact in parts.
 
 Shape legend: B rows, M values of a latent frame, T latent frames (in `AliasFree`: samples), C channels, S samples.
 
-Each sample depends on `context` frames on either side and on no others. So pieces of any size, computed with these frames where
-they exist and without their samples, equal those parts of the whole waveform, `context` frames late. An edge of a piece that is an
+Each sample depends on `context` frames on either side and on no others. So parts of any size, computed with these frames where
+they exist and without their samples, equal those parts of the whole waveform, `context` frames late. An edge of a part that is an
 edge of the signal is padded like that of the whole. So rows of a batch have one length, and short signals are not padded.
 """
 

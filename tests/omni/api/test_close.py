@@ -105,7 +105,7 @@ print(next(stream).index)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "0\n", "")
 
 
-def test_what_is_wrong_with_the_model_is_said_at_once(model: Path, tmp_path: Path) -> None:
+def test_a_mistake_in_model_or_settings_is_raised_at_once(model: Path, tmp_path: Path) -> None:
     for setting, value in (("writer.speed", 3), ("engine.dtype", "int8"), ("engine.load_format", "gguf")):
         with pytest.raises(ConfigError, match=setting.partition(".")[2]):
             opened(model, **{setting: value})

@@ -33,7 +33,7 @@ def held(value: object) -> int:
     [[1, 2.5, BIG], (0, [3, BIG]), [{"x": [1, BIG]}, BIG], {"k" * 50_000: 1}],
     ids=["behind numbers", "nested", "twice", "a key"],
 )
-def test_what_is_large_is_counted_once_wherever_it_is(value: object) -> None:
+def test_a_large_value_is_counted_once_wherever_it_is(value: object) -> None:
     assert 50_000 <= held(value) <= 51_000
 
 

@@ -142,7 +142,7 @@ def test_the_queue_is_in_order_of_priority_then_arrival(model: Path) -> None:
 
 def test_all_that_waits_is_counted_and_the_newcomer_is_refused(model: Path) -> None:
     with opened(model, **{"engine.max_waiting_requests": 5}) as omni:
-        # What threads and places are free for does not wait.
+        # Requests that threads or the engine can take now do not count.
         most = 5 + THREADS + 1
         results = omni.generate([seen(f"{number}") for number in range(most + 7)])
         refused = [next(results) for _ in range(7)]

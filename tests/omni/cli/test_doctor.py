@@ -137,7 +137,7 @@ PROBLEMS: dict[str, tuple[Callable[[Path], object], str, str]] = {
 
 
 @pytest.mark.parametrize("what", PROBLEMS)
-def test_what_is_wrong_with_a_file_is_the_only_problem(folder: Path, what: str) -> None:
+def test_a_broken_file_is_reported_as_the_only_problem(folder: Path, what: str) -> None:
     edit, check, words = PROBLEMS[what]
     edit(folder)
     assert words in problem(check, folder)

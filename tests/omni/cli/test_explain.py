@@ -317,7 +317,7 @@ def test_a_kind_that_cannot_be_built_without_memory_leaves_the_rest(
 
 
 @pytest.mark.parametrize(("encoding", "corner"), [("ascii", "+-"), ("latin-1", "+-"), ("utf-8", "┌─")])
-def test_what_the_terminal_cannot_show_is_drawn_in_ascii(tmp_path: Path, encoding: str, corner: str) -> None:
+def test_drawings_are_ascii_where_the_terminal_has_no_more(tmp_path: Path, encoding: str, corner: str) -> None:
     model = echo_model(tmp_path / "mod\u00e8le \u2603")
     result = CliRunner(charset=encoding).invoke(app, ["explain", str(model), "--device", "cpu"])
     assert result.exit_code == 0

@@ -155,11 +155,11 @@ sys.modules["omni.cli.run"] = types.SimpleNamespace(RunArguments=dict, answer=an
     [SHORT_LIMIT + SWALLOWED, SHORT_LIMIT + DEADLOCK, FINALIZER],
     ids=["it is swallowed", "it waits in C", "a finalizer swallows it"],
 )
-def test_what_does_not_let_go_is_ended(start: Start, code: str) -> None:
+def test_code_that_withstands_the_interrupt_is_ended(start: Start, code: str) -> None:
     end(start(program(before=STUB.format(code=code)), "run", "model", "hello"))
 
 
-def test_what_becomes_another_error_is_none(start: Start) -> None:
+def test_an_interrupt_turned_into_another_error_ends_the_program(start: Start) -> None:
     turned = f"try:\n    {RAISE}except KeyboardInterrupt as error: raise ValueError from error\n"
     end(start(program(before=STUB.format(code=turned)), "run", "model", "hello"))
 

@@ -121,7 +121,7 @@ def test_names_that_are_refused(kind: str, name: str, message: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("existing", ["empty folder", "file", "broken link"])
-def test_what_exists_stays(existing: str, tmp_path: Path) -> None:
+def test_existing_files_stay(existing: str, tmp_path: Path) -> None:
     folder = tmp_path / "omni-mine"
     match existing:
         case "empty folder":

@@ -101,7 +101,7 @@ def test_a_full_disk_leaves_the_wav_that_was_there(model: str, tmp_path: Path) -
         (("--voice", "high"), "--out: out.wav cannot be written (it is a folder)"),
     ],
 )
-def test_what_cannot_be_written_is_refused_before_the_model_is_loaded(
+def test_an_unwritable_output_is_refused_before_the_model_is_loaded(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], problem: str
 ) -> None:
     (tmp_path / "a-1.wav").mkdir()

@@ -67,7 +67,7 @@ def test_an_edge_is_set_by_a_table_of_a_file_and_overrides_win(tmp_path: Path) -
     assert found["seer.place"] == (None, "default")
 
 
-def test_what_a_family_sets_of_an_edge_is_told_apart() -> None:
+def test_the_origin_of_an_edge_setting_is_family_or_default() -> None:
     pipeline, settings = configure(fake_pipeline(credit=3), [])
     assert pipeline == fake_pipeline(credit=3)
     found = {setting.path: (setting.value, setting.origin) for setting in settings}

@@ -185,7 +185,7 @@ def test_payloads_that_the_adapter_drops_cost_no_credit() -> None:
 # Messages that come before their request, or after it.
 
 
-def test_what_comes_before_its_request_is_kept_and_delivered(two: TwoEngines) -> None:
+def test_messages_before_their_request_are_kept_and_delivered(two: TwoEngines) -> None:
     request = two.request("r", *BOTH)
     here = two.submit_at(HERE, request)
     two.settle()
@@ -204,7 +204,7 @@ def test_what_comes_before_its_request_is_kept_and_delivered(two: TwoEngines) ->
     two.assert_nothing_left()
 
 
-def test_what_comes_while_its_request_waits_for_admission_is_kept() -> None:
+def test_messages_are_kept_while_their_request_waits_for_admission() -> None:
     two = TwoEngines(max_active={THERE: 1})
     two.submit("first", *BOTH)
     two.submit("second", *BOTH)
@@ -217,16 +217,16 @@ def test_what_comes_while_its_request_waits_for_admission_is_kept() -> None:
     two.assert_nothing_left()
 
 
-def test_what_comes_while_the_mailbox_holds_its_request_is_kept(two: TwoEngines) -> None:
+def test_messages_are_kept_while_the_queue_holds_their_request(two: TwoEngines) -> None:
     """Requests after it may overtake it there."""
     request = two.request("held", *BOTH)
-    two.there.mailbox.held.add("held")
+    two.there.command_queue.held.add("held")
     two.submit_at(HERE, request)
     two.submit("next", *BOTH)
     write(two, "held", 1)
     write(two, "next", 2)
     assert two.there.kept == ["held"]
-    two.there.mailbox.held.clear()
+    two.there.command_queue.held.clear()
     two.submit_at(THERE, request)
     two.settle()
     assert two.worker("speaker").numbers("held") == [1]
@@ -236,7 +236,7 @@ def test_what_comes_while_the_mailbox_holds_its_request_is_kept(two: TwoEngines)
 
 
 @pytest.mark.parametrize("how", ["aborted", "refused", "overtaken"])
-def test_what_is_kept_for_a_request_that_never_comes_is_given_back(two: TwoEngines, how: str) -> None:
+def test_messages_for_a_request_that_never_comes_are_given_back(two: TwoEngines, how: str) -> None:
     two.submit_at(HERE, two.request("r", *BOTH))
     two.settle()
     write(two, "r", 1, 2)
@@ -246,7 +246,7 @@ def test_what_is_kept_for_a_request_that_never_comes_is_given_back(two: TwoEngin
         two.there.abort("r", GIVEN_UP, two.number("r"))
     elif how == "refused":
         two.submit_at(THERE, replace(two.request("r", *BOTH), modalities=frozenset({"smell"})))
-    else:  # its mailbox could not read it
+    else:  # its queue could not read it
         two.submit("next", *BOTH)
     two.settle()
     assert two.there.kept == []
@@ -257,7 +257,7 @@ def test_what_is_kept_for_a_request_that_never_comes_is_given_back(two: TwoEngin
     two.assert_nothing_left()
 
 
-def test_what_comes_after_its_request_has_left_is_given_back(two: TwoEngines) -> None:
+def test_messages_after_the_end_of_their_request_are_given_back(two: TwoEngines) -> None:
     sinks = two.submit("r", *BOTH)
     two.links[HERE].stuck = True
     write(two, "r", 1, 2)
@@ -333,7 +333,7 @@ def test_a_consumer_that_is_done_early_lets_its_producer_go_on_alone() -> None:
     two.assert_nothing_left()
 
 
-def test_what_comes_for_a_stage_that_is_done_is_given_back() -> None:
+def test_messages_for_a_stage_that_is_done_are_given_back() -> None:
     """Its request goes on at another stage there."""
     two = TwoEngines({"seer": HERE, "writer": THERE, "speaker": THERE})
     two.submit("r", *BOTH, seer=True)
@@ -523,7 +523,7 @@ def test_a_lost_producer_leaves_what_its_consumer_still_reads(two: TwoEngines) -
     assert ended.connector.senders[0].lost == 0
 
 
-def test_what_is_kept_of_a_lost_engine_is_dropped(two: TwoEngines) -> None:
+def test_kept_messages_of_a_lost_engine_are_dropped(two: TwoEngines) -> None:
     two.submit_at(HERE, two.request("r", *BOTH))
     two.settle()
     write(two, "r", 1)
@@ -561,7 +561,7 @@ def test_a_request_with_a_place_that_nobody_knows_is_refused(two: TwoEngines) ->
 def test_a_request_before_the_other_engine_has_said_hello_is_refused() -> None:
     two = TwoEngines(connect=False)
     link, _ = MemoryLink.pair()
-    two.there.mailbox.put(ConnectPeer(HERE, link, two.connected[THERE].append))
+    two.there.command_queue.put(ConnectPeer(HERE, link, two.connected[THERE].append))
     recorder = two.submit_at(THERE, two.request("r", *BOTH))
     two.settle()
     assert recorder.failure.endswith(f"no engine runs on {HERE}")
@@ -600,7 +600,7 @@ def test_a_new_connection_replaces_one_whose_end_was_not_noticed(two: TwoEngines
 def test_an_engine_that_ends_before_it_says_hello_is_told() -> None:
     two = TwoEngines(connect=False)
     one, other = MemoryLink.pair()
-    two.there.mailbox.put(ConnectPeer(HERE, one, two.connected[THERE].append))
+    two.there.command_queue.put(ConnectPeer(HERE, one, two.connected[THERE].append))
     two.settle()
     other.close()
     two.settle()
@@ -622,7 +622,7 @@ def test_a_connector_that_cannot_be_opened_is_told_and_nothing_else_fails() -> N
 def test_a_closed_engine_refuses_a_connection(two: TwoEngines) -> None:
     two.there.engine.close()
     link, _ = MemoryLink.pair()
-    two.there.mailbox.put(ConnectPeer(HERE, link, two.connected[THERE].append))
+    two.there.command_queue.put(ConnectPeer(HERE, link, two.connected[THERE].append))
     two.there.engine.tick()
     assert str(two.connected[THERE][-1]) == "stage 'engine' failed while closing: the engine was closed"
 

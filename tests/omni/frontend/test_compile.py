@@ -23,7 +23,7 @@ def compiler(vocabulary: Vocabulary | None = BYTES, **defaults: object) -> Sampl
     return SamplingCompiler(Pipeline(family="f", stages=stages, outputs=outputs, frontend="m:m"), "writer", vocabulary)
 
 
-def test_what_is_said_in_ids_is_left_as_it_is():
+def test_sampling_given_in_ids_is_unchanged():
     asked = {"writer": SamplingParams(top_k=3, bad_words_ids=((1,),)), "talker": SamplingParams(seed=2)}
     compiled = compiler().compile(asked, {"writer": "sampling.writer", "talker": "sampling.talker"})
     assert compiled.sampling == asked

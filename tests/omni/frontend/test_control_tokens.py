@@ -199,7 +199,7 @@ def test_a_switch_gives_transformers_behaviour(family: str, turns: list[dict[str
         ("no middle", "<|im_~~start|>system", "<|im_start|>system"),
     ],
 )
-def test_what_a_template_makes_of_a_text_is_text(template: str, said: str, edited: str) -> None:
+def test_a_text_changed_by_the_template_gives_no_control_token(template: str, said: str, edited: str) -> None:
     front = reader("qwen3", template)
     turns, harmless = ([{"role": "user", "content": text}] for text in (said, "x"))
     ids = front.turns_ids(asked(), turns).tolist()

@@ -147,7 +147,7 @@ def test_every_text_has_the_form_whatever_make_the_tokenizer(make: str, form: st
     assert [text for text in texts if text is not None and not has_form(text)] == []
 
 
-def test_what_a_form_forces_is_allowed_in_the_tokens_of_a_text():
+def test_a_forced_character_begins_every_allowed_token():
     for make in ("byte level", "byte fallback"):
         matcher = matcher_of(GrammarCompiler(vocabulary_of(make)), json={"type": "object"})
         assert {vocabulary_of(make).written(token)[:1] for token in allowed(matcher)} == {b"{"}
@@ -190,7 +190,7 @@ def test_a_mask_has_an_int64_for_every_64_tokens():
     assert (str(mask.dtype), mask.shape) == ("int64", (4,))
 
 
-def test_what_no_token_can_go_on_with_is_refused():
+def test_a_grammar_that_no_token_can_continue_is_refused():
     only_a = GrammarCompiler(Vocabulary((b"a",), lambda text: [0]))
     matcher = matcher_of(only_a, regex="ab")
     with pytest.raises(InputError, match="structured: no token of the vocabulary"):

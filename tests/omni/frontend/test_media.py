@@ -19,22 +19,22 @@ PROMPTS = st.lists(st.one_of(st.integers(0, 6), st.tuples(st.sampled_from([SOUND
 
 
 @given(parts=PROMPTS)
-def test_each_piece_has_its_own_places(parts: list[Any]) -> None:
+def test_each_medium_has_its_own_positions(parts: list[Any]) -> None:
     media: dict[int, list[Media]] = {SOUND: [], IMAGE: []}
     expected: list[int] = []
-    places: dict[int, list[list[int]]] = {SOUND: [], IMAGE: []}
+    positions: dict[int, list[list[int]]] = {SOUND: [], IMAGE: []}
     for part in parts:
         token, length = part if isinstance(part, tuple) else (part, 1)
         if isinstance(part, tuple):
             media[token].append(Media({}, length, "key"))
-            places[token].append(list(range(len(expected), len(expected) + length)))
+            positions[token].append(list(range(len(expected), len(expected) + length)))
         expected += [token] * length
     short = np.array([part[0] if isinstance(part, tuple) else part for part in parts], np.int64)
 
     ids, found = expand(short, media)
 
     assert ids.tolist() == expected
-    assert {token: [each.tolist() for each in pieces] for token, pieces in found.items()} == places
+    assert {token: [each.tolist() for each in pieces] for token, pieces in found.items()} == positions
 
 
 def test_pictures_are_the_processors_patches() -> None:

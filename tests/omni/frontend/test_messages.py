@@ -291,7 +291,7 @@ def test_what_is_to_be_downloaded(messages: object, urls: list[str]) -> None:
     assert all(each.field.startswith("messages[") for each in found)
 
 
-def test_what_was_downloaded_is_used_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_downloaded_media_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni.media.source.Downloads", lambda options: pytest.fail("the network was asked"))
     url = "https://example.com/a"
     both = [*picture({"url": url}), *sound(url), *picture(url)]

@@ -114,7 +114,7 @@ def test_long_messages_go_through_memory():
         assert (message.text, message.array.sum()) == ("x" * 10**6, sum(range(10**5)))
 
 
-def test_what_cannot_be_sent_is_refused_and_the_channel_lives():
+def test_an_unsendable_message_is_refused_and_the_channel_lives():
     class Local(msgspec.Struct):
         pass
 

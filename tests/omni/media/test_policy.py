@@ -175,7 +175,9 @@ def test_a_folder_and_what_is_below_it(folder: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("attempt", [as_sound, as_picture])
-def test_what_leads_out_of_the_folder(folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_that_lead_out_of_the_folder_are_refused(
+    folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All in the same words, whether there is something or not."""
     (folder / "out").symlink_to("../beside")
     (folder / "out.wav").symlink_to(folder.parent / "beside" / "a.wav")
@@ -257,7 +259,7 @@ def test_domains_hold_for_every_kind(attempt: Attempt) -> None:
         attempt(URL, MediaOptions(allowed_domains=("example.com",)))
 
 
-def test_what_a_request_holds_itself_is_always_taken(folder: Path) -> None:
+def test_media_within_a_request_are_always_accepted(folder: Path) -> None:
     sound, picture = (folder / "a.wav").read_bytes(), (folder / "inner" / "a.png").read_bytes()
     encoded = base64.b64encode(sound).decode()
     for source in (sound, f"data:audio/wav;base64,{encoded}", {"data": encoded, "format": "wav"}, np.zeros(8000)):

@@ -110,7 +110,7 @@ def test_a_kernel_s_accesses_are_seen(kernel, writes, inference):
 
 
 @each_kernel
-def test_what_a_kernel_leaves_alone_is_not_reported(kernel, writes):
+def test_memory_that_a_kernel_does_not_touch_is_not_reported(kernel, writes):
     def launch(x: Tensor) -> None:
         kernel(x)
 

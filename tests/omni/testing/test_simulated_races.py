@@ -49,7 +49,7 @@ def test_a_device_that_does_not_check_reports_no_race():
         assert bool(device.races) == check
 
 
-def test_what_is_pending_at_the_end_is_looked_at_too():
+def test_pending_work_is_checked_at_the_end():
     pair = Pair()
     pair.device.launch(pair.one, fill, pair.rows)
     pair.device.launch(pair.two, copy, torch.zeros(4, 2), pair.rows)
@@ -258,7 +258,7 @@ def test_host_slots_used_by_the_rules_are_not_reported():
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_what_the_host_writes_into_a_slot_after_the_launch_is_reported(late: bool):
+def test_a_host_write_into_a_slot_after_the_launch_is_reported(late: bool):
     """It writes as to any numpy array; on a device the copy may have been made or not."""
     device = SimulatedDevice()
     stream, slot, rows = device.stream("copies"), slot_of(device), torch.zeros(4, dtype=torch.int64)

@@ -69,7 +69,7 @@ def test_an_engine_that_records_nothing_is_not_watched(text_model: Path):
 
 
 @pytest.mark.parametrize("kind", ["folder", "device", "below a file", "in no folder"])
-def test_what_is_no_file_is_refused_and_left_alone(text_model: Path, tmp_path: Path, kind: str):
+def test_a_timeline_path_that_is_no_file_is_refused_and_left_alone(text_model: Path, tmp_path: Path, kind: str):
     paths = {"folder": tmp_path, "device": Path("/dev/null"), "below a file": text_model / "config.json" / "out.json"}
     path = paths.get(kind, tmp_path / "no folder" / "out.json")
     with pytest.raises(ConfigError, match=r"engine\.timeline: .* cannot be written"):

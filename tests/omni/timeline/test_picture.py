@@ -124,7 +124,7 @@ def test_the_window_can_be_chosen():
         window_of(trace, stage="talker")
 
 
-def test_what_only_the_host_does_is_a_band_without_lanes():
+def test_host_work_alone_is_a_band_without_lanes():
     alone = made_trace(GAPS)
     took = window_of(alone).shown
     drawn = scene(replace(alone, host=(*alone.host, HostSpan("engine", "route", {}, took))))

@@ -56,7 +56,7 @@ def test_steps_with_prompts_and_steps_that_do_not_follow_are_left_out():
     assert decoding(more).steps == decoding(trace).steps + 1
 
 
-def test_what_runs_between_steps_is_no_idle_time():
+def test_work_between_steps_is_no_idle_time():
     trace = made_trace((20_000,))
     end = steps_of(trace, "thinker")[0].ran.end
     took = Interval(end + 1_000, end + 7_000)

@@ -85,7 +85,7 @@ def test_planted_fault_changes_what_is_said(
     assert not torch.equal(OmniEngine(folder).answer(ASKED).codes, right)
 
 
-def test_what_is_said_depends_on_who_says_it() -> None:
+def test_the_codes_depend_on_the_voice() -> None:
     engine = OmniEngine(tiny_csm())
     turns = (turn("user", "how are you", 0.6, 8), "I am well")
     answers = [engine.answer(speak(*turns, voice=voice)).codes for voice in ("0", "1", "2")]

@@ -64,9 +64,7 @@ def test_without_generation_settings_the_config_s_end_id_counts(folder: Path):
         ),
     ],
 )
-def test_what_is_not_computed_is_refused_before_any_weight_is_read(
-    folder: Path, changes: dict[str, object], field: str
-):
+def test_unsupported_config_is_refused_before_any_weight_is_read(folder: Path, changes: dict[str, object], field: str):
     change_config(folder, **changes)
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=field):

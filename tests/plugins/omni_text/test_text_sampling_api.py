@@ -72,7 +72,7 @@ def test_structured_texts_have_their_form(omni: Omni, form: str):
         ({"processors": {"unknown": {}}}, "processors"),
     ],
 )
-def test_what_the_stage_cannot_do_is_refused_at_once(omni: Omni, fields: dict[str, Any], field: str):
+def test_unsupported_sampling_is_refused_at_once(omni: Omni, fields: dict[str, Any], field: str):
     with pytest.raises(InputError) as caught:
         omni.generate(QUESTIONS[0], sampling=SamplingParams(**fields))
     assert caught.value.field.startswith(f"sampling.{field}")

@@ -233,7 +233,7 @@ def test_flash_attention_2_takes_features_of_layers(monkeypatch, names):
         ("flashinfer", "flashinfer", "window softcap", "FlashInfer is used without softcap and without window"),
     ],
 )
-def test_what_a_library_cannot_do_for_a_layer_is_refused_by_name(monkeypatch, name, module, names, said):
+def test_attention_features_that_a_library_lacks_are_refused_by_name(monkeypatch, name, module, names, said):
     members = {
         "flash_attn_with_kvcache": flash_attn_with_kvcache,
         "BatchPrefillWithPagedKVCacheWrapper": BatchPrefillWithPagedKVCacheWrapper,

@@ -161,7 +161,7 @@ def test_fields_without_effect_are_not_logged(generation: dict[str, Any], caplog
         (SAMPLED | {"min_p": 1.5}, r"min_p: 1.5 is out of range"),
     ],
 )
-def test_what_is_no_parameter_is_named_as_in_the_file(generation: dict[str, Any], message: str) -> None:
+def test_an_invalid_parameter_is_named_as_in_the_file(generation: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=rf"^generation_config\.json: {message}"):
         sampling_defaults(generation, 3, VOCAB)
 
@@ -184,7 +184,7 @@ def test_few_tokens_may_be_asked_for_where_more_are_published(reference: TextRef
     assert recorder.tokens == reference.answer(5)[:4]
 
 
-def test_what_a_stage_has_no_room_for_is_refused_at_the_start(reference: TextReference, tmp_path: Path) -> None:
+def test_too_many_default_bad_words_are_refused_at_the_start(reference: TextReference, tmp_path: Path) -> None:
     words = [[first, second] for first in range(20) for second in range(20)]
     with pytest.raises(ConfigError, match=r"^text\.sampling\.bad_words_ids: are 400 words; use at most 256 words"):
         engine(reference, tmp_path, {"bad_words_ids": words})

@@ -209,7 +209,7 @@ class Illustrated(SmallText):
 @pytest.mark.parametrize(
     ("read", "name"), [(None, "plain"), (None, "deep"), (("deep",), "plain"), (("deep",), "deep"), ((), "plain")]
 )
-def test_what_forward_reads_itself_is_not_captured(
+def test_a_forward_that_reads_tensors_itself_is_not_captured(
     read: tuple[str, ...] | None, name: str, caplog: pytest.LogCaptureFixture
 ):
     said, captured = [], []

@@ -135,7 +135,7 @@ def test_the_chain_ends_before_the_first_thing_without_a_key(said: Said, size: i
 
 
 @given(talks(), st.integers(1, 5), st.data())
-def test_what_was_generated_keys_like_the_same_tokens_in_a_later_prompt(said: Said, size: int, data: st.DataObject):
+def test_generated_tokens_have_the_keys_of_the_same_tokens_in_a_prompt(said: Said, size: int, data: st.DataObject):
     moved = data.draw(st.integers(0, len(said.outputs)))
     after = tuple(said.next_position + place for place in range(moved))
     later = replace(

@@ -89,7 +89,7 @@ def test_a_broken_one_fails_only_requests_for_it(registry: ProcessorRegistry, na
     registry.check(None, "sampling.text.processors")
 
 
-def test_those_on_the_device_are_in_the_order_of_their_names(registry: ProcessorRegistry):
+def test_device_processors_are_in_the_order_of_their_names(registry: ProcessorRegistry):
     assert [processor.name for processor in registry.on_device] == ["add", "zoom"]
     assert list(registry.params({"zoom": {"by": 2.0}, "count": {}, "add": {"by": 1.0}})) == ["add", "zoom"]
     assert registry.params({"zoom": {"by": 2.0}}) == {"zoom": (2.0,)}

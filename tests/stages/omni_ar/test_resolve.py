@@ -27,7 +27,7 @@ def refusal(own=OWN, **asked):
     return str(opened.value)
 
 
-def test_what_is_asked_for_goes_over_the_stages_own():
+def test_request_parameters_override_the_stage_defaults():
     sampling = resolve(temperature=0.9, seed=5)
     assert (sampling.temperature, sampling.top_k, sampling.max_tokens, sampling.seed) == (0.9, 4, 20, 5)
 
@@ -102,7 +102,7 @@ def test_ignore_eos_drops_the_stages_own_stop_ids_and_no_others():
         ({"allowed_token_ids": (7, 8), "min_tokens": 1}, "min_tokens: 1 leaves no possible token before it"),
     ],
 )
-def test_what_could_never_be_done_is_refused(asked, message):
+def test_impossible_sampling_is_refused(asked, message):
     assert refusal(**asked).startswith(f"sampling.text.{message}")
 
 

@@ -360,7 +360,7 @@ def test_newcomers_leave_the_blocks_that_an_isolated_request_waits_for():
         (20, 99, "sampling.text.max_tokens: prompt and output of 40 tokens need 10 blocks, and text has 7"),
     ],
 )
-def test_what_can_never_run_is_refused_with_the_numbers(length: int, max_tokens: int, message: str):
+def test_a_request_that_can_never_run_is_refused_with_the_numbers(length: int, max_tokens: int, message: str):
     stage = Stage(rows=1, blocks=7, budget=100)
     with pytest.raises(InputError) as caught:
         stage.scheduler.check(request("r", length, max_tokens), "text")

@@ -53,7 +53,7 @@ def test_no_step_is_launched_past_a_token_limit(ahead: int, tokens: int):
         ({"code_top_k": 1}, "code_top_k"),
     ],
 )
-def test_what_no_request_could_ask_for_is_refused_before_there_is_one(asked: dict[str, object], named: str):
+def test_parameters_are_checked_against_the_stage_without_a_request(asked: dict[str, object], named: str):
     worker = ArDriver(SmallText()).worker
     worker.check(SamplingParams(), "sampling")
     with pytest.raises(InputError) as caught:

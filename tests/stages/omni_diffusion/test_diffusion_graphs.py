@@ -54,13 +54,13 @@ def test_captured_batches_give_each_row_its_own(sizes: tuple[int, ...], context:
     assert not bench.held
 
 
-def test_of_a_long_stream_the_last_piece_alone_runs_uncaptured() -> None:
+def test_of_a_long_stream_the_last_part_alone_runs_uncaptured() -> None:
     device = GraphDevice()
     bench = Bench(device, Painter(context=9), **OPTIONS)
     bench.diffusion.capture([1])
     codes = random_codes(15 * BLOCK + 1)
     bench.speak("a", codes)
-    bench.model.pieces.clear()
+    bench.model.parts.clear()
     bench.model.steps.clear()
     device.loose.clear()
     bench.settle(device)
@@ -86,7 +86,7 @@ def test_a_beginning_is_captured_once_however_many_sizes_share_it(
     }
 
 
-def test_what_pads_a_batch_does_not_grow() -> None:
+def test_padding_rows_do_not_grow() -> None:
     bench = Bench(CpuDevice(), **OPTIONS)
     bench.diffusion.capture([4])
     latents_RTM = bench.diffusion._denoiser.latents_RTM

@@ -163,7 +163,7 @@ def test_device_memory_is_touched_in_phases_only() -> None:
     with LaunchGuard(device) as guard:
         bench.settle(device)
     bench.expect("a", codes)
-    phases = {"copy_upload", "gather_rows", "begin_windows", "denoise_rows", "render_piece", "download_samples"}
+    phases = {"copy_upload", "gather_rows", "begin_windows", "denoise_rows", "render_part", "download_samples"}
     assert guard.launched == phases
 
 
@@ -198,14 +198,14 @@ def test_a_paused_request_begins_no_window_and_the_others_do() -> None:
 
 
 def test_codes_that_the_host_knows_are_uploaded() -> None:
-    """Those of several requests at once, in whatever pieces they come."""
+    """Those of several requests at once, in whatever parts they come."""
     bench = Bench(CpuDevice(), max_num_seqs=2)
     asked = {name: random_codes(count, seed) for seed, (name, count) in enumerate({"a": 17, "b": 9, "c": 21}.items())}
     bench.open(*asked)
     for name, codes in asked.items():
         bench.give_voice(name, 1, noise_of(name, len(codes)))
-        for piece in np.array_split(codes, 4):
-            bench.feed_host(name, Payload(CodeFrames(count=len(piece), codes=piece)))
+        for part in np.array_split(codes, 4):
+            bench.feed_host(name, Payload(CodeFrames(count=len(part), codes=part)))
         bench.end(name)
     with LaunchGuard(bench.device) as guard:
         bench.settle(bench.device)
@@ -287,7 +287,7 @@ CODES = {name: random_codes(11, seed) for seed, name in enumerate("ab")}
 @pytest.mark.parametrize(
     ("phase", "number"),
     # The first upload is that of the frames into the rows' rings.
-    [("begin_windows", 0), ("render_piece", 0), ("download_samples", 0), *(("copy_upload", n) for n in range(1, 7))],
+    [("begin_windows", 0), ("render_part", 0), ("download_samples", 0), *(("copy_upload", n) for n in range(1, 7))],
 )
 def test_work_that_can_be_retried_fails_no_request(phase: str, number: int, after: bool) -> None:
     device = FaultyDevice()

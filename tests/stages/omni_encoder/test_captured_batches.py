@@ -123,7 +123,7 @@ def loaded(
     return LoadedEncoder(context, model or Tower())
 
 
-def test_what_captured_batches_read_is_fixed_memory() -> None:
+def test_captured_batches_read_from_fixed_memory() -> None:
     captured, plain = loaded(True, graph_lengths=(16, 40)), loaded(False, graph_lengths=(16, 40))
     # Features, float32, and owners, int64, of the larger, each from a multiple of 256 bytes.
     assert captured.footprint.fixed - plain.footprint.fixed == 256 + 40 * 8

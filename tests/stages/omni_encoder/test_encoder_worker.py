@@ -270,7 +270,7 @@ def test_a_paused_request_starts_no_encode_and_gets_nothing_from_the_cache() -> 
     assert not bench.held
 
 
-def test_what_is_on_the_device_at_a_pause_still_comes() -> None:
+def test_outputs_on_the_device_at_a_pause_still_arrive() -> None:
     device = QueuedDevice()
     bench = Bench(device)
     bench.ask("a", [1.0])

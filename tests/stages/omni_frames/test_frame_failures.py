@@ -16,7 +16,7 @@ from tests.support.tiers import MUTATION, chosen
 SEEDS = range(4)
 VOCODER = {"max_num_seqs": 3, "first_chunk_frames": 2, "chunk_frames": 3}
 DIFFUSION = {"max_num_seqs": 2, "first_chunk_blocks": 1, "chunk_blocks": 2, "blocks_before": 1, "blocks_after": 1}
-AGAIN = {"begin_windows", "render_piece", "download_samples"}
+AGAIN = {"begin_windows", "render_part", "download_samples"}
 """Phases of a diffusion stage that run again, so that at most one request fails, alone."""
 each_way = pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
 
@@ -55,7 +55,7 @@ def test_only_the_batch_of_a_vocoder_that_fails_is_the_worse(phase: str, number:
         [("gather_rows", 1), ("begin_windows", 3)],
         [
             *(("copy_upload", 0), ("copy_upload", 5), ("copy_rows", 1), ("begin_windows", 0), ("denoise_rows", 3)),
-            *(("render_piece", 2), ("download_samples", 0), ("download_samples", 2)),
+            *(("render_part", 2), ("download_samples", 0), ("download_samples", 2)),
         ],
         MUTATION,
     ),

@@ -109,7 +109,7 @@ def test_a_denoiser_is_measured_on_its_largest_batches(graphs: bool, tmp_path: P
     assert loaded.measure() > 0
     assert (3, latents) in {(rows, length) for rows, length, _ in model.steps}
     most_fresh = (2 + 1) * model.block_frames * model.repeats
-    assert (3, most_fresh + 2 * model.context) in model.pieces
+    assert (3, most_fresh + 2 * model.context) in model.parts
     worker = loaded.start(0)
     assert not any(worker.usage().values())
     assert not any(worker.counters().values())

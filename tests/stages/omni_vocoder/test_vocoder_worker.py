@@ -214,7 +214,7 @@ def test_a_paused_request_decodes_nothing_and_the_others_do() -> None:
     assert not bench.held
 
 
-def test_what_is_under_way_at_a_pause_still_comes() -> None:
+def test_samples_under_way_at_a_pause_still_arrive() -> None:
     device = QueuedDevice()
     bench = Bench(device, WaveMaker(lookahead=0), first_chunk_frames=1, chunk_frames=1)
     bench.open("a")

@@ -1,4 +1,4 @@
-"""What a layer's attention has beside causal softmax of scaled products.
+"""Additions of a layer's attention to causal softmax of scaled products.
 
 Shape legend: H query heads, D head width.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AttentionFeatures:
-    """Of one layer; None for a feature that it does not have. Scores are computed in the order of the fields.
+    """Features of one layer; None for a feature that it does not have. Scores are computed in the order of the fields.
 
     scale: factor of the products of queries and keys; None for D ** -0.5.
     softcap: bounds a score to `softcap * tanh(score / softcap)` (Gemma 2, `attn_logit_softcapping`).

@@ -127,7 +127,7 @@ def _blocks_of_window(table_RM: Tensor, begin_R1: Tensor, block_size: int, windo
 
 
 def _seen(distance_QL: Tensor, features: AttentionFeatures) -> Tensor:
-    """Which keys a token attends to. distance_QL: key position minus query position."""
+    """Mask of the keys that a token attends to. distance_QL: key position minus query position."""
     if features.window is None:
         return distance_QL <= 0
     return (distance_QL <= 0) & (distance_QL > -features.window)

@@ -41,8 +41,8 @@ class RowState:
     fields: int64 `[N, F]`, the `RowFields` of each row, so that a phase gathers all fields of its rows at once.
     columns: views `[N]` of `fields`, one for each field.
     next_codes: the codes' part of the next input embedding.
-    conditioning: `[places, E]`, the vectors that condition each row's steps, `Limits.step_places` per row; the last
-    place holds zeros, for steps without a device row. A request's places are unchanged until its end, so a preempted
+    conditioning: `[vectors, E]`, the vectors that condition each row's steps, `Limits.max_step_vectors` per row; the last
+    one is zeros, for steps without a device row. A request's vectors are unchanged until its end, so a preempted
     request reads them again.
     handoff: int64 `[ring, N, 2 + K]`, for each step in flight: `RowStatus`, number of tokens, and the ids. It is in
     host memory, so that a step's results need no copy.

@@ -23,7 +23,7 @@ def test_a_small_vocoder_keeps_the_contract():
     check_vocoder(SmallVocoder(), codebook_size=CODES)
 
 
-def test_that_of_a_family_is_the_authors_own_pass(tmp_path: Path):
+def test_check_vocoder_passes_the_vocoder_of_a_family(tmp_path: Path):
     checkpoint = Checkpoint(write_tiny(tmp_path / "model"))
     assert plugins().families["plain_tts"]
     from plain_tts.vocoder import build

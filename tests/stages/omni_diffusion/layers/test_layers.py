@@ -49,7 +49,7 @@ def test_resampling_passes_slow_waves() -> None:
 
 
 @torch.no_grad()
-def test_pieces_with_their_context_are_the_whole() -> None:
+def test_parts_with_their_context_are_the_whole() -> None:
     torch.manual_seed(0)
     net = AliasFreeUpsampler(SHAPE, lambda channels: nn.Tanh()).double()
     latents = torch.randn(2, 3, 60, dtype=torch.float64)
@@ -58,8 +58,8 @@ def test_pieces_with_their_context_are_the_whole() -> None:
     expected = whole[:, 25 * rate : 35 * rate]
 
     def error(context: int) -> float:
-        piece = net(latents[:, :, 25 - context : 35 + context])[:, context * rate : (context + 10) * rate]
-        return float((piece - expected).abs().max() / expected.abs().max())
+        part = net(latents[:, :, 25 - context : 35 + context])[:, context * rate : (context + 10) * rate]
+        return float((part - expected).abs().max() / expected.abs().max())
 
     assert error(context) < 1e-12
     assert error(context // 3) > 1e-6

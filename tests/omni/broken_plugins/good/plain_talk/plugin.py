@@ -1,4 +1,4 @@
-"""What omni finds by entry point."""
+"""The plugin's hooks, found by entry point."""
 
 from collections.abc import Sequence
 

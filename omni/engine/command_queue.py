@@ -1,4 +1,4 @@
-"""The way of commands to the engine's loop, and of outputs from it."""
+"""The queue of commands to the engine's loop, and the way of outputs from it."""
 
 import threading
 from collections import deque
@@ -8,7 +8,7 @@ from typing import Protocol
 from omni.engine.request import EngineCommand
 
 
-class Mailbox(Protocol):
+class CommandQueue(Protocol):
     """Any thread calls `put` and `wake`; the loop's thread calls the others."""
 
     def put(self, command: EngineCommand) -> None:
@@ -41,7 +41,7 @@ class Mailbox(Protocol):
         ...
 
 
-class LocalMailbox:
+class LocalCommandQueue:
     """For callers in the engine's process. Their sinks deliver outputs at once."""
 
     def __init__(self) -> None:
