@@ -159,7 +159,7 @@ class plugin_call:  # a class, since a generator would take a microsecond more f
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception):
+        if error is not None and not isinstance(error, KeyboardInterrupt):  # a SystemExit or a library's panic too
             raise known(self._stage, self._doing, error, self._code) from error
 
 
@@ -171,9 +171,9 @@ def plugin_setup(field: str, remedy: str, code: object) -> Iterator[None]:
     """
     try:
         yield
-    except OmniError:
+    except (OmniError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # a SystemExit or a library's panic too
         raise plugin_error(field, fault_of(error, code), remedy) from error
 
 

@@ -63,12 +63,20 @@ def check_hidden_states(
     """Raises InputError for a stage or a layer whose hidden states are not kept."""
     keeping = {output.stage: output.modality for output in pipeline.outputs if output.hidden_states}
     name = stage if stage is not None else pipeline.main_stage
+    stages = [each.name for each in pipeline.stages]
+    if name is not None and name not in stages:
+        raise InputError("stage", f"the pipeline has no {quoted(name)}", f"use one of {', '.join(stages)}")
     if name not in keeping:
         layer = f'overrides={{"{name if name is not None else "STAGE"}.hidden_layers": [0]}}'
         kept = f"; {', '.join(keeping)} keeps some" if keeping else ""
         problem = f"{quoted(name)} keeps no hidden states{kept}"
         raise InputError("stage", problem, f"name a stage of kind 'ar', and load the model with {layer}")
     kept_layers: tuple[int, ...] = msgspec.structs.asdict(pipeline.stage(name).options)["hidden_layers"]
+    given: object = layers
+    if given is not None and not isinstance(given, list | tuple | range):
+        raise InputError(
+            "layers", f"is {quoted(layers)}", f"give a list of layers: [{', '.join(map(str, kept_layers))}]"
+        )
     chosen = kept_layers if layers is None else tuple(layers)
     for layer_number in chosen:
         if layer_number not in kept_layers:

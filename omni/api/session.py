@@ -207,7 +207,9 @@ class GenerateCall:
             return None
         try:
             output = answer.take(at, event)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a SystemExit of a text decoder would end the program
             failure = known("frontend", "decoding text", error)
             self._client.executor.ask(partial(self._handles[index].cancel, failure))
             output = answer.end(at, failure)

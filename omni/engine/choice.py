@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from omni.errors import ConfigError, OmniError, PluginError, said
+from omni.errors import ConfigError, OmniError, PluginError, fault_of
 from omni.pipeline import Pipeline
 from omni.plugin import PipelineExtension, locate
 from omni.plugin.manager import Plugins
@@ -38,10 +38,10 @@ def apply_choice(pipeline: Pipeline, plugins: Plugins, choice: PipelineChoice) -
     if choice.wrap is not None:
         try:
             pipeline = _checked(choice.wrap(pipeline))
-        except OmniError:
+        except (OmniError, KeyboardInterrupt):
             raise
-        except Exception as error:
-            problem = f"the function failed: {said(error)}"
+        except BaseException as error:
+            problem = f"the function failed: {fault_of(error, choice.wrap)}"
             raise ConfigError("pipeline", problem, "give a function that takes a Pipeline and returns one") from error
     return pipeline
 
@@ -50,11 +50,11 @@ def _extend(pipeline: Pipeline, entry: PipelineExtension, plugins: Plugins) -> P
     extend = cast(PipelineFunction, locate(entry.extend, f"extensions.{entry.name}"))
     try:
         return _checked(extend(pipeline))
-    except OmniError:
+    except (OmniError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
         what = f"pipeline extension {entry.name!r} of plugin {plugins.extensions.owners[entry.name]!r}"
-        problem = f"{what} failed for family {pipeline.family!r}: {said(error)} ({entry.extend})"
+        problem = f"{what} failed for family {pipeline.family!r}: {fault_of(error, extend)}; {entry.extend}"
         raise PluginError(f"{problem}; report it to the plugin's author") from error
 
 

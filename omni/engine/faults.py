@@ -2,8 +2,10 @@
 
 from collections.abc import Collection, Mapping
 
-from omni.errors import OmniError, ReturnedError, StageError, type_of
-from omni.payload import Payload
+import numpy as np
+
+from omni.errors import OmniError, ReturnedError, StageError, known, quoted, type_of
+from omni.payload import AudioChunk, Payload
 from omni.stage import Done, Failed, Outbound, Produced, StageWorker
 
 
@@ -47,6 +49,21 @@ def checked_message(stage: str, worker: StageWorker, message: object) -> Outboun
         case other:
             problem = f"the outbox has {type_of(other)}: put a Produced, Done or Failed there"
     raise StageFault(stage, ReturnedError(problem, type(worker)))
+
+
+def check_audio(stage: str, chunk: AudioChunk, worker: StageWorker) -> None:
+    """Raises StageError for samples that a user cannot play, or a rate that is no rate."""
+    samples, rate = chunk.samples, chunk.sample_rate
+    if not isinstance(samples, np.ndarray) or samples.dtype != np.float32 or samples.ndim != 1:
+        given = f"{samples.dtype} {list(samples.shape)}" if isinstance(samples, np.ndarray) else type_of(samples)
+        problem = f"the samples of an AudioChunk are {given}: give a float32 array [n]"
+    elif not isinstance(rate, int) or rate < 1:
+        problem = f"the rate of an AudioChunk is {quoted(rate)}: give Hz, a positive number"
+    elif not np.isfinite(samples).all():
+        problem = "samples of an AudioChunk are NaN or infinite: see the model, and its dtype"
+    else:
+        return
+    raise known(stage, "giving an output", ReturnedError(problem, type(worker)))
 
 
 def checked_numbers(returned: object, worker: StageWorker, method: str) -> Mapping[str, int]:

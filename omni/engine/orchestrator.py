@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from omni.engine.active import ActiveRequest, check_names, stages_of
 from omni.engine.admission import Admission
-from omni.engine.faults import ClosedStages, checked_message
+from omni.engine.faults import ClosedStages, check_audio, checked_message
 from omni.engine.opener import RequestOpener
 from omni.engine.peers import (
     AcquiredOut,
@@ -32,7 +32,7 @@ from omni.engine.request import (
 from omni.engine.route import Credit, InRoute, OutRoute
 from omni.engine.user_route import UserRoute
 from omni.errors import InputError, LostPeerError, OmniError, StageError, known
-from omni.payload import HiddenStates
+from omni.payload import AudioChunk, HiddenStates
 from omni.pipeline import Pipeline
 from omni.pipeline.adapter import AdapterFactory
 from omni.stage import Abort, Done, Failed, Lease, Outbound, Produced, StageWorker
@@ -290,6 +290,8 @@ class Orchestrator:
                     self._giving[route] = None
                     taken = True
             elif not produced.payload.tensors:
+                if isinstance(produced.payload.meta, AudioChunk):
+                    check_audio(stage, produced.payload.meta, self._workers[stage])
                 active.sink.give(StageOutput(output.modality, produced.payload.meta))
         return taken
 

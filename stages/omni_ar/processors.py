@@ -21,6 +21,7 @@ from omni.errors import (
     fault_of,
     plugin_error,
     plugin_setup,
+    quoted,
     shortened,
     type_of,
 )
@@ -179,7 +180,14 @@ def _build(entry: LogitsProcessorEntry) -> LogitsProcessor | HistoryProcessor:
     if not isinstance(processor, LogitsProcessor | HistoryProcessor):
         problem = f"gives {type_of(processor)}, neither a LogitsProcessor nor a HistoryProcessor"
         raise plugin_error(entry.processor, with_origin(problem, code=build), "derive it from one of them")
+    if isinstance(processor, LogitsProcessor) and not _is_width(processor.width):
+        problem = with_origin(f"has the width {quoted(processor.width)}", code=type(processor))
+        raise plugin_error(entry.processor, problem, "give the number of its parameters, 0 or more")
     return processor
+
+
+def _is_width(width: object) -> bool:
+    return isinstance(width, int) and not isinstance(width, bool) and width >= 0
 
 
 @contextmanager

@@ -86,6 +86,14 @@ def test_a_call_of_a_plugin_becomes_a_stage_s_error() -> None:
     assert isinstance(caught.value.__cause__, ValueError)
 
 
+def test_an_exit_in_a_plugin_is_its_fault_and_an_interruption_is_not() -> None:
+    words = "stage 'a->b' failed while adapting: SystemExit: 2"
+    with pytest.raises(StageError, match=words), plugin_call("a->b", "adapting", failing):
+        raise SystemExit(2)
+    with pytest.raises(KeyboardInterrupt), plugin_call("a->b", "adapting", failing):
+        raise KeyboardInterrupt
+
+
 def test_an_error_of_omni_stays_as_it_is() -> None:
     error = InputError("voice", "is unknown", "use another")
     with pytest.raises(InputError) as caught, plugin_call("a->b", "adapting", failing):

@@ -196,6 +196,8 @@ def test_coroutines_ask_too_and_mistakes_are_named() -> None:
         async with AsyncOmni(folder, device="cpu", plugins=tiny_plugins(), overrides=overrides) as omni:
             for arguments, words in (
                 ({"layers": [0]}, r"layers: 0 is not kept; use some of 2, or load the model with other thinker"),
+                ({"layers": 2}, r"layers: is 2; give a list of layers: \[2\]"),
+                ({"stage": "thnker"}, r"stage: the pipeline has no 'thnker'; use one of .*thinker"),
                 (
                     {"stage": "talker"},
                     r"stage: 'talker' keeps no hidden states; thinker keeps some; .*talker\.hidden_layers",

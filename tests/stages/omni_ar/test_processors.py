@@ -48,6 +48,10 @@ class Fails(Add):
         raise OSError("no such table")
 
 
+class Widthless(Add):
+    width = None  # type: ignore[assignment]
+
+
 def stranger():
     return 7
 
@@ -57,7 +61,14 @@ NOTHING = None
 
 @hookimpl
 def omni_logits_processors():
-    here = {"zoom": "Add", "add": "Add", "count": "Counting", "unnamed": "Sub", "fails": "Fails"}
+    here = {
+        "zoom": "Add",
+        "add": "Add",
+        "count": "Counting",
+        "unnamed": "Sub",
+        "fails": "Fails",
+        "widthless": "Widthless",
+    }
     paths = {
         name: f"{__name__}:{kept}" for name, kept in {**here, "stranger": "stranger", "nothing": "NOTHING"}.items()
     }
@@ -77,6 +88,7 @@ BROKEN = {
     "fails": "OSError: no such table",
     "stranger": "gives a int, neither a LogitsProcessor nor a HistoryProcessor",
     "nothing": "cannot be called",
+    "widthless": "has the width None .*; give the number of its parameters",
     "abstract": "TypeError",
 }
 
