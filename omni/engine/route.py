@@ -8,13 +8,13 @@ In one engine the halves call each other. Between two engines, `omni.engine.peer
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from omni.connector import Pending, Received, Receiver, Ref, Sender
 from omni.device import COMPLETED
-from omni.errors import known, plugin_call
+from omni.errors import ReturnedError, known, plugin_call, type_of
 from omni.pipeline import Edge
 from omni.pipeline.adapter import Adapter, as_inputs
 from omni.stage import Ended, Feed, Inbound, Lease, Pause, Produced, Resume, StageWorker
@@ -138,6 +138,8 @@ class OutRoute:
         """Sends a payload of the producer. Raises OmniError if the connector fails."""
         try:
             ref = self._sender.send(produced.payload, produced.ready)
+            if ref is None:
+                raise ReturnedError("send returned None: return a Ref", self._sender.send)
         except Exception as error:
             raise known(self.edge.name, "sending a payload", error) from error
         produced.add(ref)
@@ -181,13 +183,16 @@ class OutRoute:
 
     def _pass_on(self, sending: _Sending) -> bool:
         try:
-            pieces = sending.ref.pieces()
+            returned: object = sending.ref.pieces()
+            if not isinstance(returned, Sequence):
+                problem = f"pieces returned {type_of(returned)}: return a sequence, often an empty one"
+                raise ReturnedError(problem, sending.ref.pieces)
         except Exception as error:
             self._give_up(sending.ref, "it is lost")
             raise known(self.edge.name, "sending a payload", error) from error
-        for piece in pieces:
+        for piece in returned:
             self._consumer.piece(sending.index, piece)
-        return bool(pieces)
+        return bool(returned)
 
     def _give_up(self, ref: Ref, reason: str) -> None:
         """Gives up a payload. If the connector fails, only the payload's memory is lost."""
@@ -250,7 +255,10 @@ class InRoute:
             elif index in self._receiving:
                 self._receiving[index].add(piece)
             else:
-                self._receiving[index] = self._receiver.receive(piece)
+                pending = self._receiver.receive(piece)
+                if pending is None:
+                    raise ReturnedError("receive returned None: return a Pending", self._receiver.receive)
+                self._receiving[index] = pending
                 self._on_busy(self)
         except Exception as error:
             self._discard(piece)
