@@ -21,7 +21,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A model family's graph for a checkpoint.
 
     frontend: `"module:function"` that builds the family's `omni.frontend.Frontend`. outputs: one per modality, at least one
-    by default.
+    by default. family_modalities: those that the front end knows, set by `extended`; empty for the default ones.
     """
 
     family: str
@@ -29,6 +29,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     edges: tuple[Edge, ...] = ()
     outputs: tuple[Output, ...]
     frontend: str
+    family_modalities: tuple[str, ...] = ()
 
     def stage(self, name: str) -> Stage:
         """The stage of that name. Raises KeyError."""
@@ -54,6 +55,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             stages=_merged(self.stages, stages, lambda stage: stage.name),
             edges=_merged(self.edges, edges, lambda edge: edge.name),
             outputs=_merged(self.outputs, outputs, lambda output: output.modality),
+            family_modalities=self.family_modalities or self.default_modalities,
         )
 
     @property
@@ -108,14 +110,14 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return frozenset(useful & reached)
 
     def prepared(self, modalities: Iterable[str]) -> frozenset[str]:
-        """The modalities that a front end has to prepare for: those asked for, and default ones with a stage of their own
-        that these need. A talker's codes alone need all that its speech needs."""
+        """The modalities that a front end has to prepare for: those asked for, and those of the family with a stage of their
+        own that these need. A talker's codes alone need all that its speech needs."""
         asked = frozenset(modalities)
-        needed, by_default = self._needed(asked), self.default_modalities
+        needed, known = self._needed(asked), self.family_modalities or self.default_modalities
         return asked | {
             name
-            for name in by_default
-            if needed & (self._needed([name]) - self._needed(other for other in by_default if other != name))
+            for name in known
+            if needed & (self._needed([name]) - self._needed(other for other in known if other != name))
         }
 
     def _needed(self, modalities: Iterable[str]) -> set[str]:

@@ -162,3 +162,23 @@ def test_a_front_end_prepares_speech_when_only_codes_are_requested() -> None:
         (["audio"], {"audio"}),
     ):
         assert pipeline.prepared(asked) == prepared
+
+
+def test_a_front_end_prepares_speech_for_an_output_behind_it() -> None:
+    pipeline = (
+        graph(["thinker", "talker", "voice"], [("thinker", "talker"), ("talker", "voice")], TEXT_AND_AUDIO)
+        .extended(outputs=[Output(modality="codes", stage="talker", default=False)])
+        .extended(
+            stages=graph(["meter"], [], TEXT_AND_AUDIO).stages,
+            edges=[Edge(producer="voice", consumer="meter")],
+            outputs=[Output(modality="level", stage="meter")],
+        )
+    )
+    assert pipeline.default_modalities == ("text", "audio", "level")
+    for asked, prepared in (
+        (["level"], {"level", "audio"}),
+        (["codes"], {"codes", "audio"}),
+        (["text"], {"text"}),
+        (["audio"], {"audio"}),
+    ):
+        assert pipeline.prepared(asked) == prepared
