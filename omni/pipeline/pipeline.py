@@ -21,7 +21,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A model family's graph for a checkpoint.
 
     frontend: `"module:function"` that builds the family's `omni.frontend.Frontend`. outputs: one per modality, at least one
-    by default. family_modalities: those that the front end knows, set by `extended`; empty for the default ones.
+    by default. family_modalities: those of the front end, set when `extended` adds outputs; empty for the default ones.
     """
 
     family: str
@@ -50,12 +50,13 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ) -> "Pipeline":
         """The pipeline with more parts. A part takes the place of an existing one: a stage of its name, an edge between
         its two stages, an output of its modality."""
+        outputs = tuple(outputs)
         return msgspec.structs.replace(
             self,
             stages=_merged(self.stages, stages, lambda stage: stage.name),
             edges=_merged(self.edges, edges, lambda edge: edge.name),
             outputs=_merged(self.outputs, outputs, lambda output: output.modality),
-            family_modalities=self.family_modalities or self.default_modalities,
+            family_modalities=self.family_modalities or (self.default_modalities if outputs else ()),
         )
 
     @property
