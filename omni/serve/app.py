@@ -22,8 +22,8 @@ from omni.serve.responses import error_response
 from omni.serve.server import Server
 
 ENDPOINTS = (
-    Endpoint("POST", "/v1/chat/completions", chat_completions, generates=True),
-    Endpoint("POST", "/v1/completions", completions, generates=True),
+    Endpoint("POST", "/v1/chat/completions", chat_completions, kind="chat"),
+    Endpoint("POST", "/v1/completions", completions, kind="completions"),
     Endpoint("GET", "/v1/models", models),
     Endpoint("GET", "/v1/models/{name:path}", model),
     Endpoint("GET", "/health", health, public=True),

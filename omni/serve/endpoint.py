@@ -28,13 +28,14 @@ Handler = Callable[[Server, Call], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A row of the table of routes. public: served without a key. generates: refused early when the server is full."""
+    """A row of the table of routes. public: served without a key. kind: of the requests that it generates for, as observers know
+    it; they are refused before their body is read if the server is full."""
 
     method: str
     path: str
     handler: Handler
     public: bool = False
-    generates: bool = False
+    kind: str | None = None
 
     def route(self, server: Server) -> Route:
         return Route(self.path, _App(self, server), methods=[self.method])
@@ -69,8 +70,8 @@ class _App:
             with self._server.limits.body() as held:
                 if not self._endpoint.public:
                     check_key(self._server, request.headers.get("authorization", ""))
-                if self._endpoint.generates:
-                    self._server.limits.check()
+                if self._endpoint.kind is not None:
+                    self._server.check_place(self._endpoint.kind)
                 call = Call(request, await read_body(request, options, held), exchange.id)
                 await while_connected(receive, self._answer(call, exchange))
         except (ClientGone, ClientDisconnect):

@@ -46,11 +46,7 @@ class Server:
         Raises OverloadedError without a place, InputError.
         """
         answers = requests * arguments.get("n", 1)
-        try:
-            self.limits.check(answers)
-        except OverloadedError:
-            self._tell(lambda observer: observer.refused(kind))
-            raise
+        self.check_place(kind, answers)
         failure: BaseException | None = None
         with self.limits.place(answers):
             self._tell(lambda observer: observer.started(kind, answers))
@@ -63,6 +59,14 @@ class Server:
                 raise
             finally:
                 self._tell(lambda observer: observer.ended(kind, failure))
+
+    def check_place(self, kind: str, answers: int = 1) -> None:
+        """Raises OverloadedError if there is no place for so many answers."""
+        try:
+            self.limits.check(answers)
+        except OverloadedError:
+            self._tell(lambda observer: observer.refused(kind))
+            raise
 
     async def _observed(self, kind: str, outputs: AsyncIterator[Output]) -> AsyncIterator[Output]:
         async for output in outputs:

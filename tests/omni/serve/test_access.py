@@ -73,7 +73,18 @@ def test_a_request_keeps_its_id(echo: Served, caplog: pytest.LogCaptureFixture) 
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b"null", b'"x"', b"\xff", b"{}", b'{"model": 1}', b'{"a":' * 3000, b'{"model": "tiny", "n": NaN}'],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"\xff",
+        b"{}",
+        b'{"model": 1}',
+        b'{"a":' * 3000,
+        b'{"model": "tiny", "n": NaN}',
+    ],
 )
 def test_malformed_bodies_are_refused(echo: Served, body: bytes) -> None:
     response = echo.post(CHAT, content=body)
