@@ -84,7 +84,8 @@ def test_a_hundred_clients_that_go_at_random_disturb_nobody(echo: Served) -> Non
     echo.assert_nothing_held()
 
 
-def test_two_hundred_streams_are_served_at_once(echo: Served) -> None:
+@pytest.mark.parametrize("count", [50, pytest.param(200, marks=pytest.mark.slow)])
+def test_many_streams_are_served_at_once(echo: Served, count: int) -> None:
     async def one(client: AsyncOpenAI, number: int) -> str:
         messages: Any = [{"role": "user", "content": f"number {number}"}]
         text = ""
@@ -94,9 +95,9 @@ def test_two_hundred_streams_are_served_at_once(echo: Served) -> None:
 
     async def main() -> list[str]:
         async with echo.async_client() as client:
-            return await asyncio.gather(*(one(client, number) for number in range(200)))
+            return await asyncio.gather(*(one(client, number) for number in range(count)))
 
-    assert asyncio.run(main()) == [f"number {number}" for number in range(200)]
+    assert asyncio.run(main()) == [f"number {number}" for number in range(count)]
     echo.assert_nothing_held()
 
 

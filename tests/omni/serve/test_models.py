@@ -2,18 +2,24 @@
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 
 from omni import AsyncOmni, Omni, SamplingParams
 from omni_text.tiny import write_tiny
+from tests.support.entry_points import REPOSITORY
 from tests.support.http_server import STRICT, Served, served
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiny_omni import SHAPE, tiny_plugins
+
+NAMES = ("tiny", "tiny-qwen3-omni")
+PAGE = REPOSITORY / "docs" / "serving.md"
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +29,7 @@ def speaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def talker(speaking: Path) -> Iterator[Served]:
-    with served(AsyncOmni(speaking, device="cpu", plugins=tiny_plugins(), overrides=STRICT)) as it:
+    with served(AsyncOmni(speaking, device="cpu", plugins=tiny_plugins(), overrides=STRICT), model_names=NAMES) as it:
         yield it
 
 
@@ -119,3 +125,21 @@ def test_a_schema_that_is_none_is_named(writer: Served) -> None:
         response = writer.post("/v1/chat/completions", json={**body, "stream": stream})
         assert response.status_code == 400
         assert response.json()["error"]["param"] == "response_format.json_schema.schema"
+
+
+def test_the_page_is_true_as_it_is_shown(
+    talker: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its listings, run one after the other as a user would."""
+    (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    listings = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(listings) == 2
+    for code in listings:
+        assert names or "http://127.0.0.1:8000" in code
+        exec(compile(code.replace("http://127.0.0.1:8000", talker.url), PAGE.name, "exec"), names)
+    names["client"].close()
+    samples, rate = soundfile.read(tmp_path / "answer.wav")
+    assert (rate, len(samples) > 0, len(names["samples"]) > 0) == (24000, True, True)
+    assert names["speech"].transcript in capsys.readouterr().out
