@@ -117,10 +117,11 @@ class GuardedRef:
             self._guard.fail(doing, error, self._ref.abort)
 
     def _pieces(self) -> Sequence[object]:
-        pieces: object = self._ref.pieces()
-        if not isinstance(pieces, Sequence):
-            problem = f"pieces returned {type_of(pieces)}: return a sequence, often an empty one"
+        returned: object = self._ref.pieces()
+        if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
+            problem = f"pieces returned {type_of(returned)}: return a sequence, often an empty one"
             raise ReturnedError(problem, self._ref.pieces)
+        pieces = tuple(returned)  # here, since a sequence of a plugin may raise
         if self._guard.remote:
             for piece in pieces:
                 if not isinstance(piece, msgspec.Struct):
@@ -323,6 +324,10 @@ def _received(received: object, code: object) -> Received:
         raise ReturnedError(f"poll returned a Received with {type_of(payload)} as payload: give a Payload", code)
     if not _is_a(received.ready, Event):  # type: ignore[type-abstract]
         raise ReturnedError(f"poll returned a Received with {type_of(received.ready)} as ready: give an Event", code)
+    meta: object = payload.meta
+    if not isinstance(meta, msgspec.Struct):
+        problem = f"poll returned a payload with {type_of(meta)} as meta: give the struct that was sent"
+        raise ReturnedError(problem, code)
     for name, tensor in payload.tensors.items():
         _check_tensor(name, tensor, code)
     return received

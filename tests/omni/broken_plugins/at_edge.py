@@ -86,6 +86,21 @@ TRAVEL = (
         f"{_SENDING}pieces returned a int: return a sequence, often an empty one",
     ),
     _travel(
+        "pieces that are text",
+        _PIECES,
+        "    def pieces(self):  # here\n        return 'wire'\n",
+        f"{_SENDING}pieces returned a str: return a sequence, often an empty one",
+    ),
+    _travel(
+        "a sequence of pieces that raises",
+        _PIECES,
+        "    def __len__(self):\n        return 1\n\n"
+        "    def __getitem__(self, index):\n        raise OSError('cut')  # here\n\n"
+        "    def pieces(self):\n        from collections.abc import Sequence\n\n"
+        "        Sequence.register(WireRef)\n        return self\n\n    def unused(self):\n",
+        f"{_SENDING}OSError: cut",
+    ),
+    _travel(
         "a receive that raises",
         _RECEIVE,
         f"{_RECEIVE}        raise OSError('cut')  # here\n",
@@ -126,6 +141,12 @@ TRAVEL = (
         _POLL,
         "    def poll(self):  # here\n        return Received(self.ref.received.payload.meta, COMPLETED)\n",
         f"{_RECEIVING}poll returned a Received with a GeneratedTokens as payload: give a Payload",
+    ),
+    _travel(
+        "a poll whose payload has no meta",
+        _POLL,
+        "    def poll(self):  # here\n        return Received(Payload(None), COMPLETED)\n",
+        f"{_RECEIVING}poll returned a payload with None as meta: give the struct that was sent",
     ),
     _travel(
         "a poll whose event is None",
