@@ -41,11 +41,12 @@ class Strict(msgspec.Struct, frozen=True):
 
 def test_a_piece_that_cannot_be_decoded_loses_that_piece_alone():
     ours, theirs = links()
-    sent = [PieceOut("r", 1, "a->b", index, Typed(Strict(index if index != 1 else "one"))) for index in range(3)]
-    for message in sent:
-        ours.send(message)
+    for index, size in enumerate((0, "one", 2)):
+        ours.send(PieceOut("r", 1, "a->b", index, Typed(Strict(size))))  # type: ignore[arg-type]
     ours.flush()
     first, lost, last = theirs.take()
+    assert isinstance(first, PieceOut)
+    assert isinstance(last, PieceOut)
     assert [first.piece.value, last.piece.value] == [Strict(0), Strict(2)]
     assert isinstance(lost, LostPiece)
     assert (lost.request_id, lost.number, lost.edge) == ("r", 1, "a->b")
