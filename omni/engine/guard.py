@@ -23,7 +23,7 @@ from omni.device import Event
 from omni.errors import OmniError, ReturnedError, StageError, fault_of, known, plugin_error, type_of
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge
-from omni.plugin import given
+from omni.plugin.locate import given
 
 ReturnedT = TypeVar("ReturnedT")
 

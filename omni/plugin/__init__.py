@@ -7,7 +7,7 @@ from omni.plugin.entries import (
     PipelineExtension,
     StageKindEntry,
 )
-from omni.plugin.locate import call_entry, expect, given, locate
+from omni.plugin.locate import call_entry, expect, locate
 
 __all__ = [
     "ConnectorEntry",
@@ -17,6 +17,5 @@ __all__ = [
     "StageKindEntry",
     "call_entry",
     "expect",
-    "given",
     "locate",
 ]
