@@ -13,7 +13,7 @@ their producer gets their memory back (`EdgeGuard.free`).
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, TypeGuard, TypeVar
+from typing import NoReturn, TypeVar
 
 import msgspec
 from torch import Tensor
@@ -27,8 +27,11 @@ from omni.plugin.locate import given
 
 ReturnedT = TypeVar("ReturnedT")
 
-_checked: set[tuple[type, type]] = set()
-"""Protocols, and classes whose objects were found to have their members."""
+# Classes whose objects were found to be right: to ask a runtime protocol takes microseconds, for every payload.
+_refs: set[type] = set()
+_pendings: set[type] = set()
+_events: set[type] = set()
+_tensors: set[type] = set()
 
 
 class EdgeGuard:
@@ -118,6 +121,8 @@ class GuardedRef:
 
     def _pieces(self) -> Sequence[object]:
         returned: object = self._ref.pieces()
+        if type(returned) is tuple and not self._guard.remote:
+            return returned
         if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
             problem = f"pieces returned {type_of(returned)}: return a sequence, often an empty one"
             raise ReturnedError(problem, self._ref.pieces)
@@ -161,11 +166,10 @@ class GuardedSender:
         doing = "sending a payload"
         self.guard.check(doing)
         try:
-            returned: object = self._sender.send(payload, ready)
-            is_new = (Ref, type(returned)) not in _checked
-            ref = _returned(returned, Ref, "send", self._sender.send)  # type: ignore[type-abstract]
-            if is_new:
-                _check_flags(ref)
+            ref = self._sender.send(payload, ready)
+            if type(ref) not in _refs:
+                _check_flags(_returned(ref, Ref, "send", self._sender.send))  # type: ignore[type-abstract]
+                _refs.add(type(ref))
         except BaseException as error:
             self.guard.fail(doing, error, self._sender.send)
         return GuardedRef(self.guard, ref)
@@ -247,7 +251,10 @@ class GuardedReceiver:
         doing, receiver = "receiving a payload", self._receiver
         self.guard.check(doing)
         try:
-            pending = _returned(receiver.receive(piece), Pending, "receive", receiver.receive)  # type: ignore[type-abstract]
+            pending = receiver.receive(piece)
+            if type(pending) not in _pendings:
+                _returned(pending, Pending, "receive", receiver.receive)  # type: ignore[type-abstract]
+                _pendings.add(type(pending))
         except BaseException as error:
             self.guard.fail(doing, error, receiver.receive)
         return GuardedPending(self.guard, pending)
@@ -291,17 +298,9 @@ def _setup(edge: Edge, doing: str, code: object) -> Iterator[None]:
 
 def _returned(value: object, kind: type[ReturnedT], method: str, code: object) -> ReturnedT:
     """The result of a method. Raises ReturnedError if it is no `kind`."""
-    if _is_a(value, kind):
+    if isinstance(value, kind):
         return value
     raise ReturnedError(f"{method} returned {given(value, kind)}: return a {kind.__name__}", code)
-
-
-def _is_a(value: object, kind: type[ReturnedT]) -> TypeGuard[ReturnedT]:
-    """`isinstance` with a runtime protocol, which takes microseconds, asked once for each class."""
-    key = kind, type(value)
-    if key not in _checked and isinstance(value, kind):
-        _checked.add(key)
-    return key in _checked
 
 
 def _check_flags(ref: Ref) -> None:
@@ -322,17 +321,25 @@ def _received(received: object, code: object) -> Received:
     payload: object = received.payload
     if not isinstance(payload, Payload):
         raise ReturnedError(f"poll returned a Received with {type_of(payload)} as payload: give a Payload", code)
-    if not _is_a(received.ready, Event):  # type: ignore[type-abstract]
-        raise ReturnedError(f"poll returned a Received with {type_of(received.ready)} as ready: give an Event", code)
+    if type(received.ready) not in _events:
+        _check_ready(received.ready, code)
     meta: object = payload.meta
     if not isinstance(meta, msgspec.Struct):
         problem = f"poll returned a payload with {type_of(meta)} as meta: give the struct that was sent"
         raise ReturnedError(problem, code)
     for name, tensor in payload.tensors.items():
-        _check_tensor(name, tensor, code)
+        if type(tensor) not in _tensors:
+            _check_tensor(name, tensor, code)
     return received
+
+
+def _check_ready(ready: object, code: object) -> None:
+    if not isinstance(ready, Event):
+        raise ReturnedError(f"poll returned a Received with {type_of(ready)} as ready: give an Event", code)
+    _events.add(type(ready))
 
 
 def _check_tensor(name: str, tensor: object, code: object) -> None:
     if not isinstance(tensor, Tensor | PageSlice):
         raise ReturnedError(f"poll returned a payload whose tensor {name!r} is {type_of(tensor)}: give a Tensor", code)
+    _tensors.add(type(tensor))
