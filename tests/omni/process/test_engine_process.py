@@ -318,7 +318,7 @@ def test_many_threads_ask_at_once(model: Path):
         assert sorted(texts) == sorted(f"request {number}" for number in range(16))
 
 
-def test_where_the_engine_runs():
+def test_auto_runs_engines_of_cuda_in_a_process():
     cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
     assert [runs_in_process(EngineOptions(process="auto"), device) for device in (cpu, cuda)] == [False, True]
     assert [runs_in_process(EngineOptions(process="thread"), device) for device in (cpu, cuda)] == [False, False]
