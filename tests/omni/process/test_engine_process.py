@@ -244,13 +244,13 @@ print(*omni._client.engine.pids.values(), "end")
 
 def test_nothing_of_many_requests_stays(omni: Omni):
     pid = pid_of(omni)
-    prompt = user("a", picture(height=224, width=224), "b" * 20_000)
+    prompt, sampling = user("a", picture(height=224, width=224), "b" * 20_000), SamplingParams(max_tokens=1000)
 
     def mappings() -> int:
         return Path(f"/proc/{pid}/maps").read_text().count("memfd")
 
     def run() -> None:
-        assert len({omni.generate(prompt, stream=False).text for _ in range(3)}) == 1
+        assert len({omni.generate(prompt, stream=False, sampling=sampling).text for _ in range(3)}) == 1
         assert_nothing_held(omni)
 
     run()
