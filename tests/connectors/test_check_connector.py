@@ -21,7 +21,7 @@ def test_a_connector_with_inline_pieces_keeps_the_contract():
     check_connector(InlineConnector, CpuDevice(), processes=False, largest_bytes=2**21)
 
 
-def test_it_keeps_the_contract_on_a_device_whose_work_is_late():
+def test_inline_pieces_keep_the_contract_on_a_late_device():
     device = SimulatedDevice(seed=1)
     check_connector(InlineConnector, device, largest_bytes=SMALL)
     device.assert_no_races()

@@ -70,7 +70,7 @@ def test_the_tutorial_shows_the_plugin_as_it_is():
     assert pyproject in (HOME / "pyproject.toml").read_text()
 
 
-def test_it_stays_short():
+def test_the_example_stays_short():
     code = [
         line
         for path in (HOME / "omni_bigram").glob("*.py")

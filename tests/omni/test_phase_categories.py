@@ -105,7 +105,7 @@ def test_a_name_of_two_phases_is_found(tmp_path: Path):
 
 
 @pytest.mark.parametrize("stage", DECLARED)
-def test_what_is_declared_is_there(stage: str):
+def test_declared_phases_exist(stage: str):
     functions = set().union(*(defined(ast.parse(path.read_text())) for path in (REPOSITORY / stage).rglob("*.py")))
     assert set(DECLARED[stage]) - MOMENTS <= functions
 

@@ -132,7 +132,7 @@ REFUSED: dict[str, tuple[dict[str, dict[str, object]], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_wrong_is_named(registry: ProcessorRegistry, what: str):
+def test_invalid_processor_parameters_are_named(registry: ProcessorRegistry, what: str):
     asked, problem = REFUSED[what]
     with pytest.raises(InputError) as caught:
         registry.check(asked, "f")
