@@ -12,7 +12,7 @@ import pytest
 from omni import InputError, Omni, SamplingParams
 from omni.plugin import locate
 from omni.plugin.manager import Plugins
-from tests.support.entry_points import REPOSITORY
+from tests.support.entry_points import REPOSITORY, entry_points_of, own_entry_points
 
 HOME = REPOSITORY / "examples" / "plugin"
 TUTORIALS = REPOSITORY / "docs" / "tutorials"
@@ -63,11 +63,26 @@ def test_the_tutorial_shows_the_plugin_as_it_is():
         re.findall(r"^`omni_bigram/([\w/]+\.py)`: [^\n]*\n\n```python\n(.*?)```", TUTORIAL, re.DOTALL | re.MULTILINE)
     )
     processors = {f"processors/{name}.py" for name in ("__init__", "hurry", "no_repeat")}
-    assert shown.keys() == {"plugin.py", "pipeline.py", "model.py", "frontend.py", *processors}
+    assert shown.keys() == {"plugin.py", "pipeline.py", "model.py", "frontend.py", "tiny.py", *processors}
     for name, code in shown.items():
         assert code in (HOME / "omni_bigram" / name).read_text(), f"{name} differs"
     (pyproject,) = re.findall(r"```toml\n(.*?)```", TUTORIAL, re.DOTALL)
     assert pyproject in (HOME / "pyproject.toml").read_text()
+
+
+def test_two_seeds_give_what_the_tutorial_says(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "bigram").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    points = [*own_entry_points("ar", "local"), *entry_points_of(HOME / "pyproject.toml")]
+    monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: points)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    (listing,) = re.findall(r"```python\n(from omni import Omni, [^`]*?)```", TUTORIAL, re.DOTALL)
+    exec(listing, {})
+    first, second, again, _ = capsys.readouterr().out.splitlines()
+    assert first == again != second
 
 
 def test_it_stays_short():
