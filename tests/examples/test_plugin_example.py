@@ -12,7 +12,7 @@ import pytest
 from omni import InputError, Omni, SamplingParams
 from omni.plugin import locate
 from omni.plugin.manager import Plugins
-from tests.support.entry_points import REPOSITORY, entry_points_of, own_entry_points
+from tests.support.entry_points import REPOSITORY
 
 HOME = REPOSITORY / "examples" / "plugin"
 TUTORIALS = REPOSITORY / "docs" / "tutorials"
@@ -70,19 +70,34 @@ def test_the_tutorial_shows_the_plugin_as_it_is():
     assert pyproject in (HOME / "pyproject.toml").read_text()
 
 
-def test_two_seeds_give_what_the_tutorial_says(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    (tmp_path / "build").mkdir()
-    (tmp_path / "build" / "bigram").symlink_to(folder)
-    monkeypatch.chdir(tmp_path)
-    points = [*own_entry_points("ar", "local"), *entry_points_of(HOME / "pyproject.toml")]
-    monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: points)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    (listing,) = re.findall(r"```python\n(from omni import Omni, [^`]*?)```", TUTORIAL, re.DOTALL)
-    exec(listing, {})
+@pytest.mark.usefixtures("reader_s_folder")
+def test_two_seeds_give_what_the_tutorial_says(capsys: pytest.CaptureFixture[str]):
+    run_listing("tutorials/family.md", "from omni import Omni, ")
     first, second, again, _ = capsys.readouterr().out.splitlines()
     assert first == again != second
+
+
+@pytest.mark.usefixtures("reader_s_folder")
+def test_processors_are_used_as_the_tutorial_says(capsys: pytest.CaptureFixture[str]):
+    run_listing("tutorials/processor.md", "from omni import Omni, ")
+    (text, *_) = capsys.readouterr().out.splitlines()
+    assert text
+    runs = [text[place : place + 4] for place in range(len(text) - 3)]
+    assert len(runs) == len(set(runs))
+
+
+@pytest.mark.usefixtures("reader_s_folder")
+def test_the_guide_s_engine_and_model_answer(capsys: pytest.CaptureFixture[str]):
+    run_listing("plugins.md", "from omni import Omni, ")
+    run_listing("plugins.md", "from omni import SamplingParams\nfrom omni.testing")
+    assert capsys.readouterr().out.strip()
+
+
+def run_listing(page: str, beginning: str) -> None:
+    """Runs the one listing of a page that begins so."""
+    listings = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / page).read_text(), re.DOTALL)
+    (listing,) = (each for each in listings if each.startswith(beginning))
+    exec(listing, {"__name__": "listing"})
 
 
 def test_it_stays_short():

@@ -1,13 +1,11 @@
 """The listings of docs/simulation.md run as a reader would run them, and find what the page says."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.examples.conftest import HOME
-from tests.support.entry_points import REPOSITORY, entry_points_of, own_entry_points
+from tests.support.entry_points import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "simulation.md").read_text()
 ORDERED, TRAFFIC = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -27,13 +25,8 @@ def test_a_copy_without_its_wait_is_a_race() -> None:
         exec(without, {"__name__": "listing"})
 
 
-@pytest.mark.usefixtures("plugins")
-def test_the_traffic_of_the_page_passes(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "build").mkdir()
-    (tmp_path / "build" / "bigram").symlink_to(folder)
-    monkeypatch.chdir(tmp_path)
-    points = [*own_entry_points("ar", "local"), *entry_points_of(HOME / "pyproject.toml")]
-    monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: points)
+@pytest.mark.usefixtures("reader_s_folder")
+def test_the_traffic_of_the_page_passes() -> None:
     names: dict[str, Any] = {"__name__": "listing"}
     exec(TRAFFIC, names)
     names["test_traffic_changes_no_text"]()
