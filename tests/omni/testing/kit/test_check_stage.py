@@ -13,14 +13,18 @@ from omni.stage import StageContext
 from omni.testing import check_stage
 from omni_ar.inputs import Prompt
 from omni_ar.options import ArOptions
+from omni_diffusion.inputs import Voice
 from omni_frames.request import CodeFrames
 from omni_vocoder.options import VocoderOptions
 from tests.omni.testing.kit import adder_faults
 from tests.omni.testing.kit.adder import REFUSED, SAMPLES, AdderKind, AdderOptions, sums
 from tests.omni.testing.kit.finding import finds
 from tests.omni.testing.kit.vocoder_faults import GROUPS, SmallVocoder
+from tests.support.frame_bench import random_codes
+from tests.support.painter import OPTIONS as PAINTING
 from tests.support.small_text import SmallText, greedy
 
+pytestmark = pytest.mark.thorough
 HERE = "tests.omni.testing.kit.test_check_stage"
 
 
@@ -70,6 +74,23 @@ def test_the_vocoder_kind_keeps_the_contract():
         options=VocoderOptions(max_num_seqs=2, first_chunk_frames=2, chunk_frames=4),
         inputs=[_frames(0, 1, 2, 3), _frames(1, 7, 5), _frames(2, 4)],
         model=f"{HERE}:build_vocoder",
+        seeds=(1,),
+    )
+
+
+def test_the_diffusion_kind_keeps_the_contract():
+    def spoken(voice: int, *counts: int) -> list[Payload]:
+        codes = [torch.from_numpy(random_codes(count, count)) for count in counts]
+        return [Payload(Voice(index=voice)), *(Payload(CodeFrames(count=len(c)), {"codes": c}) for c in codes)]
+
+    check_stage(
+        "omni_diffusion.kind:DiffusionStageKind",
+        options=PAINTING,
+        inputs=[spoken(1, 5, 4), spoken(2, 3)],
+        refused=[spoken(77, 3)],
+        model="tests.support.painter:build_painter",
+        sampling=SamplingParams(seed=3),
+        tolerance=1e-4,
         seeds=(1,),
     )
 
