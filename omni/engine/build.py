@@ -25,12 +25,11 @@ from omni.engine.orchestrator import Orchestrator
 from omni.engine.peers import EdgeEnds
 from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.request import SubmitRequest
+from omni.engine.unfit import unfit
 from omni.errors import (
     CheckpointError,
     ConfigError,
     OmniError,
-    ReturnedError,
-    fault_of,
     plugin_error,
     plugin_setup,
 )
@@ -43,6 +42,7 @@ from omni.pipeline import (
     Output,
     Pipeline,
     Stage,
+    check_parts,
     hidden_states_of,
     validate,
 )
@@ -106,16 +106,17 @@ def resolve_pipeline(
     if checkpoint.config.get("quantization_config"):
         problem = "quantized weights are not supported"
         raise CheckpointError("config.json: quantization_config", problem, "use the checkpoint in bfloat16 or float32")
+    field, remedy = f"families.{family.name}.pipeline", f"correct {family.pipeline}"
     try:
         built = build(checkpoint)
-    except OmniError:
+    except (OmniError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        problem = f"does not fit family {family.name!r}: {fault_of(error, build)}"
-        raise CheckpointError(
-            "config.json", problem, f"use it as published; if it is, correct {family.pipeline}"
-        ) from error
-    pipeline = expect(built, Pipeline, f"families.{family.name}.pipeline", build)
+    except BaseException as error:  # a SystemExit or a library's panic too
+        unfitting = f"does not fit family {family.name!r}"
+        raise unfit(error, build, field=field, unbuilt="", unfitting=unfitting, path=family.pipeline) from error
+    pipeline = expect(built, Pipeline, field, build)
+    with plugin_setup(field, remedy, build):
+        check_parts(pipeline, build)
     return plan_of(pipeline, plugins, layers, choice)
 
 
@@ -274,28 +275,20 @@ def check_shapes(plan: Plan, checkpoint: Checkpoint, plugins: Plugins, options: 
         _log.debug("the shapes of weights could not be checked beforehand: %s", error)
 
 
-_FROM_VALUES = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError)
-"""Errors of code that computes with a value of config.json that it did not expect."""
-
-
 @contextmanager
 def _built(stage: Stage, code: object, device: Device) -> Iterator[None]:
-    """Attributes errors of a model that is built to config.json too: families check only the fields that they use."""
+    """Attributes errors of a model that is built to the plugin, or to config.json too."""
     try:
         yield
-    except OmniError:
+    except (OmniError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # a SystemExit or a library's panic too
         if isinstance(error, RuntimeError) and isinstance(device, MetaDevice):
             raise  # for `check_shapes`
-        abstract = isinstance(error, TypeError) and "abstract class" in str(error)
-        if abstract or isinstance(error, ReturnedError) or not isinstance(error, _FROM_VALUES):
-            field = f"pipeline.stages.{stage.name}.model"
-            problem = f"cannot be built: {fault_of(error, code)}"
-            raise plugin_error(field, problem, f"correct {stage.model}") from error
-        problem = f"stage {stage.name!r} cannot be built from it: {fault_of(error, code)}"
-        remedy = f"use the config.json that belongs to these weights; if it is right, correct {stage.model}"
-        raise CheckpointError("config.json", problem, remedy) from error
+        field, unfitting = f"pipeline.stages.{stage.name}.model", f"stage {stage.name!r} cannot be built from it"
+        path = stage.model or f"kind {stage.kind!r}"
+        unbuilt = "cannot be built: "
+        raise unfit(error, code, field=field, unbuilt=unbuilt, unfitting=unfitting, path=path) from error
 
 
 def build_engine(

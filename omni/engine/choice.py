@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from omni.errors import ConfigError, OmniError, PluginError, fault_of
-from omni.pipeline import Pipeline
+from omni.errors import ConfigError, OmniError, PluginError, ReturnedError, fault_of, type_of
+from omni.pipeline import Pipeline, check_parts
 from omni.plugin import PipelineExtension, locate
 from omni.plugin.manager import Plugins
 
@@ -37,7 +37,7 @@ def apply_choice(pipeline: Pipeline, plugins: Plugins, choice: PipelineChoice) -
         pipeline = _extend(pipeline, entry, plugins)
     if choice.wrap is not None:
         try:
-            pipeline = _checked(choice.wrap(pipeline))
+            pipeline = _checked(choice.wrap(pipeline), choice.wrap)
         except (OmniError, KeyboardInterrupt):
             raise
         except BaseException as error:
@@ -49,7 +49,7 @@ def apply_choice(pipeline: Pipeline, plugins: Plugins, choice: PipelineChoice) -
 def _extend(pipeline: Pipeline, entry: PipelineExtension, plugins: Plugins) -> Pipeline:
     extend = cast(PipelineFunction, locate(entry.extend, f"extensions.{entry.name}"))
     try:
-        return _checked(extend(pipeline))
+        return _checked(extend(pipeline), extend)
     except (OmniError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -58,7 +58,8 @@ def _extend(pipeline: Pipeline, entry: PipelineExtension, plugins: Plugins) -> P
         raise PluginError(f"{problem}; report it to the plugin's author") from error
 
 
-def _checked(pipeline: object) -> Pipeline:
+def _checked(pipeline: object, code: object) -> Pipeline:
     if not isinstance(pipeline, Pipeline):
-        raise TypeError(f"it returned a {type(pipeline).__name__}, not a Pipeline")
+        raise ReturnedError(f"it returned {type_of(pipeline)}, not a Pipeline", code)
+    check_parts(pipeline, code)
     return pipeline

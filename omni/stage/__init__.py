@@ -18,7 +18,7 @@ from omni.stage.messages import (
     Produced,
     Resume,
 )
-from omni.stage.returned import returned_tensor
+from omni.stage.returned import method_name, returned_tensor
 from omni.stage.worker import MailboxWorker, together
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "dry_run",
     "memory_errors",
     "module_bytes",
+    "method_name",
     "returned_tensor",
     "together",
 ]

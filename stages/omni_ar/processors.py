@@ -27,6 +27,7 @@ from omni.errors import (
 )
 from omni.plugin import LogitsProcessorEntry, locate
 from omni.sampling import HostLogitsProcessor
+from omni.stage import returned_tensor
 from omni.utils.origin import with_origin
 
 
@@ -105,7 +106,10 @@ class NamedProcessor:
         return params
 
     def apply(self, logits_RV: Tensor, rows: ProcessedRows) -> Tensor:
-        return self.processor.apply(logits_RV, rows)
+        """Raises ReturnedError for a result of another shape or dtype: torch would repeat or convert it silently."""
+        given: object = self.processor.apply(logits_RV, rows)
+        what, hint = f"apply of logits processor {self.name!r},", "return new logits"
+        return returned_tensor(given, what, logits_RV.shape, self.processor.apply, hint, logits_RV.dtype)
 
 
 class ProcessorRegistry:
