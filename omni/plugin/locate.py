@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from omni.errors import ConfigError, fault_of, plugin_error, plugin_setup, quoted, type_of
+from omni.errors import ConfigError, OmniError, fault_of, plugin_error, plugin_setup, quoted, type_of
 from omni.plugin.entries import ModelFamily
 from omni.utils.origin import with_origin
 
@@ -23,6 +23,8 @@ def locate(path: str, field: str) -> object:
     module_name, _, attribute = path.partition(":")
     try:
         module = import_module(module_name)
+    except OmniError:
+        raise
     except (Exception, SystemExit) as error:
         problem = f"importing {module_name} failed: {fault_of(error)}"
         raise plugin_error(field, problem, "correct the plugin, or install what it imports") from error

@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 from importlib.metadata import Distribution, entry_points
 from traceback import walk_tb
 from types import FrameType, FunctionType, MethodType
+from typing import NamedTuple
 
 _GROUP = "omni"
 _FRAMEWORK = "omni"
@@ -55,17 +56,36 @@ def raised_in_plugin(error: BaseException) -> bool:
 
 def caller() -> str:
     """As `origin`, of the innermost frame of a plugin that has called the caller of this function."""
-    return calling()[0]
-
-
-def calling() -> tuple[str, bool]:
-    """As `caller`, and whether that code is omni's own."""
     frame = inspect.currentframe()
     while frame is not None and not _of_plugin(frame):
         frame = frame.f_back
-    if frame is None:
-        return "", True
-    return _place(_package(frame), frame.f_code.co_filename, frame.f_lineno), _is_own(_package(frame))
+    return _place(_package(frame), frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""
+
+
+class Call(NamedTuple):
+    """The place of a call."""
+
+    package: str
+    file: str
+    line: int
+
+    @classmethod
+    def here(cls) -> "Call":
+        """The call of the function that calls this one."""
+        frame = inspect.currentframe()
+        for _ in range(2):
+            assert frame is not None
+            frame = frame.f_back
+        assert frame is not None
+        return cls(_package(frame), frame.f_code.co_filename, frame.f_lineno)
+
+    @property
+    def own(self) -> bool:
+        """Whether it is in omni or in one of omni's own plugins."""
+        return _is_omni(self.package)
+
+    def __str__(self) -> str:
+        return _place(*self)
 
 
 def with_origin(problem: str, error: BaseException | None = None, code: object = None) -> str:

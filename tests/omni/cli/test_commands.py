@@ -126,6 +126,7 @@ def test_settings_reach_every_sampling_parameter(model: str) -> None:
         (["MODEL", "hi", "--set", "writer.speed=3"], "writer.speed: there is no option 'speed'"),
         (["MODEL", "hi", "--modalities", "text,smell"], "modalities: this checkpoint does not give 'smell'"),
         (["MODEL", "hi", "--modalities", "text", "--out", "a.wav"], "--out: is given, but no audio is asked for"),
+        (["MODEL", "hi", "--modalities", "text", "--raw"], "--raw: is given, but no audio is asked for"),
         (["MODEL", "hi", "--timeline", "no/such/folder/t.json"], "--timeline: no/such/folder/t.json cannot be written"),
         (["MODEL", "hi", "--timeline", "/proc/t.json"], "--timeline: /proc/t.json cannot be written"),
         (["MODEL", "hi", "--timeline", "x", "--out", "./x"], "--timeline: x is the wav's name too"),
