@@ -1,6 +1,6 @@
 """Stages that are closed because their worker may be in an unknown state, and checks of what workers give."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
@@ -26,6 +26,12 @@ class ClosedStages:
 
     def __contains__(self, stage: object) -> bool:
         return stage in self._problems
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._problems))
+
+    def __len__(self) -> int:
+        return len(self._problems)
 
     def add(self, stage: str, error: OmniError) -> None:
         self._problems[stage] = error.problem if isinstance(error, StageError) else str(error)

@@ -1,7 +1,7 @@
 """Routes requests through the graph, by the stages' inboxes and outboxes only."""
 
 import logging
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 from omni.engine.active import ActiveRequest, check_names, stages_of
@@ -159,7 +159,7 @@ class Orchestrator:
                 message.close()
 
     @property
-    def closed_stages(self) -> Container[str]:
+    def closed_stages(self) -> Collection[str]:
         """The stages that are closed since a fault."""
         return self._closed
 

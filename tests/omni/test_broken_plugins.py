@@ -152,6 +152,41 @@ def fail_one(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
         assert not any(count for usage in omni.usage().values() for count in usage.values())
 
 
+REPLICA = Fault(
+    "a replica that is closed",
+    "stage",
+    StageError,
+    "stages.py",
+    "class Singer(Worker):\n",
+    "class Singer(Worker):\n    def advance(self):\n"
+    "        if any('!' in request.letters for request in self.requests.values()):\n"
+    "            raise ValueError('loud')  # here\n"
+    "        return super().advance()\n\n",
+    ("stage 'singer' failed while running: ValueError: loud",),
+    closed="singer",
+)
+REPLICAS: dict[str, object] = {"singer.place": "cpu/2,cpu/3", "engine.restarts": 0}
+
+
+@pytest.mark.parametrize("places", [{}, {"writer.place": "cpu/2,cpu/3"}], ids=["singers", "writers too"])
+@by_name((REPLICA,))
+def test_a_closed_replica_gets_no_requests(
+    fault: Fault, model: Path, plugin: Installed, places: dict[str, object]
+) -> None:
+    """The others do, as long as one is open."""
+    with Omni(model, device="cpu", plugins=loaded(plugin), overrides=REPLICAS | places) as omni:
+        for others in (3, 0):
+            with pytest.raises(StageError) as caught:
+                within(lambda: omni.generate("break!", stream=False))
+            check(fault, plugin, caught.value)
+            for _ in range(others):
+                answered(omni, audio=True)
+        with pytest.raises(StageError, match="stage 'singer' .*is closed since a fault"):
+            within(lambda: omni.generate("fine", stream=False))
+        answered(omni, audio=False)
+        assert eventually(lambda: omni.idle)
+
+
 @by_name(RETURNS)
 def test_a_model_whose_methods_return_what_they_must_not(fault: Fault, model: Path, plugin: Installed) -> None:
     """Every request fails, since they share the model; the engine goes on, and holds nothing."""
