@@ -46,6 +46,16 @@ def apply_choice(pipeline: Pipeline, plugins: Plugins, choice: PipelineChoice) -
     return pipeline
 
 
+def last_change(plugins: Plugins, choice: PipelineChoice) -> object:
+    """The function that changed the pipeline last, to be named in errors; None if none did."""
+    if choice.wrap is not None:
+        return choice.wrap
+    if not choice.extensions:
+        return None
+    entry = plugins.extensions[choice.extensions[-1]]
+    return locate(entry.extend, f"extensions.{entry.name}")
+
+
 def _extend(pipeline: Pipeline, entry: PipelineExtension, plugins: Plugins) -> Pipeline:
     extend = cast(PipelineFunction, locate(entry.extend, f"extensions.{entry.name}"))
     try:

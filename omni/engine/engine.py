@@ -270,7 +270,7 @@ class Engine:
 
     def _tick_stage(self, name: str, worker: StageWorker) -> bool:
         try:
-            return self._turn(name, worker.tick)
+            return bool(self._turn(name, worker.tick))  # a worker's may return None
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # includes panics of libraries

@@ -50,6 +50,8 @@ def _check_options(stage: Stage, code: object) -> None:
     options: object = stage.options
     frozen = isinstance(options, msgspec.Struct) and options.__struct_config__.frozen
     if not frozen:
-        given = type_of(options) if not isinstance(options, msgspec.Struct) else f"{type_of(options)} that is not frozen"
+        given = (
+            type_of(options) if not isinstance(options, msgspec.Struct) else f"{type_of(options)} that is not frozen"
+        )
         remedy = f"give the options of kind {stage.kind!r}, a frozen msgspec.Struct"
         raise ReturnedError(f"pipeline.stages.{stage.name}.options is {given}: {remedy}", code)

@@ -63,6 +63,12 @@ def check_entry(entry: msgspec.Struct) -> None:
     for name, path in fields.items():
         if name in _PATHS and path is not None and not is_import_path(path):
             raise plugin_error(f"{field}.{name}", f"{quoted(path)} is not an import path", 'write "module:attribute"')
+    for each in msgspec.structs.fields(entry):
+        try:
+            msgspec.convert(fields[each.name], each.type)
+        except msgspec.ValidationError as error:
+            problem = f"{quoted(fields[each.name])} does not fit: {error}"
+            raise plugin_error(f"{field}.{each.name}", problem, "give what the entry's class states") from error
 
 
 def call_entry(path: str, field: str, expected: type[MadeT]) -> MadeT:

@@ -51,8 +51,8 @@ __all__ = [
     "capture_progress",
     "dry_run",
     "memory_errors",
-    "module_bytes",
     "method_name",
+    "module_bytes",
     "returned_tensor",
     "together",
 ]

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-import omni.connector.pool  # noqa: F401
+import omni.connector.pool
 import omni.device.base
 import omni_ar.kind  # noqa: F401
 import omni_diffusion.kind

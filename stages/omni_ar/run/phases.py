@@ -101,7 +101,9 @@ class Embedded:
         for part in parts:
             if part.shape[1] != rest_TD.shape[1] or part.dtype != rest_TD.dtype:
                 given, wanted = f"{part.dtype} of width {part.shape[1]}", f"{rest_TD.dtype} of {rest_TD.shape[1]}"
-                problem = f"{type(model).__name__} gave {given} as input embeddings, not {wanted}: see ArShape.input_width"
+                problem = (
+                    f"{type(model).__name__} gave {given} as input embeddings, not {wanted}: see ArShape.input_width"
+                )
                 raise ReturnedError(problem, model.embed_prompt)
             rest_TD[: part.shape[0]].copy_(part)
             rest_TD = rest_TD[part.shape[0] :]

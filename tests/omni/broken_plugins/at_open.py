@@ -29,7 +29,9 @@ _IN_FUNCTION = "(plugin plain-talk-plugin, "
 
 OPEN = (
     _pipeline("an attribute that is misspelled", "checkpoint.confg", "families.talk.pipeline: AttributeError", "confg"),
-    _pipeline("a method that is misspelled", "checkpoint.config.gett('width')", "families.talk.pipeline: AttributeError"),
+    _pipeline(
+        "a method that is misspelled", "checkpoint.config.gett('width')", "families.talk.pipeline: AttributeError"
+    ),
     _pipeline("a name that is misspelled", "Sage()", "families.talk.pipeline: NameError: name 'Sage' is not defined"),
     _pipeline("an argument that is misspelled", "Stage(nam='x')", "families.talk.pipeline: TypeError", "'nam'"),
     _pipeline("a pipeline that exits", "raise SystemExit(3)", "families.talk.pipeline: SystemExit: 3"),
@@ -275,6 +277,52 @@ OPEN = (
         "class Reader(Frontend):\n    def __init__(self, checkpoint: Checkpoint) -> None:\n        self.path = checkpoint.path\n",
         "class Reader(Frontend):  # here\n    def __init__(self):\n        pass\n",
         "pipeline.frontend: TypeError",
+    ),
+    _open(
+        "a front end that exits",
+        PluginError,
+        "pipeline.py",
+        "        self.path = checkpoint.path\n",
+        "        raise SystemExit(3)  # here\n",
+        "pipeline.frontend: SystemExit: 3",
+    ),
+    _open(
+        "a kind whose options are an object",
+        PluginError,
+        "stages.py",
+        'class WriterKind:\n    name = "write"\n    options = Options\n',
+        'class WriterKind:  # here\n    name = "write"\n    options = Options()\n',
+        "kinds.write.options: is Options(), not a class",
+        "name the class of the stages' options",
+    ),
+    _open(
+        "a footprint that is None",
+        PluginError,
+        "stages.py",
+        "        return PlainStage(Writer(context.stage.name, build(context)))",
+        "        class Heavy(PlainStage):  # here\n            pass\n\n"
+        "        return Heavy(Writer(context.stage.name, build(context)), None)",
+        "writer.footprint: gave None",
+        "return an omni.stage.base.Footprint",
+    ),
+    _open(
+        "a worker whose boxes are lists",
+        PluginError,
+        "stages.py",
+        "        super().__init__(name)\n",
+        "        super().__init__(name)\n        self.inbox = []\n",
+        "writer.start: gave a Writer whose inbox is a list",
+        "plugin plain-talk-plugin, ",
+    ),
+    _open(
+        "an edge to nowhere",
+        ConfigError,
+        "pipeline.py",
+        'consumer="singer"',
+        'consumer="sinker"',
+        "pipeline.edges[0].consumer: 'sinker' is not a stage (plugin plain-talk-plugin, ",
+        "pipeline.py:",
+        "use one of writer, singer",
     ),
     _open(
         "options of another type",

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni.sampling import LogitsEdit
-from omni_ar.sampling.edits import MAX_EDITED_IDS, bitmask_size, check_edit, edit_size, merge_edits, pack_bitmask, unpack_bitmask
+from omni_ar.sampling.edits import (
+    MAX_EDITED_IDS,
+    bitmask_size,
+    check_edit,
+    edit_size,
+    merge_edits,
+    pack_bitmask,
+    unpack_bitmask,
+)
 from tests.support.sampler_bench import SamplerBench, resolved, starting
 
 VOCAB = 130
