@@ -45,11 +45,11 @@ from omni.pipeline import (
     Output,
     Pipeline,
     Stage,
-    check_parts,
     hidden_states_of,
     validate,
 )
 from omni.pipeline.adapter import AdapterFactory
+from omni.pipeline.parts import check_parts
 from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
 from omni.plugin.manager import Plugins
 from omni.stage import Footprint, LoadedStage, StageContext, StageKind, StageWorker, memory_errors

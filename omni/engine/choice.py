@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from omni.errors import ConfigError, OmniError, PluginError, ReturnedError, fault_of, type_of
-from omni.pipeline import Pipeline, check_parts
+from omni.pipeline import Pipeline
+from omni.pipeline.parts import check_parts
 from omni.plugin import PipelineExtension, locate
 from omni.plugin.manager import Plugins
 

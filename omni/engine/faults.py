@@ -47,7 +47,8 @@ class ClosedStages:
 
 def with_boxes(worker: StageWorker) -> StageWorker:
     """A new worker. Raises ReturnedError if its inbox or outbox is no deque."""
-    for name, box in (("inbox", worker.inbox), ("outbox", worker.outbox)):
+    boxes: dict[str, object] = {"inbox": worker.inbox, "outbox": worker.outbox}
+    for name, box in boxes.items():
         if not isinstance(box, deque):
             problem = f"gave {type_of(worker)} whose {name} is {type_of(box)}: make it a collections.deque"
             raise ReturnedError(problem, type(worker))
@@ -55,8 +56,8 @@ def with_boxes(worker: StageWorker) -> StageWorker:
 
 
 def next_message(stage: str, worker: StageWorker) -> Outbound:
-    """Takes the next message of a worker out of its outbox. Raises StageFault for one that a stage must not send: nothing says which
-    request it belongs to."""
+    """Takes the next message of a worker out of its outbox. Raises StageFault for one that a stage must not send: nothing says
+    which request it belongs to."""
     try:
         message: object = worker.outbox.popleft()
     except Exception as error:

@@ -71,9 +71,9 @@ class Placement:
         for stage in pipeline.order():
             if stage.name in stages:
                 near = [chosen[e.producer] for e in pipeline.edges_into(stage.name) if e.producer in chosen]
-                places = open_places[stage.name]
+                places = self.stages[stage.name]
                 chosen[stage.name] = next((place for place in near if place in places), None) or min(
-                    places, key=lambda place: load.get(place, 0)
+                    open_places[stage.name], key=lambda place: load.get(place, 0)
                 )
         return chosen
 

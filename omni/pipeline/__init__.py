@@ -1,6 +1,5 @@
 """Pipelines: immutable graphs of stages, checked as a whole."""
 
-from omni.pipeline.parts import check_parts
 from omni.pipeline.pipeline import ENGINE, FRONTEND, Pipeline
 from omni.pipeline.stage import EDGES, Edge, EdgeSettings, Output, Stage, hidden_states_of
 from omni.pipeline.validate import validate
@@ -14,7 +13,6 @@ __all__ = [
     "Output",
     "Pipeline",
     "Stage",
-    "check_parts",
     "hidden_states_of",
     "validate",
 ]

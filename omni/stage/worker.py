@@ -45,11 +45,11 @@ class MailboxWorker(ABC, Generic[RequestT]):
 
     Releases inputs that arrive after their request has finished, failed or been aborted here.
 
-    model: of the stage's phases, named in their errors. An error of a phase with no line of a plugin, such as a shape that
+    phase_model: of the stage's phases, named in their errors. An error of a phase with no line of a plugin, such as a shape that
     torch refuses, is the model's. None if there is none.
     """
 
-    model: object = None
+    phase_model: object = None
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -140,8 +140,8 @@ class MailboxWorker(ABC, Generic[RequestT]):
     def _known(self, doing: str, error: Exception) -> OmniError:
         notes: list[str] = vars(error).get("__notes__", [])  # names the phase, see Device.launch
         code = None
-        if notes and self.model is not None and worked_on(error, self.model):
-            code = type(self.model)
+        if notes and self.phase_model is not None and worked_on(error, self.phase_model):
+            code = type(self.phase_model)
             doing = f"{doing} of {code.__name__}"
         return known(self.name, ", ".join([doing, *notes]), error, code)
 

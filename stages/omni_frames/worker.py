@@ -35,7 +35,7 @@ class FrameWorker(MailboxWorker[RequestT]):
     ) -> None:
         """capacity: waiting frames per row on the device. most_samples: maximum samples of one batch."""
         super().__init__(name)
-        self.model = model
+        self.phase_model = model
         self.device = device
         self.stream = device.stream(name, priority=priority)
         self.rows = RowQueue[RequestT](rows)
@@ -177,8 +177,10 @@ class FrameWorker(MailboxWorker[RequestT]):
             # The engine checks chunks for users again, of any kind of stage (`check_audio`): two reads of some kilobytes,
             # and the message here names the model.
             count = int((~np.isfinite(samples)).sum())
-            problem = f"{count:,} of {len(samples):,} samples of {type(self.model).__name__} are NaN or infinite: see the model, and its dtype"
-            self.fail(request.id, "reading its samples", ReturnedError(problem, type(self.model)))
+            model = type(self.phase_model)
+            given = f"{count:,} of {len(samples):,} samples of {model.__name__}"
+            problem = f"{given} are NaN or infinite: see the model, and its dtype"
+            self.fail(request.id, "reading its samples", ReturnedError(problem, model))
             return
         chunk = AudioChunk(samples=samples, sample_rate=self._sample_rate)
         self.outbox.append(Produced(request.id, Payload(chunk), COMPLETED))

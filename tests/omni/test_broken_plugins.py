@@ -181,7 +181,7 @@ def test_a_closed_replica_gets_no_requests(
             check(fault, plugin, caught.value)
             for _ in range(others):
                 answered(omni, audio=True)
-        with pytest.raises(StageError, match="stage 'singer' .*is closed since a fault"):
+        with pytest.raises(StageError, match=r"stage 'singer' .*is closed since a fault"):
             within(lambda: omni.generate("fine", stream=False))
         answered(omni, audio=False)
         assert eventually(lambda: omni.idle)

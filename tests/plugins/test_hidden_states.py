@@ -218,7 +218,7 @@ def test_coroutines_ask_too_and_mistakes_are_named() -> None:
                     await omni.hidden_states("hello", **arguments)
             for chats in (["hello", "bye"], [messages(), messages()]):
                 with pytest.raises(InputError, match="messages: are a list of chats; give one chat, and call it for"):
-                    await omni.hidden_states(chats)
+                    await omni.hidden_states(chats)  # type: ignore[arg-type]
             with pytest.raises(TypeError, match="unexpected keyword argument 'layer'"):
                 await omni.hidden_states("hello", layer=2)  # type: ignore[call-arg]
             first, second = await asyncio.gather(omni.hidden_states("hello"), omni.hidden_states("hello"))

@@ -45,7 +45,7 @@ class ArWorker(MailboxWorker[ArRequest]):
     ) -> None:
         """num_blocks: of the runner's allocation, without the null block. processors: None if there are none."""
         super().__init__(name)
-        self.model = runner.model
+        self.phase_model = runner.model
         self._runner = runner
         self._shape = shape
         self._limits = limits

@@ -1,5 +1,7 @@
 """What host processors return: a wrong edit is blamed on the processor, not on the stage that merges it."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,10 @@ from omni.sampling import LogitsEdit
 from omni_ar.run.output_processor import _process
 
 VOCAB = 12
+
+
+def edit_of(allowed: Any) -> LogitsEdit:
+    return LogitsEdit(allowed)
 
 
 class Guide:
@@ -30,10 +36,10 @@ class Guide:
         (Guide(None), "Guide.edit returned None: return a LogitsEdit"),
         (Guide([1, 2]), "Guide.edit returned a list: return a LogitsEdit"),
         (
-            Guide(LogitsEdit(np.ones(VOCAB))),
+            Guide(edit_of(np.ones(VOCAB))),
             "Guide.edit returned a wrong LogitsEdit: allowed is float64 [12], not int64",
         ),
-        (Guide(LogitsEdit([True])), "Guide.edit returned a wrong LogitsEdit: 'list' object has no attribute 'dtype'"),
+        (Guide(edit_of([True])), "Guide.edit returned a wrong LogitsEdit: 'list' object has no attribute 'dtype'"),
         (Guide(ends=None), "Guide.push returned None: return whether the text ends"),
     ],
     ids=["None", "a list", "a mask of numbers", "a list in the edit", "an end that is None"],
