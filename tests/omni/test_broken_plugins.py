@@ -152,6 +152,23 @@ def fail_one(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
         assert not any(count for usage in omni.usage().values() for count in usage.values())
 
 
+SILENT = Fault(
+    "a tick that returns None",
+    "request",
+    StageError,
+    "stages.py",
+    "class Singer(Worker):\n",
+    "class Singer(Worker):\n    def tick(self):\n        super().tick()\n\n",
+    (),
+)
+
+
+@by_name((SILENT,))
+def test_a_worker_whose_tick_says_nothing_works(fault: Fault, model: Path, plugin: Installed) -> None:
+    with Omni(model, device="cpu", plugins=loaded(plugin)) as omni:
+        answered(omni, audio=True)
+
+
 REPLICA = Fault(
     "a replica that is closed",
     "stage",

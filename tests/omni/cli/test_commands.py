@@ -186,7 +186,9 @@ def test_an_error_that_is_not_omnis_is_one_line_too(model: str) -> None:
     error = refused("run", model, "hi", "--device", "cpu")
     assert error.startswith(f"error: {problem} (")
     assert "tests/support/echo_family.py:" in error
-    assert error.endswith("); use it as published; if it is, correct tests.support.echo_family:pipeline")
+    assert error.endswith(
+        "); use the config.json that belongs to these weights; if it is right, correct tests.support.echo_family:pipeline"
+    )
 
 
 @pytest.mark.usefixtures("with_broken")
