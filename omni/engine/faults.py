@@ -12,7 +12,7 @@ from omni.stage import Done, Failed, Outbound, Produced, StageWorker
 
 
 class StageFault(Exception):
-    """A worker broke its contract outside of `tick`. stage, error: whose, and how."""
+    """A worker broke its contract outside of `tick`, or a connector its own. stage: to be closed."""
 
     def __init__(self, stage: str, error: Exception) -> None:
         super().__init__(f"{stage}: {error}")
@@ -36,7 +36,8 @@ class ClosedStages:
         return len(self._problems)
 
     def add(self, stage: str, error: OmniError) -> None:
-        self._problems[stage] = error.problem if isinstance(error, StageError) else str(error)
+        """error: of its worker, or of an edge to it."""
+        self._problems[stage] = error.problem if isinstance(error, StageError) and error.stage == stage else str(error)
 
     def check(self, stages: Collection[str]) -> None:
         """Raises StageError if one of the stages is closed."""
