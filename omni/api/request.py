@@ -290,23 +290,23 @@ def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> Checked
     if unknown:
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
     voice, salt = arguments.get("voice"), arguments.get("cache_salt", "")
-    with _reading("modalities"):
+    with reading("modalities"):
         modalities = _modalities(pipeline, arguments.get("modalities"))
         prepared = pipeline.prepared(modalities)
-    with _reading("voice"):
+    with reading("voice"):
         if voice is not None:
             _check_text(voice, "voice", "give a voice's name")
             if "audio" not in prepared:
                 remedy = 'add "audio" to modalities, or leave voice out'
                 raise InputError("voice", "is given, but no audio is asked for", remedy)
-    with _reading("priority"):
+    with reading("priority"):
         remedy = "give an int; lower numbers are served first"
         priority = _integer(arguments.get("priority", 0), "priority", -(2**63), 2**63 - 1, remedy)
-    with _reading("n"):
+    with reading("n"):
         n = _integer(arguments.get("n", 1), "n", 1, MAX_SAMPLES, "give an int")
-    with _reading("cache_salt"):
+    with reading("cache_salt"):
         _check_text(salt, "cache_salt", "give a string")
-    with _reading("sampling"):
+    with reading("sampling"):
         sampling, fields = _sampling(pipeline, arguments.get("sampling"))
     raw = arguments.get("raw_prompt", False)
     if not isinstance(raw, bool):
@@ -315,7 +315,7 @@ def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> Checked
 
 
 @contextmanager
-def _reading(field: str) -> Iterator[None]:
+def reading(field: str) -> Iterator[None]:
     """Values may be of the user's own types, which may raise anything."""
     try:
         yield
@@ -406,7 +406,7 @@ def _checked(params: object, field: str) -> SamplingParams:
     if not isinstance(params, SamplingParams):
         remedy = _by_stage((), params) if isinstance(params, Mapping) else "give SamplingParams"
         raise InputError(field, f"is a {type(params).__name__}", remedy)
-    with _reading(field):
+    with reading(field):
         try:
             # A struct made in Python does not check types.
             given = msgspec.structs.asdict(params)

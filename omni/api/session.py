@@ -28,7 +28,7 @@ from omni.api.request_queue import RequestPreparer, RequestQueue
 from omni.api.results import Output, Result
 from omni.api.serial_executor import SerialExecutor
 from omni.engine import PipelineChoice, PipelineFunction
-from omni.errors import InputError, OmniError, StageError, known
+from omni.errors import InputError, OmniError, StageError, known, plugin_call
 from omni.media import Downloads
 from omni.pipeline import FRONTEND, Pipeline
 from omni.plugin.manager import Plugins
@@ -195,7 +195,9 @@ class GenerateCall:
         self._samples = n = arguments.n
         stage = client.pipeline.text_stage
         answers = [(index, sample) for index in range(len(requests)) for sample in range(n)]
-        self._outputs = [RequestOutput(*answer, client.frontend.text_decoder(), stage, keep) for answer in answers]
+        make = client.frontend.text_decoder
+        with plugin_call(FRONTEND, "making a text decoder", make):
+            self._outputs = [RequestOutput(*answer, make(), stage, keep) for answer in answers]
         self._left = len(answers)
         self._handles = [client.handle(partial(_deliver, index, put)) for index in range(len(answers))]
         self._requests = [

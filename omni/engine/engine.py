@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -176,6 +176,11 @@ class Engine:
         """Totals of each stage since the start, by name. Raises StageError if a stage cannot say."""
         return {name: self._counters_of(name) for name in self._workers}
 
+    @property
+    def closed_stages(self) -> Collection[str]:
+        """The stages that are closed since a fault. They stay closed."""
+        return self._orchestrator.closed_stages
+
     def _usage_of(self, stage: str) -> StageUsage:
         if stage in self._orchestrator.closed_stages:
             return {}
@@ -278,7 +283,7 @@ class Engine:
 
     def _tick_stage(self, name: str, worker: StageWorker) -> bool:
         try:
-            return self._turn(name, worker.tick)
+            return bool(self._turn(name, worker.tick))  # a worker's may return None
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # includes panics of libraries

@@ -1,12 +1,13 @@
 """Routes requests through the graph, by the stages' inboxes and outboxes only."""
 
 import logging
-from collections.abc import Callable, Container, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
 from omni.engine.active import ActiveRequest, check_names, stages_of
 from omni.engine.admission import Admission
-from omni.engine.faults import ClosedStages, StageFault, check_audio, checked_message
+from omni.engine.faults import ClosedStages, StageFault, check_audio, next_message
 from omni.engine.opener import RequestOpener
 from omni.engine.peers import (
     AcquiredOut,
@@ -34,7 +35,7 @@ from omni.engine.request import (
 )
 from omni.engine.route import Credit, InRoute, OutRoute
 from omni.engine.user_route import UserRoute
-from omni.errors import InputError, LostPeerError, OmniError, StageError, known
+from omni.errors import InputError, LostPeerError, OmniError, ReturnedError, StageError, known
 from omni.payload import AudioChunk, HiddenStates
 from omni.pipeline import Pipeline
 from omni.pipeline.adapter import AdapterFactory
@@ -155,15 +156,16 @@ class Orchestrator:
             _log.exception("stage %r could not be closed after its fault", stage)
         for lease in list(self._leases[stage]):
             lease.revoke()
-        worker.inbox.clear()
-        while worker.outbox:
-            message = worker.outbox.popleft()
+        # They may be anything by now.
+        left: object = worker.outbox
+        worker.inbox, worker.outbox = deque(), deque()
+        for message in left if isinstance(left, Iterable) else ():
             if isinstance(message, Produced):
                 message.close()
         self._ends.close_consumer(stage)
 
     @property
-    def closed_stages(self) -> Container[str]:
+    def closed_stages(self) -> Collection[str]:
         """The stages that are closed since a fault."""
         return self._closed
 
@@ -176,7 +178,7 @@ class Orchestrator:
         moved = self._take_from_peers()
         for name, worker in self._workers.items():
             while worker.outbox:
-                self._take(name, checked_message(name, worker, worker.outbox.popleft()))
+                self._take(name, next_message(name, worker))
                 moved = True
         moved |= self._tick_routes(self._sending) | self._tick_routes(self._receiving) | self._tick_routes(self._giving)
         while self._changed:
@@ -261,6 +263,9 @@ class Orchestrator:
                 message.close()
             return
         try:
+            if stage not in active.running and not isinstance(message, Failed):
+                problem = f"a {type(message).__name__} for a request that is over there, or was never there"
+                raise known(stage, "running", ReturnedError(problem, type(self._workers[stage])))
             match message:
                 case Produced():
                     self._forward(active, stage, message)

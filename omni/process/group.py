@@ -212,7 +212,8 @@ class EngineGroup:
         stages = self._pipeline.active(request.modalities, request.inputs)
         everything = self._placed.by_place
         load = {place: placed.engine.requests + 2**32 * (not placed.up) for place, placed in everything.items()}
-        places = self._placement.place_request(self._pipeline, stages, load)
+        closed = {place: placed.engine.closed_stages for place, placed in everything.items()}
+        places = self._placement.place_request(self._pipeline, stages, load, closed)
         # Without a stage, the engine says what is wrong with the request.
         engines = [everything[place] for place in dict.fromkeys(places.values())] or list(everything.values())[:1]
         failure = next((placed.failure for placed in engines if placed.failure is not None), None)

@@ -286,7 +286,7 @@ def test_tensors_of_outputs_are_the_user_s_own(process: str) -> None:
             r"'nobody->thinker' \(.*broken_extension\.py:\d+\); tests\.plugins\.broken_extension:broken; report it",
         ),
         ("mood", None, ConfigError, r"extensions: 'mood' is a string; give a list: \['mood'\]"),
-        ([], lambda pipeline: None, ConfigError, "pipeline: the function failed: TypeError: it returned a NoneType"),
+        ([], lambda pipeline: None, ConfigError, "pipeline: the function failed: it returned None, not a Pipeline"),
         ([], lambda pipeline: 1 / 0, ConfigError, "pipeline: the function failed: ZeroDivisionError"),
     ],
 )
