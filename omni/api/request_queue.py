@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 
-from omni.api.request import Request, RequestHandle, Started, held_prepared
+from omni.api.held import held_prepared
+from omni.api.request import Request, RequestHandle, Started
 from omni.api.serial_executor import SerialExecutor
 from omni.engine import Admission, EngineClient, EngineOptions, EngineRequest, Held, Ranked, Rejected
 from omni.errors import OmniError, OverloadedError, StageError, known, plugin_call

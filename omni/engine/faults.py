@@ -1,12 +1,15 @@
 """Stages that are closed because their worker may be in an unknown state, and checks of what workers give."""
 
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
 from omni.errors import OmniError, ReturnedError, StageError, known, quoted, type_of
 from omni.payload import AudioChunk, Payload
-from omni.stage import Done, Failed, Outbound, Produced, StageWorker
+from omni.stage import Done, Failed, Lease, Outbound, Produced, StageWorker
+
+_log = logging.getLogger(__name__)
 
 
 class StageFault(Exception):
@@ -35,6 +38,21 @@ class ClosedStages:
         for stage, problem in self._problems.items():
             if stage in stages:
                 raise StageError(stage, "running", f"it is closed since a fault, {problem}; open the model again")
+
+
+def discard_work(stage: str, worker: StageWorker, leases: Iterable[Lease]) -> None:
+    """Closes the worker of a closed stage, and drops its messages. leases: those that it holds."""
+    try:
+        worker.close()
+    except Exception:
+        _log.exception("stage %r could not be closed after its fault", stage)
+    for lease in list(leases):
+        lease.revoke()
+    worker.inbox.clear()
+    while worker.outbox:
+        message = worker.outbox.popleft()
+        if isinstance(message, Produced):
+            message.close()
 
 
 def checked_message(stage: str, worker: StageWorker, message: object) -> Outbound:

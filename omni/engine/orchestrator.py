@@ -1,12 +1,12 @@
 """Routes requests through the graph, by the stages' inboxes and outboxes only."""
 
-import logging
 from collections.abc import Callable, Container, Mapping
 from typing import TypeVar
 
 from omni.engine.active import ActiveRequest, check_names, stages_of
 from omni.engine.admission import Admission
-from omni.engine.faults import ClosedStages, check_audio, checked_message
+from omni.engine.connections import PeerConnections
+from omni.engine.faults import ClosedStages, check_audio, checked_message, discard_work
 from omni.engine.opener import RequestOpener
 from omni.engine.peers import (
     AcquiredOut,
@@ -36,8 +36,6 @@ from omni.payload import AudioChunk, HiddenStates
 from omni.pipeline import Pipeline
 from omni.pipeline.adapter import AdapterFactory
 from omni.stage import Abort, Done, Failed, Lease, Outbound, Produced, StageWorker
-
-_log = logging.getLogger(__name__)
 
 RouteT = TypeVar("RouteT", OutRoute, InRoute, UserRoute)
 
@@ -79,9 +77,7 @@ class Orchestrator:
         self._draining: dict[str, None] = {}
         """Requests whose stages here are done, while payloads are under way to other engines."""
         self._is_held = is_held
-        self._connecting: dict[str, ConnectPeer] = {}
-        """Connections to other engines that have not said hello, by place."""
-        self._connected: dict[str, ConnectPeer] = {}
+        self._connections = PeerConnections(ends)
         self._latest = 0
         """The highest number of the requests that were submitted or aborted here."""
         self._changed: dict[Credit, None] = {}
@@ -145,18 +141,7 @@ class Orchestrator:
         for active in list(self._active.values()):
             if stage in active.running:
                 self.abort(active.request.id, error)
-        worker = self._workers[stage]
-        try:
-            worker.close()
-        except Exception:
-            _log.exception("stage %r could not be closed after its fault", stage)
-        for lease in list(self._leases[stage]):
-            lease.revoke()
-        worker.inbox.clear()
-        while worker.outbox:
-            message = worker.outbox.popleft()
-            if isinstance(message, Produced):
-                message.close()
+        discard_work(stage, self._workers[stage], self._leases[stage])
 
     @property
     def closed_stages(self) -> Container[str]:
@@ -193,8 +178,7 @@ class Orchestrator:
     def connect(self, command: ConnectPeer) -> None:
         """Connects to another engine, which may replace one that has ended."""
         self._lose(command.place)
-        self._connecting[command.place] = command
-        self._ends.connect(command.place, command.link)
+        self._connections.connect(command)
 
     def _tick_routes(self, routes: dict[RouteT, None]) -> bool:
         moved = False
@@ -362,7 +346,7 @@ class Orchestrator:
                 case None:
                     self._lose(place)
                 case Hello():
-                    self._greet(place, message)
+                    self._connections.greet(place, message)
                 case AcquiredOut() | LeaveOut():
                     self._take_for_producer(message)
                 case _:
@@ -402,24 +386,9 @@ class Orchestrator:
     def _drop_kept(self) -> None:
         self._ends.drop_kept(lambda request_id, number: not self._is_coming(request_id, number))
 
-    def _greet(self, place: str, hello: Hello) -> None:
-        connecting = self._connecting.pop(place)
-        try:
-            self._ends.greet(place, hello)
-        except OmniError as error:
-            connecting.on_connected(error)
-        else:
-            self._connected[place] = connecting
-            connecting.on_connected(None)
-
     def _lose(self, place: str) -> None:
         """Forgets the engine on a place, and fails the requests that still need a stage there."""
-        self._ends.lose(place)
-        if place in self._connecting:
-            error = StageError("engine", "connecting", f"the engine on {place} has ended")
-            self._connecting.pop(place).on_connected(error)
-        if place in self._connected:
-            self._connected.pop(place).on_lost()
+        self._connections.lose(place)
         for active in list(self._active.values()):
             stage = active.needs(place)
             if stage is not None:

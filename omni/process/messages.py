@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from omni.engine import EngineOptions, EngineRequest, StageMemory
 from omni.engine.memory import DeviceShare
+from omni.engine.request import StageFinished, StageOutput
 from omni.ipc import Typed
-from omni.payload import Payload
+from omni.payload import AudioChunk, GeneratedTokens, Payload
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
 from omni.process.errors import ErrorData
@@ -217,6 +218,18 @@ class FinishedOut(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 Out = TokensOut | AudioOut | OtherOut | StageFinishedOut | FinishedOut
+
+
+def output_of(item: TokensOut | AudioOut | OtherOut | StageFinishedOut) -> StageOutput | StageFinished:
+    match item:
+        case TokensOut(_, modality, ids, ends):
+            return StageOutput(modality, GeneratedTokens(ids=ids, ends=ends))
+        case AudioOut(_, modality, samples, sample_rate):
+            return StageOutput(modality, AudioChunk(samples=samples, sample_rate=sample_rate))
+        case OtherOut(_, modality, meta, tensors):
+            return StageOutput(modality, meta.value, tensors)
+        case StageFinishedOut(_, stage, reason, counts, held):
+            return StageFinished(stage, reason, counts, held)
 
 
 class EngineState(msgspec.Struct, frozen=True):

@@ -12,12 +12,11 @@ from functools import partial
 
 import msgspec
 
-from omni.engine import EngineOutput, EngineRequest, RequestFailed, RequestFinished, Sink, StageMemory
-from omni.engine.request import SafeSink, StageFinished, StageOutput
+from omni.engine import EngineRequest, RequestFailed, RequestFinished, Sink, StageMemory
+from omni.engine.request import SafeSink
 from omni.errors import LostPeerError, OmniError, StageError, known, said
 from omni.ipc import Channel, ChannelClosed, Codec, Undecodable
 from omni.ipc.memory import OutputRing, map_memory
-from omni.payload import AudioChunk, GeneratedTokens
 from omni.process.child import EngineProcess, signal_name
 from omni.process.errors import ErrorData
 from omni.process.logs import show
@@ -25,7 +24,6 @@ from omni.process.messages import (
     Abort,
     Answer,
     AskState,
-    AudioOut,
     Check,
     Close,
     Closed,
@@ -34,15 +32,13 @@ from omni.process.messages import (
     Failed,
     FinishedOut,
     FromEngine,
-    OtherOut,
     Out,
     Ready,
-    StageFinishedOut,
     Start,
     Submit,
     ToEngine,
-    TokensOut,
     Turn,
+    output_of,
 )
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
@@ -338,27 +334,18 @@ class RemoteEngine:
                 raise AssertionError(f"{type(message).__name__} after the start")
 
     def _deliver(self, item: Out) -> None:
-        output: EngineOutput
-        match item:
-            case FinishedOut(request_id, error):
-                sink = self._pop(request_id)
-                if sink is not None:
-                    failed = RequestFailed(error.rebuild_known("running a request")) if error is not None else None
-                    sink.finish(failed or RequestFinished())
-                return
-            case TokensOut(request_id, modality, ids, ends):
-                output = StageOutput(modality, GeneratedTokens(ids=ids, ends=ends))
-            case AudioOut(request_id, modality, samples, sample_rate):
-                output = StageOutput(modality, AudioChunk(samples=samples, sample_rate=sample_rate))
-            case OtherOut(request_id, modality, meta, tensors):
-                output = StageOutput(modality, meta.value, tensors)
-            case StageFinishedOut(request_id, stage, reason, counts, held):
-                output = StageFinished(stage, reason, counts, held)
+        request_id = item.request_id
+        if isinstance(item, FinishedOut):
+            sink = self._pop(request_id)
+            if sink is not None:
+                failed = RequestFailed(item.error.rebuild_known("running a request")) if item.error is not None else None
+                sink.finish(failed or RequestFinished())
+            return
         sink = self._sinks.get(request_id)
         if sink is None:
             return
         try:
-            sink.give(output)
+            sink.give(output_of(item))
         except OmniError as error:
             self._pop(request_id)
             self.abort(request_id, error)

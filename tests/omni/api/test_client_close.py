@@ -8,7 +8,7 @@ import pytest
 from omni import Omni
 from omni.api import session as clients
 from omni.api.serial_executor import SerialExecutor
-from omni.api.session import Client
+from omni.api.client import Client
 from omni.engine import Engine
 from omni.errors import StageError
 from omni.process import EngineGroup
