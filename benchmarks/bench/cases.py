@@ -10,7 +10,7 @@ from bench.engine import BenchEngine
 from bench.pipelines import READER, ROWS, WRITER, emitting, one_stage
 from bench.profile import print_kernels
 from bench.routing import Routing, count_experts
-from bench.steps import Step, Times, percentiles, steady_steps, times_of
+from bench.steps import LaunchedStep, StepTimes, percentiles, steady_steps, times_of
 from bench.traffic import drawn, random_prompt
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Pipeline
@@ -76,7 +76,7 @@ class DecodeCase:
             bench.submit(f"{name} {row}", {stage: [prompt]}, sampling, modalities)
 
 
-def measure_decode(case: DecodeCase, steps: int, *, profile: bool = False) -> tuple[Times, tuple[float, float]]:
+def measure_decode(case: DecodeCase, steps: int, *, profile: bool = False) -> tuple[StepTimes, tuple[float, float]]:
     """Times of the first `steps` steady steps, and of the engine's ticks that launched them, p50 and p99.
 
     Requests draw some more, so that the last to start decodes as long: context grows from the prompt by `steps`, and no further.
@@ -148,7 +148,7 @@ def measure_prefill(case: DecodeCase, length: int, repeats: int) -> float:
     return percentiles(times[2:])[0]
 
 
-def _latency(step: Step) -> float:
+def _latency(step: LaunchedStep) -> float:
     assert step.token is not None
     return microseconds(step.begin, step.token)
 
@@ -179,7 +179,7 @@ def hidden_ratio(case: DecodeCase, steps: int, rounds: int = 3) -> HiddenRatio:
     loud = case.opened(emitting(case.pipeline, width, emits=True, **options), case.graphs, WRITER)
     engines = {False: silent, True: loud}
     asked = {False: ("text",), True: ("text", ROWS)}
-    times: dict[bool, list[Times]] = {False: [], True: []}
+    times: dict[bool, list[StepTimes]] = {False: [], True: []}
     names = [f"turn {turn}" for turn in range(rounds)]
     for emits, bench in engines.items():
         warm(case, bench, WRITER, asked[emits])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bench.device import TimedDevice
 from bench.steps import StepRecorder
-from omni.device import Launch, PhaseCategory, Span, Uploader, declare_categories
+from omni.device import Launch, PackedSpan, PhaseCategory, Uploader, declare_categories
 from omni_ar.kernels.step.state import RowState
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import SampledStep, StepContext
@@ -57,7 +57,7 @@ class InlinePackaging:
             self._hosts["codes"] = device.host_tensor((rows, pages.codes.shape[-1]), torch.int64)
             self._graph = None
             if graphs:
-                rows_B = runner._uploader.view(Span(0, (rows,)))
+                rows_B = runner._uploader.view(PackedSpan(0, (rows,)))
                 self._graph = device.capture(self._stream, "read-frames", [self._read_frames(rows_B)])
         recorder.around_sampling(self.sample)
 

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from omni.connector import EdgeEnd, Ref, Sender
 from omni.device import Event, Phase
-from omni.payload import Payload, receiver
+from omni.payload import Payload, copier
 from omni_local.connector import LocalConnector, LocalRef, LocalSender
 
 
@@ -126,8 +126,8 @@ def watched_hops() -> Iterator[Hops]:
 
     with (
         patch.object(LocalConnector, "sender", sender),
-        patch.object(receiver, "gather_rows", _noting(receiver.gather_rows)),
-        patch.object(receiver, "copy_rows", _noting(receiver.copy_rows)),
+        patch.object(copier, "gather_rows", _noting(copier.gather_rows)),
+        patch.object(copier, "copy_rows", _noting(copier.copy_rows)),
     ):
         yield hops
 

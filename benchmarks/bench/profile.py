@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.report import print_table
 
 
-class Span(NamedTuple):
+class KernelSpan(NamedTuple):
     """A kernel or a copy. start, end: ns."""
 
     start: int
@@ -26,7 +26,7 @@ class Added(NamedTuple):
     waited: int
 
 
-def added_by_launch(spans: Iterable[Span]) -> dict[tuple[str, str], list[Added]]:
+def added_by_launch(spans: Iterable[KernelSpan]) -> dict[tuple[str, str], list[Added]]:
     """By name, and the name of what ended before. Kernels overlap: all that they add is the time from the first end to the last."""
     found: dict[tuple[str, str], list[Added]] = defaultdict(list)
     for before, span in pairwise(sorted(spans, key=lambda span: span.end)):
@@ -46,7 +46,7 @@ def print_kernels(run: Callable[[], None], steps: int, most: int = 16) -> None:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         run()
     events = (event for event in profiler.profiler.kineto_results.events() if event.device_type().name == "CUDA")
-    spans = [Span(event.start_ns(), event.start_ns() + event.duration_ns(), event.name()) for event in events]
+    spans = [KernelSpan(event.start_ns(), event.start_ns() + event.duration_ns(), event.name()) for event in events]
     found = added_by_launch(spans)
     if not found:
         print("no kernel was seen")

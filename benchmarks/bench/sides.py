@@ -12,7 +12,7 @@ from bench.device import TimedDevice, synchronize
 from bench.emit import THINKER
 from bench.engine import BenchEngine
 from bench.pipelines import ROWS, TALKER, family_pipeline, one_stage, talker_alone, thinker_and_talker
-from bench.steps import Step, Times, times_of
+from bench.steps import LaunchedStep, StepTimes, times_of
 from bench.traffic import drawn, random_prompt, same_text
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Pipeline
@@ -85,7 +85,7 @@ def pipeline_of(checkpoint: Checkpoint, load: Load, stages: Sequence[str]) -> Pi
 
 def measure(
     checkpoint: Checkpoint, device: TimedDevice, load: Load, stages: Sequence[str], meeting: Meeting
-) -> dict[str, Times]:
+) -> dict[str, StepTimes]:
     """Times of each stage's steps while all of them decode.
 
     Who measures at once meets three times: loaded, so that rows are asked for together and no context grows while somebody loads;
@@ -124,7 +124,7 @@ def _window(bench: BenchEngine, load: Load) -> tuple[int, int]:
     return start, time.perf_counter_ns()
 
 
-def _steps_in(bench: BenchEngine, load: Load, stage: str, window: tuple[int, int]) -> list[Step]:
+def _steps_in(bench: BenchEngine, load: Load, stage: str, window: tuple[int, int]) -> list[LaunchedStep]:
     start, end = window
     steps = [step for step in bench.recorders[stage].steps if start <= step.started < end]
     assert len(steps) >= load.steps, f"{stage}: {len(steps)} steps in the measured time"
@@ -142,7 +142,7 @@ def _tick(bench: BenchEngine, until: Callable[[], bool]) -> None:
         bench.tick()
 
 
-def _is_full(step: Step, rows: int) -> bool:
+def _is_full(step: LaunchedStep, rows: int) -> bool:
     return step.rows == rows and not step.prompt_tokens
 
 

@@ -9,7 +9,7 @@ import torch
 from omni.api.request import GenerateArguments, Sampling
 from omni.api.results import Result
 from omni.errors import InputError, StageError, quoted
-from omni.payload import HiddenStates as Given
+from omni.payload import RequestHiddenStates
 from omni.pipeline import Pipeline
 from omni.sampling import SamplingParams
 
@@ -102,7 +102,7 @@ def read_hidden_states(asked: Asked, result: Result, device: str | torch.device 
         raise StageError(asked.stage, "giving hidden states", "the request ended before its first token")
     (payload,) = payloads
     given, hidden = payload.meta, payload.tensors["hidden"]
-    assert isinstance(given, Given)
+    assert isinstance(given, RequestHiddenStates)
     assert isinstance(hidden, torch.Tensor)
     places = [given.layers.index(layer) for layer in asked.layers]
     states = hidden.unflatten(1, (len(given.layers), -1)).transpose(0, 1)[places]

@@ -14,7 +14,7 @@ from torch import Tensor
 from omni.device import COMPLETED, Event
 from omni.ipc import Typed
 from omni.payload import PageSlice, Payload
-from omni.payload.receiver import Transfer
+from omni.payload.copier import Transfer
 
 ALIGNMENT = 64
 """Bytes. Every tensor starts at a multiple, so that its memory can be viewed in any dtype."""

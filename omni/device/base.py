@@ -57,7 +57,7 @@ def category_of(phase: str) -> PhaseCategory:
     return _declared.get(phase, PhaseCategory.OTHER)
 
 
-declare_categories(dict.fromkeys(("copy_upload", "copy_weight", "copy_window"), PhaseCategory.COPIES))
+declare_categories(dict.fromkeys(("copy_upload", "copy_weight", "copy_extent"), PhaseCategory.COPIES))
 
 
 class Stream(Protocol):

@@ -32,7 +32,7 @@ from omni.engine.request import (
 from omni.engine.route import Credit, InRoute, OutRoute
 from omni.engine.user_route import UserRoute
 from omni.errors import InputError, LostPeerError, OmniError, StageError, known
-from omni.payload import AudioChunk, HiddenStates
+from omni.payload import AudioChunk, RequestHiddenStates
 from omni.pipeline import Pipeline
 from omni.pipeline.adapter import AdapterFactory
 from omni.stage import Abort, Done, Failed, Lease, Outbound, Produced, StageWorker
@@ -248,7 +248,7 @@ class Orchestrator:
 
     def _forward(self, active: ActiveRequest, stage: str, produced: Produced) -> None:
         try:
-            hidden = isinstance(produced.payload.meta, HiddenStates)
+            hidden = isinstance(produced.payload.meta, RequestHiddenStates)
             for edge in self._edges_from[stage] if not produced.for_user else ():
                 route = active.outs.get(edge.name)
                 if route is not None and not route.closed and (edge.hidden_states or not hidden):
@@ -259,7 +259,7 @@ class Orchestrator:
             produced.close()
         if produced.for_user and produced.payload.tensors and not taken:
             problem = f"a {type(produced.payload.meta).__name__} has tensors, and no output of the stage takes them"
-            raise StageError(stage, "giving an output to the user", f"{problem}: set Output.adapter")
+            raise StageError(stage, "giving an output to the user", f"{problem}: set PipelineOutput.adapter")
 
     def _give(self, active: ActiveRequest, stage: str, produced: Produced, hidden: bool) -> bool:
         """Gives a payload to the wanted outputs of its stage. Returns whether one took its tensors."""

@@ -36,7 +36,7 @@ class UserRoute:
         credit: Credit,
         give: Callable[[StageOutput], None],
     ) -> None:
-        """edge: `Output.route`. credit: of the producer. give: may raise OmniError."""
+        """edge: `PipelineOutput.route`. credit: of the producer. give: may raise OmniError."""
         sender, receiver = ends
         self.request_id = request_id
         self.finished = False

@@ -21,7 +21,7 @@ from omni.ipc.memory import OutputRing
 from omni.pipeline import Pipeline
 from omni.process.errors import ErrorData
 from omni.process.logs import LogSender
-from omni.process.messages import Closed, Failed, FromEngine, Ready, Start, ToEngine
+from omni.process.messages import Closed, FromEngine, ProcessFailed, Ready, Start, ToEngine
 from omni.process.server import EngineEnd, EngineServer
 from omni.timeline.trace import Trace
 
@@ -48,7 +48,7 @@ def main(descriptor: int, parent: int) -> None:
         with suppress(Exception):  # the outputs that are left may be the cause
             server.finish()
         with suppress(ChannelClosed):
-            channel.send(Failed(ErrorData.of(error)))
+            channel.send(ProcessFailed(ErrorData.of(error)))
     with suppress(OSError):
         sys.stderr.flush()
     # Without the interpreter's own end, which would wait for threads of plugins.

@@ -122,7 +122,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
         )
 
 
-class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class AbortSubmitted(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """number: as in `AbortRequest`."""
 
     request_id: str
@@ -156,7 +156,7 @@ class Close(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Abort every request, free everything and exit, after `Closed`."""
 
 
-ToEngine = Start | Submit | Abort | Check | AskState | Connect | Close
+ToEngine = Start | Submit | AbortSubmitted | Check | AskState | Connect | Close
 
 
 # From the engine.
@@ -169,7 +169,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     longest_prompts: dict[str, int | None]
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ProcessFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The process ends with this error. The last message."""
 
     error: ErrorData
@@ -278,7 +278,7 @@ class Closed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     timeline: Trace | None = None
 
 
-FromEngine = Ready | Failed | Turn | Closed
+FromEngine = Ready | ProcessFailed | Turn | Closed
 
 
 def _log_levels() -> dict[str, int]:

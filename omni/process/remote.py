@@ -21,7 +21,7 @@ from omni.process.child import EngineProcess, signal_name
 from omni.process.errors import ErrorData
 from omni.process.logs import show
 from omni.process.messages import (
-    Abort,
+    AbortSubmitted,
     Answer,
     AskState,
     Check,
@@ -29,10 +29,10 @@ from omni.process.messages import (
     Closed,
     Connect,
     EngineState,
-    Failed,
     FinishedOut,
     FromEngine,
     Out,
+    ProcessFailed,
     Ready,
     Start,
     Submit,
@@ -113,7 +113,7 @@ class RemoteEngine:
                     self._receives.ring = OutputRing(map_memory(ring))
                     self.memory, self._longest_prompts = memory, longest_prompts
                     return
-                case Failed(error), _:
+                case ProcessFailed(error), _:
                     raise error.rebuild("starting")
                 case message, _:
                     self._take(message)
@@ -151,7 +151,7 @@ class RemoteEngine:
 
     def abort(self, request_id: str, error: OmniError, number: int = 0) -> None:
         """See `Engine.abort`. number: of the request."""
-        self._send(Abort(request_id, ErrorData.of(error), number))
+        self._send(AbortSubmitted(request_id, ErrorData.of(error), number))
 
     def connect(self, place: str, end: socket.socket) -> "Future[Answer | None]":
         """Connects the engine to the one on a place, through a socket, which is closed here. The answer has the error, if any;
@@ -326,7 +326,7 @@ class RemoteEngine:
                     show(record)
             case Closed(state, error, timeline):
                 self._last, self._close_error, self.timeline, self._ended = state, error, timeline, True
-            case Failed(error):
+            case ProcessFailed(error):
                 failed = LostPeerError(self.name, "running", f"its process {self.pid} failed: {error.text}")
                 failed.__cause__ = error.rebuild("running")
                 raise failed
@@ -338,7 +338,9 @@ class RemoteEngine:
         if isinstance(item, FinishedOut):
             sink = self._pop(request_id)
             if sink is not None:
-                failed = RequestFailed(item.error.rebuild_known("running a request")) if item.error is not None else None
+                failed = (
+                    RequestFailed(item.error.rebuild_known("running a request")) if item.error is not None else None
+                )
                 sink.finish(failed or RequestFinished())
             return
         sink = self._sinks.get(request_id)

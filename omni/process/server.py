@@ -20,7 +20,7 @@ from omni.payload import AudioChunk, GeneratedTokens
 from omni.process.errors import ErrorData
 from omni.process.link import ChannelLink
 from omni.process.messages import (
-    Abort,
+    AbortSubmitted,
     Answer,
     AskState,
     AudioOut,
@@ -204,7 +204,7 @@ class EngineServer:
         match message:
             case Submit():
                 return self._submit(message)
-            case Abort(request_id, error, number):
+            case AbortSubmitted(request_id, error, number):
                 abort = AbortRequest(request_id, error.rebuild_known("aborting a request"), number)
                 if request_id not in self._building:
                     return [abort]

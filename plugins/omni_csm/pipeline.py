@@ -1,7 +1,7 @@
 """The family's graph: audio encoder -> backbone -> vocoder."""
 
 from omni.checkpoint import Checkpoint
-from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from omni.sampling import SamplingParams
 from omni_ar.generation_config import code_sampling_defaults, sampling_defaults
 from omni_ar.options import ArOptions
@@ -59,8 +59,10 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             Edge(producer="backbone", consumer="vocoder", adapter="omni_ar.adapters:FramesToCodes"),
         ),
         outputs=(
-            Output(modality="audio", stage="vocoder"),
-            Output(modality="codes", stage="backbone", adapter="omni_ar.adapters:FramesForUsers", default=False),
+            PipelineOutput(modality="audio", stage="vocoder"),
+            PipelineOutput(
+                modality="codes", stage="backbone", adapter="omni_ar.adapters:FramesForUsers", default=False
+            ),
         ),
         frontend=f"{_HERE}.frontend:build",
     )

@@ -17,13 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.device import Device, Graph, Launch, Span, Stream, Uploader
+from omni.device import Device, Graph, Launch, PackedSpan, Stream, Uploader
 from omni.device.graphs import CapturedGraphs
 from omni.errors import ReturnedError
 from omni_diffusion.model import DiffusionModel, StateT, Windows
 from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
-from omni_diffusion.windows import Window, WindowSizes
+from omni_diffusion.windows import DenoisingWindow, WindowSizes
 from omni_frames.store import FrameStore
 
 MOST_BEGUN = 2
@@ -78,17 +78,19 @@ class Denoiser:
             self._step_graphs.add(width, size, self._device.capture(self._stream, name, self.null_step(size, width)))
 
     def null_begin(self, count: int) -> list[Launch]:
-        packed_BX = self.window_uploads.view(Span(0, (count, self._columns)))
+        packed_BX = self.window_uploads.view(PackedSpan(0, (count, self._columns)))
         null = Launch.of(set_null_windows, packed_BX, self._null_row, self._sizes.block)
         self._device.enqueue(self._stream, [null])
         return [self._begin(packed_BX)]
 
     def null_step(self, count: int, width: int) -> list[Launch]:
-        packed_2B = self.step_uploads.view(Span(0, (2, count)))
+        packed_2B = self.step_uploads.view(PackedSpan(0, (2, count)))
         self._device.enqueue(self._stream, [Launch.of(set_null_steps, packed_2B, self._null_row)])
         return [self._step(packed_2B, width)]
 
-    def prepare_begin(self, requests: Sequence[DiffusionRequest], windows: Sequence[Window]) -> Callable[[], None]:
+    def prepare_begin(
+        self, requests: Sequence[DiffusionRequest], windows: Sequence[DenoisingWindow]
+    ) -> Callable[[], None]:
         """Enqueues the inputs of a window of each request, at most `MOST_BEGUN`. Returns a function that enqueues their
         beginning. Both can be retried after a failure."""
         size, graph = self._begin_graphs.find(None, len(requests))
@@ -110,7 +112,7 @@ class Denoiser:
         (packed_2B,) = self.step_uploads.send([packed])
         return partial(self._device.replay_or_enqueue, self._stream, graph, [self._step(packed_2B, width)])
 
-    def _fill(self, line: NDArray[np.int64], request: DiffusionRequest, window: Window) -> None:
+    def _fill(self, line: NDArray[np.int64], request: DiffusionRequest, window: DenoisingWindow) -> None:
         assert request.row is not None
         assert request.voice is not None
         assert request.noise is not None

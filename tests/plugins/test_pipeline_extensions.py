@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from omni import ConfigError, Omni, PluginError, Result, StageError
 from omni.cli import app
-from omni.payload import HiddenStates
+from omni.payload import RequestHiddenStates
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
 from omni_ar.run.output_processor import OutputProcessor
@@ -93,7 +93,7 @@ def test_hidden_states_are_an_output_like_any_other(omni: Omni) -> None:
     result = omni.generate(CHAT, modalities=asked, sampling=LENGTHS, stream=False)
     assert (result.text, result.audio, set(result.outputs)) == ("", None, set(asked))
     (payload,) = result.outputs["thinker.hidden_states"]
-    assert isinstance(payload.meta, HiddenStates)
+    assert isinstance(payload.meta, RequestHiddenStates)
     hidden = payload.tensors["hidden"]
     assert isinstance(hidden, torch.Tensor)
     assert payload.meta.layers == (LAYER,)
@@ -192,7 +192,9 @@ def test_run_takes_an_extension_and_shows_its_output(monkeypatch: pytest.MonkeyP
     ran = CliRunner().invoke(app, ["run", str(folder()), "hello", "--device", "cpu", "--with", "mood", *modalities])
     assert ran.exit_code == 0, ran.output
     assert re.search(r"^mood: Mood\(label='(calm|glad|sad)', scores=", ran.stderr, re.MULTILINE)
-    assert re.search(r"^thinker.hidden_states: HiddenStates\(.*\), hidden \[\d+, \d+\]$", ran.stderr, re.MULTILINE)
+    assert re.search(
+        r"^thinker.hidden_states: RequestHiddenStates\(.*\), hidden \[\d+, \d+\]$", ran.stderr, re.MULTILINE
+    )
 
 
 def test_an_extension_of_other_families_is_refused(tmp_path: Path) -> None:

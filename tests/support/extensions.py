@@ -12,8 +12,8 @@ import torch
 
 from omni import hookimpl
 from omni.device import COMPLETED
-from omni.payload import AudioChunk, HiddenStates, Payload
-from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.payload import AudioChunk, Payload, RequestHiddenStates
+from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from omni.plugin import PipelineExtension, StageKindEntry
 from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage
 
@@ -119,7 +119,7 @@ class MoodWorker(HostWorker):
         self._moods = options.moods
 
     def answer(self, payload: Payload) -> msgspec.Struct:
-        assert isinstance(payload.meta, HiddenStates)
+        assert isinstance(payload.meta, RequestHiddenStates)
         hidden_nD = payload.tensors["hidden"]
         assert isinstance(hidden_nD, torch.Tensor)
         scores = classify(hidden_nD, len(self._moods)).tolist()
@@ -149,7 +149,7 @@ class HiddenOnly:
     def __init__(self, args: msgspec.Struct | None) -> None: ...
 
     def push(self, payload: Payload) -> tuple[Payload, ...]:
-        return (payload,) if isinstance(payload.meta, HiddenStates) else ()
+        return (payload,) if isinstance(payload.meta, RequestHiddenStates) else ()
 
     def finish(self, reason: str) -> tuple[Payload, ...]:
         return ()
@@ -160,7 +160,7 @@ def quiet(pipeline: Pipeline) -> Pipeline:
     return pipeline.extended(
         stages=[Stage(name="quiet", kind="quiet", options=QuietOptions())],
         edges=[Edge(producer=voice.stage, consumer="quiet")],
-        outputs=[Output(modality="audio", stage="quiet")],
+        outputs=[PipelineOutput(modality="audio", stage="quiet")],
     )
 
 
@@ -174,7 +174,7 @@ def mood(pipeline: Pipeline) -> Pipeline:
             Stage(name="mood", kind="mood", options=MoodOptions()),
         ],
         edges=[edge],
-        outputs=[Output(modality="mood", stage="mood")],
+        outputs=[PipelineOutput(modality="mood", stage="mood")],
     )
 
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from omni import StageError
-from omni.device import COMPLETED, Device, Downloader, PhaseCategory, Sent, declare_categories
+from omni.device import COMPLETED, Device, Download, Downloader, PhaseCategory, declare_categories
 from omni.payload import Payload
-from omni.stage import Feed, MailboxWorker, Open, PayloadReceiver, Produced, StageUsage, Transfer
+from omni.stage import Feed, MailboxWorker, Open, PayloadCopier, Produced, StageUsage, Transfer
 from omni_scorer.model import ScorerModel, Scores
 from omni_scorer.options import ScorerOptions
 
@@ -52,7 +52,7 @@ class Batch:
     request: ScorerRequest
     first: int
     rows: int
-    sent: Sent
+    sent: Download
 
 
 class ScorerWorker(MailboxWorker[ScorerRequest]):
@@ -63,7 +63,7 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
         self._device, self._model, self._options = device, model, options
         self._stream = device.stream(name)
         self._scores_N = device.zeros((options.max_rows,), torch.float32)
-        self._receiver = PayloadReceiver(device, self._stream, options.max_rows)
+        self._copier = PayloadCopier(device, self._stream, options.max_rows)
         shape, slots = (options.max_rows,), options.max_in_flight
         self._downloads = Downloader(device, self._stream, self._stream, shape, torch.float32, slots)
         self._batches: deque[Batch] = deque()
@@ -109,7 +109,7 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
     def advance(self) -> bool:
         """Never waits: what is not ready is seen to in a later tick."""
         moved = self._collect()
-        while (request := self._next()) is not None and self._downloads.ready and self._receiver.ready:
+        while (request := self._next()) is not None and self._downloads.ready and self._copier.ready:
             self._launch(request, request.waiting.popleft())
             moved = True
         for request in list(self.requests.values()):
@@ -143,7 +143,7 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
         self._downloads.begin()
         try:
             rows_nW = self._device.empty(source.shape, source.dtype, self._stream)
-            self._receiver.receive([Transfer(source, rows_nW)]).check()
+            self._copier.copy([Transfer(source, rows_nW)]).check()
             self._device.launch(self._stream, run_scorer, self._model, rows_nW, scores_n)
             sent = self._downloads.send(download_scorer, scores_n)
         except Exception as error:

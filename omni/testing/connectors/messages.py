@@ -13,7 +13,7 @@ def typed(value: object) -> Typed[Any]:
     return Typed(cast(Any, value))
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
+class StartEnd(msgspec.Struct, frozen=True, tag=True):
     """factory: `module:attribute`. device: of the other process's end, by name."""
 
     factory: str
@@ -77,13 +77,13 @@ class SendPayload(msgspec.Struct, frozen=True, tag=True):
 
 
 class Turns(msgspec.Struct, frozen=True, tag=True):
-    """Asks for a `Report` with this `token` after some more turns."""
+    """Asks for an `EndReport` with this `token` after some more turns."""
 
     token: int
     count: int
 
 
-Command = Start | OpenReceiver | OpenSender | Expect | PieceOf | Do | OpenGate | CloseReceiver | SendPayload | Turns
+Command = StartEnd | OpenReceiver | OpenSender | Expect | PieceOf | Do | OpenGate | CloseReceiver | SendPayload | Turns
 
 
 class Commands(msgspec.Struct, frozen=True, tag=True):
@@ -103,7 +103,7 @@ class State(msgspec.Struct):
     lost: str = ""
 
 
-class Report(msgspec.Struct, tag=True):
+class EndReport(msgspec.Struct, tag=True):
     """News of the other end; the first one says that it is there.
 
     broken: the text of an AssertionError. busy: a receiver is. pieces: of payloads

@@ -61,7 +61,7 @@ class Reading:
     end: Event | None = None
 
 
-class Session:
+class StageSession:
     """ends: by request. read_after: ticks that consumers let pass before they read an output. guard: entered while the
     worker ticks."""
 

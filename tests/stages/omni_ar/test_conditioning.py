@@ -7,7 +7,7 @@ from torch import Tensor
 
 from omni.errors import InputError, OmniError, StageError
 from omni.payload import PageSlice, Payload
-from omni.stage import Done, PayloadReceiver
+from omni.stage import Done, PayloadCopier
 from omni.testing.simulation.late import QueuedDevice
 from omni.testing.stages.driver import SOURCE
 from omni_ar.inputs import MultimodalEmbedding, Placeholder, StepInputs
@@ -328,7 +328,7 @@ def test_steps_without_a_row_take_none_of_a_tick(monkeypatch: pytest.MonkeyPatch
 def test_a_stage_without_waiting_inputs_looks_at_no_upload(monkeypatch: pytest.MonkeyPatch):
     feed = feeder()
     feed.driver.tick()
-    monkeypatch.delattr(PayloadReceiver, "ready")
+    monkeypatch.delattr(PayloadCopier, "ready")
     assert not feed.driver.tick()
 
 
