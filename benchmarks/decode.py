@@ -111,7 +111,7 @@ _HEADER = (
 
 @dataclass(slots=True)
 class DecodeRun:
-    """What is asked for, and what came of it. steps: to measure in each case."""
+    """The arguments of a run, and its results. steps: to measure in each case."""
 
     device: TimedDevice
     dtype: str
@@ -127,7 +127,7 @@ class DecodeRun:
     hidden: HiddenRatio | None = None
 
     def shape(self, name: str) -> None:
-        """All cases of one shape."""
+        """Measures all cases of one shape."""
         shape = STAGES[name]
         with tempfile.TemporaryDirectory() as folder:
             SHAPES[shape.name](Path(folder))

@@ -36,7 +36,7 @@ _ROUNDS = 7
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """In embeddings. items: of each tower. captured: the largest first."""
+    """Batch sizes in embeddings. items: of each tower. captured: the largest first."""
 
     items: dict[str, tuple[int, ...]]
     captured: tuple[int, ...]

@@ -132,8 +132,8 @@ def compare(family: HandoffFamily) -> list[VariantRow]:
 
 
 def routing_of(family: HandoffFamily, names: Sequence[str]) -> dict[str, Routing]:
-    """By stage that has experts, of the first steps of the rounds `names`: of both variants, which have the same weights, prompts
-    and seeds."""
+    """Routing by stage with experts, in the first steps of the rounds `names`: of both variants, which have the same weights,
+    prompts and seeds."""
     bench = family.engine(graphs=False)
 
     def run() -> None:

@@ -76,7 +76,7 @@ class _SkippingDevice(CpuDevice):
 
 
 class _NoModel(ArModel):
-    """Only a shape: none of it runs."""
+    """A model's shape. It never runs."""
 
     def __init__(self, width: int = 0) -> None:
         """width: of the hidden state that each token emits; 0 emits none."""
@@ -110,7 +110,7 @@ class _NoModel(ArModel):
 
 
 class _NoCodec(_NoModel, CodecModel):
-    """Of a model whose token begins a frame of codes."""
+    """The shape of a model whose token begins a frame of codes. It never runs."""
 
     num_groups = 16
 

@@ -64,8 +64,8 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourRun:
-    """Of the median round. prepared: pictures per second of the neighbour, in all rounds. span: of all rounds, by the host's
-    monotonic clock, in nanoseconds. steps: the periods of decode steps by stage, with a timeline."""
+    """Numbers of the median round. prepared: pictures per second of the neighbour, in all rounds. span: of all rounds, by the
+    host's monotonic clock, in nanoseconds. steps: the periods of decode steps by stage, with a timeline."""
 
     neighbour: str
     requests: int
@@ -211,7 +211,7 @@ async def measure(arguments: argparse.Namespace, folder: str, speech: FamilySpee
 
 
 def steps_within(trace: Trace, span: Interval | None) -> dict[str, Spread]:
-    """By stage: the time from one decode step to the next, of those that ran in `span`, in microseconds."""
+    """Times between consecutive decode steps that ran in `span`, in microseconds, by stage."""
     assert span is not None
     window = Interval(span.start - trace.started, span.end - trace.started)
     phases = tuple(one for one in trace.phases if one.ran.overlaps(window))

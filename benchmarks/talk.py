@@ -32,7 +32,7 @@ from shapes import SHAPES
 
 @dataclass(frozen=True, slots=True)
 class FamilySpeech:
-    """How a family speaks. second: its frames. unspoken: how many tokens of a talker that a limit ends have no frame."""
+    """The speech of a family. second: frames of a second. unspoken: tokens without a frame, of a talker that a limit ends."""
 
     second: float
     unspoken: int
@@ -46,7 +46,7 @@ TALKS: Mapping[str, FamilySpeech] = {
     "qwen2.5-omni-7b": CODES,
     "tiny-qwen2.5-omni": CODES,
 }
-"""By shape. The tiny ones show that it runs."""
+"""Families by shape. The tiny ones show that it runs."""
 _SECONDS = 20
 
 
@@ -141,7 +141,7 @@ def print_rounds(rounds: list[TalkRound], target: Goal | None) -> None:
 
 
 def bytes_in_use() -> int:
-    """Of the device, by all processes: the engine has one of its own."""
+    """Memory of the device in use by all processes: the engine has one of its own."""
     free, total = torch.cuda.mem_get_info()
     return total - free
 

@@ -50,15 +50,15 @@ _TEXT = "the blue voice said a red circle was here and what you see now is it yo
 WORDS = _TEXT.split()
 SAMPLES_PER_FRAME, LOOKAHEAD = 1920, 555
 TOLERANCE = 1e-4
-"""Of a waveform's peak: float32 sums in another order."""
+"""Tolerance as a part of a waveform's peak: float32 sums have another order."""
 KINDS = 4
 WARM_UP = 10_000
-"""Where the numbers of the requests begin that are not measured."""
+"""The first number of the requests that are not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskedRequest:
-    """What is asked. tokens: of text to write. picture: RGB. sound: float32 `[n]` at 16 kHz."""
+    """One request. tokens: of text to write. picture: RGB. sound: float32 `[n]` at 16 kHz."""
 
     text: str
     tokens: int
@@ -115,7 +115,7 @@ class SideRun:
         }
 
     def queued(self, clients: int) -> "SideRun":
-        """As `clients` would see these answers if they queued for them: each waits for those of the others."""
+        """The run as `clients` queueing clients see it: each waits for the answers of the others."""
         took = [answer.total for answer in self.answers]
         seen = []
         for number, answer in enumerate(self.answers):
@@ -237,7 +237,7 @@ def _from_clients(ask: Callable[[int], SideAnswer], numbers: Sequence[int], clie
 
 
 def check_equal(ours: SideRun, theirs: SideRun) -> int:
-    """How many requests were compared. Raises AssertionError where an answer differs."""
+    """Compares the answers, and returns their number. Raises AssertionError where one differs."""
     pairs = list(zip(ours.answers, theirs.answers, strict=False))
     for number, (our, their) in enumerate(pairs):
         assert our.text == their.text, f"request {number}: {our.text!r} is not {their.text!r}"

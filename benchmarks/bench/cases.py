@@ -41,7 +41,7 @@ class DecodeCase:
         return self._model[0]
 
     def options(self, tokens: int) -> dict[str, object]:
-        """Of the stage, for requests that draw so many tokens: room for all of them."""
+        """Options of the stage with room for requests that draw `tokens` tokens each."""
         longest = -(-(self.prompt + tokens) // _BLOCK) + 1
         return {
             "max_num_seqs": self.rows,
@@ -53,7 +53,7 @@ class DecodeCase:
         }
 
     def tokens(self, steps: int) -> int:
-        """How many each request draws, so that all decode together for `steps` steps: the first wait for the last's prompt."""
+        """Tokens that each request draws, so that all decode together for `steps` steps: the first wait for the last's prompt."""
         return steps + 2 * (self.rows * self.prompt // _BUDGET + self.rows // 8) + 16
 
     def engine(self, tokens: int, graphs: bool) -> BenchEngine:
@@ -68,7 +68,7 @@ class DecodeCase:
     def ask(
         self, bench: BenchEngine, name: str, tokens: int, stage: str, modalities: Sequence[str] = ("text",)
     ) -> None:
-        """All requests, at once. name: of the round; its prompts are always the same."""
+        """Submits all requests at once. name: of the round; its prompts are always the same."""
         generator = np.random.default_rng([len(name), *name.encode()])
         for row in range(self.rows):
             prompt = random_prompt(generator, self.prompt, self.model.shape)
@@ -115,13 +115,13 @@ def profile_steps(case: DecodeCase, bench: BenchEngine, steps: int = 16) -> None
 
 
 def decode_routing(case: DecodeCase) -> Routing | None:
-    """Of the first steps that `measure_decode` times."""
+    """The routing of the first steps that `measure_decode` times."""
     tokens = case.tokens(_COUNTED_STEPS)
     return _routing(case, case.engine(tokens, graphs=False), case.stage, ["measured"], tokens)
 
 
 def _routing(case: DecodeCase, bench: BenchEngine, stage: str, names: Sequence[str], tokens: int) -> Routing | None:
-    """None of a dense model. bench: without graphs; it is closed. names: of the rounds to run."""
+    """The routing; None for a dense model. bench: without graphs; it is closed. names: of the rounds to run."""
 
     def run() -> None:
         for name in names:
@@ -171,7 +171,7 @@ class HiddenRatio:
 
 
 def hidden_ratio(case: DecodeCase, steps: int, rounds: int = 3) -> HiddenRatio:
-    """Of the first `steps` steady steps of each round, so that contexts are as long in both."""
+    """The ratio over the first `steps` steady steps of each round, where both have contexts of the same length."""
     tokens = case.tokens(steps)
     options = case.options(tokens)
     silent = case.opened(emitting(case.pipeline, 0, emits=False, **options), case.graphs, WRITER)

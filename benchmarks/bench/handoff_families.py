@@ -68,7 +68,7 @@ class HandoffFamily(ABC):
         return BenchEngine(self.pipeline(), setup.checkpoint, setup.device, setup.dtype, graphs)
 
     def options(self, tokens: int) -> dict[str, object]:
-        """Of a stage whose requests draw so many tokens."""
+        """Options of a stage whose requests draw `tokens` tokens."""
         blocks = self.rows * (-(-(self.prompt + tokens) // _BLOCK) + 2)
         return {
             "max_num_seqs": self.rows,

@@ -22,7 +22,7 @@ _PROMPT_ROWS = 2048
 
 
 class PackedRow(msgspec.Struct, frozen=True):
-    """What a request's consumer is sent: tensors in host memory of their own."""
+    """A message to a request's consumer: tensors in host memory of their own."""
 
     request_id: str
     tensors: dict[str, Tensor]
@@ -94,7 +94,7 @@ class InlinePackaging:
         return Launch.of(read_frames, runner._state, rows_R, runner._limits.block_size, runner.pages.codes, out_RG)
 
     def _copy_prompts(self, context: StepContext) -> dict[str, slice]:
-        """Of requests whose prompt is complete with this step: which rows of the copy are theirs."""
+        """Rows of the copy by request, for prompts that this step completes."""
         places, slots, start = {}, [], 0
         for scheduled in context.rows:
             prompt = scheduled.request.prompt

@@ -58,7 +58,7 @@ class Buffers:
 
 
 def cases(sizes: KernelSizes, buffers: Buffers) -> Iterator[KernelCase]:
-    """All of them but sampling and step."""
+    """All cases except sampling and step."""
     for tokens in (sizes.rows[0], sizes.rows[-1], sizes.prompt):
         yield from _norms(sizes.thinker, tokens, buffers)
         yield from _rope(sizes.thinker, tokens, buffers)
@@ -118,7 +118,7 @@ def _activation(shape: LayerShape, tokens: int, b: Buffers) -> KernelCase:
 
 
 def _features(sizes: KernelSizes, b: Buffers) -> Iterator[KernelCase]:
-    """What features of a layer cost: each at the sizes of plain attention, and a window of a long context beside all of it."""
+    """Cases of attention features: each at the sizes of plain attention, and a long context with and without a window."""
     shape, rows, window, long = sizes.thinker, sizes.rows[:2][-1], sizes.length, 16 * sizes.length
     yield _decode(shape, rows, long, b)
     yield _decode(shape, rows, long, b, AttentionFeatures(window=window))

@@ -33,7 +33,7 @@ class Hop:
 
     @property
     def since(self) -> int:
-        """Not after the event, unless it was done when the payload was handed over."""
+        """The last known time before the event: its last pending poll, else the handover."""
         return self.pending or self.handed
 
 
@@ -96,7 +96,7 @@ class _Sender(LocalSender):
 
 @dataclass(slots=True)
 class EdgeHops:
-    """Of payloads with tensors. sent: when each payload was handed over, also those of host data."""
+    """Hops of payloads with tensors. sent: time of each payload's handover, also of host data."""
 
     hops: list[Hop] = field(default_factory=list)
     sent: list[int] = field(default_factory=list)
@@ -107,7 +107,7 @@ class EdgeHops:
 
 
 Hops = dict[str, EdgeHops]
-"""By edge."""
+"""Hops by edge."""
 
 
 def while_both_decode(edge: EdgeHops, behind: EdgeHops) -> list[Hop]:

@@ -65,7 +65,7 @@ def emitting(pipeline: Pipeline, width: int, *, emits: bool, **options: object) 
 def thinker_and_talker(
     pipeline: Pipeline, groups: int, options: Mapping[str, Mapping[str, object]], *, joined: bool, priority: int = -1
 ) -> Pipeline:
-    """Both, and `sink`, which gathers the talker's frames of `groups` codes in the vocoder's place.
+    """A pipeline of both, and of `sink`, which gathers the talker's frames of `groups` codes in the vocoder's place.
 
     options: of the two, by stage. joined: whether the thinker feeds the talker, or the front end does. priority: of the talker.
     """

@@ -49,7 +49,7 @@ class _Barrier:
 
 
 def measure_processes(folder: Path, device: str, load: Load) -> dict[str, StepTimes]:
-    """As `measure`, of two processes. Raises RuntimeError if one of them fails or takes too long."""
+    """As `measure`, in two processes. Raises RuntimeError if one of them fails or takes too long."""
     context = multiprocessing.get_context("spawn")
     results: Answers = context.Queue()
     barrier = context.Barrier(2)
@@ -71,7 +71,7 @@ def measure_processes(folder: Path, device: str, load: Load) -> dict[str, StepTi
 
 
 def answers_of(children: Sequence[BaseProcess], results: Answers, patience: float = _PATIENCE) -> dict[str, StepTimes]:
-    """What all of them found. Raises RuntimeError as soon as one has failed, or after `patience` seconds."""
+    """The answers of all processes. Raises RuntimeError as soon as one has failed, or after `patience` seconds."""
     times: dict[str, StepTimes] = {}
     deadline = time.monotonic() + patience
     while len(times) < len(children):

@@ -24,8 +24,8 @@ _BLOCK = 16
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What both do. rows: by stage. prompt: ids of each prompt. tokens: that a request may draw, by stage: more than there is time
-    for. seconds, steps: that are measured at least, once all rows decode. priority: of the talker's streams."""
+    """The load of both. rows: by stage. prompt: ids of each prompt. tokens: that a request may draw, by stage: more than fit in
+    the time. seconds, steps: that are measured at least, once all rows decode. priority: of the talker's streams."""
 
     rows: Mapping[str, int]
     prompt: int
@@ -52,7 +52,7 @@ TINY = Load({THINKER: 2, TALKER: 1}, 8, {THINKER: 4000, TALKER: 4000}, 0.05, "fl
 
 
 class Meeting(Protocol):
-    """Where those who measure at once wait for each other, time after time; they go on ticking meanwhile."""
+    """A barrier for sides that measure at the same time, for repeated use. They tick while they wait."""
 
     def arrive(self) -> None: ...
 
@@ -72,7 +72,7 @@ class Alone:
 
 
 def pipeline_of(checkpoint: Checkpoint, load: Load, stages: Sequence[str]) -> Pipeline:
-    """Of one of the two, or of both."""
+    """The pipeline of one of the two stages, or of both."""
     family, talker = family_pipeline(checkpoint), read_config(checkpoint).talker
     assert talker is not None
     options = {stage: load.options(stage) for stage in stages}

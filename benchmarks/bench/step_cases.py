@@ -27,7 +27,7 @@ _BLOCK = 16
 
 
 class _ShapeOnly(ArModel):
-    """What state is allocated for; none of it runs."""
+    """The shape that state is allocated for. It never runs."""
 
     def __init__(self, vocab: int, length: int) -> None:
         super().__init__()

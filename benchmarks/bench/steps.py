@@ -1,4 +1,4 @@
-"""What one stage's steps took, on the host and on the device."""
+"""Times of one stage's steps, on the host and on the device."""
 
 import itertools
 import time
@@ -89,7 +89,7 @@ def steady_steps(steps: Sequence[LaunchedStep], rows: int, skip: int = 4) -> lis
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Of consecutive decode steps, microseconds.
+    """Times of consecutive decode steps, in microseconds.
 
     step: between token events, p50 and p99. launch: between launches on the host, p50 and p99; wall: the mean. idle: of the device
     between the end of a step and the start of the next, p50 and p99; where the device ran dry, host time of launching the next

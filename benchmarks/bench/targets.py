@@ -1,4 +1,4 @@
-"""What this project wants of one H200: `must` is required, `aim` is hoped for. They are goals of ours, not measurements.
+"""Targets for one H200: `must` is required, `aim` is hoped for. They are goals of ours, not measurements.
 
 A `must` for decode steps and speech is less than a peer took for the same shape, dummy weights and bfloat16 on such a device, when
 this was written (November 2026); an `aim` lies between that and the floor, which is the bytes of a step over 4.3 TB/s:
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Both in the unit of what is measured, of which less is better."""
+    """Bounds in the unit of the measurement; less is better."""
 
     must: float
     aim: float
@@ -49,5 +49,5 @@ def verdict(value: float, target: Goal | None) -> str:
 
 
 def bounds(target: Goal | None) -> str:
-    """For a table."""
+    """The bounds as a table's text."""
     return f"{target.must:g} / {target.aim:g}" if target is not None else ""

@@ -116,7 +116,7 @@ class AttentionCase:
             prefill_attention(q_THD, key, value, self.table_RM, self.rows_P4, 0, settings, out_THD)
 
     def seconds(self, settings: Settings) -> float:
-        """Of one layer, inf where the settings do not fit the device."""
+        """Seconds of one layer; inf where the settings do not fit the device."""
         layers = range(self.key.shape[0])
         try:
             self.run(settings, 0)
@@ -134,7 +134,7 @@ class AttentionCase:
 
     @cached_property
     def expected(self) -> Tensor:
-        """Of the last layer, by plain torch in the same precision."""
+        """The result of the last layer, by plain torch in the same precision."""
         key, value = self.key[-1], self.value[-1]
         if max(self.queries) == 1:
             longest = max(self.lengths)
@@ -247,7 +247,7 @@ def tune_prefill(compiled: Compiled, shapes: Sequence[str]) -> Table:
 
 
 def measure(shapes: Sequence[str]) -> None:
-    """What callers get now."""
+    """Measures the present settings."""
     for shape, (rows, length) in product(shapes, [*((rows, None) for rows in ROWS), *LONG]):
         case = decode_case(shape, rows, length)
         show(f"decode {shape}, {rows} x {length or '512-768'}", case, decode_settings(case.q_THD, case.key[0]))

@@ -124,7 +124,7 @@ class LinearCase:
         return add_rms_norm(self.residual_TN, delta_TN, self.next_norm_N, EPS)[0]
 
     def seconds(self, config: LinearSettings | None, product: LinearSettings | None = None) -> float:
-        """Of one call, inf where the settings do not fit the device."""
+        """Seconds of one call; inf where the settings do not fit the device."""
         try:
             self.run(config, self.weights[0], product)
         except (TritonError, RuntimeError) as error:
@@ -269,7 +269,7 @@ def show_tables(shapes: Sequence[tuple[str, int, int]]) -> None:
 
 
 def save_over_shipped(out: Path | None, tables: Tables) -> None:
-    """What was measured, over what the shipped table has."""
+    """Saves the measured settings; others remain as in the shipped table."""
     if out is None:
         return
     folder = torch.cuda.get_device_name().lower().replace(" ", "_")

@@ -68,7 +68,7 @@ SHAPES = {"thinker": MoeShape(128, 8, 2048, 768), "talker": MoeShape(128, 6, 102
 
 
 def few_candidates(shape: MoeShape) -> tuple[list[FewProduct], list[FewProduct]]:
-    """Of both products."""
+    """Candidates of settings, for both products."""
     whole, row = (1 << (n - 1).bit_length() for n in (shape.width, shape.intermediate))
     gate = [(1, whole, 1), (1, whole, 2), (2, whole, 2), (2, whole, 4), (4, whole, 4), (8, whole, 8), (4, 512, 1)]
     part = shape.intermediate & -shape.intermediate  # the power of two in it: no lane idle
@@ -127,7 +127,7 @@ GROUPED: dict[int, tuple[list[tuple[int, ...]], list[tuple[int, ...]]]] = {
 
 
 def grouped_candidates(block_m: int) -> tuple[list[GroupedProduct], list[GroupedProduct]]:
-    """Of both products."""
+    """Candidates of settings, for both products."""
     gates, downs = (
         [
             GroupedProduct(

@@ -83,7 +83,7 @@ class SegmentCase:
         return reference.attend_segments(q, k, v, self.bounds_S2, lengths, self.scale)
 
     def seconds(self, settings: SegmentSettings) -> float:
-        """Of one layer; inf where the settings do not fit the device."""
+        """Seconds of one layer; inf where the settings do not fit the device."""
         try:
             ours = self.attend(settings, self.layers[-1])
         except (TritonError, RuntimeError) as error:

@@ -52,7 +52,7 @@ class Client:
         self.queue.start()
 
     def check(self, arguments: CheckedArguments, grammars: bool) -> None:
-        """Raises InputError for sampling that no request of this model can ask for, and for a voice where there is no choice.
+        """Raises InputError for sampling that this model does not support, and for a voice where there is no choice.
         grammars: whether to compile them as well, which may take long."""
         sampling, fields = arguments.sampling, arguments.fields
         if arguments.voice is not None and not self.frontend.voices:
@@ -72,7 +72,7 @@ class Client:
             raise StageError("engine", "taking a request", "it is closed")
 
     def handle(self, deliver: Deliver) -> RequestHandle:
-        """A handle with an id of its own. Only the caller knows of it yet."""
+        """A handle with an id of its own. It is registered when the call is submitted."""
         return RequestHandle(f"r{next(self._numbers)}", deliver, self._finished)
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class Client:
             for step in steps:
                 try:
                     step()
-                except BaseException as error:  # `close` raises it; the rest is closed all the same
+                except BaseException as error:  # `close` raises it; the rest is closed anyway
                     if self._failure is None:
                         self._failure = error if isinstance(error, Exception) else known("engine", "closing", error)
                     else:
@@ -136,5 +136,5 @@ def _close_all() -> None:
     for client in list(_OPEN):
         try:
             client.close()
-        except BaseException:  # the other models are closed all the same, also if this is Ctrl-C
+        except BaseException:  # the other models are closed, also after Ctrl-C
             _log.exception("a model was not closed as it should be")

@@ -305,7 +305,7 @@ def _integer(value: object, field: str, low: int, high: int, remedy: str) -> int
 
 
 def _sampling(pipeline: Pipeline, sampling: object) -> tuple[Mapping[str, SamplingParams], Mapping[str, str]]:
-    """By stage: the parameters, and their names in errors."""
+    """The parameters, and their names in errors, both by stage."""
     if sampling is None:
         return {}, {}
     if isinstance(sampling, SamplingParams):

@@ -1,4 +1,4 @@
-"""Where requests wait between `generate` and the stages, and the threads that prepare them."""
+"""The queue of requests between `generate` and the stages, and the threads that prepare them."""
 
 import logging
 import os
@@ -232,7 +232,7 @@ class RequestQueue:
             while left:
                 try:
                     left.popleft()()
-                except BaseException:  # the other requests are notified all the same
+                except BaseException:  # the other requests are notified anyway
                     _log.exception("a request could not be notified")
         finally:
             self._under_way.effects = None

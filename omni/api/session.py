@@ -1,4 +1,4 @@
-"""A loaded model: what `Omni` and `AsyncOmni` have in common."""
+"""A loaded model: the common part of `Omni` and `AsyncOmni`."""
 
 import os
 import weakref

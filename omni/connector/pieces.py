@@ -176,7 +176,7 @@ StretchT = TypeVar("StretchT")
 class CopiedRef(Generic[StretchT]):
     """Base class of refs of connectors that copy.
 
-    left: what is still to be copied, in order. copied: the end of the copies launched so far.
+    left: the parts to be copied, in order. copied: the end of the copies launched so far.
     """
 
     def __init__(self, payload: Payload, ready: Event, left: Iterable[StretchT]) -> None:

@@ -1,4 +1,4 @@
-"""Stages that are closed because their worker may be in an unknown state, and checks of what workers give."""
+"""Stages that are closed because their worker may be in an unknown state, and checks of the messages of workers."""
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class StageFault(Exception):
-    """A worker broke its contract outside of `tick`. stage, error: whose, and how."""
+    """A worker broke its contract outside of `tick`. stage: of the worker. error: the cause."""
 
     def __init__(self, stage: str, error: Exception) -> None:
         super().__init__(f"{stage}: {error}")
@@ -56,7 +56,7 @@ def discard_work(stage: str, worker: StageWorker, leases: Iterable[Lease]) -> No
 
 
 def checked_message(stage: str, worker: StageWorker, message: object) -> Outbound:
-    """A message of a worker. Raises StageFault for one that a stage must not send: nothing says which request it belongs to."""
+    """A message of a worker. Raises StageFault for a message of a wrong type: the request that it belongs to is unknown."""
     match message:
         case Produced(payload=Payload()) | Done(counts=dict()) | Failed():
             return message

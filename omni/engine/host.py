@@ -154,7 +154,7 @@ class HostPending:
             self._inner.abort()
 
     def release_source(self, after: Event) -> None:
-        """Nothing reads the producer's memory after `after`. Only the first call has an effect."""
+        """Ends the reads of the producer's memory at `after`. Only the first call has an effect."""
         if not self._inner_over:
             self._inner_over = True
             self._inner.release(after)

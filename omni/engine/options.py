@@ -15,7 +15,7 @@ device on Linux, else a thread."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How stages are built and requests are admitted.
+    """Settings of the engine: devices, memory and admission.
 
     device: `"cpu"`, `"cuda"` or `"cuda:N"`; None selects the first CUDA device if there is one, else the CPU.
     process: see `EngineProcess`. In a process of its own, the user's Python code cannot delay a step.

@@ -12,7 +12,7 @@ from omni.pipeline import FRONTEND
 
 
 class FrontendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How requests are prepared. media: sources and sizes of pictures and sound. control_tokens: whether the written form of a
+    """Settings of the front end. media: sources and sizes of pictures and sound. control_tokens: whether the written form of a
     control token in a user's text, such as `<|im_end|>`, is `"text"`, or the token, as in transformers: `"tokens"`.
 
     switch_interval: seconds after which a thread that runs Python gives way to one that waits, while a model is open

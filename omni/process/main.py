@@ -31,7 +31,7 @@ RING_BYTES = 32 * 2**20
 
 def main(descriptor: int, parent: int) -> None:
     """descriptor: the socket to the user's process, whose id is `parent`. Exits the interpreter."""
-    with suppress(OSError):  # what a plugin prints must not come between the bytes of `omni run --out -`
+    with suppress(OSError):  # output of a plugin must not come between the bytes of `omni run --out -`
         os.dup2(2, 1)
     _exit_with(parent)
     sends: Codec[FromEngine] = Codec(FromEngine)

@@ -22,7 +22,7 @@ from omni.timeline.trace import Trace
 
 
 class _NoOptions(msgspec.Struct, frozen=True):
-    """In place of the options of a stage, which travel with the name of their type."""
+    """A substitute for the options of a stage, which are sent with the name of their type."""
 
 
 class PayloadData(msgspec.Struct, frozen=True, array_like=True):
@@ -233,7 +233,7 @@ def output_of(item: TokensOut | AudioOut | OtherOut | StageFinishedOut) -> Stage
 
 
 class EngineState(msgspec.Struct, frozen=True):
-    """usage_error, counters_error: why a stage cannot say; the mapping is empty then."""
+    """usage_error, counters_error: of a stage that cannot report them; the mapping is empty then."""
 
     usage: dict[str, StageUsage]
     counters: dict[str, Mapping[str, int]]
@@ -243,7 +243,7 @@ class EngineState(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """To a `Check` or a `Connect` (error: why it fails), or to an `AskState`."""
+    """The answer to a `Check` or a `Connect` (error: of the call), or to an `AskState`."""
 
     number: int
     state: EngineState | None = None
@@ -259,7 +259,7 @@ class LogRecordOut(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Turn(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """All that came up since the last such message: outputs of all requests in order, then answers, then log records.
+    """Everything since the last such message: outputs of all requests in order, then answers, then log records.
 
     unlinked: the numbers of `Connect`s whose connection has ended; the requests that needed it fail in `outputs`.
     """

@@ -230,7 +230,7 @@ class RemoteEngine:
         self._release()
 
     def _send(self, message: ToEngine, extra: int | None = None) -> None:
-        """If the process is gone, the listener reports it."""
+        """Sends a message. If the process is gone, the listener reports it."""
         with suppress(ChannelClosed):
             self._channel.send(message, extra)
 
@@ -264,7 +264,7 @@ class RemoteEngine:
         return number, answer
 
     def _failure_now(self) -> StageError | None:
-        """Why the engine takes no requests any more. A new object each time: a raised error keeps the frames it went through."""
+        """The error, if the engine takes no more requests. A new object each time: a raised error keeps its frames."""
         return self._failure() if self._failure is not None else None
 
     # The listener.

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 EngineEnd = Channel[FromEngine, ToEngine]
 
 _RETRY_MILLISECONDS = 1
-"""Until an idle engine tries again to send what the other side had no time for."""
+"""Time until an idle engine tries again to send messages that the other side had no time for."""
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ class EngineServer:
         self.wake()
 
     def finish(self) -> None:
-        """Sends what is left."""
+        """Sends the remaining messages."""
         if self._unsent:
             self._send(self._turn())
             self._clear_sent()

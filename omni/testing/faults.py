@@ -118,7 +118,7 @@ class FaultyStirredDevice(StirredDevice):
 
     @property
     def failures(self) -> int:
-        """How often the planted fault occurred."""
+        """Number of times that the planted fault occurred."""
         fault = self.faults.planted
         return int(fault is not None and not fault.left)
 
@@ -139,7 +139,7 @@ REUSED = 7
 
 
 class Owner:
-    """Whose memory stages read: writes over it, on a stream of its own, as soon as it may."""
+    """The owner of memory that stages read: it writes over the memory, on a stream of its own, as soon as it may."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""Where an error comes from: the plugin's distribution, file and line. Only the standard library, since `omni.errors` uses it."""
+"""The origin of an error: the plugin's distribution, file and line. Only the standard library, since `omni.errors` uses it."""
 
 import inspect
 import sys

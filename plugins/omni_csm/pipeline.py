@@ -11,13 +11,13 @@ from omni_vocoder.options import VocoderOptions
 
 _HERE = "omni_csm"
 _MOST_FRAMES = 125
-"""As published: 10 seconds."""
+"""The published limit: 10 seconds."""
 
 _DEPTH = "depth_decoder_"
 """The prefix in generation_config.json of sampling parameters for the codes after a frame's first."""
 
 _CODEC_DTYPE = "float32"
-"""As published, whatever the dtype of the other stages."""
+"""The published dtype, whatever that of the other stages."""
 
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
@@ -69,7 +69,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
 
 
 def _sampling(checkpoint: Checkpoint, config: CsmConfig) -> SamplingParams:
-    """As published. A frame ends a sound instead of a single code, so there is no stop id."""
+    """The published defaults. A frame, not a single code, ends a sound, so there is no stop id."""
     generation = {"max_new_tokens": _MOST_FRAMES} | checkpoint.generation_config
     published = sampling_defaults(generation | {"eos_token_id": None}, None, config.vocab_size)
     return code_sampling_defaults(generation, _DEPTH).with_defaults(published)

@@ -67,7 +67,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
 
 
 def _thinker_sampling(checkpoint: Checkpoint, vocab_size: int) -> SamplingParams:
-    """As in generation_config.json, except for the end id: as in transformers, the thinker's own config takes precedence."""
+    """Defaults of generation_config.json, except the end id: as in transformers, the thinker's own config takes precedence."""
     generation = checkpoint.generation_config | _MOST_TOKENS
     others = {name: value for name, value in generation.items() if name != "eos_token_id"}
     thinker = checkpoint.config["thinker_config"]

@@ -16,7 +16,7 @@ Tell = Callable[[object], None]
 
 @dataclass
 class ChildOutcome:
-    """What a child said, in order; `hung` is the test that took too long, `crashed` the one in which the child died."""
+    """Messages of a child, in order; `hung` is the test that took too long, `crashed` the one in which the child died."""
 
     said: list[dict[str, Any]] = field(default_factory=list)
     hung: str | None = None

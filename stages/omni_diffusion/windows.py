@@ -41,7 +41,8 @@ class RenderPart:
 
 @dataclass(frozen=True, slots=True)
 class WindowSizes:
-    """In code frames. repeats: latent frames of a code frame. context: latent frames on either side for rendering."""
+    """Sizes of denoising windows, in code frames. repeats: latent frames of a code frame. context: latent frames on either side for
+    rendering."""
 
     first: int
     later: int

@@ -53,7 +53,7 @@ class VocoderRequest(FrameRequest):
     """A request from `Open` to its end."""
 
     def next_chunk(self, sizes: ChunkSizes) -> ChunkShape | None:
-        """None while it lacks frames."""
+        """The next chunk; None while its frames have not arrived."""
         wanted, fewest = (sizes.later, 1) if self.done else (sizes.first, sizes.fewest)
         if self.in_flight or self.buffered < (fewest if self.ended else wanted):
             return None

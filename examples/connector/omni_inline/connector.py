@@ -27,7 +27,7 @@ COPY_ROWS = 4096
 
 
 class InlineAddress(msgspec.Struct, frozen=True):
-    """Nothing: the pieces bring all that the receiver needs."""
+    """Empty: the pieces bring all that the receiver needs."""
 
 
 class InlinePiece(msgspec.Struct, frozen=True):

@@ -70,7 +70,7 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
         self._scored = 0
 
     def usage(self) -> StageUsage:
-        """All zero when the stage is idle."""
+        """Resources in use, all zero when the stage is idle."""
         inputs = sum(len(request.waiting) for request in self.requests.values())
         return {"requests": len(self.requests), "inputs": inputs, "batches": len(self._batches)}
 

@@ -14,7 +14,7 @@ BOARD_CELLS = 1024
 BOARD_BYTES = BOARD_CELLS * 8
 """Size of one board: uint64 `[BOARD_CELLS]`, numbers of pieces by cell."""
 LARGEST_PART = 4
-"""A piece is at most this part of the pool, so that it fits into what the receiver leaves."""
+"""A piece is at most this part of the pool, so that it fits into the part that the receiver leaves free."""
 
 
 class PoolPiece(msgspec.Struct, frozen=True, array_like=True):

@@ -210,7 +210,7 @@ class PoolSender:
             self._free(piece.cell)
 
     def _collect(self) -> None:
-        """Takes back what is acknowledged. The host's usual cost is two calls of numpy, whatever is under way."""
+        """Takes back the acknowledged pieces. The host's usual cost is two calls of numpy, independent of their number."""
         np.equal(self._board, self._expected, out=self._same)
         if np.count_nonzero(self._same):
             for cell in np.flatnonzero(self._same).tolist():

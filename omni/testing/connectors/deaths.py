@@ -22,7 +22,7 @@ from omni.testing.connectors.messages import (
 from omni.testing.connectors.promises import calling, require
 
 CLOSE_SECONDS = 30.0
-"""How long a receiver may be busy after its sender's process has ended."""
+"""Seconds that a receiver may be busy after its sender's process has ended."""
 
 
 def consumer_killed(bench: ConnectorBench, end: RemoteEnd, next_end: RemoteEnd) -> None:

@@ -16,7 +16,7 @@ from omni.testing.engines.ticked import TickedEngine
 from omni.testing.simulation.device import SimulatedDevice
 
 PATIENCE_SECONDS = 60.0
-"""How long an engine may do nothing while requests are under way."""
+"""Seconds that an engine may do nothing while requests are under way."""
 SETTLE_SECONDS = 2.0
 """How long, when all requests are over: what stages hold then is never freed."""
 

@@ -1,4 +1,4 @@
-"""Receivers of inputs with other stages' tensors: conditioning of steps, and multimodal embeddings."""
+"""Stores for the tensors of other stages: conditioning of steps, and multimodal embeddings."""
 
 from collections import Counter
 from collections.abc import Iterator
