@@ -152,7 +152,7 @@ class FrameWorker(MailboxWorker[RequestT]):
             request.in_flight += samples is not None
         if samples is not None:
             self._in_flight.append(samples)
-            self.totals["samples"] += samples.samples * len(batch)
+            self.totals["samples"] += sum(samples.samples)
         return True
 
     def _collect(self) -> bool:
@@ -168,8 +168,8 @@ class FrameWorker(MailboxWorker[RequestT]):
 
     def _emit(self, request: RequestT, batch: SampleBatch[RequestT], index: int) -> None:
         request.in_flight -= 1
-        request.samples += batch.samples
-        if not batch.samples:
+        request.samples += batch.samples[index]
+        if not batch.samples[index]:
             return
         samples = batch.read(index)
         if not np.isfinite(samples).all():
