@@ -46,7 +46,7 @@ class ScorerRequest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class RowBatch:
     """An input on the device. first: the number of its first row in the request. rows: their count."""
 
     request: ScorerRequest
@@ -66,7 +66,7 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
         self._copier = PayloadCopier(device, self._stream, options.max_rows)
         shape, slots = (options.max_rows,), options.max_in_flight
         self._downloads = Downloader(device, self._stream, self._stream, shape, torch.float32, slots)
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[RowBatch] = deque()
         self._scored = 0
 
     def usage(self) -> StageUsage:
@@ -152,7 +152,7 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
             return
         finally:
             message.release(self._device.record(self._stream))
-        self._batches.append(Batch(request, request.rows, count, sent))
+        self._batches.append(RowBatch(request, request.rows, count, sent))
         request.in_flight += 1
         request.rows += count
 
