@@ -57,6 +57,8 @@ class Client:
         sampling, fields = arguments.sampling, arguments.fields
         if arguments.voice is not None and not self.frontend.voices:
             raise InputError("voice", "is given, but this model has no voices to choose from", "leave it out")
+        if arguments.raw_prompt and not self.frontend.takes_raw_prompts:
+            raise InputError("raw_prompt", "is given, but this model takes chats only", "leave it out")
         self._compiler.check(sampling, fields)
         try:
             self.engine.check(self._compiler.in_ids(sampling), fields)
@@ -64,6 +66,10 @@ class Client:
             raise self._compiler.in_texts(error, sampling, fields) from error
         if grammars:
             self._compiler.check_grammars(sampling, fields)
+
+    @property
+    def closed(self) -> bool:
+        return self._closing
 
     def check_open(self) -> None:
         """Raises ForkError in a forked process, StageError when closed."""

@@ -52,6 +52,7 @@ class GenerateArguments(TypedDict, total=False):
     cache_salt: only requests of the same salt share cached prompts and media, which separates tenants. Default: "".
     n: answers to each request, 1 to 64, numbered by `Output.sample`; a `Result` has the others in `alternatives`. They differ
     only where sampling is random, so not at temperature 0. Default: 1.
+    raw_prompt: a text is the whole prompt, without the chat template. For families that take it. Default: False.
     """
 
     modalities: Sequence[str] | None
@@ -60,6 +61,7 @@ class GenerateArguments(TypedDict, total=False):
     priority: int
     cache_salt: str
     n: int
+    raw_prompt: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class CheckedArguments:
     priority: int = 0
     cache_salt: str = ""
     n: int = 1
+    raw_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +256,10 @@ def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> Checked
         _check_text(salt, "cache_salt", "give a string")
     with _reading("sampling"):
         sampling, fields = _sampling(pipeline, arguments.get("sampling"))
-    return CheckedArguments(modalities, prepared, voice, sampling, fields, priority, salt, n)
+    raw = arguments.get("raw_prompt", False)
+    if not isinstance(raw, bool):
+        raise InputError("raw_prompt", f"is a {shortened(type(raw).__name__)}", "give True or False")
+    return CheckedArguments(modalities, prepared, voice, sampling, fields, priority, salt, n, raw)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -127,6 +127,7 @@ class LaunchList:
     launches: tuple[Launch, ...]
 
 
+@runtime_checkable
 class Event(Protocol):
     """A point in a stream."""
 

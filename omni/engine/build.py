@@ -351,7 +351,7 @@ def build_engine(
         with may_sync(SyncPoint.LOAD):
             device.synchronize()
     except BaseException:
-        ends.close()
+        ends.close_after_error()
         raise
     admission: Admission[SubmitRequest] = Admission(options.max_active_requests, options.max_waiting_requests)
     is_held = command_queue.holds if command_queue is not None else _never

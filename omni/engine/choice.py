@@ -30,6 +30,8 @@ def apply_choice(pipeline: Pipeline, plugins: Plugins, choice: PipelineChoice) -
         problem = f"{choice.extensions!r} is a string"
         raise ConfigError("extensions", problem, f"give a list: [{choice.extensions!r}]")
     for name in choice.extensions:
+        if list(choice.extensions).count(name) > 1:
+            raise ConfigError("extensions", f"{name!r} is named twice", "name each extension once")
         entry = plugins.extensions[name]
         if entry.families and pipeline.family not in entry.families:
             problem = f"{name!r} does not extend family {pipeline.family!r}"

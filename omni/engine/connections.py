@@ -17,7 +17,11 @@ class PeerConnections:
     def connect(self, command: ConnectPeer) -> None:
         """Sends the hello to an engine. `lose` comes first if an engine on the same place has ended."""
         self._connecting[command.place] = command
-        self._ends.connect(command.place, command.link)
+        try:
+            self._ends.connect(command.place, command.link)
+        except OmniError as error:
+            self._ends.lose(command.place)
+            self._connecting.pop(command.place).on_connected(error)
 
     def greet(self, place: str, hello: Hello) -> None:
         """Opens the receivers of the other engine's senders."""

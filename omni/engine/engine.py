@@ -49,6 +49,11 @@ class EngineClient(Protocol):
         """Whether requests carry `text_rules` instead of `rules`."""
         ...
 
+    @property
+    def failure(self) -> OmniError | None:
+        """Why requests are refused until the model is opened again; None while they are taken."""
+        ...
+
     def start(self) -> None: ...
 
     def submit(self, request: EngineRequest, sink: Sink) -> None: ...
@@ -110,6 +115,14 @@ class Engine:
     def takes_text_rules(self) -> bool:
         """False: the front end builds rules, in its own threads."""
         return False
+
+    @property
+    def failure(self) -> OmniError | None:
+        """Why the loop has ended, or that a stage is closed."""
+        if self._failure is not None or self._stopping:
+            return self._failure or _CLOSED
+        closed = [name for name in self._workers if name in self._orchestrator.closed_stages]
+        return StageError(closed[0], "running", "it was closed after an error") if closed else None
 
     def start(self) -> None:
         """Starts the loop's thread. Raises ConfigError for a bad `OMNI_SYNC_CHECK`."""

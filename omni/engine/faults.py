@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class StageFault(Exception):
-    """A worker broke its contract outside of `tick`. stage: of the worker. error: the cause."""
+    """A worker broke its contract outside of `tick`, or a connector its own. stage: to be closed."""
 
     def __init__(self, stage: str, error: Exception) -> None:
         super().__init__(f"{stage}: {error}")
@@ -31,7 +31,8 @@ class ClosedStages:
         return stage in self._problems
 
     def add(self, stage: str, error: OmniError) -> None:
-        self._problems[stage] = error.problem if isinstance(error, StageError) else str(error)
+        """error: of its worker, or of an edge to it."""
+        self._problems[stage] = error.problem if isinstance(error, StageError) and error.stage == stage else str(error)
 
     def check(self, stages: Collection[str]) -> None:
         """Raises StageError if one of the stages is closed."""

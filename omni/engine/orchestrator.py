@@ -6,15 +6,18 @@ from typing import TypeVar
 from omni.engine.active import ActiveRequest, check_names, stages_of
 from omni.engine.admission import Admission
 from omni.engine.connections import PeerConnections
-from omni.engine.faults import ClosedStages, check_audio, checked_message, discard_work
+from omni.engine.faults import ClosedStages, StageFault, check_audio, checked_message, discard_work
 from omni.engine.opener import RequestOpener
 from omni.engine.peers import (
     AcquiredOut,
+    EdgeClosed,
     EdgeEnds,
+    EdgeFault,
     EndOut,
     GiveUpOut,
     Hello,
     LeaveOut,
+    LostPiece,
     PieceOut,
     ToConsumer,
     ToProducer,
@@ -142,6 +145,7 @@ class Orchestrator:
             if stage in active.running:
                 self.abort(active.request.id, error)
         discard_work(stage, self._workers[stage], self._leases[stage])
+        self._ends.close_consumer(stage)
 
     @property
     def closed_stages(self) -> Container[str]:
@@ -151,7 +155,8 @@ class Orchestrator:
     def tick(self) -> bool:
         """Empties every outbox, delivers arrived payloads, admits requests. Returns whether anything happened.
 
-        Raises StageFault if a stage sends what it must not; `close_stage` comes next.
+        Raises StageFault if a stage sends what it must not, and if the state of an edge to it is unknown; `close_stage`
+        comes next.
         """
         moved = self._take_from_peers()
         for name, worker in self._workers.items():
@@ -167,6 +172,7 @@ class Orchestrator:
                 self._end(self._active[request_id], "its stages here are done")
         moved |= self._admit()
         self._ends.tick()
+        self._close_broken_edges()
         self._ends.flush()
         return moved
 
@@ -337,6 +343,19 @@ class Orchestrator:
             if name not in self._closed:
                 self._workers[name].inbox.append(Abort(active.request.id))
 
+    def _close_broken_edges(self) -> None:
+        """Raises StageFault for an edge whose ends are in an unknown state: its consumer may hold memory of theirs."""
+        while (fault := self._ends.take_fault()) is not None:
+            edge, error = fault
+            if edge.consumer in self._workers:
+                raise StageFault(edge.consumer, error)
+            if edge.consumer not in self._edges_from:  # the user
+                raise StageFault(edge.producer, error)
+            self._ends.ask_to_close(edge.name, error)
+            for active in list(self._active.values()):
+                if edge.name in active.outs:
+                    self.abort(active.request.id, error)
+
     # Other engines.
 
     def _take_from_peers(self) -> bool:
@@ -347,6 +366,10 @@ class Orchestrator:
                     self._lose(place)
                 case Hello():
                     self._connections.greet(place, message)
+                case EdgeFault():
+                    self._ends.fail_edge(place, message)
+                case EdgeClosed():
+                    self._ends.free_edge(place, message)
                 case AcquiredOut() | LeaveOut():
                     self._take_for_producer(message)
                 case _:
@@ -376,6 +399,8 @@ class Orchestrator:
                     route.end(payloads, reason)
                 case GiveUpOut():
                     route.give_up()
+                case LostPiece(_, _, edge, problem):
+                    raise StageError(edge, "receiving a payload", problem)
         except OmniError as error:
             self.abort(message.request_id, error)
 

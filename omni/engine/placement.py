@@ -9,9 +9,9 @@ import torch
 from omni.connector import Connector, Reach
 from omni.device import name_device
 from omni.engine.peers import OpenEdge
-from omni.errors import ConfigError
+from omni.errors import ConfigError, plugin_setup
 from omni.pipeline import Edge, Pipeline
-from omni.plugin import call_entry
+from omni.plugin import call_entry, expect, locate
 from omni.plugin.manager import Plugins
 
 _DERIVED = ("cuda_ipc", "shm")
@@ -151,14 +151,20 @@ class ConnectorSelector:
 
     def _connector(self, name: str) -> Connector:
         if name not in self._made:
-            entry = self._plugins.connectors[name]
-            self._made[name] = call_entry(entry.connector, f"connectors.{name}", Connector)  # type: ignore[type-abstract]
+            path, field = self._plugins.connectors[name].connector, f"connectors.{name}"
+            with plugin_setup(field, f"correct {path}", locate(path, field)):  # its properties are asked too
+                made = call_entry(path, field, Connector)  # type: ignore[type-abstract]
+                expect(made.reach, Reach, f"{field}.reach", type(made))
+            self._made[name] = made
         return self._made[name]
 
     def _problem(self, name: str, connector: Connector, producer: str, consumer: str) -> str | None:
         if producer != consumer and connector.reach is Reach.PROCESS:
             return f"{name!r} stays in one process, and the stages are on {producer} and {consumer}"
-        if not connector.serves(device_of(producer), device_of(consumer)):
+        field, serves = f"connectors.{name}.serves", connector.serves
+        with plugin_setup(field, "correct the connector, or choose another one for the edge", serves):
+            served = expect(serves(device_of(producer), device_of(consumer)), bool, field, serves)
+        if not served:
             return f"{name!r} does not connect {producer} and {consumer}"
         return None
 

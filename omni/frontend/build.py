@@ -48,6 +48,7 @@ def _check(frontend: Frontend, pipeline: Pipeline) -> None:
         ("voices", frontend.voices, tuple),
         ("sample_rate", frontend.sample_rate, int),
         ("takes_names", frontend.takes_names, bool),
+        ("takes_raw_prompts", frontend.takes_raw_prompts, bool),
         ("shortest_prompt", frontend.shortest_prompt, int),
         ("vocabulary", frontend.vocabulary(), Vocabulary | None),
     ):

@@ -78,12 +78,15 @@ def expect(made: object, expected: type[MadeT], field: str, code: object) -> Mad
     """The result of a function or class `code`. Raises PluginError if it is no `expected`, a class or a runtime protocol."""
     if isinstance(made, expected):
         return made
-    given = type_of(made)
+    problem = with_origin(f"gave {given(made, expected)}", code=code)
+    name = "a bool" if expected is bool else f"an {expected.__module__}.{expected.__name__}"
+    raise plugin_error(field, problem, f"return {name}")
+
+
+def given(made: object, expected: type) -> str:
+    """What plugin code gave instead of an `expected`, as words: its type, and the members that it lacks."""
     lacks = sorted(name for name in _members(expected) if name not in dir(made)) if made is not None else []
-    if lacks:
-        given += f" without {', '.join(lacks)}"
-    problem = with_origin(f"gave {given}", code=code)
-    raise plugin_error(field, problem, f"return an {expected.__module__}.{expected.__name__}")
+    return f"{type_of(made)} without {', '.join(lacks)}" if lacks else type_of(made)
 
 
 def _members(expected: type) -> list[str]:

@@ -90,6 +90,20 @@ class EngineGroup:
     def takes_text_rules(self) -> bool:
         return True
 
+    @property
+    def failure(self) -> OmniError | None:
+        """See `EngineClient.failure`. None while an engine is being started again. A closed stage of an engine is not seen
+        here."""
+        if self._placed.closing.is_set():
+            return _closed()
+        with self._placed.lock:
+            for stage in self._pipeline.stages:
+                engines = self._placed.of_stage(stage.name)
+                failure = engines[0].failure
+                if failure is not None and all(placed.failure is not None for placed in engines):
+                    return _again(failure)
+        return None
+
     def load(self, checkpoint: str, pipeline: Pipeline, plugins: Plugins, options: EngineOptions) -> None:
         """Has the processes load a checked pipeline. Returns at once; `ready` waits for it."""
         self._pipeline, self._options = pipeline, options

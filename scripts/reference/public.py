@@ -7,6 +7,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "omni.media",
         "omni.payload",
         "omni.sampling",
+        "omni.serve",
     ),
     "Plugins and pipelines": (
         "omni.hookspecs: omni_model_families omni_stage_kinds omni_connectors omni_logits_processors"

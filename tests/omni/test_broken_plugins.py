@@ -15,6 +15,7 @@ from omni import Omni, SamplingParams
 from omni.errors import OmniError, StageError
 from omni.plugin.manager import Plugins, load_plugins
 from tests.examples.plain_speech import write_tiny
+from tests.omni.broken_plugins.at_edge import OPENING, TRAVEL, UNKNOWN
 from tests.omni.broken_plugins.at_load import LOAD
 from tests.omni.broken_plugins.at_model import RETURNS, WEIGHTS
 from tests.omni.broken_plugins.at_open import OPEN
@@ -32,7 +33,10 @@ T = TypeVar("T")
 
 ENGINES = few(1, ["thread", "process"], pytest.mark.slow)
 """Of most faults; those of `IN_PROCESS` are planted in a process by default too."""
-IN_PROCESS = ("a push that returns None", "a prepare that returns None", "a drop that raises")
+IN_PROCESS = (
+    *("a push that returns None", "a prepare that returns None", "a drop that raises"),
+    *("a send that exits", "a poll that returns the payload", "a tick that raises"),
+)
 
 
 def by_name(*tables: tuple[Fault, ...]) -> pytest.MarkDecorator:
@@ -107,7 +111,7 @@ def loaded(plugin: Installed) -> Plugins:
     return load_plugins([*plugin.points, *own_entry_points("ar", "vocoder", "local", "shm")])
 
 
-@by_name(OPEN, WEIGHTS)
+@by_name(OPEN, OPENING, WEIGHTS)
 def test_a_model_that_is_not_opened(fault: Fault, model: Path, plugin: Installed) -> None:
     plugins = loaded(plugin)
     with pytest.raises(fault.kind) as caught:
@@ -124,12 +128,12 @@ def answered(omni: Omni, *, audio: bool) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@by_name(ADAPTERS, FRONT, WORKERS)
+@by_name(ADAPTERS, FRONT, WORKERS, TRAVEL, UNKNOWN)
 def test_a_request_that_fails(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
     fail_one(fault, model, plugin, engine)
 
 
-@by_name(tuple(fault for fault in (*ADAPTERS, *FRONT, *WORKERS) if fault.name in IN_PROCESS))
+@by_name(tuple(fault for fault in (*ADAPTERS, *FRONT, *WORKERS, *TRAVEL, *UNKNOWN) if fault.name in IN_PROCESS))
 def test_a_request_that_fails_in_a_process(fault: Fault, model: Path, plugin: Installed) -> None:
     fail_one(fault, model, plugin, "process")
 

@@ -207,6 +207,15 @@ def test_an_extension_of_other_families_is_refused(tmp_path: Path) -> None:
         )
 
 
+def test_an_extension_that_is_named_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [EntryPoint("stranger", "tests.support.extensions", "omni"), *own_entry_points()]
+    monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: points)
+    extensions = ("--with", "mood", "--with", "quiet", "--with", "mood")
+    refused = CliRunner().invoke(app, ["explain", str(folder()), "--device", "cpu", *extensions])
+    assert refused.exit_code != 0
+    assert "extensions: 'mood' is named twice; name each extension once" in " ".join(refused.output.split())
+
+
 def test_an_edge_of_hidden_states_that_are_not_kept_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"thinker\.hidden_layers: is empty, and edge thinker->mood takes hidden states"
