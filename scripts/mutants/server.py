@@ -31,7 +31,7 @@ class TimeLimits:
 
 
 @dataclass
-class Server:
+class FaultServer:
     """Plugin: in place of running all tests, runs those of each fault."""
 
     settings: TimeLimits
