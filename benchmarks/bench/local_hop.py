@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from omni.connector import EdgeEnd, Ref, Sender
 from omni.device import Event, Phase
-from omni.payload import Payload, receiver
+from omni.payload import Payload, copier
 from omni_local.connector import LocalConnector, LocalRef, LocalSender
 
 
@@ -33,7 +33,7 @@ class Hop:
 
     @property
     def since(self) -> int:
-        """Not after the event, unless it was done when the payload was handed over."""
+        """The last known time before the event: its last pending poll, else the handover."""
         return self.pending or self.handed
 
 
@@ -96,7 +96,7 @@ class _Sender(LocalSender):
 
 @dataclass(slots=True)
 class EdgeHops:
-    """Of payloads with tensors. sent: when each payload was handed over, also those of host data."""
+    """Hops of payloads with tensors. sent: time of each payload's handover, also of host data."""
 
     hops: list[Hop] = field(default_factory=list)
     sent: list[int] = field(default_factory=list)
@@ -107,7 +107,7 @@ class EdgeHops:
 
 
 Hops = dict[str, EdgeHops]
-"""By edge."""
+"""Hops by edge."""
 
 
 def while_both_decode(edge: EdgeHops, behind: EdgeHops) -> list[Hop]:
@@ -126,8 +126,8 @@ def watched_hops() -> Iterator[Hops]:
 
     with (
         patch.object(LocalConnector, "sender", sender),
-        patch.object(receiver, "gather_rows", _noting(receiver.gather_rows)),
-        patch.object(receiver, "copy_rows", _noting(receiver.copy_rows)),
+        patch.object(copier, "gather_rows", _noting(copier.gather_rows)),
+        patch.object(copier, "copy_rows", _noting(copier.copy_rows)),
     ):
         yield hops
 

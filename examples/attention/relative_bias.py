@@ -56,7 +56,7 @@ class BiasedAttention(nn.Module):
         return y_RQHW
 
 
-class Layer(nn.Module):
+class BiasedLayer(nn.Module):
     def __init__(self, layer: int) -> None:
         super().__init__()
         self.attention = BiasedAttention(layer)
@@ -73,7 +73,7 @@ class RelativeBiasModel(ArModel):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Layer(layer) for layer in range(LAYERS))
+        self.layers = nn.ModuleList(BiasedLayer(layer) for layer in range(LAYERS))
         self.norm = nn.RMSNorm(WIDTH)
 
     @property

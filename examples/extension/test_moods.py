@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from omni.payload import AudioChunk, HiddenStates, Payload
+from omni.payload import AudioChunk, Payload, RequestHiddenStates
 from omni.testing import check_stage
 from omni_moods.mood import MoodKind, floats
 from omni_moods.options import MoodOptions, QuietOptions
@@ -25,7 +25,7 @@ def test_quiet_keeps_the_contract() -> None:
 
 def states(positions: int, dtype: torch.dtype) -> Payload:
     hidden_nD = torch.randn(positions, 8, generator=torch.Generator().manual_seed(positions)).to(dtype)
-    return Payload(HiddenStates(layers=(2,), prompt_tokens=positions), {"hidden": hidden_nD})
+    return Payload(RequestHiddenStates(layers=(2,), prompt_tokens=positions), {"hidden": hidden_nD})
 
 
 def test_mood_keeps_the_contract() -> None:

@@ -30,7 +30,7 @@ class _OutputQueue:
                 self._items.clear()
 
     async def get(self) -> Item | None:
-        """For one reader at a time."""
+        """Returns the next item. One reader at a time."""
         if self._items:
             # Otherwise a reader that is behind would never yield to the loop, nor see its cancellation.
             await asyncio.sleep(0)

@@ -11,7 +11,7 @@ from omni.api.request import GenerateArguments, Sampling, reading, split_request
 from omni.api.results import Result
 from omni.device import name_device
 from omni.errors import ConfigError, InputError, StageError, quoted
-from omni.payload import HiddenStates as Given
+from omni.payload import RequestHiddenStates
 from omni.pipeline import Pipeline
 from omni.sampling import SamplingParams
 
@@ -154,7 +154,7 @@ def read_hidden_states(asked: Asked, result: Result) -> HiddenStates:
         raise StageError(asked.stage, "giving hidden states", "the request ended before its first token")
     (payload,) = payloads
     given, hidden = payload.meta, payload.tensors["hidden"]
-    assert isinstance(given, Given)
+    assert isinstance(given, RequestHiddenStates)
     assert isinstance(hidden, torch.Tensor)
     places = [given.layers.index(layer) for layer in asked.layers]
     states = hidden.unflatten(1, (len(given.layers), -1)).transpose(0, 1)[places]

@@ -100,7 +100,7 @@ class _Answer:
         """speech: None if it cannot be written, which matters only if the model speaks. raw: whether it has no header."""
         self.error: OmniError | None = None
         self.lost: OmniError | None = None
-        """Why its speech could not be written."""
+        """The error that its speech could not be written for."""
         self._name = name
         self._speech = speech
         self._raw = raw

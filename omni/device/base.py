@@ -20,7 +20,7 @@ from omni.device.allocations import AllocationCount
 from omni.device.host_work import HostWorker, ThreadWorker
 from omni.device.sync_points import SyncPoint, may_sync
 from omni.errors import plugin_error
-from omni.utils.origin import Call
+from omni.utils.origin import CallSite
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class PhaseCategory(Enum):
 @dataclass(frozen=True, slots=True)
 class _Declared:
     category: PhaseCategory
-    call: Call
+    call: CallSite
     """That declared it."""
 
 
@@ -61,7 +61,7 @@ def declare_categories(categories: Mapping[str, PhaseCategory]) -> None:
     Raises PluginError for a name that has another category already. One of omni's own phases takes its name back from a
     plugin that declared it first, which the log reports: models that do not use the plugin need it.
     """
-    call = Call.here()
+    call = CallSite.here()
     for phase, category in categories.items():
         before = _declared.setdefault(phase, _Declared(category, call))
         if before.category is category:
@@ -82,7 +82,7 @@ def category_of(phase: str) -> PhaseCategory:
     return declared.category if declared is not None else PhaseCategory.OTHER
 
 
-declare_categories(dict.fromkeys(("copy_upload", "copy_weight", "copy_window"), PhaseCategory.COPIES))
+declare_categories(dict.fromkeys(("copy_upload", "copy_weight", "copy_extent"), PhaseCategory.COPIES))
 
 
 class Stream(Protocol):

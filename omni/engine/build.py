@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from omni.checkpoint import Checkpoint, resolve
-from omni.config import Layer, Setting, overlay
+from omni.config import Setting, SettingsLayer, overlay
 from omni.connector import EdgeEnd
 from omni.device import Device, SyncPoint, may_sync
 from omni.device.meta import MetaDevice
@@ -42,8 +42,8 @@ from omni.pipeline import (
     FRONTEND,
     Edge,
     EdgeSettings,
-    Output,
     Pipeline,
+    PipelineOutput,
     Stage,
     hidden_states_of,
     validate,
@@ -95,7 +95,7 @@ class Plan:
 
 
 def resolve_pipeline(
-    checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[Layer] = (), choice: PipelineChoice = _ANY
+    checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[SettingsLayer] = (), choice: PipelineChoice = _ANY
 ) -> Plan:
     """The checkpoint's pipeline with the user's changes, then with settings applied, checked as a whole.
     `engine_options` handles the engine's settings.
@@ -127,7 +127,7 @@ def resolve_pipeline(
 def plan_of(
     pipeline: Pipeline,
     plugins: Plugins,
-    layers: Sequence[Layer] = (),
+    layers: Sequence[SettingsLayer] = (),
     choice: PipelineChoice = _ANY,
     code: object = None,
 ) -> Plan:
@@ -138,7 +138,7 @@ def plan_of(
     return replace(plan, settings=settings, extensions=tuple(choice.extensions))
 
 
-def configure(pipeline: Pipeline, layers: Sequence[Layer]) -> tuple[Pipeline, tuple[Setting, ...]]:
+def configure(pipeline: Pipeline, layers: Sequence[SettingsLayer]) -> tuple[Pipeline, tuple[Setting, ...]]:
     """The pipeline with the settings of its stages and edges from layers, and the origin of each. Raises ConfigError."""
     before = {stage.name: _settable(stage) for stage in pipeline.stages}
     others = (EDGES, ENGINE, FRONTEND)
@@ -155,7 +155,7 @@ def _with_hidden_states(pipeline: Pipeline) -> Pipeline:
     keeping = [s.name for s in pipeline.stages if msgspec.structs.asdict(s.options).get("hidden_layers")]
     return pipeline.extended(
         outputs=[
-            Output(modality=hidden_states_of(name), stage=name, default=False, hidden_states=True)
+            PipelineOutput(modality=hidden_states_of(name), stage=name, default=False, hidden_states=True)
             for name in keeping
             if name not in given
         ]
@@ -180,7 +180,9 @@ def _with_settings(stage: Stage, settings: msgspec.Struct) -> Stage:
     return msgspec.structs.replace(stage, options=options(**fields), **own)
 
 
-def _configure_edges(edges: Sequence[Edge], layers: Sequence[Layer]) -> tuple[tuple[Edge, ...], tuple[Setting, ...]]:
+def _configure_edges(
+    edges: Sequence[Edge], layers: Sequence[SettingsLayer]
+) -> tuple[tuple[Edge, ...], tuple[Setting, ...]]:
     before: dict[str, msgspec.Struct] = {
         edge.setting: EdgeSettings(connector=edge.connector, credit=edge.credit, pool_bytes=edge.pool_bytes)
         for edge in edges

@@ -169,11 +169,11 @@ class Engine:
             return worker.longest_prompt
 
     def usage(self) -> Mapping[str, StageUsage]:
-        """Resources in use at each stage. Raises StageError if a stage cannot say."""
+        """Resources in use at each stage. Raises StageError if a stage cannot report them."""
         return {name: self._usage_of(name) for name in self._workers}
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
-        """Totals of each stage since the start, by name. Raises StageError if a stage cannot say."""
+        """Totals of each stage since the start, by name. Raises StageError if a stage cannot report them."""
         return {name: self._counters_of(name) for name in self._workers}
 
     @property
@@ -197,7 +197,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is active or waiting and no stage holds resources. One that cannot say counts as holding
+        """Whether no request is active or waiting and no stage holds resources. One that cannot report them counts as holding
         none."""
         if self._command_queue.waiting or self._orchestrator.unfinished or self._orchestrator.busy:
             return False

@@ -1,14 +1,17 @@
-"""Stages that are closed because their worker may be in an unknown state, and checks of what workers give."""
+"""Stages that are closed because their worker may be in an unknown state, and checks of the messages of workers."""
 
+import logging
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 import numpy as np
 
 from omni.errors import OmniError, ReturnedError, StageError, known, quoted, type_of
 from omni.payload import AudioChunk, Payload
-from omni.stage import Done, Failed, Outbound, Produced, StageWorker
+from omni.stage import Done, Failed, Lease, Outbound, Produced, StageWorker
+
+_log = logging.getLogger(__name__)
 
 
 class StageFault(Exception):
@@ -54,6 +57,22 @@ def with_boxes(worker: StageWorker) -> StageWorker:
             problem = f"gave {type_of(worker)} whose {name} is {type_of(box)}: make it a collections.deque"
             raise ReturnedError(problem, type(worker))
     return worker
+
+
+def discard_work(stage: str, worker: StageWorker, leases: Iterable[Lease]) -> None:
+    """Closes the worker of a closed stage, and drops its messages. leases: those that it holds."""
+    try:
+        worker.close()
+    except Exception:
+        _log.exception("stage %r could not be closed after its fault", stage)
+    for lease in list(leases):
+        lease.revoke()
+    # They may be anything by now.
+    left: object = worker.outbox
+    worker.inbox, worker.outbox = deque(), deque()
+    for message in left if isinstance(left, Iterable) else ():
+        if isinstance(message, Produced):
+            message.close()
 
 
 def next_message(stage: str, worker: StageWorker) -> Outbound:

@@ -1,13 +1,12 @@
 """Routes requests through the graph, by the stages' inboxes and outboxes only."""
 
-import logging
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 from omni.engine.active import ActiveRequest, check_names, stages_of
 from omni.engine.admission import Admission
-from omni.engine.faults import ClosedStages, StageFault, check_audio, next_message
+from omni.engine.connections import PeerConnections
+from omni.engine.faults import ClosedStages, StageFault, check_audio, discard_work, next_message
 from omni.engine.opener import RequestOpener
 from omni.engine.peers import (
     AcquiredOut,
@@ -36,12 +35,10 @@ from omni.engine.request import (
 from omni.engine.route import Credit, InRoute, OutRoute
 from omni.engine.user_route import UserRoute
 from omni.errors import InputError, LostPeerError, OmniError, ReturnedError, StageError, known
-from omni.payload import AudioChunk, HiddenStates
+from omni.payload import AudioChunk, RequestHiddenStates
 from omni.pipeline import Pipeline
 from omni.pipeline.adapter import AdapterFactory
 from omni.stage import Abort, Done, Failed, Lease, Outbound, Produced, StageWorker
-
-_log = logging.getLogger(__name__)
 
 RouteT = TypeVar("RouteT", OutRoute, InRoute, UserRoute)
 
@@ -83,9 +80,7 @@ class Orchestrator:
         self._draining: dict[str, None] = {}
         """Requests whose stages here are done, while payloads are under way to other engines."""
         self._is_held = is_held
-        self._connecting: dict[str, ConnectPeer] = {}
-        """Connections to other engines that have not said hello, by place."""
-        self._connected: dict[str, ConnectPeer] = {}
+        self._connections = PeerConnections(ends)
         self._latest = 0
         """The highest number of the requests that were submitted or aborted here."""
         self._changed: dict[Credit, None] = {}
@@ -149,19 +144,7 @@ class Orchestrator:
         for active in list(self._active.values()):
             if stage in active.running:
                 self.abort(active.request.id, error)
-        worker = self._workers[stage]
-        try:
-            worker.close()
-        except Exception:
-            _log.exception("stage %r could not be closed after its fault", stage)
-        for lease in list(self._leases[stage]):
-            lease.revoke()
-        # They may be anything by now.
-        left: object = worker.outbox
-        worker.inbox, worker.outbox = deque(), deque()
-        for message in left if isinstance(left, Iterable) else ():
-            if isinstance(message, Produced):
-                message.close()
+        discard_work(stage, self._workers[stage], self._leases[stage])
         self._ends.close_consumer(stage)
 
     @property
@@ -201,12 +184,7 @@ class Orchestrator:
     def connect(self, command: ConnectPeer) -> None:
         """Connects to another engine, which may replace one that has ended."""
         self._lose(command.place)
-        self._connecting[command.place] = command
-        try:
-            self._ends.connect(command.place, command.link)
-        except OmniError as error:
-            self._ends.lose(command.place)
-            self._connecting.pop(command.place).on_connected(error)
+        self._connections.connect(command)
 
     def _tick_routes(self, routes: dict[RouteT, None]) -> bool:
         moved = False
@@ -279,7 +257,7 @@ class Orchestrator:
 
     def _forward(self, active: ActiveRequest, stage: str, produced: Produced) -> None:
         try:
-            hidden = isinstance(produced.payload.meta, HiddenStates)
+            hidden = isinstance(produced.payload.meta, RequestHiddenStates)
             for edge in self._edges_from[stage] if not produced.for_user else ():
                 route = active.outs.get(edge.name)
                 if route is not None and not route.closed and (edge.hidden_states or not hidden):
@@ -290,7 +268,7 @@ class Orchestrator:
             produced.close()
         if produced.for_user and produced.payload.tensors and not taken:
             problem = f"a {type(produced.payload.meta).__name__} has tensors, and no output of the stage takes them"
-            raise StageError(stage, "giving an output to the user", f"{problem}: set Output.adapter")
+            raise StageError(stage, "giving an output to the user", f"{problem}: set PipelineOutput.adapter")
 
     def _give(self, active: ActiveRequest, stage: str, produced: Produced, hidden: bool) -> bool:
         """Gives a payload to the wanted outputs of its stage. Returns whether one took its tensors."""
@@ -390,7 +368,7 @@ class Orchestrator:
                 case None:
                     self._lose(place)
                 case Hello():
-                    self._greet(place, message)
+                    self._connections.greet(place, message)
                 case EdgeFault():
                     self._ends.fail_edge(place, message)
                 case EdgeClosed():
@@ -436,24 +414,9 @@ class Orchestrator:
     def _drop_kept(self) -> None:
         self._ends.drop_kept(lambda request_id, number: not self._is_coming(request_id, number))
 
-    def _greet(self, place: str, hello: Hello) -> None:
-        connecting = self._connecting.pop(place)
-        try:
-            self._ends.greet(place, hello)
-        except OmniError as error:
-            connecting.on_connected(error)
-        else:
-            self._connected[place] = connecting
-            connecting.on_connected(None)
-
     def _lose(self, place: str) -> None:
         """Forgets the engine on a place, and fails the requests that still need a stage there."""
-        self._ends.lose(place)
-        if place in self._connecting:
-            error = StageError("engine", "connecting", f"the engine on {place} has ended")
-            self._connecting.pop(place).on_connected(error)
-        if place in self._connected:
-            self._connected.pop(place).on_lost()
+        self._connections.lose(place)
         for active in list(self._active.values()):
             stage = active.needs(place)
             if stage is not None:

@@ -1,4 +1,4 @@
-"""Where stages run, and the connectors of edges that follow from it."""
+"""The places of stages, and the connectors of edges that follow from them."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Checks what a front end has prepared: its mistakes fail the request in its own name, before a stage sees them."""
+"""Checks of prepared requests: a front end's mistake fails the request in its name, before a stage sees it."""
 
 from collections.abc import Iterable, Mapping
 

@@ -6,9 +6,9 @@ import msgspec
 
 from omni.errors import ReturnedError, quoted, type_of
 from omni.pipeline.pipeline import Pipeline
-from omni.pipeline.stage import Edge, Output, Stage
+from omni.pipeline.stage import Edge, PipelineOutput, Stage
 
-_PARTS: dict[str, type[msgspec.Struct]] = {"stages": Stage, "edges": Edge, "outputs": Output}
+_PARTS: dict[str, type[msgspec.Struct]] = {"stages": Stage, "edges": Edge, "outputs": PipelineOutput}
 _CHECKED_LATER = {*_PARTS, "options", "memory"}
 """`validate` names the values of `memory`."""
 

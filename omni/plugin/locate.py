@@ -1,4 +1,4 @@
-"""The import of what entries and pipelines name, and its call. Torch-free, like the entries."""
+"""Imports and calls the functions that entries and pipelines name. Torch-free, like the entries."""
 
 from difflib import get_close_matches
 from importlib import import_module

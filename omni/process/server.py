@@ -20,7 +20,7 @@ from omni.payload import AudioChunk, GeneratedTokens
 from omni.process.errors import ErrorData
 from omni.process.link import ChannelLink
 from omni.process.messages import (
-    Abort,
+    AbortSubmitted,
     Answer,
     AskState,
     AudioOut,
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 EngineEnd = Channel[FromEngine, ToEngine]
 
 _RETRY_MILLISECONDS = 1
-"""Until an idle engine tries again to send what the other side had no time for."""
+"""Time until an idle engine tries again to send messages that the other side had no time for."""
 
 
 @dataclass(slots=True)
@@ -157,7 +157,7 @@ class EngineServer:
         self.wake()
 
     def finish(self) -> None:
-        """Sends what is left."""
+        """Sends the remaining messages."""
         if self._unsent:
             self._send(self._turn())
             self._clear_sent()
@@ -210,7 +210,7 @@ class EngineServer:
         match message:
             case Submit():
                 return self._submit(message)
-            case Abort(request_id, error, number):
+            case AbortSubmitted(request_id, error, number):
                 abort = AbortRequest(request_id, error.rebuild_known("aborting a request"), number)
                 if request_id not in self._building:
                     return [abort]

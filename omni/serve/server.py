@@ -9,7 +9,7 @@ from omni.api import AsyncOmni, GenerateArguments, Output
 from omni.api.request import Messages, Requests
 from omni.errors import InputError, OverloadedError
 from omni.serve.errors import Rename, renamed
-from omni.serve.limits import Limits
+from omni.serve.limits import ServeLimits
 from omni.serve.observer import Observer
 from omni.serve.options import ServeOptions
 from omni.serve.transcripts import Transcripts
@@ -25,7 +25,7 @@ class Server:
         self.omni = omni
         self.options = options
         self.names = options.model_names or ("omni",)
-        self.limits = Limits(options)
+        self.limits = ServeLimits(options)
         self.transcripts = Transcripts(options.audio_seconds, options.max_kept_audio)
         self.observers: list[Observer] = []
 

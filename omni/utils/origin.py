@@ -1,4 +1,4 @@
-"""Where an error comes from: the plugin's distribution, file and line. Only the standard library, since `omni.errors` uses it."""
+"""The origin of an error: the plugin's distribution, file and line. Only the standard library, since `omni.errors` uses it."""
 
 import inspect
 import sys
@@ -62,7 +62,7 @@ def caller() -> str:
     return _place(_package(frame), frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""
 
 
-class Call(NamedTuple):
+class CallSite(NamedTuple):
     """The place of a call."""
 
     package: str
@@ -70,7 +70,7 @@ class Call(NamedTuple):
     line: int
 
     @classmethod
-    def here(cls) -> "Call":
+    def here(cls) -> "CallSite":
         """The call of the function that calls this one."""
         frame = inspect.currentframe()
         for _ in range(2):

@@ -2,8 +2,8 @@
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
-| pinned slot | host, in `Transfer.fill` | the H2D copy of a piece | the event after that copy |
-| features on the host | front end | host, in `Transfer.fill` | the launch of the batch, until which its jobs are kept |
+| pinned slot | host, in `FeatureCopy.fill` | the H2D copy of a piece | the event after that copy |
+| features on the host | front end | host, in `FeatureCopy.fill` | the launch of the batch, until which its jobs are kept |
 | a batch's inputs | `clear_rest`, `copy_features` | `encode_batch` | stream order; captured batches share a buffer |
 | a batch's outputs | `encode_batch` | `take_outputs` | stream order: it follows immediately |
 | an item's outputs | `take_outputs` | consumers, after `end` | when neither the cache nor an unfreed payload needs them |
@@ -32,7 +32,7 @@ _PIECE = 2 * 1024 * 1024
 _SLOTS = 4
 
 
-class Transfer:
+class FeatureCopy:
     """A copy of host memory into `buffer`, in order. sources: bytes and their offsets in `buffer`."""
 
     def __init__(self, buffer: Tensor, sources: list[tuple[int, NDArray[np.uint8]]]) -> None:
@@ -69,7 +69,7 @@ class PieceUploader:
         self._stream = stream
         self._ring = HostRing.allocate(device, (piece_bytes,), torch.uint8, _SLOTS)
 
-    def begin(self, plan: EncodePlan, buffer: Tensor) -> Transfer:
+    def begin(self, plan: EncodePlan, buffer: Tensor) -> FeatureCopy:
         """Enqueues the writes without host memory: zeros behind the parts, and parts on the device."""
         rests: list[Tensor] = []
         sources: list[tuple[int, NDArray[np.uint8]]] = []
@@ -88,9 +88,9 @@ class PieceUploader:
                 rests.append(buffer[place : start + item.nbytes])
         if rests:
             self._device.launch(self._stream, clear_rest, rests)
-        return Transfer(buffer, [source for source in sources if source[1].size])
+        return FeatureCopy(buffer, [source for source in sources if source[1].size])
 
-    def advance(self, transfer: Transfer) -> bool:
+    def advance(self, transfer: FeatureCopy) -> bool:
         """Enqueues the next piece. Returns whether there was one, and a free slot for it."""
         if transfer.over or not self._ring.ready:
             return False
@@ -129,7 +129,7 @@ class PreparedBatch:
 
     plan: EncodePlan
     captured: EncodeGraph | None
-    transfer: Transfer
+    transfer: FeatureCopy
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ FAMILY = """
 """
 BENT = """
     import msgspec
-    from omni.pipeline import Edge, Output
+    from omni.pipeline import Edge, PipelineOutput
     from omni_qwen3_omni.pipeline import pipeline as straight
 
     def pipeline(checkpoint):

@@ -91,7 +91,7 @@ def shared(found: Mapping[str, set[str]]) -> set[str]:
 
 def test_every_phase_has_a_category():
     found = phases()
-    assert {"run_forward", "copy_scores", "decode_frames", "copy_upload", "gather_rows", "copy_window"} <= set(found)
+    assert {"run_forward", "copy_scores", "decode_frames", "copy_upload", "gather_rows", "copy_extent"} <= set(found)
     assert {name for name in found if category_of(name) is PhaseCategory.OTHER} == set()
 
 

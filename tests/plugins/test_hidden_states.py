@@ -11,8 +11,7 @@ from torch import Tensor
 
 from omni import AsyncOmni, ConfigError, HiddenStates, InputError, Omni, SamplingParams
 from omni.engine import EngineOutput, EngineRequest, RequestFailed, StageFinished, StageOutput
-from omni.payload import GeneratedTokens, Payload
-from omni.payload import HiddenStates as GivenStates
+from omni.payload import GeneratedTokens, Payload, RequestHiddenStates
 from tests.support.ar_driver import plain_prompt
 from tests.support.reference import chat, reference_of, sound, tiny_checkpoint
 from tests.support.reference import picture as image
@@ -82,7 +81,7 @@ def submit(engine: TextEngine, name: str, ids: list[int], **sampling: Any) -> Re
 def expect(model: Any, ids: list[int], recorder: Recorder) -> None:
     assert recorder.reported
     (payload,) = recorder.states
-    assert payload.meta == GivenStates(layers=LAYERS, prompt_tokens=len(ids))
+    assert payload.meta == RequestHiddenStates(layers=LAYERS, prompt_tokens=len(ids))
     hidden = payload.tensors["hidden"]
     assert isinstance(hidden, Tensor)
     wanted = reference(model, [*ids, *recorder.tokens[:-1]])

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from omni import ConfigError, Omni, PluginError, Result, StageError
 from omni.cli import app
-from omni.payload import HiddenStates
+from omni.payload import RequestHiddenStates
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
 from omni_ar.run.output_processor import OutputProcessor
@@ -94,7 +94,7 @@ def test_hidden_states_are_an_output_like_any_other(omni: Omni) -> None:
     result = omni.generate(CHAT, modalities=asked, sampling=LENGTHS, stream=False)
     assert (result.text, result.audio, set(result.outputs)) == ("", None, set(asked))
     (payload,) = result.outputs["thinker.hidden_states"]
-    assert isinstance(payload.meta, HiddenStates)
+    assert isinstance(payload.meta, RequestHiddenStates)
     hidden = payload.tensors["hidden"]
     assert isinstance(hidden, torch.Tensor)
     assert payload.meta.layers == (LAYER,)
@@ -198,7 +198,9 @@ def test_run_takes_an_extension_and_shows_its_output(monkeypatch: pytest.MonkeyP
     ran = CliRunner().invoke(app, ["run", str(folder()), "hello", "--device", "cpu", "--with", "mood", *modalities])
     assert ran.exit_code == 0, ran.output
     assert re.search(r"^mood: Mood\(label='(calm|glad|sad)', scores=", ran.stderr, re.MULTILINE)
-    assert re.search(r"^thinker.hidden_states: HiddenStates\(.*\), hidden \[\d+, \d+\]$", ran.stderr, re.MULTILINE)
+    assert re.search(
+        r"^thinker.hidden_states: RequestHiddenStates\(.*\), hidden \[\d+, \d+\]$", ran.stderr, re.MULTILINE
+    )
 
 
 def test_an_extension_of_other_families_is_refused(tmp_path: Path) -> None:
@@ -250,7 +252,7 @@ def test_tensors_for_users_that_no_output_takes_fail_their_request(monkeypatch: 
         assert codes is not None
         assert codes.shape == (40, 4), "each frame twice"
         with pytest.raises(
-            StageError, match=r"'talker' .* a TokenCodes has tensors, and no output .* set Output\.adapter"
+            StageError, match=r"'talker' .* a TokenCodes has tensors, and no output .* set PipelineOutput\.adapter"
         ):
             omni.generate(CHAT, sampling=LENGTHS, stream=False)
 

@@ -7,7 +7,7 @@ import msgspec
 from torch import Tensor
 
 from omni.hookspecs import hookimpl
-from omni.pipeline import Output, Pipeline, Stage
+from omni.pipeline import Pipeline, PipelineOutput, Stage
 from omni.plugin.entries import StageKindEntry
 from omni.stage import Feed, PlainStage, StageContext
 from omni_frames.request import CodeFrames
@@ -49,4 +49,4 @@ def with_tap(pipeline: Pipeline) -> Pipeline:
     (edge,) = (edge for edge in pipeline.edges if edge.consumer == vocoder)
     tap = Stage(name="tap", kind="frame_clerk", options=ClerkOptions(max_num_seqs=1000))
     tapped = msgspec.structs.replace(edge, consumer="tap", memory="host")
-    return pipeline.extended(stages=[tap], edges=[tapped], outputs=[Output(modality="codes", stage="tap")])
+    return pipeline.extended(stages=[tap], edges=[tapped], outputs=[PipelineOutput(modality="codes", stage="tap")])

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from omni.payload import HiddenStates, Payload
-from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.payload import Payload, RequestHiddenStates
+from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from omni_moods.options import MoodOptions, QuietOptions
 
 LAYER = 2
@@ -16,7 +16,7 @@ def quiet(pipeline: Pipeline) -> Pipeline:
     return pipeline.extended(
         stages=[Stage(name="quiet", kind="quiet", options=QuietOptions())],
         edges=[Edge(producer=voice.stage, consumer="quiet")],
-        outputs=[Output(modality="audio", stage="quiet")],
+        outputs=[PipelineOutput(modality="audio", stage="quiet")],
     )
 
 
@@ -37,7 +37,7 @@ def mood(pipeline: Pipeline) -> Pipeline:
                 hidden_states=True,
             )
         ],
-        outputs=[Output(modality="mood", stage="mood")],
+        outputs=[PipelineOutput(modality="mood", stage="mood")],
     )
 
 
@@ -48,7 +48,7 @@ class HiddenOnly:
         """args: of the front end, which has none for this edge."""
 
     def push(self, payload: Payload) -> Sequence[Payload]:
-        return (payload,) if isinstance(payload.meta, HiddenStates) else ()
+        return (payload,) if isinstance(payload.meta, RequestHiddenStates) else ()
 
     def finish(self, reason: str) -> Sequence[Payload]:
         return ()

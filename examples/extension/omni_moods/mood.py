@@ -6,7 +6,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.payload import HiddenStates, Payload
+from omni.payload import Payload, RequestHiddenStates
 from omni.stage import PlainStage, StageContext
 from omni_moods.host import HostWorker
 from omni_moods.options import MoodOptions
@@ -35,7 +35,7 @@ def classify(hidden_nD: NDArray[np.float32], moods: int) -> NDArray[np.float64]:
 
 
 class MoodWorker(HostWorker):
-    takes = HiddenStates
+    takes = RequestHiddenStates
 
     def __init__(self, name: str, options: MoodOptions) -> None:
         super().__init__(name)

@@ -12,12 +12,12 @@ from omni.sampling import SamplingParams
 from omni.stage import StageKind
 from omni.testing.retries import no_retries
 from omni.testing.stages import interruptions, refusals, runs
-from omni.testing.stages.bench import Bench, Checked
+from omni.testing.stages.bench import Checked, StageBench
 from omni.testing.stages.values import expected_values
 
 __all__ = ["CHECKS", "check_stage"]
 
-CHECKS: tuple[Callable[[Bench], None], ...] = (
+CHECKS: tuple[Callable[[StageBench], None], ...] = (
     runs.declares,
     runs.not_before_ready,
     runs.alone,
@@ -107,7 +107,7 @@ def check_stage(
         tolerance=tolerance,
         seeds=seeds,
     )
-    bench = Bench(checked)
+    bench = StageBench(checked)
     bench.expected = [expected_values(each) for each in expected or ()]
     try:
         for check in CHECKS:
@@ -116,7 +116,7 @@ def check_stage(
         bench.close()
 
 
-def _run(check: Callable[[Bench], None], bench: Bench) -> None:
+def _run(check: Callable[[StageBench], None], bench: StageBench) -> None:
     try:
         with no_retries():
             check(bench)

@@ -9,9 +9,9 @@ from omni.payload import Payload
 from omni.stage import Failed
 from omni.testing.retries import planted_faults
 from omni.testing.simulation.device import SimulatedDevice
-from omni.testing.stages.bench import APART, Bench
+from omni.testing.stages.bench import APART, StageBench
 from omni.testing.stages.promises import require
-from omni.testing.stages.session import Session
+from omni.testing.stages.session import StageSession
 
 
 class Foreign(msgspec.Struct, frozen=True):
@@ -20,7 +20,7 @@ class Foreign(msgspec.Struct, frozen=True):
     text: str = "of the suite"
 
 
-def foreign_input(bench: Bench) -> None:
+def foreign_input(bench: StageBench) -> None:
     """Catches a bad input that harms others, or is lost."""
     bad, good = Payload(Foreign(), {"foreign": torch.zeros(3)}), list(bench.checked.inputs[0])
     remedy = "raise in `feed` for a meta of another type"
@@ -28,7 +28,7 @@ def foreign_input(bench: Bench) -> None:
     _require_refused(bench, bench.session(), {"bad-last": [*good, bad]}, remedy)
 
 
-def refused_input(bench: Bench) -> None:
+def refused_input(bench: StageBench) -> None:
     """Catches a refusal of the stage's own that harms others, or keeps inputs."""
     bad = {f"refused-{number}": list(each) for number, each in enumerate(bench.checked.refused)}
     if bad:
@@ -38,7 +38,7 @@ def refused_input(bench: Bench) -> None:
 
 
 def _require_refused(
-    bench: Bench, session: Session, bad: Mapping[str, Sequence[Payload]], remedy: str, *, apart: int = 0
+    bench: StageBench, session: StageSession, bad: Mapping[str, Sequence[Payload]], remedy: str, *, apart: int = 0
 ) -> None:
     """The bad requests fail, and those beside them get what is expected."""
     _play(bench, session, bad, apart)
@@ -52,7 +52,7 @@ def _require_refused(
     _require_others(bench, session)
 
 
-def incomplete_input(bench: Bench) -> None:
+def incomplete_input(bench: StageBench) -> None:
     """Catches an input without its tensors that ends the stage, or a request that then never ends."""
     sample = next((each for each in bench.checked.inputs if any(payload.tensors for payload in each)), None)
     if sample is None:
@@ -63,14 +63,14 @@ def incomplete_input(bench: Bench) -> None:
         _require_others(bench, session)
 
 
-def _play(bench: Bench, session: Session, bad: Mapping[str, Sequence[Payload]], apart: int) -> None:
+def _play(bench: StageBench, session: StageSession, bad: Mapping[str, Sequence[Payload]], apart: int) -> None:
     scripts = {name: session.script(name, inputs) for name, inputs in bad.items()}
     scripts |= {name: session.script(name, bench.checked.inputs[index]) for name, index in bench.names().items()}
     with torch.inference_mode():
         session.play(scripts, apart=apart)
 
 
-def _require_others(bench: Bench, session: Session) -> None:
+def _require_others(bench: StageBench, session: StageSession) -> None:
     for name, index in bench.names().items():
         bench.require_right(session, name, index, "another request had a bad input: fail that one alone")
     bench.finish(session, "after a bad input")

@@ -11,7 +11,7 @@ from omni.stage import StageKind
 from omni.testing.connectors.promises import Gate
 from omni.testing.launch_guard import LaunchGuard
 from omni.testing.simulation.device import SimulatedDevice
-from omni.testing.stages.bench import APART, Bench
+from omni.testing.stages.bench import APART, StageBench
 from omni.testing.stages.devices import FailingDevice
 from omni.testing.stages.promises import calling, require
 
@@ -19,7 +19,7 @@ _RANKED = 8
 """Requests of different ranks: more than small options have rows."""
 
 
-def declares(bench: Bench) -> None:
+def declares(bench: StageBench) -> None:
     """Catches a kind without a name or an options struct, and memory that is not counted."""
     with calling("the kind", "make it without arguments"):
         kind = bench.checked.kind()
@@ -44,7 +44,7 @@ def declares(bench: Bench) -> None:
         bench.finish(session, "before any request")
 
 
-def alone(bench: Bench) -> None:
+def alone(bench: StageBench) -> None:
     """Catches wrong outputs, and requests that do not end."""
     count = len(bench.checked.inputs)
     found = []
@@ -61,7 +61,7 @@ def alone(bench: Bench) -> None:
     bench.points = _points(bench)
 
 
-def _points(bench: Bench) -> int:
+def _points(bench: StageBench) -> int:
     session = bench.session(SimulatedDevice(check=False))
     names = bench.names()
     with torch.inference_mode():
@@ -69,14 +69,14 @@ def _points(bench: Bench) -> int:
     return session.ticks
 
 
-def together(bench: Bench) -> None:
+def together(bench: StageBench) -> None:
     """Catches requests that disturb each other, and rows that are not given on."""
     remedy = "it shares the stage with others: keep everything by request, and give rows of the batch their own inputs"
     bench.run(copies=3, remedy=remedy)
     bench.run(copies=2, apart=1, remedy=remedy)
 
 
-def in_parts(bench: Bench) -> None:
+def in_parts(bench: StageBench) -> None:
     """Catches a stage that expects all inputs at once, or the end with the last of them."""
     for apart in (1, 3, 7):
         bench.run(
@@ -84,7 +84,7 @@ def in_parts(bench: Bench) -> None:
         )
 
 
-def of_two_producers(bench: Bench) -> None:
+def of_two_producers(bench: StageBench) -> None:
     """Catches a stage that takes the end of one producer for the end of all."""
     session, names = bench.session(), bench.names()
     with torch.inference_mode():
@@ -97,7 +97,7 @@ def of_two_producers(bench: Bench) -> None:
     bench.finish(session, "after requests of two producers")
 
 
-def by_rank(bench: Bench) -> None:
+def by_rank(bench: StageBench) -> None:
     """Catches a stage that serves requests in another order than that of their ranks."""
     session, sample = bench.session(), bench.checked.inputs[0]
     names = [f"ranked-{number}" for number in range(_RANKED)]  # a later one has a lower rank
@@ -115,14 +115,14 @@ def by_rank(bench: Bench) -> None:
     bench.finish(session, "after requests of several ranks")
 
 
-def from_the_front_end(bench: Bench) -> None:
+def from_the_front_end(bench: StageBench) -> None:
     """Catches a stage that relies on a lease: inputs of the front end have none."""
     bench.run(
         front_end=True, remedy="an input of the front end has no lease and lies in host memory: use Feed.release only"
     )
 
 
-def not_before_ready(bench: Bench) -> None:
+def not_before_ready(bench: StageBench) -> None:
     """Catches a read before the producer's work is done, and a call that waits for it."""
     sample = next((each for each in bench.checked.inputs if any(payload.tensors for payload in each)), None)
     if sample is None:
@@ -149,7 +149,7 @@ def not_before_ready(bench: Bench) -> None:
     bench.finish(session, "after a late input")
 
 
-def without_input(bench: Bench) -> None:
+def without_input(bench: StageBench) -> None:
     """Catches a request that never ends because nothing came for it."""
     session = bench.session()
     with torch.inference_mode():
@@ -157,7 +157,7 @@ def without_input(bench: Bench) -> None:
     bench.finish(session, "after a request without inputs")
 
 
-def read_late(bench: Bench) -> None:
+def read_late(bench: StageBench) -> None:
     """Catches an output whose memory is used again while its consumer reads it."""
     for after in (5, 40):
         bench.run(
@@ -167,7 +167,7 @@ def read_late(bench: Bench) -> None:
         )
 
 
-def late_devices(bench: Bench) -> None:
+def late_devices(bench: StageBench) -> None:
     """Catches work that relies on the device being done, inputs released too early, and races."""
     for seed in bench.checked.seeds:
         bench.run(
@@ -180,7 +180,7 @@ def late_devices(bench: Bench) -> None:
         )
 
 
-def guarded(bench: Bench) -> None:
+def guarded(bench: StageBench) -> None:
     """Catches waits for the device, and work outside of phases."""
     remedy = "do tensor work in phases (Device.launch), copy results into pinned memory there, and poll an event in `advance`"
 

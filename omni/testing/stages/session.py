@@ -18,7 +18,7 @@ from omni.testing.stages.devices import OWN
 from omni.testing.stages.loan import Loan, lend
 from omni.testing.stages.promises import calling, require
 from omni.testing.stages.values import Values, gathered
-from omni.testing.stages.watch import RELEASE, Watch
+from omni.testing.stages.watch import RELEASE, WorkerWatch
 
 SOURCE = "check"
 OTHER = "other"
@@ -64,7 +64,7 @@ class Reading:
     end: Event | None = None
 
 
-class Session:
+class StageSession:
     """ends: by request. read_after: ticks that consumers let pass before they read an output. guard: entered while the
     worker ticks."""
 
@@ -82,7 +82,7 @@ class Session:
         self._read_after = read_after
         self._producer = device.stream(f"{OWN}producer")
         self._consumer = device.stream(f"{OWN}consumer")
-        self._watch = Watch(worker)
+        self._watch = WorkerWatch(worker)
 
     # What the orchestrator does.
 

@@ -11,7 +11,7 @@ RELEASE = (
 )
 
 
-class Watch:
+class WorkerWatch:
     """Looks at `usage` and `counters` of a worker."""
 
     def __init__(self, worker: StageWorker) -> None:

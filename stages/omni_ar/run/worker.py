@@ -8,7 +8,7 @@ import numpy as np
 
 from omni.device import COMPLETED
 from omni.errors import InputError, StageError
-from omni.payload import HiddenStates, PageSlice, Payload
+from omni.payload import PageSlice, Payload, RequestHiddenStates
 from omni.sampling import GREEDY, LogitsEdit, SamplingParams
 from omni.stage import Failed, Feed, MailboxWorker, Open, Produced, StageUsage
 from omni_ar.inputs import MultimodalEmbedding, Prompt, StepInputs
@@ -21,10 +21,10 @@ from omni_ar.run.blocks.reclaim import Reclaimer, Spiller
 from omni_ar.run.limits import Limits
 from omni_ar.run.output_processor import HostProcessorExecutor, OutputProcessor
 from omni_ar.run.plan import StepPlan
-from omni_ar.run.receivers import ConditioningReceiver, EmbeddingReceiver
 from omni_ar.run.request import ArRequest, RequestStatus
 from omni_ar.run.runner import Runner
 from omni_ar.run.scheduler import Scheduler
+from omni_ar.run.stores import ConditioningStore, EmbeddingStore
 from omni_ar.sampling.resolve import check_sampling, resolve_sampling
 
 T = TypeVar("T")
@@ -67,10 +67,8 @@ class ArWorker(MailboxWorker[ArRequest]):
             conditioned=shape.conditioned,
         )
         self._scheduler = Scheduler(self._allocator, limits, shape.conditioned, runner.source.lag)
-        self._conditioning = ConditioningReceiver(
-            name, runner.device, runner.stream, runner.conditioning, shape, limits
-        )
-        self._embeddings = EmbeddingReceiver(name, runner.device, runner.stream, limits.max_model_len, runner.dtype)
+        self._conditioning = ConditioningStore(name, runner.device, runner.stream, runner.conditioning, shape, limits)
+        self._embeddings = EmbeddingStore(name, runner.device, runner.stream, limits.max_model_len, runner.dtype)
         self._host_processors = HostProcessorExecutor(
             runner.device.host_worker(f"{name}-host-processors"), shape.vocab_size
         )
@@ -265,7 +263,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         assert pages is not None, "the pipeline is checked"
         positions = np.arange(request.length + len(request.outputs) - 1)
         part = PageSlice(pages, table.slots(positions, self._limits.block_size))
-        meta = HiddenStates(layers=self._limits.hidden_layers, prompt_tokens=request.length)
+        meta = RequestHiddenStates(layers=self._limits.hidden_layers, prompt_tokens=request.length)
         produced = Produced(request.id, Payload(meta, {"hidden": part}), COMPLETED)
         table.add(produced)
         self.outbox.append(produced)

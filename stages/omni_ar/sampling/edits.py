@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.device import Span, Upload
+from omni.device import PackedSpan, Upload
 from omni.sampling import LogitsEdit
 from omni_ar.sampling.penalties import MASKED
 
@@ -57,7 +57,7 @@ class EditParts(NamedTuple, Generic[Part]):
         return EditParts(*map(view, self))
 
 
-PackedEdits = EditParts[Span]
+PackedEdits = EditParts[PackedSpan]
 StepEdits = EditParts[Tensor]
 
 

@@ -85,9 +85,9 @@ OPEN = (
     ),
     _graph(
         "one output that is not in a tuple",
-        'outputs=(Output(modality="text", stage="writer"), Output(modality="audio", stage="singer")),',
-        'outputs=Output(modality="text", stage="writer"),',
-        "pipeline.outputs is a Output: give a tuple of Output",
+        'outputs=(PipelineOutput(modality="text", stage="writer"), PipelineOutput(modality="audio", stage="singer")),',
+        'outputs=PipelineOutput(modality="text", stage="writer"),',
+        "pipeline.outputs is a PipelineOutput: give a tuple of PipelineOutput",
     ),
     _graph(
         "a keyed that is text",

@@ -40,7 +40,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The result of `receive`. end: the end of the launched copies. failed: transfers not launched completely."""
+    """The result of `copy`. end: the end of the launched copies. failed: transfers not launched completely."""
 
     end: Event
     failed: Mapping[Transfer, Exception]
@@ -51,7 +51,7 @@ class Receipt:
             raise error
 
 
-class PayloadReceiver:
+class PayloadCopier:
     """Launches copies on one stream. No call waits: the sources must have arrived (`Feed.arrived`), and the end is an
     event.
 
@@ -70,10 +70,10 @@ class PayloadReceiver:
 
     @property
     def ready(self) -> bool:
-        """Whether `receive` may be called now."""
+        """Whether `copy` may be called now."""
         return self._uploader.ready
 
-    def receive(self, transfers: Sequence[Transfer]) -> Receipt:
+    def copy(self, transfers: Sequence[Transfer]) -> Receipt:
         """Launches one upload, if necessary, and one copy per group of transfers. A group: transfers with destinations from
         the same pages into the same memory; those with destinations from the host into the same memory; any other single
         transfer.
