@@ -97,9 +97,13 @@ class RelativeBiasModel(ArModel):
         return x_RD
 
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
+            if batch.layers is not None:
+                batch.layers.store(number, x_TD)
             x_TD = layer(x_TD, batch)
         hidden_TD: Tensor = self.norm(x_TD)
+        if batch.layers is not None:
+            batch.layers.store(len(self.layers), hidden_TD)
         return hidden_TD
 
     def logits(self, hidden_RD: Tensor) -> Tensor:

@@ -104,6 +104,7 @@ class GenerateArguments(TypedDict, total=False):
     cache_salt: only requests of the same salt share cached prompts and media, which separates tenants. Default: "".
     n: answers to each request, 1 to 64, numbered by `Output.sample`; a `Result` has the others in `alternatives`. They differ
     only where sampling is random, so not at temperature 0. Default: 1.
+    raw_prompt: a text is the whole prompt, without the chat template. For families that take it. Default: False.
     """
 
     modalities: Sequence[str] | None
@@ -112,6 +113,7 @@ class GenerateArguments(TypedDict, total=False):
     priority: int
     cache_salt: str
     n: int
+    raw_prompt: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ class CheckedArguments:
     priority: int = 0
     cache_salt: str = ""
     n: int = 1
+    raw_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,29 +290,32 @@ def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> Checked
     if unknown:
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
     voice, salt = arguments.get("voice"), arguments.get("cache_salt", "")
-    with _reading("modalities"):
+    with reading("modalities"):
         modalities = _modalities(pipeline, arguments.get("modalities"))
         prepared = pipeline.prepared(modalities)
-    with _reading("voice"):
+    with reading("voice"):
         if voice is not None:
             _check_text(voice, "voice", "give a voice's name")
             if "audio" not in prepared:
                 remedy = 'add "audio" to modalities, or leave voice out'
                 raise InputError("voice", "is given, but no audio is asked for", remedy)
-    with _reading("priority"):
+    with reading("priority"):
         remedy = "give an int; lower numbers are served first"
         priority = _integer(arguments.get("priority", 0), "priority", -(2**63), 2**63 - 1, remedy)
-    with _reading("n"):
+    with reading("n"):
         n = _integer(arguments.get("n", 1), "n", 1, MAX_SAMPLES, "give an int")
-    with _reading("cache_salt"):
+    with reading("cache_salt"):
         _check_text(salt, "cache_salt", "give a string")
-    with _reading("sampling"):
+    with reading("sampling"):
         sampling, fields = _sampling(pipeline, arguments.get("sampling"))
-    return CheckedArguments(modalities, prepared, voice, sampling, fields, priority, salt, n)
+    raw = arguments.get("raw_prompt", False)
+    if not isinstance(raw, bool):
+        raise InputError("raw_prompt", f"is a {shortened(type(raw).__name__)}", "give True or False")
+    return CheckedArguments(modalities, prepared, voice, sampling, fields, priority, salt, n, raw)
 
 
 @contextmanager
-def _reading(field: str) -> Iterator[None]:
+def reading(field: str) -> Iterator[None]:
     """Values may be of the user's own types, which may raise anything."""
     try:
         yield
@@ -400,7 +406,7 @@ def _checked(params: object, field: str) -> SamplingParams:
     if not isinstance(params, SamplingParams):
         remedy = _by_stage((), params) if isinstance(params, Mapping) else "give SamplingParams"
         raise InputError(field, f"is a {type(params).__name__}", remedy)
-    with _reading(field):
+    with reading(field):
         try:
             # A struct made in Python does not check types.
             given = msgspec.structs.asdict(params)

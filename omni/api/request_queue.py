@@ -74,6 +74,7 @@ class RequestPreparer:
             arguments.cache_salt,
             control_tokens=self.options.control_tokens,
             limit=self.limit,
+            raw=arguments.raw_prompt,
         )
         with plugin_call("frontend", "preparing the request", frontend.prepare):
             prepared = checked_prepared(frontend.prepare(chat), self.pipeline, frontend.prepare)

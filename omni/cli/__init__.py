@@ -1,5 +1,5 @@
-"""The command line: `omni run`, `omni timeline`, `omni explain`, `omni doctor`, `omni plugins`, `omni tiny`,
-`omni new`.
+"""The command line: `omni run`, `omni serve`, `omni timeline`, `omni explain`, `omni doctor`, `omni plugins`,
+`omni tiny`, `omni new`.
 
 Each imports only what it needs.
 """

@@ -113,6 +113,90 @@ def run(
 
 
 @app.command()
+def serve(
+    model: Model,
+    host: Annotated[str | None, typer.Option(help="Address to listen at. (default: 127.0.0.1)")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one. (default: 8000)")] = None,
+    api_keys: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api-key",
+            metavar="KEY",
+            envvar="OMNI_API_KEY",
+            help="Serve requests with this key only, sent as `Authorization: Bearer KEY`; repeatable.",
+        ),
+    ] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--name", metavar="NAME", help="The model's name in requests; repeatable. (default: its id or folder)"
+        ),
+    ] = None,
+    max_requests: Annotated[
+        int | None, typer.Option(help="Answers under way at once; more are refused with 503. (default: 512)")
+    ] = None,
+    max_body_bytes: Annotated[int | None, typer.Option(help="Size of one request. (default: 64 MiB)")] = None,
+    media_domains: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--media-domain",
+            metavar="DOMAIN",
+            help="Fetch pictures and sound from this domain (`.example.com`: and below it); repeatable. "
+            "(default: none is fetched)",
+        ),
+    ] = None,
+    media_folder: Annotated[
+        Path | None,
+        typer.Option("--media-folder", metavar="DIR", help="Open files below it by their path. (default: none)"),
+    ] = None,
+    drain_seconds: Annotated[
+        int | None, typer.Option(help="Wait so long for answers under way after SIGTERM. (default: 30)")
+    ] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the timeline of all phases, for `omni timeline`.")
+    ] = None,
+    config: Config = None,
+    settings: Settings = None,
+    device: DeviceName = None,
+    places: Places = None,
+    dtype: DType = None,
+    load_format: LoadFormat = None,
+    family: Family = None,
+    extensions: Extensions = None,
+    eager: Annotated[
+        bool,
+        typer.Option("--eager", help="Capture no graphs: starts sooner, runs slower. Like --set engine.graphs=false."),
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Serve a model to clients of OpenAI's API. Needs `pip install 'omni-stages[serve]'`."""
+    with reported(debug):
+        from omni.cli.serve import ServeArguments
+        from omni.cli.serve import serve as run_server
+
+        given = [*(settings or ()), *(["engine.graphs=false"] if eager else [])]
+        limits: dict[str, object] = {
+            "host": host,
+            "port": port,
+            "api_keys": api_keys or None,
+            "model_names": names or None,
+            "max_requests": max_requests,
+            "max_body_bytes": max_body_bytes,
+            "drain_seconds": drain_seconds,
+        }
+        run_server(
+            ServeArguments(
+                model=model,
+                choices=_choices(config, given, device, places, dtype, load_format, family, extensions),
+                limits=limits,
+                media_domains=tuple(media_domains or ()),
+                media_folder=media_folder,
+                timeline=timeline,
+            )
+        )
+
+
+@app.command()
 def timeline(
     trace: Annotated[Path, typer.Argument(metavar="FILE", help="Written by `omni run --timeline`.")],
     picture: Annotated[

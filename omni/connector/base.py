@@ -75,6 +75,7 @@ class Received:
     ready: Event
 
 
+@runtime_checkable
 class Ref(Protocol):
     """A payload under way, at its producer."""
 
@@ -108,6 +109,7 @@ class Ref(Protocol):
         ...
 
 
+@runtime_checkable
 class Sender(Protocol):
     """The producer's end."""
 
@@ -132,6 +134,7 @@ class Sender(Protocol):
         ...
 
 
+@runtime_checkable
 class Pending(Protocol):
     """A payload under way, at its consumer."""
 
@@ -155,6 +158,7 @@ class Pending(Protocol):
         ...
 
 
+@runtime_checkable
 class Receiver(Protocol):
     """The consumer's end."""
 

@@ -1,5 +1,6 @@
 """Builds an engine from a checkpoint: pipeline, overrides, validation, then stages in order."""
 
+import inspect
 import logging
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,23 +17,24 @@ from omni.connector import EdgeEnd
 from omni.device import Device, SyncPoint, may_sync
 from omni.device.meta import MetaDevice
 from omni.engine.admission import Admission
-from omni.engine.choice import PipelineChoice, apply_choice
+from omni.engine.choice import PipelineChoice, apply_choice, last_change
 from omni.engine.command_queue import CommandQueue
 from omni.engine.engine import Engine
+from omni.engine.faults import with_boxes
 from omni.engine.memory import ALONE, Budget, DeviceShare, StageMemory, budget_of, divide
 from omni.engine.options import EngineOptions
 from omni.engine.orchestrator import Orchestrator
 from omni.engine.peers import EdgeEnds
 from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.request import SubmitRequest
+from omni.engine.unfit import unfit
 from omni.errors import (
     CheckpointError,
     ConfigError,
     OmniError,
-    ReturnedError,
-    fault_of,
     plugin_error,
     plugin_setup,
+    quoted,
 )
 from omni.pipeline import (
     EDGES,
@@ -47,11 +49,13 @@ from omni.pipeline import (
     validate,
 )
 from omni.pipeline.adapter import AdapterFactory
+from omni.pipeline.parts import check_parts
 from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
 from omni.plugin.manager import Plugins
-from omni.stage import LoadedStage, StageContext, StageKind, StageWorker, memory_errors
+from omni.stage import Footprint, LoadedStage, StageContext, StageKind, StageWorker, memory_errors
 from omni.timeline.file import TimelineFile
 from omni.timeline.trace import Trace
+from omni.utils.origin import with_origin
 
 _log = logging.getLogger(__name__)
 _STAGE_SETTINGS = (("dtype", str | None, None), ("place", str | None, None))
@@ -106,23 +110,32 @@ def resolve_pipeline(
     if checkpoint.config.get("quantization_config"):
         problem = "quantized weights are not supported"
         raise CheckpointError("config.json: quantization_config", problem, "use the checkpoint in bfloat16 or float32")
+    field, remedy = f"families.{family.name}.pipeline", f"correct {family.pipeline}"
     try:
         built = build(checkpoint)
-    except OmniError:
+    except (OmniError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        problem = f"does not fit family {family.name!r}: {fault_of(error, build)}"
-        raise CheckpointError(
-            "config.json", problem, f"use it as published; if it is, correct {family.pipeline}"
-        ) from error
-    pipeline = expect(built, Pipeline, f"families.{family.name}.pipeline", build)
-    return plan_of(pipeline, plugins, layers, choice)
+    except BaseException as error:  # a SystemExit or a library's panic too
+        unfitting = f"does not fit family {family.name!r}"
+        raise unfit(error, build, field=field, unbuilt="", unfitting=unfitting, path=family.pipeline) from error
+    pipeline = expect(built, Pipeline, field, build)
+    with plugin_setup(field, remedy, build):
+        check_parts(pipeline, build)
+    return plan_of(pipeline, plugins, layers, choice, build)
 
 
-def plan_of(pipeline: Pipeline, plugins: Plugins, layers: Sequence[Layer] = (), choice: PipelineChoice = _ANY) -> Plan:
-    """The pipeline with the user's changes, then with settings applied, checked as a whole. Raises ConfigError or PluginError."""
+def plan_of(
+    pipeline: Pipeline,
+    plugins: Plugins,
+    layers: Sequence[Layer] = (),
+    choice: PipelineChoice = _ANY,
+    code: object = None,
+) -> Plan:
+    """The pipeline with the user's changes, then with settings applied, checked as a whole. Raises ConfigError or PluginError.
+    code: the function that made it, to be named in errors."""
     configured, settings = configure(apply_choice(pipeline, plugins, choice), layers)
-    return replace(check_pipeline(configured, plugins), settings=settings, extensions=tuple(choice.extensions))
+    plan = check_pipeline(configured, plugins, last_change(plugins, choice) or code)
+    return replace(plan, settings=settings, extensions=tuple(choice.extensions))
 
 
 def configure(pipeline: Pipeline, layers: Sequence[Layer]) -> tuple[Pipeline, tuple[Setting, ...]]:
@@ -192,14 +205,22 @@ def _unserved(model_type: str, plugins: Plugins) -> CheckpointError:
     return CheckpointError("config.json: model_type", problem, f"{remedy}; install a plugin that serves it")
 
 
-def check_pipeline(pipeline: Pipeline, plugins: Plugins) -> Plan:
-    """Checks a pipeline against the graph rules and the registered kinds, and imports its models and adapters."""
-    validate(pipeline)
+def check_pipeline(pipeline: Pipeline, plugins: Plugins, code: object = None) -> Plan:
+    """Checks a pipeline against the graph rules and the registered kinds, and imports its models and adapters. code: as of
+    `plan_of`."""
+    try:
+        validate(pipeline)
+    except ConfigError as error:
+        raise ConfigError(error.field, with_origin(error.problem, code=code), error.remedy) from error
     kinds: dict[str, StageKind] = {}
     for stage in pipeline.stages:
         entry = plugins.kinds[stage.kind]
         kind = call_entry(entry.kind, f"kinds.{entry.name}", StageKind)  # type: ignore[type-abstract]
-        if not isinstance(stage.options, kind.options):
+        wanted: object = kind.options
+        if not inspect.isclass(wanted):
+            problem = with_origin(f"is {quoted(wanted)}, not a class", code=type(kind))
+            raise plugin_error(f"kinds.{entry.name}.options", problem, "name the class of the stages' options")
+        if not isinstance(stage.options, wanted):
             problem = f"is a {type(stage.options).__name__}"
             remedy = f"kind {stage.kind!r} takes {kind.options.__name__}"
             raise ConfigError(f"pipeline.stages.{stage.name}.options", problem, remedy)
@@ -274,28 +295,20 @@ def check_shapes(plan: Plan, checkpoint: Checkpoint, plugins: Plugins, options: 
         _log.debug("the shapes of weights could not be checked beforehand: %s", error)
 
 
-_FROM_VALUES = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError)
-"""Errors of code that computes with a value of config.json that it did not expect."""
-
-
 @contextmanager
 def _built(stage: Stage, code: object, device: Device) -> Iterator[None]:
-    """Attributes errors of a model that is built to config.json too: families check only the fields that they use."""
+    """Attributes errors of a model that is built to the plugin, or to config.json too."""
     try:
         yield
-    except OmniError:
+    except (OmniError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # a SystemExit or a library's panic too
         if isinstance(error, RuntimeError) and isinstance(device, MetaDevice):
             raise  # for `check_shapes`
-        abstract = isinstance(error, TypeError) and "abstract class" in str(error)
-        if abstract or isinstance(error, ReturnedError) or not isinstance(error, _FROM_VALUES):
-            field = f"pipeline.stages.{stage.name}.model"
-            problem = f"cannot be built: {fault_of(error, code)}"
-            raise plugin_error(field, problem, f"correct {stage.model}") from error
-        problem = f"stage {stage.name!r} cannot be built from it: {fault_of(error, code)}"
-        remedy = f"use the config.json that belongs to these weights; if it is right, correct {stage.model}"
-        raise CheckpointError("config.json", problem, remedy) from error
+        field, unfitting = f"pipeline.stages.{stage.name}.model", f"stage {stage.name!r} cannot be built from it"
+        path = stage.model or f"kind {stage.kind!r}"
+        unbuilt = "cannot be built: "
+        raise unfit(error, code, field=field, unbuilt=unbuilt, unfitting=unfitting, path=path) from error
 
 
 def build_engine(
@@ -343,11 +356,12 @@ def build_engine(
                     plugin_setup(field, remedy, stage.start),
                     memory_errors(name, f"{memory[name].pages} pages", device),
                 ):
-                    workers[name] = expect(stage.start(memory[name].pages), StageWorker, field, stage.start)  # type: ignore[type-abstract]
+                    worker = expect(stage.start(memory[name].pages), StageWorker, field, stage.start)  # type: ignore[type-abstract]
+                    workers[name] = with_boxes(worker)
         with may_sync(SyncPoint.LOAD):
             device.synchronize()
     except BaseException:
-        ends.close()
+        ends.close_after_error()
         raise
     admission: Admission[SubmitRequest] = Admission(options.max_active_requests, options.max_waiting_requests)
     is_held = command_queue.holds if command_queue is not None else _never
@@ -362,12 +376,18 @@ def _never(request_id: str) -> bool:
 
 
 def _divide(loaded: Mapping[str, LoadedStage], device: Device, budget: Budget | None) -> dict[str, StageMemory]:
-    footprints = {name: stage.footprint for name, stage in loaded.items()}
+    footprints = {name: _footprint(name, stage) for name, stage in loaded.items()}
     working: dict[str, int] = {}
     if budget is not None:
         divide(footprints, working, budget)  # raises before measuring if the rest does not fit
         working = measure_stages(loaded, device)
     return divide(footprints, working, budget)
+
+
+def _footprint(name: str, stage: LoadedStage) -> Footprint:
+    field = f"{name}.footprint"
+    with plugin_setup(field, "correct it", type(stage)):
+        return expect(stage.footprint, Footprint, field, type(stage))
 
 
 def measure_stages(loaded: Mapping[str, LoadedStage], device: Device) -> dict[str, int]:

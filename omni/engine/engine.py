@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -47,6 +47,11 @@ class EngineClient(Protocol):
     @property
     def takes_text_rules(self) -> bool:
         """Whether requests carry `text_rules` instead of `rules`."""
+        ...
+
+    @property
+    def failure(self) -> OmniError | None:
+        """Why requests are refused until the model is opened again; None while they are taken."""
         ...
 
     def start(self) -> None: ...
@@ -111,6 +116,14 @@ class Engine:
         """False: the front end builds rules, in its own threads."""
         return False
 
+    @property
+    def failure(self) -> OmniError | None:
+        """Why the loop has ended, or that a stage is closed."""
+        if self._failure is not None or self._stopping:
+            return self._failure or _CLOSED
+        closed = [name for name in self._workers if name in self._orchestrator.closed_stages]
+        return StageError(closed[0], "running", "it was closed after an error") if closed else None
+
     def start(self) -> None:
         """Starts the loop's thread. Raises ConfigError for a bad `OMNI_SYNC_CHECK`."""
         self._sync_check = SyncCheck.from_environment()
@@ -162,6 +175,11 @@ class Engine:
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """Totals of each stage since the start, by name. Raises StageError if a stage cannot say."""
         return {name: self._counters_of(name) for name in self._workers}
+
+    @property
+    def closed_stages(self) -> Collection[str]:
+        """The stages that are closed since a fault. They stay closed."""
+        return self._orchestrator.closed_stages
 
     def _usage_of(self, stage: str) -> StageUsage:
         if stage in self._orchestrator.closed_stages:
@@ -281,7 +299,7 @@ class Engine:
         if name in self._orchestrator.closed_stages:
             return False
         try:
-            return self._turn(name, call)
+            return bool(self._turn(name, call))  # a worker's may return None
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # includes panics of libraries
@@ -307,7 +325,7 @@ class Engine:
 
     def _turn(self, name: str, tick: Callable[[], bool]) -> bool:
         since = self._device.host_time()
-        moved = bool(tick())
+        moved = tick()
         if moved:
             self._device.host_did(LANE, name, since)
         return moved

@@ -1,20 +1,24 @@
 """Routes requests through the graph, by the stages' inboxes and outboxes only."""
 
 import logging
-from collections.abc import Callable, Container, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
 from omni.engine.active import ActiveRequest, check_names, stages_of
 from omni.engine.admission import Admission
-from omni.engine.faults import ClosedStages, check_audio, checked_message
+from omni.engine.faults import ClosedStages, StageFault, check_audio, next_message
 from omni.engine.opener import RequestOpener
 from omni.engine.peers import (
     AcquiredOut,
+    EdgeClosed,
     EdgeEnds,
+    EdgeFault,
     EndOut,
     GiveUpOut,
     Hello,
     LeaveOut,
+    LostPiece,
     PieceOut,
     ToConsumer,
     ToProducer,
@@ -31,7 +35,7 @@ from omni.engine.request import (
 )
 from omni.engine.route import Credit, InRoute, OutRoute
 from omni.engine.user_route import UserRoute
-from omni.errors import InputError, LostPeerError, OmniError, StageError, known
+from omni.errors import InputError, LostPeerError, OmniError, ReturnedError, StageError, known
 from omni.payload import AudioChunk, HiddenStates
 from omni.pipeline import Pipeline
 from omni.pipeline.adapter import AdapterFactory
@@ -155,21 +159,24 @@ class Orchestrator:
             _log.exception("stage %r could not be closed after its fault", stage)
         for lease in list(self._leases[stage]):
             lease.revoke()
-        worker.inbox.clear()
-        while worker.outbox:
-            message = worker.outbox.popleft()
+        # They may be anything by now.
+        left: object = worker.outbox
+        worker.inbox, worker.outbox = deque(), deque()
+        for message in left if isinstance(left, Iterable) else ():
             if isinstance(message, Produced):
                 message.close()
+        self._ends.close_consumer(stage)
 
     @property
-    def closed_stages(self) -> Container[str]:
+    def closed_stages(self) -> Collection[str]:
         """The stages that are closed since a fault."""
         return self._closed
 
     def tick(self) -> bool:
         """Empties every outbox, delivers arrived payloads, admits requests. Returns whether anything happened.
 
-        Raises StageFault if a stage sends what it must not; `close_stage` comes next.
+        Raises StageFault if a stage sends what it must not, and if the state of an edge to it is unknown; `close_stage`
+        comes next.
         """
         moved = self._take_from_peers()
         moved |= self._empty_outboxes() | self._tick_routes(self._sending) | self._tick_changed()
@@ -182,6 +189,7 @@ class Orchestrator:
                 self._end(self._active[request_id], "its stages here are done")
         moved |= self._admit()
         self._ends.tick()
+        self._close_broken_edges()
         self._ends.flush()
         return moved
 
@@ -201,13 +209,17 @@ class Orchestrator:
         """Connects to another engine, which may replace one that has ended."""
         self._lose(command.place)
         self._connecting[command.place] = command
-        self._ends.connect(command.place, command.link)
+        try:
+            self._ends.connect(command.place, command.link)
+        except OmniError as error:
+            self._ends.lose(command.place)
+            self._connecting.pop(command.place).on_connected(error)
 
     def _empty_outboxes(self) -> bool:
         moved = False
         for name, worker in self._workers.items():
             while worker.outbox:
-                self._take(name, checked_message(name, worker, worker.outbox.popleft()))
+                self._take(name, next_message(name, worker))
                 moved = True
         return moved
 
@@ -279,6 +291,9 @@ class Orchestrator:
                 message.close()
             return
         try:
+            if stage not in active.running and not isinstance(message, Failed):
+                problem = f"a {type(message).__name__} for a request that is over there, or was never there"
+                raise known(stage, "running", ReturnedError(problem, type(self._workers[stage])))
             match message:
                 case Produced():
                     self._forward(active, stage, message)
@@ -381,6 +396,19 @@ class Orchestrator:
             if name not in self._closed:
                 self._workers[name].inbox.append(Abort(active.request.id))
 
+    def _close_broken_edges(self) -> None:
+        """Raises StageFault for an edge whose ends are in an unknown state: its consumer may hold memory of theirs."""
+        while (fault := self._ends.take_fault()) is not None:
+            edge, error = fault
+            if edge.consumer in self._workers:
+                raise StageFault(edge.consumer, error)
+            if edge.consumer not in self._edges_from:  # the user
+                raise StageFault(edge.producer, error)
+            self._ends.ask_to_close(edge.name, error)
+            for active in list(self._active.values()):
+                if edge.name in active.outs:
+                    self.abort(active.request.id, error)
+
     # Other engines.
 
     def _take_from_peers(self) -> bool:
@@ -391,6 +419,10 @@ class Orchestrator:
                     self._lose(place)
                 case Hello():
                     self._greet(place, message)
+                case EdgeFault():
+                    self._ends.fail_edge(place, message)
+                case EdgeClosed():
+                    self._ends.free_edge(place, message)
                 case AcquiredOut() | LeaveOut():
                     self._take_for_producer(message)
                 case _:
@@ -420,6 +452,8 @@ class Orchestrator:
                     route.end(payloads, reason)
                 case GiveUpOut():
                     route.give_up()
+                case LostPiece(_, _, edge, problem):
+                    raise StageError(edge, "receiving a payload", problem)
         except OmniError as error:
             self.abort(message.request_id, error)
 

@@ -5,6 +5,8 @@
 | `Hello` | both | both | opens the receivers of the other's senders |
 | `PieceOut`, `EndOut`, `GiveUpOut` | the producer's engine | the consumer's | `RouteConsumer` |
 | `AcquiredOut`, `LeaveOut` | the consumer's engine | the producer's | `RouteProducer` |
+| `EdgeFault` | the producer's engine | the consumer's | closes the consumer, since the sender has failed |
+| `EdgeClosed` | the consumer's engine | the producer's | `EdgeGuard.free`: the consumer is closed, since an end has failed |
 
 Messages of one engine arrive in order. A request reaches each engine by itself, so a message for it can come before it
 does (it is kept) or after it has left (a piece is discarded). `EngineRequest.number` separates the two: requests reach
@@ -13,17 +15,19 @@ every engine in the order of their numbers.
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
 
 from omni.connector import Connector, EdgeEnd, Receiver, Sender
+from omni.device import SyncPoint, may_sync
+from omni.engine.guard import EdgeGuard, GuardedReceiver, GuardedSender
 from omni.engine.host import HostReceiver
-from omni.errors import known
+from omni.errors import OmniError, StageError, known, said
 from omni.ipc import Typed
 from omni.pipeline import Edge
+from omni.utils.origin import with_origin
 
 _log = logging.getLogger(__name__)
 
@@ -66,9 +70,37 @@ class LeaveOut(msgspec.Struct, frozen=True, tag=True, array_like=True):
     edge: str
 
 
-ToConsumer = PieceOut | EndOut | GiveUpOut
+class EdgeFault(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    edge: str
+    problem: str
+
+
+class EdgeClosed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    edge: str
+    problem: str
+
+
+class LostPiece(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Instead of a `PieceOut` that cannot be decoded. Its link makes it."""
+
+    request_id: str
+    number: int
+    edge: str
+    problem: str
+
+
+ToConsumer = PieceOut | EndOut | GiveUpOut | LostPiece
 ToProducer = AcquiredOut | LeaveOut
-PeerMessage = Hello | ToConsumer | ToProducer
+PeerMessage = Hello | ToConsumer | ToProducer | EdgeFault | EdgeClosed
+
+
+def lost_piece(message: bytes, error: Exception) -> LostPiece | None:
+    """What is left of a message that cannot be decoded, if it is a piece."""
+    raw = msgspec.msgpack.decode(message, ext_hook=lambda code, data: None)
+    if raw[0] != PieceOut.__name__:
+        return None
+    _, request_id, number, edge, *_ = raw
+    return LostPiece(request_id, number, edge, f"{error}; correct its fields")
 
 
 class LinkClosed(Exception):
@@ -90,7 +122,8 @@ class Link(Protocol):
         ...
 
     def take(self) -> Sequence[PeerMessage]:
-        """The messages that have arrived, in order. Raises LinkClosed after the last one."""
+        """The messages that have arrived, in order; a `LostPiece` for a piece that cannot be decoded. Raises LinkClosed
+        after the last one."""
         ...
 
     def close(self) -> None: ...
@@ -106,8 +139,13 @@ class RemoteConsumer:
     edge: str
 
     def piece(self, index: int, piece: object) -> None:
-        assert isinstance(piece, msgspec.Struct), "a piece of a connector beyond Reach.PROCESS is a msgspec.Struct"
-        self.link.send(PieceOut(self.request_id, self.number, self.edge, index, Typed(piece)))
+        """Raises StageError for a piece that cannot be sent."""
+        assert isinstance(piece, msgspec.Struct), "the sender's guard lets no other pass"
+        try:
+            self.link.send(PieceOut(self.request_id, self.number, self.edge, index, Typed(piece)))
+        except Exception as error:
+            problem = f"a piece cannot be sent to another process: {with_origin(said(error), code=type(piece))}"
+            raise StageError(self.edge, "sending a payload", problem) from error
 
     def end(self, payloads: int, reason: str) -> None:
         self.link.send(EndOut(self.request_id, self.number, self.edge, payloads, reason))
@@ -162,23 +200,26 @@ class EdgeEnds:
         """end: of an edge, on this engine's device. Raises ConfigError if a connector cannot be opened."""
         self._place = place
         self._end = end
-        self._senders: dict[tuple[str, str], Sender] = {}
+        self._senders: dict[tuple[str, str], GuardedSender] = {}
         self._receivers: dict[str, Receiver] = {}
         self._arriving = {(each.edge.name, each.producer): each for each in edges if each.producer != place}
         self._peers: dict[str, _Peer] = {}
         self._closing: list[Receiver] = []
         """Receivers of peers that have ended: consumers may still read their payloads."""
         self._ticked: tuple[Receiver, ...] = ()
+        self._guards: dict[tuple[str, str, str], EdgeGuard] = {}
+        """By edge, place of the producer and place of the consumer."""
         try:
             for each in edges:
                 if each.producer != place:
                     continue
-                sender = each.connector.sender(self._end_of(each))
+                guard = self._new_guard(each)
+                sender = GuardedSender.open(guard, each.connector, self._end_of(each))
                 self._senders[each.edge.name, each.consumer] = sender
                 if each.consumer == place:
-                    self._receivers[each.edge.name] = self._open_receiver(each, sender.address)
+                    self._receivers[each.edge.name] = self._open_receiver(each, guard, sender.address)
         except BaseException:
-            self.close()
+            self.close_after_error()
             raise
         self._list_receivers()
 
@@ -216,15 +257,21 @@ class EdgeEnds:
             peer.link.flush()
 
     def connect(self, place: str, link: Link) -> None:
-        """Begins a connection to the engine on a place."""
+        """Begins a connection to the engine on a place. Raises OmniError if the address of a sender cannot be sent."""
         self.lose(place)
         self._peers[place] = _Peer(link)
-        senders = {edge: sender for (edge, consumer), sender in self._senders.items() if consumer == place}
         addresses: dict[str, Typed[msgspec.Struct]] = {}
-        for edge, sender in senders.items():
-            assert isinstance(sender.address, msgspec.Struct)
-            addresses[edge] = Typed(sender.address)
-        link.send(Hello(addresses))
+        for (edge, consumer), sender in self._senders.items():
+            if consumer == place:
+                address = sender.address
+                assert isinstance(address, msgspec.Struct), "its guard lets no other pass"
+                addresses[edge] = Typed(address)
+        try:
+            link.send(Hello(addresses))
+        except Exception as error:
+            types = [type(address.value) for address in addresses.values()]
+            problem = f"an address cannot be sent to another process: {with_origin(said(error), code=next(iter(types), None))}"
+            raise StageError(", ".join(addresses), "connecting its ends", problem) from error
 
     def greet(self, place: str, hello: Hello) -> None:
         """Completes a connection. Raises OmniError if a connector cannot be opened."""
@@ -232,7 +279,8 @@ class EdgeEnds:
         self._peers[place].receivers = receivers
         for edge, address in hello.addresses.items():
             try:
-                receivers[edge] = self._open_receiver(self._arriving[edge, place], address.value)
+                opened = self._arriving[edge, place]
+                receivers[edge] = self._open_receiver(opened, self._new_guard(opened), address.value)
             except Exception as error:
                 raise known(edge, "opening its connector", error) from error
         self._list_receivers()
@@ -255,10 +303,59 @@ class EdgeEnds:
         peer = self._peers.pop(place)
         self._closing += (peer.receivers or {}).values()
         self._list_receivers()
-        for (_, consumer), sender in self._senders.items():
+        for (edge, consumer), sender in self._senders.items():
             if consumer == place:
                 sender.peer_lost()
+                if sender.guard.fault is not None:  # nobody is left to read, so nobody has to be closed
+                    self._free(edge, consumer)
         peer.link.close()
+
+    # Faults of connectors.
+
+    def take_fault(self) -> tuple[Edge, OmniError] | None:
+        """An edge whose ends are in an unknown state since the last call, and the error; None if there is none."""
+        for guard in self._guards.values():
+            if guard.fault is not None and not guard.reported:
+                guard.reported = True
+                return guard.edge, guard.fault
+        return None
+
+    def ask_to_close(self, edge: str, error: OmniError) -> None:
+        """Asks the engines of an edge's consumers to close them, since its sender has failed."""
+        for (name, _, consumer), guard in self._guards.items():
+            if name == edge and consumer in self._peers and guard.fault is not None:
+                self._peers[consumer].link.send(EdgeFault(edge, str(error)))
+
+    def fail_edge(self, place: str, fault: EdgeFault) -> None:
+        """The sender of the engine on a place has failed. `take_fault` reports it."""
+        guard = self._guards.get((fault.edge, place, self._place))
+        if guard is not None and guard.fault is None:
+            guard.fault = StageError(fault.edge, "receiving a payload", f"its sender has failed: {fault.problem}")
+
+    def close_consumer(self, stage: str) -> None:
+        """A stage is closed, and nothing that it launched still runs: the payloads sent to it are free."""
+        for (name, producer, consumer), guard in self._guards.items():
+            if guard.edge.consumer != stage or consumer != self._place:
+                continue
+            if producer == self._place:
+                guard.free = True
+            elif guard.fault is not None and producer in self._peers:
+                self._peers[producer].link.send(EdgeClosed(name, str(guard.fault)))
+
+    def free_edge(self, place: str, closed: EdgeClosed) -> None:
+        """The consumer on a place is closed, since an end of the edge has failed. Later payloads are refused."""
+        guard = self._guards.get((closed.edge, self._place, place))
+        if guard is not None:
+            if guard.fault is None:
+                guard.fault = StageError(closed.edge, "sending a payload", f"its receiver has failed: {closed.problem}")
+                guard.reported = True  # the requests that need the consumer fail there
+            self._free(closed.edge, place)
+
+    def _free(self, edge: str, place: str) -> None:
+        sender = self._senders[edge, place]
+        with may_sync(SyncPoint.CLOSE_STAGE):  # for copies that the sender has launched
+            self._end(sender.guard.edge).device.synchronize()
+        sender.guard.free = True
 
     # Messages for requests that are not active here.
 
@@ -290,27 +387,35 @@ class EdgeEnds:
             self._drop_early(place, gone)
 
     def close(self) -> None:
-        """Frees all ends, also after errors, which are raised at the end. Idempotent."""
-        with ExitStack() as ends:  # the last one first
-            for sender in self._senders.values():
-                ends.callback(sender.close)
-            for receiver in self._receivers.values():
-                ends.callback(receiver.close)
-            ends.callback(self._close_peers)
+        """Frees all ends, also after errors: the first one is raised at the end, others are logged. Idempotent."""
+        for place in list(self._peers):
+            self.lose(place)
+        first: Exception | None = None
+        ends: list[Receiver | Sender] = [*self._closing, *self._receivers.values(), *self._senders.values()]
+        for end in ends:
+            try:
+                end.close()
+            except Exception as error:
+                if first is None:
+                    first = error
+                else:
+                    _log.error("a further end of an edge could not be closed: %s", error)
         self._closing, self._receivers, self._senders, self._ticked = [], {}, {}, ()
+        if first is not None:
+            raise first
+
+    def close_after_error(self) -> None:
+        """As `close`, while an error is on its way: those of the ends are logged, so that they do not replace it."""
+        try:
+            self.close()
+        except Exception:
+            _log.exception("an end of an edge could not be closed")
 
     def _drop_early(self, place: str, gone: Callable[[str, int], bool]) -> None:
         early = self._peers[place].early
         for request_id in [each for each, (number, _) in early.items() if gone(each, number)]:
             for message in early.pop(request_id)[1]:
                 self.drop(place, message)
-
-    def _close_peers(self) -> None:
-        with ExitStack() as ends:
-            for place in list(self._peers):
-                self.lose(place)
-            for receiver in self._closing:
-                ends.callback(receiver.close)
 
     def _list_receivers(self) -> None:
         others = [receiver for peer in self._peers.values() for receiver in (peer.receivers or {}).values()]
@@ -320,14 +425,22 @@ class EdgeEnds:
         for receiver in [each for each in self._closing if not each.busy]:
             self._closing.remove(receiver)
             self._list_receivers()
-            receiver.close()
+            try:
+                receiver.close()
+            except Exception:  # the receiver's memory may be lost
+                _log.exception("the receiver of an engine that has ended could not be closed")
 
     def _end_of(self, opened: OpenEdge) -> EdgeEnd:
         return replace(self._end(opened.edge), producer=opened.producer, consumer=opened.consumer)
 
-    def _open_receiver(self, opened: OpenEdge, address: object) -> Receiver:
+    def _new_guard(self, opened: OpenEdge) -> EdgeGuard:
+        guard = EdgeGuard(opened.edge, remote=opened.producer != opened.consumer)
+        self._guards[opened.edge.name, opened.producer, opened.consumer] = guard
+        return guard
+
+    def _open_receiver(self, opened: OpenEdge, guard: EdgeGuard, address: object) -> Receiver:
         end = self._end_of(opened)
-        receiver = opened.connector.receiver(end, address)
+        receiver = GuardedReceiver.open(guard, opened.connector, end, address)
         if opened.edge.memory == "device":
             return receiver
         return HostReceiver(receiver, end.device, opened.edge.name)

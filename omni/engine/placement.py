@@ -1,17 +1,18 @@
 """Where stages run, and the connectors of edges that follow from it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 import torch
 
 from omni.connector import Connector, Reach
 from omni.device import name_device
 from omni.engine.peers import OpenEdge
-from omni.errors import ConfigError
+from omni.errors import ConfigError, plugin_setup
 from omni.pipeline import Edge, Pipeline
-from omni.plugin import call_entry
+from omni.plugin import call_entry, expect, locate
 from omni.plugin.manager import Plugins
 
 _DERIVED = ("cuda_ipc", "shm")
@@ -54,17 +55,44 @@ class Placement:
             for consumer in ((producer,) if producer in consumers else consumers)
         )
 
-    def place_request(self, pipeline: Pipeline, stages: frozenset[str], load: Mapping[str, int]) -> dict[str, str]:
-        """The places of a request's stages: that of a producer if possible, else the one of least load."""
+    def place_request(
+        self,
+        pipeline: Pipeline,
+        stages: frozenset[str],
+        load: Mapping[str, int],
+        closed: Mapping[str, Collection[str]] = MappingProxyType({}),
+    ) -> dict[str, str]:
+        """The places of a request's stages: that of a producer if possible, else the one of least load.
+
+        closed: by place, the stages that are closed there since a fault. They are avoided as long as there is another way.
+        """
         chosen: dict[str, str] = {}
+        open_places = self._open_places(pipeline, stages, closed) if any(closed.values()) else self.stages
         for stage in pipeline.order():
             if stage.name in stages:
                 near = [chosen[e.producer] for e in pipeline.edges_into(stage.name) if e.producer in chosen]
                 places = self.stages[stage.name]
                 chosen[stage.name] = next((place for place in near if place in places), None) or min(
-                    places, key=lambda place: load.get(place, 0)
+                    open_places[stage.name], key=lambda place: load.get(place, 0)
                 )
         return chosen
+
+    def _open_places(
+        self, pipeline: Pipeline, stages: frozenset[str], closed: Mapping[str, Collection[str]]
+    ) -> Mapping[str, Sequence[str]]:
+        """The places of each of `stages` where it is open, and from which a place of every consumer is reached that is open in
+        the same sense; all places of a stage that has none."""
+        found: dict[str, Sequence[str]] = {}
+        for stage in reversed(pipeline.order()):
+            edges = [edge for edge in pipeline.edges_from(stage.name) if edge.consumer in stages]
+            reached = [{one for one, other in self.pairs(e) if other in found[e.consumer]} for e in edges]
+            places = [
+                place
+                for place in self.stages[stage.name]
+                if stage.name not in closed.get(place, ()) and all(place in near for near in reached)
+            ]
+            found[stage.name] = places or self.stages[stage.name]
+        return found
 
 
 def device_of(place: str) -> torch.device:
@@ -151,14 +179,20 @@ class ConnectorSelector:
 
     def _connector(self, name: str) -> Connector:
         if name not in self._made:
-            entry = self._plugins.connectors[name]
-            self._made[name] = call_entry(entry.connector, f"connectors.{name}", Connector)  # type: ignore[type-abstract]
+            path, field = self._plugins.connectors[name].connector, f"connectors.{name}"
+            with plugin_setup(field, f"correct {path}", locate(path, field)):  # its properties are asked too
+                made = call_entry(path, field, Connector)  # type: ignore[type-abstract]
+                expect(made.reach, Reach, f"{field}.reach", type(made))
+            self._made[name] = made
         return self._made[name]
 
     def _problem(self, name: str, connector: Connector, producer: str, consumer: str) -> str | None:
         if producer != consumer and connector.reach is Reach.PROCESS:
             return f"{name!r} stays in one process, and the stages are on {producer} and {consumer}"
-        if not connector.serves(device_of(producer), device_of(consumer)):
+        field, serves = f"connectors.{name}.serves", connector.serves
+        with plugin_setup(field, "correct the connector, or choose another one for the edge", serves):
+            served = expect(serves(device_of(producer), device_of(consumer)), bool, field, serves)
+        if not served:
             return f"{name!r} does not connect {producer} and {consumer}"
         return None
 

@@ -3,18 +3,19 @@
     Produced -> OutRoute -- pieces --> InRoute -> adapter -> Feed
                  Credit  <- acquired --
 
-In one engine the halves call each other. Between two engines, `omni.engine.peers` carries the calls as messages.
+In one engine the halves call each other. Between two engines, `omni.engine.peers` carries the calls as messages. The
+ends that they use are those of `omni.engine.guard`, which raise OmniError alone.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from omni.connector import Pending, Received, Receiver, Ref, Sender
 from omni.device import COMPLETED
-from omni.errors import ReturnedError, known, plugin_call, type_of
+from omni.errors import OmniError, known, plugin_call
 from omni.pipeline import Edge
 from omni.pipeline.adapter import Adapter, as_inputs
 from omni.stage import Ended, Feed, Inbound, Lease, Pause, Produced, Resume, StageWorker
@@ -136,12 +137,7 @@ class OutRoute:
 
     def send(self, produced: Produced) -> None:
         """Sends a payload of the producer. Raises OmniError if the connector fails."""
-        try:
-            ref = self._sender.send(produced.payload, produced.ready)
-            if ref is None:
-                raise ReturnedError("send returned None: return a Ref", self._sender.send)
-        except Exception as error:
-            raise known(self.edge.name, "sending a payload", error) from error
+        ref = self._sender.send(produced.payload, produced.ready)
         produced.add(ref)
         self._sending.append(_Sending(self._sent, ref))
         self._sent += 1
@@ -155,10 +151,7 @@ class OutRoute:
         """Passes on the pieces that are there. Raises OmniError if a payload is lost."""
         moved = False
         for _ in range(len(self._sending)):
-            sending = self._sending.popleft()
-            moved |= self._pass_on(sending)
-            if not sending.ref.sent:
-                self._sending.append(sending)
+            moved |= self._pass_on(self._sending.popleft())
         if self._end_reason is not None and not self._sending and not self.closed:
             self.closed = moved = True
             self._consumer.end(self._sent, self._end_reason)
@@ -182,17 +175,29 @@ class OutRoute:
         self.abort("its consumer is done")
 
     def _pass_on(self, sending: _Sending) -> bool:
+        """Raises OmniError if the payload is lost, after both ends have given it up."""
+        left: deque[object] = deque()
         try:
-            returned: object = sending.ref.pieces()
-            if not isinstance(returned, Sequence):
-                problem = f"pieces returned {type_of(returned)}: return a sequence, often an empty one"
-                raise ReturnedError(problem, sending.ref.pieces)
-        except Exception as error:
+            left.extend(sending.ref.pieces())
+            moved = bool(left)
+            while left:
+                self._consumer.piece(sending.index, left.popleft())
+            if not sending.ref.sent:
+                self._sending.append(sending)
+            return moved
+        except OmniError:
             self._give_up(sending.ref, "it is lost")
-            raise known(self.edge.name, "sending a payload", error) from error
-        for piece in returned:
-            self._consumer.piece(sending.index, piece)
-        return bool(returned)
+            self._consumer.give_up()
+            self._discard(sending.index, left)
+            raise
+
+    def _discard(self, index: int, pieces: Iterable[object]) -> None:
+        """Passes on pieces that the consumer's half, which has given up, discards."""
+        for piece in pieces:
+            try:
+                self._consumer.piece(index, piece)
+            except OmniError as error:  # only the payload's memory is lost
+                _log.error("%s: a piece cannot be discarded: %s", self.edge.name, error)
 
     def _give_up(self, ref: Ref, reason: str) -> None:
         """Gives up a payload. If the connector fails, only the payload's memory is lost."""
@@ -255,14 +260,11 @@ class InRoute:
             elif index in self._receiving:
                 self._receiving[index].add(piece)
             else:
-                pending = self._receiver.receive(piece)
-                if pending is None:
-                    raise ReturnedError("receive returned None: return a Pending", self._receiver.receive)
-                self._receiving[index] = pending
+                self._receiving[index] = self._receiver.receive(piece)
                 self._on_busy(self)
-        except Exception as error:
+        except OmniError:
             self._discard(piece)
-            raise known(self.edge.name, "receiving a payload", error) from error
+            raise
 
     def end(self, payloads: int, reason: str) -> None:
         self._end = payloads, reason

@@ -60,7 +60,8 @@ class Chat:
     modalities: `Pipeline.prepared` of those asked for. voice: as given; None takes the family's default. cache_salt:
     requests of different salts share no cached state. control_tokens: whether the written form of a control token in
     the user's texts, such as `<|im_end|>`, is text or the token. limit: of the prompt, to refuse a long text before it
-    is tokenized; None leaves that to the stage.
+    is tokenized; None leaves that to the stage. raw: the text of the only message is the prompt, without the chat
+    template; only for front ends that take it (`Frontend.takes_raw_prompts`).
     """
 
     messages: tuple[Message, ...]
@@ -70,6 +71,7 @@ class Chat:
     cache_salt: str = ""
     control_tokens: ControlTokensIn = "text"
     limit: PromptLimit | None = None
+    raw: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ class Frontend(ABC):
     """Sample rate of `AudioPart`s, in Hz. Sound is resampled to it as it is decoded."""
     takes_names: bool = False
     """Whether `Message.name` is used. If not, messages with one are refused before `prepare`."""
+    takes_raw_prompts: bool = False
+    """Whether `prepare` follows `Chat.raw`. If not, such requests are refused before it."""
     shortest_prompt: int = 0
     """Tokens that every prompt has at least, checked against the stage's limit at start. 0 if that is unknown."""
 

@@ -6,7 +6,8 @@
         {"type": "text", "text": "What do you see and hear?"},
     ]}]
 
-Media may also be given directly: a path, a URL, a data URI, bytes, an array, a tensor, `(array, rate)`, a PIL image.
+Sound at a URL may also be `{"type": "audio_url", "audio_url": {"url": "..."}}`. Media may also be given directly: a path, a URL, a
+data URI, bytes, an array, a tensor, `(array, rate)`, a PIL image.
 A message may have a `name` beside its role where the model distinguishes speakers.
 
 In three steps: `check_messages` opens nothing, `remote_media` lists downloads, and `parse_messages` decodes. All of them name a
@@ -38,7 +39,7 @@ _ROLES: tuple[str, ...] = get_args(Role)
 _VIDEO = ("video", "video_url", "input_video")
 
 MediumKind = Literal["input_audio", "image_url"]
-_PARTS = ("text", *get_args(MediumKind))
+_PARTS = ("text", *get_args(MediumKind), "audio_url")
 _DEFAULTS = MediaOptions()
 
 
@@ -211,6 +212,12 @@ def _parsed(part: object, field: str) -> TextPart | Medium:
         source, detail = given["url"], given["detail"]
         if not isinstance(detail, str) or detail != "auto":
             raise InputError(f"{field}.detail", f"{quoted(detail)} is not supported", 'use "auto" or leave it out')
+    if kind == "audio_url":
+        if isinstance(source, Mapping):
+            source = _fields(source, field, ("url",))["url"]
+        if not isinstance(source, str):
+            raise InputError(field, f"is a {_kind(source)}", "give the URL as a string")
+        kind = "input_audio"
     return Medium(cast(MediumKind, kind), source, field)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from omni.errors import said
 from omni.ipc.memory import OutputRing, aligned, create_memory, map_memory
 
 _ARRAY, _TENSOR, _STRUCT = 1, 2, 3
@@ -152,7 +153,10 @@ class Codec(Generic[MessageT]):
     def _decode_extension(self, code: int, data: memoryview) -> object:
         if code == _STRUCT:
             struct = _STRUCTS.decode(data)
-            return Typed(self._struct_decoder(struct.module, struct.name).decode(struct.body))
+            try:
+                return Typed(self._struct_decoder(struct.module, struct.name).decode(struct.body))
+            except Exception as error:
+                raise TypeError(f"a {struct.module}.{struct.name} cannot be received: {said(error)}") from error
         array = _ARRAYS.decode(data)
         raw = self._raw(array, code == _TENSOR)
         if code == _ARRAY:

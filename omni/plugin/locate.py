@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from omni.errors import ConfigError, fault_of, plugin_error, plugin_setup, quoted, type_of
+from omni.errors import ConfigError, OmniError, fault_of, plugin_error, plugin_setup, quoted, type_of
 from omni.plugin.entries import ModelFamily
 from omni.utils.origin import with_origin
 
@@ -23,6 +23,8 @@ def locate(path: str, field: str) -> object:
     module_name, _, attribute = path.partition(":")
     try:
         module = import_module(module_name)
+    except OmniError:
+        raise
     except (Exception, SystemExit) as error:
         problem = f"importing {module_name} failed: {fault_of(error)}"
         raise plugin_error(field, problem, "correct the plugin, or install what it imports") from error
@@ -61,6 +63,12 @@ def check_entry(entry: msgspec.Struct) -> None:
     for name, path in fields.items():
         if name in _PATHS and path is not None and not is_import_path(path):
             raise plugin_error(f"{field}.{name}", f"{quoted(path)} is not an import path", 'write "module:attribute"')
+    for each in msgspec.structs.fields(entry):
+        try:
+            msgspec.convert(fields[each.name], each.type)
+        except msgspec.ValidationError as error:
+            problem = f"{quoted(fields[each.name])} does not fit: {error}"
+            raise plugin_error(f"{field}.{each.name}", problem, "give what the entry's class states") from error
 
 
 def call_entry(path: str, field: str, expected: type[MadeT]) -> MadeT:
@@ -78,12 +86,15 @@ def expect(made: object, expected: type[MadeT], field: str, code: object) -> Mad
     """The result of a function or class `code`. Raises PluginError if it is no `expected`, a class or a runtime protocol."""
     if isinstance(made, expected):
         return made
-    given = type_of(made)
+    problem = with_origin(f"gave {given(made, expected)}", code=code)
+    name = "a bool" if expected is bool else f"an {expected.__module__}.{expected.__name__}"
+    raise plugin_error(field, problem, f"return {name}")
+
+
+def given(made: object, expected: type) -> str:
+    """What plugin code gave instead of an `expected`, as words: its type, and the members that it lacks."""
     lacks = sorted(name for name in _members(expected) if name not in dir(made)) if made is not None else []
-    if lacks:
-        given += f" without {', '.join(lacks)}"
-    problem = with_origin(f"gave {given}", code=code)
-    raise plugin_error(field, problem, f"return an {expected.__module__}.{expected.__name__}")
+    return f"{type_of(made)} without {', '.join(lacks)}" if lacks else type_of(made)
 
 
 def _members(expected: type) -> list[str]:

@@ -90,6 +90,20 @@ class EngineGroup:
     def takes_text_rules(self) -> bool:
         return True
 
+    @property
+    def failure(self) -> OmniError | None:
+        """See `EngineClient.failure`. None while an engine is being started again. A closed stage of an engine is not seen
+        here."""
+        if self._placed.closing.is_set():
+            return _closed()
+        with self._placed.lock:
+            for stage in self._pipeline.stages:
+                engines = self._placed.of_stage(stage.name)
+                failure = engines[0].failure
+                if failure is not None and all(placed.failure is not None for placed in engines):
+                    return _again(failure)
+        return None
+
     def load(self, checkpoint: str, pipeline: Pipeline, plugins: Plugins, options: EngineOptions) -> None:
         """Has the processes load a checked pipeline. Returns at once; `ready` waits for it."""
         self._pipeline, self._options = pipeline, options
@@ -198,7 +212,8 @@ class EngineGroup:
         stages = self._pipeline.active(request.modalities, request.inputs)
         everything = self._placed.by_place
         load = {place: placed.engine.requests + 2**32 * (not placed.up) for place, placed in everything.items()}
-        places = self._placement.place_request(self._pipeline, stages, load)
+        closed = {place: placed.engine.closed_stages for place, placed in everything.items()}
+        places = self._placement.place_request(self._pipeline, stages, load, closed)
         # Without a stage, the engine says what is wrong with the request.
         engines = [everything[place] for place in dict.fromkeys(places.values())] or list(everything.values())[:1]
         failure = next((placed.failure for placed in engines if placed.failure is not None), None)

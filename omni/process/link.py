@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from omni.engine.peers import LinkClosed, PeerMessage
+from omni.engine.peers import LinkClosed, PeerMessage, lost_piece
 from omni.ipc import Channel, ChannelClosed, Codec, Undecodable
 
 _log = logging.getLogger(__name__)
@@ -59,12 +59,21 @@ class ChannelLink:
         try:
             # One packet: behind it may come the next, and so on, from an engine that is faster than this one.
             received = self._channel.receive(block=False)
-            return [self._codec.decode(body, None) for body in received[0].messages] if received is not None else []
+            return [self._decoded(body) for body in received[0].messages] if received is not None else []
         except ChannelClosed as error:
             raise LinkClosed(str(error)) from error
         except (Undecodable, msgspec.MsgspecError, ImportError, TypeError) as error:
             _log.exception("a message of another engine cannot be read")
             raise LinkClosed(str(error)) from error
+
+    def _decoded(self, body: bytes) -> PeerMessage:
+        try:
+            return self._codec.decode(body, None)
+        except Exception as error:
+            lost = lost_piece(body, error)
+            if lost is None:
+                raise
+            return lost
 
     def close(self) -> None:
         if not self._closed:

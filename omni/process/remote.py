@@ -71,6 +71,8 @@ class RemoteEngine:
         self._process = EngineProcess(theirs, self._channel)
         self.memory: Mapping[str, StageMemory] = {}
         """Device memory of each stage, divided at the start."""
+        self.closed_stages: frozenset[str] = frozenset()
+        """Those that are closed since a fault."""
         self.timeline: Trace | None = None
         """After `close`, if one was recorded."""
         self._longest_prompts: Mapping[str, int | None] = {}
@@ -317,7 +319,8 @@ class RemoteEngine:
 
     def _take(self, message: FromEngine) -> None:
         match message:
-            case Turn(outputs, answers, logs, unlinked):
+            case Turn(outputs, answers, logs, unlinked, closed):
+                self.closed_stages = self.closed_stages.union(closed)
                 for place in [place for place, number in list(self._links.items()) if number in unlinked]:
                     self._on_unlinked(place)
                 for output in outputs:

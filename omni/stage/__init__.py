@@ -18,7 +18,7 @@ from omni.stage.messages import (
     Produced,
     Resume,
 )
-from omni.stage.returned import returned_tensor
+from omni.stage.returned import method_name, returned_tensor
 from omni.stage.worker import MailboxWorker, together
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "capture_progress",
     "dry_run",
     "memory_errors",
+    "method_name",
     "module_bytes",
     "returned_tensor",
     "together",

@@ -16,6 +16,8 @@ from omni_text.config import read_config
 class TextFrontend(ChatFrontend):
     """Chat template and tokenizer. Without a template the prompt is the concatenated texts."""
 
+    takes_raw_prompts = True
+
     def check(self, vocab_size: int) -> None:
         """Raises CheckpointError, naming the file, for a tokenizer or a template that would fail requests."""
         check_vocabulary(self._tokenizer, vocab_size)
@@ -27,7 +29,7 @@ class TextFrontend(ChatFrontend):
         texts = message_texts(chat)
         if not any(text.strip() for text in texts):
             raise InputError("messages", "hold no text", "give the model something to answer")
-        if self._tokenizer.chat_template:
+        if self._tokenizer.chat_template and not chat.raw:
             turns = [{"role": each.role, "content": text} for each, text in zip(chat.messages, texts, strict=True)]
             ids = self.turns_ids(chat, turns)
         else:

@@ -7,6 +7,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "omni.media",
         "omni.payload",
         "omni.sampling",
+        "omni.serve",
     ),
     "Plugins and pipelines": (
         "omni.hookspecs: omni_model_families omni_stage_kinds omni_connectors omni_logits_processors"
@@ -89,6 +90,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "omni.testing",
         "omni.engine: EngineOptions EngineRequest RequestFailed RequestFinished StageFinished StageOutput build_engine"
         " device_of resolve_pipeline",
+        "omni_text.tiny: write_tiny",
     ),
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from reference.public import GROUPS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ROOTS = (REPOSITORY, REPOSITORY / "stages")
+ROOTS = (REPOSITORY, REPOSITORY / "stages", REPOSITORY / "plugins")
 _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Assign | ast.AnnAssign
 
 

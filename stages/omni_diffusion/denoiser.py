@@ -173,7 +173,7 @@ def denoise_rows(
     with products(tf32):
         cleaner_BTM = model.denoise(state, noisy_BTM, rows_B, steps_B)
     if cleaner_BTM.shape != noisy_BTM.shape:
-        problem = f"the model gave latents {tuple(cleaner_BTM.shape)} for {tuple(noisy_BTM.shape)}"
+        problem = f"{type(model).__name__} gave latents {tuple(cleaner_BTM.shape)} for {tuple(noisy_BTM.shape)}"
         raise ReturnedError(problem, model.denoise)
     latents_RTM.index_copy_(0, rows_B, cleaner_BTM.to(torch.float32))
     # The null row takes part in many steps without a new beginning, so its values would drift.

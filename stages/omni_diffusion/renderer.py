@@ -134,6 +134,8 @@ def render_part(
         rendered_BS = model.render(seen_BTM)
     rate = model.samples_per_latent
     if rendered_BS.shape != (wav_BS.shape[0], part.seen * rate):
-        problem = f"the model gave samples {tuple(rendered_BS.shape)} for {tuple(seen_BT.shape)} latent frames"
+        problem = (
+            f"{type(model).__name__} gave samples {tuple(rendered_BS.shape)} for {tuple(seen_BT.shape)} latent frames"
+        )
         raise ReturnedError(problem, model.render)
     wav_BS.copy_(rendered_BS[:, part.left * rate : (part.left + part.count) * rate])

@@ -22,6 +22,7 @@ from torch import Tensor
 from omni.device import Device, Event, Graph, HostRing, Launch, Stream
 from omni.device.graphs import CapturedGraphs
 from omni.errors import ReturnedError, type_of
+from omni.stage import method_name
 from omni_encoder.jobs import Outputs
 from omni_encoder.model import EncoderModel
 from omni_encoder.plan import EncodePlan
@@ -169,7 +170,7 @@ class BatchEncoder:
             length, captured = self._graphs.find(None, length)
         plan = self._model.plan(items, length if captured is not None else None)
         if len(plan.sizes) != len(items):
-            problem = f"the model planned {len(plan.sizes)} outputs for {len(items)} items"
+            problem = f"{type(self._model).__name__} planned {len(plan.sizes)} outputs for {len(items)} items"
             raise ReturnedError(problem, self._model.plan)
         buffer = self._inputs if captured is not None else self._device.empty((plan.nbytes,), torch.uint8, self._stream)
         return PreparedBatch(plan, captured, self._uploader.begin(plan, buffer))
@@ -206,7 +207,8 @@ def encode_batch(
 ) -> None:
     encoded = model.encode(inputs, segments)
     if not isinstance(encoded, Mapping) or not all(isinstance(tensor, Tensor) for tensor in encoded.values()):
-        raise ReturnedError(f"encode gave {type_of(encoded)}: return tensors by name", model.encode)
+        name = method_name(model.encode, "encode")
+        raise ReturnedError(f"{name} gave {type_of(encoded)}: return tensors by name", model.encode)
     outputs.update(encoded)
 
 

@@ -77,10 +77,11 @@ declare_categories({"download_samples": PhaseCategory.COPIES})
 
 @dataclass(frozen=True, slots=True)
 class SampleBatch(Generic[RequestT]):
-    """A launched batch. samples: number of samples of each request."""
+    """A launched batch. samples: number of samples of each request, of the `width` that the batch has for each."""
 
     requests: tuple[RequestT, ...]
-    samples: int
+    samples: tuple[int, ...]
+    width: int
     host: HostSlot
 
     @property
@@ -89,7 +90,8 @@ class SampleBatch(Generic[RequestT]):
 
     def read(self, index: int) -> NDArray[np.float32]:
         """A copy of the samples of one of the requests. Valid once `ready`, and before `host` is released."""
-        return self.host.read()[index * self.samples : (index + 1) * self.samples].astype(np.float32)
+        start = index * self.width
+        return self.host.read()[start : start + self.samples[index]].astype(np.float32)
 
 
 class SampleRing(Downloader):
@@ -103,15 +105,19 @@ class SampleRing(Downloader):
         """The output `[count, samples]` of a phase that computes `samples` samples for each of `count` rows."""
         return self._wav[turn, : count * samples].view(count, samples)
 
-    def download(self, requests: Sequence[RequestT], samples: int) -> SampleBatch[RequestT]:
-        """Enqueues the copy of the buffer of `turn`, and advances `turn`."""
+    def download(
+        self, requests: Sequence[RequestT], width: int, samples: Sequence[int] | None = None
+    ) -> SampleBatch[RequestT]:
+        """Enqueues the copy of the buffer of `turn`, `[requests, width]`, and advances `turn`. samples: of each request;
+        None for `width`."""
         self.begin()
         try:
-            host, *_ = self.send(download_samples, self._wav[self.turn, : len(requests) * samples])
+            host, *_ = self.send(download_samples, self._wav[self.turn, : len(requests) * width])
         except Exception:
             self.forget()
             raise
-        return SampleBatch(tuple(requests), samples, host)
+        counts = tuple(samples) if samples is not None else (width,) * len(requests)
+        return SampleBatch(tuple(requests), counts, width, host)
 
 
 def download_samples(host: Tensor, wav_S: Tensor) -> None:

@@ -43,7 +43,8 @@ class VocoderModel(nn.Module, ABC, Generic[StateT]):
         codes_BNG: int64, the next frames of each row. rows_B: int64, distinct, except for the null row, which may occur
         several times as padding, with the same codes; its samples are not read. first: whether these are the rows'
         first frames since `reset`. A row's samples must not depend on the other rows. A code may be any id that its
-        producer samples, such as the end id with `ignore_eos`: `clamp` ids outside the model's tables.
+        producer samples, such as the end id with `ignore_eos`: `clamp` ids outside the model's tables. A stream's last
+        frames may be followed by padding, copies of the last one, whose samples are not read.
         """
 
     @abstractmethod

@@ -14,8 +14,7 @@ class VocoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     first_chunk_frames: codec frames of a request's first chunk; fewer reduce the first-audio latency.
     chunk_frames: codec frames of every later chunk; more reduce the cost per frame.
     graph_batch_sizes: numbers of rows whose chunks are captured at start, where graphs are on (`engine.graphs`). A
-        smaller batch is padded to the next size; a larger one, and chunks of another size at the end of a request, run
-        uncaptured. None takes sizes up to `max_num_seqs`.
+        smaller batch is padded to the next size, a larger one runs uncaptured. None takes sizes up to `max_num_seqs`.
     """
 
     max_num_seqs: int = 16

@@ -42,7 +42,8 @@ class ChunkSizes:
 
 
 class ChunkShape(NamedTuple):
-    """The properties that chunks of one step share: their frames, and whether they are the first of their requests."""
+    """The properties that chunks of one step share: their frames, and whether they are the first of their requests. A request's
+    last chunk may have fewer frames, and is padded to the shape's."""
 
     frames: int
     first: bool
@@ -57,7 +58,7 @@ class VocoderRequest(FrameRequest):
         wanted, fewest = (sizes.later, 1) if self.done else (sizes.first, sizes.fewest)
         if self.in_flight or self.buffered < (fewest if self.ended else wanted):
             return None
-        return ChunkShape(min(wanted, self.buffered), not self.done)
+        return ChunkShape(wanted, not self.done)
 
 
 class VocoderWorker(FrameWorker[VocoderRequest]):
@@ -74,8 +75,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         self._null_row = rows  # pads a batch, with frame 0 of the ring
         self._state = model.new_state(rows + 1)
         self._upload = Uploader(device, self.stream, rows * (1 + sizes.largest), 2 * MAX_IN_FLIGHT)
-        others = "chunks of other sizes, at the end of requests,"
-        self._graphs = CapturedGraphs[ChunkShape, list[Graph]](name, others=others)
+        self._graphs = CapturedGraphs[ChunkShape, list[Graph]](name)
 
     def capture(self, sizes: Iterable[int]) -> None:
         """Captures chunks of these numbers of rows. At start. sizes: preferably the largest first."""
@@ -102,10 +102,11 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
             chunk, batch = next_batch
             if self.run_batch(batch, "decoding a chunk", partial(self.prepare, batch, chunk)):
                 for request in batch:
-                    request.forget(chunk.frames, self._sizes.capacity)
-                    request.done += chunk.frames
+                    frames = min(chunk.frames, request.buffered)
+                    request.forget(frames, self._sizes.capacity)
+                    request.done += frames
+                    self.totals["frames"] += frames
                 self.totals["steps"] += 1
-                self.totals["frames"] += chunk.frames * len(batch)
             moved = True
         return moved
 
@@ -113,12 +114,19 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         self, requests: Sequence[VocoderRequest], chunk: ChunkShape
     ) -> Callable[[], SampleBatch[VocoderRequest]]:
         """Enqueues the inputs of each request's next chunk, from its ring. Can be retried after a failure. Returns a function that
-        enqueues the decoding, which advances the rows' state, and the copy of the samples. Call it before the next preparation."""
+        enqueues the decoding, which advances the rows' state, and the copy of the samples. Call it before the next preparation.
+
+        A last chunk is padded with its last frame, so that it runs in the batch of the others. The samples before the
+        padding do not depend on it, as they do not depend on the division into chunks; those behind are not read.
+        """
         count = len(requests)
+        frames = [min(chunk.frames, request.buffered) for request in requests]
         size, graphs = self._graphs.find(chunk, count)
         rows, places = np.full(size, self._null_row), np.zeros((size, chunk.frames), np.int64)
         rows[:count] = [request.row for request in requests]
-        places[:count] = [self.store.places(request, 0, chunk.frames) for request in requests]
+        for index, (request, own) in enumerate(zip(requests, frames, strict=True)):
+            places[index, :own] = self.store.places(request, 0, own)
+            places[index, own:] = places[index, own - 1]
         rows_B, places_BN = self._upload.send([rows, places])
         if chunk.first:
             self.device.launch(self.stream, reset_rows, self._model, self._state, rows_B)
@@ -127,7 +135,8 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
             turn = self.samples.turn
             graph = graphs[turn] if graphs is not None else None
             self.device.replay_or_enqueue(self.stream, graph, [self._decode(chunk, rows_B, places_BN, turn)])
-            return self.samples.download(requests, self._model.samples(*chunk))
+            samples = [self._model.samples(own, chunk.first) for own in frames]
+            return self.samples.download(requests, self._model.samples(*chunk), samples)
 
         return launch
 

@@ -198,6 +198,14 @@ class InlineReusesReleasedMemory(_Inline):
                     tensor.fill_(1)
 
 
+class InlineDropsReleasedMemory(_Inline):
+    """Torch takes the memory for the next tensor, while phases of the consumer read it."""
+
+    class pending(InlinePending):
+        def release(self, after: Event) -> None:
+            pass
+
+
 class InlineFreesAborted(InlineReusesReleasedMemory):
     class pending(InlineReusesReleasedMemory.pending):
         def release(self, after: Event) -> None:

@@ -1,13 +1,16 @@
 """The conformance suite of connectors passes a reference connector and finds each broken promise, in one thread."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
 
-from omni.connector import Connector
+from omni.connector import Connector, EdgeEnd, Reach, Receiver, Sender
 from omni.device.cpu import CpuDevice
 from omni.errors import ConfigError
 from omni.testing import SimulatedDevice, check_connector
+from omni.testing.connectors.bench import Bench
+from omni.testing.connectors.ends import LocalEnd
 from tests.connectors import inline_faults, local_faults
 from tests.connectors.inline import InlineConnector
 
@@ -18,7 +21,7 @@ def test_a_connector_with_inline_pieces_keeps_the_contract():
     check_connector(InlineConnector, CpuDevice(), processes=False, largest_bytes=2**21)
 
 
-def test_it_keeps_the_contract_on_a_device_whose_work_is_late():
+def test_inline_pieces_keep_the_contract_on_a_late_device():
     device = SimulatedDevice(seed=1)
     check_connector(InlineConnector, device, largest_bytes=SMALL)
     device.assert_no_races()
@@ -64,6 +67,10 @@ def test_it_keeps_the_contract_on_a_device_whose_work_is_late():
         (inline_faults.InlineHasNoAddress, "an address is a msgspec.Struct"),
         (inline_faults.InlineIsAlwaysBusy, "not busy any more"),
         (inline_faults.InlineReusesReleasedMemory, "also when it is read late"),
+        (
+            inline_faults.InlineDropsReleasedMemory,
+            "until the event of Pending.release is done .*: keep a reference .* drop it in Receiver.tick once",
+        ),
         (inline_faults.InlineFreesAborted, "also when it is read late"),
         (inline_faults.InlineMixesEdges, "keeps its|own meta|arrives"),
         (inline_faults.InlinePoolNeverDrains, "never keep others from arriving|is ready arrives"),
@@ -82,3 +89,27 @@ def test_the_suite_finds_a_broken_connector(
 def test_a_factory_that_a_second_process_cannot_import_is_refused():
     with pytest.raises(ConfigError, match=r"second process cannot import .*processes=False"):
         check_connector(lambda: InlineConnector(), CpuDevice())
+
+
+class KeepsItsEnds(InlineConnector):
+    def __init__(self) -> None:
+        self.ends: list[EdgeEnd] = []
+
+    def sender(self, end: EdgeEnd) -> Sender:
+        self.ends.append(end)
+        return super().sender(end)
+
+    def receiver(self, end: EdgeEnd, address: object) -> Receiver:
+        self.ends.append(end)
+        return super().receiver(end, address)
+
+
+@pytest.mark.parametrize(("reach", "consumer"), [(Reach.PROCESS, "cpu"), (Reach.HOST, "cpu/2")])
+def test_ends_are_opened_as_by_an_engine(reach: Reach, consumer: str):
+    """With the names of an edge and of places, from which a connector may take those of its streams and files."""
+    connector, devices = KeepsItsEnds(), (CpuDevice(), CpuDevice())
+    connector.reach = reach
+    bench = Bench(connector, devices, LocalEnd(connector, devices[1]), SMALL, itertools.count(1).__next__)
+    bench.open()
+    assert [end.device for end in connector.ends] == list(devices)
+    assert {(end.edge, end.producer, end.consumer) for end in connector.ends} == {("thinker->talker", "cpu", consumer)}

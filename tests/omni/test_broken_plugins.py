@@ -15,10 +15,11 @@ from omni import Omni, SamplingParams
 from omni.errors import OmniError, StageError
 from omni.plugin.manager import Plugins, load_plugins
 from tests.examples.plain_speech import write_tiny
+from tests.omni.broken_plugins.at_edge import OPENING, TRAVEL, UNKNOWN
 from tests.omni.broken_plugins.at_load import LOAD
 from tests.omni.broken_plugins.at_model import RETURNS, WEIGHTS
 from tests.omni.broken_plugins.at_open import OPEN
-from tests.omni.broken_plugins.at_request import ADAPTERS, FRONT, REPORTS, WORKERS
+from tests.omni.broken_plugins.at_request import ADAPTERS, FRONT, MESSAGES, REPORTS, WORKERS
 from tests.omni.broken_plugins.fault import Fault
 from tests.omni.broken_plugins.installed import Installed, installed
 from tests.support.echo_family import eventually
@@ -32,7 +33,10 @@ T = TypeVar("T")
 
 ENGINES = few(1, ["thread", "process"], pytest.mark.slow)
 """Of most faults; those of `IN_PROCESS` are planted in a process by default too."""
-IN_PROCESS = ("a push that returns None", "a prepare that returns None", "a drop that raises")
+IN_PROCESS = (
+    *("a push that returns None", "a prepare that returns None", "a drop that raises"),
+    *("a send that exits", "a poll that returns the payload", "a tick that raises"),
+)
 
 
 def by_name(*tables: tuple[Fault, ...]) -> pytest.MarkDecorator:
@@ -107,7 +111,7 @@ def loaded(plugin: Installed) -> Plugins:
     return load_plugins([*plugin.points, *own_entry_points("ar", "vocoder", "local", "shm")])
 
 
-@by_name(OPEN, WEIGHTS)
+@by_name(OPEN, OPENING, WEIGHTS)
 def test_a_model_that_is_not_opened(fault: Fault, model: Path, plugin: Installed) -> None:
     plugins = loaded(plugin)
     with pytest.raises(fault.kind) as caught:
@@ -124,12 +128,12 @@ def answered(omni: Omni, *, audio: bool) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@by_name(ADAPTERS, FRONT, WORKERS)
+@by_name(ADAPTERS, FRONT, WORKERS, MESSAGES, TRAVEL, UNKNOWN)
 def test_a_request_that_fails(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
     fail_one(fault, model, plugin, engine)
 
 
-@by_name(tuple(fault for fault in (*ADAPTERS, *FRONT, *WORKERS) if fault.name in IN_PROCESS))
+@by_name(tuple(fault for fault in (*ADAPTERS, *FRONT, *WORKERS, *TRAVEL, *UNKNOWN) if fault.name in IN_PROCESS))
 def test_a_request_that_fails_in_a_process(fault: Fault, model: Path, plugin: Installed) -> None:
     fail_one(fault, model, plugin, "process")
 
@@ -150,6 +154,58 @@ def fail_one(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
             answered(omni, audio=False)
         assert eventually(lambda: omni.idle)
         assert not any(count for usage in omni.usage().values() for count in usage.values())
+
+
+SILENT = Fault(
+    "a tick that returns None",
+    "request",
+    StageError,
+    "stages.py",
+    "class Singer(Worker):\n",
+    "class Singer(Worker):\n    def tick(self):\n        super().tick()\n\n",
+    (),
+)
+
+
+@by_name((SILENT,))
+def test_a_worker_whose_tick_says_nothing_works(fault: Fault, model: Path, plugin: Installed) -> None:
+    with Omni(model, device="cpu", plugins=loaded(plugin)) as omni:
+        answered(omni, audio=True)
+
+
+REPLICA = Fault(
+    "a replica that is closed",
+    "stage",
+    StageError,
+    "stages.py",
+    "class Singer(Worker):\n",
+    "class Singer(Worker):\n    def advance(self):\n"
+    "        if any('!' in request.letters for request in self.requests.values()):\n"
+    "            raise ValueError('loud')  # here\n"
+    "        return super().advance()\n\n",
+    ("stage 'singer' failed while running: ValueError: loud",),
+    closed="singer",
+)
+REPLICAS: dict[str, object] = {"singer.place": "cpu/2,cpu/3", "edges.writer-singer.connector": "shm"}
+
+
+@pytest.mark.parametrize("places", [{}, {"writer.place": "cpu/2,cpu/3"}], ids=["singers", "writers too"])
+@by_name((REPLICA,))
+def test_a_closed_replica_gets_no_requests(
+    fault: Fault, model: Path, plugin: Installed, places: dict[str, object]
+) -> None:
+    """The others do, as long as one is open."""
+    with Omni(model, device="cpu", plugins=loaded(plugin), overrides=REPLICAS | places) as omni:
+        for others in (3, 0):
+            with pytest.raises(StageError) as caught:
+                within(lambda: omni.generate("break!", stream=False))
+            check(fault, plugin, caught.value)
+            for _ in range(others):
+                answered(omni, audio=True)
+        with pytest.raises(StageError, match=r"stage 'singer' .*is closed since a fault"):
+            within(lambda: omni.generate("fine", stream=False))
+        answered(omni, audio=False)
+        assert eventually(lambda: omni.idle)
 
 
 @by_name(RETURNS)

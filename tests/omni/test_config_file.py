@@ -54,7 +54,7 @@ def test_a_file_in_the_home_folder_is_found(file: Path, tmp_path: Path, monkeypa
         ),
     ],
 )
-def test_what_is_no_file_of_settings_is_refused(file: Path, content: bytes, message: str) -> None:
+def test_an_invalid_settings_file_is_refused_by_name(file: Path, content: bytes, message: str) -> None:
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=message) as caught:
         read_config(file)

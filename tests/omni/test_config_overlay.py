@@ -98,13 +98,13 @@ def test_any_value_that_python_gives_is_taken_as_it_is(count: int, share: float,
         ("thinker.sampling.temperature", -1, "sampling.temperature: -1.0 is out of range"),
     ],
 )
-def test_what_cannot_be_set_is_named(path: str, value: object, message: str):
+def test_an_invalid_setting_is_named(path: str, value: object, message: str):
     with pytest.raises(ConfigError) as caught:
         laid({path: value}, ArOptions())
     assert str(caught.value).startswith(f"{path}: {message}")
 
 
-def test_what_a_table_cannot_set_is_named():
+def test_an_unknown_option_in_a_table_is_named():
     with pytest.raises(
         ConfigError, match=r"^thinker\.sampling\.temp: there is no option 'temp'; use one of max_tokens"
     ):
@@ -124,7 +124,7 @@ def test_an_override_is_a_path_and_a_value(text: str, parts: tuple[str, str]):
 
 
 @pytest.mark.parametrize("text", ["talker.max_num_seqs", "max_num_seqs=8", ""])
-def test_what_is_no_override_is_refused(text: str):
+def test_an_invalid_override_is_refused(text: str):
     with pytest.raises(ConfigError, match=r"--set: .* is not an override; write stage.option=value"):
         parse_override(text)
 
@@ -188,7 +188,7 @@ def test_untouched_settings_are_the_default_s_or_the_family_s():
     assert len(settings) == len(ArOptions.__struct_fields__) - 1 + len(SamplingParams.__struct_fields__)
 
 
-def test_what_must_be_given_is_the_family_s():
+def test_required_options_have_the_origin_family():
     kind = msgspec.defstruct("Required", [("size", int), ("deep", Deep)], frozen=True, kw_only=True)
     found = origins(kind(size=3, deep=Deep()))
     assert (found["thinker.size"], found["thinker.deep.count"]) == ("family", "family")

@@ -66,7 +66,7 @@ def test_order_holds_for_any_graph_whose_edges_go_forward(data: st.DataObject):
         (graph(["a.b"], [], {"text": "a.b"}), "'a.b' is no valid name of a stage"),
     ],
 )
-def test_what_is_wrong_with_a_graph_is_named(pipeline: Pipeline, message: str):
+def test_an_invalid_graph_names_its_problem(pipeline: Pipeline, message: str):
     with pytest.raises(ConfigError) as caught:
         validate(pipeline)
     assert message in str(caught.value)

@@ -107,6 +107,7 @@ LETTERS = Vocabulary(tokens=tuple(chr(i).encode() for i in range(0x400)), encode
 
 class EchoFrontend(Frontend):
     voices = ("low", "high")
+    takes_raw_prompts = True
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._speaks = checkpoint.config["speaks"]

@@ -30,6 +30,7 @@ CHECKS: tuple[Callable[[Bench], None], ...] = (
     arrivals.rows_moved_midway,
     arrivals.rows_on_the_way_midway,
     endings.intact_until_the_release_event,
+    endings.kept_until_the_release_event,
     endings.released_in_any_order,
     endings.aborted_before_sent,
     endings.aborted_after_sent,
@@ -75,7 +76,7 @@ def check_connector(
     | devices and claims of the connector | `claims`, `same_memory`, `through_the_host` |
     | values of every dtype, shape, layout and size; payloads without tensors; the order | `every_*`, `in_order` |
     | nothing is read before `ready` and `PageSlice.moved`, rows that move are found, gathers are reported | `rows_*` |
-    | memory stays as it is until the release event; releases, aborts and discards in any order and state | `endings` |
+    | memory is there and stays as it is until the release event; releases, aborts and discards in any order and state | `endings` |
     | payloads that nobody takes keep no others from arriving | `slow_consumers` |
     | several edges of one connector; `close` at any time, and twice | `several_edges`, `closed_under_way` |
     | after each check, all memory is free, no receiver is busy, and a payload larger than the pool passes | `Bench.settle` |

@@ -11,7 +11,17 @@ from omni.connector import Connector, Reach
 from omni.device import Device, Event
 from omni.testing.connectors import promises
 from omni.testing.connectors.ends import End
-from omni.testing.connectors.messages import CloseReceiver, Do, Expect, OpenGate, OpenReceiver, PieceOf, State, typed
+from omni.testing.connectors.messages import (
+    CloseReceiver,
+    Do,
+    EdgeOf,
+    Expect,
+    OpenGate,
+    OpenReceiver,
+    PieceOf,
+    State,
+    typed,
+)
 from omni.testing.connectors.producer import Producer, Sent
 from omni.testing.connectors.promises import Gate, calling, require
 from omni.testing.connectors.values import Meta, TensorOf
@@ -44,21 +54,28 @@ class Bench:
         self._held: dict[int, deque[object]] = {}
         self._discarded: set[int] = set()
         self._gates: list[Gate] = []
-        self._names: dict[int, str] = {}
+        self._edges: dict[int, EdgeOf] = {}
 
     # Edges.
 
-    def open(self, name: str = "edge") -> int:
+    def open(self, consumer: str = "talker") -> int:
+        """Opens both ends of an edge. consumer: its stage."""
         key = self._numbers()
-        self._names[key] = name
-        self.producer.open(key, name, self.pool_bytes)
+        self._edges[key] = self.edge_to(consumer)
+        self.producer.open(key, self._edges[key])
         self.connect(key)
         return key
+
+    def edge_to(self, consumer: str = "talker") -> EdgeOf:
+        """An edge to a stage, at the places that an engine gives its ends."""
+        places = str(self.producer.device.torch_device), str(self.consumer_device.torch_device)
+        second = places[1] if self.local or places[0] != places[1] else f"{places[1]}/2"
+        return EdgeOf(f"thinker->{consumer}", self.pool_bytes, places[0], second)
 
     def connect(self, key: int) -> None:
         """Opens the receiver of a sender."""
         address = self.producer.senders[key].address
-        self.end.do(OpenReceiver(key, self._names[key], self.pool_bytes, typed(address)))
+        self.end.do(OpenReceiver(key, self._edges[key], typed(address)))
 
     def close(self, key: int, sender_first: bool = False) -> None:
         """Closes both ends, twice."""
@@ -72,7 +89,7 @@ class Bench:
             else:
                 self.end.do(CloseReceiver(key))
                 self.idle(2)
-        del self._names[key]
+        del self._edges[key]
 
     def sent_on(self, key: int) -> list[Sent]:
         return [sent for sent in self.producer.sent.values() if sent.key == key and not sent.gone]
@@ -224,7 +241,7 @@ class Bench:
 
     def settle(self) -> None:
         """The check is over: all payloads are, so the memory of each edge is free again."""
-        for key in list(self._names):
+        for key in list(self._edges):
             self.freed(*self.sent_on(key), promise="a payload that is over at both ends is freed")
             self.idle()
             self.until(

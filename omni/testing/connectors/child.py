@@ -82,7 +82,7 @@ class _End:
                 case Turns():
                     self._turns = command.token, command.count
                 case OpenSender():
-                    address = self._producer.open(command.key, command.name, command.pool_bytes)
+                    address = self._producer.open(command.key, command.edge)
                     self.report.addresses[command.key] = typed(address)
                 case SendPayload():
                     self._producer.send(command.key, command.meta, None if command.ready else Gate())

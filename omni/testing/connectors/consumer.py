@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from omni.connector import Connector, EdgeEnd, Pending, Reach, Received, Receiver
+from omni.connector import Connector, Pending, Reach, Received, Receiver
 from omni.device import Device, Event
 from omni.errors import OmniError
 from omni.payload import PageSlice
@@ -73,6 +74,8 @@ class Consumer:
         self._device = device
         self._stream = device.stream("check-consumer")
         self._gates: dict[int, Gate] = {}
+        self._dropped: list[tuple[Gate, StorageWeakRef, int]] = []
+        """Memory that launched phases may read until the gate opens, with the number of its payload."""
 
     @property
     def busy(self) -> bool:
@@ -82,9 +85,9 @@ class Consumer:
     def do(self, command: Command) -> None:
         match command:
             case OpenReceiver():
-                end = EdgeEnd(command.name, self._device, command.pool_bytes)
                 with calling("Connector.receiver"):
-                    self.receivers[command.key] = self._connector.receiver(end, command.address.value)
+                    end, address = command.edge.end(self._device), command.address.value
+                    self.receivers[command.key] = self._connector.receiver(end, address)
             case Expect():
                 self.taken[command.meta.number] = _Taken(command)
             case PieceOf():
@@ -102,6 +105,7 @@ class Consumer:
         """The engine's work in a turn: `tick` of receivers that are busy, `poll` of payloads that are asked for."""
         for gate in self._gates.values():
             gate.rest()
+        self._watch_dropped()
         for receiver in list(self.receivers.values()):
             with calling("Receiver.tick"):
                 if receiver.busy:
@@ -110,6 +114,15 @@ class Consumer:
             if taken.polls and taken.received is None and not taken.finished:
                 self._poll(taken)
             self._advance(taken)
+
+    def _watch_dropped(self) -> None:
+        self._dropped = [each for each in self._dropped if not each[0].open]
+        for _, memory, number in self._dropped:
+            require(
+                not memory.expired(),
+                f"memory of a received payload is there until the event of Pending.release is done (payload {number}): "
+                "keep a reference to it in the receiver, and drop it in Receiver.tick once the event is done",
+            )
 
     def _take(self, taken: _Taken, command: PieceOf) -> None:
         piece: object = command.piece.value
@@ -142,6 +155,17 @@ class Consumer:
                     taken.pending.release(after)
                 if command.gate is None:  # else the check reads it until the gate opens
                     taken.received = None
+            case "drop":
+                assert taken.pending is not None
+                assert taken.received is not None
+                assert command.gate is not None
+                gate, tensors = self._gate(command.gate), taken.received.payload.tensors.values()
+                memory = [t.pages if isinstance(t, PageSlice) else t for t in tensors]
+                self._dropped += [(gate, StorageWeakRef(t.untyped_storage()), taken.meta.number) for t in memory]
+                pending, taken.finished = taken.pending, True
+                taken.pending = taken.received = None
+                with calling("Pending.release"):
+                    pending.release(gate)
             case "abort":
                 taken.finished = True
                 if taken.pending is not None:

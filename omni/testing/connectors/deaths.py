@@ -49,9 +49,9 @@ def sender_killed(bench: Bench, end: RemoteEnd) -> None:
     memory that goes away while it is read."""
     edge, pool = bench.new_gate(), bench.pool_bytes
     consumer = Consumer(bench.connector, bench.consumer_device)
-    end.do(OpenSender(edge, "edge", pool))
+    end.do(OpenSender(edge, bench.edge_to()))
     _until(lambda: edge in end.addresses, end, consumer, "a sender is opened in another process (Connector.sender)")
-    consumer.do(OpenReceiver(edge, "edge", pool, typed(end.addresses[edge])))
+    consumer.do(OpenReceiver(edge, bench.edge_to(), typed(end.addresses[edge])))
     held, released, unasked = (bench.bytes_of(pool // 4) for _ in range(3))
     midway, unready = bench.bytes_of(4 * pool), bench.small()
     for meta in (held, released, unasked, midway, unready):

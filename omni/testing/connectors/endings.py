@@ -29,6 +29,19 @@ def intact_until_the_release_event(bench: Bench) -> None:
         bench.release(*others)
 
 
+def kept_until_the_release_event(bench: Bench) -> None:
+    """As a consumer whose launched phases still read, but which keeps no reference: catches memory that the receiver drops
+    before the event that `Pending.release` got."""
+    edge = bench.open()
+    for meta in (bench.small(), bench.bytes_of(bench.pool_bytes // 4), bench.full()):
+        sent, gate = bench.send(edge, meta), bench.new_gate()
+        bench.take(sent)
+        bench.do("drop", sent, gate=gate)
+        bench.idle()
+        bench.open_gate(gate)
+        bench.freed(sent, promise="a released payload is free after the release event (Ref.freed)")
+
+
 def released_in_any_order(bench: Bench) -> None:
     """Catches a release that frees another payload, or that waits for one."""
     edge, pool = bench.open(), bench.pool_bytes

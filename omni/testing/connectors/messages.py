@@ -4,6 +4,8 @@ from typing import Any, cast
 
 import msgspec
 
+from omni.connector import EdgeEnd
+from omni.device import Device
 from omni.ipc import Typed
 from omni.testing.connectors.values import Meta
 
@@ -21,19 +23,29 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     threads: int
 
 
-class OpenReceiver(msgspec.Struct, frozen=True, tag=True):
-    """key: of the edge. name, pool_bytes: of its `EdgeEnd`."""
+class EdgeOf(msgspec.Struct, frozen=True):
+    """What an `EdgeEnd` is made of, but its device."""
 
-    key: int
     name: str
     pool_bytes: int
+    producer: str
+    consumer: str
+
+    def end(self, device: Device) -> EdgeEnd:
+        return EdgeEnd(self.name, device, self.pool_bytes, self.producer, self.consumer)
+
+
+class OpenReceiver(msgspec.Struct, frozen=True, tag=True):
+    """key: of the edge."""
+
+    key: int
+    edge: EdgeOf
     address: Typed[msgspec.Struct]
 
 
 class OpenSender(msgspec.Struct, frozen=True, tag=True):
     key: int
-    name: str
-    pool_bytes: int
+    edge: EdgeOf
 
 
 class Expect(msgspec.Struct, frozen=True, tag=True):
@@ -53,7 +65,8 @@ class PieceOf(msgspec.Struct, frozen=True, tag=True):
 
 
 class Do(msgspec.Struct, frozen=True, tag=True):
-    """An action on a payload: `poll`, `read`, `abort`, or `release` after the gate, if there is one."""
+    """An action on a payload: `poll`, `read`, `abort`, `release` after the gate, if there is one, or `drop`: `release` by a
+    consumer that keeps no reference to what it received."""
 
     action: str
     number: int

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 import msgspec
 from torch import Tensor
 
-from omni.connector import Connector, EdgeEnd, Reach, Ref, Sender
+from omni.connector import Connector, Reach, Ref, Sender
 from omni.device import Device, Event
 from omni.payload import Payload
+from omni.testing.connectors.messages import EdgeOf
 from omni.testing.connectors.promises import calling, require
 from omni.testing.connectors.values import Memory, Meta, WatchedSlice, spoil
 
@@ -59,10 +60,10 @@ class Producer:
         self._stream = device.stream("check-producer")
         self.senders: dict[int, Sender] = {}
 
-    def open(self, key: int, name: str, pool_bytes: int) -> object:
+    def open(self, key: int, edge: EdgeOf) -> object:
         """Opens a sender. Returns its address."""
         with calling("Connector.sender"):
-            self.senders[key] = self._connector.sender(EdgeEnd(name, self.device, pool_bytes))
+            self.senders[key] = self._connector.sender(edge.end(self.device))
             address: object = self.senders[key].address
         require(
             self._connector.reach is Reach.PROCESS or isinstance(address, msgspec.Struct),

@@ -37,6 +37,7 @@ class Checked:
     kind: Callable[[], StageKind]
     options: msgspec.Struct
     inputs: Sequence[Sequence[Payload]]
+    refused: Sequence[Sequence[Payload]]
     model: str | None
     checkpoint: Path | None
     sampling: SamplingParams

@@ -104,17 +104,23 @@ def _fail(bench: Bench, point: int) -> None:
 
 
 def closed(bench: Bench) -> None:
-    """Catches a close that fails while requests are there, or keeps their inputs."""
+    """Catches a close that fails while requests are there, or keeps their inputs, rows or blocks."""
     for point in points(bench.points):
         session = _stepping(bench)
         with torch.inference_mode():
-            session.play(_scripts(bench, session), lambda s=session, p=point: s.ticks >= p, apart=APART)  # type: ignore[misc]
+            session.play(_scripts(bench, session), apart=APART, until=point)
             session.device.synchronize()
             with calling("close", "free what is there, and forget it, so that twice is once"):
                 session.worker.close()
                 session.worker.close()
             session.device.synchronize()
         session.require_released(f"when the worker is closed at tick {point}")
+        require(
+            not session.held,
+            f"close frees all: when the worker is closed at tick {point}, usage is {session.held}",
+            "override `close`: call super().close(), then free what belongs to no request any more (batches under way, "
+            "outputs that are lent, blocks of your own pool)",
+        )
 
 
 def _stepping(bench: Bench) -> Session:

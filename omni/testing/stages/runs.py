@@ -1,19 +1,22 @@
 """Checks of requests that run to their end. The docstring of each says what it catches."""
 
 from contextlib import AbstractContextManager, ExitStack
+from itertools import pairwise
 
 import msgspec
 import torch
 
 from omni.device import COMPLETED, Device, SyncCheck, sync_guard
-from omni.payload import Payload
-from omni.stage import Failed, StageKind
+from omni.stage import StageKind
 from omni.testing.connectors.promises import Gate
 from omni.testing.launch_guard import LaunchGuard
 from omni.testing.simulation.device import SimulatedDevice
 from omni.testing.stages.bench import APART, Bench
 from omni.testing.stages.devices import FailingDevice
 from omni.testing.stages.promises import calling, require
+
+_RANKED = 8
+"""Requests of different ranks: more than small options have rows."""
 
 
 def declares(bench: Bench) -> None:
@@ -81,6 +84,37 @@ def in_parts(bench: Bench) -> None:
         )
 
 
+def of_two_producers(bench: Bench) -> None:
+    """Catches a stage that takes the end of one producer for the end of all."""
+    session, names = bench.session(), bench.names()
+    with torch.inference_mode():
+        session.play({n: session.script_of_two(n, bench.checked.inputs[i]) for n, i in names.items()}, apart=1)
+    remedy = "keep Open.inputs, discard the source in `end`, and end the request when none is left"
+    for name, index in names.items():
+        bench.require_right(
+            session, name, index, f"one of two producers ended before the other sent anything: {remedy}"
+        )
+    bench.finish(session, "after requests of two producers")
+
+
+def by_rank(bench: Bench) -> None:
+    """Catches a stage that serves requests in another order than that of their ranks."""
+    session, sample = bench.session(), bench.checked.inputs[0]
+    names = [f"ranked-{number}" for number in range(_RANKED)]  # a later one has a lower rank
+    ranks = {name: (_RANKED - number, number) for number, name in enumerate(names)}
+    with torch.inference_mode():
+        session.play({name: session.script(name, sample, rank=rank) for name, rank in ranks.items()})
+    firsts = {name: session.readings[name][0].since for name in names if session.readings.get(name)}
+    for first, second in pairwise(firsts):
+        require(
+            firsts[first] >= firsts[second],
+            f"the request of the lowest Open.rank is served first: {first!r}, of rank {ranks[first]}, had an output in "
+            f"tick {firsts[first]}, and {second!r}, of rank {ranks[second]}, in tick {firsts[second]}",
+            "give rows, and places in a batch, to waiting requests in the order of Open.rank",
+        )
+    bench.finish(session, "after requests of several ranks")
+
+
 def from_the_front_end(bench: Bench) -> None:
     """Catches a stage that relies on a lease: inputs of the front end have none."""
     bench.run(
@@ -113,31 +147,6 @@ def not_before_ready(bench: Bench) -> None:
         session.play({}, lambda: session.over("early"))
     bench.require_right(session, "early", index, "launch nothing that reads an input before Feed.arrived is true")
     bench.finish(session, "after a late input")
-
-
-class Foreign(msgspec.Struct, frozen=True):
-    """An input that no stage knows."""
-
-    text: str = "of the suite"
-
-
-def foreign_input(bench: Bench) -> None:
-    """Catches a bad input that harms others, or is lost."""
-    session = bench.session()
-    names = bench.names()
-    scripts = {name: session.script(name, bench.checked.inputs[index]) for name, index in names.items()}
-    bad = Payload(Foreign(), {"foreign": torch.zeros(3)})
-    scripts["bad"] = session.script("bad", [bad])
-    with torch.inference_mode():
-        session.play(scripts, apart=1)
-    require(
-        isinstance(session.ends.get("bad"), Failed),
-        f"a request with an input that the stage does not know fails: it got {session.ends.get('bad')}",
-        "raise in `feed` for a meta of another type; release the input first",
-    )
-    for name, index in names.items():
-        bench.require_right(session, name, index, "another request had a bad input: fail that one alone")
-    bench.finish(session, "after a bad input")
 
 
 def without_input(bench: Bench) -> None:

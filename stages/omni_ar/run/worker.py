@@ -45,6 +45,7 @@ class ArWorker(MailboxWorker[ArRequest]):
     ) -> None:
         """num_blocks: of the runner's allocation, without the null block. processors: None if there are none."""
         super().__init__(name)
+        self.phase_model = runner.model
         self._runner = runner
         self._shape = shape
         self._limits = limits
@@ -80,7 +81,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             drained=self._scheduler.unblock,
             block_size=limits.block_size,
             emits_tokens=shape.emits_tokens,
-            logits=runner.logits,
+            logits=runner.model.logits,
         )
         self._prefill_tokens = self._decode_tokens = self._steps = 0
         self._polled = False

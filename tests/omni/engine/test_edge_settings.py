@@ -107,7 +107,7 @@ EDGES = "use one of edges.seer-writer, edges.writer-speaker"
         ("writer.place", 2, "writer.place: 2 does not fit"),
     ],
 )
-def test_what_an_edge_cannot_be_set_to_is_named(path: str, value: object, message: str) -> None:
+def test_an_invalid_edge_setting_is_named(path: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         configure(PIPELINE, layers(overrides={path: value}))
     assert str(caught.value).startswith(message)

@@ -16,7 +16,7 @@ from omni.errors import ConfigError
 from omni.pipeline import Edge, Pipeline, validate
 from omni.testing import LaunchGuard
 from omni.testing.simulation.device import SimulatedDevice
-from omni_local.connector import LocalConnector, LocalReceiver
+from omni_local.connector import LocalConnector
 from tests.omni.engine.hidden_engine import HiddenEngine
 from tests.support.hidden_family import CLERK, READER, WRITER, hidden_plugins, write_checkpoint
 from tests.support.resources import records
@@ -36,7 +36,7 @@ def test_only_the_edge_that_asks_is_brought_into_host_memory() -> None:
     edges = [Edge(producer="a", consumer="b"), Edge(producer="a", consumer="c", memory="host")]
     opened = [OpenEdge(edge, LocalConnector(), "", "") for edge in edges]
     ends = EdgeEnds("", opened, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
-    assert isinstance(ends.receiver("a->b", ""), LocalReceiver)
+    assert not isinstance(ends.receiver("a->b", ""), HostReceiver)
     assert isinstance(ends.receiver("a->c", ""), HostReceiver)
     assert [stream.name for stream in device.streams] == ["a->c-host"]
 

@@ -55,7 +55,7 @@ def test_users_go_over_the_family(checkpoint: Checkpoint) -> None:
         assert [type(stage.options) for stage in configured.stages] == [type(stage.options) for stage in stages]
 
 
-def test_it_may_stand_in_a_table_of_a_file(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_table_of_a_file_may_set_the_dtype(checkpoint: Checkpoint, tmp_path: Path) -> None:
     table = Layer("omni.toml", {"code2wav": {"dtype": "float16", "chunk_frames": 7}}, file=True)
     configured, _ = configure(_plan(checkpoint).pipeline, [table])
     stage = configured.stage("code2wav")
@@ -68,6 +68,6 @@ def test_options_are_checked_as_ever(checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize(("value", "words"), [("float8", "is not supported; use one of float32"), (3, "does not fit")])
-def test_what_is_no_dtype_is_refused(checkpoint: Checkpoint, value: object, words: str) -> None:
+def test_an_unknown_dtype_is_refused(checkpoint: Checkpoint, value: object, words: str) -> None:
     with pytest.raises(ConfigError, match=r"code2wav\.dtype: .*" + words):
         _plan(checkpoint, code2wav__dtype=value)

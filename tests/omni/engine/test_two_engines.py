@@ -10,7 +10,7 @@ import torch
 
 from omni.engine import RequestFinished
 from omni.engine.request import ConnectPeer
-from omni.errors import LostPeerError, OmniError
+from omni.errors import LostPeerError, OmniError, PluginError
 from omni.payload import Payload
 from omni.stage import Pause, Resume
 from omni.testing.connectors import Gate
@@ -613,7 +613,10 @@ def test_a_connector_that_cannot_be_opened_is_told_and_nothing_else_fails() -> N
     two.there.connector.refused = True
     two.connect()
     (error,) = two.connected[THERE]
-    assert str(error).startswith(f"stage {EDGE!r} failed while opening its connector: OSError: no memory is mapped (")
+    problem = (
+        f"edges.writer-speaker.connector: opening the receiver of edge {EDGE!r} failed: OSError: no memory is mapped ("
+    )
+    assert str(error).startswith(problem)
     recorder = two.submit_at(THERE, two.request("r", *BOTH))
     two.settle()
     assert "no engine runs on cpu" in recorder.failure
@@ -648,7 +651,7 @@ def test_all_ends_are_closed_even_if_some_cannot_be() -> None:
     def refuse(receiver: CopyReceiver) -> None:
         raise OSError("the receiver is stuck")
 
-    with patch.object(CopyReceiver, "close", refuse), pytest.raises(OSError, match="the receiver is stuck"):
+    with patch.object(CopyReceiver, "close", refuse), pytest.raises(PluginError, match=r"closing the receiver .*stuck"):
         two.here.engine.close()
     assert sender.closed
     assert two.links[HERE].closed

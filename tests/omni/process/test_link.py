@@ -1,9 +1,10 @@
 """The messages between two engines."""
 
+import msgspec
 import pytest
 
-from omni.engine.peers import AcquiredOut, LinkClosed
-from omni.ipc import Channel
+from omni.engine.peers import AcquiredOut, LinkClosed, LostPiece, PieceOut
+from omni.ipc import Channel, Typed
 from omni.process.link import ChannelLink
 
 
@@ -29,6 +30,30 @@ def test_messages_arrive_in_order_then_the_end():
     assert taken == sent
     with pytest.raises(LinkClosed):
         theirs.take()
+    theirs.close()
+
+
+class Strict(msgspec.Struct, frozen=True):
+    """A piece whose author has its field of another type."""
+
+    size: int
+
+
+def test_a_piece_that_cannot_be_decoded_loses_that_piece_alone():
+    ours, theirs = links()
+    for index, size in enumerate((0, "one", 2)):
+        ours.send(PieceOut("r", 1, "a->b", index, Typed(Strict(size))))  # type: ignore[arg-type]
+    ours.flush()
+    first, lost, last = theirs.take()
+    assert isinstance(first, PieceOut)
+    assert isinstance(last, PieceOut)
+    assert [first.piece.value, last.piece.value] == [Strict(0), Strict(2)]
+    assert isinstance(lost, LostPiece)
+    assert (lost.request_id, lost.number, lost.edge) == ("r", 1, "a->b")
+    assert lost.problem.startswith(
+        f"a {__name__}.Strict cannot be received: ValidationError: Expected `int`, got `str`"
+    )
+    ours.close()
     theirs.close()
 
 

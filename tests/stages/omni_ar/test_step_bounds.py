@@ -120,7 +120,7 @@ class LateZeros(CpuDevice):
                 self._late.pop().zero_()
 
 
-def test_what_is_read_at_start_is_zeroed_before():
+def test_buffers_are_zeroed_before_the_first_step_reads_them():
     feed = feeder(MODEL, LateZeros(), captured=True, graph_chunk_sizes=(8,))
     feed.open("0", PROMPT, 4)
     feed.end("0")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from omni.device.cpu import CpuDevice
 from omni.stage import Done, Failed
@@ -16,7 +17,7 @@ from omni.testing.faults import FaultyDevice
 from omni.testing.simulation.late import QueuedDevice
 from omni_vocoder.options import VocoderOptions
 from tests.support.frame_bench import POISON, feed_at_random, frames, random_codes
-from tests.support.wavemaker import Bench, WaveMaker, whole_wave
+from tests.support.wavemaker import Bench, WaveMaker, WaveState, whole_wave
 
 
 @pytest.mark.parametrize("first", [1, 3])
@@ -32,25 +33,41 @@ def test_streamed_frames_make_the_whole_wave(first: int, later: int, pages: bool
     bench.end("a")
     bench.settle(bench.device)
     bench.expect_whole("a", codes)
-    # Every chunk but the last has the size asked for.
+    # The last chunk is padded to the size of the others.
     sizes = [frame_count for _, frame_count, _ in bench.model.batches]
-    assert sizes == [first] + [later] * ((21 - first) // later) + [(21 - first) % later] * ((21 - first) % later > 0)
+    assert sizes == [first] + [later] * -(-(21 - first) // later)
+    assert bench.vocoder.counters()["frames"] == 21
     assert not bench.held
 
 
-def test_chunks_of_other_sizes_run_uncaptured_and_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(CpuDevice(), first_chunk_frames=2, chunk_frames=5)
-    bench.vocoder.capture([1])
-    codes = {name: random_codes(length) for name, length in (("a", 10), ("b", 11))}
+def test_the_last_chunk_of_any_size_is_captured(caplog: pytest.LogCaptureFixture) -> None:
+    device = CpuDevice()
+    bench = Bench(device, first_chunk_frames=2, chunk_frames=5)
+    bench.vocoder.capture([4])
+    codes = {name: random_codes(length) for name, length in (("a", 10), ("b", 11), ("c", 1))}
     with caplog.at_level(logging.WARNING):
         for name, own in codes.items():
-            bench.open(name)
-            bench.feed_host(name, frames(torch.from_numpy(own)))
-            bench.end(name)
-            bench.settle(bench.device)
-            bench.expect_whole(name, own)
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said.endswith(": chunks of other sizes, at the end of requests, run uncaptured")
+            bench.speak(name, own)
+        bench.settle(device)
+    for name, own in codes.items():
+        bench.expect_whole(name, own)
+    assert not caplog.records
+
+
+def test_a_last_chunk_is_padded_with_copies_of_its_last_frame() -> None:
+    class Seeing(WaveMaker):
+        seen: Tensor
+
+        def decode(self, codes_BNG: Tensor, state: WaveState, rows_B: Tensor, first: bool) -> Tensor:
+            self.seen = codes_BNG.clone()
+            return super().decode(codes_BNG, state, rows_B, first)
+
+    bench = Bench(CpuDevice(), model := Seeing(), first_chunk_frames=4, chunk_frames=3)
+    codes = random_codes(6)
+    bench.speak("a", codes)
+    bench.settle(bench.device)
+    bench.expect_whole("a", codes)
+    assert model.seen[0].tolist() == codes[[4, 5, 5]].tolist()
 
 
 def test_the_first_chunk_does_not_wait_for_the_second() -> None:
@@ -99,7 +116,7 @@ def test_rows_that_are_ready_together_are_decoded_together() -> None:
     bench.feed_pages("d", random_codes(1))
     bench.end(*names)
     bench.settle(bench.device)
-    assert bench.model.batches == [(3, 2, True), (1, 1, True), (3, 2, False)]
+    assert bench.model.batches == [(4, 2, True), (3, 2, False)]
 
 
 def test_first_chunks_go_before_later_ones() -> None:
@@ -172,7 +189,7 @@ def test_a_model_that_breaks_its_promise_of_samples_is_found_out() -> None:
     bench = Bench(CpuDevice(), Short())
     bench.speak("a", random_codes(3))
     bench.settle(bench.device)
-    assert "decode gave [1, 7], not [1, 8]" in bench.error("a")
+    assert "decode gave [1, 28], not [1, 29]" in bench.error("a")
 
 
 def test_a_first_chunk_without_samples_gives_no_chunk() -> None:
@@ -264,12 +281,16 @@ def test_a_batch_that_could_not_be_prepared_fails_no_request(phase: str) -> None
 
 
 def test_a_step_that_fails_takes_no_turn_of_the_buffers() -> None:
-    """Three steps of one round, each of its own shape: the third must not use the buffers of the first, which is not read yet."""
+    """Three steps of one round, each of a request alone: the third must not use the buffers of the first, which is not read yet."""
     device = FaultyDevice()
     bench = Bench(device, first_chunk_frames=3, chunk_frames=2)
     codes = {"long": random_codes(3, 1), "bad": random_codes(2, 2), "short": random_codes(1, 3)}
+    bench.open(*codes)
+    bench.tick()
     for name, own in codes.items():
-        bench.speak(name, own)
+        bench.vocoder.requests[name].alone = True
+        bench.feed_pages(name, own)
+        bench.end(name)
     fault = device.faults.plant(("vocoder", "download_samples"), 1, after=True)
     bench.settle(device)
     assert not fault.left

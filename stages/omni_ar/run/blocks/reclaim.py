@@ -134,8 +134,9 @@ class Reclaimer:
         return bool(free)
 
     def clear(self) -> None:
-        """Drops all state: the device is idle and the stage is closing."""
-        self._leaving.clear()
+        """Frees all blocks, whoever may still read: the device is idle and the stage is closing."""
+        while self._leaving:
+            self._pool.release(self._leaving.pop().table.blocks.tolist())
         self._spilled.clear()
 
     def _spill(self, leaving: _Leaving) -> None:

@@ -63,7 +63,7 @@ def test_a_test_may_tick_the_engine_itself():
     tick_to_the_end()
 
 
-def test_what_a_stage_keeps_is_found(monkeypatch: pytest.MonkeyPatch):
+def test_records_that_a_stage_keeps_are_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(AdderKind, "worker", KeepsRequests.worker)
     with pytest.raises(AssertionError, match=r"hold something though no request is under way: .*'records': 1"):
         tick_to_the_end()
@@ -84,7 +84,7 @@ def test_a_bad_setting_is_refused():
         pass
 
 
-def test_it_is_closed_at_the_end_whatever_happens():
+def test_the_engine_is_closed_after_an_error():
     kept: list[PipelineEngine] = []
     with pytest.raises(ZeroDivisionError):
         fail_inside(kept)

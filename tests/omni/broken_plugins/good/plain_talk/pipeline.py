@@ -19,7 +19,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             Stage(name="writer", kind="write", model="plain_talk.stages:build", options=Options()),
             Stage(name="singer", kind="sing", model="plain_talk.stages:build", options=Options()),
         ),
-        edges=(Edge(producer="writer", consumer="singer", adapter="plain_talk.pipeline:Sung"),),
+        edges=(Edge(producer="writer", consumer="singer", adapter="plain_talk.pipeline:Sung", connector="wire"),),
         outputs=(Output(modality="text", stage="writer"), Output(modality="audio", stage="singer")),
         frontend="plain_talk.pipeline:Reader",
     )

@@ -3,12 +3,17 @@
 from collections.abc import Sequence
 
 from omni import hookimpl
-from omni.plugin import ModelFamily, StageKindEntry
+from omni.plugin import ConnectorEntry, ModelFamily, StageKindEntry
 
 
 @hookimpl
 def omni_model_families() -> Sequence[ModelFamily]:
     return [ModelFamily(name="talk", model_types=("talk",), pipeline="plain_talk.pipeline:pipeline")]
+
+
+@hookimpl
+def omni_connectors() -> Sequence[ConnectorEntry]:
+    return [ConnectorEntry(name="wire", connector="plain_talk.connector:WireConnector")]
 
 
 @hookimpl

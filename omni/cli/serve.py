@@ -1,0 +1,100 @@
+"""`omni serve`: opens a model, and answers over HTTP until a signal comes."""
+
+import logging
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+import typer
+
+from omni.cli.interrupt import unwinding
+from omni.cli.options import Choices
+from omni.errors import ConfigError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from omni.serve.options import ServeOptions
+
+_NEEDED = ("starlette", "uvicorn", "prometheus_client")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeArguments:
+    """The command line's arguments. limits: fields of `ServeOptions` that are given."""
+
+    model: str
+    choices: Choices
+    limits: dict[str, object]
+    media_domains: tuple[str, ...] = ()
+    media_folder: Path | None = None
+    timeline: Path | None = None
+
+
+def check_extra() -> None:
+    """Raises ConfigError without the packages that the server needs."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        problem = f"needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
+        raise ConfigError("omni serve", problem, "pip install 'omni-stages[serve]'")
+
+
+def serve(arguments: ServeArguments) -> None:
+    """Returns when a signal came and what was under way is answered. Raises OmniError."""
+    check_extra()
+    # Not before the check: they import what may be missing.
+    from omni.api import AsyncOmni
+    from omni.serve.run import address_of, bound
+    from omni.serve.run import serve as run
+
+    options = _options(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for noisy in ("httpx", "httpcore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    listener = bound(options)
+    with listener:
+        typer.echo(f"loading {arguments.model}", err=True)
+        choices = arguments.choices
+        omni = AsyncOmni(
+            arguments.model,
+            device=choices.device,
+            dtype=choices.dtype,
+            load_format=choices.load_format,
+            config=choices.config,
+            overrides=media_policy(arguments) | choices.overrides(),
+            timeline=arguments.timeline,
+            family=choices.family,
+            extensions=choices.extensions,
+        )
+        names = " or ".join(options.model_names)
+        typer.echo(f"serving {names} at {address_of(listener)} (Ctrl-C ends it)", err=True)
+        with unwinding():
+            run(omni, options, listener)
+    typer.echo("all requests are over", err=True)
+
+
+def media_policy(arguments: ServeArguments) -> dict[str, object]:
+    """The strict one; `--set` overrides it."""
+    policy: dict[str, object] = {"frontend.media.strict": True}
+    if arguments.media_domains:
+        policy["frontend.media.allowed_domains"] = list(arguments.media_domains)
+    if arguments.media_folder is not None:
+        policy["frontend.media.local_folder"] = str(arguments.media_folder.resolve())
+    return policy
+
+
+def _options(arguments: ServeArguments) -> "ServeOptions":
+    from omni.serve.options import ServeOptions
+
+    given = {name: value for name, value in arguments.limits.items() if value is not None}
+    given.setdefault("model_names", [_name_of(arguments.model)])
+    try:
+        return msgspec.convert(given, ServeOptions)
+    except msgspec.ValidationError as error:
+        raise ConfigError("omni serve", str(error), "see omni serve --help") from error
+
+
+def _name_of(model: str) -> str:
+    """A hub id is the name; of a folder its last part is."""
+    path = Path(model)
+    return path.resolve().name if path.exists() else model

@@ -1,0 +1,63 @@
+"""The ASGI app, and the table of its routes."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from omni.api import AsyncOmni
+from omni.serve.chat.handler import chat_completions
+from omni.serve.completions import completions
+from omni.serve.endpoint import Endpoint
+from omni.serve.errors import HttpError, describe
+from omni.serve.health import health
+from omni.serve.models import model, models
+from omni.serve.options import ServeOptions
+from omni.serve.request_id import RequestIds
+from omni.serve.responses import error_response
+from omni.serve.server import Server
+
+ENDPOINTS = (
+    Endpoint("POST", "/v1/chat/completions", chat_completions, kind="chat"),
+    Endpoint("POST", "/v1/completions", completions, kind="completions"),
+    Endpoint("GET", "/v1/models", models),
+    Endpoint("GET", "/v1/models/{name:path}", model),
+    Endpoint("GET", "/health", health, public=True),
+)
+
+
+def create_app(omni: AsyncOmni, options: ServeOptions | None = None) -> Starlette:
+    """An ASGI app that answers with a loaded model, and closes it at its end. `app.state.server` is what its handlers share.
+
+    Which media are opened is the model's setting: for requests of other people load it with `frontend.media.strict`.
+    """
+    server = Server(omni, options or ServeOptions())
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with omni:
+            yield
+
+    app = Starlette(
+        routes=[endpoint.route(server) for endpoint in ENDPOINTS],
+        middleware=[Middleware(RequestIds)],
+        exception_handlers={HTTPException: _not_routed},
+        lifespan=lifespan,
+    )
+    app.state.server = server
+    return app
+
+
+async def _not_routed(request: Request, error: Exception) -> Response:
+    """No such path, or another method."""
+    assert isinstance(error, HTTPException)
+    field = "method" if error.status_code == 405 else "path"
+    shown = request.method if field == "method" else request.url.path
+    problem = f"{shown[:200]!r} is not served here"
+    headers = dict(error.headers or {})
+    wrong = HttpError(error.status_code, "not_found", field, problem, "see docs/serving.md", headers)
+    return error_response(describe(wrong, 0))

@@ -1,0 +1,1 @@
+"""Sound in answers: voices, and formats of files."""

@@ -1,0 +1,121 @@
+"""Bodies of requests: read within limits, decoded with errors that name the field."""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import Message
+
+from omni.errors import InputError, shortened
+from omni.sampling import SamplingParams
+from omni.serve.errors import HttpError
+from omni.serve.limits import HeldBody
+from omni.serve.options import ServeOptions
+
+T = TypeVar("T")
+
+_LARGE = 2**18
+"""Bytes of JSON that are decoded beside the event loop: they take a millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request with its body. id: as in `x-request-id`."""
+
+    request: Request
+    body: bytes
+    id: str
+
+    async def json(self) -> dict[str, Any]:
+        """The body as a JSON object. Raises HttpError."""
+        return _decode(self.body) if len(self.body) < _LARGE else await asyncio.to_thread(_decode, self.body)
+
+    def replayed(self) -> Request:
+        """The request, to be read again, as for `Request.form`."""
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": self.body, "more_body": False}
+
+        return Request(self.request.scope, receive)
+
+
+async def read_body(request: Request, options: ServeOptions, held: HeldBody) -> bytes:
+    """Raises HttpError for a body that is too large or comes too slowly, OverloadedError where all bodies hold too much, and
+    ClientDisconnect."""
+    if _announced(request) > options.max_body_bytes:
+        raise _too_large(options)
+    pieces: list[bytes] = []
+    count = 0
+    try:
+        async with asyncio.timeout(options.body_seconds):
+            async for piece in request.stream():
+                count += len(piece)
+                if count > options.max_body_bytes:
+                    raise _too_large(options)
+                held.add(len(piece))
+                pieces.append(piece)
+    except TimeoutError as error:
+        problem = f"did not come within {options.body_seconds:g} s"
+        raise HttpError(408, "request_timeout", "body", problem, "send it faster", {"connection": "close"}) from error
+    return b"".join(pieces)
+
+
+def convert(value: object, kind: type[T], at: str = "") -> T:
+    """The value as a struct. at: its path in the body. Raises InputError for the first field that is wrong."""
+    try:
+        return msgspec.convert(value, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _wrong(error, at) from error
+
+
+def split_sampling(body: Mapping[str, Any], without: frozenset[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The body's fields, and those that are sampling parameters of omni. without: names that OpenAI gives another meaning."""
+    names = frozenset(SamplingParams.__struct_fields__) - without
+    return (
+        {name: value for name, value in body.items() if name not in names},
+        {name: value for name, value in body.items() if name in names},
+    )
+
+
+def _decode(body: bytes) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        problem = f"is no JSON ({shortened(str(error))})"
+        raise HttpError(400, "invalid_json", "body", problem, "send a JSON object") from error
+    if not isinstance(value, dict):
+        raise HttpError(400, "invalid_json", "body", f"is a JSON {type(value).__name__}", "send a JSON object")
+    return value
+
+
+def _announced(request: Request) -> int:
+    length = request.headers.get("content-length", "")
+    return int(length) if length.isdecimal() and len(length) < 20 else 0
+
+
+def _too_large(options: ServeOptions) -> HttpError:
+    problem = f"is larger than {options.max_body_bytes:,} bytes"
+    # What is left of the body is not read.
+    return HttpError(413, "body_too_large", "body", problem, "send less in one request", {"connection": "close"})
+
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
+
+
+def _wrong(error: msgspec.ValidationError, at: str) -> InputError:
+    problem, _, place = str(error).rpartition(" - at ") if " - at " in str(error) else (str(error), "", "")
+    path = re.search(r"`(?:\$|key in \$)\.?([^`]*)`", place)
+    below = [part for part in (at, path[1] if path else "") if part]
+    for pattern, said, remedy in (
+        (_UNKNOWN, "is not known here", "leave it out"),
+        (_MISSING, "is missing", "give it"),
+    ):
+        named = pattern.fullmatch(problem)
+        if named:
+            return InputError(shortened(".".join([*below, named[1]])), said, remedy)
+    return InputError(shortened(".".join(below)) or "body", shortened(problem), "give a value of that type")

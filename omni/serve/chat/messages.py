@@ -1,0 +1,57 @@
+"""From OpenAI's messages to omni's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from omni.errors import InputError
+from omni.serve.transcripts import Transcripts
+
+
+class AudioRef(msgspec.Struct, frozen=True, kw_only=True):
+    """The sound of an earlier answer. Clients send back all of `message.audio`; what was said is looked up by its id."""
+
+    id: str
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """audio: of an earlier answer. What clients send back of one that it did not have is null or empty: it is refused otherwise."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    audio: AudioRef | None = None
+    refusal: str | None = None
+    tool_calls: list[Any] | None = None
+    function_call: dict[str, Any] | None = None
+    annotations: list[Any] | None = None
+
+
+def omni_messages(messages: Sequence[ChatMessage], transcripts: Transcripts) -> list[dict[str, Any]]:
+    """As the front end takes them; it checks roles and parts. Raises InputError."""
+    return [_message(message, f"messages[{index}]", transcripts) for index, message in enumerate(messages)]
+
+
+def _message(message: ChatMessage, field: str, transcripts: Transcripts) -> dict[str, Any]:
+    for name in ("refusal", "tool_calls", "function_call", "annotations"):
+        if message.__getattribute__(name):
+            raise InputError(f"{field}.{name}", "is not supported", "leave it out")
+    content: str | list[dict[str, Any]] | None = message.content
+    if isinstance(content, list):
+        content = [_part(part) for part in content]
+    elif content is None and message.audio is not None:
+        content = transcripts.find(message.audio.id, f"{field}.audio.id")
+    if content is None:
+        raise InputError(f"{field}.content", "is missing", "give a string or a list of parts")
+    # OpenAI's newer name of the role.
+    read = {"role": "system" if message.role == "developer" else message.role, "content": content}
+    return read if message.name is None else {**read, "name": message.name}
+
+
+def _part(part: dict[str, Any]) -> dict[str, Any]:
+    """Pictures are read in full, which `detail` "high" asks for."""
+    picture = part.get("image_url")
+    if isinstance(picture, dict) and picture.get("detail") == "high":
+        return {**part, "image_url": {name: value for name, value in picture.items() if name != "detail"}}
+    return part

@@ -1,0 +1,73 @@
+"""An answer in one piece."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Mapping
+
+import numpy as np
+import torch
+
+from omni.api import Output, TokenLogprob, Usage
+from omni.serve.audio.encode import encoder_for, whole_wav
+from omni.serve.chat.request import ChatCall
+from omni.serve.chat.response import AnswerMessage, Audio, ChatCompletion, Choice
+from omni.serve.logprobs import choice_logprobs
+from omni.serve.server import Server
+from omni.serve.usage import finish_reason, token_usage
+
+
+class _Answer:
+    """One answer so far."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.sound: list[torch.Tensor] = []
+        self.sample_rate = 0
+        self.logprobs: list[TokenLogprob] = []
+        self.reasons: Mapping[str, str] = {}
+        self.usage: Usage | None = None
+
+    def take(self, output: Output) -> None:
+        self.texts.append(output.text)
+        if output.audio is not None and output.sample_rate is not None:
+            self.sound.append(output.audio)
+            self.sample_rate = output.sample_rate
+        self.logprobs += output.logprobs
+        if output.finished:
+            self.reasons, self.usage = output.finish_reasons, output.usage
+
+    def file(self, format: str) -> str:
+        """Base64; may take long."""
+        if not self.sound:
+            return ""
+        encoder = encoder_for(format, self.sample_rate)
+        data = encoder.push(np.concatenate([each.numpy() for each in self.sound])) + encoder.finish()
+        return base64.b64encode(whole_wav(data) if format == "wav" else data).decode()
+
+
+async def completion(server: Server, call: ChatCall, outputs: AsyncIterator[Output]) -> ChatCompletion:
+    answers = [_Answer() for _ in range(call.samples)]
+    async for output in outputs:
+        answers[output.sample].take(output)
+    return ChatCompletion(
+        id=call.id,
+        created=call.created,
+        model=call.model,
+        choices=[await _choice(server, call, index, answer) for index, answer in enumerate(answers)],
+        usage=token_usage([each.usage for each in answers if each.usage is not None], call.text_stage),
+    )
+
+
+async def _choice(server: Server, call: ChatCall, index: int, answer: _Answer) -> Choice:
+    text = "".join(answer.texts)
+    if call.format is None:
+        message = AnswerMessage(content=text)
+    else:
+        audio_id = server.transcripts.new_id()
+        data = await asyncio.to_thread(answer.file, call.format)
+        expires_at = server.transcripts.keep(audio_id, text)
+        audio = Audio(id=audio_id, data=data, expires_at=expires_at, transcript=text)
+        message = AnswerMessage(content=None, audio=audio)
+    logprobs = choice_logprobs(server.omni, answer.logprobs) if call.logprobs else None
+    reason = finish_reason(answer.reasons, call.stage)
+    return Choice(index=index, message=message, finish_reason=reason, logprobs=logprobs)

@@ -1,0 +1,118 @@
+"""From an HTTP request to a handler, and from its response or error to the client."""
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from omni.serve.body import Call, read_body
+from omni.serve.disconnect import ClientGone, while_connected
+from omni.serve.errors import GONE, HttpError, reported
+from omni.serve.request_id import request_id_of
+from omni.serve.responses import error_response
+from omni.serve.server import Server
+
+_log = logging.getLogger("omni.serve")
+
+Handler = Callable[[Server, Call], Awaitable[Response]]
+"""May raise any OmniError: it becomes a response. Is cancelled when the client goes away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A row of the table of routes. public: served without a key. kind: of the requests that it generates for, as observers know
+    it; they are refused before their body is read if the server is full."""
+
+    method: str
+    path: str
+    handler: Handler
+    public: bool = False
+    kind: str | None = None
+
+    def route(self, server: Server) -> Route:
+        return Route(self.path, _App(self, server), methods=[self.method])
+
+
+def check_key(server: Server, authorization: str) -> None:
+    """authorization: the header, `Bearer KEY`. Raises HttpError without a key of the server's."""
+    keys = server.options.api_keys
+    if not keys:
+        return
+    scheme, _, given = authorization.strip().partition(" ")
+    # All keys are compared, each in constant time: the time says nothing of any.
+    matches = [hmac.compare_digest(given.strip().encode("utf-8", "replace"), key.encode()) for key in keys]
+    if scheme.lower() != "bearer" or not any(matches):
+        problem = "has no valid key" if authorization else "is missing"
+        headers = {"www-authenticate": "Bearer"}
+        raise HttpError(401, "invalid_api_key", "Authorization", problem, "send Authorization: Bearer KEY", headers)
+
+
+class _App:
+    """The ASGI app of one endpoint."""
+
+    def __init__(self, endpoint: Endpoint, server: Server) -> None:
+        self._endpoint = endpoint
+        self._server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        options = self._server.options
+        exchange = _Exchange(scope, send, options.stalled_seconds)
+        request = Request(scope, receive)
+        try:
+            with self._server.limits.body() as held:
+                if not self._endpoint.public:
+                    check_key(self._server, request.headers.get("authorization", ""))
+                if self._endpoint.kind is not None:
+                    self._server.check_place(self._endpoint.kind)
+                call = Call(request, await read_body(request, options, held), exchange.id)
+                await while_connected(receive, self._answer(call, exchange))
+        except (ClientGone, ClientDisconnect):
+            exchange.status = GONE
+        except Exception as error:
+            if exchange.started:
+                # The status is sent: only the end of the connection says that the body is not whole. uvicorn logs the error.
+                raise
+            response = error_response(reported(error, exchange.id, options.retry_after_seconds))
+            with suppress(ClientGone):
+                await response(scope, receive, exchange.send)
+        finally:
+            exchange.log()
+
+    async def _answer(self, call: Call, exchange: "_Exchange") -> None:
+        response = await self._endpoint.handler(self._server, call)
+        await response(call.request.scope, call.request.receive, exchange.send)
+
+
+class _Exchange:
+    """What goes to the client. status: for the log, 0 while there is none."""
+
+    def __init__(self, scope: Scope, send: Send, stalled_seconds: float) -> None:
+        self.id = request_id_of(scope)
+        self.status = 0
+        self.started = False
+        self._scope = scope
+        self._send = send
+        self._stalled_seconds = stalled_seconds
+        self._since = time.perf_counter()
+
+    async def send(self, message: Message) -> None:
+        """Raises ClientGone if the client takes nothing for too long."""
+        if message["type"] == "http.response.start":
+            self.started, self.status = True, message["status"]
+        try:
+            async with asyncio.timeout(self._stalled_seconds):
+                await self._send(message)
+        except TimeoutError as error:
+            raise ClientGone from error
+
+    def log(self) -> None:
+        seconds = time.perf_counter() - self._since
+        _log.info("%s %s %s %d %.3f s", self.id, self._scope["method"], self._scope["path"], self.status, seconds)

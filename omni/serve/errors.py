@@ -1,0 +1,110 @@
+"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from omni.errors import InputError, LostPeerError, OmniError, OverloadedError, StageError, said, shortened
+
+_log = logging.getLogger("omni.serve")
+
+RETRY = 503
+"""Status of errors that a retry may not meet: the SDK retries it, after `Retry-After`."""
+GONE = 499
+"""Status, in the log alone, of a request whose client went away."""
+
+
+class HttpError(InputError):
+    """A request that is wrong beyond a field of its body. status: of HTTP. code: for programs. headers: of the response."""
+
+    def __init__(
+        self, status: int, code: str, field: str, problem: str, remedy: str, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(field, problem, remedy)
+        self.status = status
+        self.code = code
+        self.headers = headers or {}
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    error: ErrorDetail
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """An error as a response. internal: a fault of the server or a plugin, which the log shows in full."""
+
+    status: int
+    body: ErrorBody
+    headers: dict[str, str]
+    internal: bool = False
+
+
+def describe(error: BaseException, retry_after: int) -> Described:
+    """retry_after: seconds, of errors that a retry may not meet."""
+    retry = {"retry-after": str(retry_after)}
+    match error:
+        case HttpError():
+            return _described(error.status, error, _KINDS.get(error.status), error.field, error.code, error.headers)
+        case InputError():
+            return _described(400, error, "invalid_request_error", error.field, "invalid_value")
+        case OverloadedError():
+            return _described(RETRY, error, "overloaded_error", None, "overloaded", retry)
+        case LostPeerError():
+            return _described(RETRY, error, "server_error", None, "engine_restarted", retry, internal=True)
+        case StageError(stage="engine"):
+            # It is closed, or its loop has ended: another server behind the same address may answer.
+            return _described(RETRY, error, "server_error", None, "engine_failed", retry, internal=True)
+        case OmniError():
+            return _described(500, error, "server_error", None, "internal_error", internal=True)
+        case _:
+            # Its text may hold anything.
+            text = "the server failed while it answered; its log has the error, by the request's id"
+            return _described(500, text, "server_error", None, "internal_error", internal=True)
+
+
+def reported(error: BaseException, request_id: str, retry_after: int) -> Described:
+    """`describe`, and a line in the log; for a fault of the server or a plugin, with its traceback."""
+    described = describe(error, retry_after)
+    if described.internal:
+        _log.error("%s failed: %s", request_id, said(error), exc_info=error)
+    else:
+        _log.info("%s is refused: %s", request_id, shortened(str(error)))
+    return described
+
+
+_KINDS = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 503: "server_error"}
+
+
+def _described(
+    status: int,
+    text: object,
+    kind: str | None,
+    param: str | None,
+    code: str,
+    headers: dict[str, str] | None = None,
+    *,
+    internal: bool = False,
+) -> Described:
+    detail = ErrorDetail(message=str(text), type=kind or "invalid_request_error", param=param, code=code)
+    return Described(status, ErrorBody(error=detail), headers or {}, internal)
+
+
+Rename = Callable[[str], str]
+"""From the field of an error to its name in the request's body."""
+
+
+def renamed(error: InputError, rename: Rename) -> InputError:
+    """The same error, about the field by the name that the client knows."""
+    if isinstance(error, HttpError):
+        return error
+    return InputError(rename(error.field), error.problem, error.remedy)

@@ -1,0 +1,63 @@
+"""Load shedding: what the server has under way, and how much more it takes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from omni.errors import OverloadedError
+from omni.serve.options import ServeOptions
+
+
+class HeldBody:
+    """Bytes of one request's body."""
+
+    def __init__(self, limits: "Limits") -> None:
+        self._limits = limits
+        self.bytes = 0
+
+    def add(self, count: int) -> None:
+        """Raises OverloadedError if the bodies under way hold too much with it."""
+        self._limits.check_bytes(count)
+        self.bytes += count
+        self._limits.held_bytes += count
+
+
+class Limits:
+    """Counts for one event loop's thread. in_flight: answers under way. refused: requests since the start."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        self._options = options
+        self.in_flight = 0
+        self.held_bytes = 0
+        self.refused = 0
+
+    def check(self, answers: int = 1) -> None:
+        """Raises OverloadedError if there is no place for so many more. A request of more than all places gets them alone."""
+        most = self._options.max_requests
+        if self.in_flight and self.in_flight + answers > most:
+            self.refused += 1
+            raise OverloadedError("server", f"has {self.in_flight} answers under way, of {most}", "try again later")
+
+    @contextmanager
+    def place(self, answers: int) -> Iterator[None]:
+        """Raises OverloadedError if there is none."""
+        self.check(answers)
+        self.in_flight += answers
+        try:
+            yield
+        finally:
+            self.in_flight -= answers
+
+    def check_bytes(self, count: int) -> None:
+        most = self._options.max_held_bytes
+        if self.held_bytes + count > most:
+            self.refused += 1
+            raise OverloadedError("server", f"holds {self.held_bytes:,} bytes of requests", "try again later")
+
+    @contextmanager
+    def body(self) -> Iterator[HeldBody]:
+        """The memory of a request's body, until the request is over."""
+        held = HeldBody(self)
+        try:
+            yield held
+        finally:
+            self.held_bytes -= held.bytes

@@ -1,0 +1,50 @@
+"""Settings of the server."""
+
+import msgspec
+
+
+class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the server allows, and how long it waits. What media are opened is the model's setting, `frontend.media`.
+
+    host, port: where it listens; port 0 takes a free one.
+    api_keys: one of them is asked for as `Authorization: Bearer KEY`; without any, everyone is served.
+    model_names: names of the model in requests, the first in answers; none is the name it was opened by.
+    max_requests: answers under way at once, waiting ones included; more are refused with 503 and `Retry-After`.
+    max_body_bytes: of one request. max_held_bytes: of the bodies of all requests under way.
+    retry_after_seconds: of a refusal.
+    body_seconds: for a request's body to come. stalled_seconds: for a client to take a piece of an answer; then its
+        request is cancelled.
+    drain_seconds: for the requests under way after SIGTERM.
+    audio_seconds: how long a later message may refer to an answer's audio by its id. max_kept_audio: answers so kept.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    model_names: tuple[str, ...] = ()
+    max_requests: int = 512
+    max_body_bytes: int = 64 * 2**20
+    max_held_bytes: int = 2 * 2**30
+    retry_after_seconds: int = 1
+    body_seconds: float = 60.0
+    stalled_seconds: float = 60.0
+    drain_seconds: int = 30
+    audio_seconds: int = 3600
+    max_kept_audio: int = 10_000
+
+    def __post_init__(self) -> None:
+        for name in ("max_requests", "max_body_bytes", "max_held_bytes", "retry_after_seconds", "body_seconds"):
+            if not self.__getattribute__(name) > 0:
+                raise ValueError(f"{name} must be greater than 0")
+        for name in ("stalled_seconds", "audio_seconds", "max_kept_audio"):
+            if not self.__getattribute__(name) > 0:
+                raise ValueError(f"{name} must be greater than 0")
+        if not 0 <= self.port < 2**16:
+            raise ValueError("port must be 0 to 65535")
+        if self.drain_seconds < 0:
+            raise ValueError("drain_seconds must be at least 0")
+        # `Authorization` is ASCII, and a key with a space could not be told from a malformed header.
+        if not all(key and key.isascii() and key.isprintable() and " " not in key for key in self.api_keys):
+            raise ValueError("api_keys must be printable ASCII without spaces, and not empty")
+        if not all(self.model_names):
+            raise ValueError("model_names must not be empty")

@@ -1,0 +1,74 @@
+"""Serves an app with uvicorn, until SIGTERM or Ctrl-C."""
+
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from omni.api import AsyncOmni
+from omni.errors import ConfigError
+from omni.serve.app import create_app
+from omni.serve.options import ServeOptions
+
+_BACKLOG = 2048
+
+
+def bound(options: ServeOptions) -> socket.socket:
+    """A socket at the address, which refuses connections until the app runs. Raises ConfigError if the address is not free."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((options.host, options.port))
+    except OSError as error:
+        listener.close()
+        problem = f"cannot listen at {options.host}:{options.port} ({error.strerror or error})"
+        raise ConfigError("--host, --port", problem, "choose another address, or end what uses it") from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+class HttpServer(uvicorn.Server):
+    """Stops taking connections at SIGTERM or SIGINT, answers what is under way, then closes the model. A second SIGINT does not
+    wait for answers."""
+
+    def __init__(self, omni: AsyncOmni, options: ServeOptions) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(omni, options),
+                access_log=False,
+                log_config=None,
+                backlog=_BACKLOG,
+                lifespan="on",
+                server_header=False,
+                timeout_graceful_shutdown=options.drain_seconds,
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's own raises the signal again at the end, and the exit code would not say that all was answered."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def serve(omni: AsyncOmni, options: ServeOptions, listener: socket.socket) -> None:
+    """Answers until a signal comes. Closes the model and the socket."""
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    HttpServer(omni, options).run([listener])

@@ -1,0 +1,67 @@
+"""`benchmarks/crowd.py`: slack of streams, and both kinds of crowds, with omni and with another system."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.benchmark_script import BENCHMARKS, run_script
+
+OTHER_SYSTEM = """
+import asyncio
+from contextlib import asynccontextmanager
+
+
+@asynccontextmanager
+async def speaker(arguments):
+    async def speak(prompt, seed):
+        assert len(prompt.split()) == 60
+        for sound in (0.02, 0.01, 5.0):
+            await asyncio.sleep(0.05)
+            yield sound
+
+    yield speak
+"""
+
+
+def test_slack_is_the_sound_ahead_of_the_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from bench.listening import Chunk, Stream, crowd_of
+
+    # Played from 1 to 2, silent until 2.5, played until 3.5: the last chunk comes half a second before that.
+    late = Stream(10.0, (Chunk(1.0, 1.0), Chunk(2.5, 1.0), Chunk(3.0, 2.0)))
+    assert late.slacks == [-0.5, 0.5]
+    early = Stream(10.5, (Chunk(0.5, 1.0), Chunk(0.75, 3.0)))
+    assert early.slacks == [0.75]
+    crowd = crowd_of([late, early])
+    assert (crowd.streams, crowd.gaps, crowd.least_slack) == (2, 1, -0.5)
+    # Eight seconds of sound between 10 and 13.
+    assert crowd.sound_per_second == pytest.approx(8 / 3)
+    assert (crowd.first_audio_p50, crowd.first_audio_max) == (0.75, 1.0)
+    assert crowd.chunks == (1.0, 2.0, 2.0)
+
+
+def test_crowd_measures_another_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "other_system.py").write_text(OTHER_SYSTEM)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "crowd.json"
+    what = ("--device", "cpu", "--shape", "tiny-omni", "--speaker", "other_system:speaker", "--at-once", "2")
+    run_script(monkeypatch, "crowd", *what, "--turns", "2", "--arrivals", "40", "--seconds", "0.5", "--json", str(file))
+    loop, poisson = json.loads(file.read_text())["numbers"]
+    assert (loop["at once"], loop["streams"], loop["gaps"]) == ("2", 4, 4)
+    assert poisson["at once"] == "40 a second"
+    assert 5 < poisson["streams"] < 40
+    assert loop["first_audio_p50"] >= 0.05
+    assert loop["least_slack"] <= -0.03
+    assert loop["chunks"] == [0.02, 0.01, 5.0]
+
+
+def test_crowd_measures_omni(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "crowd.json"
+    what = ("--device", "cpu", "--shape", "tiny-omni", "--tokens", "4", "--frames", "20", "--at-once", "1", "2")
+    run_script(monkeypatch, "crowd", *what, "--turns", "1", "--json", str(file))
+    numbers = json.loads(file.read_text())["numbers"]
+    assert [one["streams"] for one in numbers] == [1, 2]
+    for one in numbers:
+        assert 0 < one["first_audio_p50"] <= one["first_audio_p95"] <= one["first_audio_max"]
+        assert one["sound_per_second"] > 0

@@ -1,0 +1,151 @@
+"""Keys, ids, models, health, bodies and media: who gets in with what."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from openai import AuthenticationError, NotFoundError, OpenAI
+
+from tests.support.echo_family import BREAK_LOOP
+from tests.support.http_server import Served, echo_omni, served
+
+CHAT = "/v1/chat/completions"
+HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.fixture(scope="module")
+def locked(echo_folder: Path) -> Iterator[Served]:
+    """A server with keys and small limits, which opens files below the model's folder."""
+    omni = echo_omni(echo_folder, **{"frontend.media.local_folder": str(echo_folder)})
+    names = ("tiny", "org/tiny")
+    with served(omni, api_keys=("one", "two"), model_names=names, max_body_bytes=2000, body_seconds=0.3) as it:
+        yield it
+
+
+@pytest.mark.parametrize("key", ["one", "two"])
+def test_any_of_the_keys_is_served(locked: Served, key: str) -> None:
+    with locked.client(key=key) as client:
+        assert [model.id for model in client.models.list()] == ["tiny", "org/tiny"]
+        assert client.models.retrieve("org/tiny").object == "model"
+
+
+@pytest.mark.parametrize("key", ["three", "on", "onee", "ONE", "a b"])
+def test_another_key_is_refused(locked: Served, key: str) -> None:
+    with locked.client(key=key) as client, pytest.raises(AuthenticationError) as error:
+        client.models.list()
+    assert error.value.code == "invalid_api_key"
+
+
+@pytest.mark.parametrize("header", ["", "one", "Basic one", "Bearer", "Bearer \xff"])
+def test_no_key_is_refused(locked: Served, header: str) -> None:
+    sent = {"authorization": header.encode("latin-1")} if header else {}
+    response = locked.post(CHAT, json=HELLO, headers=sent)
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+def test_health_needs_no_key(locked: Served) -> None:
+    assert locked.get("/health").json() == {"status": "ok"}
+
+
+def test_an_unknown_model_is_named(client: OpenAI) -> None:
+    with pytest.raises(NotFoundError, match="use 'tiny'"):
+        client.models.retrieve("other")
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v2/none", 404), ("GET", CHAT, 405)])
+def test_unknown_paths_have_errors_of_the_same_shape(echo: Served, method: str, path: str, status: int) -> None:
+    response = echo.get(path)
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_request_keeps_its_id(echo: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "omni.serve"):
+        named = echo.post(CHAT, json={**HELLO, "model": "other"}, headers={"x-request-id": "mine-1"})
+        assert named.headers["x-request-id"] == "mine-1"
+        forged = echo.post(CHAT, json=HELLO, headers={"x-request-id": "a b\tc"})
+        assert forged.headers["x-request-id"].startswith("req_")
+    assert "mine-1 is refused: model: 'other' is not served here; use 'tiny'" in caplog.messages
+    assert any(line.startswith(f"mine-1 POST {CHAT} 404 ") for line in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"\xff",
+        b"{}",
+        b'{"model": 1}',
+        b'{"a":' * 3000,
+        b'{"model": "tiny", "n": NaN}',
+    ],
+)
+def test_malformed_bodies_are_refused(echo: Served, body: bytes) -> None:
+    response = echo.post(CHAT, content=body)
+    assert response.status_code == 400
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_large_body_is_refused_by_its_header_and_by_its_bytes(locked: Served) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield json.dumps(HELLO).encode()
+        yield b" " * 4000
+
+    key = {"authorization": "Bearer one"}
+    assert locked.post(CHAT, content=b" " * 2001, headers=key).status_code == 413
+    assert locked.post(CHAT, content=pieces(), headers=key).status_code == 413
+    assert locked.post(CHAT, content=json.dumps(HELLO).encode().ljust(2000), headers=key).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://127.0.0.1/x.png", "media are not downloaded here"),
+        ("https://example.com/x.png", "media are not downloaded here"),
+        ("file:///etc/hostname", "local"),
+        ("/etc/hostname", "local"),
+    ],
+)
+def test_nothing_is_opened_that_is_not_allowed(echo: Served, url: str, words: str) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": url}}]
+    response = echo.post(CHAT, json={"model": "tiny", "messages": [{"role": "user", "content": parts}]})
+    assert response.status_code == 400
+    assert words in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == "messages[0].content[0].image_url"
+
+
+def test_files_are_opened_below_the_allowed_folder_alone(
+    locked: Served, echo_folder: Path, sound: bytes, tmp_path: Path
+) -> None:
+    for folder, status in ((echo_folder, 200), (tmp_path, 400)):
+        (folder / "sound.wav").write_bytes(sound)
+        parts = [{"type": "audio_url", "audio_url": {"url": f"file://{folder}/sound.wav"}}]
+        body = {"model": "tiny", "messages": [{"role": "user", "content": parts}]}
+        response = locked.post(CHAT, json=body, headers={"authorization": "Bearer one"})
+        assert response.status_code == status, response.text
+    assert "messages[0].content[0].audio_url" in response.json()["error"]["message"]
+
+
+def test_a_dead_engine_is_not_healthy(echo_folder: Path) -> None:
+    with served(echo_omni(echo_folder)) as doomed:
+        assert doomed.get("/health").status_code == 200
+        dies = {"model": "tiny", "messages": [{"role": "user", "content": f"a{BREAK_LOOP}"}]}
+        assert doomed.post(CHAT, json=dies).status_code == 503
+        health = doomed.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "failed")
+        again = doomed.post(CHAT, json=HELLO)
+        assert (again.status_code, again.json()["error"]["code"]) == (503, "engine_failed")
+        assert again.headers["retry-after"] == "1"
+
+
+def test_a_bug_of_a_plugin_says_nothing_of_itself(echo: Served, caplog: pytest.LogCaptureFixture) -> None:
+    response = echo.post(CHAT, json={"model": "tiny", "messages": [{"role": "user", "content": "crash"}]})
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert any("a bug" in line for line in caplog.messages)

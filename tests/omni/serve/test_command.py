@@ -1,0 +1,120 @@
+"""`omni serve` as a process: its address, its end at SIGTERM, and what it refuses before it loads a model."""
+
+import re
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from omni.cli import app
+from tests.omni.cli.echo_program import environment, program
+from tests.support.http_server import echo_omni, served
+from tests.support.patience import PATIENCE_SECONDS
+
+ENDLESS: dict[str, Any] = {
+    "model": "echo",
+    "messages": [{"role": "user", "content": "hello"}],
+    "max_tokens": 10**9,
+    "stream": True,
+}
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """The process, and its address once it says so."""
+    command = [*program(), "serve", str(folder), "--device", "cpu", "--port", "0", *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
+    with process:
+        try:
+            yield process, _address(process, folder.name)
+        finally:
+            process.kill()
+
+
+def _address(process: "subprocess.Popen[str]", name: str) -> str:
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        found = re.search(r"serving (\S+) at (http://\S+) ", line)
+        if found:
+            assert found[1] == name
+            return found[2]
+    raise AssertionError("".join(lines))
+
+
+def until_up(url: str) -> None:
+    for _ in range(1000):
+        try:
+            assert httpx.get(f"{url}/health").status_code == 200
+            return
+        except httpx.ConnectError:
+            threading.Event().wait(0.02)
+    raise AssertionError("it does not listen")
+
+
+def test_sigterm_lets_answers_end_and_refuses_new_ones(echo_folder: Path) -> None:
+    with serving(echo_folder) as (process, url):
+        until_up(url)
+        body = {**ENDLESS, "max_tokens": 3000}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_SECONDS) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert rest[-2] == "data: [DONE]"
+        assert '"finish_reason":"length"' in rest[-4]
+        assert process.wait(PATIENCE_SECONDS) == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+
+
+def test_what_is_not_over_in_time_is_ended(echo_folder: Path) -> None:
+    with served(echo_omni(echo_folder), drain_seconds=1) as it:
+        body = {**ENDLESS, "model": "tiny"}
+        url = f"{it.url}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body, timeout=PATIENCE_SECONDS) as response:
+            lines = response.iter_lines()
+            next(lines)
+            it.http.should_exit = True
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--port", "70000"], "port must be 0 to 65535"),
+        (["--max-requests", "0"], "max_requests must be greater than 0"),
+        (["--api-key", ""], "api_keys must be printable"),
+        (["--host", "256.0.0.1"], "cannot listen at 256.0.0.1"),
+    ],
+)
+def test_settings_are_checked_before_a_model_is_loaded(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["serve", "no-model", *arguments])
+    assert result.exit_code == 1
+    assert words in result.stderr
+
+
+def test_a_port_in_use_is_said_before_a_model_is_loaded() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        result = CliRunner().invoke(app, ["serve", "no-model", "--port", str(other.getsockname()[1])])
+    assert (result.exit_code, "cannot listen at 127.0.0.1" in result.stderr) == (1, True)
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni.cli.serve._NEEDED", ("starlette", "no_such_package"))
+    result = CliRunner().invoke(app, ["serve", "no-model"])
+    assert result.exit_code == 1
+    assert "no_such_package" in result.stderr
+    assert "pip install 'omni-stages[serve]'" in result.stderr

@@ -1,0 +1,145 @@
+"""Tiny models of real families through the OpenAI SDK: answers are those of the model itself."""
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from omni import AsyncOmni, Omni, SamplingParams
+from omni_text.tiny import write_tiny
+from tests.support.entry_points import REPOSITORY
+from tests.support.http_server import STRICT, Served, served
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_omni import SHAPE, tiny_plugins
+
+NAMES = ("tiny", "tiny-qwen3-omni")
+PAGE = REPOSITORY / "docs" / "serving.md"
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(3, max_positions=256, **SHAPE)
+
+
+@pytest.fixture(scope="module")
+def talker(speaking: Path) -> Iterator[Served]:
+    with served(AsyncOmni(speaking, device="cpu", plugins=tiny_plugins(), overrides=STRICT), model_names=NAMES) as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def writing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("writing")
+    write_tiny(folder / "tiny", seed=1)
+    return folder / "tiny"
+
+
+@pytest.fixture(scope="module")
+def writer(writing: Path) -> Iterator[Served]:
+    with served(AsyncOmni(writing, device="cpu", plugins=tiny_plugins(), overrides=STRICT)) as it:
+        yield it
+
+
+def test_speech_over_http_is_that_of_the_model(talker: Served, speaking: Path, picture: str, sound: bytes) -> None:
+    data = base64.b64encode(sound).decode()
+    content: Any = [
+        {"type": "image_url", "image_url": {"url": picture}},
+        {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}},
+        {"type": "text", "text": "What is this?"},
+    ]
+    messages: Any = [{"role": "user", "content": content}]
+    with talker.client() as client:
+        answer = client.chat.completions.create(
+            model="tiny",
+            messages=messages,
+            modalities=["text", "audio"],
+            audio={"voice": "alloy", "format": "pcm16"},
+            max_completion_tokens=8,
+            seed=1,
+            extra_body={"sampling": {"talker": {"max_tokens": 9}}},
+        )
+    sampling = {"thinker": SamplingParams(max_tokens=8, seed=1), "talker": SamplingParams(max_tokens=9, seed=1)}
+    with Omni(speaking, device="cpu", plugins=tiny_plugins()) as omni:
+        expected = omni.generate(
+            messages, modalities=("text", "audio"), voice=omni.voices[0], sampling=sampling, stream=False
+        )
+    audio = answer.choices[0].message.audio
+    assert audio is not None
+    assert expected.audio is not None
+    assert (audio.transcript, answer.choices[0].finish_reason) == (expected.text, "length")
+    samples = np.frombuffer(base64.b64decode(audio.data), "<i2")
+    assert expected.sample_rate == 24000
+    np.testing.assert_array_equal(samples, np.round(np.clip(expected.audio.numpy(), -1, 1) * 32767).astype(np.int16))
+    usage = answer.usage
+    assert usage is not None
+    assert usage.completion_tokens_details is not None
+    assert usage.completion_tokens_details.audio_tokens == expected.usage.tokens["talker"]
+    assert usage.completion_tokens == sum(expected.usage.tokens.values())
+    assert usage.prompt_tokens == expected.usage.prompt_tokens
+
+
+def test_a_prompt_is_continued_without_the_chat_template(writer: Served, writing: Path) -> None:
+    with writer.client() as client:
+        answer = client.completions.create(model="tiny", prompt="once upon", max_tokens=6, seed=2, temperature=0.8)
+    params = SamplingParams(max_tokens=6, seed=2, temperature=0.8)
+    with Omni(writing, device="cpu", plugins=tiny_plugins()) as omni:
+        raw = omni.generate("once upon", raw_prompt=True, sampling=params, stream=False)
+        chat = omni.generate("once upon", sampling=params, stream=False)
+    assert answer.choices[0].text == raw.text
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == raw.usage.prompt_tokens < chat.usage.prompt_tokens
+
+
+def test_prompts_are_refused_by_a_model_of_chats(talker: Served) -> None:
+    response = talker.post("/v1/completions", json={"model": "tiny", "prompt": "once"})
+    assert response.status_code == 400
+    assert "use /v1/chat/completions" in response.json()["error"]["message"]
+
+
+def test_a_schema_is_kept_to(writer: Served) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    messages: Any = [{"role": "user", "content": "hello"}]
+    with writer.client() as client:
+        answer = client.chat.completions.create(
+            model="tiny", messages=messages, response_format=wanted, max_tokens=100, seed=1
+        )
+    assert set(json.loads(answer.choices[0].message.content or "")) == {"a"}
+
+
+def test_a_schema_that_is_none_is_named(writer: Served) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "response_format": wanted}
+    for stream in (False, True):
+        response = writer.post("/v1/chat/completions", json={**body, "stream": stream})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "response_format.json_schema.schema"
+
+
+def test_the_page_is_true_as_it_is_shown(
+    talker: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its listings, run one after the other as a user would."""
+    (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    listings = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(listings) == 2
+    for code in listings:
+        assert names or "http://127.0.0.1:8000" in code
+        exec(compile(code.replace("http://127.0.0.1:8000", talker.url), PAGE.name, "exec"), names)
+    names["client"].close()
+    samples, rate = soundfile.read(tmp_path / "answer.wav")
+    assert (rate, len(samples) > 0, len(names["samples"]) > 0) == (24000, True, True)
+    assert capsys.readouterr().out.startswith(f"{names['speech'].transcript}\n")
