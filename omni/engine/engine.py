@@ -270,25 +270,48 @@ class Engine:
                 pass
 
     def tick(self) -> bool:
-        """One round: commands, every worker, the orchestrator. Returns whether anything happened."""
-        moved = self._take_commands()
-        for name, worker in self._workers.items():
-            if name not in self._orchestrator.closed_stages:
-                moved |= self._tick_stage(name, worker)
-        try:
-            return self._turn("route", self._orchestrator.tick) or moved
-        except StageFault as fault:
-            self.close_stage(fault.stage, fault.error)
-            return True
+        """One round: commands, every worker, the orchestrator. Returns whether anything happened.
 
-    def _tick_stage(self, name: str, worker: StageWorker) -> bool:
+        Every worker is polled before a worker launches a step: a launch takes long, and no payload waits for it.
+        """
+        moved = self._take_commands() | self._poll()
+        for name, worker in self._workers.items():
+            if self._call(name, worker.tick):
+                moved = True
+                if worker.outbox:
+                    self._route(self._orchestrator.deliver)
+                self._poll(ticked=name)
+        return self._route(self._orchestrator.tick) or moved
+
+    def _poll(self, ticked: str | None = None) -> bool:
+        """Reads the results of every stage, producers first, and delivers them to consumers before these are polled.
+        ticked: a stage that has just done so: it is polled only if it is given something."""
+        moved = False
+        for name, worker in self._workers.items():
+            if name != ticked or worker.inbox:
+                moved |= self._call(name, worker.poll)
+                if worker.outbox:
+                    moved |= self._route(self._orchestrator.deliver)
+        return moved
+
+    def _call(self, name: str, call: Callable[[], bool]) -> bool:
+        """Calls a method of a worker, unless its stage is closed."""
+        if name in self._orchestrator.closed_stages:
+            return False
         try:
-            return bool(self._turn(name, worker.tick))  # a worker's may return None
+            return bool(self._turn(name, call))  # a worker's may return None
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # includes panics of libraries
             # Workers isolate the errors of a request. After any other error the state of the stage is unknown.
             self.close_stage(name, error)
+            return True
+
+    def _route(self, route: Callable[[], bool]) -> bool:
+        try:
+            return self._turn("route", route)
+        except StageFault as fault:
+            self.close_stage(fault.stage, fault.error)
             return True
 
     def close_stage(self, name: str, error: BaseException) -> None:

@@ -75,6 +75,9 @@ class Orchestrator:
         self._sending: dict[OutRoute, None] = {}
         self._receiving: dict[InRoute, None] = {}
         """Halves of routes with payloads under way, the longest busy first. Waiting requests cost no time."""
+        self._changed_outs: dict[OutRoute, None] = {}
+        self._changed_ins: dict[InRoute, None] = {}
+        """Those with something new since the last delivery."""
         self._giving: dict[UserRoute, None] = {}
         """Routes to users with payloads under way."""
         self._draining: dict[str, None] = {}
@@ -159,11 +162,8 @@ class Orchestrator:
         comes next.
         """
         moved = self._take_from_peers()
-        for name, worker in self._workers.items():
-            while worker.outbox:
-                self._take(name, next_message(name, worker))
-                moved = True
-        moved |= self._tick_routes(self._sending) | self._tick_routes(self._receiving) | self._tick_routes(self._giving)
+        moved |= self._empty_outboxes() | self._tick_routes(self._sending) | self._tick_changed()
+        moved |= self._tick_routes(self._receiving) | self._tick_routes(self._giving)
         while self._changed:
             credit, _ = self._changed.popitem()
             moved |= credit.report()
@@ -176,6 +176,13 @@ class Orchestrator:
         self._ends.flush()
         return moved
 
+    def deliver(self) -> bool:
+        """The part of `tick` for what is in the outboxes now: what arrives at once is in its consumers' inboxes then. Returns
+        whether there was anything. Raises as `tick`."""
+        moved = self._empty_outboxes()
+        self._tick_changed()
+        return moved
+
     @property
     def busy(self) -> bool:
         """Whether `tick` has something to do without a request: memory to pass back, messages to send."""
@@ -185,6 +192,27 @@ class Orchestrator:
         """Connects to another engine, which may replace one that has ended."""
         self._lose(command.place)
         self._connections.connect(command)
+
+    def _empty_outboxes(self) -> bool:
+        moved = False
+        for name, worker in self._workers.items():
+            while worker.outbox:
+                self._take(name, next_message(name, worker))
+                moved = True
+        return moved
+
+    def _tick_changed(self) -> bool:
+        """Ticks the routes with something new once. Those still busy are ticked in later rounds."""
+        moved = False
+        if self._changed_outs:
+            moved |= self._tick_routes(self._changed_outs)
+            self._sending |= self._changed_outs
+            self._changed_outs.clear()
+        if self._changed_ins:
+            moved |= self._tick_routes(self._changed_ins)
+            self._receiving |= self._changed_ins
+            self._changed_ins.clear()
+        return moved
 
     def _tick_routes(self, routes: dict[RouteT, None]) -> bool:
         moved = False
@@ -232,7 +260,7 @@ class Orchestrator:
         return stages, awaited
 
     def _is_receiving(self, route: InRoute) -> None:
-        self._receiving[route] = None
+        self._changed_ins[route] = None
 
     def _take(self, stage: str, message: Outbound) -> None:
         active = self._active.get(message.request_id)
@@ -262,7 +290,7 @@ class Orchestrator:
                 route = active.outs.get(edge.name)
                 if route is not None and not route.closed and (edge.hidden_states or not hidden):
                     route.send(produced)
-                    self._sending[route] = None
+                    self._changed_outs[route] = None
             taken = self._give(active, stage, produced, hidden)
         finally:
             produced.close()
@@ -295,7 +323,7 @@ class Orchestrator:
         for edge in self._edges_from[stage]:
             if edge.name in active.outs:
                 active.outs[edge.name].end(done.reason)
-                self._sending[active.outs[edge.name]] = None
+                self._changed_outs[active.outs[edge.name]] = None
         for edge in self._pipeline.edges_into(stage):
             if edge.name in active.ins:
                 active.ins[edge.name].abort()

@@ -105,10 +105,19 @@ class MailboxWorker(ABC, Generic[RequestT]):
                 raise InputError(f"{field}.{name}", f"stage {self.name!r} does not sample", "leave it out")
 
     def tick(self) -> bool:
+        moved = self.empty_inbox()
+        return self.advance() or moved
+
+    def poll(self) -> bool:
+        """Nothing; a stage whose steps are long to launch overrides it, beginning with `empty_inbox`."""
+        return False
+
+    def empty_inbox(self) -> bool:
+        """Dispatches the messages. Returns whether there were any."""
         moved = bool(self.inbox)
         while self.inbox:
             self._dispatch(self.inbox.popleft())
-        return self.advance() or moved
+        return moved
 
     def close(self) -> None:
         """Drops every request. Workers override it to free other memory. Idempotent."""

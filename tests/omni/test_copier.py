@@ -144,6 +144,23 @@ def test_consecutive_rows_need_no_upload_and_no_transfers_need_nothing():
     assert torch.equal(out, pages.flatten(0, 1)[5:8, 2:4])
 
 
+@pytest.mark.parametrize("to", [[7], [7, 8, 9], [9, 7, 8]])
+@pytest.mark.parametrize("paged", [True, False])
+def test_consecutive_rows_to_consecutive_rows_need_no_upload(to: list[int], paged: bool):
+    device = QueuedDevice()
+    copier = PayloadCopier(device, device.stream("stage"), CAPACITY)
+    rows_nW, into = torch.randn(BLOCKS * BLOCK, WIDTH), torch.zeros(20, WIDTH)
+    source = PageSlice(rows_nW.view(BLOCKS, BLOCK, WIDTH), np.arange(4, 4 + len(to))) if paged else rows_nW[4:]
+    copier.copy([Transfer(source, into, np.array(to), slice(0, len(to)))])
+    device.run()
+    consecutive = to == sorted(to)
+    uploads = [] if consecutive else ["copy_upload"]
+    assert device.streams[0].ran == [*uploads, "gather_rows" if paged else "copy_rows"]
+    wanted = torch.zeros(20, WIDTH)
+    wanted[to] = rows_nW[4 : 4 + len(to)]
+    assert torch.equal(into, wanted)
+
+
 @pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("seed", range(4))

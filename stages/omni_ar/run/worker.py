@@ -82,6 +82,8 @@ class ArWorker(MailboxWorker[ArRequest]):
             logits=runner.model.logits,
         )
         self._prefill_tokens = self._decode_tokens = self._steps = 0
+        self._polled = False
+        """Whether `poll` has done the first part of the next tick."""
 
     def usage(self) -> StageUsage:
         return {
@@ -224,9 +226,16 @@ class ArWorker(MailboxWorker[ArRequest]):
         if request.table is not None:
             self._reclaimer.add_table(request.table)
 
+    def poll(self) -> bool:
+        """Reads completed steps, and copies inputs that have arrived."""
+        moved = self.empty_inbox()
+        moved |= self._receive()
+        self._polled = True
+        return moved
+
     def advance(self) -> bool:
-        moved = self._reclaimer.tick() | self._take_embeddings()
-        moved |= self._process_outputs() | self._poll_host_processors() | self._take_conditioning()
+        moved = not self._polled and self._receive()
+        self._polled = False
         if self._output_processor.steps_in_flight < self._limits.max_in_flight and self._runner.ready:
             plan = self._timed("plan", lambda: self._scheduler.plan(self._runner.can_score))
             if plan is not None:
@@ -235,6 +244,10 @@ class ArWorker(MailboxWorker[ArRequest]):
                 moved = True
             moved |= self._report_failures()
         return moved
+
+    def _receive(self) -> bool:
+        moved = self._reclaimer.tick() | self._take_embeddings()
+        return moved | self._process_outputs() | self._poll_host_processors() | self._take_conditioning()
 
     def finish_request(self, request: ArRequest, reason: str, table: BlockTable | None = None) -> None:
         """The request has all its tokens. It keeps its resources until its log-probabilities are read. table: with its last

@@ -264,8 +264,8 @@ def test_a_copy_that_cannot_be_launched_fails_its_requests(phase: str, monkeypat
             raise ValueError("a fault")
         launch(self, stream, called, *buffers)
 
-    feed.rows("0", [1], [0])
-    other.rows("1", [1], [0])
+    feed.rows("0", [1, 2], [0, 2])
+    other.rows("1", [1, 2], [0, 2])
     feed.end("0")
     with monkeypatch.context() as patch:
         patch.setattr(CountingDevice, "launch", failing)
