@@ -1,6 +1,7 @@
 """Connections of an engine to the engines on other places, from the first message to the end."""
 
-from omni.engine.peers import EdgeEnds, Hello
+from omni.engine.peer_messages import Hello
+from omni.engine.peers import EdgeEnds
 from omni.engine.request import ConnectPeer
 from omni.errors import OmniError, StageError
 

@@ -1,17 +1,16 @@
 """Routes requests through the graph, by the stages' inboxes and outboxes only."""
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TypeVar
 
 from omni.engine.active import ActiveRequest, check_names, stages_of
 from omni.engine.admission import Admission
+from omni.engine.busy_routes import BusyRoutes
 from omni.engine.connections import PeerConnections
 from omni.engine.faults import ClosedStages, StageFault, check_audio, discard_work, next_message
 from omni.engine.opener import RequestOpener
-from omni.engine.peers import (
+from omni.engine.peer_messages import (
     AcquiredOut,
     EdgeClosed,
-    EdgeEnds,
     EdgeFault,
     EndOut,
     GiveUpOut,
@@ -22,6 +21,7 @@ from omni.engine.peers import (
     ToConsumer,
     ToProducer,
 )
+from omni.engine.peers import EdgeEnds
 from omni.engine.ranked import Rank
 from omni.engine.request import (
     ConnectPeer,
@@ -32,15 +32,13 @@ from omni.engine.request import (
     StageOutput,
     SubmitRequest,
 )
-from omni.engine.route import Credit, InRoute, OutRoute
+from omni.engine.route import Credit
 from omni.engine.user_route import UserRoute
 from omni.errors import InputError, LostPeerError, OmniError, ReturnedError, StageError, known
 from omni.payload import AudioChunk, RequestHiddenStates
 from omni.pipeline import Pipeline
 from omni.pipeline.adapter import AdapterFactory
 from omni.stage import Abort, Done, Failed, Lease, Outbound, Produced, StageWorker
-
-RouteT = TypeVar("RouteT", OutRoute, InRoute, UserRoute)
 
 
 class Orchestrator:
@@ -72,14 +70,7 @@ class Orchestrator:
         self._place = place
         self._admission = admission
         self._active: dict[str, ActiveRequest] = {}
-        self._sending: dict[OutRoute, None] = {}
-        self._receiving: dict[InRoute, None] = {}
-        """Halves of routes with payloads under way, the longest busy first. Waiting requests cost no time."""
-        self._changed_outs: dict[OutRoute, None] = {}
-        self._changed_ins: dict[InRoute, None] = {}
-        """Those with something new since the last delivery."""
-        self._giving: dict[UserRoute, None] = {}
-        """Routes to users with payloads under way."""
+        self._routes = BusyRoutes(self.abort, self._given)
         self._draining: dict[str, None] = {}
         """Requests whose stages here are done, while payloads are under way to other engines."""
         self._is_held = is_held
@@ -96,7 +87,7 @@ class Orchestrator:
             place,
             leases=self._leases,
             changed=self._changed,
-            on_busy=self._is_receiving,
+            on_busy=self._routes.add_in,
         )
 
     @property
@@ -162,8 +153,7 @@ class Orchestrator:
         comes next.
         """
         moved = self._take_from_peers()
-        moved |= self._empty_outboxes() | self._tick_routes(self._sending) | self._tick_changed()
-        moved |= self._tick_routes(self._receiving) | self._tick_routes(self._giving)
+        moved |= self._empty_outboxes() | self._routes.tick()
         while self._changed:
             credit, _ = self._changed.popitem()
             moved |= credit.report()
@@ -180,7 +170,7 @@ class Orchestrator:
         """The part of `tick` for what is in the outboxes now: what arrives at once is in its consumers' inboxes then. Returns
         whether there was anything. Raises as `tick`."""
         moved = self._empty_outboxes()
-        self._tick_changed()
+        self._routes.deliver()
         return moved
 
     @property
@@ -199,32 +189,6 @@ class Orchestrator:
             while worker.outbox:
                 self._take(name, next_message(name, worker))
                 moved = True
-        return moved
-
-    def _tick_changed(self) -> bool:
-        """Ticks the routes with something new once. Those still busy are ticked in later rounds."""
-        moved = False
-        if self._changed_outs:
-            moved |= self._tick_routes(self._changed_outs)
-            self._sending |= self._changed_outs
-            self._changed_outs.clear()
-        if self._changed_ins:
-            moved |= self._tick_routes(self._changed_ins)
-            self._receiving |= self._changed_ins
-            self._changed_ins.clear()
-        return moved
-
-    def _tick_routes(self, routes: dict[RouteT, None]) -> bool:
-        moved = False
-        for route in list(routes):
-            try:
-                moved |= route.tick()
-                if isinstance(route, UserRoute) and route.finished:
-                    self._given(route)
-            except OmniError as error:
-                self.abort(route.request_id, error)
-            if not route.busy:
-                routes.pop(route, None)
         return moved
 
     def _admit(self) -> bool:
@@ -259,9 +223,6 @@ class Orchestrator:
         self._closed.check(stages)
         return stages, awaited
 
-    def _is_receiving(self, route: InRoute) -> None:
-        self._changed_ins[route] = None
-
     def _take(self, stage: str, message: Outbound) -> None:
         active = self._active.get(message.request_id)
         if active is None:
@@ -290,7 +251,7 @@ class Orchestrator:
                 route = active.outs.get(edge.name)
                 if route is not None and not route.closed and (edge.hidden_states or not hidden):
                     route.send(produced)
-                    self._changed_outs[route] = None
+                    self._routes.add_out(route)
             taken = self._give(active, stage, produced, hidden)
         finally:
             produced.close()
@@ -308,7 +269,7 @@ class Orchestrator:
             if route is not None:
                 if output.hidden_states == hidden:
                     route.send(produced)
-                    self._giving[route] = None
+                    self._routes.add_user(route)
                     taken = True
             elif not produced.payload.tensors:
                 if isinstance(produced.payload.meta, AudioChunk):
@@ -323,7 +284,7 @@ class Orchestrator:
         for edge in self._edges_from[stage]:
             if edge.name in active.outs:
                 active.outs[edge.name].end(done.reason)
-                self._changed_outs[active.outs[edge.name]] = None
+                self._routes.add_out(active.outs[edge.name])
         for edge in self._pipeline.edges_into(stage):
             if edge.name in active.ins:
                 active.ins[edge.name].abort()
@@ -331,7 +292,7 @@ class Orchestrator:
         routes = active.given_by(stage)
         for route in routes:
             route.end(done.reason)
-            self._giving[route] = None
+            self._routes.add_user(route)
         if not routes:
             self._report_end(active, stage)
 
@@ -359,17 +320,8 @@ class Orchestrator:
 
     def _clear(self, active: ActiveRequest, reason: str) -> None:
         self._draining.pop(active.request.id, None)
-        for out in active.outs.values():
-            out.abort(reason)
-            self._sending.pop(out, None)
-        for arriving in active.ins.values():
-            arriving.abort()
-            self._receiving.pop(arriving, None)
-        for route in active.given.values():
-            route.abort(reason)
-            self._giving.pop(route, None)
-        for credit in active.credits.values():
-            credit.close()
+        active.abort_routes(reason)
+        self._routes.discard(active)
         for name in active.running:
             if name not in self._closed:
                 self._workers[name].inbox.append(Abort(active.request.id))
