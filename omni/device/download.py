@@ -54,7 +54,7 @@ class Downloader(_Turns):
     """
 
     def __init__(
-        self, device: Device, after: Stream, stream: Stream, shape: tuple[int, ...], dtype: torch.dtype, slots: int
+        self, device: Device, after: Stream, stream: Stream, *, shape: tuple[int, ...], dtype: torch.dtype, slots: int
     ) -> None:
         """after: the stream that writes the sources. stream: the stream of the copies."""
         super().__init__(HostRing.allocate(device, shape, dtype, slots))

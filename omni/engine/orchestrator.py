@@ -52,6 +52,7 @@ class Orchestrator:
     def __init__(
         self,
         pipeline: Pipeline,
+        *,
         workers: Mapping[str, StageWorker],
         adapters: Mapping[str, AdapterFactory],
         ends: EdgeEnds,

@@ -67,7 +67,7 @@ class PlacedEngines:
         assert options.device is not None, "the caller chose it"
         self._pipeline, self._options = pipeline, options
         self._placement = Placement.of(pipeline, options.device)
-        self._start_of = partial(Start.of, checkpoint, pipeline, plugins)
+        self._start_of = partial(Start.of, checkpoint=checkpoint, pipeline=pipeline, plugins=plugins, options=options)
         devices = [device_of(place) for place in self._placement.places]
         for index, place in enumerate(self._placement.places):
             device = devices[index]
@@ -133,7 +133,8 @@ class PlacedEngines:
 
     def _load(self, placed: PlacedEngine, engine: RemoteEngine) -> None:
         threads = threads_of(placed.place, list(self.by_place))
-        engine.load(self._start_of(self._options, placed.place, placed.share, threads), placed.stages)
+        start = self._start_of(place=placed.place, share=placed.share, threads=threads)
+        engine.load(start, placed.stages)
 
     def _start(self, placed: PlacedEngine, engine: RemoteEngine) -> None:
         with self.lock:

@@ -303,7 +303,9 @@ class EngineServer:
                     self._check_sendable(OtherOut(request_id, modality, Typed(meta), empty))
                     outputs(OtherOut(request_id, modality, Typed(meta), dict(tensors)))
                 case StageFinished(stage, reason, counts, held):
-                    finished = StageFinishedOut(request_id, stage, reason, dict(counts), held)
+                    finished = StageFinishedOut(
+                        request_id=request_id, stage=stage, reason=reason, counts=dict(counts), held=held
+                    )
                     self._check_sendable(finished)
                     outputs(finished)
                 case RequestFinished():

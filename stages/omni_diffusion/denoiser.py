@@ -56,6 +56,7 @@ class Denoiser:
         device: Device,
         stream: Stream,
         model: DiffusionModel[StateT],
+        *,
         store: FrameStore,
         rows: int,
         sizes: WindowSizes,

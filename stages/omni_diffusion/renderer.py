@@ -32,6 +32,7 @@ class Renderer:
         device: Device,
         stream: Stream,
         model: DiffusionModel[StateT],
+        *,
         latents_RTM: Tensor,
         samples: SampleRing,
         sizes: WindowSizes,

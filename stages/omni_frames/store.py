@@ -26,7 +26,7 @@ from omni_frames.request import Arrival, FrameRequest, RequestT
 class FrameStore:
     """A ring of `capacity` frames for each row, which the stage's phases read on the same stream. The host drops frames."""
 
-    def __init__(self, device: Device, stream: Stream, rows: int, capacity: int, groups: int) -> None:
+    def __init__(self, device: Device, stream: Stream, *, rows: int, capacity: int, groups: int) -> None:
         self.ring_RCG = device.zeros((rows, capacity, groups), torch.int64)
         self._frames = self.ring_RCG.view(rows * capacity, groups)
         self._capacity = capacity
@@ -98,7 +98,7 @@ class SampleRing(Downloader):
     """`MAX_IN_FLIGHT` float32 buffers of `most` samples on the device, and their copies on the host."""
 
     def __init__(self, device: Device, stream: Stream, copy_stream: Stream, most: int) -> None:
-        super().__init__(device, stream, copy_stream, (most,), torch.float32, MAX_IN_FLIGHT)
+        super().__init__(device, stream, copy_stream, shape=(most,), dtype=torch.float32, slots=MAX_IN_FLIGHT)
         self._wav = device.zeros((MAX_IN_FLIGHT, most), torch.float32)
 
     def buffer(self, turn: int, count: int, samples: int) -> Tensor:

@@ -32,7 +32,7 @@ class LoadedVocoder(MeasuredStage[VocoderWorker]):
     def __init__(self, context: StageContext, model: VocoderModel[Any]) -> None:
         options, stage, device = context.options, context.stage, context.device
         assert isinstance(options, VocoderOptions)
-        new_worker = partial(VocoderWorker, stage.name, device, model, options, stage.priority)
+        new_worker = partial(VocoderWorker, stage.name, device, model, options, priority=stage.priority)
         self._options = options
         self._model = model
         super().__init__(context, model, new_worker, captured_sizes(options.graph_batch_sizes, options.max_num_seqs))

@@ -69,7 +69,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
     ) -> None:
         rows, sizes = options.max_num_seqs, ChunkSizes.of(options, model)
         most = rows * max(model.samples(sizes.first, True), model.samples(sizes.later, False))
-        super().__init__(name, device, model, rows, sizes.capacity, most, priority)
+        super().__init__(name, device, model, rows=rows, capacity=sizes.capacity, most_samples=most, priority=priority)
         self._model = model
         self._sizes = sizes
         self._null_row = rows  # pads a batch, with frame 0 of the ring

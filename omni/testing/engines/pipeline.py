@@ -57,8 +57,8 @@ class PipelineEngine(TickedEngine):
             f"test-{next(_numbers)}",
             asked.modalities,
             prepared.inputs,
-            prepared.edges,
-            asked.sampling,
+            edges=prepared.edges,
+            sampling=asked.sampling,
             cache_salt=asked.cache_salt,
         )
 

@@ -72,7 +72,14 @@ class StageBench:
             kind = checked.kind()
         stage = Stage(name=NAME, kind=kind.name, model=checked.model, options=checked.options)
         folder = checked.checkpoint or Path(self._empty.name)
-        context = StageContext(stage, checked.options, Checkpoint(folder), device, _DTYPES[checked.dtype], "auto")
+        context = StageContext(
+            stage=stage,
+            options=checked.options,
+            checkpoint=Checkpoint(folder),
+            device=device,
+            dtype=_DTYPES[checked.dtype],
+            load_format="auto",
+        )
         with torch.inference_mode():
             loaded = kind.load(context)
         require(

@@ -266,6 +266,7 @@ def captured_spans(rows: int, fields: int) -> LeadingInputs[PackedSpan]:
 def pack_step(
     upload: Upload,
     plan: StepPlan,
+    *,
     limits: Limits,
     shape: ArShape,
     processors: Sequence[NamedProcessor],

@@ -18,7 +18,9 @@ class Scorer:
         self._stage = stage
         ring, tokens, fields = stage.buffers.scores.shape
         copies = stage.device.stream(f"{stage.name}-scores")
-        self.downloads = Downloader(stage.device, stage.stream, copies, (tokens, fields), torch.int64, ring)
+        self.downloads = Downloader(
+            stage.device, stage.stream, copies, shape=(tokens, fields), dtype=torch.int64, slots=ring
+        )
 
     def score(self, context: StepContext) -> ScoreHandoff | None:
         """Launches the scores that the step's requests need; returns None if they need none."""

@@ -114,7 +114,7 @@ def block_bytes(model: ArModel, block_size: int, dtype: torch.dtype, layers: int
     return block_size * (numbers * dtype.itemsize + groups * torch.int64.itemsize)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """Resources that all launches of a stage share. name: of its stream and graphs, and for logs."""
 

@@ -29,7 +29,7 @@ class ConditioningStore:
     them, and both wait for the request's row. Until it is copied, an input counts against its edge's credit."""
 
     def __init__(
-        self, name: str, device: Device, stream: Stream, conditioning: Tensor, shape: ArShape, limits: Limits
+        self, name: str, device: Device, stream: Stream, *, conditioning: Tensor, shape: ArShape, limits: Limits
     ) -> None:
         """conditioning: `RowState.conditioning`. name: the stage's name, for errors."""
         self._name = name

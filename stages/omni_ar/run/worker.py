@@ -37,6 +37,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         self,
         name: str,
         runner: Runner,
+        *,
         shape: ArShape,
         limits: Limits,
         options: ArOptions,
@@ -67,7 +68,9 @@ class ArWorker(MailboxWorker[ArRequest]):
             conditioned=shape.conditioned,
         )
         self._scheduler = Scheduler(self._allocator, limits, shape.conditioned, runner.source.lag)
-        self._conditioning = ConditioningStore(name, runner.device, runner.stream, runner.conditioning, shape, limits)
+        self._conditioning = ConditioningStore(
+            name, runner.device, runner.stream, conditioning=runner.conditioning, shape=shape, limits=limits
+        )
         self._embeddings = EmbeddingStore(name, runner.device, runner.stream, limits.max_model_len, runner.dtype)
         self._host_processors = HostProcessorExecutor(
             runner.device.host_worker(f"{name}-host-processors"), shape.vocab_size

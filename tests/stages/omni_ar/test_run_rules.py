@@ -155,7 +155,7 @@ def test_host_processor_masks_and_biases_follow_the_sampled_rows(constrained: tu
     device = CpuDevice()
     uploader = Uploader(device, device.stream("test"), limits.upload_size, 1)
     upload = uploader.begin()
-    packed = pack_step(upload, plan, limits, TEXT.shape, ())
+    packed = pack_step(upload, plan, limits=limits, shape=TEXT.shape, processors=())
     uploader.launch(upload)
     assert packed.edits is not None
     rows_R, edited = uploader.view(packed.rows), packed.edits

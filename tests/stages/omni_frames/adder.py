@@ -30,7 +30,9 @@ class Adder(FrameWorker[FrameRequest]):
     """A frame's sample is the sum of its codes. Up to `CHUNK` frames are added up at once, one batch of a request at a time."""
 
     def __init__(self, device: Device, rows: int) -> None:
-        super().__init__("adder", device, AdderModel(), rows, CAPACITY, rows * CHUNK, priority=0)
+        super().__init__(
+            "adder", device, AdderModel(), rows=rows, capacity=CAPACITY, most_samples=rows * CHUNK, priority=0
+        )
         self._upload = Uploader(device, self.stream, rows * CHUNK, 4)
 
     def open(self, message: Open) -> FrameRequest:
