@@ -90,40 +90,45 @@ def run(
         )
 
 
+_ApiKeys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--api-key",
+        metavar="KEY",
+        envvar="OMNI_API_KEY",
+        help="Serve requests with this key only, sent as `Authorization: Bearer KEY`; repeatable.",
+    ),
+]
+_ServedNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--name", metavar="NAME", help="The model's name in requests; repeatable. (default: its id or folder)"
+    ),
+]
+_MediaDomains = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--media-domain",
+        metavar="DOMAIN",
+        help="Fetch pictures and sound from this domain (`.example.com`: and below it); repeatable. "
+        "(default: none is fetched)",
+    ),
+]
+
+
 @app.command()
 @with_choices
 def serve(
     model: Model,
     host: Annotated[str | None, typer.Option(help="Address to listen at. (default: 127.0.0.1)")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one. (default: 8000)")] = None,
-    api_keys: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--api-key",
-            metavar="KEY",
-            envvar="OMNI_API_KEY",
-            help="Serve requests with this key only, sent as `Authorization: Bearer KEY`; repeatable.",
-        ),
-    ] = None,
-    names: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--name", metavar="NAME", help="The model's name in requests; repeatable. (default: its id or folder)"
-        ),
-    ] = None,
+    api_keys: _ApiKeys = None,
+    names: _ServedNames = None,
     max_requests: Annotated[
         int | None, typer.Option(help="Answers under way at once; more are refused with 503. (default: 512)")
     ] = None,
     max_body_bytes: Annotated[int | None, typer.Option(help="Size of one request. (default: 64 MiB)")] = None,
-    media_domains: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--media-domain",
-            metavar="DOMAIN",
-            help="Fetch pictures and sound from this domain (`.example.com`: and below it); repeatable. "
-            "(default: none is fetched)",
-        ),
-    ] = None,
+    media_domains: _MediaDomains = None,
     media_folder: Annotated[
         Path | None,
         typer.Option("--media-folder", metavar="DIR", help="Open files below it by their path. (default: none)"),

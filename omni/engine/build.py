@@ -150,18 +150,7 @@ def build_engine(
             plan, checkpoint, device, dtype=options.dtype, load_format=options.load_format, graphs=graphs, stages=own
         )
         memory = _divide(loaded, device, budget)
-        workers: dict[str, StageWorker] = {}
-        with torch.inference_mode():
-            for name, stage in loaded.items():
-                field, remedy = f"{name}.start", f"correct kind {plan.pipeline.stage(name).kind!r}"
-                with (
-                    plugin_setup(field, remedy, stage.start),
-                    memory_errors(name, f"{memory[name].pages} pages", device),
-                ):
-                    worker = expect(stage.start(memory[name].pages), StageWorker, field, stage.start)  # type: ignore[type-abstract]
-                    workers[name] = with_boxes(worker)
-        with may_sync(SyncPoint.LOAD):
-            device.synchronize()
+        workers = _start_workers(plan, loaded, memory, device)
     except BaseException:
         ends.close_after_error()
         raise
@@ -181,6 +170,25 @@ def build_engine(
     return Engine(
         device, orchestrator, workers=workers, ends=ends, memory=memory, timeline=timeline, command_queue=command_queue
     )
+
+
+def _start_workers(
+    plan: Plan, loaded: Mapping[str, LoadedStage], memory: Mapping[str, StageMemory], device: Device
+) -> dict[str, StageWorker]:
+    """The workers of loaded stages, which allocate their pages and capture their steps."""
+    workers: dict[str, StageWorker] = {}
+    with torch.inference_mode():
+        for name, stage in loaded.items():
+            field, remedy = f"{name}.start", f"correct kind {plan.pipeline.stage(name).kind!r}"
+            with (
+                plugin_setup(field, remedy, stage.start),
+                memory_errors(name, f"{memory[name].pages} pages", device),
+            ):
+                worker = expect(stage.start(memory[name].pages), StageWorker, field, stage.start)  # type: ignore[type-abstract]
+                workers[name] = with_boxes(worker)
+    with may_sync(SyncPoint.LOAD):
+        device.synchronize()
+    return workers
 
 
 def _never(request_id: str) -> bool:
