@@ -83,9 +83,9 @@ class PlacedEngines:
     def ready(self) -> None:
         """Waits until all stages are loaded and the engines are connected. Raises the first error, with the type and text that
         it has in its process."""
-        for turn in range(max(placed.share.engines for placed in self.by_place.values())):
-            engines = [placed for placed in self.by_place.values() if placed.share.index == turn]
-            for placed in engines if turn else ():
+        for index in range(max(placed.share.engines for placed in self.by_place.values())):
+            engines = [placed for placed in self.by_place.values() if placed.share.index == index]
+            for placed in engines if index else ():
                 self._load(placed, placed.engine)
             for placed in engines:
                 placed.engine.ready()

@@ -32,8 +32,8 @@ class FrameStore:
         self._capacity = capacity
         self._copier = PayloadCopier(device, stream, (1 + groups) * rows * capacity)
 
-    def places(self, request: FrameRequest, start: int, count: int) -> NDArray[np.int64]:
-        """Places in the flattened ring of the row's frames `start` to `start + count`, counted from its oldest."""
+    def indices(self, request: FrameRequest, start: int, count: int) -> NDArray[np.int64]:
+        """Indices in the flattened ring of the row's frames `start` to `start + count`, counted from its oldest."""
         assert request.row is not None
         offsets = request.start + np.arange(start, start + count, dtype=np.int64)
         return request.row * self._capacity + offsets % self._capacity
@@ -61,8 +61,8 @@ class FrameStore:
             if not room or not arrival.message.arrived:
                 break
             first, count = arrival.taken, min(room, arrival.count - arrival.taken)
-            places = self.places(request, request.buffered, count)
-            planned.append((arrival, Transfer(arrival.codes, self._frames, places, slice(first, first + count))))
+            indices = self.indices(request, request.buffered, count)
+            planned.append((arrival, Transfer(arrival.codes, self._frames, indices, slice(first, first + count))))
             arrival.taken += count
             request.buffered += count
         return planned
@@ -101,18 +101,18 @@ class SampleRing(Downloader):
         super().__init__(device, stream, copy_stream, shape=(most,), dtype=torch.float32, slots=MAX_IN_FLIGHT)
         self._wav = device.zeros((MAX_IN_FLIGHT, most), torch.float32)
 
-    def buffer(self, turn: int, count: int, samples: int) -> Tensor:
+    def buffer(self, slot: int, count: int, samples: int) -> Tensor:
         """The output `[count, samples]` of a phase that computes `samples` samples for each of `count` rows."""
-        return self._wav[turn, : count * samples].view(count, samples)
+        return self._wav[slot, : count * samples].view(count, samples)
 
     def download(
         self, requests: Sequence[RequestT], width: int, samples: Sequence[int] | None = None
     ) -> SampleBatch[RequestT]:
-        """Enqueues the copy of the buffer of `turn`, `[requests, width]`, and advances `turn`. samples: of each request;
+        """Enqueues the copy of the buffer of `next_slot`, `[requests, width]`, and advances `next_slot`. samples: of each request;
         None for `width`."""
         self.begin()
         try:
-            host, *_ = self.send(download_samples, self._wav[self.turn, : len(requests) * width])
+            host, *_ = self.send(download_samples, self._wav[self.next_slot, : len(requests) * width])
         except Exception:
             self.forget()
             raise

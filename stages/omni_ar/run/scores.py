@@ -32,7 +32,7 @@ class Scorer:
         rows = len(context.rows) if counts else 0
         total = rows + (prompt.ids_s.shape[0] if prompt is not None else 0)
         stage, buffers = self._stage, self._stage.buffers
-        scores = buffers.scores[self.downloads.turn, :total]
+        scores = buffers.scores[self.downloads.next_slot, :total]
         launch, stream = stage.device.launch, stage.stream
         if rows:
             logits_RV, accepted_RW = buffers.logits_NV[:rows], buffers.accepted_NW[:rows]
