@@ -41,7 +41,7 @@ def set_null_rows(rows_B: Tensor, null_row: int, advance_B: Tensor, steps_XB: Te
 
 
 def extend_tables(block_table: Tensor, grown_2k: Tensor) -> None:
-    """Adds blocks to rows' tables. grown_2k: places in the flattened table, and blocks."""
+    """Adds blocks to rows' tables. grown_2k: indices in the flattened table, and blocks."""
     block_table.view(-1).index_copy_(0, grown_2k[0], grown_2k[1])
 
 
@@ -210,7 +210,7 @@ def sample_rows(
         fused_sample(logits_RV, state.sampling, rows_R, state.columns.outputs, by_row=True, out_R=ids_R)
         return
     position_R = state.columns.outputs.index_select(0, rows_R)
-    ids_R.copy_(sample(logits_RV, state.sampling, rows_R, position_R, flags, edits, processors))
+    ids_R.copy_(sample(logits_RV, state.sampling, rows_R, position_R, flags, edits=edits, processors=processors))
 
 
 def set_counter(counter: Tensor, number: int) -> None:

@@ -92,7 +92,9 @@ class Runner:
         self._graphs.clear()  # they refer to the old pages
         self._captured_chunks.clear()
         size, layers = self._limits.block_size, len(self._limits.hidden_layers)
-        self._pages = Pages.allocate(self.device, self._model, num_blocks, size, self.dtype, layers)
+        self._pages = Pages.allocate(
+            self.device, self._model, num_blocks=num_blocks, block_size=size, dtype=self.dtype, layers=layers
+        )
 
     def capture(self, sizes: Iterable[int]) -> None:
         """Captures decode steps of these numbers of rows, on the current pages; steps of up to as many rows then replay

@@ -47,7 +47,7 @@ def allocate_rows(
         fields=device.zeros((rows, ROW_FIELDS), torch.int64),
         block_table=device.zeros((rows, limits.max_blocks), torch.int64),
         next_codes=device.zeros((rows, next_width(model)), dtype),
-        conditioning=device.zeros((limits.null_place + 1, model.shape.step_width), dtype),
+        conditioning=device.zeros((limits.null_vector + 1, model.shape.step_width), dtype),
         handoff=device.shared((limits.ring, rows, 2 + limits.step_ids), torch.int64),
         counter=device.zeros((1,), torch.int64),
         sampling=SamplingState.allocate(
@@ -91,7 +91,7 @@ class Pages:
 
     @classmethod
     def allocate(
-        cls, device: Device, model: ArModel, num_blocks: int, block_size: int, dtype: torch.dtype, layers: int = 0
+        cls, device: Device, model: ArModel, *, num_blocks: int, block_size: int, dtype: torch.dtype, layers: int = 0
     ) -> "Pages":
         """num_blocks: excludes the null block. layers: number of those whose hidden states are kept."""
         shape = model.shape
