@@ -162,8 +162,8 @@ def _lowest(edit: LogitsEdit) -> int:
 
 class EchoWorker(MailboxWorker[_Echo]):
     """Writes the prompt, over and over if `max_tokens` says so; with a structured output, the lowest ids that it allows instead.
-    Keeps `stop`. Says of a token's log-probability that it is its index negated, and of the likeliest that they are the ids from 0 on;
-    says so a token late."""
+    Keeps `stop`. Says of a token's log-probability that it is its index negated, and of the likeliest that they are the ids from 0
+    on; says so a token late."""
 
     def __init__(self, tokens_per_tick: int) -> None:
         super().__init__("writer")

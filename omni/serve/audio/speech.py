@@ -65,12 +65,13 @@ class AudioDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechCall:
-    """A checked request. format: of `FORMATS`."""
+    """A checked request. format: of `FORMATS`. limited: stages whose tokens the client limits."""
 
     messages: list[dict[str, Any]]
     arguments: GenerateArguments
     rename: Rename
     format: str
+    limited: frozenset[str]
     events: bool
     request_id: str
 
@@ -97,10 +98,11 @@ def read_call(server: Server, body: dict[str, Any], request_id: str) -> SpeechCa
     format = request.response_format or SPEECH_FORMATS[0]
     check_format(format, "response_format", SPEECH_FORMATS)
     messages = reading_messages(omni, request.input, request.instructions or "")
+    sampling = reading_sampling(omni, request.input, params, request.sampling)
     arguments = GenerateArguments(
         modalities=("audio",),
         voice=server.voices.find(request.voice),
-        sampling=reading_sampling(omni, request.input, params, request.sampling),
+        sampling=sampling,
         priority=request.priority,
         cache_salt=request.cache_salt,
     )
@@ -114,6 +116,7 @@ def read_call(server: Server, body: dict[str, Any], request_id: str) -> SpeechCa
         arguments=arguments,
         rename=rename,
         format="pcm16" if format == "pcm" else format,
+        limited=frozenset(stage for stage, each in sampling.items() if each.max_tokens is not None),
         events=request.stream_format == "sse",
         request_id=request_id,
     )
@@ -154,6 +157,7 @@ class _Spoken:
         self._text_stage = server.omni.pipeline.text_stage
         self._request_id = asked.request_id
         self._sound = EncodedSound(asked.format)
+        self._limited = asked.limited
         self._samples = 0
         self._usage = Usage(0, {})
 
@@ -171,7 +175,7 @@ class _Spoken:
         if not self._samples:
             raise InputError("input", "gave no sound", "give a longer text")
         for stage, reason in output.finish_reasons.items():
-            if reason == "length":
+            if reason == "length" and stage not in self._limited:
                 # Files and OpenAI's events cannot say it.
                 _log.warning("%s: the speech ended at %s.sampling.max_tokens", self._request_id, stage)
         self._usage = output.usage or self._usage

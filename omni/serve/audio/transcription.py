@@ -83,7 +83,7 @@ class TextDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionCall:
-    """A checked request. file: its content."""
+    """A checked request. file: its content. limited: whether the client limits the tokens of the transcript."""
 
     file: bytes
     messages: list[dict[str, Any]]
@@ -91,6 +91,7 @@ class TranscriptionCall:
     rename: Rename
     format: str
     language: str
+    limited: bool
     stream: bool
     request_id: str
 
@@ -151,6 +152,7 @@ def read_call(server: Server, file: bytes, given: Mapping[str, str], request_id:
         rename=rename,
         format=request.response_format,
         language=request.language,
+        limited=params.get("max_tokens") is not None,
         stream=request.stream,
         request_id=request_id,
     )
@@ -173,12 +175,13 @@ class _Answer:
         self.text = ""
         self._stage = server.omni.pipeline.text_stage or ""
         self._request_id = asked.request_id
+        self._limited = asked.limited
         self._usage = Usage(0, {})
 
     def take(self, output: Output) -> None:
         self.text += output.text
         self._usage = output.usage or self._usage
-        if output.finished and output.finish_reasons.get(self._stage) == "length":
+        if output.finished and not self._limited and output.finish_reasons.get(self._stage) == "length":
             # OpenAI's types cannot say it.
             _log.warning("%s: the transcript ended at %s.sampling.max_tokens", self._request_id, self._stage)
 

@@ -87,9 +87,8 @@ def test_the_async_client_is_heard(echo: Served, sound: bytes) -> None:
         async with echo.async_client() as client:
             file = ("speech.wav", sound)
             whole = await client.audio.transcriptions.create(model="tiny", file=file)
-            last: Any = None
-            async for last in await client.audio.transcriptions.create(model="tiny", file=file, stream=True):
-                pass
+            stream = await client.audio.transcriptions.create(model="tiny", file=file, stream=True)
+            last: Any = [each async for each in stream][-1]
             return whole.text, last.text
 
     whole, streamed = asyncio.run(main())
