@@ -100,7 +100,8 @@ def read_call(server: Server, body: dict[str, Any], request_id: str) -> SpeechCa
     messages = reading_messages(omni, request.input, request.instructions or "")
     sampling = reading_sampling(omni, request.input, params, request.sampling)
     arguments = GenerateArguments(
-        modalities=("audio",),
+        # With the text, a request ends no earlier than it: whether all of it was written is known.
+        modalities=("audio",) if omni.pipeline.text_stage is None else ("text", "audio"),
         voice=server.voices.find(request.voice),
         sampling=sampling,
         priority=request.priority,
