@@ -1,11 +1,9 @@
 """Files of speech, read back."""
 
 import io
-from typing import cast
 
 import av
 import numpy as np
-from av.audio.frame import AudioFrame
 from numpy.typing import NDArray
 
 RAW = {"pcm": 24000, "pcm16": 24000}
@@ -17,7 +15,7 @@ def decoded(data: bytes, format: str) -> tuple[NDArray[np.float32], int]:
     if format in RAW:
         return np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32767), RAW[format]
     with av.open(io.BytesIO(data), "r") as file:
-        frames = [cast(AudioFrame, frame) for frame in file.decode(audio=0)]
+        frames = list(file.decode(audio=0))
     scale = np.float32(32768 if frames[0].format.name.startswith("s16") else 1)
     assert {frame.layout.nb_channels for frame in frames} == {1}
     samples = np.concatenate([frame.to_ndarray().reshape(-1) for frame in frames])

@@ -123,7 +123,7 @@ def test_pipecat_hears(talker: Served) -> None:
 
     async def main() -> list[Any]:
         encoder = FORMATS["wav"].whole(16000)
-        wav = encoder.push(np.sin(np.arange(16000) / 8).astype(np.float32) / 2) + encoder.finish()
+        wav = encoder.push(np.sin(np.arange(16000) / 8).astype(np.float32)) + encoder.finish()
         async with DefaultAsyncHttpxClient() as http:
             stt = OpenAISTTService(
                 api_key="x",

@@ -103,7 +103,8 @@ def test_the_async_client_is_served(echo: Served) -> None:
 
 
 def test_instructions_reach_the_model_and_are_not_spoken(echo: Served) -> None:
-    plain, told = ({}, {"instructions": "Sound happy."})
+    plain: dict[str, str] = {}
+    told = {"instructions": "Sound happy."}
     assert ask(echo, response_format="wav", **told).content == ask(echo, response_format="wav", **plain).content
     # The prompt's length is all that the echo family says of it.
     read = [events(ask(echo, stream_format="sse", **each))[-1]["usage"]["input_tokens"] for each in (plain, told)]

@@ -37,7 +37,9 @@ def spoken(it: Served, text: str, **fields: Any) -> np.ndarray:
 def pcm(result: Result) -> np.ndarray:
     assert result.audio is not None
     assert result.sample_rate == 24000
-    return np.round(np.clip(result.audio.numpy(), -1, 1) * 32767).astype(np.int16)
+    samples: np.ndarray = result.audio.numpy()
+    rounded: np.ndarray = np.round(np.clip(samples, -1, 1) * 32767).astype(np.int16)
+    return rounded
 
 
 @pytest.fixture(scope="module")
