@@ -10,6 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from omni.api import AsyncOmni
+from omni.serve.audio.speech import speech
+from omni.serve.audio.transcription import transcriptions
+from omni.serve.audio.voice_list import voices
 from omni.serve.chat.handler import chat_completions
 from omni.serve.completions import completions
 from omni.serve.endpoint import Endpoint
@@ -24,6 +27,10 @@ from omni.serve.server import Server
 ENDPOINTS = (
     Endpoint("POST", "/v1/chat/completions", chat_completions, kind="chat"),
     Endpoint("POST", "/v1/completions", completions, kind="completions"),
+    Endpoint("POST", "/v1/audio/speech", speech, kind="speech"),
+    Endpoint("POST", "/v1/audio/transcriptions", transcriptions, kind="transcription"),
+    Endpoint("GET", "/v1/audio/voices", voices),
+    Endpoint("GET", "/audio/voices", voices),
     Endpoint("GET", "/v1/models", models),
     Endpoint("GET", "/v1/models/{name:path}", model),
     Endpoint("GET", "/health", health, public=True),
