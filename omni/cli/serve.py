@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from omni.serve.options import ServeOptions
 
-_NEEDED = ("starlette", "uvicorn", "prometheus_client")
+_NEEDED = ("starlette", "uvicorn", "prometheus_client", "webrtcvad", "websockets")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
