@@ -217,15 +217,25 @@ def test_the_server_finds_the_turns_of_the_user(voiced: Served) -> None:
 def test_silence_and_clicks_are_no_turn(voiced: Served) -> None:
     async def main() -> None:
         async with session(voiced) as client:
-            clicks = silence(2.0)
+            clicks = silence(4.0)
             clicks[::24000] = 20000
             await client.append(clicks)
-            await client.append(speech(0.04))
-            await client.append(silence(2.0))
             await client.say("x")
             assert not client.of("input_audio_buffer.speech_started")
             # What no turn can start in is not kept.
             assert voiced.server.limits.held_bytes < 2 * 24000
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("threshold", "turns"), [(0.2, 1), (1.0, 0)])
+def test_a_higher_threshold_takes_a_longer_voice(voiced: Served, threshold: float, turns: int) -> None:
+    async def main() -> None:
+        async with session(voiced) as client:
+            await client.update(audio={"input": {"turn_detection": {"type": "server_vad", "threshold": threshold}}})
+            await client.append(np.concatenate([silence(0.6), speech(0.04), silence(0.5)]))
+            await client.say("x")
+            assert len(client.of("input_audio_buffer.speech_started")) == turns
 
     asyncio.run(main())
 
