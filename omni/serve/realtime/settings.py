@@ -141,7 +141,7 @@ def arguments(server: Server, settings: Settings, at: str = "session") -> Genera
 
 
 def described(settings: Settings) -> dict[str, Any]:
-    """The session as events have it."""
+    """The session as events have it: OpenAI's type has no place for sampling."""
     turns = settings.turn_detection
     return {
         "type": "realtime",
@@ -162,8 +162,6 @@ def described(settings: Settings) -> dict[str, Any]:
         "max_output_tokens": settings.max_output_tokens or "inf",
         "tracing": None,
         "truncation": "disabled",
-        **settings.params,
-        **({"sampling": settings.sampling} if settings.sampling else {}),
     }
 
 
