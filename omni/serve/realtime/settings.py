@@ -60,13 +60,15 @@ class _VoiceRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class _Input(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    format: _Format | UnsetType | None = UNSET
+    """turn_detection: null is a value of its own."""
+
+    format: _Format | None = None
     turn_detection: dict[str, Any] | UnsetType | None = UNSET
 
 
 class _Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    format: _Format | UnsetType | None = UNSET
-    voice: str | _VoiceRef | UnsetType | None = UNSET
+    format: _Format | None = None
+    voice: str | _VoiceRef | None = None
 
 
 class _Audio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,15 +77,15 @@ class _Audio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class _Session(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields that are left out stay as they are."""
+    """Fields that are left out or null stay as they are."""
 
     type: str = "realtime"
     model: str | None = None
     output_modalities: tuple[str, ...] | None = None
-    instructions: str | UnsetType | None = UNSET
+    instructions: str | None = None
     audio: _Audio | None = None
-    max_output_tokens: int | str | UnsetType | None = UNSET
-    sampling: dict[str, dict[str, Any]] | UnsetType | None = UNSET
+    max_output_tokens: int | str | None = None
+    sampling: dict[str, dict[str, Any]] | None = None
     cache_salt: str | None = None
 
 
@@ -96,8 +98,8 @@ def updated(server: Server, before: Settings, given: Mapping[str, Any], at: str)
     """With the fields of an event. at: their place in it, for errors. Raises InputError; nothing is changed then."""
     fields, params = split_sampling(without_unsupported(given, SESSION, at), _NOT_SAMPLING)
     read = convert(fields, _Session, at)
+    params = {name: value for name, value in params.items() if value is not None}
     after = replace(before, params={**before.params, **params})
-    after = replace(after, params={name: value for name, value in after.params.items() if value is not None})
     if read.type != "realtime":
         raise InputError(f"{at}.type", f"{quoted(read.type)} is not supported", 'use "realtime"')
     if read.model is not None:
@@ -105,14 +107,14 @@ def updated(server: Server, before: Settings, given: Mapping[str, Any], at: str)
         after = replace(after, model=read.model)
     if read.output_modalities is not None:
         after = replace(after, modalities=_modalities(server, read.output_modalities, f"{at}.output_modalities"))
-    if read.instructions is not UNSET:
-        check_unicode(read.instructions or "", f"{at}.instructions")
-        after = replace(after, instructions=read.instructions or "")
-    if read.max_output_tokens is not UNSET:
+    if read.instructions is not None:
+        check_unicode(read.instructions, f"{at}.instructions")
+        after = replace(after, instructions=read.instructions)
+    if read.max_output_tokens is not None:
         most = _max_tokens(read.max_output_tokens, f"{at}.max_output_tokens")
         after = replace(after, max_output_tokens=most)
-    if read.sampling is not UNSET:
-        after = replace(after, sampling=read.sampling or {})
+    if read.sampling is not None:
+        after = replace(after, sampling=read.sampling)
     if read.cache_salt is not None:
         after = replace(after, cache_salt=read.cache_salt)
     if read.audio is not None:
@@ -182,8 +184,8 @@ def _modalities(server: Server, given: tuple[str, ...], at: str) -> tuple[str, .
     return given
 
 
-def _max_tokens(given: int | str | UnsetType | None, at: str) -> int | None:
-    if given is None or given == "inf":
+def _max_tokens(given: int | str, at: str) -> int | None:
+    if given == "inf":
         return None
     if not isinstance(given, int) or given < 1:
         raise InputError(at, f"{quoted(given)} is out of range", 'use 1 or more, or "inf"')
@@ -193,7 +195,7 @@ def _max_tokens(given: int | str | UnsetType | None, at: str) -> int | None:
 def _with_input(before: Settings, given: Mapping[str, Any], at: str) -> Settings:
     read = convert(without_unsupported(given, INPUT, at), _Input, at)
     after = before
-    if isinstance(read.format, _Format):
+    if read.format is not None:
         after = replace(after, input_format=read.format.read(f"{at}.format"))
     if read.turn_detection is None:
         after = replace(after, turn_detection=None)
@@ -211,9 +213,9 @@ def _with_input(before: Settings, given: Mapping[str, Any], at: str) -> Settings
 def _with_output(server: Server, before: Settings, given: Mapping[str, Any], at: str) -> Settings:
     read = convert(without_unsupported(given, OUTPUT, at), _Output, at)
     after = before
-    if isinstance(read.format, _Format):
+    if read.format is not None:
         after = replace(after, output_format=read.format.read(f"{at}.format"))
-    if read.voice is not UNSET:
+    if read.voice is not None:
         name = read.voice.id if isinstance(read.voice, _VoiceRef) else read.voice
         voice = voice_for(server.omni.voices, name)
         if voice is not None and voice not in server.omni.voices:

@@ -38,7 +38,7 @@ def test_speech_is_heard_and_answered_as_by_the_model_itself(talker: Served) -> 
             await client.send(type="input_audio_buffer.commit")
             response = await client.respond()
             assert response.status == "incomplete"
-            messages = [
+            messages: list[Any] = [
                 {"role": "system", "content": INSTRUCTIONS},
                 {"role": "user", "content": [{"type": "input_audio", "input_audio": (said, 24000)}]},
             ]
@@ -49,6 +49,7 @@ def test_speech_is_heard_and_answered_as_by_the_model_itself(talker: Served) -> 
             result = await talker.omni.complete(messages, modalities=("text", "audio"), sampling=sampling)
             assert response.output[0].content[0].transcript == result.text
             assert result.sample_rate == 24000
+            assert result.audio is not None
             expected = np.round(np.clip(result.audio.numpy(), -1, 1) * 32767)
             np.testing.assert_array_equal(client.sound(), expected.astype(np.int16))
 
