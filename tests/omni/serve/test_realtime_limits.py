@@ -359,3 +359,21 @@ def test_pages_of_other_servers_are_kept_out(tidy: Served) -> None:
         assert refused.value.response.status_code == 403
 
     asyncio.run(main())
+
+
+def test_sessions_end_when_the_server_does(echo_folder: Path) -> None:
+    async def main(server: Served) -> None:
+        async with session(server) as client:
+            await client.update(max_output_tokens=10**9)
+            await client.say("hello")
+            await client.send(type="response.create")
+            await client.until("response.output_audio.delta")
+            server.http.should_exit = True
+            with pytest.raises(ConnectionClosed) as closed:
+                await client.until("response.done")
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1012
+
+    with served(echo_omni(echo_folder)) as it:
+        asyncio.run(main(it))
+        assert eventually(lambda: (it.server.limits.sessions, it.server.limits.in_flight) == (0, 0))
