@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from omni.serve.options import ServeOptions
 
-_NEEDED = ("av", "prometheus_client", "python_multipart", "starlette", "uvicorn")
+_NEEDED = ("av", "prometheus_client", "python_multipart", "starlette", "uvicorn", "webrtcvad", "websockets")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

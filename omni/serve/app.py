@@ -20,6 +20,7 @@ from omni.serve.errors import HttpError, describe
 from omni.serve.health import health
 from omni.serve.models import model, models
 from omni.serve.options import ServeOptions
+from omni.serve.realtime.handler import realtime_route
 from omni.serve.request_id import RequestIds
 from omni.serve.responses import error_response
 from omni.serve.server import Server
@@ -50,7 +51,7 @@ def create_app(omni: AsyncOmni, options: ServeOptions | None = None) -> Starlett
             yield
 
     app = Starlette(
-        routes=[endpoint.route(server) for endpoint in ENDPOINTS],
+        routes=[*(endpoint.route(server) for endpoint in ENDPOINTS), realtime_route(server)],
         middleware=[Middleware(RequestIds)],
         exception_handlers={HTTPException: _not_routed},
         lifespan=lifespan,
