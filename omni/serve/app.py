@@ -17,6 +17,9 @@ from omni.serve.errors import HttpError, describe
 from omni.serve.health import health
 from omni.serve.models import model, models
 from omni.serve.options import ServeOptions
+from omni.serve.page import files
+from omni.serve.page.activity import activity
+from omni.serve.page.description import pipeline
 from omni.serve.request_id import RequestIds
 from omni.serve.responses import error_response
 from omni.serve.server import Server
@@ -26,7 +29,11 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/completions", completions, kind="completions"),
     Endpoint("GET", "/v1/models", models),
     Endpoint("GET", "/v1/models/{name:path}", model),
+    Endpoint("GET", "/v1/omni/pipeline", pipeline),
+    Endpoint("GET", "/v1/omni/activity", activity),
     Endpoint("GET", "/health", health, public=True),
+    Endpoint("GET", "/", files.start, public=True),
+    Endpoint("GET", "/page/{name:path}", files.file, public=True),
 )
 
 
