@@ -18,7 +18,7 @@ RECORDINGS := $(sort $(wildcard examples/assets/*.wav))
 ANSWER := build/answer
 PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check test mutants lint types format docs surface examples clean
+.PHONY: demo check test browser mutants lint types format docs surface examples clean
 .DELETE_ON_ERROR:
 
 demo: $(MODEL)/config.json
@@ -35,6 +35,13 @@ check: lint types
 # A file's tests share what is costly to make, so a file stays in one process. Files come in the shuffled order, not the largest first.
 test: $(INSTALLED)
 	$(PYTEST)
+
+# The browser that tests of the server's page need; without one they are skipped. Debian's, where it may be installed.
+browser:
+	@test -n "$$OMNI_CHROMIUM" || command -v chromium chromium-browser google-chrome || { \
+		test "$$(id -u)" = 0 && command -v apt-get > /dev/null && \
+		apt-get update -q && apt-get install -y -q --no-install-recommends chromium; } || { \
+		echo "install Chromium, or set OMNI_CHROMIUM to its path"; exit 1; }
 
 # Plants faults and counts those that tests catch, other ones with make mutants MUTANTS="--seed 2 --count 60"; see CONTRIBUTING.md.
 mutants: $(INSTALLED)

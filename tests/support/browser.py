@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support.echo_family import eventually
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -31,9 +29,6 @@ _ARGUMENTS = (
 def chromium() -> str | None:
     """The path of the installed browser; `OMNI_CHROMIUM` names another."""
     return os.environ.get("OMNI_CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
-
-
-needs_chromium = pytest.mark.skipif(chromium() is None, reason="no Chromium: make browser, or set OMNI_CHROMIUM")
 
 
 class Page:
@@ -73,13 +68,17 @@ class Page:
 
     def run(self, script: str) -> Any:
         """The value of an expression, awaited if it is a promise."""
-        result = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, userGesture=True)
+        result = self.call(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, userGesture=True
+        )
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
     def until(self, script: str) -> Any:
         """Waits until an expression is true."""
-        assert eventually(lambda: bool(self.run(script))), f"{script}\n{self.console}\n{self.run('document.body.innerText')}"
+        assert eventually(lambda: bool(self.run(script))), (
+            f"{script}\n{self.console}\n{self.run('document.body.innerText')}"
+        )
 
     def text(self, selector: str) -> str:
         return str(self.run(f"document.querySelector({json.dumps(selector)})?.textContent ?? ''"))
@@ -108,7 +107,9 @@ class Page:
         self.call("DOM.setFileInputFiles", nodeId=node, files=[str(file) for file in files])
 
     def size(self, width: int, height: int, *, dark: bool = False, scale: float = 1) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False)
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False
+        )
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=features)
 

@@ -24,7 +24,6 @@ class Turn {
     const line = element("div", "wave", this.box);
     const again = element("button", "quiet again", line);
     again.type = "button";
-    again.textContent = "Play";
     again.setAttribute("aria-label", "Play again");
     again.onclick = () => {
       const { samples, rate } = whole();
@@ -73,17 +72,28 @@ export class UserTurn extends Turn {
 }
 
 export class AnswerTurn extends Turn {
+  #written = document.createTextNode("");
+  #waiting = "";
+
   constructor(list) {
     super(list, "assistant");
     this.box.setAttribute("aria-busy", "true");
     this.box.dataset.state = "running";
-    this.text = element("div", "text", this.box);
+    element("div", "text", this.box).append(this.#written);
     this.foot = element("div", "foot", this.box);
   }
 
+  /** Shown with the next frame: to lay a long text out for each token would hold up the page. */
   write(text) {
+    if (!this.#waiting) requestAnimationFrame(() => this.#flush());
+    this.#waiting += text;
+  }
+
+  #flush() {
+    if (!this.#waiting) return;
     const near = this.list.scrollHeight - this.list.scrollTop - this.list.clientHeight < 80;
-    this.text.append(text);
+    this.#written.appendData(this.#waiting);
+    this.#waiting = "";
     if (near) this.follow();
   }
 
@@ -99,6 +109,7 @@ export class AnswerTurn extends Turn {
 
   /** state: "done", "stopped" or "failed". again: what asks once more, if it failed. */
   end(state, note, again) {
+    this.#flush();
     this.box.dataset.state = state;
     this.box.setAttribute("aria-busy", "false");
     if (note) {
