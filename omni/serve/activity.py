@@ -34,8 +34,8 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActivityFeed:
-    """Readings for any number of watchers, of which there is one at a time: a second watcher costs the engine nothing. It reads in
-    a thread of its own, beside the event loop: the engine may be in another process, which then answers beside its loop.
+    """Readings for any number of watchers, who share them: a second watcher costs the engine nothing, and without one nothing is
+    read. It reads in another thread than the event loop's. An engine in a process of its own answers between two steps.
 
     For the event loop's thread. `end` ends the watchers, which have no end of their own.
     """

@@ -113,8 +113,9 @@ class Page:
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=features)
 
-    def screenshot(self, file: Path) -> None:
-        file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+    def screenshot(self) -> bytes:
+        """A PNG."""
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
 
     def _listen(self) -> None:
         left = b""

@@ -13,11 +13,14 @@ import soxr
 from numpy.typing import NDArray
 from PIL import Image
 
+from omni import AsyncOmni
 from omni.frontend.base import AudioPart, Chat, Prepared
 from tests.support.browser import Page, browser
 from tests.support.echo_family import EchoFrontend, echo_model
 from tests.support.entry_points import REPOSITORY
-from tests.support.http_server import Served, echo_omni, served
+from tests.support.http_server import STRICT, Served, echo_omni, served
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_omni import SHAPE, tiny_plugins
 
 pytestmark = [pytest.mark.browser, pytest.mark.thorough]
 
@@ -168,6 +171,26 @@ def test_what_the_audio_graph_plays_is_the_answer_without_a_gap(tab: Page, echo:
     (loud,) = np.nonzero(expected)
     np.testing.assert_array_equal(samples, expected[loud[0] : loud[-1] + 1])
     assert len(samples) > 2 * RATE
+
+
+@pytest.mark.slow
+def test_a_model_of_speech_answers_a_recording_and_a_picture(tab: Page) -> None:
+    """A tiny Qwen3-Omni, all of whose stages have a lane."""
+    folder = tiny_checkpoint(3, max_positions=512, **SHAPE)
+    with served(AsyncOmni(folder, device="cpu", plugins=tiny_plugins(), overrides=STRICT)) as it:
+        opened(tab, it)
+        tab.choose("#file", [REPOSITORY / "examples" / "assets" / "shapes.png"])
+        tab.until("document.querySelectorAll('#pictures img').length === 1")
+        limited(tab, 40)
+        tab.click("#talk")
+        tab.until("parseFloat(document.querySelector('#seconds').textContent) > 1.5")
+        tab.click("#talk")
+        assert last_answer(tab)
+        played(tab)
+        assert tab.text("#first-audio").endswith(" ms")
+        stages = tab.run("[...document.querySelectorAll('#stages li')].map((item) => item.dataset.stage)")
+        assert stages == [stage.name for stage in it.omni.pipeline.stages]
+        tab.open("about:blank")
 
 
 def test_a_gap_is_counted_and_only_a_gap(page: Page) -> None:

@@ -26,7 +26,7 @@ class Player extends AudioWorkletProcessor {
     this.count = 0;
     this.played = 0;
     this.underruns = 0;
-    this.least = null; // samples that were ready, at the worst moment before the last came
+    this.least = null; // samples that were ready at the worst moment: all, if all came before the first played
     this.playing = false;
     this.ended = false;
     this.said = false;
@@ -61,6 +61,7 @@ class Player extends AudioWorkletProcessor {
 
   take(out) {
     const taken = Math.min(out.length, this.count);
+    this.least ??= this.count;
     for (let i = 0; i < taken; i++) out[i] = this.ring[(this.first + i) % this.ring.length];
     this.first = (this.first + taken) % this.ring.length;
     this.count -= taken;
@@ -69,7 +70,7 @@ class Player extends AudioWorkletProcessor {
       if (this.count === 0) this.playing = false;
       return;
     }
-    this.least = Math.min(this.least ?? Infinity, this.count);
+    this.least = Math.min(this.least, this.count);
     if (taken < out.length) {
       // The listener hears a gap now. A longer lead makes the next one less likely.
       this.underruns += 1;
