@@ -10,12 +10,12 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.echo_family import eventually
 from tests.support.patience import PATIENCE_SECONDS
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -64,7 +64,7 @@ class Page:
 
     def open(self, url: str) -> None:
         self.call("Page.navigate", url=url)
-        assert eventually(lambda: self.run("document.readyState") == "complete")
+        self.until("document.readyState === 'complete'")
 
     def run(self, script: str) -> Any:
         """The value of an expression, awaited if it is a promise."""
@@ -74,11 +74,13 @@ class Page:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    def until(self, script: str) -> Any:
+    def until(self, script: str) -> None:
         """Waits until an expression is true."""
-        assert eventually(lambda: bool(self.run(script))), (
-            f"{script}\n{self.console}\n{self.run('document.body.innerText')}"
-        )
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self.run(script):
+            assert time.monotonic() < deadline, f"{script}\n{self.console}\n{self.run('document.body.innerText')}"
+            # The page needs the time more than the test does.
+            time.sleep(0.03)
 
     def text(self, selector: str) -> str:
         return str(self.run(f"document.querySelector({json.dumps(selector)})?.textContent ?? ''"))

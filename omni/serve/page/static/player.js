@@ -10,12 +10,12 @@ export class Player {
   #opening = null;
   #replayed = null;
 
-  /** Browsers make sound only after a click or a key: call this in its handler. */
+  /** Browsers make sound only after a click or a key: call this in its handler. Does not wait for the device, which may be busy:
+   * what comes meanwhile is played when it is there. */
   open() {
     this.#context ??= new AudioContext({ sampleRate: RATE, latencyHint: "interactive" });
-    const resumed = this.#context.resume();
-    this.#opening ??= this.#load();
-    return Promise.all([this.#opening, resumed]);
+    this.#context.resume();
+    return (this.#opening ??= this.#load());
   }
 
   /** Begins an answer; what still plays stops. listener: gets {played, ready, least} in seconds, {underruns, playing, over}. */
