@@ -56,7 +56,7 @@ def after():
 def test_with_a_fixture_that_heals(before):
     pass
 
-def test_that_heals_behind_itself(after):
+def test_with_a_teardown_that_heals(after):
     pass
 
 @pytest.mark.slow
@@ -82,8 +82,8 @@ def test_a_repeated_batch_fails_the_test_unless_it_plants_faults(tmp_path: Path)
         "PASSED test_inner.py::test_plants",
         "PASSED test_inner.py::test_does_neither",
         "ERROR test_inner.py::test_with_a_fixture_that_heals",
-        "PASSED test_inner.py::test_that_heals_behind_itself",
-        "ERROR test_inner.py::test_that_heals_behind_itself",
+        "PASSED test_inner.py::test_with_a_teardown_that_heals",
+        "ERROR test_inner.py::test_with_a_teardown_that_heals",
         "PASSED test_inner.py::test_slow",
     }, ran.stdout
     assert "vocoder, decoding a chunk in a batch of 2: PlantedError: planted" in ran.stdout
@@ -100,7 +100,7 @@ def test_a_hang_ends_and_whoever_waits_may_say_so_before(pytestconfig: pytest.Co
     assert pytestconfig.getini("timeout_method") == "thread"
 
 
-def test_what_fails_is_made_smaller_for_20_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_examples_shrink_for_20_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each example takes a second of this clock."""
     clock, ran = [0.0], []
 

@@ -10,7 +10,7 @@ import msgspec
 
 from omni.api import AsyncOmni
 from omni.errors import OmniError, shortened
-from omni.serve.limits import Limits
+from omni.serve.limits import ServeLimits
 
 _log = logging.getLogger("omni.serve")
 
@@ -40,7 +40,7 @@ class ActivityFeed:
     For the event loop's thread. `end` ends the watchers, which have no end of their own.
     """
 
-    def __init__(self, omni: AsyncOmni, limits: Limits) -> None:
+    def __init__(self, omni: AsyncOmni, limits: ServeLimits) -> None:
         self._omni = omni
         self._limits = limits
         self._watchers: set[asyncio.Queue[Activity | None]] = set()

@@ -27,7 +27,7 @@ _MAX_TOKENS = 16
 """OpenAI's default."""
 
 
-class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CompletionStreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
@@ -39,7 +39,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     prompt: str | tuple[str, ...]
     n: int | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: CompletionStreamOptions | None = None
     logprobs: int | None = None
     priority: int = 0
     cache_salt: str = ""

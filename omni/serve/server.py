@@ -10,7 +10,7 @@ from omni.api.request import Messages, Requests
 from omni.errors import InputError, OverloadedError
 from omni.serve.activity import ActivityFeed
 from omni.serve.errors import Rename, renamed
-from omni.serve.limits import Limits
+from omni.serve.limits import ServeLimits
 from omni.serve.observer import Observer
 from omni.serve.options import ServeOptions
 from omni.serve.transcripts import Transcripts
@@ -26,7 +26,7 @@ class Server:
         self.omni = omni
         self.options = options
         self.names = options.model_names or ("omni",)
-        self.limits = Limits(options)
+        self.limits = ServeLimits(options)
         self.activity = ActivityFeed(omni, self.limits)
         self.transcripts = Transcripts(options.audio_seconds, options.max_kept_audio)
         self.observers: list[Observer] = []

@@ -35,7 +35,7 @@ def count(*modules: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("size", PUBLISHED)
-def test_it_is_as_large_as_the_published_one(size: str, written: Callable[[str], Path]) -> None:
+def test_the_shape_is_as_large_as_the_published_model(size: str, written: Callable[[str], Path]) -> None:
     folder = written(size)
     with quiet(), META:
         theirs = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig.from_pretrained(folder))

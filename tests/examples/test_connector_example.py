@@ -13,6 +13,7 @@ from omni.testing import SimulatedDevice, check_connector
 from omni_inline.connector import InlineConnector
 from omni_qwen3_omni.tiny import write_tiny
 from tests.support.entry_points import REPOSITORY, entry_points_of, own_entry_points
+from tests.support.tiers import SLOW, few
 from tests.support.tiny_omni import SHAPE, assert_like, lengths
 
 pytestmark = pytest.mark.thorough
@@ -54,7 +55,7 @@ def answer(omni: Omni) -> Result:
     return omni.generate("what do you see", stream=False, sampling=lengths(12, 16, temperature=0.7))
 
 
-@pytest.mark.parametrize("overrides", [CHOSEN, IN_TWO_PROCESSES], ids=["one process", "two processes"])
+@pytest.mark.parametrize("overrides", few(1, [CHOSEN, IN_TWO_PROCESSES], SLOW), ids=["one process", "two processes"])
 def test_the_results_are_those_of_the_default_connector(
     folder: Path, plugins: Plugins, expected: Result, overrides: dict[str, str]
 ):

@@ -105,7 +105,9 @@ def test_both_at_once_beside_requests_without(omni: Omni, folder: Path):
         ({"no_repeat": {"length": 2}}, r"processors.no_repeat: Object contains unknown field `length`"),
     ],
 )
-def test_what_cannot_be_is_refused_at_submission(omni: Omni, processors: dict[str, dict[str, object]], problem: str):
+def test_invalid_processors_are_refused_at_submission(
+    omni: Omni, processors: dict[str, dict[str, object]], problem: str
+):
     with pytest.raises(InputError, match=problem):
         omni.generate(PROMPT, stream=False, sampling=greedy(processors))
     assert omni.idle

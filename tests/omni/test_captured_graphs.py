@@ -94,7 +94,7 @@ def test_each_key_has_sizes_of_its_own_and_other_batches_are_logged_once(caplog:
     assert caplog.messages == ["voice: short chunks run uncaptured", "voice: pictures run uncaptured"]
 
 
-def test_where_nothing_is_captured_nothing_is_logged(caplog: pytest.LogCaptureFixture):
+def test_stages_without_captured_graphs_log_nothing(caplog: pytest.LogCaptureFixture):
     assert found(graphs_of("talker", ()), 3) is None
     graphs_of("talker", ()).log_uncaptured("pictures")
     assert not caplog.records

@@ -46,7 +46,7 @@ def test_a_count_is_bounded_wherever_it_stands(name: str, most: int) -> None:
     check_counts({name: most, "talker": {"text": {name: most}}})
 
 
-def test_what_counts_nothing_is_let_by() -> None:
+def test_fields_that_are_no_counts_are_not_checked() -> None:
     check_counts({"max_position_embeddings": ABSURD, "mlp_only_layers": [ABSURD], "num_hidden_layers": None})
 
 
@@ -124,7 +124,7 @@ def test_a_section_that_fits() -> None:
         (lambda whole: whole.require(False, "heads", "are odd"), "heads: are odd"),
     ],
 )
-def test_what_is_wrong_in_a_section_is_named(check: Callable[[Section], None], message: str) -> None:
+def test_an_invalid_field_of_a_section_is_named(check: Callable[[Section], None], message: str) -> None:
     with pytest.raises(CheckpointError, match=rf"config\.json: {message}.*; use the file that belongs"):
         check(Section(CONFIG))
 
@@ -139,7 +139,7 @@ class Outer(msgspec.Struct, frozen=True):
     name: str = "plain"
 
 
-def test_what_is_not_named_is_let_by() -> None:
+def test_undeclared_fields_are_ignored() -> None:
     raw = {"width": 3, "inner": {"rates": [2, 1], "torch_dtype": "float32"}, "model_type": "mine"}
     assert typed_config(Outer, raw) == Outer(3, Inner((2, 1)))
 

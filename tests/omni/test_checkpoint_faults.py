@@ -139,7 +139,9 @@ def load(folder: Path, **settings: object) -> Omni:
 @pytest.mark.parametrize(
     ("family", "path", "value", "words"), NAMED, ids=[f"{n[0]}-{n[1]}={str(n[2])[:20]}" for n in NAMED]
 )
-def test_what_was_found_is_named(spoil_field: SpoilField, family: str, path: str, value: Any, words: str) -> None:
+def test_a_faulty_field_of_a_config_is_named(
+    spoil_field: SpoilField, family: str, path: str, value: Any, words: str
+) -> None:
     folder = spoil_field(family, path, value)
     with pytest.raises((CheckpointError, ConfigError)) as caught:
         load(folder)

@@ -49,7 +49,7 @@ def index(model: Path, file: str, **others: str) -> None:
     "file", ["config.json", SINGLE, "tokenizer.json", "generation_config.json", "added_tokens.json"]
 )
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: bind(path), lambda path: os.symlink("/dev/zero", path)])
-def test_what_is_no_file_is_not_waited_for(
+def test_a_pipe_socket_or_device_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, make: Callable[[Path | str], object]
 ) -> None:
     shutil.copytree(chat_folder(), tmp_path / "m")

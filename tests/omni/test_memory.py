@@ -117,7 +117,7 @@ def test_the_refusal_names_every_stage_and_its_numbers() -> None:
     assert "max_model_len" in error.value.remedy
 
 
-def test_what_the_stages_may_take() -> None:
+def test_the_budget_is_memory_bytes_or_most_of_the_free_memory() -> None:
     assert budget_of(None, None, "cpu") is None
     assert budget_of(1000, None, "cpu") == Budget(1000, "engine.memory_bytes")
     assert budget_of(1000, 1000, "cuda:0") == Budget(1000, "engine.memory_bytes")

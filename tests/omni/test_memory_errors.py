@@ -101,7 +101,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     ],
 )
-def test_what_a_text_stage_has_no_room_for(
+def test_a_text_stage_names_the_allocation_that_did_not_fit(
     text: Path, device: Full, memory: int | None, what: str, remedy: str
 ) -> None:
     graphs = isinstance(device, FullWhenCaptured)
@@ -142,7 +142,7 @@ def test_weights_that_do_not_fit(text: Path, monkeypatch: pytest.MonkeyPatch, er
         TextEngine(text)
 
 
-def test_what_the_kind_says_counts() -> None:
+def test_memory_errors_name_the_options_of_the_stage_kind() -> None:
     device = CpuDevice()
     with (
         pytest.raises(ConfigError, match=r"the rows of stage 'a'; lower a\.rows, or"),

@@ -78,7 +78,7 @@ def test_only_host_payloads_of_wanted_modalities_reach_the_user(graph: FakeGraph
     assert recorder.chunks == [("audio", 3)]
 
 
-def test_when_every_wanted_stage_is_done_the_others_are_aborted(graph: FakeGraph):
+def test_other_stages_abort_once_every_wanted_one_is_done(graph: FakeGraph):
     recorder = graph.submit("r", "text")
     graph.finish("r")
     assert recorder.finished == ["writer"]

@@ -87,7 +87,7 @@ def launch(device: CpuDevice, ask: Ask) -> None:
 
 @INFERENCE
 @pytest.mark.parametrize("how", WAITS)
-def test_what_waits_raises(how: str, inference: bool):
+def test_a_host_wait_in_a_phase_raises(how: str, inference: bool):
     device, (ask, remedy) = CpuDevice(), WAITS[how]
     with torch.inference_mode(inference), SyncGuard(device, SyncCheck.ERROR):
         with pytest.raises(SyncError, match=rf"in phase busy makes the host wait for the device; .*{remedy}") as caught:
@@ -112,7 +112,7 @@ def test_a_wait_is_logged_once_for_each_code_line(how: str, inference: bool, cap
 
 @INFERENCE
 @pytest.mark.parametrize("how", DOES_NOT_WAIT)
-def test_what_does_not_wait_passes(how: str, inference: bool):
+def test_work_without_a_host_wait_passes(how: str, inference: bool):
     device = CpuDevice()
     with torch.inference_mode(inference), SyncGuard(device, SyncCheck.ERROR) as guard:
         launch(device, DOES_NOT_WAIT[how])
@@ -147,7 +147,7 @@ def test_the_guard_finds_waits_outside_of_phases():
     host_waits("nobody is checked")
 
 
-def test_what_is_listed_may_wait():
+def test_listed_sync_points_may_wait():
     device = CpuDevice()
     with SyncGuard(device, SyncCheck.ERROR) as guard:
         with may_sync(SyncPoint.MEASURE):

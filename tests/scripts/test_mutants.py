@@ -141,7 +141,7 @@ def test_a_fault_that_is_known_to_change_nothing_does_not_count(tiny: Path, caps
     assert f"said to be equivalent, and caught: {others[0].fault.name}" in capsys.readouterr().out
 
 
-def test_what_was_caught_is_not_planted_again(tiny: Path) -> None:
+def test_caught_faults_are_not_planted_again(tiny: Path) -> None:
     faults = faults_of(tiny, "tiny/rules.py")
     path = tiny / "verdicts.json"
     Verdicts(path).add(Verdict(faults[0], 2, "a test"))

@@ -27,7 +27,7 @@ def test_keeps_the_contract_on_cuda():
     check_connector(LocalConnector, CudaDevice())
 
 
-def test_it_does_not_reach_another_process():
+def test_the_local_connector_does_not_reach_another_process():
     with pytest.raises(AssertionError, match="reaches beyond one"):
         check_connector(LocalConnector, CpuDevice(), processes=True, largest_bytes=2**16)
 

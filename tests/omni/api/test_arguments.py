@@ -111,7 +111,7 @@ def wrong() -> dict[str, tuple[str, object, str, str]]:
 
 
 @pytest.mark.parametrize("case", wrong())
-def test_what_is_wrong_is_refused_by_field(echo: Pipeline, case: str) -> None:
+def test_an_invalid_argument_is_refused_by_field(echo: Pipeline, case: str) -> None:
     name, value, field, words = wrong()[case]
     with pytest.raises(InputError) as raised:
         check_arguments(echo, cast(GenerateArguments, {name: value}))

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from omni import Omni
-from omni.api import session as clients
+from omni.api import client as clients
+from omni.api.client import Client
 from omni.api.serial_executor import SerialExecutor
-from omni.api.session import Client
 from omni.engine import Engine
 from omni.errors import StageError
 from omni.process import EngineGroup
@@ -84,7 +84,7 @@ def raising(error: BaseException) -> Callable[[], object]:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("error", [ValueError("x"), Panic("x"), SystemExit(3)], ids=lambda error: type(error).__name__)
-def test_it_goes_on_after_whatever_is_raised(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_executor_continues_after_any_error(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     executor = SerialExecutor()
     executor.start()
     executor.ask(raising(error))
@@ -95,7 +95,7 @@ def test_it_goes_on_after_whatever_is_raised(error: BaseException, caplog: pytes
     assert executor.call(lambda: 3) == 3, "whoever is left does it"
 
 
-def test_what_is_asked_beside_the_end_is_done_after_a_panic(caplog: pytest.LogCaptureFixture) -> None:
+def test_work_queued_beside_the_end_runs_after_a_panic(caplog: pytest.LogCaptureFixture) -> None:
     """Both are in the queue as the thread looks for the last time."""
     executor, done = SerialExecutor(), []
     for work in (executor.end, raising(Panic()), lambda: done.append(1)):

@@ -63,7 +63,7 @@ def seen(*urls: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}} for url in urls]}]
 
 
-def test_what_is_downloaded_is_read(model: Path, server: Server) -> None:
+def test_downloaded_media_are_read(model: Path, server: Server) -> None:
     with opened(model) as omni:
         urls = [server.url("a"), server.url("b"), server.url("a")]
         assert omni.generate(seen(*urls), stream=False).text == "<5x4>|<5x4>|<5x4>"

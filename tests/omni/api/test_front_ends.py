@@ -96,7 +96,7 @@ def test_names_reach_the_family(fine: Omni) -> None:
 
 
 @pytest.mark.parametrize(("name", "words"), [("", "is empty"), (3, "is a int"), ("\ud800", "no valid Unicode")])
-def test_what_is_no_name_is_refused(fine: Omni, name: object, words: str) -> None:
+def test_an_invalid_name_is_refused(fine: Omni, name: object, words: str) -> None:
     with pytest.raises(InputError, match=r"messages\[0\]\.name: .*" + words):
         fine.generate([{"role": "user", "name": name, "content": "a"}], stream=False)
 

@@ -151,7 +151,7 @@ def test_an_unknown_voice_is_the_front_ends_to_refuse(omni: Omni) -> None:
 
 
 @pytest.mark.parametrize("messages", [[], 3, None, ["a", {"role": "user", "content": "b"}]])
-def test_what_is_no_chat_is_refused(omni: Omni, messages: Any) -> None:
+def test_invalid_messages_are_refused(omni: Omni, messages: Any) -> None:
     with pytest.raises(InputError, match="messages"):
         omni.generate(messages, stream=False)
 
@@ -207,7 +207,7 @@ def test_a_request_can_be_given_up_while_it_is_prepared(omni: Omni) -> None:
     assert omni.idle
 
 
-def test_what_the_model_is_like(omni: Omni) -> None:
+def test_an_open_model_describes_itself(omni: Omni) -> None:
     assert omni.voices == ("low", "high")
     assert omni.modalities == ("text", "audio")
     assert [stage.name for stage in omni.pipeline.stages] == ["writer", "singer"]

@@ -207,10 +207,11 @@ def test_bytes_that_wait_are_bounded_and_shared_ones_counted_once(model: Path) -
 
 
 class Heavy(Slow):
-    """What it makes of a request holds a million bytes."""
+    """A prepared request holds a million bytes."""
 
     def prepare(self, chat: Chat) -> Prepared:
         prepared = super().prepare(chat)
+        assert OPEN.wait(PATIENCE_SECONDS)
         (prompt,) = prepared.inputs["writer"]
         return Prepared({"writer": [Payload(prompt.meta, {"weight": torch.zeros(250_000)})]})
 
@@ -220,9 +221,14 @@ def test_preparing_pauses_where_memory_is_full_and_all_are_answered(
 ) -> None:
     monkeypatch.setattr("tests.support.echo_family.EchoFrontend", Heavy)
     with opened(model, **{"engine.max_active_requests": 1, "engine.max_waiting_bytes": 3_000_000}) as omni:
+        OPEN.set()
         first = omni.generate("first", sampling=ENDLESS)
         next(first)
+        OPEN.clear()
         rest = omni.generate([f"text {number}" for number in range(30)])
+        # Newcomers are refused once prepared requests fill the memory: all of them come before that.
+        assert eventually(lambda: waiting(omni) == 30)
+        OPEN.set()
         # Threads may be at work on one each when the last byte is taken.
         assert eventually(lambda: omni.usage()["frontend"]["bytes"] >= 3_000_000)
         assert not eventually(lambda: len(PREPARED) > 4 + THREADS + 1, 0.3)

@@ -23,7 +23,7 @@ def interval() -> float:
     return round(sys.getswitchinterval(), 6)
 
 
-def test_it_is_lower_while_a_model_is_open(model: Path, own: float) -> None:
+def test_the_switch_interval_is_lower_while_a_model_is_open(model: Path, own: float) -> None:
     with opened(model):
         assert interval() == 0.00002
         with opened(model, **{"frontend.switch_interval": 0.00001}):
@@ -32,7 +32,7 @@ def test_it_is_lower_while_a_model_is_open(model: Path, own: float) -> None:
     assert interval() == own
 
 
-def test_it_stays_where_the_program_or_the_setting_says_so(model: Path, own: float) -> None:
+def test_a_lower_or_disabled_switch_interval_stays(model: Path, own: float) -> None:
     with opened(model, **{"frontend.switch_interval": None}):
         assert interval() == own
     sys.setswitchinterval(0.00001)

@@ -250,7 +250,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("what", chosen([what for what in FAULTS if what != "an endless template"], FAULTS))
-def test_it_says_what_a_start_would_say(tmp_path: Path, what: str) -> None:
+def test_doctor_reports_the_problems_of_a_start(tmp_path: Path, what: str) -> None:
     folder = Path(shutil.copytree(chat_folder(), tmp_path / "model"))
     edit, words = FAULTS[what]
     edit(folder)

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement as Reference
 from packaging.version import Version
 
 from omni.cli.doctor import devices, environment
-from omni.cli.doctor.check import Check
+from omni.cli.doctor.check import Finding
 from omni.version import TESTED, __version__
 from tests.support.entry_points import REPOSITORY, SOURCE_ROOTS
 from tests.support.patience import PATIENCE_SECONDS
@@ -40,7 +40,7 @@ def test_requirements_are_read_as_packaging_reads_them(monkeypatch: pytest.Monke
         assert found.extra is None if read.marker is None else read.marker.evaluate({"extra": found.extra or ""})
 
 
-def by_name(found: Iterable[Check]) -> dict[str, Check]:
+def by_name(found: Iterable[Finding]) -> dict[str, Finding]:
     return {check.name: check for check in found}
 
 
@@ -58,7 +58,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return there
 
 
-def test_what_is_installed_and_new_enough_is_well(packages: dict[str, str]) -> None:
+def test_installed_and_new_enough_packages_are_ok(packages: dict[str, str]) -> None:
     found = by_name(environment.check_environment())
     assert {check.status for check in found.values()} == {"ok"}
     assert found["omni"].detail == __version__
@@ -66,7 +66,7 @@ def test_what_is_installed_and_new_enough_is_well(packages: dict[str, str]) -> N
     assert found["torchaudio"].detail == "not installed (extra 'gpu')"
 
 
-def test_what_is_missing_or_too_old_is_a_problem(packages: dict[str, str]) -> None:
+def test_missing_or_too_old_packages_are_problems(packages: dict[str, str]) -> None:
     packages["torch"] = "2.9.1"
     del packages["msgspec"]
     found = by_name(environment.check_environment())
@@ -188,7 +188,7 @@ def test_the_tested_versions_are_those_of_the_constraints() -> None:
         ("5.16", "problem", "5.16 is older than 5.17"),
     ],
 )
-def test_what_was_tested_is_reported(monkeypatch: pytest.MonkeyPatch, version: str, status: str, detail: str) -> None:
+def test_tested_versions_are_reported(monkeypatch: pytest.MonkeyPatch, version: str, status: str, detail: str) -> None:
     monkeypatch.setattr(environment, "TESTED", {"transformers": ("5.17.0", "5.24.0")})
     monkeypatch.setattr(environment, "installed", {"transformers": version}.get)
     needed = environment.Requirement("transformers", "5.17", None)

@@ -265,7 +265,7 @@ def test_reports_that_cannot_be_written_take_nothing_away(tmp_path: Path, model:
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("plugins",), ("plugins", "--json")])
-def test_what_is_only_printed_says_so_in_a_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_commands_that_print_report_a_full_output_in_a_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     ran = run(tmp_path, ">/dev/full", *arguments)
     assert (ran.returncode, ran.stderr.decode()) == (1, FULL)
     gone = run(tmp_path, "| :", *arguments)

@@ -70,7 +70,7 @@ def test_a_file_that_ends_too_early(folder: Path, content: bytes, problem: str, 
 
 
 @pytest.mark.parametrize("file", FILES[1:])
-def test_what_is_no_template(folder: Path, file: str) -> None:
+def test_a_template_that_is_a_number_is_refused(folder: Path, file: str) -> None:
     place(folder, file, 3)
     with pytest.raises(CheckpointError, match=rf"^{file}.*holds a int, not a template"):
         load_tokenizer(folder, PreTrainedTokenizerFast)

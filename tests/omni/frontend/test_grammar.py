@@ -216,7 +216,7 @@ BAD: dict[str, tuple[StructuredOutput, str, str]] = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_what_does_not_compile_is_named(compiler: GrammarCompiler, kind: str):
+def test_a_grammar_that_does_not_compile_is_named(compiler: GrammarCompiler, kind: str):
     structured, form, words = BAD[kind]
     for _ in range(2):
         with pytest.raises(InputError) as caught:
@@ -321,7 +321,7 @@ def test_forms_of_megabytes_are_refused_before_they_are_compiled(
         fresh.compile(form, "f")
 
 
-def test_what_is_kept_takes_no_more_memory_than_is_reckoned():
+def test_cached_grammars_take_no_more_memory_than_counted():
     text = {"type": "string", "maxLength": 50}
     forms: list[dict[str, object]] = [
         {"type": "object", "properties": {f"{form} {name}": text for name in range(600)}} for form in range(8)

@@ -260,7 +260,7 @@ def test_errors_name_the_field(messages: object, field: str, words: str) -> None
     assert words in str(error)
 
 
-def test_what_is_not_wrong_is_read() -> None:
+def test_equivalent_forms_of_messages_are_read() -> None:
     """NumPy strings, tuples for lists, base64 without a format."""
     hi = (Message("user", (TextPart("hi"),)),)
     assert parse_messages(tuple(user(({"type": "text", "text": np.str_("hi")},)))) == hi
@@ -285,7 +285,7 @@ def test_what_is_not_wrong_is_read() -> None:
         ([*picture("http://b"), {"role": "user"}], []),
     ],
 )
-def test_what_is_to_be_downloaded(messages: object, urls: list[str]) -> None:
+def test_remote_media_finds_the_urls_to_download(messages: object, urls: list[str]) -> None:
     found = remote_media(messages)
     assert [each.url for each in found] == urls
     assert all(each.field.startswith("messages[") for each in found)

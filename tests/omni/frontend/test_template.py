@@ -99,7 +99,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("what", ENDLESS)
-def test_it_ends_whatever_it_does(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_template_is_stopped(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = SECONDS if what == "nested loops" else 0.2
     monkeypatch.setattr(effort, "SECONDS", seconds)
     begin = time.thread_time()
@@ -111,7 +111,7 @@ def test_it_ends_whatever_it_does(what: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("source", ["{{ (" * 9999, "{% if 1 %}" * 9999, "{% for a in b %}" * 30 + "{% endfor %}" * 30])
-def test_what_cannot_be_compiled_is_refused(source: str) -> None:
+def test_a_template_that_does_not_compile_is_refused(source: str) -> None:
     with pytest.raises(CheckpointError, match=r"^f: is cut off or no Jinja template"):
         ChatTemplate("{{ messages }}" + source, {}, "f")
 

@@ -137,7 +137,7 @@ INFINITE[7] = np.inf
     # A wav file has the second in which it was made, and every process of a test run is to name cases alike.
     ids=lambda value: f"{len(value)} bytes" if isinstance(value, bytes) else None,
 )
-def test_what_is_no_sound(source: object, message: str) -> None:
+def test_an_invalid_sound_is_refused(source: object, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         load(source)
     assert caught.value.field.startswith("audio")
@@ -165,7 +165,7 @@ def test_saving_clips(tmp_path: Path) -> None:
     np.testing.assert_allclose(load(path), [0.0, 1.0, -1.0, 1.0, -1.0] * 400, atol=1 / 2**15)
 
 
-def test_what_cannot_be_saved(tmp_path: Path) -> None:
+def test_a_wav_file_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot be written \(No such file or directory\)"):
         save_wav(tmp_path / "nowhere" / "out.wav", tone(), RATE)
     with pytest.raises(InputError, match=r"^a\\x00b: cannot be written \(embedded null byte\)"):

@@ -180,7 +180,7 @@ def test_a_file_that_grows_is_read_up_to_its_bound(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("decode", [load_audio, load_image])
-def test_what_is_no_file(tmp_path: Path, decode: Any) -> None:
+def test_a_path_that_is_no_regular_file_is_refused(tmp_path: Path, decode: Any) -> None:
     """A FIFO would be waited for, and a device may do something."""
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", "/dev/zero", "/dev/tty", tmp_path):

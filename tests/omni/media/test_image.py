@@ -125,7 +125,7 @@ def test_the_pixel_limit_is_an_option() -> None:
         ("nowhere.png", "no file"),
     ],
 )
-def test_what_is_no_picture(source: object, message: str) -> None:
+def test_an_invalid_picture_is_refused(source: object, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         load(source)
     assert caught.value.field == "image"

@@ -42,7 +42,7 @@ STRICT = MediaOptions(strict=True)
         ({"remote": False, "local": False, "private_addresses": False, "proxies": False}, False, False, False, False),
     ],
 )
-def test_what_is_not_set_follows_strict(
+def test_unset_permissions_follow_strict(
     settings: dict[str, Any], remote: bool, private: bool, proxies: bool, local: bool
 ) -> None:
     made = MediaOptions(**settings)
@@ -211,7 +211,7 @@ def test_paths_that_lead_out_of_the_folder_are_refused(
     }
 
 
-def test_what_changes_after_it_was_looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_replaced_after_the_check_is_not_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder becomes a link that leads out, between the question where a path leads and its opening."""
     seen = os.path.realpath
 

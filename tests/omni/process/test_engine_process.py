@@ -26,7 +26,7 @@ from omni.process.select import threads_of
 from tests.omni.process.engines import alive, pids_of
 from tests.support.echo_family import BREAK, echo_model, echo_plugins, eventually
 from tests.support.echo_omni import ENDLESS, assert_nothing_held
-from tests.support.entry_points import REPOSITORY
+from tests.support.entry_points import SOURCE_ROOTS
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.reference import tiny_checkpoint
 from tests.support.resources import open_files
@@ -47,6 +47,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(model: Path, **overrides: object) -> Omni:
     return Omni(model, device="cpu", plugins=echo_plugins(), overrides=PROCESS | overrides)
+
+
+@pytest.fixture(scope="module")
+def omni(model: Path) -> Iterator[Omni]:
+    """For tests after which the engine still runs."""
+    with opened(model) as omni:
+        yield omni
+        assert_nothing_held(omni)
 
 
 def pid_of(omni: Omni) -> int:
@@ -118,16 +126,15 @@ def test_a_failed_start_leaves_nothing(model: Path):
     assert open_files() == before
 
 
-def test_errors_of_a_request_are_its_own(model: Path):
-    with opened(model) as omni:
-        stream = omni.generate("abcdef" * 50, modalities=("text",))
-        with pytest.raises(StageError, match="writer"):
-            omni.generate(f"ab{BREAK}cd", stream=False)
-        for _ in range(2):
-            with pytest.raises(InputError, match=r"sampling.singer"):
-                omni.generate("abc", sampling={"singer": SamplingParams(stop=("x",))}, stream=False)
-        assert "".join(output.text for output in stream) == "abcdef" * 50
-        assert_nothing_held(omni)
+def test_errors_of_a_request_are_its_own(omni: Omni):
+    stream = omni.generate("abcdef" * 50, modalities=("text",))
+    with pytest.raises(StageError, match="writer"):
+        omni.generate(f"ab{BREAK}cd", stream=False)
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"sampling.singer"):
+            omni.generate("abc", sampling={"singer": SamplingParams(stop=("x",))}, stream=False)
+    assert "".join(output.text for output in stream) == "abcdef" * 50
+    assert_nothing_held(omni)
 
 
 def test_without_restarts_a_killed_engine_fails_all_requests(model: Path):
@@ -217,58 +224,17 @@ def test_a_death_is_noticed_though_a_forked_child_holds_the_socket(model: Path):
             child.close()
 
 
-_USER = f"""
-import os, sys, threading, time
-sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages")]}
+def test_the_interpreters_end_closes_the_engine(model: Path):
+    code = f"""
+import sys
+sys.path[:0] = {SOURCE_ROOTS}
 from omni import Omni
 from tests.support.echo_family import echo_plugins
 from tests.support.echo_omni import ENDLESS
 omni = Omni(sys.argv[1], device="cpu", plugins=echo_plugins(), overrides={PROCESS})
+stream = omni.generate("abc", sampling=ENDLESS)
+print(*omni._client.engine.pids.values(), "end")
 """
-
-
-@pytest.fixture
-def user_process(model: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A program with a model, in a process group of its own. It ends before the test does."""
-    code = f"""{_USER}
-try:
-    stream = omni.generate("abc", sampling=ENDLESS)
-    next(stream)
-    print(*omni._client.engine.pids.values(), flush=True)
-    for _ in stream: pass
-finally:
-    omni.close()
-    print("closed")
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(model)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as program:
-        yield program
-        program.kill()
-
-
-@pytest.mark.parametrize("when", ["killed", "interrupted"])
-def test_the_engine_ends_with_the_users_process(user_process: "subprocess.Popen[str]", when: str):
-    assert user_process.stdout is not None
-    assert user_process.stderr is not None
-    engine = int(user_process.stdout.readline())
-    assert alive(engine)
-    if when == "killed":
-        os.kill(user_process.pid, signal.SIGKILL)
-    else:
-        os.killpg(user_process.pid, signal.SIGINT)  # as a terminal does
-        assert user_process.stdout.read() == "closed\n", "the engine waits for the user's process to decide"
-        errors = user_process.stderr.read()
-        assert errors.count("KeyboardInterrupt") == 1, errors
-    assert eventually(lambda: not alive(engine))
-
-
-def test_the_interpreters_end_closes_the_engine(model: Path):
-    code = _USER + "stream = omni.generate('abc', sampling=ENDLESS); print(*omni._client.engine.pids.values(), 'end')"
     done = subprocess.run([sys.executable, "-c", code, str(model)], capture_output=True, text=True, check=True)
     pid, end = done.stdout.split()
     assert end == "end"
@@ -276,23 +242,22 @@ def test_the_interpreters_end_closes_the_engine(model: Path):
     assert eventually(lambda: not alive(int(pid)))
 
 
-def test_nothing_of_many_requests_stays(model: Path):
-    with opened(model) as omni:
-        pid = pid_of(omni)
-        prompt = user("a", picture(height=224, width=224), "b" * 20_000)
+def test_nothing_of_many_requests_stays(omni: Omni):
+    pid = pid_of(omni)
+    prompt, sampling = user("a", picture(height=224, width=224), "b" * 20_000), SamplingParams(max_tokens=1000)
 
-        def mappings() -> int:
-            return Path(f"/proc/{pid}/maps").read_text().count("memfd")
+    def mappings() -> int:
+        return Path(f"/proc/{pid}/maps").read_text().count("memfd")
 
-        def run() -> None:
-            assert len({omni.generate(prompt, stream=False).text for _ in range(3)}) == 1
-            assert_nothing_held(omni)
+    def run() -> None:
+        assert len({omni.generate(prompt, stream=False, sampling=sampling).text for _ in range(3)}) == 1
+        assert_nothing_held(omni)
 
+    run()
+    ours, theirs, mapped = open_files(), len(os.listdir(f"/proc/{pid}/fd")), mappings()
+    for _ in range(5):
         run()
-        ours, theirs, mapped = open_files(), len(os.listdir(f"/proc/{pid}/fd")), mappings()
-        for _ in range(5):
-            run()
-        assert (open_files(), len(os.listdir(f"/proc/{pid}/fd")), mappings()) == (ours, theirs, mapped)
+    assert (open_files(), len(os.listdir(f"/proc/{pid}/fd")), mappings()) == (ours, theirs, mapped)
 
 
 def test_log_records_come_to_the_users_logging(model: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path):
@@ -302,23 +267,22 @@ def test_log_records_come_to_the_users_logging(model: Path, caplog: pytest.LogCa
     assert "nothing was launched" in caplog.text
 
 
-def test_many_threads_ask_at_once(model: Path):
-    with opened(model) as omni:
-        texts: list[str] = []
+def test_many_threads_ask_at_once(omni: Omni):
+    texts: list[str] = []
 
-        def ask(number: int) -> None:
-            texts.append(omni.generate(f"request {number}", stream=False).text)
-            omni.usage()
+    def ask(number: int) -> None:
+        texts.append(omni.generate(f"request {number}", stream=False).text)
+        omni.usage()
 
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sorted(texts) == sorted(f"request {number}" for number in range(16))
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(texts) == sorted(f"request {number}" for number in range(16))
 
 
-def test_where_the_engine_runs():
+def test_auto_runs_engines_of_cuda_in_a_process():
     cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
     assert [runs_in_process(EngineOptions(process="auto"), device) for device in (cpu, cuda)] == [False, True]
     assert [runs_in_process(EngineOptions(process="thread"), device) for device in (cpu, cuda)] == [False, False]

@@ -28,7 +28,7 @@ def omni(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Omni]:
 
 
 @pytest.mark.parametrize("prompt", [*INPUTS, *OUTPUTS])
-def test_it_fails_its_request_alone(omni: Omni, prompt: str):
+def test_an_unsendable_value_fails_its_request_alone(omni: Omni, prompt: str):
     beside = omni.generate("abc", sampling=ENDLESS)
     next(beside)
     with pytest.raises(OmniError, match=r"Local|Expected `str`, got `int`|surrogates"):

@@ -18,7 +18,7 @@ from tests.support.csm_reference import tiny_csm
 from tests.support.echo_family import eventually
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.reference import tiny_checkpoint
-from tests.support.tiers import few
+from tests.support.tiers import SLOW, few
 from tests.support.tiny_omni import SHAPE, assert_like, held, picture, sound, tiny_plugins, user
 from tests.support.tiny_qwen2_5_omni import tiny_folder
 
@@ -164,7 +164,7 @@ PLACEMENTS = ("speech apart", "shm", "process", "a process each", "a process eac
 CASES: list[Any] = [(name, placement) for name in MODELS for placement in PLACEMENTS]
 
 
-@pytest.mark.parametrize(("name", "placement"), few(2, CASES, pytest.mark.slow))
+@pytest.mark.parametrize(("name", "placement"), few(2, CASES, SLOW))
 def test_results_are_the_same_wherever_stages_run(name: str, placement: str):
     model = MODELS[name]
     requests = model.requests()
@@ -176,11 +176,16 @@ def test_results_are_the_same_wherever_stages_run(name: str, placement: str):
         assert_nothing_held(omni)
 
 
-PRESSURES: list[Any] = [(credit, active, pool) for credit in (1, 4) for active in (8, 1) for pool in (65_536, 2**20)]
+EACH = "a process each, shm"
+PRESSURES: list[Any] = [
+    (EACH, credit, active, pool) for credit in (1, 4) for active in (8, 1) for pool in (65_536, 2**20)
+]
 
 
-@pytest.mark.parametrize(("credit", "active", "pool"), few(1, PRESSURES, pytest.mark.slow))
-def test_aborts_under_pressure_change_no_other_result(credit: int, active: int, pool: int):
+@pytest.mark.parametrize(
+    ("placement", "credit", "active", "pool"), few(1, [("speech apart", 1, 8, 65_536), *PRESSURES], SLOW)
+)
+def test_aborts_under_pressure_change_no_other_result(placement: str, credit: int, active: int, pool: int):
     """Few blocks, little credit, payloads larger than the pool: nothing stays of requests that are given up at any moment."""
     model = MODELS["qwen3"]
     edges = {f"edges.{edge}.pool_bytes": pool for edge in model.edges}
@@ -188,7 +193,7 @@ def test_aborts_under_pressure_change_no_other_result(credit: int, active: int, 
         "thinker.num_blocks": 24, "thinker.max_model_len": 256, "thinker.prefix_cache": False,
         "talker.num_blocks": 24, "talker.max_model_len": 256,
     }  # fmt: skip
-    settings = {**placed(model, "a process each, shm"), **edges, **few_blocks, "engine.max_active_requests": active}
+    settings = {**placed(model, placement), **edges, **few_blocks, "engine.max_active_requests": active}
     settings |= {"edges.thinker-talker.credit": credit, "edges.talker-code2wav.credit": credit}
     requests = model.requests()
     chance, rounds = random.Random(f"{credit} {active} {pool}"), 1 if pool == 65_536 else 3

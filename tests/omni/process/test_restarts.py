@@ -26,7 +26,7 @@ from tests.support.echo_family import BREAK_LOOP, Prompt, echo_model, echo_plugi
 from tests.support.echo_omni import ENDLESS, assert_nothing_held
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.resources import open_files
-from tests.support.tiers import few
+from tests.support.tiers import SLOW, few
 
 pytestmark = [
     pytest.mark.thorough,
@@ -61,33 +61,45 @@ def assert_answers(omni: Omni, text: str = "abc") -> None:
     assert result.audio is not None
 
 
-@pytest.mark.parametrize("place", [WRITER, SINGER])
-def test_a_request_of_which_nothing_was_given_out_starts_again(model: Path, place: str):
-    with opened(model) as omni:
-        pid, writer = pids_of(omni)[place], pids_of(omni)[WRITER]
-        os.kill(writer, signal.SIGSTOP)  # so nothing can be given out
-        stream = omni.generate("abc")
-        assert eventually(lambda: group_of(omni)._placed.by_place[WRITER].engine.requests == 1)
-        kill(omni, place)
-        if place != WRITER:
-            os.kill(writer, signal.SIGCONT)
-        assert "".join(output.text for output in stream) == "abc"
-        assert pids_of(omni)[place] != pid
-        assert_nothing_held(omni)
+@pytest.fixture(scope="module")
+def lasting(model: Path) -> Iterator[Omni]:
+    """For tests after which all engines run: their start takes longer than such a test."""
+    with opened(model, {"engine.restarts": 1000}) as omni:
+        yield omni
+
+
+@pytest.fixture
+def omni(lasting: Omni) -> Iterator[Omni]:
+    """Both engines run and nothing is held, before and after."""
+    assert_answers(lasting)
+    assert_nothing_held(lasting)
+    yield lasting
+    assert_nothing_held(lasting)
 
 
 @pytest.mark.parametrize("place", [WRITER, SINGER])
-def test_a_request_of_which_something_was_given_out_fails(model: Path, place: str):
+def test_a_request_of_which_nothing_was_given_out_starts_again(omni: Omni, place: str):
+    pid, writer = pids_of(omni)[place], pids_of(omni)[WRITER]
+    os.kill(writer, signal.SIGSTOP)  # so nothing can be given out
+    stream = omni.generate("abc")
+    assert eventually(lambda: group_of(omni)._placed.by_place[WRITER].engine.requests == 1)
+    kill(omni, place)
+    if place != WRITER:
+        os.kill(writer, signal.SIGCONT)
+    assert "".join(output.text for output in stream) == "abc"
+    assert pids_of(omni)[place] != pid
+
+
+@pytest.mark.parametrize("place", [WRITER, SINGER])
+def test_a_request_of_which_something_was_given_out_fails(omni: Omni, place: str):
     stage = {WRITER: "writer", SINGER: "singer"}[place]
-    with opened(model) as omni:
-        stream = omni.generate("abc", sampling=ENDLESS)
-        next(stream)
-        pid = pids_of(omni)[place]
-        kill(omni, place)
-        with pytest.raises(LostPeerError, match=rf"'{stage}' .* its process {pid} was killed by SIGKILL"):
-            list(stream)
-        assert_answers(omni)
-        assert_nothing_held(omni)
+    stream = omni.generate("abc", sampling=ENDLESS)
+    next(stream)
+    pid = pids_of(omni)[place]
+    kill(omni, place)
+    with pytest.raises(LostPeerError, match=rf"'{stage}' .* its process {pid} was killed by SIGKILL"):
+        list(stream)
+    assert_answers(omni)
 
 
 def explode(omni: Omni, text: str = "ab") -> None:
@@ -98,16 +110,22 @@ def explode(omni: Omni, text: str = "ab") -> None:
         omni.generate(text + BREAK_LOOP, stream=False)
 
 
-@pytest.mark.parametrize("process", ["one", "several"])
-def test_an_engine_whose_loop_fails_is_started_again(model: Path, process: str):
-    places = {} if process == "several" else {"singer.place": WRITER, "engine.process": "process"}
-    with opened(model, places) as omni:
-        pids = dict(pids_of(omni))
-        for _ in range(2):
-            explode(omni)
-            assert_answers(omni)
-        assert {place for place, pid in pids_of(omni).items() if pids[place] != pid} == {WRITER}
-        assert_nothing_held(omni)
+def assert_restarts_after_failures(omni: Omni) -> None:
+    pids = dict(pids_of(omni))
+    for _ in range(2):
+        explode(omni)
+        assert_answers(omni)
+    assert {place for place, pid in pids_of(omni).items() if pids[place] != pid} == {WRITER}
+    assert_nothing_held(omni)
+
+
+def test_one_of_several_engines_whose_loop_fails_is_started_again(omni: Omni):
+    assert_restarts_after_failures(omni)
+
+
+def test_the_only_engine_whose_loop_fails_is_started_again(model: Path):
+    with opened(model, {"singer.place": WRITER, "engine.process": "process"}) as omni:
+        assert_restarts_after_failures(omni)
 
 
 def test_a_loop_that_fails_again_and_again_ends_the_restarts(model: Path):
@@ -171,15 +189,13 @@ def test_a_connection_that_ends_without_requests_is_made_again(model: Path, conn
         assert_nothing_held(omni)
 
 
-def test_stages_that_do_not_use_a_dead_engine_go_on(model: Path):
-    with opened(model) as omni:
-        stream = omni.generate("abc", sampling=ENDLESS, modalities=("text",))
-        next(stream)
-        kill(omni, SINGER)
-        assert_answers(omni)
-        next(stream)
-        stream.close()
-        assert_nothing_held(omni)
+def test_stages_that_do_not_use_a_dead_engine_go_on(omni: Omni):
+    stream = omni.generate("abc", sampling=ENDLESS, modalities=("text",))
+    next(stream)
+    kill(omni, SINGER)
+    assert_answers(omni)
+    next(stream)
+    stream.close()
 
 
 def test_requests_of_another_replica_go_on(model: Path):
@@ -210,12 +226,10 @@ def test_requests_of_another_replica_go_on(model: Path):
         assert omni.generate("abc", stream=False, modalities=("text",)).text == "abc"
 
 
-def test_two_that_end_at_once_find_each_other_again(model: Path):
-    with opened(model) as omni:
-        for _ in range(2):
-            kill(omni, WRITER, SINGER)
-            assert_answers(omni)
-        assert_nothing_held(omni)
+def test_two_that_end_at_once_find_each_other_again(omni: Omni):
+    for _ in range(2):
+        kill(omni, WRITER, SINGER)
+        assert_answers(omni)
 
 
 def test_a_request_that_waits_for_a_restart_can_be_given_up(model: Path):
@@ -265,7 +279,7 @@ def test_a_place_that_cannot_start_again_fails_its_requests(tmp_path: Path):
     assert children() == before
 
 
-@pytest.mark.parametrize("delay", few(2, (0.0, 0.3, 0.6, 1.2, 2.4)))
+@pytest.mark.parametrize("delay", few(1, (0.3, 0.0, 0.6, 1.2, 2.4), SLOW))
 def test_closing_does_not_wait_for_an_engine_that_starts(model: Path, delay: float):
     gc.collect()
     before = children(), open_files()
@@ -278,21 +292,20 @@ def test_closing_does_not_wait_for_an_engine_that_starts(model: Path, delay: flo
     assert eventually(lambda: (children(), open_files()) == before)
 
 
-def test_a_request_that_cannot_be_sent_to_one_engine_leaves_the_others(model: Path):
-    with opened(model) as omni:
-        group, outputs = group_of(omni), list[EngineOutput]()
-        endless = {"writer": ENDLESS}
-        inputs = {
-            "writer": [Payload(Prompt(ids=(97,)))],
-            "singer": [Payload(Prompt(ids=(97,)), {"x": object()})],  # type: ignore[dict-item]
-        }
-        for number in range(8):
-            request = EngineRequest(f"own {number}", frozenset({"text", "audio"}), inputs, sampling=endless)
-            group.submit(request, outputs.append)
-        assert len(outputs) == 8
-        assert all(isinstance(output, RequestFailed) for output in outputs)
-        assert_nothing_held(omni)
-        assert_answers(omni)
+def test_a_request_that_cannot_be_sent_to_one_engine_leaves_the_others(omni: Omni):
+    group, outputs = group_of(omni), list[EngineOutput]()
+    endless = {"writer": ENDLESS}
+    inputs = {
+        "writer": [Payload(Prompt(ids=(97,)))],
+        "singer": [Payload(Prompt(ids=(97,)), {"x": object()})],  # type: ignore[dict-item]
+    }
+    for number in range(8):
+        request = EngineRequest(f"own {number}", frozenset({"text", "audio"}), inputs, sampling=endless)
+        group.submit(request, outputs.append)
+    assert len(outputs) == 8
+    assert all(isinstance(output, RequestFailed) for output in outputs)
+    assert_nothing_held(omni)
+    assert_answers(omni)
 
 
 def test_many_waiting_requests_fail_with_their_engine(model: Path):
@@ -329,8 +342,10 @@ def _assert_back(omni: Omni, held: tuple[list[int], list[int]]) -> None:
     assert eventually(lambda: _held(omni) == held, PATIENCE_SECONDS / 10), (held, _held(omni))
 
 
-@pytest.mark.parametrize("place", [WRITER, SINGER, OTHER_SINGER])
-@pytest.mark.parametrize("seed", few(1, range(20), pytest.mark.slow))
+@pytest.mark.parametrize(
+    ("place", "seed"),
+    few(1, [(place, seed) for seed in range(20) for place in (OTHER_SINGER, WRITER, SINGER)], SLOW),
+)
 def test_kills_at_random_moments_end_every_request(model: Path, place: str, seed: int):
     chance = random.Random(f"{place} {seed}")
     gc.collect()

@@ -26,6 +26,7 @@ from tests.support.echo_omni import assert_nothing_held
 from tests.support.entry_points import SOURCE_ROOTS
 from tests.support.reference import tiny_checkpoint
 from tests.support.resources import open_files
+from tests.support.tiers import SLOW, few
 from tests.support.tiny_omni import SHAPE, lengths, tiny_plugins, user
 
 pytestmark = [
@@ -33,6 +34,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
 ]
 APART = {"singer.place": "cpu/2"}
+CONNECTOR = "edges.writer-singer.connector"
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +64,7 @@ def test_the_engines_on_the_cpu_divide_its_threads(model: Path, monkeypatch: pyt
         ({"singer.place": "cuda:77"}, r"'cuda:77' does not exist here"),
         ({"singer.place": "here"}, r"singer\.place: 'here' is not a device"),
         ({"singer.place": "cpu/2,cpu/2"}, r"singer\.place: 'cpu/2' is named twice"),
-        ({"edges.writer-singer.connector": "local"}, r"edges\.writer-singer\.connector: 'local' stays in one process"),
-        ({"edges.writer-singer.connector": "cuda_ipc"}, r"connector: 'cuda_ipc' does not connect cpu/?\d? and cpu/2"),
+        ({CONNECTOR: "cuda_ipc"}, r"edges\.writer-singer\.connector: 'cuda_ipc' does not connect cpu/?\d? and cpu/2"),
         ({"edges.writer-singer.pool_bytes": 2**60}, r"pool_bytes"),
     ],
     ids=lambda case: "" if isinstance(case, str) else ", ".join(f"{name} {value}" for name, value in case.items()),
@@ -77,13 +78,16 @@ def test_errors_at_the_start_keep_type_and_text(model: Path, settings: dict[str,
     assert eventually(lambda: (children(), open_files()) == before)
 
 
-_USER = f"""
+@pytest.fixture
+def user_process(model: Path, settings: dict[str, object]) -> Iterator["subprocess.Popen[str]"]:
+    """A program with a model, in a process group of its own. It ends before the test does."""
+    code = f"""
 import sys
 sys.path[:0] = {SOURCE_ROOTS}
 from omni import Omni
 from tests.support.echo_family import echo_plugins
 from tests.support.echo_omni import ENDLESS
-omni = Omni(sys.argv[1], device="cpu", plugins=echo_plugins(), overrides={APART})
+omni = Omni(sys.argv[1], device="cpu", plugins=echo_plugins(), overrides={settings})
 try:
     stream = omni.generate("abc", sampling=ENDLESS)
     next(stream)
@@ -93,12 +97,8 @@ finally:
     omni.close()
     print("closed")
 """
-
-
-@pytest.fixture
-def user_process(model: Path) -> Iterator["subprocess.Popen[str]"]:
     with subprocess.Popen(
-        [sys.executable, "-c", _USER, str(model)],
+        [sys.executable, "-c", code, str(model)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -108,17 +108,26 @@ def user_process(model: Path) -> Iterator["subprocess.Popen[str]"]:
         program.kill()
 
 
-@pytest.mark.parametrize("when", ["killed", "interrupted"])
-def test_all_engines_end_with_the_users_process(user_process: "subprocess.Popen[str]", when: str):
+ONE = {"engine.process": "process"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "signal_number"),
+    few(2, [(ONE, signal.SIGKILL), (APART, signal.SIGINT), (ONE, signal.SIGINT), (APART, signal.SIGKILL)], SLOW),
+    ids=lambda case: ("one engine" if case is ONE else "two engines") if isinstance(case, dict) else case.name,
+)
+def test_all_engines_end_with_the_users_process(
+    user_process: "subprocess.Popen[str]", settings: dict[str, object], signal_number: signal.Signals
+):
     assert user_process.stdout is not None
     assert user_process.stderr is not None
     pids = [int(pid) for pid in user_process.stdout.readline().split()]
-    assert len(pids) == 2
+    assert len(pids) == (2 if settings is APART else 1)
     assert all(map(alive, pids))
-    if when == "killed":
+    if signal_number == signal.SIGKILL:
         os.kill(user_process.pid, signal.SIGKILL)
     else:
-        os.killpg(user_process.pid, signal.SIGINT)
+        os.killpg(user_process.pid, signal.SIGINT)  # as a terminal does
         assert user_process.stdout.read() == "closed\n", "the engines wait for the user's process to decide"
         errors = user_process.stderr.read()
         assert errors.count("KeyboardInterrupt") == 1, errors
@@ -142,7 +151,7 @@ def test_two_thousand_short_requests_leave_nothing(model: Path):
 
 
 def test_stages_go_on_without_the_engine_of_one_that_is_done():
-    settings = {"talker.place": "cpu/2", "code2wav.place": "cpu/2"}
+    settings = {"talker.place": "cpu/2", "code2wav.place": "cpu/2", "engine.restarts": 0}
     sampling: dict[str, SamplingParams] = lengths(4, 120)
     with Omni(tiny_checkpoint(3, **SHAPE), device="cpu", plugins=tiny_plugins(), overrides=settings) as omni:
         wanted = omni.generate(user("hello"), stream=False, sampling=sampling)
@@ -158,34 +167,12 @@ def test_stages_go_on_without_the_engine_of_one_that_is_done():
 
 
 def test_one_timeline_of_two_engines_on_one_clock(tmp_path: Path):
+    """No part of it is a file, so none stays if the user's process ends while engines close."""
     file = tmp_path / "timeline.json"
     settings = {"talker.place": "cpu/2", "code2wav.place": "cpu/2", "engine.timeline": str(file)}
-    with Omni(tiny_checkpoint(3, **SHAPE), device="cpu", plugins=tiny_plugins(), overrides=settings) as omni:
-        sampling: dict[str, SamplingParams] = lengths(6, 8)
-        omni.generate(user("hello"), stream=False, sampling=sampling)
-    assert os.listdir(tmp_path) == ["timeline.json"]
-    json.loads(file.read_text())
-    trace = read_trace(str(file))
-    launches = {stage: [span.launched for span in trace.phases if span.stage == stage] for stage in trace.stages}
-    assert {"thinker", "talker", "code2wav"} <= launches.keys()
-    order = ("thinker", "talker", "code2wav")
-    for producer, consumer in pairwise(order):
-        assert launches[producer], launches.keys()
-        first = min(interval.start for interval in launches[producer])
-        assert min(interval.start for interval in launches[consumer]) > first
-        last = max(interval.start for interval in launches[producer])
-        assert max(interval.start for interval in launches[consumer]) > last
-    assert {"engine cpu", "engine cpu/2"} <= {span.stage for span in trace.host}
-    done = CliRunner().invoke(app, ["timeline", str(file)])
-    assert done.exit_code == 0, done.output
-    assert "talker" in done.output
-
-
-def test_no_part_of_a_timeline_is_a_file(tmp_path: Path):
-    """So none stays if the user's process ends while engines close."""
-    settings = {"talker.place": "cpu/2", "code2wav.place": "cpu/2", "engine.timeline": str(tmp_path / "timeline.json")}
     omni = Omni(tiny_checkpoint(3, **SHAPE), device="cpu", plugins=tiny_plugins(), overrides=settings)
-    omni.generate(user("hello"), stream=False, sampling=lengths(3, 3))
+    sampling: dict[str, SamplingParams] = lengths(6, 8)
+    omni.generate(user("hello"), stream=False, sampling=sampling)
     first, second = pids_of(omni).values()
     os.kill(second, signal.SIGSTOP)
     thread = threading.Thread(target=omni.close)
@@ -197,3 +184,18 @@ def test_no_part_of_a_timeline_is_a_file(tmp_path: Path):
         os.kill(second, signal.SIGCONT)
         thread.join()
     assert os.listdir(tmp_path) == ["timeline.json"]
+    json.loads(file.read_text())
+    trace = read_trace(str(file))
+    launches = {stage: [span.launched for span in trace.phases if span.stage == stage] for stage in trace.stages}
+    assert {"thinker", "talker", "code2wav"} <= launches.keys()
+    order = ("thinker", "talker", "code2wav")
+    for producer, consumer in pairwise(order):
+        assert launches[producer], launches.keys()
+        first_launch = min(interval.start for interval in launches[producer])
+        assert min(interval.start for interval in launches[consumer]) > first_launch
+        last_launch = max(interval.start for interval in launches[producer])
+        assert max(interval.start for interval in launches[consumer]) > last_launch
+    assert {"engine cpu", "engine cpu/2"} <= {span.stage for span in trace.host}
+    done = CliRunner().invoke(app, ["timeline", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "talker" in done.output

@@ -12,7 +12,7 @@ import pytest
 
 from omni.errors import StageError
 from omni.serve.activity import PERIOD_SECONDS, Activity, ActivityFeed
-from omni.serve.limits import Limits
+from omni.serve.limits import ServeLimits
 from omni.serve.options import ServeOptions
 from tests.support.echo_family import eventually
 from tests.support.http_server import Served, echo_omni, served
@@ -90,7 +90,7 @@ class Counted:
 
 def feed() -> tuple[Counted, ActivityFeed]:
     omni = Counted()
-    return omni, ActivityFeed(omni, Limits(ServeOptions()))  # type: ignore[arg-type]
+    return omni, ActivityFeed(omni, ServeLimits(ServeOptions()))  # type: ignore[arg-type]
 
 
 def test_rates_are_growth_per_second_and_never_negative() -> None:

@@ -69,7 +69,7 @@ TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @settings(max_examples=100)
 @given(touches)
-def test_what_is_reported_is_what_bytes_say(asked: Touches):
+def test_races_are_reported_where_written_bytes_overlap(asked: Touches):
     """Whatever parts of a buffer streams touch that nothing orders: two that meet race, if one of them writes."""
     device, words = SimulatedDevice(), torch.zeros(8, dtype=torch.int64)
     streams = [device.stream(str(number)) for number in range(2)]

@@ -45,7 +45,7 @@ class Counter:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_it_runs_until_all_is_done(seed: int):
+def test_a_simulation_runs_until_all_is_done(seed: int):
     device = SimulatedDevice(seed)
     counter = Counter(device)
     simulation = Simulation(device, counter.tick, counter.idle)

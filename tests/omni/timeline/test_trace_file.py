@@ -119,7 +119,7 @@ def traces(draw: st.DrawFn) -> Trace:
 
 @settings(max_examples=50)
 @given(trace=traces())
-def test_what_is_read_is_what_was_written(tmp_path_factory: pytest.TempPathFactory, trace: Trace):
+def test_a_written_trace_is_read_back(tmp_path_factory: pytest.TempPathFactory, trace: Trace):
     path = tmp_path_factory.getbasetemp() / "round.json"
     write_trace(trace, path)
     assert read_trace(path) == trace

@@ -79,7 +79,7 @@ def test_embeddings_lie_where_the_sounds_stand(frontend: CsmFrontend) -> None:
         (with_tokens(speak("say <|AUDIO|>")), r"messages\[0\].content: holds '<\|AUDIO\|>', which stands for sound"),
     ],
 )
-def test_what_is_refused(frontend: CsmFrontend, chat: Chat, message: str) -> None:
+def test_invalid_chats_are_refused(frontend: CsmFrontend, chat: Chat, message: str) -> None:
     with pytest.raises(InputError, match=message):
         frontend.prepare(chat)
 

@@ -50,7 +50,7 @@ def test_through_the_public_interface(omni: Omni) -> None:
     assert (result.audio - torch.from_numpy(csm_reference_of(tiny_csm()).speech(said).wave)).abs().max() < 1e-5
 
 
-def test_what_is_about_a_text_is_refused(omni: Omni) -> None:
+def test_sampling_parameters_of_texts_are_refused(omni: Omni) -> None:
     with pytest.raises(InputError, match=r"sampling\.stop: is about the text, .* does not write; leave it out"):
         omni.generate("hello", sampling=SamplingParams(stop=("a",)), stream=False)
 

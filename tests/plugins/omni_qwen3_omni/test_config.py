@@ -67,7 +67,7 @@ def test_rope_theta_is_read_where_either_file_format_keeps_it(tmp_path: Path, ra
     assert config.code2wav_window.rope_theta == 500.0
 
 
-def test_what_is_not_used_is_not_checked(tmp_path: Path) -> None:
+def test_unused_sections_are_not_checked(tmp_path: Path) -> None:
     raw = json.loads((tiny_checkpoint(talker=False) / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(raw | {"code2wav_config": {"decoder_dim": 8}}))
     assert read_config(Checkpoint(tmp_path)).talker is None

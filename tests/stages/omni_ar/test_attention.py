@@ -302,7 +302,7 @@ def test_triton_on_another_device_is_refused():
         ("flashinfer", "flashinfer", {"head_dim": 80}, "no head dimension 80"),
     ],
 )
-def test_what_a_library_cannot_serve_is_refused(monkeypatch, name, module, stage, said):
+def test_a_library_refuses_stages_it_cannot_serve(monkeypatch, name, module, stage, said):
     if module is not None:
         install(monkeypatch, module)
     with pytest.raises(ConfigError, match=said) as refused:

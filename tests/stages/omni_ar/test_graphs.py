@@ -110,7 +110,7 @@ def logprobs(driver: ArDriver, name: str) -> Tensor:
     return torch.from_numpy(np.concatenate([chunk.logprobs for chunk in ordered]))
 
 
-def test_what_prompts_score_and_tokens_emit():
+def test_captured_chunks_score_prompts_and_emit_rows_alike():
     drivers = []
     for sizes in ((), (16,)):
         device = CountingDevice()

@@ -28,8 +28,8 @@ from omni_ar.layers import (
 )
 from omni_ar.layers.decoder import decoder_config
 from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
+from tests.stages.omni_ar.one_row import OneRow
 from tests.stages.omni_ar.two_rows import TwoRows
-from tests.support.one_row import OneRow
 from tests.support.published import copy_weights, randomize
 
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, LAYERS, EPS, THETA = 24, 4, 2, 8, 3, 1e-6, 1e4

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
-from omni.payload.receiver import copy_rows
+from omni.payload.copier import copy_rows
 from omni.sampling import PARAMETERS, HostRules, SamplingParams, StopVerdict
 from omni.testing.simulation.late import QueuedDevice
 from omni_ar.kernels.sampling.state import SamplingState
@@ -120,7 +120,7 @@ class LateZeros(CpuDevice):
                 self._late.pop().zero_()
 
 
-def test_what_is_read_at_start_is_zeroed_before():
+def test_buffers_are_zeroed_before_the_first_step_reads_them():
     feed = feeder(MODEL, LateZeros(), captured=True, graph_chunk_sizes=(8,))
     feed.open("0", PROMPT, 4)
     feed.end("0")

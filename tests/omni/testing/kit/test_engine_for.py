@@ -10,7 +10,7 @@ from omni.device.cpu import CpuDevice
 from omni.engine import EngineRequest
 from omni.errors import ConfigError
 from omni.payload import AudioChunk
-from omni.pipeline import Output, Pipeline, Stage
+from omni.pipeline import Pipeline, PipelineOutput, Stage
 from omni.plugin.manager import Plugins
 from omni.sampling import SamplingParams
 from omni.testing import SimulatedDevice, engine_for
@@ -47,7 +47,7 @@ def adder_plugins() -> Plugins:
 PIPELINE = Pipeline(
     family="adder",
     stages=(Stage(name="adder", kind="adder", options=AdderOptions()),),
-    outputs=(Output(modality="sums", stage="adder", adapter="omni.pipeline.adapter:PassThrough"),),
+    outputs=(PipelineOutput(modality="sums", stage="adder", adapter="omni.pipeline.adapter:PassThrough"),),
     frontend="nowhere:at_all",
 )
 REQUEST = EngineRequest("one", frozenset({"sums"}), {"adder": SAMPLES[0]})
@@ -63,7 +63,7 @@ def test_a_test_may_tick_the_engine_itself():
     tick_to_the_end()
 
 
-def test_what_a_stage_keeps_is_found(monkeypatch: pytest.MonkeyPatch):
+def test_records_that_a_stage_keeps_are_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(AdderKind, "worker", KeepsRequests.worker)
     with pytest.raises(AssertionError, match=r"hold something though no request is under way: .*'records': 1"):
         tick_to_the_end()
@@ -84,7 +84,7 @@ def test_a_bad_setting_is_refused():
         pass
 
 
-def test_it_is_closed_at_the_end_whatever_happens():
+def test_the_engine_is_closed_after_an_error():
     kept: list[PipelineEngine] = []
     with pytest.raises(ZeroDivisionError):
         fail_inside(kept)

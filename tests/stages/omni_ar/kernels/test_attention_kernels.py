@@ -42,7 +42,7 @@ def test_kernels(splits, fused, decodes, prefills, shape):
         pytest.param([], (4, 21), {"group": 4}, id="no chunks"),
     ],
 )
-def test_what_a_captured_batch_has_left_is_zero(prefills, spare, shape):
+def test_unused_rows_of_a_captured_batch_are_zero(prefills, spare, shape):
     world = PagedRows(3, device=DEVICE, **shape)
     q, meta, expected = mixed_batch(world, [0, 7], prefills, spare=spare, poison=world.poison)
     check_attention(attend(world, q, meta, decode_settings(1)), expected)

@@ -223,7 +223,7 @@ def kept_ids(logits_V: torch.Tensor, top_k: int, top_p: float, min_p: float, top
         {"top_n_sigma": 1.1, "top_p": 0.8},
     ],
 )
-def test_what_is_drawn_is_what_is_kept(device: str, asked: dict[str, float]):
+def test_drawn_tokens_are_the_kept_ones(device: str, asked: dict[str, float]):
     """Equal logits among them: those that tie with the last that is kept stay."""
     logits_V = torch.tensor([1.0, 2.0, 2.0, 0.0, 2.5, 1.0, -1.0, 2.0, 0.5, 1.0, -3.0])
     draws = 20 if device == "cpu" else 20_000

@@ -82,7 +82,7 @@ def shipped(operation, key, size, kind):
 
 
 @pytest.mark.usefixtures("an_h200")
-def test_what_was_measured_in_steps_goes_before():
+def test_settings_measured_in_steps_take_precedence():
     given = json.loads((Path(tuning.__file__).parent / "nvidia_h200" / "in_steps.json").read_text())
     key, device = "linear-N5120-D2048-bfloat16", torch.device("meta")
     assert shipped("linear", key, 1, LinearSettings) == msgspec.convert(

@@ -75,7 +75,7 @@ def float64_logprobs(logits_RV):
     st.integers(1, 5), st.integers(1, 60), st.integers(0, 2**31), st.sampled_from([1.0, 30.0]),
     st.sampled_from([0.0, -4000.0]), st.data(),
 )  # fmt: skip
-def test_they_are_those_of_float64(rows, vocab, seed, scale, offset, data):
+def test_top_logprobs_are_those_of_float64(rows, vocab, seed, scale, offset, data):
     logits_RV = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * scale + offset
     k = data.draw(st.integers(0, min(vocab, 20)))
     ids_R = torch.tensor([data.draw(st.integers(0, vocab - 1)) for _ in range(rows)])

@@ -123,7 +123,7 @@ def test_top_p_cuts_equal_logits_where_transformers_does(vocab, top_p):
 
 
 @given(logits())
-def test_what_is_off_changes_nothing(values):
+def test_parameters_that_are_off_change_nothing(values):
     ones = torch.ones(len(values))
     zeros = torch.zeros(len(values))
     assert torch.equal(keep_top(apply_temperature(values, ones), zeros.long(), ones, zeros, zeros), values)
