@@ -23,7 +23,11 @@ _ARGUMENTS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe"),
     *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-extensions"),
     # A page that was left ends: else its sound and its streams stay, and its process waits behind the others.
-    *("--disable-features=BackForwardCache", "--disable-renderer-backgrounding", "--disable-background-timer-throttling"),
+    *(
+        "--disable-features=BackForwardCache",
+        "--disable-renderer-backgrounding",
+        "--disable-background-timer-throttling",
+    ),
     *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream", "--hide-scrollbars"),
 )
 
