@@ -20,6 +20,9 @@ from omni.serve.errors import HttpError, describe
 from omni.serve.health import health
 from omni.serve.models import model, models
 from omni.serve.options import ServeOptions
+from omni.serve.page import files
+from omni.serve.page.activity import activity
+from omni.serve.page.description import pipeline
 from omni.serve.realtime.handler import realtime_route
 from omni.serve.request_id import RequestIds
 from omni.serve.responses import error_response
@@ -34,7 +37,11 @@ ENDPOINTS = (
     Endpoint("GET", "/audio/voices", voices),
     Endpoint("GET", "/v1/models", models),
     Endpoint("GET", "/v1/models/{name:path}", model),
+    Endpoint("GET", "/v1/omni/pipeline", pipeline),
+    Endpoint("GET", "/v1/omni/activity", activity),
     Endpoint("GET", "/health", health, public=True),
+    Endpoint("GET", "/", files.start, public=True),
+    Endpoint("GET", "/page/{name:path}", files.file, public=True),
 )
 
 

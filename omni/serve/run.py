@@ -13,6 +13,7 @@ from omni.api import AsyncOmni
 from omni.errors import ConfigError
 from omni.serve.app import create_app
 from omni.serve.options import ServeOptions
+from omni.serve.server import Server
 
 _BACKLOG = 2048
 
@@ -41,9 +42,11 @@ class HttpServer(uvicorn.Server):
     wait for answers."""
 
     def __init__(self, omni: AsyncOmni, options: ServeOptions) -> None:
+        app = create_app(omni, options)
+        self._server: Server = app.state.server
         super().__init__(
             uvicorn.Config(
-                create_app(omni, options),
+                app,
                 access_log=False,
                 log_config=None,
                 backlog=_BACKLOG,
@@ -57,6 +60,11 @@ class HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=options.drain_seconds,
             )
         )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answers are waited for; streams of activity have no end to wait for."""
+        self._server.activity.end()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from typing import Unpack
 from omni.api import AsyncOmni, GenerateArguments, Output
 from omni.api.request import Messages, Requests
 from omni.errors import InputError, OverloadedError
+from omni.serve.activity import ActivityFeed
 from omni.serve.audio.voices import Voices
 from omni.serve.errors import Rename, renamed
 from omni.serve.limits import ServeLimits
@@ -29,6 +30,7 @@ class Server:
         self.names = options.model_names or ("omni",)
         self.voices = Voices(omni.voices, options.voices)
         self.limits = ServeLimits(options)
+        self.activity = ActivityFeed(omni, self.limits)
         self.transcripts = Transcripts(options.audio_seconds, options.max_kept_audio)
         self.observers: list[Observer] = []
 
