@@ -24,10 +24,10 @@ from omni.api.request import (
     split_requests,
 )
 from omni.api.request_output import RequestOutput
-from omni.api.request_queue import RequestPreparer, RequestQueue
+from omni.api.request_queue import RequestPreparer, RequestQueue, check_at_stages
 from omni.api.results import Output, Result
 from omni.api.serial_executor import SerialExecutor
-from omni.engine import PipelineChoice, PipelineFunction
+from omni.engine import PipelineChoice, PipelineFunction, StageMemory
 from omni.errors import InputError, OmniError, StageError, known
 from omni.media import Downloads
 from omni.pipeline import FRONTEND, Pipeline
@@ -130,6 +130,11 @@ class Session:
         vocabulary = self._client.frontend.vocabulary()
         return vocabulary.written(token) if vocabulary is not None else None
 
+    @property
+    def memory(self) -> Mapping[str, StageMemory]:
+        """Device memory of each stage, divided at the start."""
+        return self._client.engine.memory
+
     def usage(self) -> Mapping[str, StageUsage]:
         """Resources in use at each stage (requests, rows, blocks, ...), all zero when idle. `"frontend"` is for waiting requests:
         their number, and bytes of host memory."""
@@ -156,12 +161,12 @@ class Session:
         *,
         keep: bool,
         put: Callable[["Item"], None],
-        check_grammars: bool = False,
+        may_wait: bool,
     ) -> "GenerateCall":
-        """The call. check_grammars: as in `Client.check`. Raises InputError, StageError when closed, ForkError if forked."""
+        """The call. may_wait: as in `Client.check`. Raises InputError, StageError when closed, ForkError if forked."""
         self._client.check_open()
         checked = check_arguments(self.pipeline, arguments)
-        self._client.check(checked, check_grammars)
+        self._client.check(checked, may_wait=may_wait)
         requests, many = split_requests(messages)
         if checked.raw_prompt and not all(isinstance(each, str) for each in requests):
             raise InputError("raw_prompt", "is given for messages", "give the prompt as a string")
@@ -348,20 +353,18 @@ class Client:
         self.engine.start()
         self.queue.start()
 
-    def check(self, arguments: CheckedArguments, grammars: bool) -> None:
+    def check(self, arguments: CheckedArguments, *, may_wait: bool) -> None:
         """Raises InputError for sampling that no request of this model can ask for, and for a voice where there is no choice.
-        grammars: whether to compile them as well, which may take long."""
+        may_wait: whether to ask the stages too, which may be in another process, and to compile grammars. What is not checked here
+        is checked when the request is prepared."""
         sampling, fields = arguments.sampling, arguments.fields
         if arguments.voice is not None and not self.frontend.voices:
             raise InputError("voice", "is given, but this model has no voices to choose from", "leave it out")
         if arguments.raw_prompt and not self.frontend.takes_raw_prompts:
             raise InputError("raw_prompt", "is given, but this model takes chats only", "leave it out")
         self._compiler.check(sampling, fields)
-        try:
-            self.engine.check(self._compiler.in_ids(sampling), fields)
-        except InputError as error:
-            raise self._compiler.in_texts(error, sampling, fields) from error
-        if grammars:
+        if may_wait:
+            check_at_stages(self.engine, self._compiler, sampling, fields)
             self._compiler.check_grammars(sampling, fields)
 
     @property

@@ -15,6 +15,7 @@ from omni.serve.completions import completions
 from omni.serve.endpoint import Endpoint
 from omni.serve.errors import HttpError, describe
 from omni.serve.health import health
+from omni.serve.metrics.handler import metrics
 from omni.serve.models import model, models
 from omni.serve.options import ServeOptions
 from omni.serve.request_id import RequestIds
@@ -27,6 +28,7 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/models", models),
     Endpoint("GET", "/v1/models/{name:path}", model),
     Endpoint("GET", "/health", health, public=True),
+    Endpoint("GET", "/metrics", metrics),
 )
 
 

@@ -1,8 +1,7 @@
 """What all handlers share."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from typing import Unpack
 
 from omni.api import AsyncOmni, GenerateArguments, Output
@@ -10,7 +9,8 @@ from omni.api.request import Messages, Requests
 from omni.errors import InputError, OverloadedError
 from omni.serve.errors import Rename, renamed
 from omni.serve.limits import Limits
-from omni.serve.observer import Observer
+from omni.serve.metrics import Metrics
+from omni.serve.observer import Observer, RequestObserver
 from omni.serve.options import ServeOptions
 from omni.serve.transcripts import Transcripts
 
@@ -18,7 +18,7 @@ from omni.serve.transcripts import Transcripts
 class Server:
     """The model, what is allowed, and what is under way. One for each app; its methods are for the event loop's thread.
 
-    names: of the model in requests, the first in answers. observers: may be added before the first request.
+    names: of the model in requests, the first in answers. observers: may be added before the first request; the first is `metrics`.
     """
 
     def __init__(self, omni: AsyncOmni, options: ServeOptions) -> None:
@@ -27,7 +27,8 @@ class Server:
         self.names = options.model_names or ("omni",)
         self.limits = Limits(options)
         self.transcripts = Transcripts(options.audio_seconds, options.max_kept_audio)
-        self.observers: list[Observer] = []
+        self.metrics = Metrics(omni, self.limits, self.names[0])
+        self.observers: list[Observer] = [self.metrics]
 
     @asynccontextmanager
     async def generate(
@@ -49,39 +50,41 @@ class Server:
         self.check_place(kind, answers)
         failure: BaseException | None = None
         with self.limits.place(answers):
-            self._tell(lambda observer: observer.started(kind, answers))
+            watching = [observer.started(kind, answers) for observer in self.observers]
             try:
                 with _renaming(rename):
                     async with self.omni.generate(messages, **arguments) as outputs:
-                        yield self._observed(kind, outputs)
+                        yield _observed(outputs, watching)
             except Exception as error:
                 failure = error
                 raise
             finally:
-                self._tell(lambda observer: observer.ended(kind, failure))
+                for observer in watching:
+                    observer.ended(failure)
 
     def check_place(self, kind: str, answers: int = 1) -> None:
         """Raises OverloadedError if there is no place for so many answers."""
         try:
             self.limits.check(answers)
         except OverloadedError:
-            self._tell(lambda observer: observer.refused(kind))
+            self.refused(kind)
             raise
 
-    async def _observed(self, kind: str, outputs: AsyncIterator[Output]) -> AsyncIterator[Output]:
-        async for output in outputs:
-            if output.error is not None:
-                raise output.error
-            self._tell(partial(_output, kind, output))
-            yield output
-
-    def _tell(self, what: Callable[[Observer], None]) -> None:
+    def refused(self, kind: str) -> None:
+        """Tells observers of a request that was refused before `generate`."""
         for observer in self.observers:
-            what(observer)
+            observer.refused(kind)
 
 
-def _output(kind: str, output: Output, observer: Observer) -> None:
-    observer.output(kind, output)
+async def _observed(outputs: AsyncIterator[Output], watching: Sequence[RequestObserver]) -> AsyncIterator[Output]:
+    async for output in outputs:
+        if output.error is not None:
+            raise output.error
+        for observer in watching:
+            observer.output(output)
+        yield output
+        for observer in watching:
+            observer.taken()
 
 
 @contextmanager
