@@ -27,9 +27,10 @@ from omni.api.request_output import RequestOutput
 from omni.api.request_queue import RequestPreparer, RequestQueue, check_at_stages
 from omni.api.results import Output, Result
 from omni.api.serial_executor import SerialExecutor
+from omni.api.unread import Unread
 from omni.engine import PipelineChoice, PipelineFunction, StageMemory
 from omni.errors import InputError, OmniError, StageError, known
-from omni.media import Downloads
+from omni.media import Downloads, MediaOptions
 from omni.pipeline import FRONTEND, Pipeline
 from omni.plugin.manager import Plugins
 from omni.stage import StageUsage
@@ -124,6 +125,16 @@ class Session:
             return StageError("engine", "taking a request", "it is closed")
         return self._client.engine.failure
 
+    @property
+    def interruption(self) -> OmniError | None:
+        """Why requests wait: an engine's process has ended and is started again. None while all engines run."""
+        return self._client.engine.interruption
+
+    @property
+    def media(self) -> MediaOptions:
+        """Allowed sources and sizes of media."""
+        return self._client.media
+
     def token_text(self, token: int) -> bytes | None:
         """The UTF-8 bytes that an id adds to the text, perhaps a part of a character; none for a control token. None if the
         vocabulary is unknown."""
@@ -202,7 +213,11 @@ class GenerateCall:
         answers = [(index, sample) for index in range(len(requests)) for sample in range(n)]
         self._outputs = [RequestOutput(*answer, client.frontend.text_decoder(), stage, keep) for answer in answers]
         self._left = len(answers)
-        self._handles = [client.handle(partial(_deliver, index, put)) for index in range(len(answers))]
+        self._unread = [Unread(partial(_deliver, index, put), client.max_unread_bytes) for index in range(len(answers))]
+        self._handles = [client.handle(unread.deliver) for unread in self._unread]
+        for unread, handle in zip(self._unread, self._handles, strict=True):
+            # Not in the thread that delivers, which holds the handle's lock.
+            unread.cancel = partial(_cancel_for, client, handle)
         self._requests = [
             read_request(
                 messages, arguments, self._handles[first : first + n], client.media, client.frontend.takes_names
@@ -227,6 +242,7 @@ class GenerateCall:
     def take(self, item: Item) -> Output | None:
         """The output of an item from the queue, if any. Raises the error of a single request."""
         index, at, event = item
+        self._unread[index].took(event)
         answer = self._outputs[index]
         if answer.finished:
             return None
@@ -281,6 +297,10 @@ def _cancel(handles: Sequence[RequestHandle]) -> None:
         handle.cancel(StageError("request", "waiting for its outputs", "it was cancelled"))
 
 
+def _cancel_for(client: "Client", handle: RequestHandle, error: OmniError) -> None:
+    client.executor.soon(partial(handle.cancel, error))
+
+
 def _deliver(index: int, put: Callable[[Item], None], at: float, event: Event) -> None:
     put((index, at, event))
 
@@ -330,6 +350,7 @@ class Client:
         self.handles: dict[str, RequestHandle] = {}
         self._compiler = loaded.compiler
         self.media = loaded.options.media
+        self.max_unread_bytes = loaded.limits.max_unread_bytes
         self._downloads = Downloads(self.media)
         preparer = RequestPreparer(
             loaded.pipeline, loaded.frontend, loaded.compiler, loaded.engine, loaded.options, loaded.limit

@@ -249,12 +249,14 @@ class Turn(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """All that came up since the last such message: outputs of all requests in order, then answers, then log records.
 
     unlinked: the numbers of `Connect`s whose connection has ended; the requests that needed it fail in `outputs`.
+    closed: stages that were closed after an error.
     """
 
     outputs: list[Out]
     answers: list[Answer]
     logs: list[LogRecordOut]
     unlinked: list[int] = []
+    closed: list[str] = []
 
 
 class Closed(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -73,6 +73,8 @@ class RemoteEngine:
         """Device memory of each stage, divided at the start."""
         self.timeline: Trace | None = None
         """After `close`, if one was recorded."""
+        self.closed_stages: set[str] = set()
+        """Stages that were closed after an error, in a process that runs."""
         self._longest_prompts: Mapping[str, int | None] = {}
         self._sinks: dict[str, SafeSink] = {}
         self._gate = threading.Lock()
@@ -317,7 +319,8 @@ class RemoteEngine:
 
     def _take(self, message: FromEngine) -> None:
         match message:
-            case Turn(outputs, answers, logs, unlinked):
+            case Turn(outputs, answers, logs, unlinked, closed):
+                self.closed_stages.update(closed)
                 for place in [place for place, number in list(self._links.items()) if number in unlinked]:
                     self._on_unlinked(place)
                 for output in outputs:

@@ -72,6 +72,7 @@ class EngineServer:
         self._outputs: list[Out] = []
         self._answers: list[Answer] = []
         self._unlinked: list[int] = []
+        self._closed: list[str] = []
         self._logs: deque[LogRecordOut] = deque()
         self._checker: Codec[OtherOut | StageFinishedOut] = Codec(OtherOut | StageFinishedOut)
         # The state is that after the turn, in which stages have dropped what ended before it.
@@ -124,6 +125,9 @@ class EngineServer:
     def holds(self, request_id: str) -> bool:
         return request_id in self._building
 
+    def stage_closed(self, stage: str) -> None:
+        self._closed.append(stage)
+
     def flush(self) -> None:
         while self._asked:
             self._answers.append(Answer(self._asked.popleft(), self.state()))
@@ -158,15 +162,15 @@ class EngineServer:
 
     @property
     def _unsent(self) -> bool:
-        return bool(self._outputs or self._answers or self._logs or self._unlinked)
+        return bool(self._outputs or self._answers or self._logs or self._unlinked or self._closed)
 
     def _turn(self) -> Turn:
         self._sending_logs = len(self._logs)
         logs = [self._logs[index] for index in range(self._sending_logs)]
-        return Turn(self._outputs, self._answers, logs, self._unlinked)
+        return Turn(self._outputs, self._answers, logs, self._unlinked, self._closed)
 
     def _clear_sent(self) -> None:
-        self._outputs, self._answers, self._unlinked = [], [], []
+        self._outputs, self._answers, self._unlinked, self._closed = [], [], [], []
         for _ in range(self._sending_logs):
             self._logs.popleft()
 

@@ -15,6 +15,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     body_seconds: for a request's body to come. stalled_seconds: for a client to take a piece of an answer; then its
         request is cancelled.
     drain_seconds: for the requests under way after SIGTERM.
+    client_priority: whether requests may give a `priority`, which can displace those of others.
     audio_seconds: how long a later message may refer to an answer's audio by its id. max_kept_audio: answers so kept.
     """
 
@@ -29,6 +30,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     body_seconds: float = 60.0
     stalled_seconds: float = 60.0
     drain_seconds: int = 30
+    client_priority: bool = False
     audio_seconds: int = 3600
     max_kept_audio: int = 10_000
 

@@ -6,8 +6,8 @@ from typing import Unpack
 
 from omni.api import AsyncOmni, GenerateArguments, Output
 from omni.api.request import Messages, Requests
-from omni.errors import InputError, OverloadedError
-from omni.serve.errors import Rename, renamed
+from omni.errors import InputError, LostPeerError, OverloadedError, StageError
+from omni.serve.errors import EngineDown, Rename, renamed
 from omni.serve.limits import Limits
 from omni.serve.metrics import Metrics
 from omni.serve.observer import Observer, RequestObserver
@@ -46,6 +46,8 @@ class Server:
         kind: for observers. rename: of fields in errors. requests: chats in `messages`, if it is a list of them.
         Raises OverloadedError without a place, InputError.
         """
+        if arguments.get("priority", 0) and not self.options.client_priority:
+            raise InputError("priority", "is not taken here", "leave it out, or serve with --client-priority")
         answers = requests * arguments.get("n", 1)
         self.check_place(kind, answers)
         failure: BaseException | None = None
@@ -55,6 +57,12 @@ class Server:
                 with _renaming(rename):
                     async with self.omni.generate(messages, **arguments) as outputs:
                         yield _observed(outputs, watching)
+            except StageError as error:
+                failure = error
+                if self.omni.failure is None or isinstance(error, LostPeerError):
+                    raise
+                failure = EngineDown(error.stage, error.doing, error.problem)
+                raise failure from error
             except Exception as error:
                 failure = error
                 raise
