@@ -1,5 +1,6 @@
 """Malformed requests: each is an error in OpenAI's shape with a status of 4xx, never 500, and leaves nothing."""
 
+import base64
 import copy
 import json
 import random
@@ -9,30 +10,15 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.echo_family import eventually
 from tests.support.http_server import Served
 from tests.support.patience import PATIENCE_SECONDS
 
 CHAT: dict[str, Any] = {
     "model": "tiny",
-    "messages": [
-        {"role": "system", "content": "be kind"},
-        {"role": "assistant", "content": None, "audio": {"id": "audio_1"}},
-        {
-            "role": "user",
-            "content": [
-                {"type": "text", "text": "hello"},
-                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "auto"}},
-                {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
-                {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AAAA"}},
-            ],
-        },
-    ],
     "modalities": ["text", "audio"],
     "audio": {"voice": "alloy", "format": "wav"},
     "n": 1,
     "stream": True,
-    "stream_options": {"include_usage": True},
     "logprobs": True,
     "top_logprobs": 2,
     "max_completion_tokens": 4,
@@ -42,7 +28,7 @@ CHAT: dict[str, Any] = {
     "seed": 1,
     "logit_bias": {"5": 1.0},
     "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
-    "sampling": {"singer": {"seed": 1}},
+    "sampling": {},
     "priority": 0,
     "cache_salt": "a",
     "tools": [],
@@ -59,7 +45,6 @@ COMPLETION: dict[str, Any] = {
     "echo": False,
     "suffix": None,
 }
-ENDPOINTS = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
 ODD: tuple[Any, ...] = (
     *(
         None,
@@ -96,6 +81,39 @@ ODD: tuple[Any, ...] = (
     *(list(range(2000)), {str(i): i for i in range(500)}, {"type": "object", "properties": {"a": {"$ref": "#/x"}}}),
     *("x" * 100_000, "[" * 3000, {"url": None}, {"data": "!", "format": []}),
 )
+
+
+def valid(dice: random.Random, picture: str, sound: bytes) -> tuple[str, dict[str, Any]]:
+    """Path and body of a request that is right, or nearly."""
+    if dice.random() < 0.3:
+        body = {**COMPLETION, "prompt": dice.choice(("once", ["once", "twice"]))}
+        return "/v1/completions", _some(body, ("model", "prompt"), dice)
+    data = base64.b64encode(sound).decode()
+    parts = [
+        {"type": "text", "text": "hello"},
+        {"type": "image_url", "image_url": {"url": picture, "detail": "auto"}},
+        {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}},
+        {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{data}"}},
+    ]
+    messages = [
+        {"role": "system", "content": "be kind"},
+        {"role": "assistant", "content": "I am", "refusal": None},
+        {"role": "user", "content": dice.sample(parts, dice.randint(1, 3))},
+    ]
+    body = {**CHAT, "messages": messages[dice.randrange(3) :]}
+    return "/v1/chat/completions", _some(body, ("model", "messages"), dice)
+
+
+def _some(body: dict[str, Any], always: tuple[str, ...], dice: random.Random) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name in always or dice.random() < 0.3}
+
+
+def short(body: Any) -> Any:
+    """The echo model's answers have no end of their own: a large number of tokens is right, and never over."""
+    for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
+        if isinstance(body, dict) and isinstance(body.get(name), int | float) and body[name] > 100:
+            body[name] = 100
+    return body
 
 
 def nested(depth: int) -> Any:
@@ -172,7 +190,7 @@ HEADERS: tuple[dict[str, str], ...] = (
     {"content-type": "multipart/form-data; boundary=x"},
     {"content-encoding": "gzip"},
     {"x-request-id": "a" * 5000},
-    {"authorization": "Bearer \t"},
+    {"authorization": "Bearer of news"},
     {"accept": "nothing/at-all"},
 )
 
@@ -204,21 +222,16 @@ def check(response: httpx.Response, sent: bytes) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 34))])
-def test_malformed_bodies_are_refused_with_openais_errors(echo: Served, seed: int) -> None:
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 35))])
+def test_malformed_bodies_are_refused_with_openais_errors(echo: Served, seed: int, picture: str, sound: bytes) -> None:
     """300 each: 10,000 in the slow tier."""
     dice = random.Random(seed)
     refused = 0
     with httpx.Client(base_url=echo.url, timeout=PATIENCE_SECONDS) as client:
         for _ in range(300):
-            path, whole = dice.choice(list(ENDPOINTS.items()))
-            start = {
-                name: value
-                for name, value in whole.items()
-                if name in ("model", "messages", "prompt") or dice.random() < 0.3
-            }
-            body = encoded(mutated(start, dice), dice)
+            path, whole = valid(dice, picture, sound)
+            body = encoded(short(mutated(whole, dice)), dice)
             refused += check(client.post(path, content=body, headers=dice.choice(HEADERS)), body)
-    assert refused > 200
+    assert refused > 150
     echo.assert_nothing_held()
-    assert eventually(lambda: echo.get("/health").status_code == 200)
+    assert echo.get("/health").status_code == 200
