@@ -12,8 +12,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_requests: answers under way at once, waiting ones included; more are refused with 503 and `Retry-After`.
     max_body_bytes: of one request. max_held_bytes: of the bodies of all requests under way.
     retry_after_seconds: of a refusal.
-    body_seconds: for a request's head to come, and for its body. stalled_seconds: for a client to take a piece of an answer; then its
-        request is cancelled.
+    body_seconds: for a request's head to come, and for its body. stalled_seconds: for a client to take a piece of an
+        answer; then its request is cancelled.
     drain_seconds: for the requests under way after SIGTERM.
     client_priority: whether requests may give a `priority`, which can displace those of others.
     audio_seconds: how long a later message may refer to an answer's audio by its id. max_kept_audio: answers so kept.

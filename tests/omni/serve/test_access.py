@@ -95,6 +95,19 @@ def test_malformed_bodies_are_refused(echo: Served, body: bytes) -> None:
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize("n", [0, -1, 65, 2**31, 2**64])
+@pytest.mark.parametrize("stream", [False, True])
+def test_more_answers_than_there_can_be_are_refused_at_once(echo: Served, n: int, stream: bool) -> None:
+    for path, body in ((CHAT, HELLO), ("/v1/completions", {"model": "tiny", "prompt": ["hello", "you"]})):
+        response = echo.post(path, json={**body, "n": n, "stream": stream})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+
+
+def test_more_prompts_than_a_request_may_have_are_refused(echo: Served) -> None:
+    response = echo.post("/v1/completions", json={"model": "tiny", "prompt": ["x"] * 2049})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+
+
 def test_a_large_body_is_refused_by_its_header_and_by_its_bytes(locked: Served) -> None:
     def pieces() -> Iterator[bytes]:
         yield json.dumps(HELLO).encode()
