@@ -152,7 +152,7 @@ def mutated(value: Any, dice: random.Random) -> Any:
             case 3:
                 del holder[key]
             case 4:
-                holder[key] = nested(dice.choice((2, 20, 400)))
+                holder[key] = nested(dice.choice((2, 20, 100)))
             case 5 if isinstance(holder, dict):
                 holder["".join(dice.choices(string.ascii_letters, k=5))] = holder.pop(key)
             case 5 | 6:
