@@ -3,7 +3,7 @@
     python benchmarks/colocate.py [--modes alone loop green processes] [--sms 16 32 48] [--eager] [--json FILE]
 
 The released Qwen3-Omni-30B-A3B shape, dummy weights: the thinker decodes 32 rows, the talker 8, code prediction included; prompts
-of 512; they do not feed each other, so that neither waits for the other's tokens. Times are of two seconds in which all rows
+of 512; they do not feed each other, so that neither waits for the other's tokens. StepTimes are of two seconds in which all rows
 decode, from the first moment in which they do.
 
 - `alone`: each in an engine of its own, one after the other.
@@ -32,7 +32,7 @@ from bench.pipelines import TALKER
 from bench.processes import measure_processes
 from bench.report import environment, print_facts, print_table, write_json
 from bench.sides import FULL, TINY, Alone, Load, measure
-from bench.steps import Times
+from bench.steps import StepTimes
 from omni.checkpoint import Checkpoint
 from shapes import SHAPES
 
@@ -41,33 +41,35 @@ _BOTH = (THINKER, TALKER)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Interference:
     name: str
-    times: dict[str, Times]
+    times: dict[str, StepTimes]
 
 
-def outcomes(arguments: argparse.Namespace, folder: Path, load: Load) -> Iterator[Outcome]:
+def outcomes(arguments: argparse.Namespace, folder: Path, load: Load) -> Iterator[Interference]:
     """Mode by mode. Processes come first: what this one allocates would be missing there."""
     modes, checkpoint = arguments.modes, Checkpoint(folder)
 
-    def run(device: TimedDevice, one: Load, stages: tuple[str, ...]) -> dict[str, Times]:
+    def run(device: TimedDevice, one: Load, stages: tuple[str, ...]) -> dict[str, StepTimes]:
         return measure(checkpoint, device, one, stages, Alone())
 
     if "processes" in modes:
-        yield Outcome("two processes", measure_processes(folder, arguments.device, load))
+        yield Interference("two processes", measure_processes(folder, arguments.device, load))
     if "alone" in modes:
         alone = [run(open_timed(arguments.device), load, (stage,)) for stage in _BOTH]
-        yield Outcome("alone", alone[0] | alone[1])
+        yield Interference("alone", alone[0] | alone[1])
     if "loop" in modes:
-        yield Outcome("one loop, one priority", run(open_timed(arguments.device), replace(load, priority=0), _BOTH))
-        yield Outcome("one loop, talker first", run(open_timed(arguments.device), load, _BOTH))
+        yield Interference(
+            "one loop, one priority", run(open_timed(arguments.device), replace(load, priority=0), _BOTH)
+        )
+        yield Interference("one loop, talker first", run(open_timed(arguments.device), load, _BOTH))
     if "green" in modes:
         yield from _green(arguments.sms, load, run)
 
 
 def _green(
-    counts: list[int], load: Load, run: Callable[[TimedDevice, Load, tuple[str, ...]], dict[str, Times]]
-) -> Iterator[Outcome]:
+    counts: list[int], load: Load, run: Callable[[TimedDevice, Load, tuple[str, ...]], dict[str, StepTimes]]
+) -> Iterator[Interference]:
     reason = why_not()
     if reason is not None:
         print(f"green contexts: left out, {reason}", flush=True)
@@ -79,10 +81,10 @@ def _green(
             print(f"green contexts of {count} multiprocessors: {error}", flush=True)
             continue
         name = f"one loop, {device.reserved} + {device.others} SMs"
-        yield Outcome(name, run(device, load, _BOTH))
+        yield Interference(name, run(device, load, _BOTH))
 
 
-def cells(outcome: Outcome, alone: Outcome | None) -> tuple[str, ...]:
+def cells(outcome: Interference, alone: Interference | None) -> tuple[str, ...]:
     row, total = [outcome.name], 0.0
     for stage in _BOTH:
         times = outcome.times[stage]
@@ -110,7 +112,7 @@ def main() -> None:
     arguments = parser.parse_args()
     load = TINY if arguments.tiny else FULL
     load = replace(load, graphs=load.graphs and not arguments.eager)
-    found: list[Outcome] = []
+    found: list[Interference] = []
     with tempfile.TemporaryDirectory() as folder:
         SHAPES["tiny-omni" if arguments.tiny else "qwen3-omni-30b"](Path(folder))
         for outcome in outcomes(arguments, Path(folder), load):

@@ -67,7 +67,7 @@ class ToProducer(msgspec.Struct, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ConnectorRun:
     """share: of a plain copy."""
 
     connector: str
@@ -91,7 +91,7 @@ def read(into: Tensor, tensor: Tensor) -> None:
     into.copy_(tensor[: len(into)], non_blocking=True)
 
 
-class Producer:
+class PayloadProducer:
     """One run: a connector and a size."""
 
     def __init__(self, connector: Connector, name: str, device: Device, other: str, pool: int) -> None:
@@ -221,10 +221,10 @@ def _connector(name: str, producer: str, consumer: str) -> Connector:
     return ConnectorSelector(load_plugins()).choose(edge, producer, consumer).connector
 
 
-def measure(name: str, arguments: argparse.Namespace) -> list[Run]:
+def measure(name: str, arguments: argparse.Namespace) -> list[ConnectorRun]:
     first, second = arguments.places
     devices = open_device(first), open_device(second)
-    producer = Producer(_connector(name, first, second), name, devices[0], second, arguments.pool)
+    producer = PayloadProducer(_connector(name, first, second), name, devices[0], second, arguments.pool)
     runs = []
     try:
         for nbytes in arguments.sizes:
@@ -235,7 +235,7 @@ def measure(name: str, arguments: argparse.Namespace) -> list[Run]:
             rate = count * nbytes / seconds
             microseconds = sorted(took / 1000 for took in alone)
             p50, p99 = statistics.median(microseconds), microseconds[int(len(alone) * 0.99) - 1]
-            runs.append(Run(name, nbytes, p50, p99, rate / 1e9, rate / plain_copy(*devices, nbytes)))
+            runs.append(ConnectorRun(name, nbytes, p50, p99, rate / 1e9, rate / plain_copy(*devices, nbytes)))
     finally:
         producer.close()
     return runs

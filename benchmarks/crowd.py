@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.arguments import device_here, output_file, positive_float, positive_int
-from bench.listening import Crowd, Stream, crowd_of, listen
+from bench.listening import Crowd, HeardStream, crowd_of, listen
 from bench.report import environment, print_facts, print_table, write_json
 from omni import AsyncOmni, SamplingParams
 from omni.config import parse_override
@@ -75,10 +75,10 @@ def prompt_of(salt: int) -> str:
     )
 
 
-async def closed_loop(speak: Speaker, listeners: int, turns: int, salt: int) -> list[Stream]:
+async def closed_loop(speak: Speaker, listeners: int, turns: int, salt: int) -> list[HeardStream]:
     """So many listeners at once, each `turns` times in a row."""
 
-    async def listener(index: int) -> list[Stream]:
+    async def listener(index: int) -> list[HeardStream]:
         salts = range(salt + index * turns, salt + (index + 1) * turns)
         return [await listen(speak(prompt_of(one), one)) for one in salts]
 
@@ -86,10 +86,10 @@ async def closed_loop(speak: Speaker, listeners: int, turns: int, salt: int) -> 
     return [stream for streams in each for stream in streams]
 
 
-async def arrivals(speak: Speaker, per_second: float, seconds: float, salt: int) -> list[Stream]:
+async def arrivals(speak: Speaker, per_second: float, seconds: float, salt: int) -> list[HeardStream]:
     """Requests that arrive at random, by a seed."""
     gaps, begin, at = random.Random(salt), time.perf_counter(), 0.0
-    streams: list[asyncio.Task[Stream]] = []
+    streams: list[asyncio.Task[HeardStream]] = []
     while (at := at + gaps.expovariate(per_second)) < seconds:
         await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
         streams.append(asyncio.create_task(listen(speak(prompt_of(salt + len(streams)), salt + len(streams)))))

@@ -33,15 +33,15 @@ from bench.floors import experts_of, step_bytes
 from bench.pipelines import family_pipeline
 from bench.report import copy_bandwidth, environment, host_loop, print_facts, print_table, write_json
 from bench.routing import Routing, is_void, told
-from bench.steps import Times
-from bench.targets import Target, bounds, verdict
+from bench.steps import StepTimes
+from bench.targets import Goal, bounds, verdict
 from omni.checkpoint import Checkpoint
 from omni.errors import InputError
 from shapes import SHAPES
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DecodeShape:
     """name: of `SHAPES`. stage: that is measured, alone."""
 
     name: str
@@ -49,21 +49,21 @@ class Shape:
 
 
 STAGES = {
-    "0.6b": Shape("qwen3-0.6b", "text"),
-    "8b": Shape("qwen3-8b", "text"),
-    "30b": Shape("qwen3-omni-30b", "thinker"),
-    "tiny-text": Shape("tiny-text", "text"),
-    "tiny-omni": Shape("tiny-omni", "thinker"),
+    "0.6b": DecodeShape("qwen3-0.6b", "text"),
+    "8b": DecodeShape("qwen3-8b", "text"),
+    "30b": DecodeShape("qwen3-omni-30b", "thinker"),
+    "tiny-text": DecodeShape("tiny-text", "text"),
+    "tiny-omni": DecodeShape("tiny-omni", "thinker"),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class DecodeTime:
     """floor: ms. experts: None for a dense model."""
 
     shape: str
     rows: int
-    times: Times
+    times: StepTimes
     tick: tuple[float, float]
     floor: float
     experts: Routing | None
@@ -88,7 +88,7 @@ class Measured:
         )
 
 
-def judged(value: float, target: Target | None, experts: Routing | None = None) -> str:
+def judged(value: float, target: Goal | None, experts: Routing | None = None) -> str:
     """The verdict, unless rows chose their experts as no real traffic does."""
     return "VOID" if is_void(experts) else verdict(value, target)
 
@@ -110,8 +110,8 @@ _HEADER = (
 
 
 @dataclass(slots=True)
-class Run:
-    """What is asked for, and what came of it. steps: to measure in each case."""
+class DecodeRun:
+    """The arguments of a run, and its results. steps: to measure in each case."""
 
     device: TimedDevice
     dtype: str
@@ -122,12 +122,12 @@ class Run:
     prefill: int
     profile: bool
     bandwidth: float
-    decodes: list[Measured]
+    decodes: list[DecodeTime]
     prefills: dict[str, float]
     hidden: HiddenRatio | None = None
 
     def shape(self, name: str) -> None:
-        """All cases of one shape."""
+        """Measures all cases of one shape."""
         shape = STAGES[name]
         with tempfile.TemporaryDirectory() as folder:
             SHAPES[shape.name](Path(folder))
@@ -146,14 +146,14 @@ class Run:
             checkpoint, family_pipeline(checkpoint), stage, rows, self.prompt, self.device, self.dtype, self.graphs
         )
 
-    def _rows(self, name: str, shape: Shape, checkpoint: Checkpoint, rows: int) -> None:
+    def _rows(self, name: str, shape: DecodeShape, checkpoint: Checkpoint, rows: int) -> None:
         case = self._case(checkpoint, shape.stage, rows)
         times, tick = measure_decode(case, self.steps, profile=self.profile)
         model = case.model
         experts = decode_routing(case) if experts_of(model)[0] else None
         # In the middle of the steps that are measured.
         floor = step_bytes(model, rows, self.prompt + self.steps // 2) / self.bandwidth * 1000
-        self.decodes.append(Measured(name, rows, times, tick, floor, experts))
+        self.decodes.append(DecodeTime(name, rows, times, tick, floor, experts))
         print(f"{name}, {rows} rows: {times.brief}, host {host_loop():.0f} us a loop", flush=True)
         if rows == max(self.rows):
             self.prefills[name] = measure_prefill(case, self.prefill, repeats=10)
@@ -163,7 +163,7 @@ class Run:
         print_table(_HEADER, [measured.cells for measured in self.decodes])
         hidden, rows = self.hidden, []
 
-        def add(what: str, value: float, target: Target | None, experts: Routing | None = None) -> None:
+        def add(what: str, value: float, target: Goal | None, experts: Routing | None = None) -> None:
             rows.append((what, f"{value:.3f}", bounds(target), judged(value, target, experts), told(experts)))
 
         for name, time in self.prefills.items():
@@ -201,7 +201,7 @@ def main() -> None:
     cuda = arguments.device == "cuda"
     bandwidth = copy_bandwidth() if cuda else 1e10
     facts = environment() | {"copy bandwidth": f"{bandwidth / 1e12:.2f} TB/s" if cuda else "10 GB/s (assumed)"}
-    run = Run(
+    run = DecodeRun(
         open_timed(arguments.device),
         "bfloat16" if cuda else "float32",
         cuda and not arguments.eager,

@@ -37,7 +37,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class DenoiseRound:
     streams: int
     first_ms: float
     step_ms: float
@@ -45,7 +45,7 @@ class Round:
     sound_per_second: float
 
 
-class Bench:
+class DenoiserBench:
     """Codes are in pinned memory: they are copied without waiting, as a producer's pages are."""
 
     def __init__(self, given: argparse.Namespace, device: Device, rows: int) -> None:
@@ -70,7 +70,7 @@ class Bench:
         codes = torch.randint(given.codes, (rows, given.frames, groups), generator=torch.Generator().manual_seed(0))
         self._codes = codes.pin_memory() if device.torch_device.type == "cuda" else codes
 
-    def round(self, streams: int) -> Round:
+    def round(self, streams: int) -> DenoiseRound:
         before = self.worker.counters()["steps"]
         start = time.perf_counter()
         for index, codes_NG in enumerate(self._codes[:streams]):
@@ -95,7 +95,7 @@ class Bench:
                         raise error
         took = time.perf_counter() - start
         steps = self.worker.counters()["steps"] - before
-        return Round(
+        return DenoiseRound(
             streams,
             statistics.mean(firsts.values()) * 1e3,
             took / steps * 1e3,
@@ -122,7 +122,7 @@ def main() -> None:
     given = parser.parse_args()
     with torch.inference_mode():
         began = time.perf_counter()
-        bench = Bench(given, open_device(given.device), max(given.rows))
+        bench = DenoiserBench(given, open_device(given.device), max(given.rows))
         print(f"loaded and captured in {time.perf_counter() - began:.1f} s", flush=True)
         rounds = []
         for streams in given.rows:

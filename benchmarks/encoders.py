@@ -35,22 +35,22 @@ _ROUNDS = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """In embeddings. items: of each tower. captured: the largest first."""
+class BatchSizes:
+    """Batch sizes in embeddings. items: of each tower. captured: the largest first."""
 
     items: dict[str, tuple[int, ...]]
     captured: tuple[int, ...]
 
 
 # Pictures of 256 to 1024 pixels a side, clips of 1, 5, 30 and 79 s.
-_FULL = Sizes(
+_FULL = BatchSizes(
     {"vision_encoder": (64, 256, 576, 1024), "audio_encoder": (13, 65, 390, 1027)}, (1040, 768, 512, 384, 256, 128, 64)
 )
-_TINY = Sizes({"vision_encoder": (16, 64), "audio_encoder": (13,)}, (64, 32))
+_TINY = BatchSizes({"vision_encoder": (16, 64), "audio_encoder": (13,)}, (64, 32))
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class EncoderTimes:
     """Milliseconds, medians."""
 
     host: float
@@ -68,7 +68,7 @@ def load(stage: str, folder: Path, device: TimedDevice) -> EncoderModel:
     return VisionEncoder(build_vision(context).tower)  # whatever its processor shrinks pictures to
 
 
-def measure(device: TimedDevice, encoder: BatchEncoder, stream: Stream, item: Mapping[str, Tensor]) -> Measured:
+def measure(device: TimedDevice, encoder: BatchEncoder, stream: Stream, item: Mapping[str, Tensor]) -> EncoderTimes:
     hosts, times = [], []
     for _ in range(_ROUNDS + 2):
         began = time.perf_counter()
@@ -86,14 +86,14 @@ def measure(device: TimedDevice, encoder: BatchEncoder, stream: Stream, item: Ma
         else:
             assert not isinstance(end, int)
             times.append(start.elapsed_time(end))
-    return Measured(statistics.median(hosts[2:]), statistics.median(times[2:]), encoded.outputs[0])
+    return EncoderTimes(statistics.median(hosts[2:]), statistics.median(times[2:]), encoded.outputs[0])
 
 
 def apart(captured: Outputs, plain: Outputs) -> float:
     return max(float((captured[name] - tensor).abs().max() / tensor.abs().max()) for name, tensor in plain.items())
 
 
-def run(stage: str, folder: Path, device: TimedDevice, sizes: Sizes) -> list[dict[str, object]]:
+def run(stage: str, folder: Path, device: TimedDevice, sizes: BatchSizes) -> list[dict[str, object]]:
     model = load(stage, folder, device)
     rows: list[dict[str, object]] = []
     stream, streams = device.stream(stage), device.stream(stage)

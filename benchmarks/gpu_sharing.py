@@ -32,7 +32,7 @@ _TURNS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SharedRun:
     """Microseconds."""
 
     bytes: int
@@ -69,7 +69,7 @@ def serve() -> None:
         print(copy(), flush=True)
 
 
-def measure(size: int) -> Run:
+def measure(size: int) -> SharedRun:
     copy = copying(size)
     alone = statistics.median(copy() for _ in range(_TURNS))
     command = [sys.executable, __file__, "--serve"]
@@ -83,7 +83,7 @@ def measure(size: int) -> Run:
             print(file=other.stdin, flush=True)
             theirs.append(float(other.stdout.readline()))
         other.stdin.close()
-    return Run(size, alone, statistics.median(mine), statistics.median(theirs))
+    return SharedRun(size, alone, statistics.median(mine), statistics.median(theirs))
 
 
 @contextmanager

@@ -31,30 +31,30 @@ from bench import weights
 from bench.arguments import device_here, output_file, output_folder
 from bench.device import open_timed
 from bench.engine import BenchEngine
-from bench.handoff_families import Family, HiddenFamily, OmniFamily, Setup
+from bench.handoff_families import HandoffFamily, HiddenFamily, OmniFamily, Setup
 from bench.inline import InlinePackaging
 from bench.report import environment, host_loop, print_facts, print_table, write_json
 from bench.routing import Routing, count_experts, is_void, told
-from bench.steps import Step, Times, steady_steps, times_of
+from bench.steps import LaunchedStep, StepTimes, steady_steps, times_of
 from omni.checkpoint import Checkpoint
 from omni.timeline import Trace, watched, write_trace
-from omni.timeline.picture import draw, window_of
+from omni.timeline.picture import draw, excerpt_of
 from shapes import SHAPES
 
 _ROUNDS = 2
-_FAMILIES: dict[str, Callable[[Setup], Family]] = {"hidden": HiddenFamily, "omni": OmniFamily}
+_FAMILIES: dict[str, Callable[[Setup], HandoffFamily]] = {"hidden": HiddenFamily, "omni": OmniFamily}
 _TITLES = {True: "(a) packaged inline", False: "(b) two handoffs"}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class VariantRow:
     """One stage of one variant, the better of its rounds by step time. experts: of all rounds, None for a dense model."""
 
     family: str
     stage: str
     inline: bool
     rows: int
-    times: Times
+    times: StepTimes
     experts: Routing | None
 
     @property
@@ -87,7 +87,7 @@ _HEADER = (
 
 
 @contextmanager
-def variant(family: Family, *, inline: bool) -> Iterator[tuple[BenchEngine, list[InlinePackaging]]]:
+def variant(family: HandoffFamily, *, inline: bool) -> Iterator[tuple[BenchEngine, list[InlinePackaging]]]:
     """An engine of the family, warm."""
     bench = family.engine(family.setup.graphs)
     packaging = []
@@ -104,13 +104,13 @@ def variant(family: Family, *, inline: bool) -> Iterator[tuple[BenchEngine, list
         bench.close()
 
 
-def compare(family: Family) -> list[Row]:
+def compare(family: HandoffFamily) -> list[VariantRow]:
     """Rounds of both variants in turns."""
-    best: dict[tuple[str, bool], Times] = {}
+    best: dict[tuple[str, bool], StepTimes] = {}
     names = [f"turn {turn}" for turn in range(1 if family.setup.tiny else _ROUNDS)]
     experts = routing_of(family, names)
     for name in names:
-        steady: dict[tuple[str, bool], list[Step]] = {}
+        steady: dict[tuple[str, bool], list[LaunchedStep]] = {}
         for inline in (True, False):
             with variant(family, inline=inline) as (bench, packaging):
                 family.run(bench, name)
@@ -126,14 +126,14 @@ def compare(family: Family) -> list[Row]:
             if known is None or times.step[0] < known.step[0]:
                 best[stage, inline] = times
     return [
-        Row(family.name, stage, inline, family.rows, times, experts.get(stage))
+        VariantRow(family.name, stage, inline, family.rows, times, experts.get(stage))
         for (stage, inline), times in sorted(best.items())
     ]
 
 
-def routing_of(family: Family, names: Sequence[str]) -> dict[str, Routing]:
-    """By stage that has experts, of the first steps of the rounds `names`: of both variants, which have the same weights, prompts
-    and seeds."""
+def routing_of(family: HandoffFamily, names: Sequence[str]) -> dict[str, Routing]:
+    """Routing by stage with experts, in the first steps of the rounds `names`: of both variants, which have the same weights,
+    prompts and seeds."""
     bench = family.engine(graphs=False)
 
     def run() -> None:
@@ -145,7 +145,7 @@ def routing_of(family: Family, names: Sequence[str]) -> dict[str, Routing]:
     return found
 
 
-def record(family: Family, *, inline: bool) -> Trace:
+def record(family: HandoffFamily, *, inline: bool) -> Trace:
     """The timeline of a short run."""
     with watched(family.setup.device, family.stages) as timeline, variant(family, inline=inline) as (bench, _):
         timeline.start()
@@ -153,13 +153,13 @@ def record(family: Family, *, inline: bool) -> Trace:
         return timeline.stop()
 
 
-def draw_family(family: Family, folder: Path) -> None:
+def draw_family(family: HandoffFamily, folder: Path) -> None:
     """The timelines of both variants, as files and as one picture."""
     panels = []
     for inline in (True, False):
         trace = record(family, inline=inline)
         write_trace(trace, folder / f"handoff-{family.name}-{'inline' if inline else 'handoffs'}.json")
-        panels.append((f"{family.title}: {_TITLES[inline]}", trace, window_of(trace, stage=family.drawn, steps=4)))
+        panels.append((f"{family.title}: {_TITLES[inline]}", trace, excerpt_of(trace, stage=family.drawn, steps=4)))
     draw(panels, folder / f"handoff-{family.name}.png")
 
 
@@ -186,7 +186,7 @@ def main() -> None:
     weights.forget()
 
 
-def tell(rows: list[Row], path: Path | None) -> None:
+def tell(rows: list[VariantRow], path: Path | None) -> None:
     """Prints the numbers, and writes them to `path`. Before pictures are drawn: what goes wrong there costs no numbers."""
     print_table(_HEADER, [row.cells for row in rows])
     facts = environment()

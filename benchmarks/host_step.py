@@ -39,7 +39,7 @@ from omni.engine.admission import Admission
 from omni.engine.orchestrator import Orchestrator
 from omni.engine.peers import EdgeEnds
 from omni.payload import Payload
-from omni.pipeline import Output, Pipeline, Stage
+from omni.pipeline import Pipeline, PipelineOutput, Stage
 from omni.sampling import SamplingParams
 from omni.stage import Abort, Ended, Feed, Open, Produced
 from omni_ar.attention import TorchPagedAttention
@@ -76,7 +76,7 @@ class _SkippingDevice(CpuDevice):
 
 
 class _NoModel(ArModel):
-    """Only a shape: none of it runs."""
+    """A model's shape. It never runs."""
 
     def __init__(self, width: int = 0) -> None:
         """width: of the hidden state that each token emits; 0 emits none."""
@@ -110,7 +110,7 @@ class _NoModel(ArModel):
 
 
 class _NoCodec(_NoModel, CodecModel):
-    """Of a model whose token begins a frame of codes."""
+    """The shape of a model whose token begins a frame of codes. It never runs."""
 
     num_groups = 16
 
@@ -130,7 +130,7 @@ class _NoCodec(_NoModel, CodecModel):
         raise AssertionError("skipped")
 
 
-class Times:
+class HostTimes:
     """Microseconds of what it is entered around: on the clock, and of this thread on its core."""
 
     def __init__(self) -> None:
@@ -188,7 +188,7 @@ def engine_with(rows: int, length: int, steps: int, sampling: SamplingParams = _
     device = _SkippingDevice()
     worker, _ = worker_of(device, _NoModel(), options)
     stage = Stage(name="decode", kind="ar", model="none:none", options=options)
-    outputs = (Output(modality="text", stage="decode"),)
+    outputs = (PipelineOutput(modality="text", stage="decode"),)
     pipeline = Pipeline(family="none", stages=(stage,), outputs=outputs, frontend="none:none")
     ends = EdgeEnds("", [], lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
     orchestrator = Orchestrator(pipeline, {"decode": worker}, {}, ends, Admission(rows, 0))
@@ -209,7 +209,7 @@ def measure(rows: int, length: int, steps: int, sampling: SamplingParams = _PLAI
             engine.tick()
         for _ in range(8):
             engine.tick()
-        times = Times()
+        times = HostTimes()
         for _ in range(steps - 16):
             with times:
                 engine.tick()
@@ -226,7 +226,7 @@ def measure_handoff(model: ArModel, prefill: int, repeats: int = 60) -> dict[str
     options = ArOptions(max_num_seqs=8, max_num_batched_tokens=4096, max_model_len=6144, prefix_cache=False)
     with torch.inference_mode():
         worker, runner = worker_of(_SkippingDevice(), model, options)
-        sample, times = runner.sample_tokens, Times()
+        sample, times = runner.sample_tokens, HostTimes()
 
         def timed(context: StepContext) -> SampledStep:
             if len(context.rows) < 8:

@@ -16,7 +16,7 @@ import torch
 
 from bench import sampling_cases, step_cases
 from bench.arguments import device_here, output_file
-from bench.kernel_cases import Buffers, Case, cases
+from bench.kernel_cases import Buffers, KernelCase, cases
 from bench.kernel_shapes import FULL, TINY
 from bench.kernel_time import seconds_of
 from bench.replay import event_seconds
@@ -24,10 +24,10 @@ from bench.report import copy_bandwidth, environment, print_facts, print_table, 
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Bandwidth:
     """seconds: of one call. floor: seconds."""
 
-    case: Case
+    case: KernelCase
     seconds: float
     floor: float
 
@@ -67,7 +67,7 @@ def main() -> None:
         for case in chain(*(of(sizes, buffers) for of in (cases, sampling_cases.cases, step_cases.cases))):
             if any(part in case.name for part in arguments.only):
                 floor = max(case.bytes / bandwidth, case.flops / rate)
-                measured.append(Measured(case, seconds_of(case, device), floor))
+                measured.append(Bandwidth(case, seconds_of(case, device), floor))
     header = ("kernel", "us", "floor us", "GB/s", "TFLOP/s", "share")
     print_table(header, [one.cells for one in measured])
     facts = environment() | {

@@ -1,4 +1,4 @@
-"""What dense decoder layers take beside their attention, and the code predictor, by rows; what each habit of their kernels gives.
+"""Times of dense decoder layers without attention, and of the code predictor, by rows; the gain of each technique of kernels.
 
     python benchmarks/layers.py
 
@@ -74,7 +74,7 @@ class Stack:
         return residual_sum(x_TD, delta_TD)
 
     def seconds(self, rows: int) -> float:
-        """Of one layer."""
+        """Seconds of one layer."""
         x_TD = torch.randn(rows, self.width, device="cuda", dtype=torch.bfloat16)
         return replayed_seconds([lambda: self.run(x_TD)]) / len(self.layers)
 
@@ -99,7 +99,7 @@ class Predictor:
         self.bytes = 15 * sum(parameter.nbytes for parameter in self.model.model.layers.parameters())
 
     def seconds(self, rows: int) -> float:
-        """Of one frame."""
+        """Seconds of one frame."""
         hidden_RD, code0_RD = torch.randn(2, rows, 1024, device="cuda", dtype=torch.bfloat16)
         code0_R = torch.zeros(rows, dtype=torch.int64, device="cuda")
 

@@ -1,4 +1,4 @@
-"""How fast weights come from a sharded checkpoint to the device, and how much host memory that takes.
+"""Speed and host memory of loading weights from a sharded checkpoint to the device.
 
     python benchmarks/load.py --gigabytes 12 --shard 2
 

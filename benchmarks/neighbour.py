@@ -51,7 +51,7 @@ from omni.timeline.read import read_trace
 from omni.timeline.report import Spread, decoding_of
 from omni.timeline.trace import Interval, Trace
 from shapes import SHAPES
-from talk import TALKS, Speech
+from talk import TALKS, FamilySpeech
 
 NEIGHBOURS = ("quiet", "python 1", "python 4", "hash 8", "pictures 64")
 _STAGES = ("thinker", "talker")
@@ -68,9 +68,9 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Of the median round. prepared: pictures per second of the neighbour, in all rounds. span: of all rounds, by the host's
-    monotonic clock, in nanoseconds. steps: the periods of decode steps by stage, with a timeline."""
+class NeighbourRun:
+    """Numbers of the median round. prepared: pictures per second of the neighbour, in all rounds. span: of all rounds, by the
+    host's monotonic clock, in nanoseconds. steps: the periods of decode steps by stage, with a timeline."""
 
     neighbour: str
     requests: int
@@ -182,7 +182,7 @@ def speaker(omni: AsyncOmni) -> Speak:
     return speak
 
 
-async def talk(speak: Speak, speech: Speech, requests: int, tokens: int, frames: int, salt: int) -> list[Heard]:
+async def talk(speak: Speak, speech: FamilySpeech, requests: int, tokens: int, frames: int, salt: int) -> list[Heard]:
     sampling = {
         "thinker": SamplingParams(max_tokens=tokens, temperature=1.0, seed=salt, ignore_eos=True),
         "talker": SamplingParams(max_tokens=frames + speech.unspoken, seed=salt, ignore_eos=True),
@@ -191,8 +191,8 @@ async def talk(speak: Speak, speech: Speech, requests: int, tokens: int, frames:
     return list(await asyncio.gather(*(hear(speak(chat, sampling)) for chat in chats)))
 
 
-def summary(neighbour: str, heard: list[Heard]) -> Run:
-    return Run(
+def summary(neighbour: str, heard: list[Heard]) -> NeighbourRun:
+    return NeighbourRun(
         neighbour,
         len(heard),
         statistics.mean(one.last / one.speech for one in heard),
@@ -201,7 +201,7 @@ def summary(neighbour: str, heard: list[Heard]) -> Run:
     )
 
 
-async def measure(arguments: argparse.Namespace, folder: str, speech: Speech) -> tuple[list[Run], float]:
+async def measure(arguments: argparse.Namespace, folder: str, speech: FamilySpeech) -> tuple[list[NeighbourRun], float]:
     overrides = {"engine.process": arguments.process} | dict(map(parse_override, arguments.set))
     given = {"device": arguments.device, "timeline": arguments.timeline}
     start = time.perf_counter()
@@ -226,7 +226,7 @@ async def measure(arguments: argparse.Namespace, folder: str, speech: Speech) ->
     return runs, started
 
 
-async def measure_server(arguments: argparse.Namespace, folder: str, speech: Speech) -> list[Run]:
+async def measure_server(arguments: argparse.Namespace, folder: str, speech: FamilySpeech) -> list[NeighbourRun]:
     """The requests of the quiet program, to a server."""
     settings = [f"engine.process={arguments.process}", *arguments.set]
     options = ["--device", arguments.device, "--load-format", "dummy", *(f"--set={setting}" for setting in settings)]
@@ -249,7 +249,7 @@ async def measure_server(arguments: argparse.Namespace, folder: str, speech: Spe
 
 
 def steps_within(trace: Trace, span: Interval | None) -> dict[str, Spread]:
-    """By stage: the time from one decode step to the next, of those that ran in `span`, in microseconds."""
+    """Times between consecutive decode steps that ran in `span`, in microseconds, by stage."""
     assert span is not None
     window = Interval(span.start - trace.started, span.end - trace.started)
     phases = tuple(one for one in trace.phases if one.ran.overlaps(window))
@@ -259,7 +259,7 @@ def steps_within(trace: Trace, span: Interval | None) -> dict[str, Spread]:
     return {stage: one.period for stage, one in found.items() if one is not None and one.period is not None}
 
 
-def print_runs(runs: Sequence[Run]) -> None:
+def print_runs(runs: Sequence[NeighbourRun]) -> None:
     quiet = {one.requests: one for one in runs if one.neighbour == "quiet"}
     header = ("at once", "neighbour", "RTF", "first audio ms", "silence s", "RTF over quiet", "pictures/s")
     print_table(
@@ -289,7 +289,7 @@ def print_runs(runs: Sequence[Run]) -> None:
         )
 
 
-def spread_columns(spread: Spread, quiet: Run | None, stage: str) -> Sequence[str]:
+def spread_columns(spread: Spread, quiet: NeighbourRun | None, stage: str) -> Sequence[str]:
     values = (f"{spread.p50:.0f}", f"{spread.p99:.0f}")
     if quiet is None or stage not in quiet.steps:
         return (*values, "", "")
@@ -297,7 +297,7 @@ def spread_columns(spread: Spread, quiet: Run | None, stage: str) -> Sequence[st
     return (*values, f"{spread.p50 / other.p50:.2f}", f"{spread.p99 / other.p99:.2f}")
 
 
-def as_json(run: Run) -> dict[str, object]:
+def as_json(run: NeighbourRun) -> dict[str, object]:
     steps = {stage: structs.asdict(spread) for stage, spread in run.steps.items()}
     return asdict(replace(run, steps={})) | {"steps": steps}
 

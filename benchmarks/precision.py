@@ -1,4 +1,4 @@
-"""What less precise products cost a diffusion stage: sound in TF32 and in bfloat16, as its options window it, against float32.
+"""Error of a diffusion stage's less precise products: sound in TF32 and in bfloat16, in denoising windows, against float32.
 
     python benchmarks/precision.py MODEL --load-format dummy --device cuda --json FILE
 
@@ -20,7 +20,7 @@ from omni_diffusion.windows import WindowSizes
 from windows import apart, load
 
 PRECISIONS = {"float32": ("float32", False), "TF32": ("float32", True), "bfloat16": ("bfloat16", True)}
-"""By name, dtype and whether products may be rounded to TF32."""
+"""Dtype, and whether products may be rounded to TF32, by name."""
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ _WAITING_TOKENS = 64
 _SHAPE = ArShape(num_layers=1, num_kv_heads=1, head_dim=2, hidden_width=2, vocab_size=16, max_positions=16384)
 
 
-class Case:
+class QueueCase:
     """`rows` requests that decode, and `waiting` that cannot start, for want of rows or of blocks."""
 
     def __init__(self, rows: int, waiting: int, short_of: str, steps: int) -> None:
@@ -123,7 +123,7 @@ def measure(steps: int) -> dict[str, float]:
     medians: dict[str, float] = {}
     for rows in ROWS:
         cases = {
-            f"{rows} rows, {waiting} waiting for {short_of}": Case(rows, waiting, short_of, steps)
+            f"{rows} rows, {waiting} waiting for {short_of}": QueueCase(rows, waiting, short_of, steps)
             for short_of in SHORT_OF
             for waiting in WAITING
         }

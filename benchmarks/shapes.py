@@ -81,7 +81,7 @@ SHAPES: Mapping[str, Callable[[Path], None]] = {
     "tiny-omni": write_tiny_omni,
     "tiny-qwen2.5-omni": write_tiny_heard,
 }
-"""By name, what writes the folder."""
+"""The function that writes the folder, by name."""
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ _SCALING = ("low_freq_factor", "high_freq_factor", "original_max_position_embedd
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class SpeakRound:
     """Seconds, but for ms_per_frame. speech: seconds of it per second, of all requests."""
 
     requests: int
@@ -62,7 +62,7 @@ def write_shape(directory: Path) -> None:
     (directory / "generation_config.json").write_text(json.dumps(generation))
 
 
-def ask(omni: Omni, requests: int, frames: int, turns: int, salt: int) -> Round:
+def ask(omni: Omni, requests: int, frames: int, turns: int, salt: int) -> SpeakRound:
     """One round of so many requests at once. salt: makes their prompts new."""
     sampling = {"backbone": SamplingParams(max_tokens=frames, seed=salt, ignore_eos=True)}
     chats = [_chat(turns, 1000 * salt + index) for index in range(requests)]
@@ -77,7 +77,7 @@ def ask(omni: Omni, requests: int, frames: int, turns: int, salt: int) -> Round:
     metrics = [result.metrics for result in results]
     first = statistics.mean(one.first_audio for one in metrics if one.first_audio is not None)
     last = statistics.mean(one.rtf * one.audio_seconds for one in metrics if one.rtf is not None)
-    return Round(
+    return SpeakRound(
         requests=requests,
         first_audio=first,
         rtf=statistics.mean(one.rtf for one in metrics if one.rtf is not None),

@@ -25,33 +25,33 @@ import torch
 
 from bench.arguments import device_here, output_file, positive_int
 from bench.report import environment, print_facts, print_table, write_json
-from bench.targets import RTF, Target, bounds, verdict
+from bench.targets import RTF, Goal, bounds, verdict
 from omni import Omni, Result, SamplingParams
 from shapes import SHAPES
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
-    """How a family speaks. second: its frames. unspoken: how many tokens of a talker that a limit ends have no frame."""
+class FamilySpeech:
+    """The speech of a family. second: frames of a second. unspoken: tokens without a frame, of a talker that a limit ends."""
 
     second: float
     unspoken: int
 
 
-GROUPS, CODES = Speech(second=12.5, unspoken=1), Speech(second=50, unspoken=0)
-TALKS: Mapping[str, Speech] = {
+GROUPS, CODES = FamilySpeech(second=12.5, unspoken=1), FamilySpeech(second=50, unspoken=0)
+TALKS: Mapping[str, FamilySpeech] = {
     "qwen3-omni-30b": GROUPS,
     "tiny-omni": GROUPS,
     "qwen2.5-omni-3b": CODES,
     "qwen2.5-omni-7b": CODES,
     "tiny-qwen2.5-omni": CODES,
 }
-"""By shape. The tiny ones show that it runs."""
+"""Families by shape. The tiny ones show that it runs."""
 _SECONDS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class TalkRound:
     """Seconds, but for ms_per_frame. speech: seconds of it per second, of all requests. rates: tokens per second by stage."""
 
     requests: int
@@ -64,7 +64,7 @@ class Round:
     rates: dict[str, float]
 
 
-def ask(omni: Omni, speech: Speech, requests: int, tokens: int, frames: int, salt: int) -> Round:
+def ask(omni: Omni, speech: FamilySpeech, requests: int, tokens: int, frames: int, salt: int) -> TalkRound:
     """One round of so many requests at once. salt: makes their prompts new."""
     codes = frames + speech.unspoken
     sampling = {
@@ -84,7 +84,7 @@ def ask(omni: Omni, speech: Speech, requests: int, tokens: int, frames: int, sal
     return _summary(results, frames, seconds)
 
 
-def _summary(results: list[Result], frames: int, seconds: float) -> Round:
+def _summary(results: list[Result], frames: int, seconds: float) -> TalkRound:
     metrics = [result.metrics for result in results]
     rates: dict[str, list[float]] = {}
     for one in metrics:
@@ -93,7 +93,7 @@ def _summary(results: list[Result], frames: int, seconds: float) -> Round:
                 rates.setdefault(stage, []).append(told.tokens_per_second)
     first_audio = [one.first_audio for one in metrics if one.first_audio is not None]
     last_audio = [one.rtf * one.audio_seconds for one in metrics if one.rtf is not None]
-    return Round(
+    return TalkRound(
         requests=len(results),
         ttft=statistics.mean(one.ttft for one in metrics if one.ttft is not None),
         first_audio=statistics.mean(first_audio),
@@ -105,11 +105,11 @@ def _summary(results: list[Result], frames: int, seconds: float) -> Round:
     )
 
 
-def median_round(rounds: list[Round]) -> Round:
+def median_round(rounds: list[TalkRound]) -> TalkRound:
     return sorted(rounds, key=lambda one: one.rtf)[len(rounds) // 2]
 
 
-def print_rounds(rounds: list[Round], target: Target | None) -> None:
+def print_rounds(rounds: list[TalkRound], target: Goal | None) -> None:
     header = (
         "at once",
         "TTFT s",
@@ -141,7 +141,7 @@ def print_rounds(rounds: list[Round], target: Target | None) -> None:
 
 
 def bytes_in_use() -> int:
-    """Of the device, by all processes: the engine has one of its own."""
+    """Memory of the device in use by all processes: the engine has one of its own."""
     free, total = torch.cuda.mem_get_info()
     return total - free
 

@@ -1,4 +1,4 @@
-"""What a timeline costs: nothing when it is off, and how much when it is on.
+"""Cost of a timeline, off and on.
 
     python benchmarks/timeline_cost.py [--device cuda] [--repeats 200] [--json FILE]
 
@@ -26,7 +26,7 @@ from omni.timeline import Timeline
 _BLOCK = 500
 """Launches of a block."""
 _PHASES = 8
-"""Of a graph."""
+"""Phases of a graph."""
 
 
 class _Unwatchable(CpuDevice):

@@ -50,15 +50,15 @@ _TEXT = "the blue voice said a red circle was here and what you see now is it yo
 WORDS = _TEXT.split()
 SAMPLES_PER_FRAME, LOOKAHEAD = 1920, 555
 TOLERANCE = 1e-4
-"""Of a waveform's peak: float32 sums in another order."""
+"""Tolerance as a part of a waveform's peak: float32 sums have another order."""
 KINDS = 4
 WARM_UP = 10_000
-"""Where the numbers of the requests begin that are not measured."""
+"""The first number of the requests that are not measured."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What is asked. tokens: of text to write. picture: RGB. sound: float32 `[n]` at 16 kHz."""
+class AskedRequest:
+    """One request. tokens: of text to write. picture: RGB. sound: float32 `[n]` at 16 kHz."""
 
     text: str
     tokens: int
@@ -70,7 +70,7 @@ class Request:
         return 3 * self.tokens
 
     @classmethod
-    def of(cls, number: int) -> "Request":
+    def of(cls, number: int) -> "AskedRequest":
         """The mix repeats its sizes after four requests, its contents never."""
         chance = np.random.default_rng(number)
         kind = number % KINDS
@@ -84,7 +84,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SideAnswer:
     """text, waveform (float32 `[n]`), and seconds since the request was made."""
 
     text: str
@@ -95,16 +95,16 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SideRun:
     """The answers of one side at one concurrency, the seconds for all of them, and the processor seconds (all threads)."""
 
-    answers: Sequence[Answer]
+    answers: Sequence[SideAnswer]
     seconds: float
     cpu_seconds: float
 
     def row(self) -> dict[str, float]:
         """Throughput per second and median latency in seconds."""
-        asked = [Request.of(number) for number in range(len(self.answers))]
+        asked = [AskedRequest.of(number) for number in range(len(self.answers))]
         frames = sum(request.frames for request in asked)
         return {
             "requests/s": len(asked) / self.seconds,
@@ -114,14 +114,16 @@ class Run:
             **{what: median(getattr(a, what) for a in self.answers) for what in ("ttft", "first_audio", "total")},
         }
 
-    def queued(self, clients: int) -> "Run":
-        """As `clients` would see these answers if they queued for them: each waits for those of the others."""
+    def queued(self, clients: int) -> "SideRun":
+        """The run as `clients` queueing clients see it: each waits for the answers of the others."""
         took = [answer.total for answer in self.answers]
         seen = []
         for number, answer in enumerate(self.answers):
             wait = sum(took[(number - ahead) % len(took)] for ahead in range(1, clients))
-            seen.append(Answer(answer.text, answer.wave, wait + answer.ttft, wait + answer.total, wait + answer.total))
-        return Run(seen, self.seconds, self.cpu_seconds)
+            seen.append(
+                SideAnswer(answer.text, answer.wave, wait + answer.ttft, wait + answer.total, wait + answer.total)
+            )
+        return SideRun(seen, self.seconds, self.cpu_seconds)
 
 
 class Transformers:
@@ -134,12 +136,12 @@ class Transformers:
         self._token_times: list[float] = []
         self._model.thinker.register_forward_hook(lambda *_: self._token_times.append(time.perf_counter()))
 
-    def run(self, numbers: Sequence[int]) -> Run:
+    def run(self, numbers: Sequence[int]) -> SideRun:
         start, cpu = time.perf_counter(), time.process_time()
-        answers = [self._answer(Request.of(number)) for number in numbers]
-        return Run(answers, time.perf_counter() - start, time.process_time() - cpu)
+        answers = [self._answer(AskedRequest.of(number)) for number in numbers]
+        return SideRun(answers, time.perf_counter() - start, time.process_time() - cpu)
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: AskedRequest) -> SideAnswer:
         self._token_times.clear()
         start = time.perf_counter()
         parts: list[dict[str, object]] = []
@@ -168,25 +170,25 @@ class Transformers:
         ids = sequences[0, inputs["input_ids"].shape[1] :]
         text = self._processor.tokenizer.decode(ids, skip_special_tokens=True)
         total = time.perf_counter() - start
-        return Answer(text, wave.reshape(-1), self._token_times[0] - start, total, total)
+        return SideAnswer(text, wave.reshape(-1), self._token_times[0] - start, total, total)
 
 
-def run_transformers(folder: Path, count: int) -> Run:
+def run_transformers(folder: Path, count: int) -> SideRun:
     """The first `count` requests, one after the other."""
     reference = Transformers(folder)
     reference.run([WARM_UP + index for index in range(KINDS)])
     return reference.run(range(count))
 
 
-def run_omni(folder: Path, count: int, clients: int) -> Run:
+def run_omni(folder: Path, count: int, clients: int) -> SideRun:
     """The first `count` requests, from `clients` threads."""
     with Omni(folder, device="cpu", dtype="float32") as omni:
         _from_clients(lambda number: _ask(omni, number), [WARM_UP + index for index in range(KINDS)], clients)
         return _from_clients(lambda number: _ask(omni, number), range(count), clients)
 
 
-def _ask(omni: Omni, number: int) -> Answer:
-    request = Request.of(number)
+def _ask(omni: Omni, number: int) -> SideAnswer:
+    request = AskedRequest.of(number)
     parts: list[dict[str, Any]] = []
     if request.picture is not None:
         parts.append({"type": "image_url", "image_url": request.picture})
@@ -203,11 +205,11 @@ def _ask(omni: Omni, number: int) -> Answer:
     assert metrics.first_audio is not None
     assert audio is not None
     assert result.usage.tokens["thinker"] == request.tokens
-    return Answer(result.text, audio, metrics.ttft, metrics.first_audio, metrics.total)
+    return SideAnswer(result.text, audio, metrics.ttft, metrics.first_audio, metrics.total)
 
 
-def _from_clients(ask: Callable[[int], Answer], numbers: Sequence[int], clients: int) -> Run:
-    answers: dict[int, Answer] = {}
+def _from_clients(ask: Callable[[int], SideAnswer], numbers: Sequence[int], clients: int) -> SideRun:
+    answers: dict[int, SideAnswer] = {}
     failures: list[BaseException] = []
     waiting, lock = iter(numbers), threading.Lock()
 
@@ -231,15 +233,15 @@ def _from_clients(ask: Callable[[int], Answer], numbers: Sequence[int], clients:
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
     if failures:
         raise failures[0]
-    return Run([answers[number] for number in numbers], seconds, cpu_seconds)
+    return SideRun([answers[number] for number in numbers], seconds, cpu_seconds)
 
 
-def check_equal(ours: Run, theirs: Run) -> int:
-    """How many requests were compared. Raises AssertionError where an answer differs."""
+def check_equal(ours: SideRun, theirs: SideRun) -> int:
+    """Compares the answers, and returns their number. Raises AssertionError where one differs."""
     pairs = list(zip(ours.answers, theirs.answers, strict=False))
     for number, (our, their) in enumerate(pairs):
         assert our.text == their.text, f"request {number}: {our.text!r} is not {their.text!r}"
-        assert our.wave.shape == their.wave.shape == (Request.of(number).frames * SAMPLES_PER_FRAME - LOOKAHEAD,)
+        assert our.wave.shape == their.wave.shape == (AskedRequest.of(number).frames * SAMPLES_PER_FRAME - LOOKAHEAD,)
         peak, apart = float(their.wave.abs().max()), float((our.wave - their.wave).abs().max())
         assert peak > 0.01, f"request {number}: nothing is to be heard"
         assert apart <= TOLERANCE * peak, f"request {number}: waveforms are {apart:g} apart, at a peak of {peak:g}"
@@ -257,7 +259,7 @@ class Comparison:
     ratio: dict[str, float]
 
     @classmethod
-    def of(cls, model: str, clients: int, theirs: Run, ours: Run) -> "Comparison":
+    def of(cls, model: str, clients: int, theirs: SideRun, ours: SideRun) -> "Comparison":
         their_row, our_row = theirs.queued(clients).row(), ours.row()
         ratio = {
             what: our_row[what] / their_row[what] if "/" in what else their_row[what] / our_row[what]

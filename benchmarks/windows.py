@@ -1,4 +1,4 @@
-"""What streaming costs a diffusion stage: how far sound made in windows is from sound made as a whole, and what windows compute.
+"""Cost of streaming in a diffusion stage: the distance of sound in denoising windows from the whole, and the repeated work.
 
     python benchmarks/windows.py MODEL --frames 400 --codes 8193
     python benchmarks/windows.py MODEL --load-format dummy --device cuda --json FILE

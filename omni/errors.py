@@ -116,7 +116,7 @@ class LostPeerError(StageError):
 
 
 class ReturnedError(ValueError):
-    """Plugin code returned what it must not. code: the function."""
+    """Plugin code returned a wrong value. code: the function."""
 
     def __init__(self, problem: str, code: object) -> None:
         super().__init__(problem)
@@ -126,7 +126,7 @@ class ReturnedError(ValueError):
 def known(stage: str, doing: str, error: BaseException, code: object = None) -> OmniError:
     """The error itself if it is omni's own; any other as the cause of a StageError, which names the plugin, file and line.
 
-    code: what was called, to be named if the error's traceback has no code of a plugin.
+    code: the called function, named if the error's traceback has no code of a plugin.
     """
     if isinstance(error, OmniError):
         return error
@@ -145,7 +145,7 @@ def fault_of(error: BaseException, code: object = None) -> str:
 class plugin_call:  # a class, since a generator would take a microsecond more for each payload
     """Runs plugin code for a request: any exception becomes an error of omni, by `known`.
 
-    stage: or the edge. code: what is called.
+    stage: or the edge. code: the called function.
     """
 
     __slots__ = ("_code", "_doing", "_stage")

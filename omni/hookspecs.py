@@ -1,7 +1,7 @@
 """The plugin contract. Hooks run once, at start-up, and fill frozen registries; none runs per request or per token.
 
 A plugin is a module named by an entry point in the group `omni`. Its hook implementations are marked with `omni.hookimpl`.
-Entry modules import no torch: what they register is named by `"module:attribute"` and imported when a pipeline needs it.
+Entry modules import no torch: they register `"module:attribute"` names, which are imported when a pipeline needs them.
 """
 
 from collections.abc import Sequence

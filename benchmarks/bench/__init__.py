@@ -1,1 +1,1 @@
-"""What the benchmarks of stages share: engines over dummy weights, traffic, clocks and reports."""
+"""Shared code of the benchmarks of stages: engines over dummy weights, traffic, clocks and reports."""

@@ -1,4 +1,4 @@
-"""What a script is asked for, refused while its arguments are read: not when it has built a model, or measured for minutes."""
+"""Checks of a script's arguments, at the start: before it builds a model or measures for minutes."""
 
 import argparse
 import tempfile

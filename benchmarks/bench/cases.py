@@ -10,7 +10,7 @@ from bench.engine import BenchEngine
 from bench.pipelines import READER, ROWS, WRITER, emitting, one_stage
 from bench.profile import print_kernels
 from bench.routing import Routing, count_experts
-from bench.steps import Step, Times, percentiles, steady_steps, times_of
+from bench.steps import LaunchedStep, StepTimes, percentiles, steady_steps, times_of
 from bench.traffic import drawn, random_prompt
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Pipeline
@@ -41,7 +41,7 @@ class DecodeCase:
         return self._model[0]
 
     def options(self, tokens: int) -> dict[str, object]:
-        """Of the stage, for requests that draw so many tokens: room for all of them."""
+        """Options of the stage with room for requests that draw `tokens` tokens each."""
         longest = -(-(self.prompt + tokens) // _BLOCK) + 1
         return {
             "max_num_seqs": self.rows,
@@ -53,7 +53,7 @@ class DecodeCase:
         }
 
     def tokens(self, steps: int) -> int:
-        """How many each request draws, so that all decode together for `steps` steps: the first wait for the last's prompt."""
+        """Tokens that each request draws, so that all decode together for `steps` steps: the first wait for the last's prompt."""
         return steps + 2 * (self.rows * self.prompt // _BUDGET + self.rows // 8) + 16
 
     def engine(self, tokens: int, graphs: bool) -> BenchEngine:
@@ -68,7 +68,7 @@ class DecodeCase:
     def ask(
         self, bench: BenchEngine, name: str, tokens: int, stage: str, modalities: Sequence[str] = ("text",)
     ) -> None:
-        """All requests, at once. name: of the round; its prompts are always the same."""
+        """Submits all requests at once. name: of the round; its prompts are always the same."""
         generator = np.random.default_rng([len(name), *name.encode()])
         for row in range(self.rows):
             prompt = random_prompt(generator, self.prompt, self.model.shape)
@@ -76,7 +76,7 @@ class DecodeCase:
             bench.submit(f"{name} {row}", {stage: [prompt]}, sampling, modalities)
 
 
-def measure_decode(case: DecodeCase, steps: int, *, profile: bool = False) -> tuple[Times, tuple[float, float]]:
+def measure_decode(case: DecodeCase, steps: int, *, profile: bool = False) -> tuple[StepTimes, tuple[float, float]]:
     """Times of the first `steps` steady steps, and of the engine's ticks that launched them, p50 and p99.
 
     Requests draw some more, so that the last to start decodes as long: context grows from the prompt by `steps`, and no further.
@@ -115,13 +115,13 @@ def profile_steps(case: DecodeCase, bench: BenchEngine, steps: int = 16) -> None
 
 
 def decode_routing(case: DecodeCase) -> Routing | None:
-    """Of the first steps that `measure_decode` times."""
+    """The routing of the first steps that `measure_decode` times."""
     tokens = case.tokens(_COUNTED_STEPS)
     return _routing(case, case.engine(tokens, graphs=False), case.stage, ["measured"], tokens)
 
 
 def _routing(case: DecodeCase, bench: BenchEngine, stage: str, names: Sequence[str], tokens: int) -> Routing | None:
-    """None of a dense model. bench: without graphs; it is closed. names: of the rounds to run."""
+    """The routing; None for a dense model. bench: without graphs; it is closed. names: of the rounds to run."""
 
     def run() -> None:
         for name in names:
@@ -148,7 +148,7 @@ def measure_prefill(case: DecodeCase, length: int, repeats: int) -> float:
     return percentiles(times[2:])[0]
 
 
-def _latency(step: Step) -> float:
+def _latency(step: LaunchedStep) -> float:
     assert step.token is not None
     return microseconds(step.begin, step.token)
 
@@ -171,7 +171,7 @@ class HiddenRatio:
 
 
 def hidden_ratio(case: DecodeCase, steps: int, rounds: int = 3) -> HiddenRatio:
-    """Of the first `steps` steady steps of each round, so that contexts are as long in both."""
+    """The ratio over the first `steps` steady steps of each round, where both have contexts of the same length."""
     tokens = case.tokens(steps)
     options = case.options(tokens)
     silent = case.opened(emitting(case.pipeline, 0, emits=False, **options), case.graphs, WRITER)
@@ -179,7 +179,7 @@ def hidden_ratio(case: DecodeCase, steps: int, rounds: int = 3) -> HiddenRatio:
     loud = case.opened(emitting(case.pipeline, width, emits=True, **options), case.graphs, WRITER)
     engines = {False: silent, True: loud}
     asked = {False: ("text",), True: ("text", ROWS)}
-    times: dict[bool, list[Times]] = {False: [], True: []}
+    times: dict[bool, list[StepTimes]] = {False: [], True: []}
     names = [f"turn {turn}" for turn in range(rounds)]
     for emits, bench in engines.items():
         warm(case, bench, WRITER, asked[emits])

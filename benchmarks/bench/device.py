@@ -37,7 +37,7 @@ class TimedCuda(CudaDevice):
 
 
 class TimedCpu(CpuDevice):
-    """As `TimedCuda`; what is launched has run."""
+    """A CPU with the interface of `TimedCuda`: a launched phase has run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def open_timed(name: str) -> TimedDevice:
 
 
 def passed(mark: Mark) -> bool:
-    """Whether the stream has come to it. Never blocks."""
+    """Whether the stream has reached the mark. Never blocks."""
     return mark.query() if isinstance(mark, torch.cuda.Event) else True
 
 

@@ -52,7 +52,7 @@ def build_silent(context: StageContext) -> Emitting:
     return Emitting(model_of(THINKER, context), emits=False)
 
 
-class HiddenOnly:
+class ReaderAdapter:
     """The adapter to the reader: hidden states of tokens go on, tokens do not."""
 
     def __init__(self, args: object = None) -> None:

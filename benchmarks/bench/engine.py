@@ -70,7 +70,7 @@ class BenchEngine:
 
     @property
     def over(self) -> bool:
-        """All requests have been answered."""
+        """Whether all requests have been answered."""
         return not self._open
 
     @property

@@ -18,7 +18,7 @@ def uniform_experts(experts: int, top_k: int, tokens: int) -> float:
 
 
 def step_bytes(model: ArModel, rows: int, length: int) -> float:
-    """Of one decode step of `rows` rows of `length` tokens: weights once, of experts those that are used; keys and values."""
+    """Bytes that one decode step of `rows` rows of `length` tokens reads: weights, once; used experts only; keys and values."""
     shape = model.shape
     experts, top_k = experts_of(model)
     share = uniform_experts(experts, top_k, rows) / experts if experts else 0.0

@@ -11,7 +11,7 @@ from omni.device.cuda import CudaStream
 
 
 def why_not() -> str | None:
-    """Why streams with multiprocessors of their own cannot be made here; None if they can, as far as is known before trying.
+    """The reason against streams with multiprocessors of their own here; None if there is none before the first try.
 
     torch wraps green contexts, but its releases differ in how a stream of one is made; NVIDIA's own bindings make them directly.
     """
@@ -53,7 +53,7 @@ class GreenCuda(TimedCuda):
         return self._check(self._driver.cuGreenCtxCreate(descriptor, self._own_device, flags))
 
     def _check(self, result: tuple[Any, ...]) -> Any:
-        """What a driver's call gave, if it succeeded."""
+        """The result of a driver's call. Raises RuntimeError if it failed."""
         error, *values = result
         if int(error) != 0:
             raise RuntimeError(f"the driver refused: {error}")

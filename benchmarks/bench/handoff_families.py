@@ -44,7 +44,7 @@ class Setup:
         return read_config(self.checkpoint)
 
 
-class Family(ABC):
+class HandoffFamily(ABC):
     """rows: requests at once. stages: names of all. drawn: the stage whose steps a picture shows."""
 
     name: ClassVar[str]
@@ -68,7 +68,7 @@ class Family(ABC):
         return BenchEngine(self.pipeline(), setup.checkpoint, setup.device, setup.dtype, graphs)
 
     def options(self, tokens: int) -> dict[str, object]:
-        """Of a stage whose requests draw so many tokens."""
+        """Options of a stage whose requests draw `tokens` tokens."""
         blocks = self.rows * (-(-(self.prompt + tokens) // _BLOCK) + 2)
         return {
             "max_num_seqs": self.rows,
@@ -83,7 +83,7 @@ class Family(ABC):
         return 2 * (self.rows * self.prompt // _BUDGET + self.rows // 8) + 16
 
 
-class HiddenFamily(Family):
+class HiddenFamily(HandoffFamily):
     name = "hidden"
     title = "a hidden state with every token"
     stages = (WRITER, READER)
@@ -109,7 +109,7 @@ class HiddenFamily(Family):
         bench.run()
 
 
-class OmniFamily(Family):
+class OmniFamily(HandoffFamily):
     name = "omni"
     title = "Qwen3-Omni's thinker and talker"
     stages = (THINKER, TALKER, SINK)

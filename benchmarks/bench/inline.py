@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bench.device import TimedDevice
 from bench.steps import StepRecorder
-from omni.device import Launch, PhaseCategory, Span, Uploader, declare_categories
+from omni.device import Launch, PackedSpan, PhaseCategory, Uploader, declare_categories
 from omni_ar.kernels.step.state import RowState
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import SampledStep, StepContext
@@ -22,7 +22,7 @@ _PROMPT_ROWS = 2048
 
 
 class PackedRow(msgspec.Struct, frozen=True):
-    """What a request's consumer is sent: tensors in host memory of their own."""
+    """A message to a request's consumer: tensors in host memory of their own."""
 
     request_id: str
     tensors: dict[str, Tensor]
@@ -57,7 +57,7 @@ class InlinePackaging:
             self._hosts["codes"] = device.host_tensor((rows, pages.codes.shape[-1]), torch.int64)
             self._graph = None
             if graphs:
-                rows_B = runner._uploader.view(Span(0, (rows,)))
+                rows_B = runner._uploader.view(PackedSpan(0, (rows,)))
                 self._graph = device.capture(self._stream, "read-frames", [self._read_frames(rows_B)])
         recorder.around_sampling(self.sample)
 
@@ -94,7 +94,7 @@ class InlinePackaging:
         return Launch.of(read_frames, runner._state, rows_R, runner._limits.block_size, runner.pages.codes, out_RG)
 
     def _copy_prompts(self, context: StepContext) -> dict[str, slice]:
-        """Of requests whose prompt is complete with this step: which rows of the copy are theirs."""
+        """Rows of the copy by request, for prompts that this step completes."""
         places, slots, start = {}, [], 0
         for scheduled in context.rows:
             prompt = scheduled.request.prompt

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bench.floors import uniform_experts
-from bench.kernel_shapes import LayerShape, Sizes
+from bench.kernel_shapes import KernelSizes, LayerShape
 from omni_ar.kernels.activation import silu_and_mul
 from omni_ar.kernels.attention import attend_decodes, attend_prompts
 from omni_ar.kernels.attention.features import PLAIN, AttentionFeatures, alibi_slopes
@@ -28,7 +28,7 @@ _EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class KernelCase:
     """make: builds one call on buffers of its own. bytes, flops: of one call, at the least. big: bytes of what must come from
     memory each time (weights, keys and values): with them buffers are rotated until they fill more than the L2 cache. Activations
     of a few rows stay there, as they do in a step."""
@@ -57,8 +57,8 @@ class Buffers:
         return torch.arange(count, device=self.device)
 
 
-def cases(sizes: Sizes, buffers: Buffers) -> Iterator[Case]:
-    """All of them but sampling and step."""
+def cases(sizes: KernelSizes, buffers: Buffers) -> Iterator[KernelCase]:
+    """All cases except sampling and step."""
     for tokens in (sizes.rows[0], sizes.rows[-1], sizes.prompt):
         yield from _norms(sizes.thinker, tokens, buffers)
         yield from _rope(sizes.thinker, tokens, buffers)
@@ -77,7 +77,7 @@ def cases(sizes: Sizes, buffers: Buffers) -> Iterator[Case]:
     yield _frame(sizes.predictor, sizes.rows[0], buffers)
 
 
-def _norms(shape: LayerShape, tokens: int, b: Buffers) -> Iterator[Case]:
+def _norms(shape: LayerShape, tokens: int, b: Buffers) -> Iterator[KernelCase]:
     width = shape.width
 
     def alone() -> Call:
@@ -86,11 +86,11 @@ def _norms(shape: LayerShape, tokens: int, b: Buffers) -> Iterator[Case]:
     def added() -> Call:
         return partial(add_rms_norm, b.randn(tokens, width), b.randn(tokens, width), b.randn(width), _EPS)
 
-    yield Case(f"rms_norm {tokens} x {width}", alone, 2 * tokens * width * b.item)
-    yield Case(f"add_rms_norm {tokens} x {width}", added, 4 * tokens * width * b.item)
+    yield KernelCase(f"rms_norm {tokens} x {width}", alone, 2 * tokens * width * b.item)
+    yield KernelCase(f"add_rms_norm {tokens} x {width}", added, 4 * tokens * width * b.item)
 
 
-def _rope(shape: LayerShape, tokens: int, b: Buffers) -> Iterator[Case]:
+def _rope(shape: LayerShape, tokens: int, b: Buffers) -> Iterator[KernelCase]:
     head, blocks = shape.head_dim, tokens // _BLOCK + 2
     axes = b.randint(3, head // 2)
     frequency = torch.rand(head // 2, device=b.device)
@@ -106,19 +106,19 @@ def _rope(shape: LayerShape, tokens: int, b: Buffers) -> Iterator[Case]:
         slots, qkv = b.arange(tokens) + _BLOCK, b.randn(tokens, shape.qkv)
         return lambda: qk_norm_rope_write(qkv, norms, cos, sin, shape.heads, key, value, slots)
 
-    yield Case(f"rotary_table {tokens} x {head}", table, 2 * tokens * head * b.item)
-    yield Case(f"qk_norm_rope_write {shape.name}, {tokens}", write, 2 * tokens * (shape.qkv + head) * b.item)
+    yield KernelCase(f"rotary_table {tokens} x {head}", table, 2 * tokens * head * b.item)
+    yield KernelCase(f"qk_norm_rope_write {shape.name}, {tokens}", write, 2 * tokens * (shape.qkv + head) * b.item)
 
 
-def _activation(shape: LayerShape, tokens: int, b: Buffers) -> Case:
+def _activation(shape: LayerShape, tokens: int, b: Buffers) -> KernelCase:
     def make() -> Call:
         return partial(silu_and_mul, b.randn(tokens, 2 * shape.mlp_width))
 
-    return Case(f"silu_and_mul {tokens} x {shape.mlp_width}", make, 3 * tokens * shape.mlp_width * b.item)
+    return KernelCase(f"silu_and_mul {tokens} x {shape.mlp_width}", make, 3 * tokens * shape.mlp_width * b.item)
 
 
-def _features(sizes: Sizes, b: Buffers) -> Iterator[Case]:
-    """What features of a layer cost: each at the sizes of plain attention, and a window of a long context beside all of it."""
+def _features(sizes: KernelSizes, b: Buffers) -> Iterator[KernelCase]:
+    """Cases of attention features: each at the sizes of plain attention, and a long context with and without a window."""
     shape, rows, window, long = sizes.thinker, sizes.rows[:2][-1], sizes.length, 16 * sizes.length
     yield _decode(shape, rows, long, b)
     yield _decode(shape, rows, long, b, AttentionFeatures(window=window))
@@ -136,7 +136,7 @@ def _named(features: AttentionFeatures) -> str:
     return "".join(f", {name}" for name in features.names)
 
 
-def _decode(shape: LayerShape, rows: int, length: int, b: Buffers, features: AttentionFeatures = PLAIN) -> Case:
+def _decode(shape: LayerShape, rows: int, length: int, b: Buffers, features: AttentionFeatures = PLAIN) -> KernelCase:
     per_row = -(-length // _BLOCK)
 
     def make() -> Call:
@@ -152,10 +152,10 @@ def _decode(shape: LayerShape, rows: int, length: int, b: Buffers, features: Att
 
     read = length if features.window is None else min(length, features.window)
     size = 2 * rows * read * shape.kv_heads * shape.head_dim * b.item
-    return Case(f"attend_decodes {shape.name}, {rows} x {length}{_named(features)}", make, size, big=size)
+    return KernelCase(f"attend_decodes {shape.name}, {rows} x {length}{_named(features)}", make, size, big=size)
 
 
-def _prefill(shape: LayerShape, tokens: int, b: Buffers, features: AttentionFeatures = PLAIN) -> Case:
+def _prefill(shape: LayerShape, tokens: int, b: Buffers, features: AttentionFeatures = PLAIN) -> KernelCase:
     blocks = -(-tokens // _BLOCK)
 
     def make() -> Call:
@@ -169,10 +169,10 @@ def _prefill(shape: LayerShape, tokens: int, b: Buffers, features: AttentionFeat
     before = 0 if features.window is None else max(tokens - features.window, 0)
     flops = 2 * (tokens * tokens - before * before) * shape.heads * shape.head_dim
     size = 2 * tokens * (shape.heads + shape.kv_heads) * shape.head_dim * b.item
-    return Case(f"attend_prompts {shape.name}, {tokens}{_named(features)}", make, size, flops)
+    return KernelCase(f"attend_prompts {shape.name}, {tokens}{_named(features)}", make, size, flops)
 
 
-def _mixture(shape: LayerShape, rows: int, b: Buffers) -> Case:
+def _mixture(shape: LayerShape, rows: int, b: Buffers) -> KernelCase:
     width, inner, top_k, shared = shape.width, shape.expert_width, shape.top_k, shape.shared_width
 
     def weight(*sizes: int) -> Tensor:
@@ -188,10 +188,10 @@ def _mixture(shape: LayerShape, rows: int, b: Buffers) -> Case:
     one, always = 3 * width * inner, width * (shape.experts + 3 * shared)
     size = (uniform_experts(shape.experts, top_k, rows) * one + always + 4 * rows * width) * b.item
     whole = (shape.experts * one + always) * b.item
-    return Case(f"mix_experts {shape.name}, {rows}", make, size, 2 * rows * (top_k * one + always), big=whole)
+    return KernelCase(f"mix_experts {shape.name}, {rows}", make, size, 2 * rows * (top_k * one + always), big=whole)
 
 
-def _linears(sizes: Sizes, rows: int, b: Buffers) -> Iterator[Case]:
+def _linears(sizes: KernelSizes, rows: int, b: Buffers) -> Iterator[KernelCase]:
     dense, thinker, talker = sizes.dense, sizes.thinker, sizes.talker
     outputs: Sequence[tuple[str, int, int]] = (
         (f"{thinker.name} o_proj", thinker.heads * thinker.head_dim, thinker.width),
@@ -200,20 +200,20 @@ def _linears(sizes: Sizes, rows: int, b: Buffers) -> Iterator[Case]:
     )
     for name, inputs, count in outputs:
         make = _linear(linear, rows, inputs, count, b)
-        yield Case(f"linear {name}, {rows}", make, *_product(rows, inputs, count, b))
+        yield KernelCase(f"linear {name}, {rows}", make, *_product(rows, inputs, count, b))
     for name, inputs in (("o_proj", dense.heads * dense.head_dim), ("down_proj", dense.mlp_width)):
         make = _linear(linear_parts, rows, inputs, dense.width, b)
         product = _product(rows, inputs, dense.width, b)
-        yield Case(f"linear_parts {dense.name} {name}, {rows}", make, *product)
+        yield KernelCase(f"linear_parts {dense.name} {name}, {rows}", make, *product)
     make = _linear(gated_linear, rows, talker.width, 2 * talker.shared_width, b)
     product = _product(rows, talker.width, 2 * talker.shared_width, b)
-    yield Case(f"gated_linear {talker.name} shared expert, {rows}", make, *product)
+    yield KernelCase(f"gated_linear {talker.name} shared expert, {rows}", make, *product)
     for shape in (dense, thinker):
         make = _norm_linear(rows, shape.width, shape.qkv, b, gated=False)
-        yield Case(f"norm_linear {shape.name} qkv, {rows}", make, *_product(rows, shape.width, shape.qkv, b))
+        yield KernelCase(f"norm_linear {shape.name} qkv, {rows}", make, *_product(rows, shape.width, shape.qkv, b))
     make = _norm_linear(rows, dense.width, 2 * dense.mlp_width, b, gated=True)
     product = _product(rows, dense.width, 2 * dense.mlp_width, b)
-    yield Case(f"norm_linear gated {dense.name}, {rows}", make, *product)
+    yield KernelCase(f"norm_linear gated {dense.name}, {rows}", make, *product)
 
 
 def _product(rows: int, inputs: int, outputs: int, b: Buffers) -> tuple[float, float, float]:
@@ -237,7 +237,7 @@ def _norm_linear(rows: int, inputs: int, outputs: int, b: Buffers, *, gated: boo
     return make
 
 
-def _frame(shape: LayerShape, rows: int, b: Buffers) -> Case:
+def _frame(shape: LayerShape, rows: int, b: Buffers) -> KernelCase:
     head, groups, start = shape.head_dim, 16, 8
 
     def make() -> Call:
@@ -248,4 +248,4 @@ def _frame(shape: LayerShape, rows: int, b: Buffers) -> Case:
         return lambda: attend_frame(qkv, norms, cos, sin, start, shape.heads, key, value)
 
     size = rows * (shape.qkv + shape.heads * head + 2 * (start + 1) * shape.kv_heads * head) * b.item
-    return Case(f"attend_frame {shape.name}, {rows}, ninth token", make, size)
+    return KernelCase(f"attend_frame {shape.name}, {rows}, ninth token", make, size)

@@ -53,7 +53,7 @@ PREDICTOR = LayerShape(name="predictor", width=1024, heads=16, kv_heads=8, head_
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class KernelSizes:
     """rows: of decode. prompt: tokens of a prefill. length: of a row's context in decode."""
 
     dense: LayerShape
@@ -65,10 +65,10 @@ class Sizes:
     length: int
 
 
-FULL = Sizes(QWEN3_06B, THINKER, TALKER, PREDICTOR, (1, 8, 32, 64), 2048, 640)
+FULL = KernelSizes(QWEN3_06B, THINKER, TALKER, PREDICTOR, (1, 8, 32, 64), 2048, 640)
 
 _TINY_DENSE = LayerShape(name="dense", width=32, heads=4, kv_heads=2, head_dim=16, vocab=97, mlp_width=48)
 _TINY_MOE = LayerShape(
     name="moe", width=32, heads=4, kv_heads=2, head_dim=16, vocab=97, experts=8, top_k=2, expert_width=16
 )
-TINY = Sizes(_TINY_DENSE, _TINY_MOE, replace(_TINY_MOE, shared_width=24), _TINY_DENSE, (2,), 16, 24)
+TINY = KernelSizes(_TINY_DENSE, _TINY_MOE, replace(_TINY_MOE, shared_width=24), _TINY_DENSE, (2,), 16, 24)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from bench.kernel_cases import Call, Case
+from bench.kernel_cases import Call, KernelCase
 from bench.replay import replayed_seconds
 
 _CACHE = 160 * 2**20
@@ -18,7 +18,7 @@ _SMALL = 8 * 2**20
 _LAUNCHES = 16
 
 
-def seconds_of(case: Case, device: torch.device) -> float:
+def seconds_of(case: KernelCase, device: torch.device) -> float:
     """Median over replays of a graph of calls that take turns on as many sets of buffers as it takes; on the CPU, without one."""
     if device.type == "cpu":
         return _on_host([case.make()])

@@ -10,7 +10,7 @@ from bench.plugin import bench_plugins
 from bench.weights import shared
 from omni.checkpoint import Checkpoint
 from omni.engine import resolve_pipeline
-from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from omni_ar.options import ArOptions
 
 WRITER, READER, ROWS = "writer", "reader", "rows"
@@ -33,7 +33,7 @@ def one_stage(pipeline: Pipeline, name: str, **options: object) -> Pipeline:
     return Pipeline(
         family=pipeline.family,
         stages=(with_options(pipeline.stage(name), **options),),
-        outputs=(Output(modality="text", stage=name),),
+        outputs=(PipelineOutput(modality="text", stage=name),),
         frontend=pipeline.frontend,
     )
 
@@ -49,7 +49,7 @@ def emitting(pipeline: Pipeline, width: int, *, emits: bool, **options: object) 
         model="bench.emit:build_emitting" if emits else "bench.emit:build_silent",
         options=msgspec.structs.replace(thinker.options, **options),
     )
-    text = Output(modality="text", stage=WRITER)
+    text = PipelineOutput(modality="text", stage=WRITER)
     if not emits:
         return Pipeline(family="emit", stages=(writer,), outputs=(text,), frontend="bench.emit:none")
     reader = _gather(READER, GatherOptions(width=width))
@@ -57,7 +57,7 @@ def emitting(pipeline: Pipeline, width: int, *, emits: bool, **options: object) 
         family="emit",
         stages=(writer, reader),
         edges=(Edge(producer=WRITER, consumer=READER, adapter="bench.emit:HiddenOnly"),),
-        outputs=(text, Output(modality=ROWS, stage=READER)),
+        outputs=(text, PipelineOutput(modality=ROWS, stage=READER)),
         frontend="bench.emit:none",
     )
 
@@ -65,7 +65,7 @@ def emitting(pipeline: Pipeline, width: int, *, emits: bool, **options: object) 
 def thinker_and_talker(
     pipeline: Pipeline, groups: int, options: Mapping[str, Mapping[str, object]], *, joined: bool, priority: int = -1
 ) -> Pipeline:
-    """Both, and `sink`, which gathers the talker's frames of `groups` codes in the vocoder's place.
+    """A pipeline of both, and of `sink`, which gathers the talker's frames of `groups` codes in the vocoder's place.
 
     options: of the two, by stage. joined: whether the thinker feeds the talker, or the front end does. priority: of the talker.
     """
@@ -77,7 +77,7 @@ def thinker_and_talker(
         family=pipeline.family,
         stages=(thinker, talker, _gather(SINK, GatherOptions(width=groups, integers=True))),
         edges=(*(between if joined else ()), frames),
-        outputs=(Output(modality="text", stage=THINKER), Output(modality=ROWS, stage=SINK)),
+        outputs=(PipelineOutput(modality="text", stage=THINKER), PipelineOutput(modality=ROWS, stage=SINK)),
         frontend=pipeline.frontend,
     )
 
@@ -89,7 +89,7 @@ def talker_alone(pipeline: Pipeline, groups: int, *, priority: int = -1, **optio
         family=pipeline.family,
         stages=(talker, _gather(SINK, GatherOptions(width=groups, integers=True))),
         edges=(Edge(producer=TALKER, consumer=SINK, adapter="bench.frames:FramesOnly"),),
-        outputs=(Output(modality=ROWS, stage=SINK),),
+        outputs=(PipelineOutput(modality=ROWS, stage=SINK),),
         frontend=pipeline.frontend,
     )
 

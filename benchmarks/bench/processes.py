@@ -14,10 +14,10 @@ from bench.device import open_timed
 from bench.emit import THINKER
 from bench.pipelines import TALKER
 from bench.sides import Load, measure
-from bench.steps import Times
+from bench.steps import StepTimes
 from omni.checkpoint import Checkpoint
 
-Answers: TypeAlias = "multiprocessing.Queue[dict[str, Times]]"
+Answers: TypeAlias = "multiprocessing.Queue[dict[str, StepTimes]]"
 
 _PATIENCE = 240
 """Seconds for both to load, capture and measure."""
@@ -48,8 +48,8 @@ class _Barrier:
             return  # `all_here` says so
 
 
-def measure_processes(folder: Path, device: str, load: Load) -> dict[str, Times]:
-    """As `measure`, of two processes. Raises RuntimeError if one of them fails or takes too long."""
+def measure_processes(folder: Path, device: str, load: Load) -> dict[str, StepTimes]:
+    """As `measure`, in two processes. Raises RuntimeError if one of them fails or takes too long."""
     context = multiprocessing.get_context("spawn")
     results: Answers = context.Queue()
     barrier = context.Barrier(2)
@@ -70,9 +70,9 @@ def measure_processes(folder: Path, device: str, load: Load) -> dict[str, Times]
             child.join()
 
 
-def answers_of(children: Sequence[BaseProcess], results: Answers, patience: float = _PATIENCE) -> dict[str, Times]:
-    """What all of them found. Raises RuntimeError as soon as one has failed, or after `patience` seconds."""
-    times: dict[str, Times] = {}
+def answers_of(children: Sequence[BaseProcess], results: Answers, patience: float = _PATIENCE) -> dict[str, StepTimes]:
+    """The answers of all processes. Raises RuntimeError as soon as one has failed, or after `patience` seconds."""
+    times: dict[str, StepTimes] = {}
     deadline = time.monotonic() + patience
     while len(times) < len(children):
         try:

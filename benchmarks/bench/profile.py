@@ -1,4 +1,4 @@
-"""Which kernels a stretch of work is made of, as CUPTI tells: it slows the host down, so no time of it counts as a result."""
+"""Kernels of a stretch of work, recorded by CUPTI. It slows the host down, so its times are no results."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.report import print_table
 
 
-class Span(NamedTuple):
+class KernelSpan(NamedTuple):
     """A kernel or a copy. start, end: ns."""
 
     start: int
@@ -20,14 +20,14 @@ class Span(NamedTuple):
 
 
 class Added(NamedTuple):
-    """Of one launch, ns. longer: from the end of what ended before it to its own end. waited: what of that nothing of it ran."""
+    """One launch, in ns. longer: from the previous end to its own end. waited: the part of that before it ran."""
 
     longer: int
     waited: int
 
 
-def added_by_launch(spans: Iterable[Span]) -> dict[tuple[str, str], list[Added]]:
-    """By name, and the name of what ended before. Kernels overlap: all that they add is the time from the first end to the last."""
+def added_by_launch(spans: Iterable[KernelSpan]) -> dict[tuple[str, str], list[Added]]:
+    """Launches by name, and the name of the previous one. Kernels overlap: their sum is the time from the first end to the last."""
     found: dict[tuple[str, str], list[Added]] = defaultdict(list)
     for before, span in pairwise(sorted(spans, key=lambda span: span.end)):
         found[span.name, before.name].append(Added(span.end - before.end, max(0, span.start - before.end)))
@@ -35,10 +35,10 @@ def added_by_launch(spans: Iterable[Span]) -> dict[tuple[str, str], list[Added]]
 
 
 def print_kernels(run: Callable[[], None], steps: int, most: int = 16) -> None:
-    """Runs it and prints which kernels and copies make the steps as long as they are.
+    """Runs the steps and prints the kernels and copies that add to their time.
 
-    Of each, by how much it makes the steps longer, and what of that is waiting. They are told apart by what ended before them:
-    layers use one kernel in several places. What runs beside on another stream takes its part from what ends next.
+    For each: the time that it adds to a step, and the part of that without work. Kernels are distinguished by the previous one,
+    since layers use one kernel in several places. Work on another stream takes its part from the next kernel that ends.
     """
     if not torch.cuda.is_available():
         print("no CUDA device, no kernels")
@@ -46,7 +46,7 @@ def print_kernels(run: Callable[[], None], steps: int, most: int = 16) -> None:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         run()
     events = (event for event in profiler.profiler.kineto_results.events() if event.device_type().name == "CUDA")
-    spans = [Span(event.start_ns(), event.start_ns() + event.duration_ns(), event.name()) for event in events]
+    spans = [KernelSpan(event.start_ns(), event.start_ns() + event.duration_ns(), event.name()) for event in events]
     found = added_by_launch(spans)
     if not found:
         print("no kernel was seen")

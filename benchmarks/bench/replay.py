@@ -24,7 +24,7 @@ def event_seconds(run: Callable[[], object], repeats: int, *, warm: int = 2) -> 
 
 
 def replayed_seconds(calls: Sequence[Callable[[], object]], *, replays: int = 9, tidy: bool = True) -> float:
-    """Of one call: the median over replays of one graph of all calls, over how many they are.
+    """Seconds of one call: the median over replays of one graph of all calls, divided by their number.
 
     What the calls return is kept until then, so each writes to memory of its own. tidy: collects garbage before the capture, as
     `torch.cuda.graph` does; without, thousands of captures take less time. Raises what a call raises.

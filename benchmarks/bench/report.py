@@ -1,4 +1,4 @@
-"""What a result must say besides its numbers, and how they are printed."""
+"""The header of a result, and the format of its numbers."""
 
 import json
 import platform
@@ -66,7 +66,7 @@ def copy_bandwidth(gibibytes: float = 2.0) -> float:
 
 
 def write_json(path: Path | None, numbers: object, facts: Mapping[str, object]) -> None:
-    """Nothing if `path` is None."""
+    """Writes a report; a no-op if `path` is None."""
     if path is not None:
         path.write_text(json.dumps({"facts": facts, "numbers": numbers}, indent=1, default=str))
 

@@ -1,4 +1,4 @@
-"""Whether rows choose experts as real traffic would: where a few experts do all the work, a step's time says nothing about it."""
+"""Checks that rows spread over experts as real traffic does: if a few experts do all the work, a step's time means nothing."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,12 +27,12 @@ class Routing(NamedTuple):
 
 
 def is_void(routing: Routing | None) -> bool:
-    """Whether times of such steps do not count. None is of a dense model."""
+    """Whether the times of these steps are void. routing: None for a dense model."""
     return routing is not None and abs(routing.counted / routing.uniform - 1) > TOLERANCE
 
 
 def told(routing: Routing | None) -> str:
-    """For a table."""
+    """The routing as a table's text."""
     return f"{routing.counted:.1f} ({routing.uniform:.1f})" if routing is not None else ""
 
 
@@ -53,8 +53,8 @@ def observe_routing(callback: Callable[[Tensor], None]) -> Iterator[None]:
 
 
 def count_experts(bench: BenchEngine, rows: int, run: Callable[[], None]) -> dict[str, Routing]:
-    """By stage that has experts, of the steps of `run` in which all `rows` rows decode. `bench` has captured no graphs: nothing is
-    seen of what is replayed."""
+    """Routing by stage with experts, in the steps of `run` in which all `rows` rows decode. `bench` has no captured graphs: replays
+    cannot be recorded."""
     sizes = {stage: experts_of(runner._model) for stage, runner in bench.runners.items()}
     counts: dict[str, list[Tensor]] = {stage: [] for stage, (experts, _) in sizes.items() if experts}
 

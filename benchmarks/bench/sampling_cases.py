@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from bench.kernel_cases import Buffers, Call, Case
-from bench.kernel_shapes import Sizes
+from bench.kernel_cases import Buffers, Call, KernelCase
+from bench.kernel_shapes import KernelSizes
 from omni.sampling import GREEDY, SamplingParams
 from omni_ar.kernels.sampling.state import NEVER, SamplingState
 from omni_ar.sampling.pack import flags_of, needs_of
@@ -47,16 +47,18 @@ class Rows:
         return cls(state, resolved)
 
 
-def cases(sizes: Sizes, buffers: Buffers) -> Iterator[Case]:
+def cases(sizes: KernelSizes, buffers: Buffers) -> Iterator[KernelCase]:
     for rows in (sizes.rows[0], sizes.rows[-1]):
         for kind, params in _KINDS.items():
             vocab = sizes.thinker.vocab
-            yield Case(f"sample {kind}, {rows} x {vocab:,}", _sample(params, rows, vocab, buffers), rows * vocab * 4)
+            yield KernelCase(
+                f"sample {kind}, {rows} x {vocab:,}", _sample(params, rows, vocab, buffers), rows * vocab * 4
+            )
         vocab = sizes.talker.vocab
         make = _sample(_KINDS[_NARROW], rows, vocab, buffers)
-        yield Case(f"sample {_NARROW}, {rows} x {vocab:,}", make, rows * vocab * 4)
+        yield KernelCase(f"sample {_NARROW}, {rows} x {vocab:,}", make, rows * vocab * 4)
         vocab = sizes.predictor.vocab
-        yield Case(f"draw {rows} x {vocab:,}", _draw(rows, vocab, buffers), rows * vocab * buffers.item)
+        yield KernelCase(f"draw {rows} x {vocab:,}", _draw(rows, vocab, buffers), rows * vocab * buffers.item)
 
 
 def _sample(params: SamplingParams, rows: int, vocab: int, b: Buffers) -> Callable[[], Call]:

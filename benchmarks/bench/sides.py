@@ -12,7 +12,7 @@ from bench.device import TimedDevice, synchronize
 from bench.emit import THINKER
 from bench.engine import BenchEngine
 from bench.pipelines import ROWS, TALKER, family_pipeline, one_stage, talker_alone, thinker_and_talker
-from bench.steps import Step, Times, times_of
+from bench.steps import LaunchedStep, StepTimes, times_of
 from bench.traffic import drawn, random_prompt, same_text
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Pipeline
@@ -24,8 +24,8 @@ _BLOCK = 16
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What both do. rows: by stage. prompt: ids of each prompt. tokens: that a request may draw, by stage: more than there is time
-    for. seconds, steps: that are measured at least, once all rows decode. priority: of the talker's streams."""
+    """The load of both. rows: by stage. prompt: ids of each prompt. tokens: that a request may draw, by stage: more than fit in
+    the time. seconds, steps: that are measured at least, once all rows decode. priority: of the talker's streams."""
 
     rows: Mapping[str, int]
     prompt: int
@@ -52,7 +52,7 @@ TINY = Load({THINKER: 2, TALKER: 1}, 8, {THINKER: 4000, TALKER: 4000}, 0.05, "fl
 
 
 class Meeting(Protocol):
-    """Where those who measure at once wait for each other, time after time; they go on ticking meanwhile."""
+    """A barrier for sides that measure at the same time, for repeated use. They tick while they wait."""
 
     def arrive(self) -> None: ...
 
@@ -72,7 +72,7 @@ class Alone:
 
 
 def pipeline_of(checkpoint: Checkpoint, load: Load, stages: Sequence[str]) -> Pipeline:
-    """Of one of the two, or of both."""
+    """The pipeline of one of the two stages, or of both."""
     family, talker = family_pipeline(checkpoint), read_config(checkpoint).talker
     assert talker is not None
     options = {stage: load.options(stage) for stage in stages}
@@ -85,7 +85,7 @@ def pipeline_of(checkpoint: Checkpoint, load: Load, stages: Sequence[str]) -> Pi
 
 def measure(
     checkpoint: Checkpoint, device: TimedDevice, load: Load, stages: Sequence[str], meeting: Meeting
-) -> dict[str, Times]:
+) -> dict[str, StepTimes]:
     """Times of each stage's steps while all of them decode.
 
     Who measures at once meets three times: loaded, so that rows are asked for together and no context grows while somebody loads;
@@ -124,7 +124,7 @@ def _window(bench: BenchEngine, load: Load) -> tuple[int, int]:
     return start, time.perf_counter_ns()
 
 
-def _steps_in(bench: BenchEngine, load: Load, stage: str, window: tuple[int, int]) -> list[Step]:
+def _steps_in(bench: BenchEngine, load: Load, stage: str, window: tuple[int, int]) -> list[LaunchedStep]:
     start, end = window
     steps = [step for step in bench.recorders[stage].steps if start <= step.started < end]
     assert len(steps) >= load.steps, f"{stage}: {len(steps)} steps in the measured time"
@@ -142,7 +142,7 @@ def _tick(bench: BenchEngine, until: Callable[[], bool]) -> None:
         bench.tick()
 
 
-def _is_full(step: Step, rows: int) -> bool:
+def _is_full(step: LaunchedStep, rows: int) -> bool:
     return step.rows == rows and not step.prompt_tokens
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from bench.kernel_cases import Buffers, Call, Case
-from bench.kernel_shapes import Sizes
+from bench.kernel_cases import Buffers, Call, KernelCase
+from bench.kernel_shapes import KernelSizes
 from omni.device import open_device
 from omni_ar.kernels.sampling.state import EVERYTHING
 from omni_ar.kernels.step import (
@@ -27,7 +27,7 @@ _BLOCK = 16
 
 
 class _ShapeOnly(ArModel):
-    """What state is allocated for; none of it runs."""
+    """The shape that state is allocated for. It never runs."""
 
     def __init__(self, vocab: int, length: int) -> None:
         super().__init__()
@@ -70,20 +70,20 @@ class _FrameShapeOnly(_ShapeOnly, CodecModel):
         raise AssertionError("only a shape")
 
 
-def cases(sizes: Sizes, buffers: Buffers) -> Iterator[Case]:
+def cases(sizes: KernelSizes, buffers: Buffers) -> Iterator[KernelCase]:
     for rows in (sizes.rows[0], sizes.rows[-1]):
         for name, make in _calls(sizes, rows, buffers).items():
             # A cache line of state per row, read and written.
-            yield Case(f"{name} {rows}", make, rows * 2 * 64)
+            yield KernelCase(f"{name} {rows}", make, rows * 2 * 64)
         # Codes and embeddings are read and written besides.
         moved = 2 * (_FrameShapeOnly.num_groups * 8 + sizes.talker.width * buffers.item)
-        yield Case(f"place_frames {rows}", _place_frames(sizes, rows, buffers), rows * (64 + moved))
+        yield KernelCase(f"place_frames {rows}", _place_frames(sizes, rows, buffers), rows * (64 + moved))
         # Codes are read, and two cache lines of state read and written.
         read = _FrameShapeOnly.num_groups * 8
-        yield Case(f"end_frames {rows}", _end_frames(sizes, rows, buffers), rows * (2 * 2 * 64 + read))
+        yield KernelCase(f"end_frames {rows}", _end_frames(sizes, rows, buffers), rows * (2 * 2 * 64 + read))
 
 
-def _calls(sizes: Sizes, rows: int, b: Buffers) -> dict[str, Callable[[], Call]]:
+def _calls(sizes: KernelSizes, rows: int, b: Buffers) -> dict[str, Callable[[], Call]]:
     length = _longest(sizes)
     blocks = -(-length // _BLOCK)
 
@@ -110,7 +110,7 @@ def _calls(sizes: Sizes, rows: int, b: Buffers) -> dict[str, Callable[[], Call]]
     return {"prepare_decodes": prepare, "accept_tokens": accept, "post_update": update, "frame_inputs": read}
 
 
-def _place_frames(sizes: Sizes, rows: int, b: Buffers) -> Callable[[], Call]:
+def _place_frames(sizes: KernelSizes, rows: int, b: Buffers) -> Callable[[], Call]:
     groups, width = _FrameShapeOnly.num_groups, sizes.talker.width
 
     def make() -> Call:
@@ -122,7 +122,7 @@ def _place_frames(sizes: Sizes, rows: int, b: Buffers) -> Callable[[], Call]:
     return make
 
 
-def _end_frames(sizes: Sizes, rows: int, b: Buffers) -> Callable[[], Call]:
+def _end_frames(sizes: KernelSizes, rows: int, b: Buffers) -> Callable[[], Call]:
     groups = _FrameShapeOnly.num_groups
 
     def make() -> Call:
@@ -134,11 +134,11 @@ def _end_frames(sizes: Sizes, rows: int, b: Buffers) -> Callable[[], Call]:
     return make
 
 
-def _longest(sizes: Sizes) -> int:
+def _longest(sizes: KernelSizes) -> int:
     return sizes.length + 4096
 
 
-def _made(model: ArModel, sizes: Sizes, rows: int, b: Buffers) -> tuple[RowState, StepBuffers, Tensor]:
+def _made(model: ArModel, sizes: KernelSizes, rows: int, b: Buffers) -> tuple[RowState, StepBuffers, Tensor]:
     """State and buffers of rows that go on, and which rows those are."""
     options = ArOptions(max_num_seqs=rows, max_model_len=_longest(sizes))
     limits, device = Limits.of("bench", options, model.shape), open_device(b.device.type)

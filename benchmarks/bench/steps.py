@@ -1,4 +1,4 @@
-"""What one stage's steps took, on the host and on the device."""
+"""Times of one stage's steps, on the host and on the device."""
 
 import itertools
 import time
@@ -15,7 +15,7 @@ from omni_ar.run.step import SampledStep, StepContext
 
 
 @dataclass(slots=True)
-class Step:
+class LaunchedStep:
     """rows: that are sampled. prompt_tokens: that are run in chunks. started: of its launch, `perf_counter_ns`.
 
     starved: the device had run out of work before the step's first part was launched. begin, end: around all of it on the main
@@ -40,7 +40,7 @@ class StepRecorder:
     """Keeps a record of every step that `runner` launches from now on."""
 
     def __init__(self, device: TimedDevice, stage: str, runner: Runner) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[LaunchedStep] = []
         self._device, self._stage, self._stream = device, stage, runner.stream
         self._execute, self._sample = runner.execute_model, runner.sample_tokens
         runner.execute_model = self._timed_execute  # type: ignore[method-assign]
@@ -51,7 +51,7 @@ class StepRecorder:
         prompt_tokens = sum(chunk.length for chunk in plan.chunks)
         begin = self._device.mark(self._stream)
         start = time.perf_counter_ns()
-        step = Step(len(plan.sampled), prompt_tokens, start, begin)
+        step = LaunchedStep(len(plan.sampled), prompt_tokens, start, begin)
         self.steps.append(step)
         context = self._execute(plan)
         step.execute_us = (time.perf_counter_ns() - start) / 1000
@@ -77,10 +77,10 @@ class StepRecorder:
         return sampled
 
 
-def steady_steps(steps: Sequence[Step], rows: int, skip: int = 4) -> list[Step]:
+def steady_steps(steps: Sequence[LaunchedStep], rows: int, skip: int = 4) -> list[LaunchedStep]:
     """The longest row of consecutive steps in which `rows` rows decode and no prompt runs, without `skip` at each end."""
-    best: list[Step] = []
-    run: list[Step] = []
+    best: list[LaunchedStep] = []
+    run: list[LaunchedStep] = []
     for step in steps:
         run = [*run, step] if step.rows == rows and not step.prompt_tokens else []
         best = run if len(run) > len(best) else best
@@ -88,8 +88,8 @@ def steady_steps(steps: Sequence[Step], rows: int, skip: int = 4) -> list[Step]:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
-    """Of consecutive decode steps, microseconds.
+class StepTimes:
+    """Times of consecutive decode steps, in microseconds.
 
     step: between token events, p50 and p99. launch: between launches on the host, p50 and p99; wall: the mean. idle: of the device
     between the end of a step and the start of the next, p50 and p99; where the device ran dry, host time of launching the next
@@ -111,14 +111,14 @@ class Times:
         return f"step {self.step[0] / 1000:.3f} ms, sample_tokens {self.sample[0]:.0f} us, {self.steps} steps"
 
 
-def times_of(steps: Sequence[Step]) -> Times:
+def times_of(steps: Sequence[LaunchedStep]) -> StepTimes:
     """The device has been synchronized since. Raises ValueError for fewer than three steps."""
     if len(steps) < 3:
         raise ValueError(f"{len(steps)} steady steps are too few to tell anything: run more")
     pairs = list(itertools.pairwise(steps))
     tokens = [microseconds(a.token, b.token) for a, b in pairs if a.token is not None and b.token is not None]
     idle = [microseconds(a.end, b.begin) + (b.execute_us if b.starved else 0.0) for a, b in pairs if a.end is not None]
-    return Times(
+    return StepTimes(
         steps=len(steps),
         step=percentiles(tokens),
         launch=percentiles([(b.started - a.started) / 1000 for a, b in pairs]),

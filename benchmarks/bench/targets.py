@@ -1,4 +1,4 @@
-"""What this project wants of one H200: `must` is required, `aim` is hoped for. They are goals of ours, not measurements.
+"""Targets for one H200: `must` is required, `aim` is hoped for. They are goals of ours, not measurements.
 
 A `must` for decode steps and speech is less than a peer took for the same shape, dummy weights and bfloat16 on such a device, when
 this was written (November 2026); an `aim` lies between that and the floor, which is the bytes of a step over 4.3 TB/s:
@@ -17,37 +17,37 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Both in the unit of what is measured, of which less is better."""
+class Goal:
+    """Bounds in the unit of the measurement; less is better."""
 
     must: float
     aim: float
 
 
 DECODE = {
-    "0.6b": {1: Target(1.0, 0.6), 8: Target(1.1, 0.7), 32: Target(1.6, 1.1), 64: Target(2.2, 1.75)},
-    "30b": {1: Target(3.2, 2.2), 8: Target(8.0, 7.0), 32: Target(15.0, 13.8), 64: Target(17.5, 15.8)},
+    "0.6b": {1: Goal(1.0, 0.6), 8: Goal(1.1, 0.7), 32: Goal(1.6, 1.1), 64: Goal(2.2, 1.75)},
+    "30b": {1: Goal(3.2, 2.2), 8: Goal(8.0, 7.0), 32: Goal(15.0, 13.8), 64: Goal(17.5, 15.8)},
 }
 """Milliseconds of a decode step, by shape and rows."""
-PREFILL = {"30b": Target(50, 35)}
+PREFILL = {"30b": Goal(50, 35)}
 """Milliseconds to the token of a prompt of 2,048 ids, by shape."""
-IDLE = Target(0.020, 0.005)
+IDLE = Goal(0.020, 0.005)
 """Milliseconds that the device waits between two decode steps."""
-SAMPLE = Target(0.150, 0.060)
+SAMPLE = Goal(0.150, 0.060)
 """Milliseconds of the host in `sample_tokens`."""
-HIDDEN = Target(1.03, 1.00)
+HIDDEN = Goal(1.03, 1.00)
 """Step time with a hidden state for every token, over that with none."""
-RTF = {"qwen3-omni-30b": Target(0.12, 0.08), "qwen2.5-omni-7b": Target(0.25, 0.15)}
+RTF = {"qwen3-omni-30b": Goal(0.12, 0.08), "qwen2.5-omni-7b": Goal(0.25, 0.15)}
 """Real-time factor of one request alone, by shape: 64 text tokens, 20 seconds of speech."""
 
 
-def verdict(value: float, target: Target | None) -> str:
+def verdict(value: float, target: Goal | None) -> str:
     """Empty where nothing was aimed for."""
     if target is None:
         return ""
     return "aim met" if value <= target.aim else "must met" if value <= target.must else "MISSED"
 
 
-def bounds(target: Target | None) -> str:
-    """For a table."""
+def bounds(target: Goal | None) -> str:
+    """The bounds as a table's text."""
     return f"{target.must:g} / {target.aim:g}" if target is not None else ""

@@ -13,7 +13,7 @@ _models: dict[str, ArModel] = {}
 
 
 def shared(stage: Stage) -> str:
-    """What to name as the model of a stage, so that all stages of that model and name share weights."""
+    """A model class for stages, of which all stages of the same name share the weights."""
     assert stage.model is not None, "autoregressive stages have a model"
     if stage.model != f"{__name__}:build":
         _makers[stage.name] = stage.model
@@ -33,6 +33,6 @@ def build(context: StageContext) -> ArModel:
 
 
 def forget() -> None:
-    """Lets go of all models: another checkpoint comes."""
+    """Drops all models, before another checkpoint."""
     _models.clear()
     _makers.clear()

@@ -72,7 +72,7 @@ PREFILL_TILES = [
 
 
 @dataclass
-class Case:
+class AttentionCase:
     """Rows of given lengths in a cache of many layers. queries: tokens of each row; one is a decode."""
 
     heads: int
@@ -116,7 +116,7 @@ class Case:
             prefill_attention(q_THD, key, value, self.table_RM, self.rows_P4, 0, settings, out_THD)
 
     def seconds(self, settings: Settings) -> float:
-        """Of one layer, inf where the settings do not fit the device."""
+        """Seconds of one layer; inf where the settings do not fit the device."""
         layers = range(self.key.shape[0])
         try:
             self.run(settings, 0)
@@ -134,7 +134,7 @@ class Case:
 
     @cached_property
     def expected(self) -> Tensor:
-        """Of the last layer, by plain torch in the same precision."""
+        """The result of the last layer, by plain torch in the same precision."""
         key, value = self.key[-1], self.value[-1]
         if max(self.queries) == 1:
             longest = max(self.lengths)
@@ -146,16 +146,16 @@ class Case:
         return torch.cat(parts)
 
 
-def decode_case(shape: str, rows: int, length: int | None = None) -> Case:
+def decode_case(shape: str, rows: int, length: int | None = None) -> AttentionCase:
     """length: of every row; None draws it as it is between 512 and 768 generated tokens."""
     generator = torch.Generator().manual_seed(rows)
     lengths = [length or int(torch.randint(512, 769, (1,), generator=generator)) for _ in range(rows)]
     if rows == 1 and length is None:
         lengths = [768]
-    return Case(*SHAPES[shape], lengths, [1] * rows)
+    return AttentionCase(*SHAPES[shape], lengths, [1] * rows)
 
 
-def decode_candidates(case: Case, tiles: Sequence[tuple[int, int, int]]) -> list[DecodeSettings]:
+def decode_candidates(case: AttentionCase, tiles: Sequence[tuple[int, int, int]]) -> list[DecodeSettings]:
     usual = decode_settings(case.q_THD, case.key[0]).splits
     wanted = sorted({max(1, usual >> shift) for shift in range(5)} | {min(64, 2 * usual)})
     return [
@@ -169,10 +169,10 @@ def compile_one(job: tuple[str, Settings]) -> None:
     """Fills the compiler's cache. What does not fit the device is heard of when it is timed."""
     shape, settings = job
     with suppress(TritonError, RuntimeError):
-        Case(*SHAPES[shape], [32], [1]).run(settings, 0)
+        AttentionCase(*SHAPES[shape], [32], [1]).run(settings, 0)
 
 
-def show(name: str, case: Case, settings: Settings) -> None:
+def show(name: str, case: AttentionCase, settings: Settings) -> None:
     seconds = case.seconds(settings)
     share, rate, error = case.floor / seconds, case.bytes / seconds / 1e12, case.wrong(settings)
     print(
@@ -235,7 +235,7 @@ def tune_prefill(compiled: Compiled, shapes: Sequence[str]) -> Table:
     compiled([(shape, one) for shape in shapes for one in tiles])
     table: Table = {}
     for shape, prompts in product(shapes, PROMPTS):
-        case = Case(*SHAPES[shape], prompts, prompts)
+        case = AttentionCase(*SHAPES[shape], prompts, prompts)
         times = [(case.seconds(one), one) for one in tiles]
         if shape == "thinker":
             for seconds, one in sorted(times, key=lambda pair: pair[0]):
@@ -247,12 +247,12 @@ def tune_prefill(compiled: Compiled, shapes: Sequence[str]) -> Table:
 
 
 def measure(shapes: Sequence[str]) -> None:
-    """What callers get now."""
+    """Measures the present settings."""
     for shape, (rows, length) in product(shapes, [*((rows, None) for rows in ROWS), *LONG]):
         case = decode_case(shape, rows, length)
         show(f"decode {shape}, {rows} x {length or '512-768'}", case, decode_settings(case.q_THD, case.key[0]))
     for shape, prompts in product(shapes, (*PROMPTS, (64,), (2048,) * 4)):
-        case = Case(*SHAPES[shape], prompts, prompts)
+        case = AttentionCase(*SHAPES[shape], prompts, prompts)
         settings = prefill_settings(sum(prompts), case.q_THD, case.key[0])
         show(f"prefill {shape}, {len(prompts)} x {prompts[0]}", case, settings)
 

@@ -19,7 +19,7 @@ HOPPER = GPUTarget("cuda", 90, 32)
 
 
 class _NamedTarget:
-    """What `JITFunction.run` asks of a driver in order to compile."""
+    """The part of a driver that `JITFunction.run` needs in order to compile."""
 
     def get_current_device(self) -> int:
         return 0

@@ -93,7 +93,7 @@ def draw(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.bfloat16, device="cuda")
 
 
-class Case:
+class LinearCase:
     """One operation on `rows` rows, with as many copies of its weights as it takes for none to be cached."""
 
     def __init__(self, kind: str, outputs: int, width: int, rows: int) -> None:
@@ -124,7 +124,7 @@ class Case:
         return add_rms_norm(self.residual_TN, delta_TN, self.next_norm_N, EPS)[0]
 
     def seconds(self, config: LinearSettings | None, product: LinearSettings | None = None) -> float:
-        """Of one call, inf where the settings do not fit the device."""
+        """Seconds of one call; inf where the settings do not fit the device."""
         try:
             self.run(config, self.weights[0], product)
         except (TritonError, RuntimeError) as error:
@@ -165,7 +165,7 @@ def shown(config: LinearSettings) -> str:
     return " ".join(f"{value}" for value in msgspec.structs.astuple(config))
 
 
-def show(case: Case, library: float, apart: float, ours: float, config: LinearSettings | None) -> None:
+def show(case: LinearCase, library: float, apart: float, ours: float, config: LinearSettings | None) -> None:
     floor = case.bytes / H200_BANDWIDTH
     best = min(library, apart, ours)
     chosen = "" if config is None else shown(config)
@@ -233,13 +233,13 @@ def tune(
     )
     for (shape, counts), candidates in left.items():
         for count in counts:
-            candidates = measure(Case(*shape, count), candidates, tables)
+            candidates = measure(LinearCase(*shape, count), candidates, tables)
         torch.cuda.empty_cache()
         save(tables)
     print(f"done after {time.monotonic() - began:.0f} s")
 
 
-def measure(case: Case, candidates: Sequence[LinearSettings], tables: Tables) -> list[LinearSettings]:
+def measure(case: LinearCase, candidates: Sequence[LinearSettings], tables: Tables) -> list[LinearSettings]:
     """The candidates that go on to fewer rows: the best tiles, and all that streams."""
     library = case.seconds(None)
     apart = float("inf")
@@ -260,7 +260,7 @@ def measure(case: Case, candidates: Sequence[LinearSettings], tables: Tables) ->
 def show_tables(shapes: Sequence[tuple[str, int, int]]) -> None:
     for shape in shapes:
         for count in sorted(count for counts in CLASSES for count in counts):
-            case = Case(*shape, count)
+            case = LinearCase(*shape, count)
             config = settings(case.kind, case.x_TD, case.weights[0])
             product = settings(case.kind.removeprefix("norm_"), case.x_TD, case.weights[0])
             library = case.seconds(None)
@@ -269,7 +269,7 @@ def show_tables(shapes: Sequence[tuple[str, int, int]]) -> None:
 
 
 def save_over_shipped(out: Path | None, tables: Tables) -> None:
-    """What was measured, over what the shipped table has."""
+    """Saves the measured settings; others remain as in the shipped table."""
     if out is None:
         return
     folder = torch.cuda.get_device_name().lower().replace(" ", "_")

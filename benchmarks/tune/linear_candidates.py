@@ -1,4 +1,4 @@
-"""Which settings of linear maps are worth measuring."""
+"""Settings of linear maps that are worth measuring."""
 
 import itertools
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ def held_candidates(kind: str, outputs: int, width: int, rows: int) -> Iterator[
 
 
 def split_candidates(outputs: int, width: int, rows: int) -> Iterator[TiledSettings]:
-    """For few outputs: tiles of which there would be too few, were the width not split."""
+    """Candidates for few outputs: without a split of the width there would be too few tiles."""
     for height, tile_d, slices in ((16, 256, 4), (32, 256, 4), (32, 128, 4), (64, 128, 1), (64, 64, 1)):
         for splits in (2, 3, 4, 6, 8):
             programs = -(-outputs // height) * splits

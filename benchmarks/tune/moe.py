@@ -52,7 +52,7 @@ TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048)
 FEW_UP_TO, GROUPED_FROM = 16, 4
 
 
-class Shape(NamedTuple):
+class MoeShape(NamedTuple):
     experts: int
     top_k: int
     width: int
@@ -64,11 +64,11 @@ class Shape(NamedTuple):
         return 3 * self.width * self.intermediate * 2
 
 
-SHAPES = {"thinker": Shape(128, 8, 2048, 768), "talker": Shape(128, 6, 1024, 384, 768)}
+SHAPES = {"thinker": MoeShape(128, 8, 2048, 768), "talker": MoeShape(128, 6, 1024, 384, 768)}
 
 
-def few_candidates(shape: Shape) -> tuple[list[FewProduct], list[FewProduct]]:
-    """Of both products."""
+def few_candidates(shape: MoeShape) -> tuple[list[FewProduct], list[FewProduct]]:
+    """Candidates of settings, for both products."""
     whole, row = (1 << (n - 1).bit_length() for n in (shape.width, shape.intermediate))
     gate = [(1, whole, 1), (1, whole, 2), (2, whole, 2), (2, whole, 4), (4, whole, 4), (8, whole, 8), (4, 512, 1)]
     part = shape.intermediate & -shape.intermediate  # the power of two in it: no lane idle
@@ -127,7 +127,7 @@ GROUPED: dict[int, tuple[list[tuple[int, ...]], list[tuple[int, ...]]]] = {
 
 
 def grouped_candidates(block_m: int) -> tuple[list[GroupedProduct], list[GroupedProduct]]:
-    """Of both products."""
+    """Candidates of settings, for both products."""
     gates, downs = (
         [
             GroupedProduct(
@@ -148,10 +148,10 @@ def block_sizes(rows_per_expert: float) -> list[int]:
     raise ValueError(rows_per_expert)
 
 
-class Bench:
+class LayerBench:
     """One layer's weights, several times, and routings and inputs of one number of tokens."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: MoeShape) -> None:
         self.shape = shape
         self.experts = [self._draw_experts() for _ in range(COPIES)]
         self.norm = Norm(torch.ones(shape.width, device="cuda", dtype=torch.bfloat16), 1e-6)
@@ -217,7 +217,7 @@ def random(*size: int) -> Tensor:
     return torch.randn(size, device="cuda", dtype=torch.bfloat16) / math.sqrt(size[-1])
 
 
-def tune_few(bench: Bench) -> FewSettings:
+def tune_few(bench: LayerBench) -> FewSettings:
     gates, downs = few_candidates(bench.shape)
 
     def gate(settings: FewProduct, i: int) -> Tensor:
@@ -229,7 +229,7 @@ def tune_few(bench: Bench) -> FewSettings:
     return FewSettings(gate=bench.best("few gate", gates, gate), down=bench.best("few down", downs, down))
 
 
-def tune_grouped(bench: Bench, block_m: int) -> GroupedSettings:
+def tune_grouped(bench: LayerBench, block_m: int) -> GroupedSettings:
     groups = [bench.group(i, block_m) for i in range(LAUNCHES)]
     gates, downs = grouped_candidates(block_m)
     hidden = bench.hidden[: bench.y.shape[0]]
@@ -249,7 +249,7 @@ def tune_grouped(bench: Bench, block_m: int) -> GroupedSettings:
     )
 
 
-def candidate_launches(shape: Shape) -> Iterator[Callable[[], object]]:
+def candidate_launches(shape: MoeShape) -> Iterator[Callable[[], object]]:
     """A launch of every candidate, alone and overlapping, on the CPU, with two experts in memory."""
     tokens, width, inner = 16, shape.width, shape.intermediate
 
@@ -275,7 +275,7 @@ def candidate_launches(shape: Shape) -> Iterator[Callable[[], object]]:
             yield from (partial(multiply_down, hidden, down, groups, c, overlap) for c in tall)
 
 
-def check(bench: Bench, settings: MoeSettings) -> float:
+def check(bench: LayerBench, settings: MoeSettings) -> float:
     """The relative error against torch, for inputs of a launch that was not the last to run."""
     with plain_torch():
         expected = reference.mix_experts(*bench.given(1))[0].float()
@@ -284,7 +284,7 @@ def check(bench: Bench, settings: MoeSettings) -> float:
     return refuse_wrong((difference.norm(dim=-1) / expected.norm(dim=-1)).median().item(), settings)
 
 
-def tune(bench: Bench, tokens: int) -> tuple[MoeSettings, str]:
+def tune(bench: LayerBench, tokens: int) -> tuple[MoeSettings, str]:
     shape = bench.shape
     bench.draw(tokens)
     print(f"  {tokens} tokens, {bench.distinct:.1f} distinct experts")
@@ -333,7 +333,7 @@ def main() -> None:
     for name in options.shape:
         shape = SHAPES[name]
         print(f"{name}: {shape}")
-        bench = Bench(shape)
+        bench = LayerBench(shape)
         sizes = table.setdefault(shape_key(*shape[:4], torch.bfloat16), {})
         summaries.append(name)
         for tokens in options.tokens:

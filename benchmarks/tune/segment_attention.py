@@ -25,7 +25,7 @@ from bench.arguments import need_cuda, positive_int
 from bench.replay import replayed_seconds
 from omni_encoder.kernels.segment_attention import reference
 from omni_encoder.kernels.segment_attention.kernel import (
-    Settings,
+    SegmentSettings,
     attend_segments,
     choose_settings,
     head_parts,
@@ -48,7 +48,7 @@ CASES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class SegmentLayer:
     """Shape legend: as of the kernel."""
 
     q_SHW: Tensor
@@ -56,34 +56,34 @@ class Layer:
     v_SHW: Tensor
 
     @classmethod
-    def draw(cls, tower: str, positions: int, device: str) -> "Layer":
+    def draw(cls, tower: str, positions: int, device: str) -> "SegmentLayer":
         """Values are a part of one product's outputs, queries and keys were turned since."""
         packed = torch.randn(positions, 3, *HEADS[tower], dtype=torch.bfloat16, device=device)
         q, k, v = packed.unbind(1)
         return cls(q.contiguous(), k.contiguous(), v)
 
 
-class Case:
+class SegmentCase:
     def __init__(self, tower: str, lengths: Sequence[int], positions: int) -> None:
         self.lengths, self.scale = tuple(lengths), HEADS[tower][1] ** -0.5
-        self.layers = [Layer.draw(tower, positions, "cuda") for _ in range(LAYERS)]
+        self.layers = [SegmentLayer.draw(tower, positions, "cuda") for _ in range(LAYERS)]
         bounds = torch.zeros(positions, 2, dtype=torch.int32)
         bounds[: sum(lengths)] = torch.from_numpy(segment_bounds(lengths))
         self.bounds_S2 = bounds.cuda()
         heads, head_dim = HEADS[tower]
         self.floor = 4 * sum(length**2 for length in lengths) * heads * head_dim / COMPUTE
 
-    def attend(self, settings: Settings, layer: Layer) -> Tensor:
+    def attend(self, settings: SegmentSettings, layer: SegmentLayer) -> Tensor:
         return attend_segments(layer.q_SHW, layer.k_SHW, layer.v_SHW, self.bounds_S2, self.scale, settings)
 
-    def by_torch(self, lengths: tuple[int, ...] | None, layer: Layer) -> Tensor:
+    def by_torch(self, lengths: tuple[int, ...] | None, layer: SegmentLayer) -> Tensor:
         """lengths: None attends behind a mask."""
         used = len(layer.q_SHW) if lengths is None else sum(lengths)
         q, k, v = (tensor[:used] for tensor in (layer.q_SHW, layer.k_SHW, layer.v_SHW))
         return reference.attend_segments(q, k, v, self.bounds_S2, lengths, self.scale)
 
-    def seconds(self, settings: Settings) -> float:
-        """Of one layer; inf where the settings do not fit the device."""
+    def seconds(self, settings: SegmentSettings) -> float:
+        """Seconds of one layer; inf where the settings do not fit the device."""
         try:
             ours = self.attend(settings, self.layers[-1])
         except (TritonError, RuntimeError) as error:
@@ -97,11 +97,11 @@ class Case:
         return replayed_seconds([partial(self.by_torch, lengths, layer) for layer in self.layers])
 
 
-def candidates(head_dim: int) -> list[Settings]:
+def candidates(head_dim: int) -> list[SegmentSettings]:
     tiles = [(64, 4), (128, 8), (128, 4)]
     splits = (True, False) if head_parts(head_dim, True)[1] else (True,)
     return [
-        Settings(block_m, block_n, num_warps, num_stages, split)
+        SegmentSettings(block_m, block_n, num_warps, num_stages, split)
         for (block_m, num_warps), block_n, num_stages, split in product(tiles, (32, 64, 128), (2, 3), splits)
     ]
 
@@ -110,7 +110,7 @@ def compile_candidates() -> None:
     bounds = torch.zeros(2, 2, dtype=torch.int32)
     launches = []
     for tower, (_, head_dim) in HEADS.items():
-        layer = Layer.draw(tower, 2, "cpu")  # of one position, any stride is dense
+        layer = SegmentLayer.draw(tower, 2, "cpu")  # of one position, any stride is dense
         qkv = (layer.q_SHW, layer.k_SHW, layer.v_SHW)
         launches += [partial(attend_segments, *qkv, bounds, 1.0, settings) for settings in candidates(head_dim)]
     compile_ahead(launches)
@@ -123,9 +123,9 @@ def main() -> None:
     need_cuda()
     compile_candidates()
     chosen = choose_settings(torch.bfloat16)
-    scores: dict[str, dict[Settings, float]] = {tower: {} for tower in HEADS}
+    scores: dict[str, dict[SegmentSettings, float]] = {tower: {} for tower in HEADS}
     for name, (tower, lengths, positions) in CASES.items():
-        case = Case(tower, lengths, positions)
+        case = SegmentCase(tower, lengths, positions)
         times = {settings: case.seconds(settings) for settings in candidates(HEADS[tower][1])}
         best = min(times.values())
         for settings, seconds in times.items():

@@ -101,11 +101,11 @@ def copy(into: Tensor, source: int, stream: int) -> None:
     _check("cuMemcpyAsync", _memcpy()(into.data_ptr(), source, len(into), stream))
 
 
-class _Array:
+class _CudaArray:
     def __init__(self, pointer: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {"data": (pointer, False), "shape": (nbytes,), "typestr": "|u1", "version": 2}
 
 
 def as_tensor(pointer: int, nbytes: int, device: torch.device) -> Tensor:
     """The memory at an address of `device`, uint8 `[nbytes]`. The tensor does not own it."""
-    return torch.as_tensor(_Array(pointer, nbytes), device=device)
+    return torch.as_tensor(_CudaArray(pointer, nbytes), device=device)

@@ -45,7 +45,7 @@ class LocalRef:
             self.end(COMPLETED)
 
     def end(self, after: Event) -> None:
-        """Nothing reads the payload after `after`. Only the first call has an effect."""
+        """Ends the consumer's reads at `after`. Only the first call has an effect."""
         if self._end is None:
             self._end = after
             self.received = None

@@ -19,7 +19,7 @@ from omni.errors import ConfigError
 from omni.ipc.memory import SharedMemoryAddress, create_memory
 
 _POOLS: dict[int, tuple[mmap.mmap, Tensor]] = {}
-"""Of the senders in this process, by descriptor: a receiver beside its sender uses the same tensor."""
+"""Pools of the senders in this process, by descriptor: a receiver beside its sender uses the same tensor."""
 
 
 class SharedMemoryConnector:

@@ -56,7 +56,7 @@ class BiasedAttention(nn.Module):
         return y_RQHW
 
 
-class Layer(nn.Module):
+class BiasedLayer(nn.Module):
     def __init__(self, layer: int) -> None:
         super().__init__()
         self.attention = BiasedAttention(layer)
@@ -73,7 +73,7 @@ class RelativeBiasModel(ArModel):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Layer(layer) for layer in range(LAYERS))
+        self.layers = nn.ModuleList(BiasedLayer(layer) for layer in range(LAYERS))
         self.norm = nn.RMSNorm(WIDTH)
 
     @property
@@ -97,9 +97,13 @@ class RelativeBiasModel(ArModel):
         return x_RD
 
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
+            if batch.layers is not None:
+                batch.layers.store(number, x_TD)
             x_TD = layer(x_TD, batch)
         hidden_TD: Tensor = self.norm(x_TD)
+        if batch.layers is not None:
+            batch.layers.store(len(self.layers), hidden_TD)
         return hidden_TD
 
     def logits(self, hidden_RD: Tensor) -> Tensor:

@@ -42,8 +42,14 @@ def scores(inputs: list[Payload]) -> list[Payload]:
 
 def test_keeps_the_contract() -> None:
     inputs = [request(3, 5, 1), request(2), request(1, 1, 1, 4)]
-    expected = [scores(each) for each in inputs]
-    check_stage(ScorerKind, options=ScorerOptions(max_rows=5), inputs=inputs, expected=expected, model=MODEL)
+    check_stage(
+        ScorerKind,
+        options=ScorerOptions(max_rows=5),
+        inputs=inputs,
+        expected=[scores(each) for each in inputs],
+        refused=[request(2, 6)],
+        model=MODEL,
+    )
 
 
 def test_scores_hidden_states_of_any_family(tmp_path: Path) -> None:

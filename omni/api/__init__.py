@@ -1,7 +1,7 @@
 """The public interface: `Omni`, `AsyncOmni` and their outputs."""
 
 from omni.api.async_omni import AsyncOmni, AsyncOutputStream
-from omni.api.hidden_states import HiddenStates
+from omni.api.hidden_states import HiddenStates, HiddenStatesArguments
 from omni.api.omni import Omni, OutputStream
 from omni.api.request import GenerateArguments
 from omni.api.results import Metrics, Output, Result, StageMetrics, TokenLogprob, Usage
@@ -11,6 +11,7 @@ __all__ = [
     "AsyncOutputStream",
     "GenerateArguments",
     "HiddenStates",
+    "HiddenStatesArguments",
     "Metrics",
     "Omni",
     "Output",

@@ -2,13 +2,10 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
 from typing import Self, Unpack, overload
 
-import torch
-
-from omni.api.hidden_states import HiddenStates, check_hidden_states, read_hidden_states
-from omni.api.request import GenerateArguments, Messages, Requests, Sampling
+from omni.api.hidden_states import HiddenStates, HiddenStatesArguments, check_hidden_states, read_hidden_states
+from omni.api.request import GenerateArguments, Messages, Requests
 from omni.api.results import Output, Result
 from omni.api.session import CallOutputs, GenerateCall, Item, Session
 
@@ -33,7 +30,7 @@ class _OutputQueue:
                 self._items.clear()
 
     async def get(self) -> Item | None:
-        """For one reader at a time."""
+        """Returns the next item. One reader at a time."""
         if self._items:
             # Otherwise a reader that is behind would never yield to the loop, nor see its cancellation.
             await asyncio.sleep(0)
@@ -122,21 +119,10 @@ class AsyncOmni(Session):
             pass
         return call.results()
 
-    async def hidden_states(
-        self,
-        messages: Messages,
-        *,
-        stage: str | None = None,
-        layers: Sequence[int] | None = None,
-        device: str | torch.device | None = None,
-        sampling: Sampling = None,
-        priority: int = 0,
-        cache_salt: str = "",
-    ) -> HiddenStates:
+    async def hidden_states(self, messages: Messages, **arguments: Unpack[HiddenStatesArguments]) -> HiddenStates:
         """As `Omni.hidden_states`."""
-        asked = check_hidden_states(self.pipeline, stage, layers, sampling, priority, cache_salt)
-        result = await self.complete(messages, **asked.arguments)
-        return read_hidden_states(asked, result, device)
+        asked = check_hidden_states(self.pipeline, messages, arguments)
+        return read_hidden_states(asked, await self.complete(messages, **asked.arguments))
 
     def _start(
         self, messages: object, arguments: GenerateArguments, *, keep: bool

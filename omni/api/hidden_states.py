@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import msgspec
 import torch
 
-from omni.api.request import GenerateArguments, Sampling
+from omni.api.request import GenerateArguments, Sampling, reading, split_requests
 from omni.api.results import Result
-from omni.errors import InputError, StageError, quoted
-from omni.payload import HiddenStates as Given
+from omni.device import name_device
+from omni.errors import ConfigError, InputError, StageError, quoted
+from omni.payload import RequestHiddenStates
 from omni.pipeline import Pipeline
 from omni.sampling import SamplingParams
 
@@ -44,24 +46,77 @@ class HiddenStates:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A checked call. modality: of the states. arguments: of `generate`. layers: to give, of those that the stage keeps."""
+    """A checked call. modality: of the states. layers: to give, of those that the stage keeps. arguments: of `generate`."""
 
     stage: str
     modality: str
     layers: tuple[int, ...]
+    device: torch.device
     arguments: GenerateArguments
 
 
-def check_hidden_states(
-    pipeline: Pipeline,
-    stage: str | None,
-    layers: Sequence[int] | None,
-    sampling: Sampling,
-    priority: int,
-    cache_salt: str,
-) -> Asked:
-    """Raises InputError for a stage or a layer whose hidden states are not kept."""
+class HiddenStatesArguments(TypedDict, total=False):
+    """Keyword arguments of `hidden_states`.
+
+    stage: that keeps some (`<stage>.hidden_layers`, a setting of the model). Default: None, the one that writes the text.
+    layers: of those that it keeps. Default: None, all.
+    device: of the result, moved there from host memory: "cpu", "cuda" or "cuda:N". Default: None, the host.
+    sampling: as of `generate`. Default: None, one token, so that the states are the prompt's alone.
+    priority, cache_salt: as of `generate`.
+    """
+
+    stage: str | None
+    layers: Sequence[int] | None
+    device: str | torch.device | None
+    sampling: Sampling
+    priority: int
+    cache_salt: str
+
+
+def check_hidden_states(pipeline: Pipeline, messages: object, arguments: HiddenStatesArguments) -> Asked:
+    """Raises InputError naming the field, for any value, and TypeError for an unknown argument."""
+    unknown = arguments.keys() - HiddenStatesArguments.__optional_keys__
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
+    if split_requests(messages)[1]:
+        remedy = "give one chat, and call it for each: from several threads or tasks they run together"
+        raise InputError("messages", "are a list of chats", remedy)
+    with reading("device"):
+        device = _device(arguments.get("device"))
+    with reading("stage"):
+        name, modality = _keeping(pipeline, arguments.get("stage"))
+    with reading("layers"):
+        layers = _layers(pipeline, name, arguments.get("layers"))
+    sampling = arguments.get("sampling")
+    given: GenerateArguments = {
+        "modalities": (modality, "text") if name == pipeline.text_stage else (modality,),
+        "sampling": {name: SamplingParams(max_tokens=1)} if sampling is None else sampling,
+        "priority": arguments.get("priority", 0),
+        "cache_salt": arguments.get("cache_salt", ""),
+    }
+    return Asked(name, modality, layers, device, given)
+
+
+def _device(given: object) -> torch.device:
+    if given is None:
+        return torch.device("cpu")
+    if not isinstance(given, str | torch.device):
+        raise InputError("device", f"is {quoted(given)}", 'use "cpu", "cuda" or "cuda:N"')
+    try:
+        device = name_device(str(given))
+    except ConfigError as error:
+        raise InputError("device", error.problem, error.remedy) from error
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise InputError("device", f"{quoted(str(given))} does not exist here", f"there are {count} CUDA devices")
+    return device
+
+
+def _keeping(pipeline: Pipeline, stage: object) -> tuple[str, str]:
+    """The stage, and the modality of its hidden states."""
     keeping = {output.stage: output.modality for output in pipeline.outputs if output.hidden_states}
+    if not isinstance(stage, str | None):
+        raise InputError("stage", f"is {quoted(stage)}", "give the name of a stage")
     name = stage if stage is not None else pipeline.main_stage
     stages = [each.name for each in pipeline.stages]
     if name is not None and name not in stages:
@@ -71,39 +126,36 @@ def check_hidden_states(
         kept = f"; {', '.join(keeping)} keeps some" if keeping else ""
         problem = f"{quoted(name)} keeps no hidden states{kept}"
         raise InputError("stage", problem, f"name a stage of kind 'ar', and load the model with {layer}")
+    return name, keeping[name]
+
+
+def _layers(pipeline: Pipeline, name: str, layers: object) -> tuple[int, ...]:
     kept_layers: tuple[int, ...] = msgspec.structs.asdict(pipeline.stage(name).options)["hidden_layers"]
-    given: object = layers
-    if given is not None and not isinstance(given, list | tuple | range):
+    if layers is None:
+        return kept_layers
+    if not isinstance(layers, list | tuple | range) or not layers:
         raise InputError(
             "layers", f"is {quoted(layers)}", f"give a list of layers: [{', '.join(map(str, kept_layers))}]"
         )
-    chosen = kept_layers if layers is None else tuple(layers)
-    for layer_number in chosen:
-        if layer_number not in kept_layers:
+    for layer_number in layers:
+        if isinstance(layer_number, bool) or layer_number not in kept_layers:
             problem = f"{quoted(layer_number)} is not kept"
             remedy = (
                 f"use some of {', '.join(map(str, kept_layers))}, or load the model with other {name}.hidden_layers"
             )
             raise InputError("layers", problem, remedy)
-    modalities = (keeping[name], "text") if name == pipeline.text_stage else (keeping[name],)
-    arguments: GenerateArguments = {
-        "modalities": modalities,
-        "sampling": {name: SamplingParams(max_tokens=1)} if sampling is None else sampling,
-        "priority": priority,
-        "cache_salt": cache_salt,
-    }
-    return Asked(name, keeping[name], chosen, arguments)
+    return tuple(map(int, layers))
 
 
-def read_hidden_states(asked: Asked, result: Result, device: str | torch.device | None) -> HiddenStates:
+def read_hidden_states(asked: Asked, result: Result) -> HiddenStates:
     """Raises StageError for a request that ended before its first token."""
     payloads = result.outputs.get(asked.modality, ())
     if not payloads:
         raise StageError(asked.stage, "giving hidden states", "the request ended before its first token")
     (payload,) = payloads
     given, hidden = payload.meta, payload.tensors["hidden"]
-    assert isinstance(given, Given)
+    assert isinstance(given, RequestHiddenStates)
     assert isinstance(hidden, torch.Tensor)
     places = [given.layers.index(layer) for layer in asked.layers]
     states = hidden.unflatten(1, (len(given.layers), -1)).transpose(0, 1)[places]
-    return HiddenStates(states.to(device or "cpu"), asked.layers, given.prompt_tokens, result)
+    return HiddenStates(states.to(asked.device), asked.layers, given.prompt_tokens, result)

@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from omni.api.owner import adapt_to_fork
-from omni.config import Layer, read_config
+from omni.config import SettingsLayer, read_config
 from omni.device import Device, name_device, open_device
 from omni.engine import (
     EngineClient,
@@ -50,7 +50,7 @@ class Loaded:
 
 def load(
     model: str | os.PathLike[str],
-    layers: Sequence[Layer],
+    layers: Sequence[SettingsLayer],
     plugins: Plugins | None,
     choice: PipelineChoice,
 ) -> Loaded:
@@ -67,7 +67,7 @@ def load(
 
 def _load_in_processes(
     model: str | os.PathLike[str],
-    layers: Sequence[Layer],
+    layers: Sequence[SettingsLayer],
     plugins: Plugins | None,
     choice: PipelineChoice,
     options: EngineOptions,
@@ -84,7 +84,7 @@ def _load_in_processes(
 
 def _load(
     model: str | os.PathLike[str],
-    layers: Sequence[Layer],
+    layers: Sequence[SettingsLayer],
     plugins: Plugins | None,
     choice: PipelineChoice,
     options: EngineOptions,
@@ -138,7 +138,7 @@ def layers_of(
     timeline: str | os.PathLike[str] | None = None,
     place: Mapping[str, str] | None = None,
     origin: str = "overrides",
-) -> list[Layer]:
+) -> list[SettingsLayer]:
     """All settings of the user, later ones overriding earlier ones: file, overrides, arguments.
 
     origin: of the overrides. Raises ConfigError for a file that cannot be read.
@@ -152,4 +152,4 @@ def layers_of(
     given = {f"{ENGINE}.{name}": value for name, value in names.items() if value is not None}
     given |= {f"{stage}.place": device for stage, device in (place or {}).items()}
     file = [read_config(config)] if config is not None else []
-    return [*file, Layer(origin, overrides or {}), Layer("argument", given)]
+    return [*file, SettingsLayer(origin, overrides or {}), SettingsLayer("argument", given)]

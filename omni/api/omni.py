@@ -1,14 +1,11 @@
 """The synchronous interface."""
 
 import threading
-from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Literal, Self, Unpack, overload
 
-import torch
-
-from omni.api.hidden_states import HiddenStates, check_hidden_states, read_hidden_states
-from omni.api.request import GenerateArguments, Messages, Requests, Sampling
+from omni.api.hidden_states import HiddenStates, HiddenStatesArguments, check_hidden_states, read_hidden_states
+from omni.api.request import GenerateArguments, Messages, Requests
 from omni.api.results import Output, Result
 from omni.api.session import CallOutputs, GenerateCall, Item, Session
 
@@ -110,28 +107,15 @@ class Omni(Session):
             pass
         return call.results()
 
-    def hidden_states(
-        self,
-        messages: Messages,
-        *,
-        stage: str | None = None,
-        layers: Sequence[int] | None = None,
-        device: str | torch.device | None = None,
-        sampling: Sampling = None,
-        priority: int = 0,
-        cache_salt: str = "",
-    ) -> HiddenStates:
+    def hidden_states(self, messages: Messages, **arguments: Unpack[HiddenStatesArguments]) -> HiddenStates:
         """Hidden states of one chat: of its prompt, and of the tokens that the stage generates for it.
 
-        stage: that keeps some (`<stage>.hidden_layers`, a setting of the model); None for the one that writes the text.
-        layers: of those that it keeps, None for all. device: of the result, moved there from host memory; None for the host.
-        sampling: None generates one token, so that the states are the prompt's alone. priority, cache_salt: as of `generate`.
+        arguments: `stage`, `layers`, `device`, `sampling`, `priority` and `cache_salt`, see `HiddenStatesArguments`.
 
         Raises InputError, and StageError if the request fails. Other requests may run meanwhile, from other threads.
         """
-        asked = check_hidden_states(self.pipeline, stage, layers, sampling, priority, cache_salt)
-        result = self.generate(messages, stream=False, **asked.arguments)
-        return read_hidden_states(asked, result, device)
+        asked = check_hidden_states(self.pipeline, messages, arguments)
+        return read_hidden_states(asked, self.generate(messages, stream=False, **asked.arguments))
 
     def close(self) -> None:
         """Aborts all requests, frees the model and ends every thread, except one that a library keeps busy with a request.

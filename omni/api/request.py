@@ -1,7 +1,6 @@
 """One request of a `generate` call: its arguments, its messages, and a handle for each of its answers."""
 
 import re
-import sys
 import threading
 import time
 from collections import deque
@@ -13,65 +12,14 @@ from itertools import islice
 from typing import TypeAlias, TypedDict
 
 import msgspec
-import numpy as np
-import torch
-from PIL import Image
 
+from omni.api.held import held_by
 from omni.engine import EngineClient, EngineOutput, EngineRequest, Held, RequestFailed, RequestFinished
 from omni.errors import InputError, OmniError, check_unicode, quoted, said, shortened
-from omni.frontend.base import Prepared
 from omni.frontend.messages import RemoteMedia, check_messages, check_size, has_media, remote_media
 from omni.media import MediaOptions
 from omni.pipeline import Pipeline
 from omni.sampling import SamplingParams, StructuredOutput
-
-_DEPTH = 8
-"""Depth of a chat, and of a prepared one: stages, payloads, a payload, its struct, placeholders, one of them, positions."""
-
-
-_LARGE = 4096
-"""Objects of at least so many bytes are counted once for all requests that hold them."""
-
-
-def held_by(messages: object) -> Held:
-    """The memory of a chat as given: its texts, base64, bytes, arrays, tensors and decoded pictures, as deep as a chat can be. Of
-    other objects, the outermost is counted."""
-    # Every object once, by identity; kept, so that no new object gets the identity of a freed one.
-    leaves = {id(leaf): (leaf, size) for leaf, size in _leaves(messages, _DEPTH)}
-    # Small ones are one sum, so that only the few large ones are compared under a lock.
-    large = [(leaf, size) for leaf, size in leaves.values() if size >= _LARGE]
-    small = sum(size for _, size in leaves.values() if size < _LARGE)
-    return (*large, (object(), small))
-
-
-def held_prepared(prepared: Prepared) -> Held:
-    """The memory of a prepared request: its payloads' tensors, and the arrays in their structs."""
-    return held_by((list(prepared.inputs.values()), list(prepared.edges.values())))
-
-
-def _leaves(value: object, depth: int) -> Iterator[tuple[object, int]]:
-    match value:
-        case torch.Tensor():
-            # A tensor without storage of its own, sparse or quantized, is refused later.
-            yield value, value.element_size() * value.numel()
-        case np.ndarray() | memoryview():
-            yield value, value.nbytes
-        case Image.Image():
-            yield value, value.width * value.height * max(1, len(value.getbands()))
-        case Mapping() if depth:
-            for key, each in value.items():
-                yield from _leaves(key, depth - 1)
-                yield from _leaves(each, depth - 1)
-        case msgspec.Struct() if depth:
-            for each in msgspec.structs.asdict(value).values():
-                yield from _leaves(each, depth - 1)
-        # Of a list of numbers there may be millions, which are not counted singly.
-        case list() | tuple() if depth and not all(issubclass(kind, int | float) for kind in set(map(type, value))):
-            for each in value:
-                yield from _leaves(each, depth - 1)
-        case _:
-            yield value, sys.getsizeof(value)
-
 
 Messages: TypeAlias = str | Sequence[Mapping[str, object]]
 """One chat: a list of messages (`omni.frontend.messages`), or a string, the user's only message."""
@@ -290,23 +238,23 @@ def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> Checked
     if unknown:
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
     voice, salt = arguments.get("voice"), arguments.get("cache_salt", "")
-    with _reading("modalities"):
+    with reading("modalities"):
         modalities = _modalities(pipeline, arguments.get("modalities"))
         prepared = pipeline.prepared(modalities)
-    with _reading("voice"):
+    with reading("voice"):
         if voice is not None:
             _check_text(voice, "voice", "give a voice's name")
             if "audio" not in prepared:
                 remedy = 'add "audio" to modalities, or leave voice out'
                 raise InputError("voice", "is given, but no audio is asked for", remedy)
-    with _reading("priority"):
+    with reading("priority"):
         remedy = "give an int; lower numbers are served first"
         priority = _integer(arguments.get("priority", 0), "priority", -(2**63), 2**63 - 1, remedy)
-    with _reading("n"):
+    with reading("n"):
         n = _integer(arguments.get("n", 1), "n", 1, MAX_SAMPLES, "give an int")
-    with _reading("cache_salt"):
+    with reading("cache_salt"):
         _check_text(salt, "cache_salt", "give a string")
-    with _reading("sampling"):
+    with reading("sampling"):
         sampling, fields = _sampling(pipeline, arguments.get("sampling"))
     raw = arguments.get("raw_prompt", False)
     if not isinstance(raw, bool):
@@ -315,7 +263,7 @@ def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> Checked
 
 
 @contextmanager
-def _reading(field: str) -> Iterator[None]:
+def reading(field: str) -> Iterator[None]:
     """Values may be of the user's own types, which may raise anything."""
     try:
         yield
@@ -363,7 +311,7 @@ def _integer(value: object, field: str, low: int, high: int, remedy: str) -> int
 
 
 def _sampling(pipeline: Pipeline, sampling: object) -> tuple[Mapping[str, SamplingParams], Mapping[str, str]]:
-    """By stage: the parameters, and their names in errors."""
+    """The parameters, and their names in errors, both by stage."""
     if sampling is None:
         return {}, {}
     if isinstance(sampling, SamplingParams):
@@ -406,7 +354,7 @@ def _checked(params: object, field: str) -> SamplingParams:
     if not isinstance(params, SamplingParams):
         remedy = _by_stage((), params) if isinstance(params, Mapping) else "give SamplingParams"
         raise InputError(field, f"is a {type(params).__name__}", remedy)
-    with _reading(field):
+    with reading(field):
         try:
             # A struct made in Python does not check types.
             given = msgspec.structs.asdict(params)

@@ -1,4 +1,4 @@
-"""Where requests wait between `generate` and the stages, and the threads that prepare them."""
+"""The queue of requests between `generate` and the stages, and the threads that prepare them."""
 
 import logging
 import os
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 
-from omni.api.request import Request, RequestHandle, Started, held_prepared
+from omni.api.held import held_prepared
+from omni.api.request import Request, RequestHandle, Started
 from omni.api.serial_executor import SerialExecutor
 from omni.engine import Admission, EngineClient, EngineOptions, EngineRequest, Held, Ranked, Rejected
 from omni.errors import InputError, OmniError, OverloadedError, StageError, known, plugin_call
@@ -245,7 +246,7 @@ class RequestQueue:
             while left:
                 try:
                     left.popleft()()
-                except BaseException:  # the other requests are notified all the same
+                except BaseException:  # the other requests are notified anyway
                     _log.exception("a request could not be notified")
         finally:
             self._under_way.effects = None

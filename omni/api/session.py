@@ -1,8 +1,5 @@
-"""A loaded model: what `Omni` and `AsyncOmni` have in common."""
+"""A loaded model: the common part of `Omni` and `AsyncOmni`."""
 
-import atexit
-import itertools
-import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +8,10 @@ from functools import partial
 
 import torch
 
-from omni.api.load import Loaded, layers_of, load
-from omni.api.owner import SWITCH_INTERVAL, OwnerProcess
+from omni.api.client import Client
+from omni.api.load import layers_of, load
 from omni.api.request import (
     CheckedArguments,
-    Deliver,
     Event,
     GenerateArguments,
     RequestHandle,
@@ -24,18 +20,14 @@ from omni.api.request import (
     split_requests,
 )
 from omni.api.request_output import RequestOutput
-from omni.api.request_queue import RequestPreparer, RequestQueue, check_at_stages
 from omni.api.results import Output, Result
-from omni.api.serial_executor import SerialExecutor
 from omni.api.unread import Unread
 from omni.engine import PipelineChoice, PipelineFunction, StageMemory
-from omni.errors import InputError, OmniError, StageError, known
-from omni.media import Downloads, MediaOptions
+from omni.errors import InputError, OmniError, StageError, known, plugin_call
+from omni.media import MediaOptions
 from omni.pipeline import FRONTEND, Pipeline
 from omni.plugin.manager import Plugins
 from omni.stage import StageUsage
-
-_log = logging.getLogger(__name__)
 
 
 class Session:
@@ -198,7 +190,7 @@ class GenerateCall:
 
     def __init__(
         self,
-        client: "Client",
+        client: Client,
         requests: Sequence[object],
         arguments: CheckedArguments,
         *,
@@ -211,7 +203,9 @@ class GenerateCall:
         self._samples = n = arguments.n
         stage = client.pipeline.text_stage
         answers = [(index, sample) for index in range(len(requests)) for sample in range(n)]
-        self._outputs = [RequestOutput(*answer, client.frontend.text_decoder(), stage, keep) for answer in answers]
+        make = client.frontend.text_decoder
+        with plugin_call(FRONTEND, "making a text decoder", make):
+            self._outputs = [RequestOutput(*answer, make(), stage, keep) for answer in answers]
         self._left = len(answers)
         self._unread = [Unread(partial(_deliver, index, put), client.max_unread_bytes) for index in range(len(answers))]
         self._handles = [client.handle(unread.deliver) for unread in self._unread]
@@ -287,7 +281,7 @@ class GenerateCall:
         _cancel(self._handles)
 
 
-def _abandon(client: "Client", handles: Sequence[RequestHandle]) -> None:
+def _abandon(client: Client, handles: Sequence[RequestHandle]) -> None:
     if not client.owner.forked and not all(handle.finished for handle in handles):
         client.executor.soon(partial(_cancel, handles))
 
@@ -335,133 +329,3 @@ class CallOutputs:
         self._closed = True
         # Wakes the reader that waits for an item; the others wait for their turn.
         self._put(None)
-
-
-class Client:
-    """Front end, queue and engine of a model, and the handles that are not finished. A session's finalizer closes it. Nothing runs
-    before `start`. The executor makes every change, so an interrupted call (Ctrl-C) has asked for all of it or for nothing."""
-
-    def __init__(self, loaded: Loaded) -> None:
-        self.pipeline = loaded.pipeline
-        self.frontend = loaded.frontend
-        self.engine = loaded.engine
-        self.executor = SerialExecutor()
-        self.owner = OwnerProcess()
-        self.handles: dict[str, RequestHandle] = {}
-        self._compiler = loaded.compiler
-        self.media = loaded.options.media
-        self.max_unread_bytes = loaded.limits.max_unread_bytes
-        self._downloads = Downloads(self.media)
-        preparer = RequestPreparer(
-            loaded.pipeline, loaded.frontend, loaded.compiler, loaded.engine, loaded.options, loaded.limit
-        )
-        self.queue = RequestQueue(preparer, self._downloads, self.executor, loaded.limits)
-        self._switch_interval = loaded.options.switch_interval
-        self._numbers = itertools.count()
-        self._closing = False
-        self._shut_once = False
-        self._failure: Exception | None = None
-
-    def start(self) -> None:
-        """Starts every thread. If it is interrupted, `close` ends the started ones."""
-        self.executor.start()
-        self.executor.call(self._start)
-
-    def _start(self) -> None:
-        _OPEN.add(self)
-        if self._switch_interval is not None:
-            SWITCH_INTERVAL.lower(self._switch_interval)
-        self.engine.start()
-        self.queue.start()
-
-    def check(self, arguments: CheckedArguments, *, may_wait: bool) -> None:
-        """Raises InputError for sampling that no request of this model can ask for, and for a voice where there is no choice.
-        may_wait: whether to ask the stages too, which may be in another process, and to compile grammars. What is not checked here
-        is checked when the request is prepared."""
-        sampling, fields = arguments.sampling, arguments.fields
-        if arguments.voice is not None and not self.frontend.voices:
-            raise InputError("voice", "is given, but this model has no voices to choose from", "leave it out")
-        if arguments.raw_prompt and not self.frontend.takes_raw_prompts:
-            raise InputError("raw_prompt", "is given, but this model takes chats only", "leave it out")
-        self._compiler.check(sampling, fields)
-        if may_wait:
-            check_at_stages(self.engine, self._compiler, sampling, fields)
-            self._compiler.check_grammars(sampling, fields)
-
-    @property
-    def closed(self) -> bool:
-        return self._closing
-
-    def check_open(self) -> None:
-        """Raises ForkError in a forked process, StageError when closed."""
-        self.owner.check("taking a request")
-        if self._closing:
-            raise StageError("engine", "taking a request", "it is closed")
-
-    def handle(self, deliver: Deliver) -> RequestHandle:
-        """A handle with an id of its own. Only the caller knows of it yet."""
-        return RequestHandle(f"r{next(self._numbers)}", deliver, self._finished)
-
-    def close(self) -> None:
-        """Aborts all requests, frees the stages and ends every thread. Idempotent. Raises the first error, once: a timeline that
-        cannot be written. Ctrl-C interrupts the waiting, not the closing; another call waits for the rest. No-op if forked."""
-        if self.owner.forked:
-            return
-        self._closing = True
-        self.executor.ask(self._shut)
-        self.executor.join()
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
-    def close_soon(self) -> None:
-        """As `close`, without waiting. Safe in a finalizer."""
-        if not self.owner.forked:
-            self._closing = True
-            self.executor.soon(self._shut_unseen)
-
-    def _shut(self) -> None:
-        if self._shut_once:
-            return
-        self._shut_once = True
-        steps = (self._cancel_all, self._downloads.close, self.queue.close, self.engine.close, self.queue.join_threads)
-        try:
-            for step in steps:
-                try:
-                    step()
-                except BaseException as error:  # `close` raises it; the rest is closed all the same
-                    if self._failure is None:
-                        self._failure = error if isinstance(error, Exception) else known("engine", "closing", error)
-                    else:
-                        _log.error("a further part of the model could not be closed", exc_info=error)
-        finally:
-            if self._switch_interval is not None and self in _OPEN:
-                SWITCH_INTERVAL.restore(self._switch_interval)
-            self.executor.end()
-            _OPEN.discard(self)
-
-    def _cancel_all(self) -> None:
-        for handle in list(self.handles.values()):
-            handle.cancel(StageError("engine", "closing", "the engine was closed"))
-
-    def _shut_unseen(self) -> None:
-        self._shut()
-        if self._failure is not None:
-            _log.error("the model was not closed as it should be", exc_info=self._failure)
-
-    def _finished(self, handle: RequestHandle) -> None:
-        self.handles.pop(handle.id, None)
-        self.queue.remove(handle)
-
-
-_OPEN: set[Client] = set()
-
-
-@atexit.register
-def _close_all() -> None:
-    """An engine must not be in the middle of a step while the interpreter goes away."""
-    for client in list(_OPEN):
-        try:
-            client.close()
-        except BaseException:  # the other models are closed all the same, also if this is Ctrl-C
-            _log.exception("a model was not closed as it should be")

@@ -61,7 +61,7 @@ class Checkpoint:
         check_counts(self.config)
         self.generation_config: dict[str, Any] = read_optional_object(self._path / "generation_config.json")
         self.reads = 0
-        """How often weights, or the folder, were asked for. So a model that was built without any is found."""
+        """Number of accesses to weights or to the folder. It reveals a model that was built without weights."""
         self._shards: dict[Path, Shard] = {}
 
     @property

@@ -1,8 +1,8 @@
-"""Streams weights from files to their tensors, a window at a time: host memory holds a few windows, never a whole file.
+"""Streams weights from files to their tensors, an extent of a file at a time: host memory holds a few extents, never a whole file.
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
-| window slot, pinned | one reader, until its future is done | `copy_window`, on the load stream | event after copies |
+| extent slot, pinned | one reader, until its future is done | `copy_extent`, on the load stream | event after copies |
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ _SLOTS = 6
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """Elements of a weight: their position in the window, and the flat tensor that receives them."""
+    """Elements of a weight: their position in the extent, and the flat tensor that receives them."""
 
     start: int
     stop: int
@@ -36,7 +36,7 @@ class _Read:
 
 
 @dataclass(slots=True)
-class _Window:
+class _Extent:
     """Bytes `start` to `stop` of a file."""
 
     path: Path
@@ -60,41 +60,41 @@ def stream_weights(weights: Iterable[tuple[WeightSpan, torch.Tensor]], device: D
             scattered.append((target, torch.empty(target.shape, dtype=target.dtype, device=target.device)))
             targets.append((span, scattered[-1][1].view(-1)))
     stream = device.stream("load")
-    _stream_windows(list(_windows(targets)), device, stream)
+    _stream_extents(list(_extents(targets)), device, stream)
     for target, filled in scattered:
         device.launch(stream, copy_weight, target, filled)
     with may_sync(SyncPoint.LOAD):
         device.synchronize()
 
 
-def _stream_windows(windows: list[_Window], device: Device, stream: Stream) -> None:
-    largest = max((window.stop - window.start for window in windows), default=0)
-    ring = HostRing.allocate(device, (largest,), torch.uint8, min(_SLOTS, len(windows)))
-    reading: deque[tuple[_Window, HostSlot, Future[None]]] = deque()
+def _stream_extents(extents: list[_Extent], device: Device, stream: Stream) -> None:
+    largest = max((extent.stop - extent.start for extent in extents), default=0)
+    ring = HostRing.allocate(device, (largest,), torch.uint8, min(_SLOTS, len(extents)))
+    reading: deque[tuple[_Extent, HostSlot, Future[None]]] = deque()
     with ThreadPoolExecutor(_READERS, thread_name_prefix="omni-load") as readers:
-        for window in windows:
+        for extent in extents:
             if len(reading) == _READERS:
                 _launch_copies(device, stream, *reading.popleft())
             if not ring.ready:
                 with may_sync(SyncPoint.LOAD):
                     device.synchronize()
             slot = ring.advance()
-            reading.append((window, slot, readers.submit(_read, window, slot.take())))
+            reading.append((extent, slot, readers.submit(_read, extent, slot.take())))
         while reading:
             _launch_copies(device, stream, *reading.popleft())
 
 
-def _launch_copies(device: Device, stream: Stream, window: _Window, slot: HostSlot, read: Future[None]) -> None:
+def _launch_copies(device: Device, stream: Stream, extent: _Extent, slot: HostSlot, read: Future[None]) -> None:
     read.result()
     try:
-        for each in window.reads:
+        for each in extent.reads:
             bytes_n = slot.tensor[each.start : each.stop]
-            device.launch(stream, copy_window, each.target_n, bytes_n, each.dtype)
+            device.launch(stream, copy_extent, each.target_n, bytes_n, each.dtype)
     finally:
         slot.guard(device.record(stream))
 
 
-def copy_window(target_n: torch.Tensor, bytes_n: torch.Tensor, dtype: torch.dtype) -> None:
+def copy_extent(target_n: torch.Tensor, bytes_n: torch.Tensor, dtype: torch.dtype) -> None:
     """Copies elements of `dtype`, given as bytes on the host, into `target_n`."""
     if target_n.dtype != dtype:
         # Cast on the device: on the host the result would not be pinned.
@@ -106,37 +106,37 @@ def copy_weight(target: torch.Tensor, weight: torch.Tensor) -> None:
     target.copy_(weight)
 
 
-def _windows(weights: Iterable[tuple[WeightSpan, torch.Tensor]]) -> Iterator[_Window]:
-    """Consecutive weights of a file share a window; a weight larger than a window spans several."""
-    window: _Window | None = None
+def _extents(weights: Iterable[tuple[WeightSpan, torch.Tensor]]) -> Iterator[_Extent]:
+    """Consecutive weights of a file share an extent; a weight larger than an extent spans several."""
+    extent: _Extent | None = None
     for span, target_n in weights:
         size, at = span.dtype.itemsize, span.start
         while at < span.stop:
-            # Whether the element follows the window's bytes, aligned to its size, and has room in it.
-            filled = window.stop - window.start if window is not None else 0
+            # Whether the element follows the extent's bytes, aligned to its size, and has room in it.
+            filled = extent.stop - extent.start if extent is not None else 0
             fits = filled % size == 0 and filled + size <= WINDOW_BYTES
-            if window is None or window.path != span.path or window.stop != at or not fits:
-                if window is not None:
-                    yield window
-                window = _Window(span.path, at, at)
-            start = at - window.start
+            if extent is None or extent.path != span.path or extent.stop != at or not fits:
+                if extent is not None:
+                    yield extent
+                extent = _Extent(span.path, at, at)
+            start = at - extent.start
             count = min(span.stop - at, WINDOW_BYTES - start) // size
             first = (at - span.start) // size
             target = target_n[first : first + count]
-            window.reads.append(_Read(start, start + count * size, span.dtype, target))
+            extent.reads.append(_Read(start, start + count * size, span.dtype, target))
             at += count * size
-            window.stop = at
-    if window is not None:
-        yield window
+            extent.stop = at
+    if extent is not None:
+        yield extent
 
 
-def _read(window: _Window, slot: NDArray[np.generic]) -> None:
-    room = slot.data[: window.stop - window.start]
-    with window.path.open("rb", buffering=0) as file:
-        file.seek(window.start)
+def _read(extent: _Extent, slot: NDArray[np.generic]) -> None:
+    room = slot.data[: extent.stop - extent.start]
+    with extent.path.open("rb", buffering=0) as file:
+        file.seek(extent.start)
         while room:
             count = file.readinto(room)
             if not count:
                 problem = f"ends {len(room)} bytes before its weights do"
-                raise CheckpointError(window.path.name, problem, "download the shard again")
+                raise CheckpointError(extent.path.name, problem, "download the shard again")
             room = room[count:]

@@ -11,7 +11,7 @@ from omni.cli.options import Choices, echo, echo_json, takes_lines
 from omni.cli.target import Target, resolve_target
 from omni.config import Setting
 from omni.engine import ConnectorSelector, Placement
-from omni.pipeline import Output, Pipeline, Stage
+from omni.pipeline import Pipeline, PipelineOutput, Stage
 from omni.process import runs_in_process
 from omni.utils.table import columns
 
@@ -51,7 +51,7 @@ class EdgeReport(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """places: of the engines; each has a process of its own, unless it is the only one and `process` is false. main_stage: the
     stage that stage-less sampling parameters apply to; None if no stage samples. memory: by place. extensions: the applied ones, in
     order. settings: all, with origins."""
@@ -67,17 +67,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     load_format: str
     stages: list[StageReport]
     edges: list[EdgeReport]
-    outputs: tuple[Output, ...]
+    outputs: tuple[PipelineOutput, ...]
     main_stage: str | None
     memory: Mapping[str, MemoryReport]
     settings: tuple[Setting, ...]
 
 
-def make_report(model: str, target: Target, *, measure: bool) -> Report:
+def make_report(model: str, target: Target, *, measure: bool) -> Explanation:
     """Raises OmniError: ConfigError or PluginError if an edge has no connector, and with `measure` any error of loading."""
     pipeline, engine = target.plan.pipeline, target.engine
     placement = Placement.of(pipeline, str(engine.device))
-    return Report(
+    return Explanation(
         model=model,
         folder=str(target.checkpoint.path),
         family=pipeline.family,
@@ -142,7 +142,7 @@ def _edges(target: Target, placement: Placement) -> Iterator[EdgeReport]:
 _LONGEST_VALUE = 34
 
 
-def as_text(report: Report, pipeline: Pipeline, *, ascii_only: bool) -> str:
+def as_text(report: Explanation, pipeline: Pipeline, *, ascii_only: bool) -> str:
     """The drawing, then a section for each other part of the report."""
     weights = "random weights" if report.load_format == "dummy" else "weights from the checkpoint"
     several = len(report.places) > 1
@@ -180,19 +180,19 @@ def _stages(stages: list[StageReport]) -> Iterator[str]:
             yield f"  {stage.name}: prefix cache {state}: {stage.prefix_cache.why}"
 
 
-def _processes(report: Report) -> Iterator[str]:
+def _processes(report: Explanation) -> Iterator[str]:
     rows = [(place, ", ".join(each.name for each in report.stages if place in each.places)) for place in report.places]
     yield from columns([("PLACE", "STAGES"), *rows])
 
 
-def _outputs(report: Report) -> Iterator[str]:
+def _outputs(report: Explanation) -> Iterator[str]:
     rows = [(each.modality, each.stage, "by default" if each.default else "on request") for each in report.outputs]
     yield from columns([("MODALITY", "STAGE", "GIVEN"), *rows])
     if report.main_stage is not None:
         yield f"  stage-less sampling parameters apply to {report.main_stage}"
 
 
-def _connectors(report: Report) -> Iterator[str]:
+def _connectors(report: Explanation) -> Iterator[str]:
     if report.edges:
         rows = [
             (f"{edge.producer} -> {edge.consumer}{_places(edge, report)}", edge.connector, edge.memory, edge.why)
@@ -201,7 +201,7 @@ def _connectors(report: Report) -> Iterator[str]:
         yield from columns([("EDGE", "CONNECTOR", "MEMORY", "WHY"), *rows])
 
 
-def _places(edge: EdgeReport, report: Report) -> str:
+def _places(edge: EdgeReport, report: Explanation) -> str:
     """The places of an edge that connects several pairs of them."""
     pairs = [each for each in report.edges if (each.producer, each.consumer) == (edge.producer, edge.consumer)]
     return f" ({edge.producer_place} -> {edge.consumer_place})" if len(pairs) > 1 else ""

@@ -57,7 +57,7 @@ def install() -> None:
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """For code with something to release: within it, the first signal raises KeyboardInterrupt."""
+    """A context for code that releases something: within it, the first signal raises KeyboardInterrupt."""
     _state.unwinds = True
     try:
         yield

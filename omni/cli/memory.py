@@ -140,7 +140,7 @@ def _measure(target: Target, placement: Placement, place: str, device: Device, f
 
 
 def _share(place: str, placement: Placement) -> DeviceShare:
-    """The engines of a device get equal parts of what was free before the first."""
+    """The engines of a device get equal parts of the memory that was free before the first."""
     return DeviceShare(0, [device_of(each) for each in placement.places].count(device_of(place)))
 
 

@@ -51,7 +51,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """How to run a model, from the command line."""
+    """The options of the command line for running a model."""
 
     config: Path | None = None
     settings: tuple[str, ...] = ()

@@ -42,6 +42,11 @@ class RunArguments:
     timeline: Path | None = None
 
     @property
+    def speech_option(self) -> str:
+        """The option by which speech is asked for: `--raw` streams it to stdout by default."""
+        return "--raw" if self.raw and self.out == "-" else "--out"
+
+    @property
     def out_is_stdout(self) -> bool:
         """Whether speech goes to stdout; text then goes to stderr."""
         return self.out is not None and descriptor_of(self.out) == STDOUT
@@ -95,7 +100,7 @@ class _Answer:
         """speech: None if it cannot be written, which matters only if the model speaks. raw: whether it has no header."""
         self.error: OmniError | None = None
         self.lost: OmniError | None = None
-        """Why its speech could not be written."""
+        """The error that its speech could not be written for."""
         self._name = name
         self._speech = speech
         self._raw = raw
@@ -178,7 +183,7 @@ def _modalities(arguments: RunArguments, gives: tuple[str, ...]) -> tuple[str, .
     wanted = gives if arguments.modalities is None else arguments.modalities
     if arguments.out is not None and "audio" not in wanted:
         remedy = "ask a model that speaks for audio, or leave it out"
-        raise InputError("--out", "is given, but no audio is asked for", remedy)
+        raise InputError(arguments.speech_option, "is given, but no audio is asked for", remedy)
     return wanted
 
 

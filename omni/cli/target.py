@@ -7,7 +7,7 @@ import torch
 from omni.api.load import layers_of
 from omni.checkpoint import Checkpoint
 from omni.cli.options import Choices
-from omni.config import Layer, Setting
+from omni.config import Setting, SettingsLayer
 from omni.device import name_device
 from omni.engine import (
     EngineOptions,
@@ -27,7 +27,7 @@ from omni.plugin.manager import Plugins, load_plugins
 class EngineTarget:
     """Settings of any model. options: the engine's. settings: its, then the front end's. The device need not exist here."""
 
-    layers: list[Layer]
+    layers: list[SettingsLayer]
     options: EngineOptions
     settings: tuple[Setting, ...]
     device: torch.device

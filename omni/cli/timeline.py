@@ -8,7 +8,7 @@ import typer
 from omni.cli.options import echo_json
 from omni.errors import InputError
 from omni.timeline import read_trace
-from omni.timeline.picture import draw, window_of
+from omni.timeline.picture import draw, excerpt_of
 from omni.timeline.report import make_report, report_lines
 
 
@@ -33,5 +33,5 @@ def show(path: Path, *, as_json: bool) -> None:
 def draw_steps(path: Path, picture: Path, *, stage: str | None, steps: int, first: int | None) -> None:
     """Draws some steps. Raises InputError for a file that is no timeline, missing steps and a bad name of the picture."""
     trace = read_trace(path)
-    draw([(str(path.name), trace, window_of(trace, stage=stage, steps=steps, first=first))], picture)
+    draw([(str(path.name), trace, excerpt_of(trace, stage=stage, steps=steps, first=first))], picture)
     typer.echo(f"wrote {picture}", err=True)

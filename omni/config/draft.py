@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from omni.config.layer import Layer
+from omni.config.layer import SettingsLayer
 from omni.errors import ConfigError
 
 
@@ -29,7 +29,7 @@ class Draft:
             value = self._changed[name] = Draft(f"{self.path}.{name}", value)
         return value if isinstance(value, Draft) else None
 
-    def build(self, origins: Mapping[str, Layer]) -> msgspec.Struct:
+    def build(self, origins: Mapping[str, SettingsLayer]) -> msgspec.Struct:
         """The options. origins: the layer of each path. Raises ConfigError, naming the refused settings."""
         if not self._changed:
             return self._before

@@ -4,11 +4,11 @@ import os
 import tomllib
 from pathlib import Path
 
-from omni.config.layer import Layer
+from omni.config.layer import SettingsLayer
 from omni.errors import ConfigError
 
 
-def read_config(file: str | os.PathLike[str]) -> Layer:
+def read_config(file: str | os.PathLike[str]) -> SettingsLayer:
     """The settings in a TOML file: a table for each stage, and `[engine]`. Their origin is the file's name.
 
     Raises ConfigError for a file that cannot be read, is no TOML, or has values outside tables.
@@ -27,4 +27,4 @@ def read_config(file: str | os.PathLike[str]) -> Layer:
         if not isinstance(table, dict):
             remedy = "write it below the name of its stage, or below [engine]"
             raise ConfigError(f"{file}: {name}", "is outside of any table", remedy)
-    return Layer(os.fspath(file), tables, file=True)
+    return SettingsLayer(os.fspath(file), tables, file=True)

@@ -7,7 +7,7 @@ from omni.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class SettingsLayer:
     """The settings of one source. Later layers override earlier ones.
 
     origin: the value of `Setting.origin`: a file's name, `"--set"`, `"overrides"`, `"argument"`.
@@ -24,24 +24,24 @@ class Layer:
         """The name of the setting at `path` in errors."""
         return f"{self.origin}: {path}" if self.file else path
 
-    def only(self, name: str) -> "Layer":
+    def only(self, name: str) -> "SettingsLayer":
         """The settings below `name`."""
         return self._where([path for path in self.values if path.partition(".")[0] == name])
 
-    def without(self, *names: str) -> "Layer":
+    def without(self, *names: str) -> "SettingsLayer":
         """The settings that are not below one of `names`."""
         return self._where([path for path in self.values if path.partition(".")[0] not in names])
 
-    def spread(self, name: str) -> "Layer":
+    def spread(self, name: str) -> "SettingsLayer":
         """A table of `name` as settings below it: `{"edges": {"a-b": x}}` as `{"edges.a-b": x}`."""
         table = self.values.get(name)
         if not isinstance(table, Mapping):
             return self
         spread = {f"{name}.{key}": value for key, value in table.items()}
-        return Layer(self.origin, {**{k: v for k, v in self.values.items() if k != name}, **spread}, self.file)
+        return SettingsLayer(self.origin, {**{k: v for k, v in self.values.items() if k != name}, **spread}, self.file)
 
-    def _where(self, paths: Sequence[str]) -> "Layer":
-        return Layer(self.origin, {path: self.values[path] for path in paths}, self.file)
+    def _where(self, paths: Sequence[str]) -> "SettingsLayer":
+        return SettingsLayer(self.origin, {path: self.values[path] for path in paths}, self.file)
 
 
 def parse_override(text: str, option: str = "--set", form: str = "stage.option=value") -> tuple[str, str]:

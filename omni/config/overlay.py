@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from omni.config.draft import Draft
-from omni.config.layer import Layer
+from omni.config.layer import SettingsLayer
 from omni.errors import ConfigError
 
 DEFAULT = "default"
@@ -16,7 +16,7 @@ FAMILY = "family"
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """path: dotted, as `"thinker.sampling.top_k"`. origin: `DEFAULT`, `FAMILY`, or that of the last `Layer` with it."""
+    """path: dotted, as `"thinker.sampling.top_k"`. origin: `DEFAULT`, `FAMILY`, or that of the last `SettingsLayer` with it."""
 
     path: str
     value: object
@@ -24,7 +24,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overlay(
-    options: Mapping[str, msgspec.Struct], layers: Sequence[Layer], others: Sequence[str] = ()
+    options: Mapping[str, msgspec.Struct], layers: Sequence[SettingsLayer], others: Sequence[str] = ()
 ) -> tuple[dict[str, msgspec.Struct], tuple[Setting, ...]]:
     """The options with each layer applied in turn, and the origin of every field of the result.
 
@@ -36,7 +36,7 @@ def overlay(
     its bound.
     """
     drafts = {name: Draft(name, before) for name, before in options.items()}
-    origins: dict[str, Layer] = {}
+    origins: dict[str, SettingsLayer] = {}
     for layer in layers:
         for path, value in layer.values.items():
             name = next((name for name in drafts if path == name or path.startswith(f"{name}.")), None)
@@ -58,7 +58,7 @@ def overlay(
 class _Write:
     """One value to apply."""
 
-    def __init__(self, layer: Layer, origins: dict[str, Layer], path: str) -> None:
+    def __init__(self, layer: SettingsLayer, origins: dict[str, SettingsLayer], path: str) -> None:
         self._layer = layer
         self._origins = origins
         self._path = path
@@ -127,7 +127,7 @@ def _readings(value: object, *, strict: bool) -> list[object]:
         return [{"true": True, "false": False}.get(value.lower(), value), value]
 
 
-def _origin(path: str, origins: Mapping[str, Layer]) -> str | None:
+def _origin(path: str, origins: Mapping[str, SettingsLayer]) -> str | None:
     while path and path not in origins:
         path = path.rpartition(".")[0]
     return origins[path].origin if path else None

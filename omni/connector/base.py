@@ -15,7 +15,7 @@ receiver, in order; tensors do not travel with them. A payload takes one piece o
 | memory | written by | read by | free when |
 |---|---|---|---|
 | the payload's | the producer's phases, before `ready` | the sender's copies, or the consumer's phases | `Ref.freed` |
-| the connector's own (a pool) | the sender's copies | the receiver's copies, or the consumer's phases | the receiver says so |
+| the connector's own (a pool) | the sender's copies | the receiver's copies, or the consumer's phases | it is acknowledged |
 | `Received.payload` | as above | the consumer's phases | `Pending.release(after)` and `after` is done |
 
 Rules for both ends:
@@ -23,7 +23,7 @@ Rules for both ends:
 - Events are polled (`Event.done`). They may be composites, so `Device.wait` does not take them.
 - A receiver works in `receive`, `add` and `tick`, never in `poll`: the engine polls only the oldest payload of a
   request. `busy` covers all that `tick` has to do.
-- A receiver may hand out memory of the pool, but bounded: what is beyond three quarters of the pool it copies into
+- A receiver may hand out memory of the pool, but bounded: the part beyond three quarters of the pool is copied into
   memory of its own at once. So a consumer that waits for room never keeps the sender from the payloads of other
   requests. A released payload whose `after` is not done counts as held.
 - Beyond `Reach.PROCESS` page slices arrive gathered, as tensors, and every tensor is on the receiver's device.

@@ -14,7 +14,7 @@ from torch import Tensor
 from omni.device import COMPLETED, Event
 from omni.ipc import Typed
 from omni.payload import PageSlice, Payload
-from omni.payload.receiver import Transfer
+from omni.payload.copier import Transfer
 
 ALIGNMENT = 64
 """Bytes. Every tensor starts at a multiple, so that its memory can be viewed in any dtype."""
@@ -176,7 +176,7 @@ StretchT = TypeVar("StretchT")
 class CopiedRef(Generic[StretchT]):
     """Base class of refs of connectors that copy.
 
-    left: what is still to be copied, in order. copied: the end of the copies launched so far.
+    left: the parts to be copied, in order. copied: the end of the copies launched so far.
     """
 
     def __init__(self, payload: Payload, ready: Event, left: Iterable[StretchT]) -> None:

@@ -17,13 +17,13 @@ from omni.device.base import (
     declare_categories,
 )
 from omni.device.cpu import CpuDevice
-from omni.device.download import Downloader, Sent, SharedRing
+from omni.device.download import Download, Downloader, SharedRing
 from omni.device.host_work import HostTask, HostWorker
 from omni.device.ring import HostRing, HostSlot
 from omni.device.select import name_device, open_device
 from omni.device.sync import SyncCheck, SyncGuard, host_waits, sync_guard
 from omni.device.sync_points import SyncPoint, may_sync
-from omni.device.upload import Span, Upload, Uploader
+from omni.device.upload import PackedSpan, Upload, Uploader
 
 __all__ = [
     "COMPLETED",
@@ -31,6 +31,7 @@ __all__ = [
     "CpuDevice",
     "Device",
     "DeviceTimer",
+    "Download",
     "Downloader",
     "Event",
     "Graph",
@@ -40,12 +41,11 @@ __all__ = [
     "HostWorker",
     "Launch",
     "LaunchObserver",
+    "PackedSpan",
     "Phase",
     "PhaseCategory",
-    "Sent",
     "SharedMemory",
     "SharedRing",
-    "Span",
     "Stream",
     "SyncCheck",
     "SyncGuard",

@@ -4,6 +4,7 @@ Device memory is accessed only inside a *phase* that `Device.launch` enqueues, a
 timeline and the unit of the simulated device. Host code allocates through the device, slices views, and passes buffers.
 """
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,10 @@ import torch
 from omni.device.allocations import AllocationCount
 from omni.device.host_work import HostWorker, ThreadWorker
 from omni.device.sync_points import SyncPoint, may_sync
+from omni.errors import plugin_error
+from omni.utils.origin import CallSite
+
+_log = logging.getLogger(__name__)
 
 
 class PhaseCategory(Enum):
@@ -40,24 +45,44 @@ class PhaseCategory(Enum):
     OTHER = "other"
 
 
-_declared: dict[str, PhaseCategory] = {}
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    category: PhaseCategory
+    call: CallSite
+    """That declared it."""
+
+
+_declared: dict[str, _Declared] = {}
 
 
 def declare_categories(categories: Mapping[str, PhaseCategory]) -> None:
-    """Declares the categories of phases by name, at import. Raises ValueError for a name with another category."""
+    """Declares the categories of phases by name, at import. Names are shared by all plugins.
+
+    Raises PluginError for a name that has another category already. One of omni's own phases takes its name back from a
+    plugin that declared it first, which the log reports: models that do not use the plugin need it.
+    """
+    call = CallSite.here()
     for phase, category in categories.items():
-        known = _declared.setdefault(phase, category)
-        if known is not category:
-            problem = f"is declared {category.value!r} and {known.value!r}"
-            raise ValueError(f"phase {phase!r} {problem}; give one of the two phases another name")
+        before = _declared.setdefault(phase, _Declared(category, call))
+        if before.category is category:
+            continue
+        other = f"{before.category.value!r} ({before.call})"
+        if call.own and not before.call.own:
+            _log.warning("phase %r is declared %s, and %r by omni: rename it there", phase, other, category.value)
+            _declared[phase] = _Declared(category, call)
+            continue
+        problem = f"is declared {category.value!r} ({call}), and already {other}"
+        whose = "rename the first" if before.call.own else "give one of the two another name"
+        raise plugin_error(f"phase {phase!r}", problem, whose)
 
 
 def category_of(phase: str) -> PhaseCategory:
     """The declared category of a phase; `OTHER` without a declaration."""
-    return _declared.get(phase, PhaseCategory.OTHER)
+    declared = _declared.get(phase)
+    return declared.category if declared is not None else PhaseCategory.OTHER
 
 
-declare_categories(dict.fromkeys(("copy_upload", "copy_weight", "copy_window"), PhaseCategory.COPIES))
+declare_categories(dict.fromkeys(("copy_upload", "copy_weight", "copy_extent"), PhaseCategory.COPIES))
 
 
 class Stream(Protocol):

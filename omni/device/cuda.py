@@ -137,7 +137,7 @@ class CudaDevice(Device):
                     with self._phase(launch.phase):
                         launch.phase(*launch.buffers)
             except Exception as error:
-                with suppress(RuntimeError):  # the graph is invalid; the first error says more
+                with suppress(RuntimeError):  # the graph is invalid; the first error has the cause
                     graph.capture_end()
                 error.add_note(f"in phase {launch.phase.__name__}, while it was captured")
                 raise

@@ -9,7 +9,7 @@ from omni.device.base import Device, Event, Phase, SharedMemory, Stream
 from omni.device.ring import HostRing, HostSlot
 
 
-class Sent(NamedTuple):
+class Download(NamedTuple):
     """A download under way. ready: the host may read `slot`. made: the source and all earlier work are complete."""
 
     slot: HostSlot
@@ -62,7 +62,7 @@ class Downloader(_Turns):
         self._after = after
         self._stream = stream
 
-    def send(self, copy: Phase, source: Tensor) -> Sent:
+    def send(self, copy: Phase, source: Tensor) -> Download:
         """Enqueues `copy(host, source)` after the work on `after` so far. `source` has the shape of a slot, or fewer rows."""
         made = self._device.record(self._after)
         self._device.wait(self._stream, made)
@@ -74,7 +74,7 @@ class Downloader(_Turns):
         finally:
             ready = self._device.record(self._stream)
             slot.guard(ready)
-        return Sent(slot, ready, made)
+        return Download(slot, ready, made)
 
 
 class SharedRing(_Turns):
@@ -103,10 +103,10 @@ class SharedRing(_Turns):
             raise RuntimeError("a step begins whose slot the host has not read: the ring is too small")
         super().begin()
 
-    def send(self) -> Sent:
+    def send(self) -> Download:
         """Hands over the slot as `stream` has written it so far."""
         slot = self._advance()
         slot.claim()
         written = self._device.record(self._stream)
         slot.guard(written)
-        return Sent(slot, written, written)
+        return Download(slot, written, written)

@@ -14,7 +14,7 @@ from omni.device.ring import HostRing, HostSlot
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PackedSpan:
     """The position of an array in the packed buffer."""
 
     start: int
@@ -33,16 +33,16 @@ class Upload:
         self._host = host
         self.size = 0
 
-    def add(self, array: NDArray[np.int64]) -> Span:
+    def add(self, array: NDArray[np.int64]) -> PackedSpan:
         end = self.size + array.size
         if end > self._host.size:
             raise RuntimeError(f"the arrays take {end} values, the upload buffer has {self._host.size}")
         self._host[self.size : end] = array.reshape(-1)
-        span = Span(self.size, array.shape)
+        span = PackedSpan(self.size, array.shape)
         self.size = end
         return span
 
-    def add_floats(self, array: NDArray[np.float64]) -> Span:
+    def add_floats(self, array: NDArray[np.float64]) -> PackedSpan:
         """Copies the bits of float64 `array` in; viewed as float64 on the device."""
         return self.add(np.ascontiguousarray(array).view(np.int64))
 
@@ -95,7 +95,7 @@ class Uploader:
         self.launch(upload)
         return [self.view(span) for span in spans]
 
-    def view(self, span: Span) -> Tensor:
+    def view(self, span: PackedSpan) -> Tensor:
         """The array on the device, valid for phases launched before the next `launch`."""
         return self._packed[span.start : span.start + span.size].view(span.shape)
 

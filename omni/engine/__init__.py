@@ -1,18 +1,7 @@
 """The engine: one loop that drives the stages on a device."""
 
 from omni.engine.admission import Admission, Held, Rejected
-from omni.engine.build import (
-    Plan,
-    build_engine,
-    check_formats,
-    check_pipeline,
-    check_shapes,
-    load_stages,
-    measure_stages,
-    open_checkpoint,
-    plan_of,
-    resolve_pipeline,
-)
+from omni.engine.build import build_engine, check_shapes, load_stages, measure_stages
 from omni.engine.choice import PipelineChoice, PipelineFunction
 from omni.engine.engine import Engine, EngineClient
 from omni.engine.memory import StageMemory
@@ -28,6 +17,7 @@ from omni.engine.request import (
     StageFinished,
     StageOutput,
 )
+from omni.engine.resolve import Plan, check_formats, check_pipeline, open_checkpoint, plan_of, resolve_pipeline
 
 __all__ = [
     "Admission",

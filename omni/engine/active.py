@@ -34,6 +34,16 @@ class ActiveRequest:
     def given_by(self, stage: str) -> list[UserRoute]:
         return [route for route in self.given.values() if route.stage == stage]
 
+    def abort_routes(self, reason: str) -> None:
+        for out in self.outs.values():
+            out.abort(reason)
+        for arriving in self.ins.values():
+            arriving.abort()
+        for route in self.given.values():
+            route.abort(reason)
+        for credit in self.credits.values():
+            credit.close()
+
     def needs(self, place: str) -> str | None:
         """A stage in the engine on a place that this part of the request still sends to or receives from."""
         ends = [(out.edge.consumer, out.closed) for out in self.outs.values()]

@@ -1,230 +1,41 @@
-"""Builds an engine from a checkpoint: pipeline, overrides, validation, then stages in order."""
+"""Builds an engine from a checkpoint: the pipeline, then its stages in order."""
 
 import logging
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import cast
 
-import msgspec
 import torch
 
-from omni.checkpoint import Checkpoint, resolve
-from omni.config import Layer, Setting, overlay
+from omni.checkpoint import Checkpoint
 from omni.connector import EdgeEnd
 from omni.device import Device, SyncPoint, may_sync
 from omni.device.meta import MetaDevice
 from omni.engine.admission import Admission
-from omni.engine.choice import PipelineChoice, apply_choice
 from omni.engine.command_queue import CommandQueue
 from omni.engine.engine import Engine
+from omni.engine.faults import with_boxes
 from omni.engine.memory import ALONE, Budget, DeviceShare, StageMemory, budget_of, divide
 from omni.engine.options import EngineOptions
 from omni.engine.orchestrator import Orchestrator
 from omni.engine.peers import EdgeEnds
 from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.request import SubmitRequest
+from omni.engine.resolve import DTYPES, Plan, check_formats
+from omni.engine.unfit import unfit
 from omni.errors import (
-    CheckpointError,
-    ConfigError,
     OmniError,
-    ReturnedError,
-    fault_of,
-    plugin_error,
     plugin_setup,
 )
 from omni.pipeline import (
-    EDGES,
-    ENGINE,
-    FRONTEND,
-    Edge,
-    EdgeSettings,
-    Output,
-    Pipeline,
     Stage,
-    hidden_states_of,
-    validate,
 )
-from omni.pipeline.adapter import AdapterFactory
-from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
+from omni.plugin import expect
 from omni.plugin.manager import Plugins
-from omni.stage import LoadedStage, StageContext, StageKind, StageWorker, memory_errors
+from omni.stage import Footprint, LoadedStage, StageContext, StageWorker, memory_errors
 from omni.timeline.file import TimelineFile
 from omni.timeline.trace import Trace
 
 _log = logging.getLogger(__name__)
-_STAGE_SETTINGS = (("dtype", str | None, None), ("place", str | None, None))
-"""Fields of `Stage` that users set beside its options."""
-_ANY = PipelineChoice()
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def open_checkpoint(
-    model: str | Path, plugins: Plugins, *, weights: bool = True, family: str | None = None
-) -> Checkpoint:
-    """The checkpoint in a folder, or in a repository on the Hugging Face hub, downloaded if necessary.
-
-    config.json determines the family, and `ModelFamily.files` further files; without a family no weights are
-    downloaded.
-    weights: False downloads none. family: as in `PipelineChoice`. Raises CheckpointError, and the errors of
-    `Plugins.family_of`.
-    """
-    checkpoint = Checkpoint(resolve(model, weights=False))
-    served_by = plugins.family_of(str(checkpoint.config.get("model_type", "")), family)
-    if served_by is None or not (weights or served_by.files):
-        return checkpoint
-    return Checkpoint(resolve(model, weights=weights, files=served_by.files))
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A checked pipeline with all named objects imported, before any weight is read. settings: of its stages.
-    processors: logits processors for its requests, by name. extensions: that were applied, in order."""
-
-    pipeline: Pipeline
-    kinds: Mapping[str, StageKind]
-    adapters: Mapping[str, AdapterFactory]
-    settings: tuple[Setting, ...] = ()
-    processors: Mapping[str, LogitsProcessorEntry] = field(default_factory=dict)
-    extensions: tuple[str, ...] = ()
-
-
-def resolve_pipeline(
-    checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[Layer] = (), choice: PipelineChoice = _ANY
-) -> Plan:
-    """The checkpoint's pipeline with the user's changes, then with settings applied, checked as a whole.
-    `engine_options` handles the engine's settings.
-
-    Raises ConfigError, CheckpointError or PluginError.
-    """
-    model_type = str(checkpoint.config.get("model_type", ""))
-    family = plugins.family_of(model_type, choice.family)
-    if family is None:
-        raise _unserved(model_type, plugins)
-    build = cast(Callable[[Checkpoint], object], locate(family.pipeline, f"families.{family.name}.pipeline"))
-    if checkpoint.config.get("quantization_config"):
-        problem = "quantized weights are not supported"
-        raise CheckpointError("config.json: quantization_config", problem, "use the checkpoint in bfloat16 or float32")
-    try:
-        built = build(checkpoint)
-    except OmniError:
-        raise
-    except Exception as error:
-        problem = f"does not fit family {family.name!r}: {fault_of(error, build)}"
-        raise CheckpointError(
-            "config.json", problem, f"use it as published; if it is, correct {family.pipeline}"
-        ) from error
-    pipeline = expect(built, Pipeline, f"families.{family.name}.pipeline", build)
-    return plan_of(pipeline, plugins, layers, choice)
-
-
-def plan_of(pipeline: Pipeline, plugins: Plugins, layers: Sequence[Layer] = (), choice: PipelineChoice = _ANY) -> Plan:
-    """The pipeline with the user's changes, then with settings applied, checked as a whole. Raises ConfigError or PluginError."""
-    configured, settings = configure(apply_choice(pipeline, plugins, choice), layers)
-    return replace(check_pipeline(configured, plugins), settings=settings, extensions=tuple(choice.extensions))
-
-
-def configure(pipeline: Pipeline, layers: Sequence[Layer]) -> tuple[Pipeline, tuple[Setting, ...]]:
-    """The pipeline with the settings of its stages and edges from layers, and the origin of each. Raises ConfigError."""
-    before = {stage.name: _settable(stage) for stage in pipeline.stages}
-    others = (EDGES, ENGINE, FRONTEND)
-    after, settings = overlay(before, [layer.without(*others) for layer in layers], others)
-    stages = tuple(_with_settings(stage, after[stage.name]) for stage in pipeline.stages)
-    edges, edge_settings = _configure_edges(pipeline.edges, layers)
-    configured = msgspec.structs.replace(pipeline, stages=stages, edges=edges)
-    return _with_hidden_states(configured), (*settings, *edge_settings)
-
-
-def _with_hidden_states(pipeline: Pipeline) -> Pipeline:
-    """An output on request for the hidden states that a stage keeps."""
-    given = {output.stage for output in pipeline.outputs if output.hidden_states}
-    keeping = [s.name for s in pipeline.stages if msgspec.structs.asdict(s.options).get("hidden_layers")]
-    return pipeline.extended(
-        outputs=[
-            Output(modality=hidden_states_of(name), stage=name, default=False, hidden_states=True)
-            for name in keeping
-            if name not in given
-        ]
-    )
-
-
-def _settable(stage: Stage) -> msgspec.Struct:
-    """The stage's options and, in a struct derived from theirs, what users set beside them."""
-    options = type(stage.options)
-    fields = [field for field in _STAGE_SETTINGS if field[0] not in options.__struct_fields__]
-    own = {
-        name: value for name, value in msgspec.structs.asdict(stage).items() if name in {field[0] for field in fields}
-    }
-    derived = msgspec.defstruct(options.__name__, fields, bases=(options,), module=__name__, frozen=True, kw_only=True)
-    return derived(**msgspec.structs.asdict(stage.options), **own)
-
-
-def _with_settings(stage: Stage, settings: msgspec.Struct) -> Stage:
-    options = type(stage.options)
-    fields = msgspec.structs.asdict(settings)
-    own = {name: fields.pop(name) for name in list(fields) if name not in options.__struct_fields__}
-    return msgspec.structs.replace(stage, options=options(**fields), **own)
-
-
-def _configure_edges(edges: Sequence[Edge], layers: Sequence[Layer]) -> tuple[tuple[Edge, ...], tuple[Setting, ...]]:
-    before: dict[str, msgspec.Struct] = {
-        edge.setting: EdgeSettings(connector=edge.connector, credit=edge.credit, pool_bytes=edge.pool_bytes)
-        for edge in edges
-    }
-    own = [layer.only(EDGES).spread(EDGES) for layer in layers]
-    for layer in own:
-        for path in layer.values:
-            if ".".join(path.split(".")[:2]) not in before:
-                names = ", ".join(edge.setting for edge in edges) or "no edge: the pipeline has none"
-                raise ConfigError(layer.name(path), "there is no such edge", f"use one of {names}")
-    after, settings = overlay(before, own)
-    configured = [msgspec.structs.replace(e, **msgspec.structs.asdict(after[e.setting])) for e in edges]
-    return tuple(configured), settings
-
-
-def _unserved(model_type: str, plugins: Plugins) -> CheckpointError:
-    known = sorted(t for f in plugins.families.entries.values() for t in f.model_types)
-    remedy = f"known are {', '.join(known) or 'none'}"
-    if plugins.families.broken:
-        remedy += f" (failed to load: {', '.join(plugins.families.broken)}, see `omni plugins`)"
-    problem = f"no plugin serves model type {model_type!r}"
-    return CheckpointError("config.json: model_type", problem, f"{remedy}; install a plugin that serves it")
-
-
-def check_pipeline(pipeline: Pipeline, plugins: Plugins) -> Plan:
-    """Checks a pipeline against the graph rules and the registered kinds, and imports its models and adapters."""
-    validate(pipeline)
-    kinds: dict[str, StageKind] = {}
-    for stage in pipeline.stages:
-        entry = plugins.kinds[stage.kind]
-        kind = call_entry(entry.kind, f"kinds.{entry.name}", StageKind)  # type: ignore[type-abstract]
-        if not isinstance(stage.options, kind.options):
-            problem = f"is a {type(stage.options).__name__}"
-            remedy = f"kind {stage.kind!r} takes {kind.options.__name__}"
-            raise ConfigError(f"pipeline.stages.{stage.name}.options", problem, remedy)
-        if stage.model is not None:
-            locate(stage.model, f"pipeline.stages.{stage.name}.model")
-        if stage.dtype is not None:
-            check_formats(stage.dtype, field=f"{stage.name}.dtype")
-        kinds[stage.name] = kind
-    adapters = {
-        edge.name: cast(AdapterFactory, locate(edge.adapter, f"pipeline.edges.{edge.name}.adapter"))
-        for edge in pipeline.edges
-    }
-    for output in pipeline.outputs:
-        if output.route is not None:
-            field = f"pipeline.outputs.{output.modality}.adapter"
-            adapters[output.route.name] = cast(AdapterFactory, locate(output.route.adapter, field))
-    return Plan(pipeline, kinds, adapters, processors=plugins.processors.entries)
-
-
-def check_formats(dtype: str, load_format: str = "auto", field: str = "dtype") -> None:
-    """Raises ConfigError for formats that `load_stages` does not support. field: the name of the dtype's setting."""
-    if dtype not in _DTYPES:
-        raise ConfigError(field, f"{dtype!r} is not supported", f"use one of {', '.join(_DTYPES)}")
-    if load_format not in ("auto", "dummy"):
-        raise ConfigError("load_format", f"{load_format!r} is not known", 'use "auto" or "dummy"')
 
 
 def load_stages(
@@ -250,7 +61,7 @@ def load_stages(
         for stage in plan.pipeline.order():
             if stages is not None and stage.name not in stages:
                 continue
-            own = _DTYPES[stage.dtype or dtype]
+            own = DTYPES[stage.dtype or dtype]
             context = StageContext(stage, stage.options, checkpoint, device, own, load_format, plan.processors, graphs)
             kind, name = plan.kinds[stage.name], stage.name
             with _built(stage, kind.load, device), memory_errors(name, "weights and buffers", device):
@@ -274,28 +85,20 @@ def check_shapes(plan: Plan, checkpoint: Checkpoint, plugins: Plugins, options: 
         _log.debug("the shapes of weights could not be checked beforehand: %s", error)
 
 
-_FROM_VALUES = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError)
-"""Errors of code that computes with a value of config.json that it did not expect."""
-
-
 @contextmanager
 def _built(stage: Stage, code: object, device: Device) -> Iterator[None]:
-    """Attributes errors of a model that is built to config.json too: families check only the fields that they use."""
+    """Attributes errors of a model that is built to the plugin, or to config.json too."""
     try:
         yield
-    except OmniError:
+    except (OmniError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # a SystemExit or a library's panic too
         if isinstance(error, RuntimeError) and isinstance(device, MetaDevice):
             raise  # for `check_shapes`
-        abstract = isinstance(error, TypeError) and "abstract class" in str(error)
-        if abstract or isinstance(error, ReturnedError) or not isinstance(error, _FROM_VALUES):
-            field = f"pipeline.stages.{stage.name}.model"
-            problem = f"cannot be built: {fault_of(error, code)}"
-            raise plugin_error(field, problem, f"correct {stage.model}") from error
-        problem = f"stage {stage.name!r} cannot be built from it: {fault_of(error, code)}"
-        remedy = f"use the config.json that belongs to these weights; if it is right, correct {stage.model}"
-        raise CheckpointError("config.json", problem, remedy) from error
+        field, unfitting = f"pipeline.stages.{stage.name}.model", f"stage {stage.name!r} cannot be built from it"
+        path = stage.model or f"kind {stage.kind!r}"
+        unbuilt = "cannot be built: "
+        raise unfit(error, code, field=field, unbuilt=unbuilt, unfitting=unfitting, path=path) from error
 
 
 def build_engine(
@@ -343,7 +146,8 @@ def build_engine(
                     plugin_setup(field, remedy, stage.start),
                     memory_errors(name, f"{memory[name].pages} pages", device),
                 ):
-                    workers[name] = expect(stage.start(memory[name].pages), StageWorker, field, stage.start)  # type: ignore[type-abstract]
+                    worker = expect(stage.start(memory[name].pages), StageWorker, field, stage.start)  # type: ignore[type-abstract]
+                    workers[name] = with_boxes(worker)
         with may_sync(SyncPoint.LOAD):
             device.synchronize()
     except BaseException:
@@ -362,12 +166,18 @@ def _never(request_id: str) -> bool:
 
 
 def _divide(loaded: Mapping[str, LoadedStage], device: Device, budget: Budget | None) -> dict[str, StageMemory]:
-    footprints = {name: stage.footprint for name, stage in loaded.items()}
+    footprints = {name: _footprint(name, stage) for name, stage in loaded.items()}
     working: dict[str, int] = {}
     if budget is not None:
         divide(footprints, working, budget)  # raises before measuring if the rest does not fit
         working = measure_stages(loaded, device)
     return divide(footprints, working, budget)
+
+
+def _footprint(name: str, stage: LoadedStage) -> Footprint:
+    field = f"{name}.footprint"
+    with plugin_setup(field, "correct it", type(stage)):
+        return expect(stage.footprint, Footprint, field, type(stage))
 
 
 def measure_stages(loaded: Mapping[str, LoadedStage], device: Device) -> dict[str, int]:

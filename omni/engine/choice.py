@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from omni.errors import ConfigError, OmniError, PluginError, fault_of
+from omni.errors import ConfigError, OmniError, PluginError, ReturnedError, fault_of, type_of
 from omni.pipeline import Pipeline
+from omni.pipeline.parts import check_parts
 from omni.plugin import PipelineExtension, locate
 from omni.plugin.manager import Plugins
 
@@ -39,7 +40,7 @@ def apply_choice(pipeline: Pipeline, plugins: Plugins, choice: PipelineChoice) -
         pipeline = _extend(pipeline, entry, plugins)
     if choice.wrap is not None:
         try:
-            pipeline = _checked(choice.wrap(pipeline))
+            pipeline = _checked(choice.wrap(pipeline), choice.wrap)
         except (OmniError, KeyboardInterrupt):
             raise
         except BaseException as error:
@@ -48,10 +49,20 @@ def apply_choice(pipeline: Pipeline, plugins: Plugins, choice: PipelineChoice) -
     return pipeline
 
 
+def last_change(plugins: Plugins, choice: PipelineChoice) -> object:
+    """The function that changed the pipeline last, to be named in errors; None if none did."""
+    if choice.wrap is not None:
+        return choice.wrap
+    if not choice.extensions:
+        return None
+    entry = plugins.extensions[choice.extensions[-1]]
+    return locate(entry.extend, f"extensions.{entry.name}")
+
+
 def _extend(pipeline: Pipeline, entry: PipelineExtension, plugins: Plugins) -> Pipeline:
     extend = cast(PipelineFunction, locate(entry.extend, f"extensions.{entry.name}"))
     try:
-        return _checked(extend(pipeline))
+        return _checked(extend(pipeline), extend)
     except (OmniError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -60,7 +71,8 @@ def _extend(pipeline: Pipeline, entry: PipelineExtension, plugins: Plugins) -> P
         raise PluginError(f"{problem}; report it to the plugin's author") from error
 
 
-def _checked(pipeline: object) -> Pipeline:
+def _checked(pipeline: object, code: object) -> Pipeline:
     if not isinstance(pipeline, Pipeline):
-        raise TypeError(f"it returned a {type(pipeline).__name__}, not a Pipeline")
+        raise ReturnedError(f"it returned {type_of(pipeline)}, not a Pipeline", code)
+    check_parts(pipeline, code)
     return pipeline

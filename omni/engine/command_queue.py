@@ -28,10 +28,6 @@ class CommandQueue(Protocol):
         """Whether a request has arrived that `take` does not return yet."""
         ...
 
-    def stage_closed(self, stage: str) -> None:
-        """A stage was closed after an error; the others run."""
-        ...
-
     def flush(self) -> None:
         """Sends the outputs that sinks have collected since the last call. Does not wait."""
         ...
@@ -68,9 +64,6 @@ class LocalCommandQueue:
 
     def holds(self, request_id: str) -> bool:
         return False
-
-    def stage_closed(self, stage: str) -> None:
-        """Callers ask the engine itself."""
 
     def flush(self) -> None:
         pass

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -183,12 +183,17 @@ class Engine:
             return worker.longest_prompt
 
     def usage(self) -> Mapping[str, StageUsage]:
-        """Resources in use at each stage. Raises StageError if a stage cannot say."""
+        """Resources in use at each stage. Raises StageError if a stage cannot report them."""
         return {name: self._usage_of(name) for name in self._workers}
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
-        """Totals of each stage since the start, by name. Raises StageError if a stage cannot say."""
+        """Totals of each stage since the start, by name. Raises StageError if a stage cannot report them."""
         return {name: self._counters_of(name) for name in self._workers}
+
+    @property
+    def closed_stages(self) -> Collection[str]:
+        """The stages that are closed since a fault. They stay closed."""
+        return self._orchestrator.closed_stages
 
     def _usage_of(self, stage: str) -> StageUsage:
         if stage in self._orchestrator.closed_stages:
@@ -206,7 +211,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is active or waiting and no stage holds resources. One that cannot say counts as holding
+        """Whether no request is active or waiting and no stage holds resources. One that cannot report them counts as holding
         none."""
         if self._command_queue.waiting or self._orchestrator.unfinished or self._orchestrator.busy:
             return False
@@ -279,25 +284,48 @@ class Engine:
                 pass
 
     def tick(self) -> bool:
-        """One round: commands, every worker, the orchestrator. Returns whether anything happened."""
-        moved = self._take_commands()
-        for name, worker in self._workers.items():
-            if name not in self._orchestrator.closed_stages:
-                moved |= self._tick_stage(name, worker)
-        try:
-            return self._turn("route", self._orchestrator.tick) or moved
-        except StageFault as fault:
-            self.close_stage(fault.stage, fault.error)
-            return True
+        """One round: commands, every worker, the orchestrator. Returns whether anything happened.
 
-    def _tick_stage(self, name: str, worker: StageWorker) -> bool:
+        Every worker is polled before a worker launches a step: a launch takes long, and no payload waits for it.
+        """
+        moved = self._take_commands() | self._poll()
+        for name, worker in self._workers.items():
+            if self._call(name, worker.tick):
+                moved = True
+                if worker.outbox:
+                    self._route(self._orchestrator.deliver)
+                self._poll(ticked=name)
+        return self._route(self._orchestrator.tick) or moved
+
+    def _poll(self, ticked: str | None = None) -> bool:
+        """Reads the results of every stage, producers first, and delivers them to consumers before these are polled.
+        ticked: a stage that has just done so: it is polled only if it is given something."""
+        moved = False
+        for name, worker in self._workers.items():
+            if name != ticked or worker.inbox:
+                moved |= self._call(name, worker.poll)
+                if worker.outbox:
+                    moved |= self._route(self._orchestrator.deliver)
+        return moved
+
+    def _call(self, name: str, call: Callable[[], bool]) -> bool:
+        """Calls a method of a worker, unless its stage is closed."""
+        if name in self._orchestrator.closed_stages:
+            return False
         try:
-            return self._turn(name, worker.tick)
+            return bool(self._turn(name, call))  # a worker's may return None
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # includes panics of libraries
             # Workers isolate the errors of a request. After any other error the state of the stage is unknown.
             self.close_stage(name, error)
+            return True
+
+    def _route(self, route: Callable[[], bool]) -> bool:
+        try:
+            return self._turn("route", route)
+        except StageFault as fault:
+            self.close_stage(fault.stage, fault.error)
             return True
 
     def close_stage(self, name: str, error: BaseException) -> None:
@@ -308,7 +336,6 @@ class Engine:
         with may_sync(SyncPoint.CLOSE_STAGE):
             self._device.synchronize()
         self._orchestrator.close_stage(name, failure)
-        self._command_queue.stage_closed(name)
 
     def _turn(self, name: str, tick: Callable[[], bool]) -> bool:
         since = self._device.host_time()

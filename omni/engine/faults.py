@@ -1,12 +1,17 @@
-"""Stages that are closed because their worker may be in an unknown state, and checks of what workers give."""
+"""Stages that are closed because their worker may be in an unknown state, and checks of the messages of workers."""
 
-from collections.abc import Collection, Mapping
+import logging
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
+import msgspec
 import numpy as np
 
 from omni.errors import OmniError, ReturnedError, StageError, known, quoted, type_of
 from omni.payload import AudioChunk, Payload
-from omni.stage import Done, Failed, Outbound, Produced, StageWorker
+from omni.stage import Done, Failed, Lease, Outbound, Produced, StageWorker
+
+_log = logging.getLogger(__name__)
 
 
 class StageFault(Exception):
@@ -27,6 +32,12 @@ class ClosedStages:
     def __contains__(self, stage: object) -> bool:
         return stage in self._problems
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._problems))
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
     def add(self, stage: str, error: OmniError) -> None:
         """error: of its worker, or of an edge to it."""
         self._problems[stage] = error.problem if isinstance(error, StageError) and error.stage == stage else str(error)
@@ -38,15 +49,55 @@ class ClosedStages:
                 raise StageError(stage, "running", f"it is closed since a fault, {problem}; open the model again")
 
 
-def checked_message(stage: str, worker: StageWorker, message: object) -> Outbound:
-    """A message of a worker. Raises StageFault for one that a stage must not send: nothing says which request it belongs to."""
+def with_boxes(worker: StageWorker) -> StageWorker:
+    """A new worker. Raises ReturnedError if its inbox or outbox is no deque."""
+    boxes: dict[str, object] = {"inbox": worker.inbox, "outbox": worker.outbox}
+    for name, box in boxes.items():
+        if not isinstance(box, deque):
+            problem = f"gave {type_of(worker)} whose {name} is {type_of(box)}: make it a collections.deque"
+            raise ReturnedError(problem, type(worker))
+    return worker
+
+
+def discard_work(stage: str, worker: StageWorker, leases: Iterable[Lease]) -> None:
+    """Closes the worker of a closed stage, and drops its messages. leases: those that it holds."""
+    try:
+        worker.close()
+    except Exception:
+        _log.exception("stage %r could not be closed after its fault", stage)
+    for lease in list(leases):
+        lease.revoke()
+    # They may be anything by now.
+    left: object = worker.outbox
+    worker.inbox, worker.outbox = deque(), deque()
+    for message in left if isinstance(left, Iterable) else ():
+        if isinstance(message, Produced):
+            message.close()
+
+
+def next_message(stage: str, worker: StageWorker) -> Outbound:
+    """Takes the next message of a worker out of its outbox. Raises StageFault for one that a stage must not send: nothing says
+    which request it belongs to."""
+    try:
+        message: object = worker.outbox.popleft()
+    except Exception as error:
+        problem = f"the outbox is {type_of(worker.outbox)}, not the deque that it was: append to it"
+        raise StageFault(stage, ReturnedError(problem, type(worker))) from error
     match message:
-        case Produced(payload=Payload()) | Done(counts=dict()) | Failed():
+        case Produced(payload=Payload(meta=msgspec.Struct())):
             return message
+        case Done(reason=str(), counts=dict(), held=tuple()) | Failed(error=Exception()):
+            return message
+        case Produced(payload=Payload(meta=other)):
+            problem = f"the meta of a payload is {type_of(other)}: give a msgspec.Struct"
         case Produced(payload=other):
             problem = f"the payload of a Produced is {type_of(other)}: give an omni.payload.Payload"
-        case Done(counts=other):
+        case Done(reason=str(), held=tuple(), counts=other):
             problem = f"the counts of a Done are {type_of(other)}: give a dict of numbers by name"
+        case Done():
+            problem = "the reason of a Done is no text, or its held tokens are no tuple"
+        case Failed(error=other):
+            problem = f"the error of a Failed is {type_of(other)}: give an exception"
         case other:
             problem = f"the outbox has {type_of(other)}: put a Produced, Done or Failed there"
     raise StageFault(stage, ReturnedError(problem, type(worker)))

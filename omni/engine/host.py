@@ -20,7 +20,7 @@ from omni.connector import Pending, Received, Receiver
 from omni.connector.pieces import Part, Piece, cut, parts_of, view, whole
 from omni.device import COMPLETED, Device, Event, HostRing, HostSlot
 from omni.payload import PageSlice, Payload
-from omni.payload.receiver import PayloadReceiver
+from omni.payload.copier import PayloadCopier
 
 _SLOTS = 32
 _SLOT_BYTES = 1 << 16
@@ -43,12 +43,12 @@ class Assembly:
     """
 
     def __init__(
-        self, parts: Sequence[Part], nbytes: int, receiver: PayloadReceiver, ring: HostRing, piece_bytes: int
+        self, parts: Sequence[Part], nbytes: int, copier: PayloadCopier, ring: HostRing, piece_bytes: int
     ) -> None:
         self.copied: Event = COMPLETED
         self._bytes: NDArray[np.uint8] = np.empty(nbytes, np.uint8)
         self._parts = parts
-        self._receiver = receiver
+        self._copier = copier
         self._ring = ring
         self._left = deque(piece for part in parts for piece in cut(part, piece_bytes, MAX_ROWS))
         self._under_way: deque[tuple[Piece, HostSlot]] = deque()
@@ -75,10 +75,10 @@ class Assembly:
 
     def launch(self) -> None:
         """Launches copies while slots are free. The payload must have arrived (`PageSlice.moved`)."""
-        while self._left and len(self._under_way) < _PIECE_SLOTS and self._ring.ready and self._receiver.ready:
+        while self._left and len(self._under_way) < _PIECE_SLOTS and self._ring.ready and self._copier.ready:
             piece, slot = self._left.popleft(), self._ring.advance()
             slot.take()
-            receipt = self._receiver.receive([piece.transfer(slot.tensor[: piece.nbytes])])
+            receipt = self._copier.copy([piece.transfer(slot.tensor[: piece.nbytes])])
             self.copied = receipt.end
             slot.guard(receipt.end)
             receipt.check()
@@ -154,7 +154,7 @@ class HostPending:
             self._inner.abort()
 
     def release_source(self, after: Event) -> None:
-        """Nothing reads the producer's memory after `after`. Only the first call has an effect."""
+        """Ends the reads of the producer's memory at `after`. Only the first call has an effect."""
         if not self._inner_over:
             self._inner_over = True
             self._inner.release(after)
@@ -182,7 +182,7 @@ class HostReceiver:
     ) -> None:
         """name: of the edge. slots: number of slots, of `slot_bytes` each. piece_bytes: a multiple of 16."""
         self._inner = inner
-        self._receiver = PayloadReceiver(device, device.stream(f"{name}-host"), MAX_ROWS)
+        self._copier = PayloadCopier(device, device.stream(f"{name}-host"), MAX_ROWS)
         self._slots = SlotPool(device, slot_bytes, slots)
         self._piece_bytes = piece_bytes
         self._pieces = HostRing.allocate(device, (piece_bytes,), torch.uint8, _PIECE_SLOTS)
@@ -220,7 +220,7 @@ class HostReceiver:
                 self._queue.append(pending)
             if self._queue[0] is not pending:
                 return None
-            pending.assembly = Assembly(parts, nbytes, self._receiver, self._pieces, self._piece_bytes)
+            pending.assembly = Assembly(parts, nbytes, self._copier, self._pieces, self._piece_bytes)
         return self._assemble(pending, pending.assembly, source)
 
     def leave(self, pending: HostPending, after: Event) -> None:
@@ -232,7 +232,7 @@ class HostReceiver:
 
     def _slot_for(self, parts: Sequence[Part], nbytes: int) -> Tensor | None:
         rows = sum(part.rows for part in parts if isinstance(part.tensor, PageSlice))
-        if nbytes > self._slots.size or rows > MAX_ROWS or not self._receiver.ready:
+        if nbytes > self._slots.size or rows > MAX_ROWS or not self._copier.ready:
             return None
         return self._slots.acquire()
 
@@ -241,7 +241,7 @@ class HostReceiver:
         pending.slot = slot
         host = {part.name: view(slot, part.start, part.dtype, part.shape) for part in parts}
         pieces = [whole(part) for part in parts if part.nbytes]
-        receipt = self._receiver.receive([piece.transfer(slot[piece.start :][: piece.nbytes]) for piece in pieces])
+        receipt = self._copier.copy([piece.transfer(slot[piece.start :][: piece.nbytes]) for piece in pieces])
         pending.copied = receipt.end
         receipt.check()
         pending.release_source(receipt.end)

@@ -6,7 +6,7 @@ from typing import Literal, cast
 import msgspec
 import torch
 
-from omni.config import Layer, Setting, overlay
+from omni.config import Setting, SettingsLayer, overlay
 from omni.pipeline import ENGINE
 
 EngineProcess = Literal["auto", "thread", "process"]
@@ -15,7 +15,7 @@ device on Linux, else a thread."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How stages are built and requests are admitted.
+    """Settings of the engine: devices, memory and admission.
 
     device: `"cpu"`, `"cuda"` or `"cuda:N"`; None selects the first CUDA device if there is one, else the CPU.
     process: see `EngineProcess`. In a process of its own, the user's Python code cannot delay a step.
@@ -67,7 +67,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise ValueError(f"{name} must be at least {least}")
 
 
-def engine_options(layers: Sequence[Layer]) -> tuple[EngineOptions, tuple[Setting, ...]]:
+def engine_options(layers: Sequence[SettingsLayer]) -> tuple[EngineOptions, tuple[Setting, ...]]:
     """The engine's options from layers, and the origin of each. Raises ConfigError."""
     options, settings = overlay({ENGINE: EngineOptions()}, [layer.only(ENGINE) for layer in layers])
     return cast(EngineOptions, options[ENGINE]), settings

@@ -1,17 +1,16 @@
 """Routes requests through the graph, by the stages' inboxes and outboxes only."""
 
-import logging
-from collections.abc import Callable, Container, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Collection, Mapping
 
 from omni.engine.active import ActiveRequest, check_names, stages_of
 from omni.engine.admission import Admission
-from omni.engine.faults import ClosedStages, StageFault, check_audio, checked_message
+from omni.engine.busy_routes import BusyRoutes
+from omni.engine.connections import PeerConnections
+from omni.engine.faults import ClosedStages, StageFault, check_audio, discard_work, next_message
 from omni.engine.opener import RequestOpener
-from omni.engine.peers import (
+from omni.engine.peer_messages import (
     AcquiredOut,
     EdgeClosed,
-    EdgeEnds,
     EdgeFault,
     EndOut,
     GiveUpOut,
@@ -22,6 +21,7 @@ from omni.engine.peers import (
     ToConsumer,
     ToProducer,
 )
+from omni.engine.peers import EdgeEnds
 from omni.engine.ranked import Rank
 from omni.engine.request import (
     ConnectPeer,
@@ -32,17 +32,13 @@ from omni.engine.request import (
     StageOutput,
     SubmitRequest,
 )
-from omni.engine.route import Credit, InRoute, OutRoute
+from omni.engine.route import Credit
 from omni.engine.user_route import UserRoute
-from omni.errors import InputError, LostPeerError, OmniError, StageError, known
-from omni.payload import AudioChunk, HiddenStates
+from omni.errors import InputError, LostPeerError, OmniError, ReturnedError, StageError, known
+from omni.payload import AudioChunk, RequestHiddenStates
 from omni.pipeline import Pipeline
 from omni.pipeline.adapter import AdapterFactory
 from omni.stage import Abort, Done, Failed, Lease, Outbound, Produced, StageWorker
-
-_log = logging.getLogger(__name__)
-
-RouteT = TypeVar("RouteT", OutRoute, InRoute, UserRoute)
 
 
 class Orchestrator:
@@ -74,17 +70,11 @@ class Orchestrator:
         self._place = place
         self._admission = admission
         self._active: dict[str, ActiveRequest] = {}
-        self._sending: dict[OutRoute, None] = {}
-        self._receiving: dict[InRoute, None] = {}
-        """Halves of routes with payloads under way, the longest busy first. Waiting requests cost no time."""
-        self._giving: dict[UserRoute, None] = {}
-        """Routes to users with payloads under way."""
+        self._routes = BusyRoutes(self.abort, self._given)
         self._draining: dict[str, None] = {}
         """Requests whose stages here are done, while payloads are under way to other engines."""
         self._is_held = is_held
-        self._connecting: dict[str, ConnectPeer] = {}
-        """Connections to other engines that have not said hello, by place."""
-        self._connected: dict[str, ConnectPeer] = {}
+        self._connections = PeerConnections(ends)
         self._latest = 0
         """The highest number of the requests that were submitted or aborted here."""
         self._changed: dict[Credit, None] = {}
@@ -97,7 +87,7 @@ class Orchestrator:
             place,
             leases=self._leases,
             changed=self._changed,
-            on_busy=self._is_receiving,
+            on_busy=self._routes.add_in,
         )
 
     @property
@@ -148,22 +138,11 @@ class Orchestrator:
         for active in list(self._active.values()):
             if stage in active.running:
                 self.abort(active.request.id, error)
-        worker = self._workers[stage]
-        try:
-            worker.close()
-        except Exception:
-            _log.exception("stage %r could not be closed after its fault", stage)
-        for lease in list(self._leases[stage]):
-            lease.revoke()
-        worker.inbox.clear()
-        while worker.outbox:
-            message = worker.outbox.popleft()
-            if isinstance(message, Produced):
-                message.close()
+        discard_work(stage, self._workers[stage], self._leases[stage])
         self._ends.close_consumer(stage)
 
     @property
-    def closed_stages(self) -> Container[str]:
+    def closed_stages(self) -> Collection[str]:
         """The stages that are closed since a fault."""
         return self._closed
 
@@ -174,11 +153,7 @@ class Orchestrator:
         comes next.
         """
         moved = self._take_from_peers()
-        for name, worker in self._workers.items():
-            while worker.outbox:
-                self._take(name, checked_message(name, worker, worker.outbox.popleft()))
-                moved = True
-        moved |= self._tick_routes(self._sending) | self._tick_routes(self._receiving) | self._tick_routes(self._giving)
+        moved |= self._empty_outboxes() | self._routes.tick()
         while self._changed:
             credit, _ = self._changed.popitem()
             moved |= credit.report()
@@ -191,6 +166,13 @@ class Orchestrator:
         self._ends.flush()
         return moved
 
+    def deliver(self) -> bool:
+        """The part of `tick` for what is in the outboxes now: what arrives at once is in its consumers' inboxes then. Returns
+        whether there was anything. Raises as `tick`."""
+        moved = self._empty_outboxes()
+        self._routes.deliver()
+        return moved
+
     @property
     def busy(self) -> bool:
         """Whether `tick` has something to do without a request: memory to pass back, messages to send."""
@@ -199,24 +181,14 @@ class Orchestrator:
     def connect(self, command: ConnectPeer) -> None:
         """Connects to another engine, which may replace one that has ended."""
         self._lose(command.place)
-        self._connecting[command.place] = command
-        try:
-            self._ends.connect(command.place, command.link)
-        except OmniError as error:
-            self._ends.lose(command.place)
-            self._connecting.pop(command.place).on_connected(error)
+        self._connections.connect(command)
 
-    def _tick_routes(self, routes: dict[RouteT, None]) -> bool:
+    def _empty_outboxes(self) -> bool:
         moved = False
-        for route in list(routes):
-            try:
-                moved |= route.tick()
-                if isinstance(route, UserRoute) and route.finished:
-                    self._given(route)
-            except OmniError as error:
-                self.abort(route.request_id, error)
-            if not route.busy:
-                routes.pop(route, None)
+        for name, worker in self._workers.items():
+            while worker.outbox:
+                self._take(name, next_message(name, worker))
+                moved = True
         return moved
 
     def _admit(self) -> bool:
@@ -251,9 +223,6 @@ class Orchestrator:
         self._closed.check(stages)
         return stages, awaited
 
-    def _is_receiving(self, route: InRoute) -> None:
-        self._receiving[route] = None
-
     def _take(self, stage: str, message: Outbound) -> None:
         active = self._active.get(message.request_id)
         if active is None:
@@ -261,6 +230,9 @@ class Orchestrator:
                 message.close()
             return
         try:
+            if stage not in active.running and not isinstance(message, Failed):
+                problem = f"a {type(message).__name__} for a request that is over there, or was never there"
+                raise known(stage, "running", ReturnedError(problem, type(self._workers[stage])))
             match message:
                 case Produced():
                     self._forward(active, stage, message)
@@ -274,18 +246,18 @@ class Orchestrator:
 
     def _forward(self, active: ActiveRequest, stage: str, produced: Produced) -> None:
         try:
-            hidden = isinstance(produced.payload.meta, HiddenStates)
+            hidden = isinstance(produced.payload.meta, RequestHiddenStates)
             for edge in self._edges_from[stage] if not produced.for_user else ():
                 route = active.outs.get(edge.name)
                 if route is not None and not route.closed and (edge.hidden_states or not hidden):
                     route.send(produced)
-                    self._sending[route] = None
+                    self._routes.add_out(route)
             taken = self._give(active, stage, produced, hidden)
         finally:
             produced.close()
         if produced.for_user and produced.payload.tensors and not taken:
             problem = f"a {type(produced.payload.meta).__name__} has tensors, and no output of the stage takes them"
-            raise StageError(stage, "giving an output to the user", f"{problem}: set Output.adapter")
+            raise StageError(stage, "giving an output to the user", f"{problem}: set PipelineOutput.adapter")
 
     def _give(self, active: ActiveRequest, stage: str, produced: Produced, hidden: bool) -> bool:
         """Gives a payload to the wanted outputs of its stage. Returns whether one took its tensors."""
@@ -297,7 +269,7 @@ class Orchestrator:
             if route is not None:
                 if output.hidden_states == hidden:
                     route.send(produced)
-                    self._giving[route] = None
+                    self._routes.add_user(route)
                     taken = True
             elif not produced.payload.tensors:
                 if isinstance(produced.payload.meta, AudioChunk):
@@ -312,7 +284,7 @@ class Orchestrator:
         for edge in self._edges_from[stage]:
             if edge.name in active.outs:
                 active.outs[edge.name].end(done.reason)
-                self._sending[active.outs[edge.name]] = None
+                self._routes.add_out(active.outs[edge.name])
         for edge in self._pipeline.edges_into(stage):
             if edge.name in active.ins:
                 active.ins[edge.name].abort()
@@ -320,7 +292,7 @@ class Orchestrator:
         routes = active.given_by(stage)
         for route in routes:
             route.end(done.reason)
-            self._giving[route] = None
+            self._routes.add_user(route)
         if not routes:
             self._report_end(active, stage)
 
@@ -348,17 +320,8 @@ class Orchestrator:
 
     def _clear(self, active: ActiveRequest, reason: str) -> None:
         self._draining.pop(active.request.id, None)
-        for out in active.outs.values():
-            out.abort(reason)
-            self._sending.pop(out, None)
-        for arriving in active.ins.values():
-            arriving.abort()
-            self._receiving.pop(arriving, None)
-        for route in active.given.values():
-            route.abort(reason)
-            self._giving.pop(route, None)
-        for credit in active.credits.values():
-            credit.close()
+        active.abort_routes(reason)
+        self._routes.discard(active)
         for name in active.running:
             if name not in self._closed:
                 self._workers[name].inbox.append(Abort(active.request.id))
@@ -385,7 +348,7 @@ class Orchestrator:
                 case None:
                     self._lose(place)
                 case Hello():
-                    self._greet(place, message)
+                    self._connections.greet(place, message)
                 case EdgeFault():
                     self._ends.fail_edge(place, message)
                 case EdgeClosed():
@@ -431,24 +394,9 @@ class Orchestrator:
     def _drop_kept(self) -> None:
         self._ends.drop_kept(lambda request_id, number: not self._is_coming(request_id, number))
 
-    def _greet(self, place: str, hello: Hello) -> None:
-        connecting = self._connecting.pop(place)
-        try:
-            self._ends.greet(place, hello)
-        except OmniError as error:
-            connecting.on_connected(error)
-        else:
-            self._connected[place] = connecting
-            connecting.on_connected(None)
-
     def _lose(self, place: str) -> None:
         """Forgets the engine on a place, and fails the requests that still need a stage there."""
-        self._ends.lose(place)
-        if place in self._connecting:
-            error = StageError("engine", "connecting", f"the engine on {place} has ended")
-            self._connecting.pop(place).on_connected(error)
-        if place in self._connected:
-            self._connected.pop(place).on_lost()
+        self._connections.lose(place)
         for active in list(self._active.values()):
             stage = active.needs(place)
             if stage is not None:

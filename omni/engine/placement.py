@@ -1,8 +1,9 @@
-"""Where stages run, and the connectors of edges that follow from it."""
+"""The places of stages, and the connectors of edges that follow from them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 import torch
 
@@ -54,17 +55,44 @@ class Placement:
             for consumer in ((producer,) if producer in consumers else consumers)
         )
 
-    def place_request(self, pipeline: Pipeline, stages: frozenset[str], load: Mapping[str, int]) -> dict[str, str]:
-        """The places of a request's stages: that of a producer if possible, else the one of least load."""
+    def place_request(
+        self,
+        pipeline: Pipeline,
+        stages: frozenset[str],
+        load: Mapping[str, int],
+        closed: Mapping[str, Collection[str]] = MappingProxyType({}),
+    ) -> dict[str, str]:
+        """The places of a request's stages: that of a producer if possible, else the one of least load.
+
+        closed: by place, the stages that are closed there since a fault. They are avoided as long as there is another way.
+        """
         chosen: dict[str, str] = {}
+        open_places = self._open_places(pipeline, stages, closed) if any(closed.values()) else self.stages
         for stage in pipeline.order():
             if stage.name in stages:
                 near = [chosen[e.producer] for e in pipeline.edges_into(stage.name) if e.producer in chosen]
                 places = self.stages[stage.name]
                 chosen[stage.name] = next((place for place in near if place in places), None) or min(
-                    places, key=lambda place: load.get(place, 0)
+                    open_places[stage.name], key=lambda place: load.get(place, 0)
                 )
         return chosen
+
+    def _open_places(
+        self, pipeline: Pipeline, stages: frozenset[str], closed: Mapping[str, Collection[str]]
+    ) -> Mapping[str, Sequence[str]]:
+        """The places of each of `stages` where it is open, and from which a place of every consumer is reached that is open in
+        the same sense; all places of a stage that has none."""
+        found: dict[str, Sequence[str]] = {}
+        for stage in reversed(pipeline.order()):
+            edges = [edge for edge in pipeline.edges_from(stage.name) if edge.consumer in stages]
+            reached = [{one for one, other in self.pairs(e) if other in found[e.consumer]} for e in edges]
+            places = [
+                place
+                for place in self.stages[stage.name]
+                if stage.name not in closed.get(place, ()) and all(place in near for near in reached)
+            ]
+            found[stage.name] = places or self.stages[stage.name]
+        return found
 
 
 def device_of(place: str) -> torch.device:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 import torch
 
-from omni.engine.peers import Link
+from omni.engine.peer_messages import Link
 from omni.errors import OmniError, StageError, said
 from omni.payload import Payload
 from omni.sampling import HostRules, SamplingParams, TextRules

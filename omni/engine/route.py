@@ -158,7 +158,7 @@ class OutRoute:
         return moved
 
     def abort(self, reason: str) -> None:
-        """Gives up what is not sent; the consumer's half gives up the rest. The edge no longer pauses its producer."""
+        """Gives up unsent payloads; the consumer's half gives up the rest. The edge no longer pauses its producer."""
         while self._sending:
             self._give_up(self._sending.popleft().ref, reason)
         self._credit.close_edge(self.edge.name)

@@ -36,7 +36,7 @@ class UserRoute:
         credit: Credit,
         give: Callable[[StageOutput], None],
     ) -> None:
-        """edge: `Output.route`. credit: of the producer. give: may raise OmniError."""
+        """edge: `PipelineOutput.route`. credit: of the producer. give: may raise OmniError."""
         sender, receiver = ends
         self.request_id = request_id
         self.finished = False
@@ -66,7 +66,7 @@ class UserRoute:
         self._out.end(reason)
 
     def tick(self) -> bool:
-        """Gives what has arrived. Raises OmniError if a payload is lost, or the adapter or the sink failed."""
+        """Gives the arrived payloads to the user. Raises OmniError if a payload is lost, or the adapter or the sink failed."""
         moved = self._out.tick() | self._in.tick()
         while self.inbox and self._take(self.inbox[0]):
             self.inbox.popleft()
@@ -74,7 +74,7 @@ class UserRoute:
         return moved
 
     def abort(self, reason: str) -> None:
-        """Gives up what is under way."""
+        """Gives up the payloads under way."""
         self._out.abort(reason)
         self._in.abort()
         for message in self.inbox:

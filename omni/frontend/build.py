@@ -25,10 +25,10 @@ def build_frontend(pipeline: Pipeline, checkpoint: Checkpoint) -> Frontend:
         raise plugin_error(_FIELD, problem, f"implement {missing}")
     try:
         frontend = build(checkpoint)
-    except OmniError:
+    except (OmniError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        if raised_in_plugin(error):
+    except BaseException as error:  # a SystemExit or a library's panic too
+        if not isinstance(error, Exception) or raised_in_plugin(error):
             raise plugin_error(_FIELD, fault_of(error, build), remedy) from error
         problem = f"its tokenizer or processor could not be read: {fault_of(error, build)}"
         raise CheckpointError(

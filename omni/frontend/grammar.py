@@ -94,7 +94,7 @@ def _mask(ids: Collection[int], words: int) -> NDArray[np.int64]:
 
 
 class Tokens:
-    """The vocabulary and one more id for the end of a text, whatever the end ids of the stage."""
+    """The vocabulary and one more id for the end of a text, independent of the end ids of the stage."""
 
     bos_token_id = None
 

@@ -68,7 +68,7 @@ def picture(processor: Any, part: ImagePart, merge: int) -> Media:
 
 def spectrum(extractor: Any, part: AudioPart) -> Tensor:
     """A clip's mel spectrogram float32 `[mel bins, frames]`, by a feature extractor of transformers that pads clips with minutes of
-    silence: here only by the length of a window. Raises InputError for a clip that is too short."""
+    silence: here only by the length of a Fourier transform. Raises InputError for a clip that is too short."""
     samples, hop = part.samples, extractor.hop_length
     if len(samples) <= 2 * hop:
         raise InputError(part.field, f"has {len(samples)} samples, too few for one frame", "give more")

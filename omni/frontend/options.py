@@ -5,14 +5,14 @@ from typing import cast
 
 import msgspec
 
-from omni.config import Layer, Setting, overlay
+from omni.config import Setting, SettingsLayer, overlay
 from omni.frontend.base import ControlTokensIn
 from omni.media.options import MediaOptions
 from omni.pipeline import FRONTEND
 
 
 class FrontendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How requests are prepared. media: sources and sizes of pictures and sound. control_tokens: whether the written form of a
+    """Settings of the front end. media: sources and sizes of pictures and sound. control_tokens: whether the written form of a
     control token in a user's text, such as `<|im_end|>`, is `"text"`, or the token, as in transformers: `"tokens"`.
 
     switch_interval: seconds after which a thread that runs Python gives way to one that waits, while a model is open
@@ -29,7 +29,7 @@ class FrontendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError("switch_interval must be 0.00001 to 1 second")
 
 
-def frontend_options(layers: Sequence[Layer]) -> tuple[FrontendOptions, tuple[Setting, ...]]:
+def frontend_options(layers: Sequence[SettingsLayer]) -> tuple[FrontendOptions, tuple[Setting, ...]]:
     """The front end's options from layers, and the origin of each. Raises ConfigError."""
     options, settings = overlay({FRONTEND: FrontendOptions()}, [layer.only(FRONTEND) for layer in layers])
     return cast(FrontendOptions, options[FRONTEND]), settings

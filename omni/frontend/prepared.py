@@ -1,8 +1,9 @@
-"""Checks what a front end has prepared: its mistakes fail the request in its own name, before a stage sees them."""
+"""Checks of prepared requests: a front end's mistake fails the request in its name, before a stage sees it."""
 
 from collections.abc import Iterable, Mapping
 
 import msgspec
+import torch
 
 from omni.errors import ReturnedError, type_of
 from omni.frontend.base import Prepared
@@ -22,12 +23,24 @@ def checked_prepared(returned: object, pipeline: Pipeline, code: object) -> Prep
     for stage, payloads in returned.inputs.items():
         if not isinstance(payloads, list | tuple) or not all(isinstance(each, Payload) for each in payloads):
             raise ReturnedError(f"Prepared.inputs[{stage!r}] is {type_of(payloads)}: give a list of Payload", code)
+        for index, payload in enumerate(payloads):
+            _check_payload(f"Prepared.inputs[{stage!r}][{index}]", payload, code)
     for edge, args in returned.edges.items():
         if not isinstance(args, msgspec.Struct):
             raise ReturnedError(f"Prepared.edges[{edge!r}] is {type_of(args)}: give a msgspec.Struct", code)
     if not isinstance(returned.prompt_tokens, int):
         raise ReturnedError(f"Prepared.prompt_tokens is {type_of(returned.prompt_tokens)}: give a number", code)
     return returned
+
+
+def _check_payload(field: str, payload: Payload, code: object) -> None:
+    meta: object = payload.meta
+    if not isinstance(meta, msgspec.Struct):
+        raise ReturnedError(f"{field}.meta is {type_of(meta)}: give a msgspec.Struct", code)
+    for name, tensor in payload.tensors.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
+            given = f"on {tensor.device}" if isinstance(tensor, torch.Tensor) else type_of(tensor)
+            raise ReturnedError(f"{field}.tensors[{name!r}] is {given}: give a tensor on the CPU", code)
 
 
 def _check_names(field: str, given: object, known: Iterable[str], code: object) -> None:

@@ -86,7 +86,7 @@ class Channel(Generic[SendT, ReceiveT]):
                     owned.insert(0, descriptor)
                     body, first = b"", _SHARED
                 passed = owned if extra is None else [*owned, extra]
-                # One byte for each purpose: the receiver cannot tell from the number of descriptors.
+                # One byte for each purpose: the number of descriptors does not show their purposes.
                 flags = bytes([memory is not None, extra is not None])
                 socket.send_fds(self._socket, [first, flags, body], passed)
             except OSError as error:
@@ -135,7 +135,7 @@ class Channel(Generic[SendT, ReceiveT]):
             raise Undecodable(_raw(body), error) from error
 
     def shutdown(self) -> None:
-        """Ends the connection. What arrived before can still be received; then both sides get ChannelClosed. Any thread."""
+        """Ends the connection. Messages that have arrived can still be received; then both sides get ChannelClosed. Any thread."""
         with suppress(OSError):  # ended or closed before
             self._socket.shutdown(socket.SHUT_RDWR)
 

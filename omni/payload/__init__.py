@@ -5,9 +5,9 @@ from omni.payload.payload import (
     CodecFrames,
     Encoded,
     GeneratedTokens,
-    HiddenStates,
     PageSlice,
     Payload,
+    RequestHiddenStates,
     TokenLogprobs,
 )
 
@@ -16,8 +16,8 @@ __all__ = [
     "CodecFrames",
     "Encoded",
     "GeneratedTokens",
-    "HiddenStates",
     "PageSlice",
     "Payload",
+    "RequestHiddenStates",
     "TokenLogprobs",
 ]

@@ -19,7 +19,7 @@ class PageSlice:
     place.
 
     The consumer reads `pages` and `slots` when it launches a gather, keeps neither, and reports each gather with `gathered`, also
-    one that fails half-way. `omni.stage.PayloadReceiver` does all of this. The producer may `relocate` the entries until the
+    one that fails half-way. `omni.stage.PayloadCopier` does all of this. The producer may `relocate` the entries until the
     payload is `released`: later gathers read the new place. It may overwrite the old entries once `moved` and the event that
     `relocate` returned are done.
     """
@@ -115,7 +115,7 @@ class CodecFrames(msgspec.Struct, frozen=True, kw_only=True):
     """Consecutive codec frames of one request, for users. Tensor `codes`: int64 `[n, G]`, one column per code group."""
 
 
-class HiddenStates(msgspec.Struct, frozen=True, kw_only=True):
+class RequestHiddenStates(msgspec.Struct, frozen=True, kw_only=True):
     """Hidden states of a request, given once, when its stage has finished it.
 
     Tensor `hidden`: `[n, L * D]`, in the order of positions, the layers' states of width D side by side. The positions are

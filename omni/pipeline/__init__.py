@@ -1,7 +1,7 @@
 """Pipelines: immutable graphs of stages, checked as a whole."""
 
 from omni.pipeline.pipeline import ENGINE, FRONTEND, Pipeline
-from omni.pipeline.stage import EDGES, Edge, EdgeSettings, Output, Stage, hidden_states_of
+from omni.pipeline.stage import EDGES, Edge, EdgeSettings, PipelineOutput, Stage, hidden_states_of
 from omni.pipeline.validate import validate
 
 __all__ = [
@@ -10,8 +10,8 @@ __all__ = [
     "FRONTEND",
     "Edge",
     "EdgeSettings",
-    "Output",
     "Pipeline",
+    "PipelineOutput",
     "Stage",
     "hidden_states_of",
     "validate",

@@ -6,7 +6,7 @@ from typing import TypeVar
 import msgspec
 
 from omni.errors import ConfigError
-from omni.pipeline.stage import Edge, Output, Stage
+from omni.pipeline.stage import Edge, PipelineOutput, Stage
 
 FRONTEND = "frontend"
 """The source name of the front end's inputs, and the first part of its settings' paths; no stage may have this name."""
@@ -14,7 +14,7 @@ ENGINE = "engine"
 """The first part of the paths of the engine's settings; no stage may have this name."""
 
 
-PartT = TypeVar("PartT", Stage, Edge, Output)
+PartT = TypeVar("PartT", Stage, Edge, PipelineOutput)
 
 
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,7 +27,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     family: str
     stages: tuple[Stage, ...]
     edges: tuple[Edge, ...] = ()
-    outputs: tuple[Output, ...]
+    outputs: tuple[PipelineOutput, ...]
     frontend: str
     family_modalities: tuple[str, ...] = ()
 
@@ -46,7 +46,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         raise KeyError(f"{producer}->{consumer}")
 
     def extended(
-        self, *, stages: Iterable[Stage] = (), edges: Iterable[Edge] = (), outputs: Iterable[Output] = ()
+        self, *, stages: Iterable[Stage] = (), edges: Iterable[Edge] = (), outputs: Iterable[PipelineOutput] = ()
     ) -> "Pipeline":
         """The pipeline with more parts. A part takes the place of an existing one: a stage of its name, an edge between
         its two stages, an output of its modality."""

@@ -66,7 +66,7 @@ class Edge(EdgeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keyed: whether tensors carry a content key, so that a consumer can cache prefixes past them.
     memory: `"device"`, tensors as produced, page slices not gathered; or `"host"`, copied into host memory as whole
         tensors.
-    hidden_states: whether `omni.payload.HiddenStates` of the producer pass the edge too, once for each request; the
+    hidden_states: whether `omni.payload.RequestHiddenStates` of the producer pass the edge too, once for each request; the
         producer's option `hidden_layers` says of which layers.
     """
 
@@ -87,7 +87,7 @@ class Edge(EdgeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return f"{EDGES}.{self.producer}-{self.consumer}"
 
 
-class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PipelineOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A named output of a stage that users can request.
 
     modality: `"text"` is decoded, `"audio"` is sound, `"codes"` are codec frames; any other is given as it is.
@@ -95,7 +95,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     adapter: `"module:factory"`, an `AdapterFactory` that selects and converts the stage's payloads, whose tensors are
         copied into host memory. None gives the payloads without tensors, as they are.
     default: whether a request that names no modalities gets it.
-    hidden_states: whether it gives the stage's `omni.payload.HiddenStates`, and nothing else.
+    hidden_states: whether it gives the stage's `omni.payload.RequestHiddenStates`, and nothing else.
     """
 
     modality: str

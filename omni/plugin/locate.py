@@ -1,4 +1,4 @@
-"""The import of what entries and pipelines name, and its call. Torch-free, like the entries."""
+"""Imports and calls the functions that entries and pipelines name. Torch-free, like the entries."""
 
 from difflib import get_close_matches
 from importlib import import_module
@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from omni.errors import ConfigError, fault_of, plugin_error, plugin_setup, quoted, type_of
+from omni.errors import ConfigError, OmniError, fault_of, plugin_error, plugin_setup, quoted, type_of
 from omni.plugin.entries import ModelFamily
 from omni.utils.origin import with_origin
 
@@ -23,6 +23,8 @@ def locate(path: str, field: str) -> object:
     module_name, _, attribute = path.partition(":")
     try:
         module = import_module(module_name)
+    except OmniError:
+        raise
     except (Exception, SystemExit) as error:
         problem = f"importing {module_name} failed: {fault_of(error)}"
         raise plugin_error(field, problem, "correct the plugin, or install what it imports") from error
@@ -61,6 +63,12 @@ def check_entry(entry: msgspec.Struct) -> None:
     for name, path in fields.items():
         if name in _PATHS and path is not None and not is_import_path(path):
             raise plugin_error(f"{field}.{name}", f"{quoted(path)} is not an import path", 'write "module:attribute"')
+    for each in msgspec.structs.fields(entry):
+        try:
+            msgspec.convert(fields[each.name], each.type)
+        except msgspec.ValidationError as error:
+            problem = f"{quoted(fields[each.name])} does not fit: {error}"
+            raise plugin_error(f"{field}.{each.name}", problem, "give what the entry's class states") from error
 
 
 def call_entry(path: str, field: str, expected: type[MadeT]) -> MadeT:

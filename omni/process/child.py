@@ -29,7 +29,7 @@ _BOOT = (
     "main(int(sys.argv[1]), int(sys.argv[2]))\n"
 )
 _EXIT_SECONDS = 30.0
-"""How long a process may take to exit after its last message, until it is killed."""
+"""Seconds from a process's last message until it is killed."""
 
 
 class EngineProcess:
@@ -85,7 +85,7 @@ def _run(
 
 
 def signal_name(number: int) -> str:
-    """For errors."""
+    """The signal's name, for errors."""
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal

@@ -33,7 +33,7 @@ _TYPES: dict[str, type[BaseException]] = {
     for kind in (*_ARGUMENTS, torch.OutOfMemoryError, *vars(builtins).values())
     if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError)
 }
-"""By module and name."""
+"""Types of errors, by module and name."""
 
 
 class RemoteTraceback(Exception):

@@ -40,7 +40,7 @@ class _Tracked:
     parts: places whose engines have not ended it. awaited: stages with a wanted output that are not done.
     attempt: its number, from 0; outputs of earlier attempts are dropped. started: whether the user was given an output.
     complete: whether all wanted outputs were given; it is over when every engine has ended its part.
-    lost: what an engine said of another one, which has yet to confirm it.
+    lost: an engine's report on another one, which has yet to confirm it.
     """
 
     request: EngineRequest
@@ -223,8 +223,9 @@ class EngineGroup:
         stages = self._pipeline.active(request.modalities, request.inputs)
         everything = self._placed.by_place
         load = {place: placed.engine.requests + 2**32 * (not placed.up) for place, placed in everything.items()}
-        places = self._placement.place_request(self._pipeline, stages, load)
-        # Without a stage, the engine says what is wrong with the request.
+        closed = {place: placed.engine.closed_stages for place, placed in everything.items()}
+        places = self._placement.place_request(self._pipeline, stages, load, closed)
+        # Without a stage, the engine reports the error of the request.
         engines = [everything[place] for place in dict.fromkeys(places.values())] or list(everything.values())[:1]
         failure = next((placed.failure for placed in engines if placed.failure is not None), None)
         if failure is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from omni.engine.peers import LinkClosed, PeerMessage, lost_piece
+from omni.engine.peer_messages import LinkClosed, PeerMessage, lost_piece
 from omni.ipc import Channel, ChannelClosed, Codec, Undecodable
 
 _log = logging.getLogger(__name__)

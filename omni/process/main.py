@@ -21,7 +21,7 @@ from omni.ipc.memory import OutputRing
 from omni.pipeline import Pipeline
 from omni.process.errors import ErrorData
 from omni.process.logs import LogSender
-from omni.process.messages import Closed, Failed, FromEngine, Ready, Start, ToEngine
+from omni.process.messages import Closed, FromEngine, ProcessFailed, Ready, Start, ToEngine
 from omni.process.server import EngineEnd, EngineServer
 from omni.timeline.trace import Trace
 
@@ -31,7 +31,7 @@ RING_BYTES = 32 * 2**20
 
 def main(descriptor: int, parent: int) -> None:
     """descriptor: the socket to the user's process, whose id is `parent`. Exits the interpreter."""
-    with suppress(OSError):  # what a plugin prints must not come between the bytes of `omni run --out -`
+    with suppress(OSError):  # output of a plugin must not come between the bytes of `omni run --out -`
         os.dup2(2, 1)
     _exit_with(parent)
     sends: Codec[FromEngine] = Codec(FromEngine)
@@ -48,7 +48,7 @@ def main(descriptor: int, parent: int) -> None:
         with suppress(Exception):  # the outputs that are left may be the cause
             server.finish()
         with suppress(ChannelClosed):
-            channel.send(Failed(ErrorData.of(error)))
+            channel.send(ProcessFailed(ErrorData.of(error)))
     with suppress(OSError):
         sys.stderr.flush()
     # Without the interpreter's own end, which would wait for threads of plugins.

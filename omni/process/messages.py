@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from omni.engine import EngineOptions, EngineRequest, StageMemory
 from omni.engine.memory import DeviceShare
+from omni.engine.request import StageFinished, StageOutput
 from omni.ipc import Typed
-from omni.payload import Payload
+from omni.payload import AudioChunk, GeneratedTokens, Payload
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
 from omni.process.errors import ErrorData
@@ -21,7 +22,7 @@ from omni.timeline.trace import Trace
 
 
 class _NoOptions(msgspec.Struct, frozen=True):
-    """In place of the options of a stage, which travel with the name of their type."""
+    """A substitute for the options of a stage, which are sent with the name of their type."""
 
 
 class PayloadData(msgspec.Struct, frozen=True, array_like=True):
@@ -121,7 +122,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
         )
 
 
-class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class AbortSubmitted(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """number: as in `AbortRequest`."""
 
     request_id: str
@@ -155,7 +156,7 @@ class Close(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Abort every request, free everything and exit, after `Closed`."""
 
 
-ToEngine = Start | Submit | Abort | Check | AskState | Connect | Close
+ToEngine = Start | Submit | AbortSubmitted | Check | AskState | Connect | Close
 
 
 # From the engine.
@@ -168,7 +169,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     longest_prompts: dict[str, int | None]
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ProcessFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The process ends with this error. The last message."""
 
     error: ErrorData
@@ -219,8 +220,20 @@ class FinishedOut(msgspec.Struct, frozen=True, tag=True, array_like=True):
 Out = TokensOut | AudioOut | OtherOut | StageFinishedOut | FinishedOut
 
 
+def output_of(item: TokensOut | AudioOut | OtherOut | StageFinishedOut) -> StageOutput | StageFinished:
+    match item:
+        case TokensOut(_, modality, ids, ends):
+            return StageOutput(modality, GeneratedTokens(ids=ids, ends=ends))
+        case AudioOut(_, modality, samples, sample_rate):
+            return StageOutput(modality, AudioChunk(samples=samples, sample_rate=sample_rate))
+        case OtherOut(_, modality, meta, tensors):
+            return StageOutput(modality, meta.value, tensors)
+        case StageFinishedOut(_, stage, reason, counts, held):
+            return StageFinished(stage, reason, counts, held)
+
+
 class EngineState(msgspec.Struct, frozen=True):
-    """usage_error, counters_error: why a stage cannot say; the mapping is empty then."""
+    """usage_error, counters_error: of a stage that cannot report them; the mapping is empty then."""
 
     usage: dict[str, StageUsage]
     counters: dict[str, Mapping[str, int]]
@@ -230,7 +243,7 @@ class EngineState(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """To a `Check` or a `Connect` (error: why it fails), or to an `AskState`."""
+    """The answer to a `Check` or a `Connect` (error: of the call), or to an `AskState`."""
 
     number: int
     state: EngineState | None = None
@@ -246,10 +259,10 @@ class LogRecordOut(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Turn(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """All that came up since the last such message: outputs of all requests in order, then answers, then log records.
+    """Everything since the last such message: outputs of all requests in order, then answers, then log records.
 
     unlinked: the numbers of `Connect`s whose connection has ended; the requests that needed it fail in `outputs`.
-    closed: stages that were closed after an error.
+    closed: stages that are closed since a fault; the requests that were there fail in `outputs`.
     """
 
     outputs: list[Out]
@@ -267,7 +280,7 @@ class Closed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     timeline: Trace | None = None
 
 
-FromEngine = Ready | Failed | Turn | Closed
+FromEngine = Ready | ProcessFailed | Turn | Closed
 
 
 def _log_levels() -> dict[str, int]:

@@ -128,7 +128,7 @@ class PlacedEngines:
     def kill(self) -> None:
         """Ends the processes of a model that could not be loaded."""
         self.stop()
-        with suppress(Exception):  # the error that it could not be loaded for says more
+        with suppress(Exception):  # the error of the load has the cause
             self.close()
 
     def _load(self, placed: PlacedEngine, engine: RemoteEngine) -> None:
@@ -215,7 +215,7 @@ class PlacedEngines:
         self._on_change()
 
     def _lost(self, placed: PlacedEngine) -> StageError | None:
-        """Why the engine is to be started again; None if it runs, or never will again: then the thread ends."""
+        """The error of an engine that is to be started again; None if it runs, or never will again: then the thread ends."""
         with self.lock:
             lost, final = placed.lost, placed.restarts >= self._options.restarts
             if lost is not None and not final and not self.closing.is_set():

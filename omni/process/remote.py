@@ -12,37 +12,33 @@ from functools import partial
 
 import msgspec
 
-from omni.engine import EngineOutput, EngineRequest, RequestFailed, RequestFinished, Sink, StageMemory
-from omni.engine.request import SafeSink, StageFinished, StageOutput
+from omni.engine import EngineRequest, RequestFailed, RequestFinished, Sink, StageMemory
+from omni.engine.request import SafeSink
 from omni.errors import LostPeerError, OmniError, StageError, known, said
 from omni.ipc import Channel, ChannelClosed, Codec, Undecodable
 from omni.ipc.memory import OutputRing, map_memory
-from omni.payload import AudioChunk, GeneratedTokens
 from omni.process.child import EngineProcess, signal_name
 from omni.process.errors import ErrorData
 from omni.process.logs import show
 from omni.process.messages import (
-    Abort,
+    AbortSubmitted,
     Answer,
     AskState,
-    AudioOut,
     Check,
     Close,
     Closed,
     Connect,
     EngineState,
-    Failed,
     FinishedOut,
     FromEngine,
-    OtherOut,
     Out,
+    ProcessFailed,
     Ready,
-    StageFinishedOut,
     Start,
     Submit,
     ToEngine,
-    TokensOut,
     Turn,
+    output_of,
 )
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
@@ -71,10 +67,10 @@ class RemoteEngine:
         self._process = EngineProcess(theirs, self._channel)
         self.memory: Mapping[str, StageMemory] = {}
         """Device memory of each stage, divided at the start."""
+        self.closed_stages: frozenset[str] = frozenset()
+        """Those that are closed since a fault."""
         self.timeline: Trace | None = None
         """After `close`, if one was recorded."""
-        self.closed_stages: set[str] = set()
-        """Stages that were closed after an error, in a process that runs."""
         self._longest_prompts: Mapping[str, int | None] = {}
         self._sinks: dict[str, SafeSink] = {}
         self._gate = threading.Lock()
@@ -119,7 +115,7 @@ class RemoteEngine:
                     self._receives.ring = OutputRing(map_memory(ring))
                     self.memory, self._longest_prompts = memory, longest_prompts
                     return
-                case Failed(error), _:
+                case ProcessFailed(error), _:
                     raise error.rebuild("starting")
                 case message, _:
                     self._take(message)
@@ -157,7 +153,7 @@ class RemoteEngine:
 
     def abort(self, request_id: str, error: OmniError, number: int = 0) -> None:
         """See `Engine.abort`. number: of the request."""
-        self._send(Abort(request_id, ErrorData.of(error), number))
+        self._send(AbortSubmitted(request_id, ErrorData.of(error), number))
 
     def connect(self, place: str, end: socket.socket) -> "Future[Answer | None]":
         """Connects the engine to the one on a place, through a socket, which is closed here. The answer has the error, if any;
@@ -236,7 +232,7 @@ class RemoteEngine:
         self._release()
 
     def _send(self, message: ToEngine, extra: int | None = None) -> None:
-        """If the process is gone, the listener reports it."""
+        """Sends a message. If the process is gone, the listener reports it."""
         with suppress(ChannelClosed):
             self._channel.send(message, extra)
 
@@ -270,7 +266,7 @@ class RemoteEngine:
         return number, answer
 
     def _failure_now(self) -> StageError | None:
-        """Why the engine takes no requests any more. A new object each time: a raised error keeps the frames it went through."""
+        """The error, if the engine takes no more requests. A new object each time: a raised error keeps its frames."""
         return self._failure() if self._failure is not None else None
 
     # The listener.
@@ -320,7 +316,7 @@ class RemoteEngine:
     def _take(self, message: FromEngine) -> None:
         match message:
             case Turn(outputs, answers, logs, unlinked, closed):
-                self.closed_stages.update(closed)
+                self.closed_stages = self.closed_stages.union(closed)
                 for place in [place for place, number in list(self._links.items()) if number in unlinked]:
                     self._on_unlinked(place)
                 for output in outputs:
@@ -333,7 +329,7 @@ class RemoteEngine:
                     show(record)
             case Closed(state, error, timeline):
                 self._last, self._close_error, self.timeline, self._ended = state, error, timeline, True
-            case Failed(error):
+            case ProcessFailed(error):
                 failed = LostPeerError(self.name, "running", f"its process {self.pid} failed: {error.text}")
                 failed.__cause__ = error.rebuild("running")
                 raise failed
@@ -341,27 +337,20 @@ class RemoteEngine:
                 raise AssertionError(f"{type(message).__name__} after the start")
 
     def _deliver(self, item: Out) -> None:
-        output: EngineOutput
-        match item:
-            case FinishedOut(request_id, error):
-                sink = self._pop(request_id)
-                if sink is not None:
-                    failed = RequestFailed(error.rebuild_known("running a request")) if error is not None else None
-                    sink.finish(failed or RequestFinished())
-                return
-            case TokensOut(request_id, modality, ids, ends):
-                output = StageOutput(modality, GeneratedTokens(ids=ids, ends=ends))
-            case AudioOut(request_id, modality, samples, sample_rate):
-                output = StageOutput(modality, AudioChunk(samples=samples, sample_rate=sample_rate))
-            case OtherOut(request_id, modality, meta, tensors):
-                output = StageOutput(modality, meta.value, tensors)
-            case StageFinishedOut(request_id, stage, reason, counts, held):
-                output = StageFinished(stage, reason, counts, held)
+        request_id = item.request_id
+        if isinstance(item, FinishedOut):
+            sink = self._pop(request_id)
+            if sink is not None:
+                failed = (
+                    RequestFailed(item.error.rebuild_known("running a request")) if item.error is not None else None
+                )
+                sink.finish(failed or RequestFinished())
+            return
         sink = self._sinks.get(request_id)
         if sink is None:
             return
         try:
-            sink.give(output)
+            sink.give(output_of(item))
         except OmniError as error:
             self._pop(request_id)
             self.abort(request_id, error)

@@ -20,7 +20,7 @@ from omni.payload import AudioChunk, GeneratedTokens
 from omni.process.errors import ErrorData
 from omni.process.link import ChannelLink
 from omni.process.messages import (
-    Abort,
+    AbortSubmitted,
     Answer,
     AskState,
     AudioOut,
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 EngineEnd = Channel[FromEngine, ToEngine]
 
 _RETRY_MILLISECONDS = 1
-"""Until an idle engine tries again to send what the other side had no time for."""
+"""Time until an idle engine tries again to send messages that the other side had no time for."""
 
 
 @dataclass(slots=True)
@@ -73,6 +73,8 @@ class EngineServer:
         self._answers: list[Answer] = []
         self._unlinked: list[int] = []
         self._closed: list[str] = []
+        """Closed stages of the next turn, and `_told` of earlier ones too."""
+        self._told: set[str] = set()
         self._logs: deque[LogRecordOut] = deque()
         self._checker: Codec[OtherOut | StageFinishedOut] = Codec(OtherOut | StageFinishedOut)
         # The state is that after the turn, in which stages have dropped what ended before it.
@@ -125,12 +127,12 @@ class EngineServer:
     def holds(self, request_id: str) -> bool:
         return request_id in self._building
 
-    def stage_closed(self, stage: str) -> None:
-        self._closed.append(stage)
-
     def flush(self) -> None:
         while self._asked:
             self._answers.append(Answer(self._asked.popleft(), self.state()))
+        if self._engine is not None and len(self._engine.closed_stages) > len(self._told):
+            self._closed += [stage for stage in self._engine.closed_stages if stage not in self._told]
+            self._told.update(self._closed)
         if not self._unsent:
             return
         try:
@@ -155,7 +157,7 @@ class EngineServer:
         self.wake()
 
     def finish(self) -> None:
-        """Sends what is left."""
+        """Sends the remaining messages."""
         if self._unsent:
             self._send(self._turn())
             self._clear_sent()
@@ -208,7 +210,7 @@ class EngineServer:
         match message:
             case Submit():
                 return self._submit(message)
-            case Abort(request_id, error, number):
+            case AbortSubmitted(request_id, error, number):
                 abort = AbortRequest(request_id, error.rebuild_known("aborting a request"), number)
                 if request_id not in self._building:
                     return [abort]

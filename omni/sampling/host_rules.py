@@ -1,7 +1,7 @@
 """Rules that only the host can apply to a request's tokens at one stage. Made by the front end, used by the stage."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -33,6 +33,7 @@ class LogitsEdit:
     bias: NDArray[np.float32] | None = None
 
 
+@runtime_checkable
 class HostLogitsProcessor(Protocol):
     """Edits one request's logits by the tokens it has generated. Its row waits for each of its tokens; no other row does. Called by
     one thread at a time, but not always by the same."""

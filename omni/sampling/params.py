@@ -138,7 +138,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Maximum number of generated tokens, at least 1."""
 
     min_tokens: Annotated[int | None, _MIN_TOKENS] = None
-    """Nothing ends the text before this number of tokens."""
+    """Stop conditions have no effect before this number of tokens."""
 
     temperature: Annotated[float | None, replace(_TEMPERATURE, published=Published("temperature", 1.0, draws=True))] = (
         None
@@ -182,7 +182,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Added to the logits of these ids; -100 to 100."""
 
     seed: Annotated[int | None, Parameter(lambda seed: 0 <= seed < 2**63, "use 0 to 2**63 - 1")] = None
-    """Makes the request's tokens reproducible, whatever else runs. None draws one."""
+    """Makes the request's tokens reproducible beside any other requests. None draws one."""
 
     stop: Annotated[str | tuple[str, ...] | None, replace(_TEXTS, published=Published("stop_strings", ()))] = None
     """Texts that end generation, or one text, which becomes a tuple of it. The output ends before them."""

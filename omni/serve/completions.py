@@ -29,7 +29,7 @@ _MAX_PROMPTS = 2048
 """Each takes time on the event loop before the request waits."""
 
 
-class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CompletionStreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
@@ -41,7 +41,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     prompt: str | tuple[str, ...]
     n: int | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: CompletionStreamOptions | None = None
     logprobs: int | None = None
     priority: int = 0
     cache_salt: str = ""

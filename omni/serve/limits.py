@@ -10,7 +10,7 @@ from omni.serve.options import ServeOptions
 class HeldBody:
     """Bytes of one request's body."""
 
-    def __init__(self, limits: "Limits") -> None:
+    def __init__(self, limits: "ServeLimits") -> None:
         self._limits = limits
         self.bytes = 0
 
@@ -21,7 +21,7 @@ class HeldBody:
         self._limits.held_bytes += count
 
 
-class Limits:
+class ServeLimits:
     """Counts for one event loop's thread. in_flight: answers under way. refused: requests since the start."""
 
     def __init__(self, options: ServeOptions) -> None:

@@ -8,7 +8,7 @@ from omni.api import AsyncOmni, GenerateArguments, Output
 from omni.api.request import Messages, Requests
 from omni.errors import InputError, LostPeerError, OverloadedError, StageError
 from omni.serve.errors import EngineDown, Rename, renamed
-from omni.serve.limits import Limits
+from omni.serve.limits import ServeLimits
 from omni.serve.metrics import Metrics
 from omni.serve.observer import Observer, RequestObserver
 from omni.serve.options import ServeOptions
@@ -25,7 +25,7 @@ class Server:
         self.omni = omni
         self.options = options
         self.names = options.model_names or ("omni",)
-        self.limits = Limits(options)
+        self.limits = ServeLimits(options)
         self.transcripts = Transcripts(options.audio_seconds, options.max_kept_audio)
         self.metrics = Metrics(omni, self.limits, self.names[0])
         self.observers: list[Observer] = [self.metrics]

@@ -1,6 +1,6 @@
 """The stage contract: stage kinds, loaded stages, stage workers and their messages."""
 
-from omni.payload.receiver import PayloadReceiver, Receipt, Transfer, as_matrix
+from omni.payload.copier import PayloadCopier, Receipt, Transfer, as_matrix
 from omni.stage.base import Footprint, LoadedStage, StageContext, StageKind, StageUsage, StageWorker, module_bytes
 from omni.stage.loaded import MeasuredStage, PlainStage, build_model, capture_progress, dry_run
 from omni.stage.memory_errors import memory_errors
@@ -18,7 +18,7 @@ from omni.stage.messages import (
     Produced,
     Resume,
 )
-from omni.stage.returned import returned_tensor
+from omni.stage.returned import method_name, returned_tensor
 from omni.stage.worker import MailboxWorker, together
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
     "Open",
     "Outbound",
     "Pause",
-    "PayloadReceiver",
+    "PayloadCopier",
     "PlainStage",
     "Produced",
     "Receipt",
@@ -51,6 +51,7 @@ __all__ = [
     "capture_progress",
     "dry_run",
     "memory_errors",
+    "method_name",
     "module_bytes",
     "returned_tensor",
     "together",

@@ -87,6 +87,12 @@ class StageWorker(Protocol):
         closes it, and fails the requests that are there.
         """
 
+    def poll(self) -> bool:
+        """The first part of `tick`: reads results and copies inputs, but launches no step. The engine calls it before
+        every tick of any stage, so that no payload waits while another step is launched. A stage that leaves this out
+        does everything in `tick`. Returns whether anything happened; an exception is one of `tick`."""
+        return False
+
     def check(self, sampling: SamplingParams, field: str) -> None:
         """Raises InputError, naming the parameter below `field`, if the stage cannot apply it. Thread-safe."""
 

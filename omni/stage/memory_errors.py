@@ -12,7 +12,7 @@ from omni.errors import ConfigError
 @contextmanager
 def memory_errors(stage: str, what: str, device: Device, options: Sequence[str] = ()) -> Iterator[None]:
     """Raises ConfigError if the device has no memory for `what`, or a phase cannot be captured. The innermost of nested
-    contexts applies: a kind knows more than its caller.
+    contexts applies: a kind's message is more specific than its caller's.
 
     options: options of the stage that reduce its memory.
     """

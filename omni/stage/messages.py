@@ -39,7 +39,7 @@ class Open:
     sample_index: the number of this sample among those of one user request; samples with one seed draw different
         tokens.
     rules: rules on its tokens here that only the host can apply.
-    hidden_states: whether an edge or a wanted output takes its `omni.payload.HiddenStates`; a stage whose options have
+    hidden_states: whether an edge or a wanted output takes its `omni.payload.RequestHiddenStates`; a stage whose options have
         `hidden_layers` then produces them once, before `Done`.
     """
 

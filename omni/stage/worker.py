@@ -12,6 +12,7 @@ from omni.device import COMPLETED
 from omni.errors import InputError, OmniError, ReturnedError, known
 from omni.sampling import SamplingParams
 from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Resume
+from omni.utils.origin import worked_on
 
 RequestT = TypeVar("RequestT")
 
@@ -43,7 +44,12 @@ class MailboxWorker(ABC, Generic[RequestT]):
     """Dispatches the inbox to `open`, `feed`, `end`, `pause`, `resume` and `drop`, then calls `advance`.
 
     Releases inputs that arrive after their request has finished, failed or been aborted here.
+
+    phase_model: of the stage's phases, named in their errors. An error of a phase with no line of a plugin, such as a shape that
+    torch refuses, is the model's. None if there is none.
     """
+
+    phase_model: object = None
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -99,10 +105,19 @@ class MailboxWorker(ABC, Generic[RequestT]):
                 raise InputError(f"{field}.{name}", f"stage {self.name!r} does not sample", "leave it out")
 
     def tick(self) -> bool:
+        moved = self.empty_inbox()
+        return self.advance() or moved
+
+    def poll(self) -> bool:
+        """Nothing; a stage whose steps are long to launch overrides it, beginning with `empty_inbox`."""
+        return False
+
+    def empty_inbox(self) -> bool:
+        """Dispatches the messages. Returns whether there were any."""
         moved = bool(self.inbox)
         while self.inbox:
             self._dispatch(self.inbox.popleft())
-        return self.advance() or moved
+        return moved
 
     def close(self) -> None:
         """Drops every request. Workers override it to free other memory. Idempotent."""
@@ -133,7 +148,11 @@ class MailboxWorker(ABC, Generic[RequestT]):
 
     def _known(self, doing: str, error: Exception) -> OmniError:
         notes: list[str] = vars(error).get("__notes__", [])  # names the phase, see Device.launch
-        return known(self.name, ", ".join([doing, *notes]), error)
+        code = None
+        if notes and self.phase_model is not None and worked_on(error, self.phase_model):
+            code = type(self.phase_model)
+            doing = f"{doing} of {code.__name__}"
+        return known(self.name, ", ".join([doing, *notes]), error, code)
 
     def _dispatch(self, message: Inbound) -> None:
         if isinstance(message, Open):

@@ -25,7 +25,7 @@ class PlantedError(Exception):
 
 
 @dataclass(slots=True)
-class Fault:
+class PlantedFailure:
     """Raises when something happens at `place` for the time number `number`, counted from 0 when it was planted."""
 
     place: Place
@@ -39,12 +39,12 @@ class Faults:
     """Counts the phases that are launched, and makes one of them raise. after: once it was launched, else instead of it."""
 
     seen: Counter[Place] = field(default_factory=Counter)
-    planted: Fault | None = None
+    planted: PlantedFailure | None = None
     _owners: dict[int, tuple[Stream, str]] = field(default_factory=dict)
 
-    def plant(self, place: Place, number: int, *, after: bool) -> Fault:
+    def plant(self, place: Place, number: int, *, after: bool) -> PlantedFailure:
         self.seen.clear()
-        self.planted = Fault(place, number, after)
+        self.planted = PlantedFailure(place, number, after)
         return self.planted
 
     def own(self, stream: Stream) -> None:
@@ -118,7 +118,7 @@ class FaultyStirredDevice(StirredDevice):
 
     @property
     def failures(self) -> int:
-        """How often the planted fault occurred."""
+        """Number of times that the planted fault occurred."""
         fault = self.faults.planted
         return int(fault is not None and not fault.left)
 
@@ -139,7 +139,7 @@ REUSED = 7
 
 
 class Owner:
-    """Whose memory stages read: writes over it, on a stream of its own, as soon as it may."""
+    """The owner of memory that stages read: it writes over the memory, on a stream of its own, as soon as it may."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

@@ -29,7 +29,7 @@ class _Event(msgspec.Struct, frozen=True):
     args: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class _File(msgspec.Struct, frozen=True):
+class _TraceFile(msgspec.Struct, frozen=True):
     traceEvents: list[_Event]
     otherData: _Head
 
@@ -44,7 +44,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         content = Path(path).read_bytes()
     except OSError as error:
         raise InputError(name, f"cannot be read ({error.strerror})", "give the name of a timeline") from error
-    file = _decode(name, content, _File, "")
+    file = _decode(name, content, _TraceFile, "")
     head = file.otherData
     if head.format != FORMAT:
         raise _refused(name, "otherData.format", f"is {head.format!r}, not {FORMAT!r}: of another version, perhaps")

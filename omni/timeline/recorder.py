@@ -1,7 +1,7 @@
 """Records the times of launches as they happen, in bounded memory, and converts the device's times to the host's clock.
 
 A device reports the time between two events in single precision: to 30 ns over half a second, and worse over more. So times count
-from a reference event that is renewed. *Probes* relate the two clocks: events on an idle stream that are known to be complete
+from an anchor, an event that is renewed. *Probes* relate the two clocks: events on an idle stream that are known to be complete
 between two of the host's times.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from omni.device import DeviceTimer, Event, Stream
 
 _RENEW = 500_000_000
-"""Nanoseconds after which a reference is renewed."""
+"""Nanoseconds after which an anchor is renewed."""
 _PROBES = 16
 """Probes at each end of a recording; the narrowest is used."""
 
@@ -43,18 +43,18 @@ class DeviceClock:
 
     def __init__(self, timer: DeviceTimer) -> None:
         self._timer = timer
-        self._reference, self._middle, self._width = self._probe()
+        self._anchor, self._middle, self._width = self._probe()
         self._at = 0
 
     def time(self, stamp: Event) -> int:
-        return self._at + self._timer.elapsed(self._reference, stamp)
+        return self._at + self._timer.elapsed(self._anchor, stamp)
 
     def refer(self, stamp: Event, at: int) -> bool:
-        """Makes `stamp`, at time `at`, the reference if the present one is old. Returns whether it keeps the stamp."""
+        """Makes `stamp`, at time `at`, the anchor if the present one is old. Returns whether it keeps the stamp."""
         if at - self._at < _RENEW:
             return False
-        self._timer.give_back(self._reference)
-        self._reference, self._at = stamp, at
+        self._timer.give_back(self._anchor)
+        self._anchor, self._at = stamp, at
         return True
 
     def fit(self) -> Fit:

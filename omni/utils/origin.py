@@ -1,4 +1,4 @@
-"""Where an error comes from: the plugin's distribution, file and line. Only the standard library, since `omni.errors` uses it."""
+"""The origin of an error: the plugin's distribution, file and line. Only the standard library, since `omni.errors` uses it."""
 
 import inspect
 import sys
@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 from importlib.metadata import Distribution, entry_points
 from traceback import walk_tb
 from types import FrameType, FunctionType, MethodType
+from typing import NamedTuple
 
 _GROUP = "omni"
 _FRAMEWORK = "omni"
@@ -19,7 +20,8 @@ def origin(error: BaseException | None = None, code: object = None) -> str:
     """Distribution, file and line of the plugin code to blame; empty if it is unknown.
 
     These are those of the innermost frame of a plugin that is not omni's own, else of `code` (the function, class or object that
-    was called), else of the innermost frame of one of omni's own.
+    was called) if that is of such a plugin, else of the innermost frame of one of omni's own, else of `code`. A method that a
+    plugin's class inherits from omni is that class's: omni's part only calls what the class defines.
     """
     frames = (
         [] if error is None else [(frame, line) for frame, line in walk_tb(error.__traceback__) if _of_plugin(frame)]
@@ -28,11 +30,22 @@ def origin(error: BaseException | None = None, code: object = None) -> str:
     for own, frame, line in places:
         if not own:
             return _place(_package(frame), frame.f_code.co_filename, line)
-    called = _place_of(code) if code is not None else ""
-    if called or not places:
-        return called
+    called = _origin_of(code) if code is not None else None
+    if called is not None and (not places or not _is_own(called[0])):
+        return _place(*called)
+    if not places:
+        return ""
     _, frame, line = places[0]
     return _place(_package(frame), frame.f_code.co_filename, line)
+
+
+def worked_on(error: BaseException, thing: object) -> bool:
+    """Whether omni's code was working on `thing`, a local variable of it, when the error was raised: then the cause may be what
+    `thing` returned. False if a plugin's code raised it."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    if any(_of_plugin(frame) and not _is_own(_package(frame)) for frame in frames):
+        return False
+    return any(value is thing for frame in frames for value in frame.f_locals.values())
 
 
 def raised_in_plugin(error: BaseException) -> bool:
@@ -47,6 +60,32 @@ def caller() -> str:
     while frame is not None and not _of_plugin(frame):
         frame = frame.f_back
     return _place(_package(frame), frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""
+
+
+class CallSite(NamedTuple):
+    """The place of a call."""
+
+    package: str
+    file: str
+    line: int
+
+    @classmethod
+    def here(cls) -> "CallSite":
+        """The call of the function that calls this one."""
+        frame = inspect.currentframe()
+        for _ in range(2):
+            assert frame is not None
+            frame = frame.f_back
+        assert frame is not None
+        return cls(_package(frame), frame.f_code.co_filename, frame.f_lineno)
+
+    @property
+    def own(self) -> bool:
+        """Whether it is in omni or in one of omni's own plugins."""
+        return _is_omni(self.package)
+
+    def __str__(self) -> str:
+        return _place(*self)
 
 
 def with_origin(problem: str, error: BaseException | None = None, code: object = None) -> str:
@@ -65,9 +104,13 @@ def _place(package: str, file: str, line: int) -> str:
     return f"plugin {distribution}, {place}" if distribution is not None else place
 
 
-def _place_of(code: object) -> str:
+def _origin_of(code: object) -> tuple[str, str, int] | None:
+    """Package, file and line of what was called; None if they are unknown, and for the framework's."""
     while isinstance(code, partial | MethodType):
-        code = code.func if isinstance(code, partial) else code.__func__
+        if isinstance(code, MethodType) and _is_inherited(code):
+            code = type(code.__self__)
+        else:
+            code = code.func if isinstance(code, partial) else code.__func__
     if inspect.isfunction(code):
         code = inspect.unwrap(code)
     if isinstance(code, FunctionType):
@@ -78,9 +121,19 @@ def _place_of(code: object) -> str:
         try:
             place = str(inspect.getsourcefile(kind)), inspect.getsourcelines(kind)[1]
         except (OSError, TypeError):  # no source: a builtin, or a class made by a call
-            return ""
+            return None
     package = module.partition(".")[0]
-    return "" if package == _FRAMEWORK else _place(package, *place)
+    return None if package == _FRAMEWORK else (package, *place)
+
+
+def _is_inherited(method: MethodType) -> bool:
+    """Whether a class of another plugin has the method from omni."""
+    package = type(method.__self__).__module__.partition(".")[0]
+    return _is_omni(str(method.__func__.__module__).partition(".")[0]) and not _is_omni(package)
+
+
+def _is_omni(package: str) -> bool:
+    return package == _FRAMEWORK or _is_own(package)
 
 
 def _package(frame: FrameType) -> str:

@@ -38,7 +38,7 @@ class Backbone(CodecModel):
 
     @property
     def frame_end(self) -> FrameEnd:
-        """As in transformers, the last code is ignored. A frame of end codes only is not part of the sound."""
+        """The end of a frame. The last code is ignored, as in transformers. A frame of end codes only is not part of the sound."""
         return FrameEnd(self._config.codec_eos, self.num_groups - 1)
 
     @property
@@ -97,7 +97,7 @@ def build(context: StageContext) -> Backbone:
 
 
 def _shared_table(context: StageContext, config: CsmConfig) -> bool:
-    """Whether the backbone and the depth decoder share a table, which published files then contain once."""
+    """Whether the backbone and the depth decoder share a table; published files then contain it once."""
     if context.load_format == "dummy":
         return config.tied
     there = [context.checkpoint.has(f"{prefix}weight") for prefix in _TABLES]

@@ -72,7 +72,7 @@ class CsmFrontend(TokenizedFrontend):
         return Prepared(inputs, prompt_tokens=prompt.length)
 
     def _parts(self, message: Message, field: str, with_sound: bool) -> list[dict[str, str]]:
-        """For the chat template, text first. with_sound: whether the turn must have its sound."""
+        """A turn's parts for the chat template, text first. with_sound: whether the turn must have its sound."""
         text = "".join(part.text for part in message.content if isinstance(part, TextPart))
         sounds = sum(isinstance(part, AudioPart) for part in message.content)
         if not text.strip():

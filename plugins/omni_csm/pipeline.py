@@ -1,7 +1,7 @@
 """The family's graph: audio encoder -> backbone -> vocoder."""
 
 from omni.checkpoint import Checkpoint
-from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from omni.sampling import SamplingParams
 from omni_ar.generation_config import code_sampling_defaults, sampling_defaults
 from omni_ar.options import ArOptions
@@ -11,13 +11,13 @@ from omni_vocoder.options import VocoderOptions
 
 _HERE = "omni_csm"
 _MOST_FRAMES = 125
-"""As published: 10 seconds."""
+"""The published limit: 10 seconds."""
 
 _DEPTH = "depth_decoder_"
 """The prefix in generation_config.json of sampling parameters for the codes after a frame's first."""
 
 _CODEC_DTYPE = "float32"
-"""As published, whatever the dtype of the other stages."""
+"""The published dtype, whatever that of the other stages."""
 
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
@@ -59,15 +59,17 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             Edge(producer="backbone", consumer="vocoder", adapter="omni_ar.adapters:FramesToCodes"),
         ),
         outputs=(
-            Output(modality="audio", stage="vocoder"),
-            Output(modality="codes", stage="backbone", adapter="omni_ar.adapters:FramesForUsers", default=False),
+            PipelineOutput(modality="audio", stage="vocoder"),
+            PipelineOutput(
+                modality="codes", stage="backbone", adapter="omni_ar.adapters:FramesForUsers", default=False
+            ),
         ),
         frontend=f"{_HERE}.frontend:build",
     )
 
 
 def _sampling(checkpoint: Checkpoint, config: CsmConfig) -> SamplingParams:
-    """As published. A frame ends a sound instead of a single code, so there is no stop id."""
+    """The published defaults. A frame, not a single code, ends a sound, so there is no stop id."""
     generation = {"max_new_tokens": _MOST_FRAMES} | checkpoint.generation_config
     published = sampling_defaults(generation | {"eos_token_id": None}, None, config.vocab_size)
     return code_sampling_defaults(generation, _DEPTH).with_defaults(published)

@@ -1,7 +1,7 @@
 """The family's graph: encoders -> thinker -> talker -> token2wav."""
 
 from omni.checkpoint import Checkpoint
-from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from omni.sampling import SamplingParams
 from omni_ar.generation_config import sampling_defaults
 from omni_ar.options import ArOptions
@@ -29,7 +29,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
         Edge(producer="audio_encoder", consumer="thinker", adapter="omni_ar.adapters:audio_embeddings", keyed=True),
         Edge(producer="vision_encoder", consumer="thinker", adapter="omni_ar.adapters:image_embeddings", keyed=True),
     ]
-    outputs = [Output(modality="text", stage="thinker")]
+    outputs = [PipelineOutput(modality="text", stage="thinker")]
     if config.talker is not None:
         # The talker's steps are short and determine the latency of speech: they run before the thinker's if the device can choose.
         speaking = ArOptions(sampling=_talker_sampling(config))
@@ -54,8 +54,8 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             Edge(producer="talker", consumer="token2wav", adapter="omni_ar.adapters:TokensToCodes"),
         ]
         outputs += [
-            Output(modality="audio", stage="token2wav"),
-            Output(modality="codes", stage="talker", adapter="omni_ar.adapters:TokensForUsers", default=False),
+            PipelineOutput(modality="audio", stage="token2wav"),
+            PipelineOutput(modality="codes", stage="talker", adapter="omni_ar.adapters:TokensForUsers", default=False),
         ]
     return Pipeline(
         family="qwen2_5_omni",
@@ -67,7 +67,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
 
 
 def _thinker_sampling(checkpoint: Checkpoint, vocab_size: int) -> SamplingParams:
-    """As in generation_config.json, except for the end id: as in transformers, the thinker's own config takes precedence."""
+    """Defaults of generation_config.json, except the end id: as in transformers, the thinker's own config takes precedence."""
     generation = checkpoint.generation_config | _MOST_TOKENS
     others = {name: value for name, value in generation.items() if name != "eos_token_id"}
     thinker = checkpoint.config["thinker_config"]

@@ -13,7 +13,7 @@ from omni_qwen2_5_omni.config import TalkerConfig, read_config
 from omni_qwen2_5_omni.voices import read_voices
 
 NONE = -1
-"""In a column: a position or step without an id."""
+"""The value of a column at a position or step without an id."""
 EOS, PAD, FIRST_VOICE = range(3)
 """Text ids of the talker: the end of the thinker's text, the padding after it, and each voice's opening token."""
 _TEXTS = "thinker.model.embed_tokens.weight"

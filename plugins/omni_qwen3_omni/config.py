@@ -55,7 +55,7 @@ class OmniConfig(MediaConfig, frozen=True, kw_only=True):
     tts_bos: int
     tts_eos: int
     tts_pad: int
-    audio_window: int
+    audio_half_chunk: int
     code2wav: Section
     code2wav_window: WindowShape | None
 
@@ -77,7 +77,7 @@ def read_config(raw: dict[str, Any]) -> OmniConfig:
         image_token=thinker.image_token_id,
         position_id_per_seconds=thinker.position_id_per_seconds,
         spatial_merge_size=thinker.vision_config.spatial_merge_size,
-        audio_window=thinker.audio_config.n_window,
+        audio_half_chunk=thinker.audio_config.n_window,
         code2wav=vocoder,
         code2wav_window=window_shape(vocoder) if hf.enable_audio_output else None,
         hf=hf,

@@ -57,12 +57,12 @@ class OmniFrontend(MultimodalFrontend):
         )
 
     def sounds(self, parts: Sequence[AudioPart]) -> list[Media]:
-        mels, window = spectra(self._audio, parts), self._config.audio_window
-        chunk = padded_chunk([mel.shape[1] for mel in mels], window) if mels else 0
+        mels, half = spectra(self._audio, parts), self._config.audio_half_chunk
+        chunk = padded_chunk([mel.shape[1] for mel in mels], half) if mels else 0
         return [
             Media(
                 {"features": mel, "chunk": torch.tensor(chunk)},
-                length=encoded_frames(mel.shape[1], window),
+                length=encoded_frames(mel.shape[1], half),
                 key=f"{content_hash(mel.numpy())}-{chunk}",
                 batch_key=chunk,
                 field=part.field,

@@ -1,7 +1,7 @@
 """The family's graph: encoders -> thinker -> talker -> code2wav."""
 
 from omni.checkpoint import Checkpoint
-from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from omni.sampling import SamplingParams
 from omni_ar.generation_config import sampling_defaults
 from omni_ar.options import ArOptions
@@ -35,7 +35,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
         Edge(producer="audio_encoder", consumer="thinker", adapter="omni_ar.adapters:audio_embeddings", keyed=True),
         Edge(producer="vision_encoder", consumer="thinker", adapter="omni_ar.adapters:image_embeddings", keyed=True),
     ]
-    outputs = [Output(modality="text", stage="thinker")]
+    outputs = [PipelineOutput(modality="text", stage="thinker")]
     if config.talker is not None:
         config.code2wav.require_equal({"num_quantizers": config.talker.num_groups})
         # The talker's steps are short and determine the latency of speech, so they run first if the device can choose.
@@ -55,8 +55,8 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             Edge(producer="talker", consumer="code2wav", adapter="omni_ar.adapters:FramesToCodes"),
         ]
         outputs += [
-            Output(modality="audio", stage="code2wav"),
-            Output(modality="codes", stage="talker", adapter="omni_ar.adapters:FramesForUsers", default=False),
+            PipelineOutput(modality="audio", stage="code2wav"),
+            PipelineOutput(modality="codes", stage="talker", adapter="omni_ar.adapters:FramesForUsers", default=False),
         ]
     return Pipeline(
         family="qwen3_omni",

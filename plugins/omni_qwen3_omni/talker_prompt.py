@@ -16,7 +16,7 @@ from omni_ar.text_conditioning import TextConditioningArgs
 from omni_qwen3_omni.config import OmniConfig
 
 NO_CODE = -1
-"""In the codec column: a position without a codec id."""
+"""The value of the codec column at a position without a codec id."""
 
 _OPENING = 3
 """Tokens of `<|im_start|>assistant\\n`."""

@@ -1,7 +1,7 @@
 """The family's graph: one stage."""
 
 from omni.checkpoint import Checkpoint
-from omni.pipeline import Output, Pipeline, Stage
+from omni.pipeline import Pipeline, PipelineOutput, Stage
 from omni_ar.generation_config import sampling_defaults
 from omni_ar.options import ArOptions
 from omni_text.config import read_config
@@ -16,6 +16,6 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
     return Pipeline(
         family="text",
         stages=(stage,),
-        outputs=(Output(modality="text", stage="text"),),
+        outputs=(PipelineOutput(modality="text", stage="text"),),
         frontend="omni_text.frontend:build",
     )

@@ -12,7 +12,7 @@ import pytest
 
 from .generate import Fault, faults_of, files_of, sample
 from .report import print_report, read_equivalent
-from .server import Server, Settings
+from .server import FaultServer, TimeLimits
 from .verdicts import Verdicts, is_settled
 
 FOLDERS = ["stages/omni_ar/run", "omni/device", "omni/engine", "stages/omni_frames", "omni/testing/simulation"]
@@ -57,9 +57,11 @@ def main() -> None:
 def _serve(
     arguments: argparse.Namespace, root: Path, folders: list[str], faults: list[Fault], verdicts: Verdicts
 ) -> None:
-    settings = Settings(root, arguments.build, arguments.jobs, arguments.seconds, arguments.patience, arguments.record)
+    settings = TimeLimits(
+        root, arguments.build, arguments.jobs, arguments.seconds, arguments.patience, arguments.record
+    )
     paths = [path for folder in folders for path in files_of(root, folder, WITHOUT)]
-    server = Server(settings, paths, faults, verdicts)
+    server = FaultServer(settings, paths, faults, verdicts)
     options = ["-q", "-s", "-m", MARKED, "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--no-summary"]
     options += [f"--ignore={path}" for path in IGNORED]
     code = pytest.main([*options, *(arguments.tests or TESTS)], plugins=[server, server.reports])

@@ -15,8 +15,8 @@ Tell = Callable[[object], None]
 
 
 @dataclass
-class Outcome:
-    """What a child said, in order; `hung` is the test that took too long, `crashed` the one in which the child died."""
+class ChildOutcome:
+    """Messages of a child, in order; `hung` is the test that took too long, `crashed` the one in which the child died."""
 
     said: list[dict[str, Any]] = field(default_factory=list)
     hung: str | None = None
@@ -24,17 +24,17 @@ class Outcome:
 
 
 @dataclass
-class Job:
+class ChildJob:
     """Work for a child. `limit` gives the seconds that a test may take, `then` hears of the end and may return more jobs."""
 
     work: Callable[[Tell], None]
     limit: Callable[[str], float]
-    then: Callable[[Outcome], Iterable["Job"]]
+    then: Callable[[ChildOutcome], Iterable["ChildJob"]]
 
 
 class _Child:
-    def __init__(self, job: Job) -> None:
-        self.job, self.outcome = job, Outcome()
+    def __init__(self, job: ChildJob) -> None:
+        self.job, self.outcome = job, ChildOutcome()
         self.pid, self.pipe = fork(job.work)
         self._text, self._test = b"", ""
         self._deadline = time.monotonic() + job.limit("")
@@ -64,10 +64,10 @@ class _Child:
             self.outcome.crashed = self._test
 
 
-def run(jobs: Iterable[Job], at_once: int) -> None:
+def run(jobs: Iterable[ChildJob], at_once: int) -> None:
     """Runs all jobs, and those that they lead to before others."""
     with selectors.DefaultSelector() as selector:
-        waiting, more, running = iter(jobs), list[Job](), list[_Child]()
+        waiting, more, running = iter(jobs), list[ChildJob](), list[_Child]()
         while True:
             while len(running) < at_once and (job := more.pop() if more else next(waiting, None)):
                 running.append(child := _Child(job))

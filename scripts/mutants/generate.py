@@ -1,4 +1,4 @@
-"""All faults of a file, and a sample of those of several folders."""
+"""Generates all faults of a file, and samples those of several folders."""
 
 import ast
 import hashlib
@@ -30,7 +30,7 @@ class Fault:
 
     @property
     def name(self) -> str:
-        """What it is known by while neither the function's name nor the changed text changes."""
+        """The fault's name; it stays as long as the function's name and the changed text do."""
         again = f" #{self.again + 1}" if self.again else ""
         return f"{self.path} {self.function}: {self.before} -> {self.after}{again}"
 
@@ -123,7 +123,7 @@ def sites(tree: ast.Module) -> list[Site]:
 
 
 def _loses_super(before: ast.AST, after: ast.AST) -> bool:
-    """Whether a method would no longer have its class as a free variable: its code could not take the place of what it was."""
+    """Whether a method loses its class as a free variable, so that its code could not replace the original."""
     return "super()" in ast.unparse(before) and "super()" not in ast.unparse(after)
 
 
@@ -139,7 +139,7 @@ def _cut(before: str, after: str) -> tuple[str, str]:
 
 
 def _alike(one: str, other: str) -> int:
-    """How many characters are the same at the beginning."""
+    """Length of the common prefix."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 

@@ -1,4 +1,4 @@
-"""What a fault is: for a node of a syntax tree, the nodes that could stand in its place."""
+"""The faults: for a node of a syntax tree, the nodes that replace it."""
 
 import ast
 from collections.abc import Iterator

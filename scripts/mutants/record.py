@@ -1,4 +1,4 @@
-"""Which test runs which statement, and how long it takes: recorded once for each file of tests, kept in `build/mutants`."""
+"""Statements and seconds of each test, recorded once for each file of tests and kept in `build/mutants`."""
 
 import ast
 import hashlib
@@ -52,7 +52,7 @@ class Marks:
 
 
 class Record:
-    """What is known of the tests of each file, in `folder`."""
+    """The records of each file of tests, in `folder`."""
 
     def __init__(self, folder: Path, root: Path) -> None:
         self._folder, self._root = folder, root
@@ -61,7 +61,7 @@ class Record:
         self._by_function: dict[str, set[str]] = {}
 
     def lacks(self, test_file: str) -> bool:
-        """Whether the tests of `test_file` are not known, or were others."""
+        """Whether the record of `test_file` is missing, or of another version."""
         kept = self._kept(test_file)
         return not kept.exists() or json.loads(kept.read_text())["digest"] != self._digest(test_file)
 
@@ -117,7 +117,7 @@ class Record:
         return self._folder / (test_file.replace("/", "-") + ".json")
 
     def _digest(self, test_file: str) -> str:
-        """Of the file and of the test code that it imports or names, directly or not."""
+        """Digest of the file and of the test code that it imports or names, directly or not."""
         files, left = set[Path](), [self._root / test_file]
         while left:
             if (file := left.pop()) not in files:

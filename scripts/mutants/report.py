@@ -1,4 +1,4 @@
-"""What came of the faults: a table by folder, the survivors as they would read."""
+"""The report on the faults: a table by folder, and the code of the survivors."""
 
 from pathlib import Path
 

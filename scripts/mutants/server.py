@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from .child import Reports, run_recorded, run_until_failure
-from .children import Job, Outcome, Tell, run
+from .children import ChildJob, ChildOutcome, Tell, run
 from .generate import Fault, mutated
 from .record import Marks, Record, Run
 from .swap import Functions, find_functions, import_all, put
@@ -19,7 +19,7 @@ _BEGIN = 60.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class TimeLimits:
     """`seconds` is the recorded time that tests of one fault may take together, `patience` that of a test that nobody recorded."""
 
     root: Path
@@ -31,10 +31,10 @@ class Settings:
 
 
 @dataclass
-class Server:
+class FaultServer:
     """Plugin: in place of running all tests, runs those of each fault."""
 
-    settings: Settings
+    settings: TimeLimits
     paths: list[str]
     faults: list[Fault]
     verdicts: Verdicts
@@ -65,11 +65,11 @@ class Server:
         self.ended = True
         return True
 
-    def _recording(self, file: str) -> Job:
+    def _recording(self, file: str) -> ChildJob:
         items = [item for item in self._items.values() if item.nodeid.split("::")[0] == file]
         return self._record_items(file, items, [])
 
-    def _record_items(self, file: str, items: list[pytest.Item], before: list[Run]) -> Job:
+    def _record_items(self, file: str, items: list[pytest.Item], before: list[Run]) -> ChildJob:
         """Records tests of a file, after those `before`. One that takes too long is left out."""
 
         def work(tell: Tell) -> None:
@@ -77,7 +77,7 @@ class Server:
             tell({"names": marks.names})
             run_recorded(items, self.reports, marks, tell)
 
-        def then(outcome: Outcome) -> Iterable[Job]:
+        def then(outcome: ChildOutcome) -> Iterable[ChildJob]:
             runs = before + [Run(**said["run"]) for said in outcome.said if "run" in said]
             failed = [said["why"] for said in outcome.said if said.get("why")]
             begun = [said["runs"] for said in outcome.said if "runs" in said]
@@ -90,9 +90,9 @@ class Server:
             print(f"recorded {len(runs)} tests of {file}", *failed, sep="\n    ", flush=True)
             return []
 
-        return Job(work, lambda test: self.settings.patience + _BEGIN, then)
+        return ChildJob(work, lambda test: self.settings.patience + _BEGIN, then)
 
-    def _hunt(self, verdict: Verdict) -> Job:
+    def _hunt(self, verdict: Verdict) -> ChildJob:
         items = self._chosen(verdict.fault)
         verdict.tests = len(items)
 
@@ -101,7 +101,7 @@ class Server:
             tell({"planted": verdict.fault.name})
             run_until_failure(items, self.reports, tell)
 
-        def then(outcome: Outcome) -> Iterable[Job]:
+        def then(outcome: ChildOutcome) -> Iterable[ChildJob]:
             if not outcome.said:
                 raise RuntimeError(f"could not plant {verdict.fault.name}")
             last = outcome.said[-1]
@@ -115,12 +115,12 @@ class Server:
             why = f"{outcome.crashed} died" if outcome.hung is None else f"{outcome.hung} did not end"
             return [self._check(verdict, begun, why)]
 
-        return Job(work, self._limit, then)
+        return ChildJob(work, self._limit, then)
 
-    def _check(self, verdict: Verdict, tests: list[str], why: str) -> Job:
+    def _check(self, verdict: Verdict, tests: list[str], why: str) -> ChildJob:
         """The fault is caught if `tests` pass without it. A test that does not is unreliable: the hunt goes on without it."""
 
-        def then(outcome: Outcome) -> Iterable[Job]:
+        def then(outcome: ChildOutcome) -> Iterable[ChildJob]:
             last = outcome.said[-1] if outcome.said else {}
             if "passed" in last:
                 self._caught(verdict, why)
@@ -133,7 +133,7 @@ class Server:
             return [self._hunt(verdict)]
 
         items = [self._items[test] for test in tests]
-        return Job(lambda tell: run_until_failure(items, self.reports, tell), self._limit, then)
+        return ChildJob(lambda tell: run_until_failure(items, self.reports, tell), self._limit, then)
 
     def _caught(self, verdict: Verdict, why: str) -> None:
         verdict.why = why

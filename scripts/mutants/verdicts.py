@@ -1,4 +1,4 @@
-"""What came of faults, kept in a file from run to run."""
+"""Verdicts on faults, kept in a file from run to run."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from .generate import Fault
 
 @dataclass
 class Verdict:
-    """What came of a fault that `tests` tests ran. `why` says which of them caught it, and how; None if all passed."""
+    """The verdict on a fault that `tests` tests ran. why: the test that caught it, and how; None if all passed."""
 
     fault: Fault
     tests: int = 0
@@ -36,7 +36,7 @@ class Verdicts:
         part.replace(self._path)
 
     def of(self, fault: Fault) -> Verdict | None:
-        """None of a fault that was never planted."""
+        """The verdict on a fault; None if it was never planted."""
         row = self._rows.get(fault.name)
         if row is None:
             return None
@@ -44,6 +44,6 @@ class Verdicts:
 
 
 def is_settled(fault: Fault, verdicts: Verdicts, equivalent: Mapping[str, str]) -> bool:
-    """Whether an earlier run caught the fault, or found what is said of it: that nobody can."""
+    """Whether an earlier run caught the fault, or it is listed as equivalent."""
     known = verdicts.of(fault)
     return known is not None and (known.why is not None or fault.name in equivalent)

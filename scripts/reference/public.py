@@ -90,6 +90,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "omni.testing",
         "omni.engine: EngineOptions EngineRequest RequestFailed RequestFinished StageFinished StageOutput build_engine"
         " device_of resolve_pipeline",
+        "omni_text.tiny: write_tiny",
     ),
 }
 

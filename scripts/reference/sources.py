@@ -9,7 +9,7 @@ from pathlib import Path
 from reference.public import GROUPS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ROOTS = (REPOSITORY, REPOSITORY / "stages")
+ROOTS = (REPOSITORY, REPOSITORY / "stages", REPOSITORY / "plugins")
 _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Assign | ast.AnnAssign
 
 
@@ -25,7 +25,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Member:
-    """Of a class: a method, a property or a field. text: its name with signature, or with type and default."""
+    """A method, a property or a field of a class. text: its name with signature, or with type and default."""
 
     name: str
     text: str
@@ -38,7 +38,7 @@ def listed() -> Mapping[str, Mapping[str, tuple[str, ...]]]:
 
 
 def names_of(entry: str) -> tuple[str, ...]:
-    """Of an entry of `GROUPS`: the names after the colon, else `__all__`, else all that the module defines."""
+    """Names of an entry of `GROUPS`: those after the colon, else `__all__`, else all that the module defines."""
     module, _, chosen = entry.partition(":")
     if chosen:
         return tuple(chosen.split())
@@ -92,7 +92,7 @@ def path_of(module: str) -> Path:
 
 @cache
 def definitions(module: str) -> dict[str, tuple[_Definition, str]]:
-    """What a module defines at its top, each with its documentation."""
+    """The top-level definitions of a module, each with its documentation."""
     found: dict[str, tuple[_Definition, str]] = {}
     for name, node, doc in _documented(parse(module).body):
         if not _is_overload(node):

@@ -25,8 +25,9 @@ from omni.errors import (
     shortened,
     type_of,
 )
-from omni.plugin import LogitsProcessorEntry, locate
+from omni.plugin import LogitsProcessorEntry, expect, locate
 from omni.sampling import HostLogitsProcessor
+from omni.stage import returned_tensor
 from omni.utils.origin import with_origin
 
 
@@ -105,7 +106,10 @@ class NamedProcessor:
         return params
 
     def apply(self, logits_RV: Tensor, rows: ProcessedRows) -> Tensor:
-        return self.processor.apply(logits_RV, rows)
+        """Raises ReturnedError for a result of another shape or dtype: torch would repeat or convert it silently."""
+        given: object = self.processor.apply(logits_RV, rows)
+        what, hint = f"apply of logits processor {self.name!r},", "return new logits"
+        return returned_tensor(given, what, logits_RV.shape, self.processor.apply, hint, logits_RV.dtype)
 
 
 class ProcessorRegistry:
@@ -167,8 +171,10 @@ class ProcessorRegistry:
         return tuple(self._open(name, requested[name]) for name in self._history if name in requested)
 
     def _open(self, name: str, args: Mapping[str, object]) -> HostLogitsProcessor:
+        processor = self._history[name]
         with _naming(name):
-            return self._history[name].open(args, self._vocab_size)
+            opened = processor.open(args, self._vocab_size)
+        return expect(opened, HostLogitsProcessor, f"processors.{name}.open", processor.open)  # type: ignore[type-abstract]
 
 
 def _build(entry: LogitsProcessorEntry) -> LogitsProcessor | HistoryProcessor:
@@ -177,11 +183,12 @@ def _build(entry: LogitsProcessorEntry) -> LogitsProcessor | HistoryProcessor:
         raise PluginError(f"{entry.processor} cannot be called")
     with plugin_setup(entry.processor, "correct it", build):
         processor = build()
+        width: object = processor.width if isinstance(processor, LogitsProcessor) else 0
     if not isinstance(processor, LogitsProcessor | HistoryProcessor):
         problem = f"gives {type_of(processor)}, neither a LogitsProcessor nor a HistoryProcessor"
         raise plugin_error(entry.processor, with_origin(problem, code=build), "derive it from one of them")
-    if isinstance(processor, LogitsProcessor) and not _is_width(processor.width):
-        problem = with_origin(f"has the width {quoted(processor.width)}", code=type(processor))
+    if not _is_width(width):
+        problem = with_origin(f"has the width {quoted(width)}", code=type(processor))
         raise plugin_error(entry.processor, problem, "give the number of its parameters, 0 or more")
     return processor
 

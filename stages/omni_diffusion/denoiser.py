@@ -11,27 +11,41 @@ flight: one runs, one is queued behind it, and a new row joins the next.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.device import Device, Graph, Launch, Span, Stream, Uploader
+from omni.device import Device, Graph, Launch, PackedSpan, Stream, Uploader
 from omni.device.graphs import CapturedGraphs
 from omni.errors import ReturnedError
 from omni_diffusion.model import DiffusionModel, StateT, Windows
 from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
-from omni_diffusion.windows import Window, WindowSizes
+from omni_diffusion.windows import DenoisingWindow, WindowSizes
 from omni_frames.store import FrameStore
+
+T = TypeVar("T")
 
 MOST_BEGUN = 2
 """Maximum windows of one launch: drawing a window's noise takes the host 0.2 ms, for which other stages wait."""
-_HEAD = 6
-"""Number of int64 in front of a window's codes and noise: the scalar fields of `Windows`, in its order."""
-_ROW, _FRAMES = 0, 4
-"""Positions of `rows_B` and `frames_B` among these."""
+
+
+class WindowHead(NamedTuple, Generic[T]):
+    """The numbers in front of a window's places and noise in an upload, in this order. Meanings as in `Windows`."""
+
+    row: T
+    first: T
+    context: T
+    fresh: T
+    frames: T
+    voice: T
+
+
+_HEAD = len(WindowHead._fields)
+_COLUMNS = WindowHead(*range(_HEAD))
 
 
 class Denoiser:
@@ -78,22 +92,24 @@ class Denoiser:
             self._step_graphs.add(width, size, self._device.capture(self._stream, name, self.null_step(size, width)))
 
     def null_begin(self, count: int) -> list[Launch]:
-        packed_BX = self.window_uploads.view(Span(0, (count, self._columns)))
+        packed_BX = self.window_uploads.view(PackedSpan(0, (count, self._columns)))
         null = Launch.of(set_null_windows, packed_BX, self._null_row, self._sizes.block)
         self._device.enqueue(self._stream, [null])
         return [self._begin(packed_BX)]
 
     def null_step(self, count: int, width: int) -> list[Launch]:
-        packed_2B = self.step_uploads.view(Span(0, (2, count)))
+        packed_2B = self.step_uploads.view(PackedSpan(0, (2, count)))
         self._device.enqueue(self._stream, [Launch.of(set_null_steps, packed_2B, self._null_row)])
         return [self._step(packed_2B, width)]
 
-    def prepare_begin(self, requests: Sequence[DiffusionRequest], windows: Sequence[Window]) -> Callable[[], None]:
+    def prepare_begin(
+        self, requests: Sequence[DiffusionRequest], windows: Sequence[DenoisingWindow]
+    ) -> Callable[[], None]:
         """Enqueues the inputs of a window of each request, at most `MOST_BEGUN`. Returns a function that enqueues their
         beginning. Both can be retried after a failure."""
         size, graph = self._begin_graphs.find(None, len(requests))
         packed = np.zeros((size, self._columns), np.int64)
-        packed[:, _ROW], packed[:, _FRAMES] = self._null_row, self._sizes.block
+        packed[:, _COLUMNS.row], packed[:, _COLUMNS.frames] = self._null_row, self._sizes.block
         for line, request, window in zip(packed, requests, windows, strict=False):
             self._fill(line, request, window)
         (packed_BX,) = self.window_uploads.send([packed])
@@ -110,11 +126,18 @@ class Denoiser:
         (packed_2B,) = self.step_uploads.send([packed])
         return partial(self._device.replay_or_enqueue, self._stream, graph, [self._step(packed_2B, width)])
 
-    def _fill(self, line: NDArray[np.int64], request: DiffusionRequest, window: Window) -> None:
+    def _fill(self, line: NDArray[np.int64], request: DiffusionRequest, window: DenoisingWindow) -> None:
         assert request.row is not None
         assert request.voice is not None
         assert request.noise is not None
-        line[:_HEAD] = request.row, window.first, window.context, window.fresh, window.frames, request.voice
+        line[:_HEAD] = WindowHead(
+            row=request.row,
+            first=window.first,
+            context=window.context,
+            fresh=window.fresh,
+            frames=window.frames,
+            voice=request.voice,
+        )
         line[_HEAD : _HEAD + window.frames] = self._store.places(request, window.first - request.passed, window.frames)
         noise = request.noise.of(window)
         line[_HEAD + self._sizes.frames :].view(np.float32)[: noise.size] = noise.reshape(-1)
@@ -131,8 +154,8 @@ class Denoiser:
 def set_null_windows(packed_BX: Tensor, null_row: int, frames: int) -> None:
     """Writes the inputs of null windows: one block each, since a window has at least one frame."""
     packed_BX.zero_()
-    packed_BX[:, _ROW] = null_row
-    packed_BX[:, _FRAMES] = frames
+    packed_BX[:, _COLUMNS.row] = null_row
+    packed_BX[:, _COLUMNS.frames] = frames
 
 
 def set_null_steps(packed_2B: Tensor, null_row: int) -> None:
@@ -151,17 +174,28 @@ def begin_windows(
 ) -> None:
     """Writes the noise of windows over their rows' latents, and begins the windows in the model.
 
-    ring_RCG: int64, waiting frames, `C` per row. packed_BX: int64, for each window its six scalar fields, the places of
+    ring_RCG: int64, waiting frames, `C` per row. packed_BX: int64, for each window its `WindowHead`, the places of
     its `frames` code frames in the ring viewed as `[R * C, G]`, and its noise, two float32 per int64.
     """
-    head_B6, places_BN, noise_BX = packed_BX.split((_HEAD, frames, packed_BX.shape[1] - _HEAD - frames), 1)
-    rows_B, first_B, context_B, fresh_B, frames_B, voices_B = head_B6.T.contiguous().unbind()
+    head_BH, places_BN, noise_BX = packed_BX.split((_HEAD, frames, packed_BX.shape[1] - _HEAD - frames), 1)
+    head: WindowHead[Tensor] = WindowHead(*head_BH.T.contiguous().unbind())
     shape = latents_RTM.shape[1:]
     noise_BTM = noise_BX.view(torch.float32)[:, : shape.numel()].unflatten(1, shape)
-    latents_RTM.index_copy_(0, rows_B, noise_BTM)
+    latents_RTM.index_copy_(0, head.row, noise_BTM)
     codes_BNG = ring_RCG.flatten(0, 1).index_select(0, places_BN.flatten()).unflatten(0, places_BN.shape)
     with products(tf32):
-        model.begin(state, Windows(rows_B, first_B, context_B, fresh_B, frames_B, voices_B, codes_BNG))
+        model.begin(
+            state,
+            Windows(
+                rows_B=head.row,
+                first_B=head.first,
+                context_B=head.context,
+                fresh_B=head.fresh,
+                frames_B=head.frames,
+                voices_B=head.voice,
+                codes_BNG=codes_BNG,
+            ),
+        )
 
 
 def denoise_rows(
@@ -173,7 +207,7 @@ def denoise_rows(
     with products(tf32):
         cleaner_BTM = model.denoise(state, noisy_BTM, rows_B, steps_B)
     if cleaner_BTM.shape != noisy_BTM.shape:
-        problem = f"the model gave latents {tuple(cleaner_BTM.shape)} for {tuple(noisy_BTM.shape)}"
+        problem = f"{type(model).__name__} gave latents {tuple(cleaner_BTM.shape)} for {tuple(noisy_BTM.shape)}"
         raise ReturnedError(problem, model.denoise)
     latents_RTM.index_copy_(0, rows_B, cleaner_BTM.to(torch.float32))
     # The null row takes part in many steps without a new beginning, so its values would drift.

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.device import Device, Graph, Launch, Span, Stream, Uploader
+from omni.device import Device, Graph, Launch, PackedSpan, Stream, Uploader
 from omni.device.graphs import CapturedGraphs
 from omni.errors import ReturnedError
 from omni_diffusion.model import DiffusionModel, StateT
@@ -60,7 +60,7 @@ class Renderer:
             self._graphs.add(part, size, graphs)
 
     def null_parts(self, count: int, part: RenderPart, turn: int = 0) -> list[Launch]:
-        packed_BX = self._upload.view(Span(0, (count, 2 * part.fresh + part.seen)))
+        packed_BX = self._upload.view(PackedSpan(0, (count, 2 * part.fresh + part.seen)))
         self._device.enqueue(self._stream, [Launch.of(set_null_part, packed_BX)])
         return [self._render(part, packed_BX, turn)]
 
@@ -134,6 +134,8 @@ def render_part(
         rendered_BS = model.render(seen_BTM)
     rate = model.samples_per_latent
     if rendered_BS.shape != (wav_BS.shape[0], part.seen * rate):
-        problem = f"the model gave samples {tuple(rendered_BS.shape)} for {tuple(seen_BT.shape)} latent frames"
+        problem = (
+            f"{type(model).__name__} gave samples {tuple(rendered_BS.shape)} for {tuple(seen_BT.shape)} latent frames"
+        )
         raise ReturnedError(problem, model.render)
     wav_BS.copy_(rendered_BS[:, part.left * rate : (part.left + part.count) * rate])

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from omni_diffusion.windows import Noise, RenderPart, Window, WindowSizes
+from omni_diffusion.windows import DenoisingWindow, Noise, RenderPart, WindowSizes
 from omni_frames.request import FrameRequest
 
 
@@ -18,7 +18,7 @@ class DiffusionRequest(FrameRequest):
     noise: Noise | None = None
     voice: int | None = None
     passed: int = 0
-    window: Window | None = None
+    window: DenoisingWindow | None = None
     step: int = 0
     rendered: int = 0
 
@@ -27,11 +27,11 @@ class DiffusionRequest(FrameRequest):
         """Number of frames of the stream that have arrived in the row."""
         return self.passed + self.buffered
 
-    def next_window(self, sizes: WindowSizes) -> Window | None:
+    def next_window(self, sizes: WindowSizes) -> DenoisingWindow | None:
         waits = self.window is not None or self.paused or self.voice is None
         return None if waits else sizes.next(self.done, self.known, self.ended)
 
-    def begin(self, window: Window, sizes: WindowSizes) -> None:
+    def begin(self, window: DenoisingWindow, sizes: WindowSizes) -> None:
         """Records the launch of a window's beginning: frames that only this window sees leave the ring."""
         self.window, self.step = window, 0
         needed = max(window.first + window.context + window.fresh - sizes.before, self.passed)

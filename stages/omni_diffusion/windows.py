@@ -13,7 +13,7 @@ from omni_diffusion.options import DiffusionOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class DenoisingWindow:
     """Code frames that are denoised together; fields as in `model.Windows`. last: whether no frame follows."""
 
     first: int
@@ -41,7 +41,8 @@ class RenderPart:
 
 @dataclass(frozen=True, slots=True)
 class WindowSizes:
-    """In code frames. repeats: latent frames of a code frame. context: latent frames on either side for rendering."""
+    """Sizes of denoising windows, in code frames. repeats: latent frames of a code frame. context: latent frames on either side for
+    rendering."""
 
     first: int
     later: int
@@ -85,15 +86,15 @@ class WindowSizes:
         """Maximum number of a row's latent frames that rendering may still need."""
         return self.most_fresh + 2 * self.context
 
-    def next(self, done: int, known: int, ended: bool) -> Window | None:
+    def next(self, done: int, known: int, ended: bool) -> DenoisingWindow | None:
         """The next window of a stream with `done` denoised and `known` available frames; None if it cannot begin yet. Depends on
         the length of the stream, but never on the arrival times of its frames or of its end."""
         chunk, context = (self.later if done else self.first), min(self.before, done)
         left = known - done
         if left >= chunk + self.after:
-            return Window(done - context, context, chunk, context + chunk + self.after, last=False)
+            return DenoisingWindow(done - context, context, chunk, context + chunk + self.after, last=False)
         if ended and left:
-            return Window(done - context, context, left, context + left, last=True)
+            return DenoisingWindow(done - context, context, left, context + left, last=True)
         return None
 
     def part(self, rendered: int, done: int, fresh: int, last: bool) -> RenderPart:
@@ -135,7 +136,7 @@ class Noise:
         self._drawn: dict[int, NDArray[np.float32]] = {}
         """Noise of the last window, whose blocks may be in the next one too."""
 
-    def of(self, window: Window) -> NDArray[np.float32]:
+    def of(self, window: DenoisingWindow) -> NDArray[np.float32]:
         """The window's noise, `[frames * repeats, M]`. Raises ValueError if the given noise is too short."""
         start, count = window.first * self._repeats, window.frames * self._repeats
         if self._given is not None:

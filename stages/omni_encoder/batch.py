@@ -2,8 +2,8 @@
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
-| pinned slot | host, in `Transfer.fill` | the H2D copy of a piece | the event after that copy |
-| features on the host | front end | host, in `Transfer.fill` | the launch of the batch, until which its jobs are kept |
+| pinned slot | host, in `FeatureCopy.fill` | the H2D copy of a piece | the event after that copy |
+| features on the host | front end | host, in `FeatureCopy.fill` | the launch of the batch, until which its jobs are kept |
 | a batch's inputs | `clear_rest`, `copy_features` | `encode_batch` | stream order; captured batches share a buffer |
 | a batch's outputs | `encode_batch` | `take_outputs` | stream order: it follows immediately |
 | an item's outputs | `take_outputs` | consumers, after `end` | when neither the cache nor an unfreed payload needs them |
@@ -22,6 +22,7 @@ from torch import Tensor
 from omni.device import Device, Event, Graph, HostRing, Launch, Stream
 from omni.device.graphs import CapturedGraphs
 from omni.errors import ReturnedError, type_of
+from omni.stage import method_name
 from omni_encoder.jobs import Outputs
 from omni_encoder.model import EncoderModel
 from omni_encoder.plan import EncodePlan
@@ -31,7 +32,7 @@ _PIECE = 2 * 1024 * 1024
 _SLOTS = 4
 
 
-class Transfer:
+class FeatureCopy:
     """A copy of host memory into `buffer`, in order. sources: bytes and their offsets in `buffer`."""
 
     def __init__(self, buffer: Tensor, sources: list[tuple[int, NDArray[np.uint8]]]) -> None:
@@ -68,7 +69,7 @@ class PieceUploader:
         self._stream = stream
         self._ring = HostRing.allocate(device, (piece_bytes,), torch.uint8, _SLOTS)
 
-    def begin(self, plan: EncodePlan, buffer: Tensor) -> Transfer:
+    def begin(self, plan: EncodePlan, buffer: Tensor) -> FeatureCopy:
         """Enqueues the writes without host memory: zeros behind the parts, and parts on the device."""
         rests: list[Tensor] = []
         sources: list[tuple[int, NDArray[np.uint8]]] = []
@@ -87,9 +88,9 @@ class PieceUploader:
                 rests.append(buffer[place : start + item.nbytes])
         if rests:
             self._device.launch(self._stream, clear_rest, rests)
-        return Transfer(buffer, [source for source in sources if source[1].size])
+        return FeatureCopy(buffer, [source for source in sources if source[1].size])
 
-    def advance(self, transfer: Transfer) -> bool:
+    def advance(self, transfer: FeatureCopy) -> bool:
         """Enqueues the next piece. Returns whether there was one, and a free slot for it."""
         if transfer.over or not self._ring.ready:
             return False
@@ -128,7 +129,7 @@ class PreparedBatch:
 
     plan: EncodePlan
     captured: EncodeGraph | None
-    transfer: Transfer
+    transfer: FeatureCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ class BatchEncoder:
             length, captured = self._graphs.find(None, length)
         plan = self._model.plan(items, length if captured is not None else None)
         if len(plan.sizes) != len(items):
-            problem = f"the model planned {len(plan.sizes)} outputs for {len(items)} items"
+            problem = f"{type(self._model).__name__} planned {len(plan.sizes)} outputs for {len(items)} items"
             raise ReturnedError(problem, self._model.plan)
         buffer = self._inputs if captured is not None else self._device.empty((plan.nbytes,), torch.uint8, self._stream)
         return PreparedBatch(plan, captured, self._uploader.begin(plan, buffer))
@@ -206,7 +207,8 @@ def encode_batch(
 ) -> None:
     encoded = model.encode(inputs, segments)
     if not isinstance(encoded, Mapping) or not all(isinstance(tensor, Tensor) for tensor in encoded.values()):
-        raise ReturnedError(f"encode gave {type_of(encoded)}: return tensors by name", model.encode)
+        name = method_name(model.encode, "encode")
+        raise ReturnedError(f"{name} gave {type_of(encoded)}: return tensors by name", model.encode)
     outputs.update(encoded)
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from omni.errors import ReturnedError
+from omni.stage import method_name
 from omni_encoder.plan import EncodePlan
 
 
@@ -45,8 +47,14 @@ class EncoderModel(nn.Module, ABC):
         """
 
     def item_outputs(self, outputs: Mapping[str, Tensor], places: slice) -> Mapping[str, Tensor]:
-        """Views of one item's part of the outputs of `encode`: entries `places`, unless a model overrides it."""
-        return {name: tensor[places] for name, tensor in outputs.items()}
+        """Views of one item's part of the outputs of `encode`: entries `places`, unless a model overrides it. Raises
+        ReturnedError for outputs with fewer."""
+        parts = {name: tensor[places] for name, tensor in outputs.items()}
+        for name, part in parts.items():
+            if len(part) != places.stop - places.start:
+                given = f"{method_name(self.encode, 'encode')} gave {list(outputs[name].shape)} as {name!r}"
+                raise ReturnedError(f"{given}, of which {places.start} to {places.stop} is an item's", self.encode)
+        return parts
 
     @abstractmethod
     def largest_item(self, length: int) -> SampleItem:

@@ -32,6 +32,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         lengths: Sequence[int] = (),
     ) -> None:
         super().__init__(name)
+        self.phase_model = model
         self._device = device
         self._stream = device.stream(name, priority=priority)
         self._encoder = BatchEncoder(device, self._stream, model, lengths)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Device, Downloader, HostSlot, PhaseCategory, Stream, declare_categories
-from omni.stage import PayloadReceiver, Transfer
+from omni.stage import PayloadCopier, Transfer
 from omni_frames.request import Arrival, FrameRequest, RequestT
 
 
@@ -30,7 +30,7 @@ class FrameStore:
         self.ring_RCG = device.zeros((rows, capacity, groups), torch.int64)
         self._frames = self.ring_RCG.view(rows * capacity, groups)
         self._capacity = capacity
-        self._receiver = PayloadReceiver(device, stream, (1 + groups) * rows * capacity)
+        self._copier = PayloadCopier(device, stream, (1 + groups) * rows * capacity)
 
     def places(self, request: FrameRequest, start: int, count: int) -> NDArray[np.int64]:
         """Places in the flattened ring of the row's frames `start` to `start + count`, counted from its oldest."""
@@ -41,10 +41,10 @@ class FrameStore:
     def take(self, requests: Iterable[RequestT]) -> tuple[bool, dict[RequestT, Exception]]:
         """Enqueues the copy of all frames of `requests` that are ready and fit, and releases completely copied inputs. Returns
         whether there were any, and the requests whose copy could not be launched."""
-        if not self._receiver.ready:
+        if not self._copier.ready:
             return False, {}
         planned = [(request, *part) for request in requests for part in self._plan(request)]
-        receipt = self._receiver.receive([transfer for _, _, transfer in planned])
+        receipt = self._copier.copy([transfer for _, _, transfer in planned])
         for request, arrival, _ in planned:
             arrival.after = receipt.end
             if arrival.taken == arrival.count:

@@ -35,6 +35,7 @@ class FrameWorker(MailboxWorker[RequestT]):
     ) -> None:
         """capacity: waiting frames per row on the device. most_samples: maximum samples of one batch."""
         super().__init__(name)
+        self.phase_model = model
         self.device = device
         self.stream = device.stream(name, priority=priority)
         self.rows = RowQueue[RequestT](rows)
@@ -43,7 +44,6 @@ class FrameWorker(MailboxWorker[RequestT]):
         self.totals = {"steps": 0, "frames": 0, "samples": 0}
         self._groups = model.num_groups
         self._sample_rate = model.sample_rate
-        self._decoder = type(model)
         self._in_flight: deque[SampleBatch[RequestT]] = deque()
 
     @abstractmethod
@@ -173,10 +173,14 @@ class FrameWorker(MailboxWorker[RequestT]):
             return
         samples = batch.read(index)
         if not np.isfinite(samples).all():
-            # The row's state holds them too, so they would spread to all its later samples.
+            # The row's state holds them too, so they would spread to all its later samples, and to stages behind this one.
+            # The engine checks chunks for users again, of any kind of stage (`check_audio`): two reads of some kilobytes,
+            # and the message here names the model.
             count = int((~np.isfinite(samples)).sum())
-            problem = f"{count:,} of {len(samples):,} samples are NaN or infinite: see the model, and its dtype"
-            self.fail(request.id, "reading its samples", ReturnedError(problem, self._decoder))
+            model = type(self.phase_model)
+            given = f"{count:,} of {len(samples):,} samples of {model.__name__}"
+            problem = f"{given} are NaN or infinite: see the model, and its dtype"
+            self.fail(request.id, "reading its samples", ReturnedError(problem, model))
             return
         chunk = AudioChunk(samples=samples, sample_rate=self._sample_rate)
         self.outbox.append(Produced(request.id, Payload(chunk), COMPLETED))

@@ -21,7 +21,7 @@ class VocoderModel(nn.Module, ABC, Generic[StateT]):
     num_groups: int
     """Codes per frame."""
     sample_rate: int
-    """In Hz."""
+    """Sample rate of the waveform, in Hz."""
 
     @property
     def min_first_frames(self) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class StateSlot:
+class StatePart:
     """A layer's part of each row: numbers of shape `shape` from `start`, whose second dimension is the layer's past."""
 
     start: int
@@ -28,15 +28,15 @@ class StateSlot:
 
 
 class StateLayout:
-    """Allocates slots while layers are built. width: numbers per row so far."""
+    """Reserves the parts of a row while layers are built. width: numbers per row so far."""
 
     def __init__(self) -> None:
         self.width = 0
 
-    def reserve(self, *shape: int) -> StateSlot:
-        slot = StateSlot(self.width, shape)
+    def reserve(self, *shape: int) -> StatePart:
+        part = StatePart(self.width, shape)
         self.width += math.prod(shape)
-        return slot
+        return part
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ class StreamChunk:
     frames_B: Tensor
     first: bool
 
-    def extend(self, slot: StateSlot, new: Tensor) -> Tensor:
-        """Returns the slot's past followed by `new`, `[B, *shape]` with any length in time, and keeps its end as the new past."""
-        if slot.length == 0:
+    def extend(self, part: StatePart, new: Tensor) -> Tensor:
+        """Returns the part's past followed by `new`, `[B, *shape]` with any length in time, and keeps its end as the new past."""
+        if part.length == 0:
             return new
-        past = slot.of(self.carried_BW)
+        past = part.of(self.carried_BW)
         joined = torch.cat((past, new), 2)
-        past.copy_(joined[:, :, -slot.length :])
+        past.copy_(joined[:, :, -part.length :])
         return joined

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from omni.device import Device, Graph, Launch, Span, Uploader
+from omni.device import Device, Graph, Launch, PackedSpan, Uploader
 from omni.device.graphs import CapturedGraphs
 from omni.stage import Open, returned_tensor, together
 from omni_frames.request import FrameRequest
@@ -54,7 +54,7 @@ class VocoderRequest(FrameRequest):
     """A request from `Open` to its end."""
 
     def next_chunk(self, sizes: ChunkSizes) -> ChunkShape | None:
-        """None while it lacks frames."""
+        """The next chunk; None while its frames have not arrived."""
         wanted, fewest = (sizes.later, 1) if self.done else (sizes.first, sizes.fewest)
         if self.in_flight or self.buffered < (fewest if self.ended else wanted):
             return None
@@ -82,7 +82,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         for size in sizes:
             for chunk in (ChunkShape(self._sizes.first, True), ChunkShape(self._sizes.later, False)):
                 # The layout of the upload in `prepare`.
-                rows_B, places_BN = Span(0, (size,)), Span(size, (size, chunk.frames))
+                rows_B, places_BN = PackedSpan(0, (size,)), PackedSpan(size, (size, chunk.frames))
                 views = self._upload.view(rows_B), self._upload.view(places_BN)
                 self.device.launch(self.stream, set_null_rows, *views, self._null_row)
                 name = f"{self.stream.name}-{chunk.frames}-frames-{size}"

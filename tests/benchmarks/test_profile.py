@@ -20,10 +20,10 @@ def profile(monkeypatch: pytest.MonkeyPatch):
 
 def test_kernels_that_overlap_add_what_they_end_later(profile):
     spans = [
-        profile.Span(0, 100, "product"),
-        profile.Span(60, 130, "norm"),  # began while the product ran
-        profile.Span(150, 200, "product"),  # 20 after its end
-        profile.Span(110, 190, "copy"),  # beside it, on another stream
+        profile.KernelSpan(0, 100, "product"),
+        profile.KernelSpan(60, 130, "norm"),  # began while the product ran
+        profile.KernelSpan(150, 200, "product"),  # 20 after its end
+        profile.KernelSpan(110, 190, "copy"),  # beside it, on another stream
     ]
     added = profile.added_by_launch(reversed(spans))
     assert added == {
@@ -35,7 +35,9 @@ def test_kernels_that_overlap_add_what_they_end_later(profile):
 
 
 def test_a_late_launch_counts_as_waiting(profile):
-    added = profile.added_by_launch([profile.Span(0, 10, "a"), profile.Span(35, 40, "b"), profile.Span(38, 50, "a")])
+    added = profile.added_by_launch(
+        [profile.KernelSpan(0, 10, "a"), profile.KernelSpan(35, 40, "b"), profile.KernelSpan(38, 50, "a")]
+    )
     assert added == {("b", "a"): [profile.Added(30, 25)], ("a", "b"): [profile.Added(10, 0)]}
 
 

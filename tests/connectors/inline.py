@@ -22,7 +22,7 @@ from omni.connector import EdgeEnd, Pending, Reach, Received, Receiver, Ref, Sen
 from omni.connector.pieces import ByteMemory, PayloadLayout, Piece, cut, parts_of
 from omni.device import COMPLETED, Device, Event, Stream
 from omni.payload import PageSlice, Payload
-from omni.payload.receiver import PayloadReceiver, Transfer
+from omni.payload.copier import PayloadCopier, Transfer
 
 MOST_ROWS = 4096
 PIECE_BYTES = 2**18
@@ -75,7 +75,7 @@ class InlineRef:
     def pieces(self) -> Sequence[object]:
         if self.sent or self.aborted:
             return ()
-        while self.left and len(self._under_way) < PIECES_AT_ONCE and self.readable and self._sender.receiver.ready:
+        while self.left and len(self._under_way) < PIECES_AT_ONCE and self.readable and self._sender.copier.ready:
             self._launch(self.left.popleft())
         pieces: list[object] = []
         while self._under_way and self._under_way[0][2].done():
@@ -99,7 +99,7 @@ class InlineRef:
 
     def _launch(self, piece: Piece) -> None:
         memory = self._sender.device.host_tensor((piece.nbytes,), torch.uint8)
-        receipt = self._sender.receiver.receive([self.transfer(piece, memory)])
+        receipt = self._sender.copier.copy([self.transfer(piece, memory)])
         self.copied = receipt.end
         receipt.check()
         self._under_way.append((piece, memory, receipt.end))
@@ -112,7 +112,7 @@ class InlineSender:
         self.address: object = Address(end.edge)
         self.pool_bytes = end.pool_bytes
         self.device = end.device
-        self.receiver = PayloadReceiver(end.device, end.device.stream("inline-out"), MOST_ROWS)
+        self.copier = PayloadCopier(end.device, end.device.stream("inline-out"), MOST_ROWS)
         self._numbers = count()
 
     def send(self, payload: Payload, ready: Event) -> Ref:

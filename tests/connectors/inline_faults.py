@@ -13,7 +13,7 @@ from omni.connector.pieces import Piece
 from omni.connector.pool.sender import PoolRef, PoolSender
 from omni.device import Event
 from omni.payload import PageSlice, Payload
-from omni.payload.receiver import Transfer
+from omni.payload.copier import Transfer
 from omni_shm.connector import SharedMemoryConnector
 from tests.connectors.inline import (
     InlineConnector,

@@ -9,7 +9,7 @@ from omni.connector import Connector, EdgeEnd, Reach, Receiver, Sender
 from omni.device.cpu import CpuDevice
 from omni.errors import ConfigError
 from omni.testing import SimulatedDevice, check_connector
-from omni.testing.connectors.bench import Bench
+from omni.testing.connectors.bench import ConnectorBench
 from omni.testing.connectors.ends import LocalEnd
 from tests.connectors import inline_faults, local_faults
 from tests.connectors.inline import InlineConnector
@@ -109,7 +109,7 @@ def test_ends_are_opened_as_by_an_engine(reach: Reach, consumer: str):
     """With the names of an edge and of places, from which a connector may take those of its streams and files."""
     connector, devices = KeepsItsEnds(), (CpuDevice(), CpuDevice())
     connector.reach = reach
-    bench = Bench(connector, devices, LocalEnd(connector, devices[1]), SMALL, itertools.count(1).__next__)
+    bench = ConnectorBench(connector, devices, LocalEnd(connector, devices[1]), SMALL, itertools.count(1).__next__)
     bench.open()
     assert [end.device for end in connector.ends] == list(devices)
     assert {(end.edge, end.producer, end.consumer) for end in connector.ends} == {("thinker->talker", "cpu", consumer)}

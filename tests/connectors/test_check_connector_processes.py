@@ -9,7 +9,7 @@ from omni.device.cpu import CpuDevice
 from omni.testing import check_connector
 from omni.testing.connectors import deaths
 from omni.testing.connectors.arrivals import every_dtype_and_layout
-from omni.testing.connectors.bench import Bench
+from omni.testing.connectors.bench import ConnectorBench
 from omni.testing.connectors.ends import RemoteEnd, path_of
 from tests.connectors import inline_faults
 from tests.connectors.inline import InlineConnector
@@ -24,13 +24,13 @@ def test_inline_pieces_keep_the_contract_in_two_processes():
 
 
 @pytest.fixture
-def bench() -> Iterator[Callable[[type[InlineConnector]], Bench]]:
+def bench() -> Iterator[Callable[[type[InlineConnector]], ConnectorBench]]:
     ends = []
 
-    def make(connector: type[InlineConnector]) -> Bench:
+    def make(connector: type[InlineConnector]) -> ConnectorBench:
         ends.append(RemoteEnd(path_of(connector), CpuDevice()))
         devices = CpuDevice(), CpuDevice()
-        return Bench(connector(), devices, ends[0], SMALL, itertools.count(1).__next__)
+        return ConnectorBench(connector(), devices, ends[0], SMALL, itertools.count(1).__next__)
 
     yield make
     for end in ends:

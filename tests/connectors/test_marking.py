@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from omni.connector import EdgeEnd
-from omni.connector.pool import BOARD_SLOTS, CopiedBoard, PoolPending, PoolReceiver, PoolSender, TensorMemory
+from omni.connector.pool import BOARD_CELLS, CopiedBoard, PoolPending, PoolReceiver, PoolSender, TensorMemory
 from omni.device import COMPLETED
 from omni.device.cpu import CpuDevice
 from omni.payload import Encoded, Payload
@@ -35,8 +35,8 @@ class Ends:
     def __init__(self) -> None:
         self.device = SimulatedDevice(check=False)
         end = EdgeEnd("a->b", self.device, POOL)
-        memory, board = torch.zeros(POOL, dtype=torch.uint8), np.zeros(BOARD_SLOTS, np.uint64)
-        marks = np.zeros(BOARD_SLOTS, np.int64)
+        memory, board = torch.zeros(POOL, dtype=torch.uint8), np.zeros(BOARD_CELLS, np.uint64)
+        marks = np.zeros(BOARD_CELLS, np.int64)
         copied = CopiedBoard(marks, torch.from_numpy(marks))
         self.sender = PoolSender(end, memory, board, Encoded(index=0), lambda: None, copied)
         there = TensorMemory(memory, torch.device("cpu"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from omni.connector import EdgeEnd
 from omni.connector.pool import (
-    BOARD_SLOTS,
+    BOARD_CELLS,
     PoolPending,
     PoolReceiver,
     PoolRef,
@@ -88,7 +88,7 @@ class Pool:
 
     def __post_init__(self) -> None:
         end = EdgeEnd("a->b", CpuDevice(), self.nbytes)
-        self.memory, board = torch.zeros(self.nbytes, dtype=torch.uint8), np.zeros(BOARD_SLOTS, np.uint64)
+        self.memory, board = torch.zeros(self.nbytes, dtype=torch.uint8), np.zeros(BOARD_CELLS, np.uint64)
         self.sender = PoolSender(end, self.memory, board, Nothing(), lambda: None)
         there = TensorMemory(self.memory, torch.device("cpu"))
         self.receiver = PoolReceiver(end, there, board, self.nbytes, lambda: None)
@@ -113,11 +113,11 @@ class Pool:
         return tensor.untyped_storage().data_ptr() == self.memory.untyped_storage().data_ptr()
 
 
-@pytest.mark.parametrize("nbytes", [2**16, 2**20], ids=["few ranges", "few slots of the board"])
+@pytest.mark.parametrize("nbytes", [2**16, 2**20], ids=["few ranges", "few cells of the board"])
 def test_small_payloads_that_are_kept_leave_a_quarter_of_the_pool(nbytes: int) -> None:
     pool = Pool(nbytes)
     kept: list[PoolPending] = []
-    for _ in range(BOARD_SLOTS + 100):
+    for _ in range(BOARD_CELLS + 100):
         pending = pool.through(8)
         assert pending is not None, f"{len(kept)} payloads are kept, and the sender has no room"
         kept.append(pending)

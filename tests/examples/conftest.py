@@ -21,6 +21,19 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Plugins:
 
 
 @pytest.fixture
+def reader_s_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, as of someone who has installed the example and made its checkpoint `build/bigram`, on a CPU."""
+    home = folder.parent
+    (home / "build").mkdir()
+    (home / "build" / "bigram").symlink_to(folder)
+    points = [*own_entry_points("ar", "local"), *entry_points_of(HOME / "pyproject.toml")]
+    monkeypatch.chdir(home)
+    monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: points)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    return home
+
+
+@pytest.fixture
 def folder(plugins: Plugins, tmp_path: Path) -> Path:
     """A checkpoint of the example."""
     write = locate(plugins.families["bigram"].tiny or "", "tiny")

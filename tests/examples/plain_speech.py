@@ -1,4 +1,4 @@
-"""Expected speech of the family in tests/examples/plain_tts: transformers' decoders and plain torch, recomputed for each code.
+"""Expected speech of the family in examples/speech: transformers' decoders and plain torch, recomputed for each code.
 
 Shapes: T positions, D width, C channels, S samples.
 """
@@ -128,9 +128,9 @@ def _newest(decoder: Qwen3Model, inputs: list[Tensor]) -> Tensor:
     return hidden_1TD[0, -1]
 
 
-# The family of tests/examples/plain_tts, found as a stranger's plugin is, and what tests ask of it.
+# The family of examples/speech, found as a stranger's plugin is, and what tests ask of it.
 
-HOME = REPOSITORY / "tests" / "examples" / "plain_tts"
+HOME = REPOSITORY / "examples" / "speech"
 TEXTS = ("The quick brown fox", "a", "so it is, two three four", "grüße 你好", "blue, red or green? " * 3, "who", "ü")
 MOST = 30
 """Tokens of a request."""

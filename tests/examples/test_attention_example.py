@@ -5,12 +5,14 @@ import math
 import re
 import runpy
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from omni_ar.model import LayerSink
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import ArDriver
 from tests.support.entry_points import REPOSITORY
@@ -82,6 +84,32 @@ def test_tokens_are_those_of_the_model_without_a_cache(model: Any, expected: lis
         assert [stage.tokens(f"{turn}.{index}") for index in range(len(PROMPTS))] == expected
     assert (stage.counter("preemptions") > 0) == (case == "few blocks")
     assert (stage.counter("cached_tokens") > 0) == (case != "few blocks")
+
+
+class PlusOne(nn.Module):
+    def forward(self, x_TD: Tensor, batch: Any) -> Tensor:
+        return x_TD + 1
+
+
+def test_states_of_layers_are_stored(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(model._modules, "layers", nn.ModuleList([PlusOne(), PlusOne()]))
+    width = EXAMPLE["WIDTH"]
+    sink = LayerSink((0, 1, 2), torch.zeros(2, 4, 3 * width), torch.tensor([6, 1, 3]))
+    x_TD = torch.randn(3, width)
+    hidden_TD = model.forward(x_TD, SimpleNamespace(layers=sink))
+    sink.check()
+    stored_TLD = sink.pages.flatten(0, 1)[sink.slots_T].unflatten(1, (3, width))
+    torch.testing.assert_close(stored_TLD, torch.stack([x_TD, x_TD + 1, model.norm(x_TD + 2)], 1))
+    assert torch.equal(hidden_TD, stored_TLD[:, 2])
+
+
+def test_the_tutorial_stores_states_as_the_example_does() -> None:
+    source, page = (
+        (HOME / "relative_bias.py").read_text(),
+        (REPOSITORY / "docs" / "tutorials" / "family.md").read_text(),
+    )
+    (shown,) = re.findall(r"```python\n( *def forward[^`]*batch.layers.*?)```", page, re.DOTALL)
+    assert shown in source
 
 
 def test_docs_show_the_attention_as_it_is() -> None:

@@ -52,9 +52,11 @@ def test_the_family_stays_small() -> None:
 def test_the_tutorial_shows_the_family_as_it_is() -> None:
     pattern = r"^`plain_tts/(\w+\.py)`: [^\n]*\n\n```python\n(.*?)```"
     shown = dict(re.findall(pattern, TUTORIAL, re.DOTALL | re.MULTILINE))
-    assert shown.keys() == {"config.py", "pipeline.py", "talker.py", "vocoder.py", "frontend.py"}
+    assert shown.keys() == {path.name for path in (HOME / "plain_tts").glob("[a-z]*.py")}
     for name, code in shown.items():
         assert code == (HOME / "plain_tts" / name).read_text(), f"{name} differs"
+    (pyproject,) = re.findall(r"```toml\n(.*?)```", TUTORIAL, re.DOTALL)
+    assert pyproject == (HOME / "pyproject.toml").read_text()
 
 
 def test_the_listing_runs_on_a_simulated_device(folder: Path) -> None:

@@ -63,11 +63,41 @@ def test_the_tutorial_shows_the_plugin_as_it_is():
         re.findall(r"^`omni_bigram/([\w/]+\.py)`: [^\n]*\n\n```python\n(.*?)```", TUTORIAL, re.DOTALL | re.MULTILINE)
     )
     processors = {f"processors/{name}.py" for name in ("__init__", "hurry", "no_repeat")}
-    assert shown.keys() == {"plugin.py", "pipeline.py", "model.py", "frontend.py", *processors}
+    assert shown.keys() == {"plugin.py", "pipeline.py", "model.py", "frontend.py", "tiny.py", *processors}
     for name, code in shown.items():
         assert code in (HOME / "omni_bigram" / name).read_text(), f"{name} differs"
     (pyproject,) = re.findall(r"```toml\n(.*?)```", TUTORIAL, re.DOTALL)
     assert pyproject in (HOME / "pyproject.toml").read_text()
+
+
+@pytest.mark.usefixtures("reader_s_folder")
+def test_two_seeds_give_what_the_tutorial_says(capsys: pytest.CaptureFixture[str]):
+    run_listing("tutorials/family.md", "from omni import Omni, ")
+    first, second, again, _ = capsys.readouterr().out.splitlines()
+    assert first == again != second
+
+
+@pytest.mark.usefixtures("reader_s_folder")
+def test_processors_are_used_as_the_tutorial_says(capsys: pytest.CaptureFixture[str]):
+    run_listing("tutorials/processor.md", "from omni import Omni, ")
+    (text, *_) = capsys.readouterr().out.splitlines()
+    assert text
+    runs = [text[place : place + 4] for place in range(len(text) - 3)]
+    assert len(runs) == len(set(runs))
+
+
+@pytest.mark.usefixtures("reader_s_folder")
+def test_the_guide_s_engine_and_model_answer(capsys: pytest.CaptureFixture[str]):
+    run_listing("plugins.md", "from omni import Omni, ")
+    run_listing("plugins.md", "from omni import SamplingParams\nfrom omni.testing")
+    assert capsys.readouterr().out.strip()
+
+
+def run_listing(page: str, beginning: str) -> None:
+    """Runs the one listing of a page that begins so."""
+    listings = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / page).read_text(), re.DOTALL)
+    (listing,) = (each for each in listings if each.startswith(beginning))
+    exec(listing, {"__name__": "listing"})
 
 
 def test_the_example_stays_short():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.installed.environment import ROOTS, build_wheel, install
+from tests.installed.environment import ROOTS, Environment, build_wheel
 from tests.support.entry_points import REPOSITORY
 
 
@@ -26,5 +26,6 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install(wheel, tmp_path_factory.mktemp("installed"))
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with omni and no other plugin."""
+    return Environment(tmp_path_factory.mktemp("installed"), wheel)

@@ -1,66 +1,67 @@
-"""An environment without the checkout: wheels in a folder of their own, beside what they depend on."""
+"""Fresh environments: wheels of omni and of plugins, what they depend on, and nothing of the checkout.
 
+pip installs the wheels. Tests run offline, so the packages that they depend on are not fetched: they are links to those of the
+environment of the tests, without omni. `Environment.unsatisfied` asks pip whether they are what the wheels require.
+"""
+
+import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.entry_points import SOURCE_ROOTS
 from tests.support.patience import PATIENCE_SECONDS
 
 ROOTS = ("omni", "plugins", "connectors", "stages")
-_PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-_FRESH = """
-import sys
-sys.path[:0] = {folders}
-assert not set({roots}) & set(sys.path), sys.path
-"""
-_OMNI = """
-from importlib.metadata import distribution
-sys.argv[0] = "omni"
-(script,) = distribution("omni-stages").entry_points.select(group="console_scripts", name="omni")
-try:
-    script.load()()
-finally:
-    ours = [module for name, module in sys.modules.items() if name.partition("_")[0].partition(".")[0] == "omni"]
-    strangers = [module.__file__ for module in ours if not module.__file__.startswith({folder!r})]
-    assert ours and not strangers, strangers
-"""
-"""Runs the console script as installed."""
+_PIP = ["-m", "pip", "--disable-pip-version-check"]
+_OURS = ("omni", "__editable__", "_virtualenv", "__pycache__")
+"""The beginnings of names in site-packages that are not linked: omni, and what finds it in the checkout."""
 
 
 def build_wheel(source: Path, out: Path) -> Path:
     """The wheel of a distribution, in the folder `out`."""
     offline = ["--no-deps", "--no-index", "--no-build-isolation"]
-    command = [*_PIP, "wheel", *offline, "--wheel-dir", str(out), str(source)]
-    subprocess.run(command, check=True, timeout=PATIENCE_SECONDS)
+    _run([sys.executable, *_PIP, "wheel", "--quiet", *offline, "--wheel-dir", str(out), str(source)], source)
     (file,) = out.iterdir()
     return file
 
 
-def install(wheel: Path, target: Path) -> Path:
-    """Installs a wheel into a folder of its own, and returns that."""
-    offline = ["--no-deps", "--no-index", "--no-compile"]
-    command = [*_PIP, "install", *offline, "--target", str(target), str(wheel)]
-    subprocess.run(command, check=True, timeout=PATIENCE_SECONDS)
-    return target
+class Environment:
+    """A virtual environment in an empty folder."""
+
+    def __init__(self, folder: Path, *wheels: Path) -> None:
+        _run([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder)
+        self.bin = folder / "bin"
+        self.site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
+        for site in {sysconfig.get_path(name) for name in ("purelib", "platlib")}:
+            for path in Path(site).iterdir():
+                if not path.name.startswith(_OURS):
+                    (self.site / path.name).symlink_to(path)
+        if wheels:
+            options = ["--quiet", "--no-deps", "--no-index", "--no-compile"]
+            _run([str(self.bin / "python"), *_PIP, "install", *options, *map(str, wheels)], folder)
+
+    def python(self, program: str, folder: Path, *arguments: str) -> str:
+        """What a program prints. folder: the current one. Raises AssertionError if it fails."""
+        return _run([str(self.bin / "python"), "-I", "-c", program, *arguments], folder)
+
+    def omni(self, folder: Path, *arguments: str) -> str:
+        """What the installed program prints."""
+        return _run([str(self.bin / "omni"), *arguments], folder)
+
+    def unsatisfied(self, folder: Path) -> list[str]:
+        """What `pip check` says of distributions whose name begins with omni: requirements that are missing or of another
+        version."""
+        said = _run([str(self.bin / "python"), *_PIP, "check"], folder, may_fail=True)
+        assert "requirements" in said or "requires" in said or "has requirement" in said, said
+        return [line for line in said.splitlines() if line.startswith("omni")]
 
 
-def run(program: str, installed: Sequence[Path], folder: Path, *arguments: str) -> str:
-    """What a Python program prints where only `installed` and the packages of the virtual environment can be imported, not the
-    checkout. folder: the current one. Raises AssertionError if it fails."""
-    site = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
-    # The virtual environment may lie in the checkout; its source roots may not be on the path.
-    fresh = _FRESH.format(folders=[*map(str, installed), *site], roots=SOURCE_ROOTS)
-    # -I: neither the current folder nor PYTHONPATH; -S: no `.pth` files, so also no editable installation.
-    command = [sys.executable, "-I", "-S", "-c", fresh + program, *arguments]
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+def _run(command: list[str], folder: Path, *, may_fail: bool = False) -> str:
+    """What a command prints. Variables that could lead to the checkout are left out."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "PIP_"))}
+    environment = kept | {"PYTHONNOUSERSITE": "1"}
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert may_fail or ran.returncode == 0, ran.stdout + ran.stderr
     assert "run again" not in ran.stderr, "a batch failed"
     return ran.stdout
-
-
-def omni(installed: Path, folder: Path, *arguments: str) -> str:
-    """What the installed program prints, run from another folder."""
-    return run(_OMNI.format(folder=f"{installed}/"), [installed], folder, *arguments)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from tests.installed.environment import ROOTS, omni
+from tests.installed.environment import ROOTS, Environment, build_wheel
 from tests.support.entry_points import REPOSITORY
 
 
@@ -55,19 +55,54 @@ def test_the_wheel_names_every_plugin_and_what_it_needs(source: Path, wheel: Pat
     assert {module.partition(".")[0] for module in project["entry-points"]["omni"].values()} == packages
 
 
-def test_installed_it_starts_without_the_checkout(installed: Path, tmp_path: Path) -> None:
-    assert (installed / "bin" / "omni").is_file()
-    records = json.loads(omni(installed, tmp_path, "plugins", "--json"))
-    own = {record["name"] for record in records if record["distribution"] == "omni-stages"}
+FOUND = """
+import json, sys
+from importlib import import_module, metadata
+
+files = {name: import_module(name).__file__ for name in sys.argv[1:]}
+homes = [str(each.locate_file("")) for each in metadata.distributions(name="omni-stages")]
+print(json.dumps({"files": files, "homes": homes, "path": sys.path}))
+"""
+
+
+def test_omni_and_its_plugins_lie_in_the_fresh_environment(installed: Environment, wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.partition("/")[0] for name in archive.namelist() if ".dist-info/" not in name}
+    found = json.loads(installed.python(FOUND, tmp_path, *sorted(tops)))
+    assert found["files"] == {name: str(installed.site / name / "__init__.py") for name in tops}
+    assert found["homes"] == [str(installed.site)]
+    in_checkout = [path for path in found["path"] if Path(path).resolve().is_relative_to(REPOSITORY)]
+    assert not in_checkout, "modules of the checkout could be imported"
+
+
+def test_what_the_wheel_requires_is_installed(installed: Environment, tmp_path: Path) -> None:
+    assert installed.unsatisfied(tmp_path) == []
+
+
+def test_a_requirement_that_is_missing_or_old_is_found(tmp_path: Path) -> None:
+    for folder in ("planted", "wheel", "environment"):
+        (tmp_path / folder).mkdir()
+    project = {"name": "omni-planted", "version": "1", "dependencies": ["omni-nowhere", "numpy<1"]}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in project.items()]
+    (tmp_path / "planted" / "pyproject.toml").write_text("\n".join(["[project]", *lines, ""]))
+    planted = Environment(tmp_path / "environment", build_wheel(tmp_path / "planted", tmp_path / "wheel"))
+    missing, old = sorted(planted.unsatisfied(tmp_path), key=lambda line: "numpy" in line)
+    assert missing.startswith("omni-planted 1 requires omni-nowhere, which is not installed")
+    assert old.startswith("omni-planted 1 has requirement numpy<1, but you have numpy ")
+
+
+def test_installed_it_starts_without_the_checkout(installed: Environment, tmp_path: Path) -> None:
+    records = json.loads(installed.omni(tmp_path, "plugins", "--json"))
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    assert own == set(project["entry-points"]["omni"])
-    assert all(record["error"] is None for record in records if record["name"] in own)
+    assert {record["name"] for record in records} == set(project["entry-points"]["omni"])
+    assert {record["distribution"] for record in records} == {"omni-stages"}
+    assert all(record["error"] is None for record in records)
 
 
 @pytest.mark.slow
-def test_installed_it_answers_without_the_checkout(installed: Path, tmp_path: Path) -> None:
-    assert "wrote a tiny qwen3_omni checkpoint" in omni(installed, tmp_path, "tiny", "model", "--family", "qwen3_omni")
-    text = omni(installed, tmp_path, "run", "model", "who is it", "--seed", "1", "--max-tokens", "8", "--device", "cpu")
+def test_installed_it_answers_without_the_checkout(installed: Environment, tmp_path: Path) -> None:
+    assert "wrote a tiny qwen3_omni checkpoint" in installed.omni(tmp_path, "tiny", "model", "--family", "qwen3_omni")
+    text = installed.omni(tmp_path, "run", "model", "who is it", "--seed", "1", "--max-tokens", "8", "--device", "cpu")
     assert text.strip()
     samples, rate = soundfile.read(tmp_path / "out.wav")
     assert rate == 24000

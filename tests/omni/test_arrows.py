@@ -26,7 +26,7 @@ OFFERED = {
 stage. The others are kernels and the code that runs the stage."""
 SHARED = "omni_frames"
 """What stage kinds that take code frames share: no kind itself."""
-PLUGINS = [ROOTS["plugins"], REPOSITORY / "examples", REPOSITORY / "tests" / "examples" / "plain_tts"]
+PLUGINS = [ROOTS["plugins"], REPOSITORY / "examples"]
 """Those that authors copy keep to it as well."""
 FAMILIES = [path.parent.name.removeprefix("omni_") for path in sorted((REPOSITORY / "plugins").glob("*/plugin.py"))]
 # The family of any causal language model bears the name of what it writes; to mimic is a word.

@@ -19,7 +19,7 @@ from tests.omni.broken_plugins.at_edge import OPENING, TRAVEL, UNKNOWN
 from tests.omni.broken_plugins.at_load import LOAD
 from tests.omni.broken_plugins.at_model import RETURNS, WEIGHTS
 from tests.omni.broken_plugins.at_open import OPEN
-from tests.omni.broken_plugins.at_request import ADAPTERS, FRONT, REPORTS, WORKERS
+from tests.omni.broken_plugins.at_request import ADAPTERS, FRONT, MESSAGES, REPORTS, WORKERS
 from tests.omni.broken_plugins.fault import Fault
 from tests.omni.broken_plugins.installed import Installed, installed
 from tests.support.echo_family import eventually
@@ -128,7 +128,7 @@ def answered(omni: Omni, *, audio: bool) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@by_name(ADAPTERS, FRONT, WORKERS, TRAVEL, UNKNOWN)
+@by_name(ADAPTERS, FRONT, WORKERS, MESSAGES, TRAVEL, UNKNOWN)
 def test_a_request_that_fails(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
     fail_one(fault, model, plugin, engine)
 
@@ -154,6 +154,58 @@ def fail_one(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
             answered(omni, audio=False)
         assert eventually(lambda: omni.idle)
         assert not any(count for usage in omni.usage().values() for count in usage.values())
+
+
+SILENT = Fault(
+    "a tick that returns None",
+    "request",
+    StageError,
+    "stages.py",
+    "class Singer(Worker):\n",
+    "class Singer(Worker):\n    def tick(self):\n        super().tick()\n\n",
+    (),
+)
+
+
+@by_name((SILENT,))
+def test_a_worker_whose_tick_says_nothing_works(fault: Fault, model: Path, plugin: Installed) -> None:
+    with Omni(model, device="cpu", plugins=loaded(plugin)) as omni:
+        answered(omni, audio=True)
+
+
+REPLICA = Fault(
+    "a replica that is closed",
+    "stage",
+    StageError,
+    "stages.py",
+    "class Singer(Worker):\n",
+    "class Singer(Worker):\n    def advance(self):\n"
+    "        if any('!' in request.letters for request in self.requests.values()):\n"
+    "            raise ValueError('loud')  # here\n"
+    "        return super().advance()\n\n",
+    ("stage 'singer' failed while running: ValueError: loud",),
+    closed="singer",
+)
+REPLICAS: dict[str, object] = {"singer.place": "cpu/2,cpu/3", "edges.writer-singer.connector": "shm"}
+
+
+@pytest.mark.parametrize("places", [{}, {"writer.place": "cpu/2,cpu/3"}], ids=["singers", "writers too"])
+@by_name((REPLICA,))
+def test_a_closed_replica_gets_no_requests(
+    fault: Fault, model: Path, plugin: Installed, places: dict[str, object]
+) -> None:
+    """The others do, as long as one is open."""
+    with Omni(model, device="cpu", plugins=loaded(plugin), overrides=REPLICAS | places) as omni:
+        for others in (3, 0):
+            with pytest.raises(StageError) as caught:
+                within(lambda: omni.generate("break!", stream=False))
+            check(fault, plugin, caught.value)
+            for _ in range(others):
+                answered(omni, audio=True)
+        with pytest.raises(StageError, match=r"stage 'singer' .*is closed since a fault"):
+            within(lambda: omni.generate("fine", stream=False))
+        answered(omni, audio=False)
+        assert eventually(lambda: omni.idle)
 
 
 @by_name(RETURNS)

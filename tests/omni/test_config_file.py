@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from omni import AsyncOmni, ConfigError, Omni
 from omni.api.load import layers_of
 from omni.cli import app
-from omni.config import Layer, read_config
+from omni.config import SettingsLayer, read_config
 from omni.engine import EngineOptions, engine_options
 from omni.frontend.options import FrontendOptions, frontend_options
 from omni.media.options import MediaOptions
@@ -33,7 +33,7 @@ def file(tmp_path: Path) -> Path:
 def test_tables_are_read_as_they_are(file: Path) -> None:
     file.write_text('[engine]\ndevice = "cpu"\n[thinker]\nblock_size = 4\n[thinker.sampling]\nstop_token_ids = [1]\n')
     tables = {"engine": {"device": "cpu"}, "thinker": {"block_size": 4, "sampling": {"stop_token_ids": [1]}}}
-    assert read_config(file) == Layer(str(file), tables, file=True)
+    assert read_config(file) == SettingsLayer(str(file), tables, file=True)
 
 
 def test_a_file_in_the_home_folder_is_found(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

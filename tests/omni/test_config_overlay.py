@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni.config import Layer, Setting, overlay, parse_override
-from omni.engine.build import configure
+from omni.config import Setting, SettingsLayer, overlay, parse_override
+from omni.engine.resolve import configure
 from omni.errors import ConfigError
 from omni.sampling import GREEDY, SamplingParams
 from omni_ar.options import ArOptions
@@ -30,7 +30,7 @@ class Deep(msgspec.Struct, frozen=True, kw_only=True):
 
 def laid(values: Mapping[str, object], options: msgspec.Struct, *, file: bool = False) -> dict[str, msgspec.Struct]:
     """Two stages of the same options with one layer laid over them."""
-    after, _ = overlay({"thinker": options, "talker": options}, [Layer("test.toml", values, file)], ("engine",))
+    after, _ = overlay({"thinker": options, "talker": options}, [SettingsLayer("test.toml", values, file)], ("engine",))
     return after
 
 
@@ -173,7 +173,7 @@ def test_a_file_says_none_for_what_toml_lacks():
     assert laid({"thinker": {"most": "none"}}, Deep(), file=True)["thinker"] == Deep(most=None)
 
 
-def origins(options: msgspec.Struct, *layers: Layer) -> dict[str, str]:
+def origins(options: msgspec.Struct, *layers: SettingsLayer) -> dict[str, str]:
     _, settings = overlay({"thinker": options}, layers)
     return {setting.path: setting.origin for setting in settings}
 
@@ -196,9 +196,11 @@ def test_required_options_have_the_origin_family():
 
 def test_the_last_layer_that_sets_a_value_is_its_origin():
     layers = (
-        Layer("omni.toml", {"thinker": {"block_size": 4, "max_num_seqs": 2, "sampling": {"top_k": 5}}}, file=True),
-        Layer("--set", {"thinker.block_size": "16", "thinker.sampling.top_p": "0.5"}),
-        Layer("argument", {"thinker.max_num_seqs": 2}),
+        SettingsLayer(
+            "omni.toml", {"thinker": {"block_size": 4, "max_num_seqs": 2, "sampling": {"top_k": 5}}}, file=True
+        ),
+        SettingsLayer("--set", {"thinker.block_size": "16", "thinker.sampling.top_p": "0.5"}),
+        SettingsLayer("argument", {"thinker.max_num_seqs": 2}),
     )
     found = origins(ArOptions(), *layers)
     assert found["thinker.block_size"] == "--set"
@@ -210,9 +212,9 @@ def test_the_last_layer_that_sets_a_value_is_its_origin():
 
 def test_a_struct_value_is_the_origin_of_its_fields_until_one_is_set():
     layers = (
-        Layer("omni.toml", {"thinker": {"sampling": {"top_k": 5}}}, file=True),
-        Layer("overrides", {"thinker.sampling": GREEDY}),
-        Layer("argument", {"thinker.sampling.top_p": 0.5}),
+        SettingsLayer("omni.toml", {"thinker": {"sampling": {"top_k": 5}}}, file=True),
+        SettingsLayer("overrides", {"thinker.sampling": GREEDY}),
+        SettingsLayer("argument", {"thinker.sampling.top_p": 0.5}),
     )
     found = origins(ArOptions(), *layers)
     sampling = {path.rpartition(".")[2]: origin for path, origin in found.items() if ".sampling." in path}
@@ -220,14 +222,14 @@ def test_a_struct_value_is_the_origin_of_its_fields_until_one_is_set():
     assert set(sampling.values()) == {"overrides"}
 
 
-BIG_CHUNKS = Layer("omni.toml", {"thinker": {"graph_chunk_sizes": [512]}}, file=True)
-FEW_TOKENS = Layer("--set", {"thinker.max_num_batched_tokens": "256", "thinker.block_size": "8"})
+BIG_CHUNKS = SettingsLayer("omni.toml", {"thinker": {"graph_chunk_sizes": [512]}}, file=True)
+FEW_TOKENS = SettingsLayer("--set", {"thinker.max_num_batched_tokens": "256", "thinker.block_size": "8"})
 FEW, BIG = "thinker.max_num_batched_tokens", "omni.toml: thinker.graph_chunk_sizes"
 CHUNKS = ": graph_chunk_sizes must be at least 1, at most max_num_batched_tokens, 256; "
 TOGETHER = CHUNKS + "use values that go together"
 MIN, MAX = (
-    Layer("a", {"thinker.sampling.min_tokens": 9}),
-    Layer("b", {"thinker.sampling": '{"max_tokens": 8, "top_k": 3}'}),
+    SettingsLayer("a", {"thinker.sampling.min_tokens": 9}),
+    SettingsLayer("b", {"thinker.sampling": '{"max_tokens": 8, "top_k": 3}'}),
 )
 
 
@@ -245,7 +247,9 @@ MIN, MAX = (
         ),
     ],
 )
-def test_settings_that_do_not_go_together_are_all_named(options: ArOptions, layers: tuple[Layer, ...], message: str):
+def test_settings_that_do_not_go_together_are_all_named(
+    options: ArOptions, layers: tuple[SettingsLayer, ...], message: str
+):
     with pytest.raises(ConfigError) as caught:
         overlay({"thinker": options}, layers)
     assert str(caught.value).startswith(message)
@@ -253,14 +257,17 @@ def test_settings_that_do_not_go_together_are_all_named(options: ArOptions, laye
 
 @pytest.mark.parametrize("turn", [1, -1])
 def test_a_setting_may_come_before_the_one_that_bounds_it(turn: int):
-    layers = [Layer("a", {"thinker.graph_chunk_sizes": (4096,)}), Layer("b", {"thinker.max_num_batched_tokens": 8192})]
+    layers = [
+        SettingsLayer("a", {"thinker.graph_chunk_sizes": (4096,)}),
+        SettingsLayer("b", {"thinker.max_num_batched_tokens": 8192}),
+    ]
     after, _ = overlay({"thinker": ArOptions()}, layers[::turn])
     assert after["thinker"] == ArOptions(graph_chunk_sizes=(4096,), max_num_batched_tokens=8192)
 
 
 @given(st.permutations(["a", "b", "c"]), st.lists(st.integers(1, 99), min_size=3, max_size=3))
 def test_later_layers_win(names: list[str], counts: list[int]):
-    layers = [Layer(name, {"thinker.count": count}) for name, count in zip(names, counts, strict=True)]
+    layers = [SettingsLayer(name, {"thinker.count": count}) for name, count in zip(names, counts, strict=True)]
     after, settings = overlay({"thinker": Deep()}, layers)
     assert after["thinker"] == Deep(count=counts[-1])
     assert settings[0] == Setting(path="thinker.count", value=counts[-1], origin=names[-1])
@@ -280,7 +287,7 @@ def test_a_stage_may_have_an_option_called_dtype():
     plain = fake_pipeline()
     stages = [msgspec.structs.replace(stage, options=OptionsWithDtype()) for stage in plain.stages]
     pipeline = msgspec.structs.replace(plain, stages=tuple(stages))
-    configured, settings = configure(pipeline, [Layer("test", {"writer.dtype": 5})])
+    configured, settings = configure(pipeline, [SettingsLayer("test", {"writer.dtype": 5})])
     writer = configured.stage("writer")
     assert (writer.options, writer.dtype) == (OptionsWithDtype(dtype=5), None)
     assert [setting.value for setting in settings if setting.path == "writer.dtype"] == [5]

@@ -18,7 +18,7 @@ from omni.engine.admission import Admission
 from omni.engine.orchestrator import Orchestrator
 from omni.errors import OmniError, StageError
 from omni.payload import PageSlice, Payload
-from omni.pipeline import Edge, Output, Pipeline
+from omni.pipeline import Edge, Pipeline, PipelineOutput
 from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage
 from tests.support.fake_graph import CountingConnector, fake_stage, local_ends
 
@@ -32,7 +32,7 @@ CREW = Pipeline(
         Edge(producer="writer", consumer="speaker", credit=3),
         Edge(producer="seer", consumer="speaker", credit=1),
     ),
-    outputs=(Output(modality="text", stage="writer"), Output(modality="audio", stage="speaker")),
+    outputs=(PipelineOutput(modality="text", stage="writer"), PipelineOutput(modality="audio", stage="speaker")),
     frontend="none:none",
 )
 

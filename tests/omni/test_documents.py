@@ -107,6 +107,30 @@ def test_links_lead_to_files_headings_and_names(document: Path) -> None:
             assert not missing, f"{document.name}: {file} defines no {', '.join(missing)}"
 
 
+def pages_for_plugin_authors() -> list[Path]:
+    """Pages before those of the reference and of the inside, by the navigation of the site."""
+    nav = (REPOSITORY / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("  - Reference:")[0]
+    return [
+        REPOSITORY / "docs" / page for page in re.findall(r"([\w/]+\.md)$", nav, re.MULTILINE) if page != "index.md"
+    ]
+
+
+TEST_CODE = re.compile(r"\btests/\w|\b(?:from|import) tests\b|\btests\.\w+\.")
+"""The path, import or name of code that is not installed with omni."""
+
+
+@pytest.mark.parametrize("page", pages_for_plugin_authors(), ids=lambda page: page.name)
+def test_pages_for_plugin_authors_need_no_code_of_tests(page: Path) -> None:
+    assert not TEST_CODE.findall(page.read_text()), "move it to omni.testing or examples, and name that"
+
+
+def test_code_of_tests_is_found() -> None:
+    assert {page.name for page in pages_for_plugin_authors()} >= {"concepts.md", "pcm.md", "stage.md", "simulation.md"}
+    for text in ("[`x`](../tests/support/x.py)", "from tests.support import x", "`tests.support.exact.served`"):
+        assert TEST_CODE.search(text)
+    assert not TEST_CODE.search("Its tests pass. latests/x, tests and README, omni.testing.faults")
+
+
 def test_the_glossary_is_sorted_and_each_term_has_a_link() -> None:
     text = (REPOSITORY / "docs" / "glossary.md").read_text()
     rows = re.findall(r"^\| (.+?) \| .+ \| \[`([\w.]+)`\] \|$", text, re.MULTILINE)

@@ -11,6 +11,7 @@ from omni.engine import EngineOptions, EngineOutput, RequestFailed, RequestFinis
 from omni.engine.command_queue import LocalCommandQueue
 from omni.engine.request import EngineCommand
 from omni.errors import OmniError
+from omni.stage import Feed
 from tests.support.fake_graph import FakeGraph, FakeWorker, Recorder, host, lent, text_request
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -204,6 +205,82 @@ def test_tick_says_whether_anything_happened():
     graph.writer.produce("nobody", lent(1))
     assert graph.engine.tick()
     assert not graph.engine.tick()
+
+
+class PolledWorker(FakeWorker):
+    """given: a request, to which its next poll gives a payload. polls: numbers of inputs that its polls found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: str | None = None
+        self.polls: list[int] = []
+
+    def poll(self) -> bool:
+        self.polls.append(sum(isinstance(message, Feed) for message in self.inbox))
+        if self.given is None:
+            return False
+        self.produce(self.given, lent(1))
+        self.given = None
+        return True
+
+
+def polled_graph() -> tuple[FakeGraph, PolledWorker, PolledWorker]:
+    """The graph, with a writer and a speaker that are polled."""
+    graph, writer, speaker = FakeGraph(), PolledWorker(), PolledWorker()
+    graph.workers |= {"writer": writer, "speaker": speaker}
+    vars(graph.orchestrator)["_workers"] = vars(graph.engine)["_workers"] = graph.workers
+    vars(graph.orchestrator._opener)["_workers"] = graph.workers
+    return graph, writer, speaker
+
+
+def test_what_a_poll_reads_is_given_to_the_consumer_before_its_poll():
+    graph, writer, speaker = polled_graph()
+    graph.submit("r", "audio")
+    speaker.polls.clear()
+    writer.given = "r"
+    assert graph.engine.tick()
+    assert speaker.polls[0] == 1
+
+
+def test_what_a_tick_makes_is_given_on_before_the_next_stage_ticks():
+    graph, writer, speaker = polled_graph()
+    graph.submit("r", "audio", seer=False)
+    speaker.polls.clear()
+
+    def tick() -> bool:
+        if not speaker.polls[1:]:
+            writer.produce("r", lent(2))
+            return True
+        return False
+
+    vars(writer)["tick"] = tick
+    assert graph.engine.tick()
+    assert speaker.polls == [0, 1]
+
+
+def test_an_idle_round_polls_and_ticks_each_stage_once():
+    graph, _, speaker = polled_graph()
+    graph.submit("r", "audio")
+    speaker.polls.clear()
+    assert not graph.engine.tick()
+    assert speaker.polls == [0]
+
+
+@pytest.mark.plants_faults
+def test_a_poll_that_raises_closes_its_stage_alone():
+    graph, writer, speaker = polled_graph()
+    audio, text = graph.submit("a", "audio"), graph.submit("b", "text")
+
+    def poll() -> bool:
+        raise RuntimeError("out of order")
+
+    vars(speaker)["poll"] = poll
+    graph.settle()
+    assert "RuntimeError: out of order" in audio.failure
+    assert not text.over
+    writer.done("b")
+    graph.settle()
+    assert text.succeeded
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from omni.checkpoint import Checkpoint
-from omni.config import Layer
+from omni.config import SettingsLayer
 from omni.device import AllocationCount, Device
 from omni.device.cpu import CpuDevice
 from omni.device.meta import MetaDevice
@@ -39,7 +39,7 @@ _MOST, _FEWEST = 4 * 32, 32
 
 def _loaded(tiny_model: Path, device: Device, load_format: str = "auto") -> dict[str, LoadedStage]:
     checkpoint = Checkpoint(tiny_model)
-    plan = resolve_pipeline(checkpoint, in_tree_plugins(), [Layer("test", _SMALL)])
+    plan = resolve_pipeline(checkpoint, in_tree_plugins(), [SettingsLayer("test", _SMALL)])
     return load_stages(plan, checkpoint, device, "float32", load_format)
 
 

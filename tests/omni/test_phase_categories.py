@@ -1,18 +1,23 @@
 """Every phase of the repository has a category."""
 
 import ast
+import logging
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-import omni.connector.pool  # noqa: F401
+import omni.connector.pool
+import omni.device.base
 import omni_ar.kind  # noqa: F401
 import omni_diffusion.kind
 import omni_encoder.kind
 import omni_vocoder.kind
 from omni.device import PhaseCategory, category_of, declare_categories
+from omni.errors import PluginError
 from omni_ar.run.phases import CATEGORIES, HAND_OVER
 from tests.support.entry_points import REPOSITORY
 
@@ -86,7 +91,7 @@ def shared(found: Mapping[str, set[str]]) -> set[str]:
 
 def test_every_phase_has_a_category():
     found = phases()
-    assert {"run_forward", "copy_scores", "decode_frames", "copy_upload", "gather_rows", "copy_window"} <= set(found)
+    assert {"run_forward", "copy_scores", "decode_frames", "copy_upload", "gather_rows", "copy_extent"} <= set(found)
     assert {name for name in found if category_of(name) is PhaseCategory.OTHER} == set()
 
 
@@ -113,7 +118,49 @@ def test_declared_phases_exist(stage: str):
 def test_a_name_cannot_stand_for_two_categories():
     declare_categories({"test_only_phase": PhaseCategory.SCORES})
     declare_categories({"test_only_phase": PhaseCategory.SCORES})
-    with pytest.raises(ValueError, match="give one of the two phases another name"):
+    with pytest.raises(PluginError, match="give one of the two another name") as caught:
         declare_categories({"test_only_phase": PhaseCategory.COPIES})
+    lines = [int(line) for line in re.findall(rf"\({re.escape(__file__)}:(\d+)\)", str(caught.value))]
+    assert len(lines) == 2
+    assert lines[0] > lines[1], "the second declaration is named first"
     assert category_of("test_only_phase") is PhaseCategory.SCORES
     assert category_of("nobody declared this") is PhaseCategory.OTHER
+
+
+FOREIGN = """
+from omni.device import PhaseCategory, declare_categories
+
+declare_categories({NAME: PhaseCategory.COPIES})  # here
+"""
+
+
+def declares(folder: Path, phase: str) -> ModuleType:
+    """A module of a plugin that is not omni's own, which declares a phase."""
+    file = folder / "foreign_phases.py"
+    file.write_text(FOREIGN.replace("NAME", repr(phase)))
+    module = ModuleType("foreign_phases")
+    exec(compile(file.read_text(), str(file), "exec"), vars(module))
+    return module
+
+
+def test_a_plugin_with_the_name_of_a_phase_of_omni_is_blamed(tmp_path: Path):
+    with pytest.raises(PluginError) as caught:
+        declares(tmp_path, "decode_frames")
+    words = rf"phase 'decode_frames': is declared 'copies' \({tmp_path}/foreign_phases.py:4\), and already 'forward' "
+    assert re.match(rf"{words}\(plugin .*omni_vocoder/kind.py:\d+\); rename the first", str(caught.value))
+    assert category_of("decode_frames") is PhaseCategory.FORWARD
+
+
+def test_a_plugin_that_declares_first_does_not_harm_omni(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Its module was imported before that of the stage kind, which other models need."""
+    monkeypatch.setattr(omni.device.base, "_declared", {})
+    declares(tmp_path, "decode_frames")
+    with caplog.at_level(logging.WARNING, logger="omni.device"):
+        exec(compile(KIND.read_text(), str(KIND), "exec"), {"__name__": "omni_vocoder.kind"})
+    assert category_of("decode_frames") is PhaseCategory.FORWARD
+    assert f"'copies' ({tmp_path}/foreign_phases.py:4), and 'forward' by omni: rename it there" in caplog.text
+
+
+KIND = REPOSITORY / "stages/omni_vocoder/kind.py"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from omni.engine import check_pipeline
 from omni.errors import ConfigError, PluginError
-from omni.pipeline import Edge, Output, Pipeline, Stage, validate
+from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage, validate
 from omni.plugin.manager import load_plugins
 from omni_ar.options import ArOptions
 from tests.support.entry_points import own_entry_points
@@ -26,7 +26,7 @@ def graph(stages: Sequence[str], edges: Sequence[tuple[str, str]], outputs: dict
             Stage(name=name, kind="ar", model="omni_text.model:build", options=ArOptions()) for name in stages
         ),
         edges=tuple(Edge(producer=producer, consumer=consumer) for producer, consumer in edges),
-        outputs=tuple(Output(modality=modality, stage=stage) for modality, stage in outputs.items()),
+        outputs=tuple(PipelineOutput(modality=modality, stage=stage) for modality, stage in outputs.items()),
         frontend="test:frontend",
     )
 
@@ -138,7 +138,7 @@ def test_an_adapter_that_is_not_there_is_named():
         check_pipeline(msgspec.structs.replace(pipeline, edges=(edge,)), load_plugins(own_entry_points("ar")))
 
 
-@pytest.mark.parametrize("struct", [Stage, Edge, Output, Pipeline])
+@pytest.mark.parametrize("struct", [Stage, Edge, PipelineOutput, Pipeline])
 def test_config_is_frozen_and_refuses_unknown_fields(struct: type[msgspec.Struct]):
     assert struct.__struct_config__.frozen
     assert struct.__struct_config__.forbid_unknown_fields
@@ -149,8 +149,8 @@ def test_a_front_end_prepares_speech_when_only_codes_are_requested() -> None:
         ["thinker", "talker", "voice"], [("thinker", "talker"), ("talker", "voice")], TEXT_AND_AUDIO
     ).extended(
         outputs=[
-            Output(modality="codes", stage="talker", default=False),
-            Output(modality="states", stage="thinker", default=False),
+            PipelineOutput(modality="codes", stage="talker", default=False),
+            PipelineOutput(modality="states", stage="thinker", default=False),
         ]
     )
     assert pipeline.default_modalities == ("text", "audio")
@@ -167,11 +167,11 @@ def test_a_front_end_prepares_speech_when_only_codes_are_requested() -> None:
 def test_a_front_end_prepares_speech_for_an_output_behind_it() -> None:
     pipeline = (
         graph(["thinker", "talker", "voice"], [("thinker", "talker"), ("talker", "voice")], TEXT_AND_AUDIO)
-        .extended(outputs=[Output(modality="codes", stage="talker", default=False)])
+        .extended(outputs=[PipelineOutput(modality="codes", stage="talker", default=False)])
         .extended(
             stages=graph(["meter"], [], TEXT_AND_AUDIO).stages,
             edges=[Edge(producer="voice", consumer="meter")],
-            outputs=[Output(modality="level", stage="meter")],
+            outputs=[PipelineOutput(modality="level", stage="meter")],
         )
     )
     assert pipeline.default_modalities == ("text", "audio", "level")

@@ -5,30 +5,48 @@ import re
 from collections.abc import Iterator
 from difflib import unified_diff
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from reference.sources import find, listed, members
 from reference.surface import surface
 
-from tests.support.entry_points import REPOSITORY
+from omni.cli.new.distribution import files
+from omni.cli.new.kind import Kind
+from tests.support.entry_points import REPOSITORY, SOURCE_ROOTS
 
 SNAPSHOT = Path(__file__).with_name("public_surface.txt")
 PUBLIC = {module: names for modules in listed().values() for module, names in modules.items()}
-EXAMPLES = [
-    *(REPOSITORY / "examples").rglob("*.py"),
-    *(REPOSITORY / "tests" / "examples" / "plain_tts").rglob("*.py"),
-    REPOSITORY / "tests" / "support" / "extensions.py",
-]
-OWN = re.compile(r"omni(_ar|_encoder|_vocoder|_diffusion|_frames)?(\.|$)")
-LISTINGS = sorted((REPOSITORY / "docs").rglob("*.md"))
+EXAMPLES = [*(REPOSITORY / "examples").rglob("*.py")]
+TEMPLATES = {
+    f"{kind}/{path}": text for kind in Kind for path, text in files(kind, "mine").items() if path.endswith(".py")
+}
+PACKAGES = [path.parent.name for root in SOURCE_ROOTS[1:] for path in Path(root).glob("*/__init__.py")]
+OWN = re.compile(rf"(omni|{'|'.join(PACKAGES)})(\.|$)")
+"""The modules of this repository's wheel."""
+PATH = re.compile(r"(\w+(?:\.\w+)*):(\w+)")
+"""An import path, as pipelines and hooks have them."""
+LISTINGS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 
 def private_imports(source: str) -> Iterator[str]:
-    """Names of omni that a text imports, and that are not public."""
-    for node in ast.walk(ast.parse(source)):
-        module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-        if isinstance(node, ast.ImportFrom) and OWN.match(module):
-            yield from (f"{module}.{alias.name}" for alias in node.names if alias.name not in PUBLIC.get(module, ()))
+    """Names of omni and of its plugins that a text imports, or names by an import path, and that are not public."""
+    for module, name in _named(ast.parse(source)):
+        public = name in PUBLIC.get(module, ()) if name else module in PUBLIC
+        if OWN.match(module) and not public:
+            yield f"{module}.{name}".removesuffix(".")
+
+
+def _named(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Modules, each with a name of it; an empty name is the module itself."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str(module), names=names):
+                yield from ((module, alias.name) for alias in names)
+            case ast.Import(names=names):
+                yield from ((alias.name, "") for alias in names)
+            case ast.Constant(value=str(text)) if path := PATH.fullmatch(text):
+                yield path[1], path[2]
 
 
 def test_the_public_names_are_those_of_the_snapshot() -> None:
@@ -62,12 +80,29 @@ def test_examples_import_public_names_only(path: Path) -> None:
 @pytest.mark.parametrize("page", LISTINGS, ids=lambda page: page.name)
 def test_listings_import_public_names_only(page: Path) -> None:
     for listing in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
-        assert not list(private_imports(listing))
+        assert not list(private_imports(dedent(listing)))
 
 
-def test_a_name_that_is_not_public_is_found() -> None:
-    source = "from omni.engine import Engine, EngineOptions\nfrom omni_ar.run.worker import ArWorker\nfrom omni_mine import X\n"
-    assert list(private_imports(source)) == ["omni.engine.Engine", "omni_ar.run.worker.ArWorker"]
+@pytest.mark.parametrize("path", TEMPLATES)
+def test_templates_import_public_names_only(path: str) -> None:
+    assert not list(private_imports(TEMPLATES[path]))
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from omni.engine import Engine, EngineOptions", ["omni.engine.Engine"]),
+        ("from omni_ar.run.worker import ArWorker", ["omni_ar.run.worker.ArWorker"]),
+        ("from omni_text.tiny import TinyShape, write_tiny", ["omni_text.tiny.TinyShape"]),
+        ("from omni_shm.connector import SharedMemoryConnector", ["omni_shm.connector.SharedMemoryConnector"]),
+        ("import omni.engine, omni.engine.build", ["omni.engine.build"]),
+        ("kind = 'omni_ar.kind:ArStageKind'", ["omni_ar.kind.ArStageKind"]),
+        ("adapter = 'omni_ar.adapters:FramesToCodes'", []),
+        ("from omni_mine import X\nstage = 'omni_mine.model:build'", []),
+    ],
+)
+def test_a_name_that_is_not_public_is_found(source: str, found: list[str]) -> None:
+    assert list(private_imports(source)) == found
 
 
 @pytest.mark.parametrize("root", ["omni", "stages", "connectors", "plugins"])

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from omni.config import Layer, overlay
+from omni.config import SettingsLayer, overlay
 from omni.engine import EngineOptions
 from omni.errors import InputError
 from omni.sampling import GREEDY, PARAMETERS, SamplingParams, StructuredOutput
@@ -43,7 +43,7 @@ def test_a_plain_text_and_minus_one_are_read_as_meant(make: Callable[[], Samplin
     ("given", "read"), [("a", ("a",)), ('["a", "b"]', ("a", "b")), ('"["', ("[",)), ("none", None)]
 )
 def test_a_setting_may_be_a_plain_text(given: str, read: object) -> None:
-    layer = Layer("--set", {"text.sampling.stop": given, "text.sampling.top_k": "-1"})
+    layer = SettingsLayer("--set", {"text.sampling.stop": given, "text.sampling.top_k": "-1"})
     options = overlay({"text": ArOptions()}, [layer])[0]["text"]
     assert isinstance(options, ArOptions)
     assert (options.sampling.stop, options.sampling.top_k) == (read, 0)

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from omni import AsyncOmni, ConfigError, HiddenStates, InputError, Omni, SamplingParams
 from omni.engine import EngineOutput, EngineRequest, RequestFailed, StageFinished, StageOutput
-from omni.payload import GeneratedTokens, Payload
-from omni.payload import HiddenStates as GivenStates
+from omni.payload import GeneratedTokens, Payload, RequestHiddenStates
 from tests.support.ar_driver import plain_prompt
 from tests.support.reference import chat, reference_of, sound, tiny_checkpoint
 from tests.support.reference import picture as image
@@ -82,7 +81,7 @@ def submit(engine: TextEngine, name: str, ids: list[int], **sampling: Any) -> Re
 def expect(model: Any, ids: list[int], recorder: Recorder) -> None:
     assert recorder.reported
     (payload,) = recorder.states
-    assert payload.meta == GivenStates(layers=LAYERS, prompt_tokens=len(ids))
+    assert payload.meta == RequestHiddenStates(layers=LAYERS, prompt_tokens=len(ids))
     hidden = payload.tensors["hidden"]
     assert isinstance(hidden, Tensor)
     wanted = reference(model, [*ids, *recorder.tokens[:-1]])
@@ -197,6 +196,17 @@ def test_coroutines_ask_too_and_mistakes_are_named() -> None:
             for arguments, words in (
                 ({"layers": [0]}, r"layers: 0 is not kept; use some of 2, or load the model with other thinker"),
                 ({"layers": 2}, r"layers: is 2; give a list of layers: \[2\]"),
+                ({"layers": []}, r"layers: is \[\]; give a list of layers: \[2\]"),
+                ({"layers": "2"}, r"layers: is '2'; give a list of layers: \[2\]"),
+                ({"layers": [True]}, r"layers: True is not kept"),
+                ({"layers": [[2]]}, r"layers: \[2\] is not kept"),
+                ({"device": "gpu"}, r"device: 'gpu' is not a device; use \"cpu\", \"cuda\" or \"cuda:N\""),
+                ({"device": "cuda:99"}, r"device: 'cuda:99' does not exist here; there are \d+ CUDA devices"),
+                ({"device": 1}, r"device: is 1; use \"cpu\""),
+                ({"device": torch.device("meta")}, r"device: 'meta' is not a device"),
+                ({"stage": ["thinker"]}, r"stage: is \['thinker'\]; give the name of a stage"),
+                ({"priority": "high"}, r"priority: "),
+                ({"sampling": {"talkr": SamplingParams()}}, r"talkr"),
                 ({"stage": "thnker"}, r"stage: the pipeline has no 'thnker'; use one of .*thinker"),
                 (
                     {"stage": "talker"},
@@ -205,6 +215,11 @@ def test_coroutines_ask_too_and_mistakes_are_named() -> None:
             ):
                 with pytest.raises(InputError, match=words):
                     await omni.hidden_states("hello", **arguments)
+            for chats in (["hello", "bye"], [messages(), messages()]):
+                with pytest.raises(InputError, match="messages: are a list of chats; give one chat, and call it for"):
+                    await omni.hidden_states(chats)  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="unexpected keyword argument 'layer'"):
+                await omni.hidden_states("hello", layer=2)  # type: ignore[call-arg]
             first, second = await asyncio.gather(omni.hidden_states("hello"), omni.hidden_states("hello"))
             assert torch.equal(first.states, second.states)
             return first

@@ -1,11 +1,10 @@
-"""A third party's stages in the graph of a published family: behind its vocoder, and on its thinker's hidden states."""
+"""The tutorial's stages in the graph of a published family: behind its vocoder, and on its thinker's hidden states."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import msgspec
@@ -15,26 +14,28 @@ from typer.testing import CliRunner
 
 from omni import ConfigError, Omni, PluginError, Result, StageError
 from omni.cli import app
-from omni.payload import HiddenStates
+from omni.payload import RequestHiddenStates
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
 from omni_ar.run.output_processor import OutputProcessor
+from omni_moods.extension import LAYER
+from omni_moods.mood import Mood, classify
 from tests.support.echo_family import echo_model
 from tests.support.engines import plugins_of
-from tests.support.entry_points import REPOSITORY, own_entry_points
-from tests.support.extensions import LAYER, Mood, classify
+from tests.support.entry_points import REPOSITORY, entry_points_of, own_entry_points
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiny_omni import SHAPE, assert_freed, assert_like, lengths, picture, sound, user
 
 pytestmark = pytest.mark.thorough
 
+HOME = REPOSITORY / "examples" / "extension"
 CHAT = user(picture(1), sound(1), "what do you see")
 LENGTHS = lengths(12, 20)
 
 
 @cache
 def plugins() -> Plugins:
-    return plugins_of(stranger="tests.support.extensions")
+    return plugins_of(moods="omni_moods.plugin", broken="tests.plugins.broken_extension")
 
 
 @cache
@@ -83,7 +84,7 @@ def test_a_stage_behind_the_vocoder_and_one_beside_it(omni: Omni, plain: Result)
     assert isinstance(given.meta, Mood)
     states = omni.hidden_states(CHAT, sampling=LENGTHS)
     assert given.meta.positions == states.prompt_tokens + 11
-    scores = classify(states.states[0], 3)
+    scores = classify(states.states[0].numpy(), 3)
     assert given.meta.scores == pytest.approx(scores.tolist(), rel=1e-4)
     assert given.meta.label == ("calm", "glad", "sad")[int(scores.argmax())]
 
@@ -93,7 +94,7 @@ def test_hidden_states_are_an_output_like_any_other(omni: Omni) -> None:
     result = omni.generate(CHAT, modalities=asked, sampling=LENGTHS, stream=False)
     assert (result.text, result.audio, set(result.outputs)) == ("", None, set(asked))
     (payload,) = result.outputs["thinker.hidden_states"]
-    assert isinstance(payload.meta, HiddenStates)
+    assert isinstance(payload.meta, RequestHiddenStates)
     hidden = payload.tensors["hidden"]
     assert isinstance(hidden, torch.Tensor)
     assert payload.meta.layers == (LAYER,)
@@ -143,17 +144,22 @@ def test_a_function_of_the_user_is_applied_last(plain: Result) -> None:
         assert omni.generate(CHAT, sampling={"thinker": LENGTHS["thinker"]}, stream=False).text == plain.text
 
 
-def test_the_documentation_shows_this_plugin() -> None:
-    source = (REPOSITORY / "tests" / "support" / "extensions.py").read_text()
-    for page in ("extension.md", "stage.md"):
+def test_the_tutorials_show_the_plugin_as_it_is() -> None:
+    shown: dict[str, str] = {}
+    for page in ("stage.md", "extension.md"):
         text = (REPOSITORY / "docs" / "tutorials" / page).read_text()
-        listings = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-        assert len(listings) == 2
-        assert all(listing in source for listing in listings)
+        listings = re.findall(r"^`([\w/.]+)`: [^\n]*\n\n```(?:python|toml)\n(.*?)```", text, re.DOTALL | re.MULTILINE)
+        assert len(listings) == len(re.findall(r"^```(?:python|toml)$", text, re.MULTILINE)), "each names its file"
+        shown |= dict(listings)
+    modules = {path.relative_to(HOME).as_posix() for path in (HOME / "omni_moods").glob("[a-z]*.py")}
+    assert shown.keys() == {*modules, "pyproject.toml", "test_moods.py"}
+    for name, code in shown.items():
+        whole = (HOME / name).read_text()
+        assert code == whole if name in modules else code in whole, f"{name} differs"
 
 
 def test_explain_shows_the_extended_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [EntryPoint("stranger", "tests.support.extensions", "omni"), *own_entry_points()]
+    points = [*entry_points_of(HOME / "pyproject.toml"), *own_entry_points()]
     monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: points)
     arguments = [
         "explain",
@@ -186,13 +192,15 @@ def test_explain_shows_the_extended_graph(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_run_takes_an_extension_and_shows_its_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    points = [EntryPoint("stranger", "tests.support.extensions", "omni"), *own_entry_points()]
+    points = [*entry_points_of(HOME / "pyproject.toml"), *own_entry_points()]
     monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: points)
     modalities = ("--modalities", "text,mood,thinker.hidden_states", "--max-tokens", "4", "--seed", "1")
     ran = CliRunner().invoke(app, ["run", str(folder()), "hello", "--device", "cpu", "--with", "mood", *modalities])
     assert ran.exit_code == 0, ran.output
     assert re.search(r"^mood: Mood\(label='(calm|glad|sad)', scores=", ran.stderr, re.MULTILINE)
-    assert re.search(r"^thinker.hidden_states: HiddenStates\(.*\), hidden \[\d+, \d+\]$", ran.stderr, re.MULTILINE)
+    assert re.search(
+        r"^thinker.hidden_states: RequestHiddenStates\(.*\), hidden \[\d+, \d+\]$", ran.stderr, re.MULTILINE
+    )
 
 
 def test_an_extension_of_other_families_is_refused(tmp_path: Path) -> None:
@@ -200,13 +208,13 @@ def test_an_extension_of_other_families_is_refused(tmp_path: Path) -> None:
         Omni(
             echo_model(tmp_path),
             device="cpu",
-            plugins=plugins_of(stranger="tests.support.extensions", echo="tests.support.echo_plugin"),
+            plugins=plugins_of(moods="omni_moods.plugin", echo="tests.support.echo_plugin"),
             extensions=["mood"],
         )
 
 
 def test_an_extension_that_is_named_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [EntryPoint("stranger", "tests.support.extensions", "omni"), *own_entry_points()]
+    points = [*entry_points_of(HOME / "pyproject.toml"), *own_entry_points()]
     monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: points)
     extensions = ("--with", "mood", "--with", "quiet", "--with", "mood")
     refused = CliRunner().invoke(app, ["explain", str(folder()), "--device", "cpu", *extensions])
@@ -244,7 +252,7 @@ def test_tensors_for_users_that_no_output_takes_fail_their_request(monkeypatch: 
         assert codes is not None
         assert codes.shape == (40, 4), "each frame twice"
         with pytest.raises(
-            StageError, match=r"'talker' .* a TokenCodes has tensors, and no output .* set Output\.adapter"
+            StageError, match=r"'talker' .* a TokenCodes has tensors, and no output .* set PipelineOutput\.adapter"
         ):
             omni.generate(CHAT, sampling=LENGTHS, stream=False)
 
@@ -276,11 +284,11 @@ def test_tensors_of_outputs_are_the_user_s_own(process: str) -> None:
             ["broken"],
             None,
             PluginError,
-            r"pipeline extension 'broken' of plugin 'stranger' failed for family 'qwen3_omni': KeyError: "
-            r"'nobody->thinker' \(.*extensions\.py:\d+\); tests\.support\.extensions:broken; report it",
+            r"pipeline extension 'broken' of plugin 'broken' failed for family 'qwen3_omni': KeyError: "
+            r"'nobody->thinker' \(.*broken_extension\.py:\d+\); tests\.plugins\.broken_extension:broken; report it",
         ),
         ("mood", None, ConfigError, r"extensions: 'mood' is a string; give a list: \['mood'\]"),
-        ([], lambda pipeline: None, ConfigError, "pipeline: the function failed: TypeError: it returned a NoneType"),
+        ([], lambda pipeline: None, ConfigError, "pipeline: the function failed: it returned None, not a Pipeline"),
         ([], lambda pipeline: 1 / 0, ConfigError, "pipeline: the function failed: ZeroDivisionError"),
     ],
 )

@@ -28,7 +28,7 @@ from omni_csm.mimi.encoder import AudioEncoder
 from omni_csm.mimi.vocoder import Vocoder
 from omni_qwen3_omni.code2wav import Code2Wav
 from omni_vocoder.layers import window_shape
-from omni_vocoder.state import StateSlot, StreamState
+from omni_vocoder.state import StatePart, StreamState
 from tests.support.devices import no_synchronization
 from tests.support.tiers import SLOW, few
 
@@ -389,7 +389,7 @@ def test_positions_far_beyond_the_trained_range() -> None:
 def test_planted_fault_a_forgotten_past_is_heard(shape: str, oldest: bool) -> None:
     """Of every layer, alone, down to its oldest sample."""
     pair = pair_of(shape, torch.float32)
-    held = {slot for module in pair.ours.modules() for slot in vars(module).values() if isinstance(slot, StateSlot)}
+    held = {slot for module in pair.ours.modules() for slot in vars(module).values() if isinstance(slot, StatePart)}
     codes, used = pair.codes(50), [slot for slot in held if slot.length]
     assert sum(math.prod(slot.shape) for slot in held) == pair.ours.layout.width
     expected = pair.whole(codes)
@@ -400,7 +400,7 @@ def test_planted_fault_a_forgotten_past_is_heard(shape: str, oldest: bool) -> No
         assert len(used) >= 2 * (pair.config.sliding_window > 1) + 2 + 2 * len(pair.config.upsampling_ratios) + 1
     for slot in used:
 
-        def forget(state: StreamState, slot: StateSlot = slot) -> None:
+        def forget(state: StreamState, slot: StatePart = slot) -> None:
             past = slot.of(state.carried_RW)
             (past.select(2, 0) if oldest else past).zero_()
 

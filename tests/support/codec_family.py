@@ -14,7 +14,7 @@ import msgspec
 from omni.checkpoint import Checkpoint
 from omni.hookspecs import hookimpl
 from omni.payload import Payload
-from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from omni.pipeline.stage import Memory
 from omni.plugin.entries import ModelFamily
 from omni.plugin.manager import Plugins
@@ -62,10 +62,10 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             _edge(CLERK, "host", checkpoint.config["credit"]),
         ),
         outputs=(
-            Output(modality="codes", stage=SPEAKER),
-            Output(modality="audio", stage=VOICE),
-            Output(modality="echo", stage=ECHO),
-            Output(modality="filed", stage=CLERK),
+            PipelineOutput(modality="codes", stage=SPEAKER),
+            PipelineOutput(modality="audio", stage=VOICE),
+            PipelineOutput(modality="echo", stage=ECHO),
+            PipelineOutput(modality="filed", stage=CLERK),
         ),
         frontend=f"{_HERE}:none",
     )

@@ -22,7 +22,7 @@ from omni.errors import InputError
 from omni.frontend.base import AudioPart, Chat, Frontend, ImagePart, Prepared, TextDecoder, TextPart
 from omni.frontend.vocabulary import Vocabulary
 from omni.payload import AudioChunk, GeneratedTokens, Payload, TokenLogprobs
-from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from omni.plugin.manager import Plugins, load_plugins
 from omni.sampling import HostRules, SamplingParams, StopVerdict
 from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage
@@ -76,7 +76,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
     speaks = checkpoint.config["speaks"]
     writer = Stage(name="writer", kind="echo", model="tests.support.echo_family:Prompt", options=EchoOptions())
     singer = Stage(name="singer", kind="tone", model="tests.support.echo_family:Prompt", options=EchoOptions())
-    text, audio = Output(modality="text", stage="writer"), Output(modality="audio", stage="singer")
+    text, audio = PipelineOutput(modality="text", stage="writer"), PipelineOutput(modality="audio", stage="singer")
     return Pipeline(
         family="echo",
         stages=(writer, singer) if speaks else (writer,),

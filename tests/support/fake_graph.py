@@ -17,7 +17,7 @@ from omni.engine.peers import EdgeEnds, OpenEdge
 from omni.engine.request import SubmitRequest
 from omni.errors import OmniError
 from omni.payload import PageSlice, Payload
-from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from omni.pipeline.adapter import Adapter, AdapterFactory, PassThrough
 from omni.sampling import SamplingParams
 from omni.stage import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Produced, Resume, StageWorker
@@ -265,7 +265,7 @@ def fake_pipeline(credit: int = 64) -> Pipeline:
         family="fake",
         stages=tuple(fake_stage(name) for name in ("speaker", "writer", "seer")),
         edges=(Edge(producer="seer", consumer="writer"), Edge(producer="writer", consumer="speaker", credit=credit)),
-        outputs=(Output(modality="text", stage="writer"), Output(modality="audio", stage="speaker")),
+        outputs=(PipelineOutput(modality="text", stage="writer"), PipelineOutput(modality="audio", stage="speaker")),
         frontend="none:none",
     )
 

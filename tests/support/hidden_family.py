@@ -13,7 +13,7 @@ from pathlib import Path
 
 from omni.checkpoint import Checkpoint
 from omni.hookspecs import hookimpl
-from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from omni.pipeline.stage import Memory
 from omni.plugin.entries import ModelFamily, StageKindEntry
 from omni.plugin.manager import Plugins
@@ -68,8 +68,8 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
         stages=(writer, *(readers[name] for name in names)),
         edges=tuple(_edge(name, checkpoint.config["credit"][name]) for name in names),
         outputs=(
-            Output(modality="text", stage=WRITER),
-            *(Output(modality=MODALITIES[name], stage=name) for name in names),
+            PipelineOutput(modality="text", stage=WRITER),
+            *(PipelineOutput(modality=MODALITIES[name], stage=name) for name in names),
         ),
         frontend=f"{_HERE}:none",
     )

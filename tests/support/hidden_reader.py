@@ -10,7 +10,7 @@ Shape legend: W width, n rows, N numbers of a reading.
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -21,15 +21,13 @@ from omni.device import COMPLETED, Device, Event, HostSlot, Uploader
 from omni.payload import PageSlice, Payload
 from omni.stage import (
     Feed,
-    MailboxWorker,
-    Open,
     PlainStage,
     Produced,
     StageContext,
-    StageUsage,
     build_model,
 )
-from tests.support.clerk import Case, ClerkOptions, ClerkWorker
+from tests.support.clerk import ClerkOptions, ClerkWorker
+from tests.support.desks import Case, DeskWorker
 from tests.support.hidden_model import NUMBERS, HiddenRows, Reading, ReadOut
 
 _MAX_IN_FLIGHT = 2
@@ -54,32 +52,16 @@ class Arrival:
     after: Event = COMPLETED
 
 
-@dataclass(slots=True, eq=False)
-class ReadRequest:
-    """has_row: keeps one to its end. in_flight: rows of it that are being read."""
-
-    id: str
-    sources: set[str]
-    rank: tuple[int, int]
-    arrivals: deque[Arrival] = field(default_factory=deque)
-    has_row: bool = False
-    in_flight: int = 0
-    read: int = 0
-    tokens: int = 0
-    live: bool = True
-    paused: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class _Step:
-    labels: list[tuple[ReadRequest, bool, int]]
+    labels: list[tuple[Case[Arrival], bool, int]]
     host: HostSlot
     ready: Event
 
 
-class ReaderWorker(MailboxWorker[ReadRequest]):
+class ReaderWorker(DeskWorker[Arrival]):
     def __init__(self, name: str, device: Device, readout: ReadOut, options: ReaderOptions) -> None:
-        super().__init__(name)
+        super().__init__(name, options.max_num_seqs)
         most = options.max_num_seqs * options.rows_per_read
         self._device, self._readout, self._options = device, readout, options
         self._stream, self._copy_stream = device.stream(name), device.stream(f"{name}-copy")
@@ -88,17 +70,11 @@ class ReaderWorker(MailboxWorker[ReadRequest]):
         self._slots = [
             HostSlot(device, device.host_tensor((most, NUMBERS), torch.float32)) for _ in range(_MAX_IN_FLIGHT)
         ]
-        self._free = options.max_num_seqs
         self._steps: deque[_Step] = deque()
         self._launched = self._ticks = 0
 
-    def usage(self) -> StageUsage:
-        return {
-            "requests": len(self.requests),
-            "rows": self._options.max_num_seqs - self._free,
-            "leases": sum(len(request.arrivals) for request in self.requests.values()),
-            "steps": len(self._steps),
-        }
+    def usage(self) -> Mapping[str, int]:
+        return {**super().usage(), "steps": len(self._steps)}
 
     def counters(self) -> Mapping[str, int]:
         return {"steps": self._launched}
@@ -107,66 +83,38 @@ class ReaderWorker(MailboxWorker[ReadRequest]):
         super().close()
         self._steps.clear()
 
-    def open(self, message: Open) -> ReadRequest:
-        return ReadRequest(message.request_id, set(message.inputs), message.rank)
-
-    def feed(self, request: ReadRequest, message: Feed) -> None:
+    def feed(self, request: Case[Arrival], message: Feed) -> None:
         meta, rows = message.payload.meta, message.payload.tensors["hidden"]
         assert isinstance(meta, HiddenRows)
         if not isinstance(rows, PageSlice):  # it came through a pool
             rows = PageSlice(rows[None], np.arange(len(rows)))
         request.tokens = in_order(meta, len(rows.slots), request.tokens)
-        request.arrivals.append(Arrival(message, rows, meta))
+        request.inputs.append(Arrival(message, rows, meta))
 
-    def end(self, request: ReadRequest, source: str) -> None:
-        request.sources.discard(source)
-
-    def pause(self, request: ReadRequest) -> None:
-        request.paused = True
-
-    def resume(self, request: ReadRequest) -> None:
-        request.paused = False
-
-    def drop(self, request: ReadRequest) -> None:
-        request.live = False
-        self._free += request.has_row
-        while request.arrivals:
-            arrival = request.arrivals.popleft()
-            arrival.message.release(arrival.after)
+    def release(self, given: Arrival) -> None:
+        given.message.release(given.after)
 
     def advance(self) -> bool:
         self._ticks += 1
-        moved = self._collect() | self._give_rows()
+        moved = self._collect() | self.give_desks()
         parts = [(request, *part) for request in self.requests.values() for part in self._parts(request)]
         if parts:  # its ticks count as time, so where it does not read there is something to come
             moved |= bool(self._ticks % self._options.every) or self._read(parts)
-        for request in list(self.requests.values()):
-            if not (request.sources or request.arrivals or request.in_flight):
-                self.finish(request.id, "stop" if request.read else "empty", {"rows": request.read})
-                moved = True
-        return moved
+        return self.finish_read() or moved
 
-    def _give_rows(self) -> bool:
-        waiting = [r for r in self.requests.values() if not r.has_row and r.arrivals]
-        chosen = sorted(waiting, key=lambda request: request.rank)[: self._free]
-        for request in chosen:
-            request.has_row = True
-        self._free -= len(chosen)
-        return bool(chosen)
-
-    def _parts(self, request: ReadRequest) -> Iterator[tuple[Arrival, int]]:
+    def _parts(self, request: Case[Arrival]) -> Iterator[tuple[Arrival, int]]:
         """The next rows that can be read, by arrival, and how many of each."""
-        left = self._options.rows_per_read if request.has_row and not request.paused else 0
-        for arrival in request.arrivals:
+        left = self._options.rows_per_read if request.desk and not request.paused else 0
+        for arrival in request.inputs:
             if not left or not arrival.message.arrived:
                 return
             count = min(left, len(arrival.rows.slots) - arrival.taken)
             left -= count
             yield arrival, count
 
-    def _read(self, parts: Sequence[tuple[ReadRequest, Arrival, int]]) -> bool:
+    def _read(self, parts: Sequence[tuple[Case[Arrival], Arrival, int]]) -> bool:
         turn = self._launched % _MAX_IN_FLIGHT
-        slot, labels = self._slots[turn], list[tuple[ReadRequest, bool, int]]()
+        slot, labels = self._slots[turn], list[tuple[Case[Arrival], bool, int]]()
         if len(self._steps) == _MAX_IN_FLIGHT or not self._upload.ready or not slot.free:
             return False
         views = self._upload.send([each.rows.slots[each.taken : each.taken + count] for _, each, count in parts])
@@ -182,7 +130,7 @@ class ReaderWorker(MailboxWorker[ReadRequest]):
             arrival.after = end
             arrival.rows.gathered(end)
             if arrival.taken == len(arrival.rows.slots):
-                request.arrivals.remove(arrival)
+                request.inputs.remove(arrival)
                 arrival.message.release(end)
         self._device.wait(self._copy_stream, end)
         slot.take()
@@ -246,7 +194,7 @@ class ClerkKind:
         assert isinstance(context.options, ClerkOptions)
         readout = build_model(context, ReadOut)
 
-        def read(case: Case, meta: msgspec.Struct, rows: Tensor | None) -> list[Reading]:
+        def read(case: Case[Feed], meta: msgspec.Struct, rows: Tensor | None) -> list[Reading]:
             assert isinstance(meta, HiddenRows)
             assert rows is not None
             case.tokens = in_order(meta, rows.shape[0], case.tokens)

@@ -17,7 +17,7 @@ from omni.checkpoint import Checkpoint
 from omni.engine import EngineRequest
 from omni.hookspecs import hookimpl
 from omni.payload import Payload
-from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from omni.plugin.entries import ModelFamily
 from omni.plugin.manager import Plugins
 from omni.sampling import HostRules, SamplingParams
@@ -151,7 +151,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
         edges=(
             Edge(producer=WRITER, consumer=LISTENER, adapter=f"{_HERE}:ToListener", credit=checkpoint.config["credit"]),
         ),
-        outputs=(Output(modality=TEXT, stage=WRITER), Output(modality=ANSWER, stage=LISTENER)),
+        outputs=(PipelineOutput(modality=TEXT, stage=WRITER), PipelineOutput(modality=ANSWER, stage=LISTENER)),
         frontend=f"{_HERE}:none",
     )
 

@@ -17,7 +17,7 @@ from omni.connector import Ref
 from omni.device import Device
 from omni.hookspecs import hookimpl
 from omni.payload import Payload
-from omni.pipeline import Output, Pipeline, Stage
+from omni.pipeline import Pipeline, PipelineOutput, Stage
 from omni.plugin.entries import ModelFamily
 from omni.plugin.manager import Plugins
 from omni.sampling import SamplingParams
@@ -25,7 +25,7 @@ from omni.stage import StageContext
 from omni_diffusion.inputs import Voice
 from omni_diffusion.model import DiffusionModel, Windows
 from omni_diffusion.options import DiffusionOptions
-from omni_diffusion.windows import Noise, Window
+from omni_diffusion.windows import DenoisingWindow, Noise
 from omni_diffusion.worker import DiffusionWorker
 from tests.support.engines import plugins_of
 from tests.support.frame_bench import POISON, FrameBench
@@ -221,7 +221,7 @@ def noise_of(request_id: str, count: int) -> NDArray[np.float32]:
 
 def drawn(seed: int, count: int, sample_index: int = 0) -> NDArray[np.float32]:
     """What a stage draws of a seed, for so many code frames."""
-    return Noise(seed, sample_index, BLOCK, REPEATS, WIDTH).of(Window(0, 0, count, count, last=True))
+    return Noise(seed, sample_index, BLOCK, REPEATS, WIDTH).of(DenoisingWindow(0, 0, count, count, last=True))
 
 
 # A family of one diffusion stage, fed by the front end, of a model small enough to check by hand.
@@ -244,7 +244,7 @@ def paint_pipeline() -> Pipeline:
         family="paint",
         stages=(Stage(name=PAINT, kind="diffusion", model=f"{_HERE}:build_painter", options=OPTIONS),),
         edges=(),
-        outputs=(Output(modality="audio", stage=PAINT),),
+        outputs=(PipelineOutput(modality="audio", stage=PAINT),),
         frontend=f"{_HERE}:none",
     )
 

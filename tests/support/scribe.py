@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from omni.device import COMPLETED
 from omni.payload import GeneratedTokens, Payload
 from omni.stage import Feed, PlainStage, Produced, StageContext
-from tests.support.clerk import Case, ClerkOptions, ClerkWorker
+from tests.support.clerk import ClerkOptions, ClerkWorker
+from tests.support.desks import Case
 
 
 class TokensOnly:
@@ -31,11 +32,11 @@ class ScribeWorker(ClerkWorker):
     def counters(self) -> Mapping[str, int]:
         return {**super().counters(), "most_unread": self.most_unread}
 
-    def feed(self, request: Case, message: Feed) -> None:
+    def feed(self, request: Case[Feed], message: Feed) -> None:
         super().feed(request, message)
         self.most_unread = max(self.most_unread, len(request.inputs))
 
-    def _give(self, case: Case, message: Feed) -> None:
+    def _give(self, case: Case[Feed], message: Feed) -> None:
         assert not message.payload.tensors
         case.read += 1
         self.outbox.append(Produced(case.id, message.payload, COMPLETED))

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from omni.checkpoint import Checkpoint
-from omni.config import Layer
+from omni.config import SettingsLayer
 from omni.device import Device
 from omni.engine import (
     Engine,
@@ -100,7 +100,7 @@ class SplitEngine:
         chance: random.Random | None = None,
     ) -> None:
         checkpoint = Checkpoint(folder)
-        plan = resolve_pipeline(checkpoint, plugins, [Layer("test", settings)])
+        plan = resolve_pipeline(checkpoint, plugins, [SettingsLayer("test", settings)])
         self._pipeline = plan.pipeline
         self._placement = Placement.of(plan.pipeline, HERE)
         self._chance: random.Random | None = None

@@ -7,11 +7,12 @@ import msgspec
 from torch import Tensor
 
 from omni.hookspecs import hookimpl
-from omni.pipeline import Output, Pipeline, Stage
+from omni.pipeline import Pipeline, PipelineOutput, Stage
 from omni.plugin.entries import StageKindEntry
-from omni.stage import PlainStage, StageContext
+from omni.stage import Feed, PlainStage, StageContext
 from omni_frames.request import CodeFrames
-from tests.support.clerk import Case, ClerkOptions, ClerkWorker
+from tests.support.clerk import ClerkOptions, ClerkWorker
+from tests.support.desks import Case
 
 
 class CodesChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +32,7 @@ class FrameClerkKind:
         return PlainStage(ClerkWorker(context.stage.name, context.device, context.options, "codes", read_frames))
 
 
-def read_frames(case: Case, meta: msgspec.Struct, rows: Tensor | None) -> list[CodesChunk]:
+def read_frames(case: Case[Feed], meta: msgspec.Struct, rows: Tensor | None) -> list[CodesChunk]:
     known = meta.codes if isinstance(meta, CodeFrames) and rows is None else rows
     assert known is not None
     return [CodesChunk(codes=tuple(frame)) for frame in known.tolist()]
@@ -48,4 +49,4 @@ def with_tap(pipeline: Pipeline) -> Pipeline:
     (edge,) = (edge for edge in pipeline.edges if edge.consumer == vocoder)
     tap = Stage(name="tap", kind="frame_clerk", options=ClerkOptions(max_num_seqs=1000))
     tapped = msgspec.structs.replace(edge, consumer="tap", memory="host")
-    return pipeline.extended(stages=[tap], edges=[tapped], outputs=[Output(modality="codes", stage="tap")])
+    return pipeline.extended(stages=[tap], edges=[tapped], outputs=[PipelineOutput(modality="codes", stage="tap")])

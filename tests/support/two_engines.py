@@ -18,7 +18,8 @@ from omni.engine import Engine, EngineRequest
 from omni.engine.admission import Admission
 from omni.engine.command_queue import LocalCommandQueue
 from omni.engine.orchestrator import Orchestrator
-from omni.engine.peers import EdgeEnds, LinkClosed, OpenEdge, PeerMessage
+from omni.engine.peer_messages import LinkClosed, PeerMessage
+from omni.engine.peers import EdgeEnds, OpenEdge
 from omni.engine.request import AbortRequest, ConnectPeer, SafeSink, SubmitRequest
 from omni.errors import OmniError
 from omni.ipc import Codec, Typed
@@ -353,8 +354,8 @@ class FakeEngine:
         assert self.engine.idle, (self.engine.usage(), self.orchestrator.unfinished, self.orchestrator.busy)
         assert self.kept == []
         assert not self.orchestrator._draining
-        assert not self.orchestrator._sending
-        assert not self.orchestrator._receiving
+        assert not self.orchestrator._routes._outs
+        assert not self.orchestrator._routes._ins
         for sender in self.connector.senders:
             assert all(ref.freed for ref in sender.refs)
             assert sender.out == set(), "pieces that nobody gave back"

@@ -20,14 +20,14 @@ from omni.connector import EdgeEnd, Pending, Reach, Received, Receiver, Ref, Sen
 from omni.connector.pieces import ByteMemory, CopiedRef, PayloadLayout, Piece, cut, parts_of
 from omni.device import Event
 from omni.payload import Payload
-from omni.stage import PayloadReceiver
+from omni.stage import PayloadCopier
 
 COPY_BYTES = 2**24
 COPY_ROWS = 4096
 
 
 class InlineAddress(msgspec.Struct, frozen=True):
-    """Nothing: the pieces bring all that the receiver needs."""
+    """Empty: the pieces bring all that the receiver needs."""
 
 
 class InlinePiece(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class InlineRef(CopiedRef[Piece]):
             return ()
         while self.left and self._copies.ready:
             piece = self.left.popleft()
-            receipt = self._copies.receive([piece.transfer(self._host[piece.start :][: piece.nbytes])])
+            receipt = self._copies.copy([piece.transfer(self._host[piece.start :][: piece.nbytes])])
             self.copied = receipt.end
             receipt.check()
         self.sent = self.freed
@@ -69,7 +69,7 @@ class InlineSender:
     def __init__(self, end: EdgeEnd) -> None:
         self.address = InlineAddress()
         self.device = end.device
-        self.copies = PayloadReceiver(end.device, end.device.stream(f"{end.edge}-send"), COPY_ROWS)
+        self.copies = PayloadCopier(end.device, end.device.stream(f"{end.edge}-send"), COPY_ROWS)
 
     def send(self, payload: Payload, ready: Event) -> Ref:
         return InlineRef(self, payload, ready)

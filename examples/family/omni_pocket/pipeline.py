@@ -1,7 +1,7 @@
 """The family's graph: one autoregressive stage, whose tokens are the text."""
 
 from omni.checkpoint import Checkpoint
-from omni.pipeline import Output, Pipeline, Stage
+from omni.pipeline import Pipeline, PipelineOutput, Stage
 from omni_ar.generation_config import sampling_defaults
 from omni_ar.options import ArOptions
 from omni_pocket.config import read_config
@@ -13,6 +13,6 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
     return Pipeline(
         family="pocket",
         stages=(Stage(name="text", kind="ar", model="omni_pocket.model:build", options=ArOptions(sampling=sampling)),),
-        outputs=(Output(modality="text", stage="text"),),
+        outputs=(PipelineOutput(modality="text", stage="text"),),
         frontend="omni_pocket.frontend:build",
     )

@@ -1,7 +1,7 @@
 """The family's graph: one autoregressive stage, whose tokens are the text."""
 
 from omni.checkpoint import Checkpoint
-from omni.pipeline import Output, Pipeline, Stage
+from omni.pipeline import Pipeline, PipelineOutput, Stage
 from omni_ar.generation_config import sampling_defaults
 from omni_ar.options import ArOptions
 
@@ -11,6 +11,6 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
     return Pipeline(
         family="bigram",
         stages=(Stage(name="writer", kind="ar", model="omni_bigram.model:build", options=options),),
-        outputs=(Output(modality="text", stage="writer"),),
+        outputs=(PipelineOutput(modality="text", stage="writer"),),
         frontend="omni_bigram.frontend:build",
     )

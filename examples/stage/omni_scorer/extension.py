@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 
 from omni import ConfigError
-from omni.payload import HiddenStates, Payload
-from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.payload import Payload, RequestHiddenStates
+from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from omni_ar.options import ArOptions
 from omni_scorer.options import ScorerOptions
 
@@ -30,7 +30,7 @@ def extend(pipeline: Pipeline) -> Pipeline:
                 hidden_states=True,
             )
         ],
-        outputs=[Output(modality="scorer", stage="scorer")],
+        outputs=[PipelineOutput(modality="scorer", stage="scorer")],
     )
 
 
@@ -41,7 +41,7 @@ class HiddenOnly:
         """args: of the front end, which has none for this edge."""
 
     def push(self, payload: Payload) -> Sequence[Payload]:
-        return (payload,) if isinstance(payload.meta, HiddenStates) else ()
+        return (payload,) if isinstance(payload.meta, RequestHiddenStates) else ()
 
     def finish(self, reason: str) -> Sequence[Payload]:
         return ()

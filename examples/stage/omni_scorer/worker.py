@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from omni import StageError
-from omni.device import COMPLETED, Device, Downloader, PhaseCategory, Sent, declare_categories
+from omni.device import COMPLETED, Device, Download, Downloader, PhaseCategory, declare_categories
 from omni.payload import Payload
-from omni.stage import Feed, MailboxWorker, Open, PayloadReceiver, Produced, StageUsage, Transfer
+from omni.stage import Feed, MailboxWorker, Open, PayloadCopier, Produced, StageUsage, Transfer
 from omni_scorer.model import ScorerModel, Scores
 from omni_scorer.options import ScorerOptions
 
@@ -46,13 +46,13 @@ class ScorerRequest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class RowBatch:
     """An input on the device. first: the number of its first row in the request. rows: their count."""
 
     request: ScorerRequest
     first: int
     rows: int
-    sent: Sent
+    sent: Download
 
 
 class ScorerWorker(MailboxWorker[ScorerRequest]):
@@ -63,14 +63,14 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
         self._device, self._model, self._options = device, model, options
         self._stream = device.stream(name)
         self._scores_N = device.zeros((options.max_rows,), torch.float32)
-        self._receiver = PayloadReceiver(device, self._stream, options.max_rows)
+        self._copier = PayloadCopier(device, self._stream, options.max_rows)
         shape, slots = (options.max_rows,), options.max_in_flight
         self._downloads = Downloader(device, self._stream, self._stream, shape, torch.float32, slots)
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[RowBatch] = deque()
         self._scored = 0
 
     def usage(self) -> StageUsage:
-        """All zero when the stage is idle."""
+        """Resources in use, all zero when the stage is idle."""
         inputs = sum(len(request.waiting) for request in self.requests.values())
         return {"requests": len(self.requests), "inputs": inputs, "batches": len(self._batches)}
 
@@ -109,7 +109,7 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
     def advance(self) -> bool:
         """Never waits: what is not ready is seen to in a later tick."""
         moved = self._collect()
-        while (request := self._next()) is not None and self._downloads.ready and self._receiver.ready:
+        while (request := self._next()) is not None and self._downloads.ready and self._copier.ready:
             self._launch(request, request.waiting.popleft())
             moved = True
         for request in list(self.requests.values()):
@@ -143,7 +143,7 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
         self._downloads.begin()
         try:
             rows_nW = self._device.empty(source.shape, source.dtype, self._stream)
-            self._receiver.receive([Transfer(source, rows_nW)]).check()
+            self._copier.copy([Transfer(source, rows_nW)]).check()
             self._device.launch(self._stream, run_scorer, self._model, rows_nW, scores_n)
             sent = self._downloads.send(download_scorer, scores_n)
         except Exception as error:
@@ -152,7 +152,7 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
             return
         finally:
             message.release(self._device.record(self._stream))
-        self._batches.append(Batch(request, request.rows, count, sent))
+        self._batches.append(RowBatch(request, request.rows, count, sent))
         request.in_flight += 1
         request.rows += count
 

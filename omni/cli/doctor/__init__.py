@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from omni.cli.doctor.check import Check, ok, problem, warning
+from omni.cli.doctor.check import Finding, ok, problem, warning
 from omni.cli.doctor.environment import check_environment
 from omni.cli.options import Choices, echo, echo_json
 from omni.plugin.manager import Plugins, load_plugins
@@ -12,7 +12,7 @@ _PLUGINS = "plugins"
 
 def examine(model: str | None, choices: Choices, *, as_json: bool) -> bool:
     """Prints every check, as lines or as a JSON list of `omni.cli.doctor.check.Check`. Returns whether there is no problem."""
-    checks: list[Check] = []
+    checks: list[Finding] = []
     group = ""
     for check in _checks(model, choices):
         checks.append(check)
@@ -30,7 +30,7 @@ def examine(model: str | None, choices: Choices, *, as_json: bool) -> bool:
     return not any(check.status == "problem" for check in checks)
 
 
-def _checks(model: str | None, choices: Choices) -> Iterator[Check]:
+def _checks(model: str | None, choices: Choices) -> Iterator[Finding]:
     plugins = load_plugins()  # first: an entry module that imports torch is found only before others have
     found = list(check_environment())
     yield from found
@@ -49,7 +49,7 @@ def _checks(model: str | None, choices: Choices) -> Iterator[Check]:
         yield from check_model(model, choices, plugins)
 
 
-def _check_plugins(plugins: Plugins) -> Iterator[Check]:
+def _check_plugins(plugins: Plugins) -> Iterator[Finding]:
     if not plugins.records:
         yield problem(_PLUGINS, "plugins", "none is installed", "install omni with pip, which brings its own")
     for record in plugins.records:
@@ -66,7 +66,7 @@ def _check_plugins(plugins: Plugins) -> Iterator[Check]:
         yield problem(_PLUGINS, "conflict", detail, remedy)
 
 
-def _summary(checks: list[Check]) -> str:
+def _summary(checks: list[Finding]) -> str:
     counts = {status: sum(check.status == status for check in checks) for status in ("problem", "warning")}
     parts = [f"{count} {status}{'s' if count > 1 else ''}" for status, count in counts.items() if count]
     return f"{len(checks)} checks: {', '.join(parts) or 'all is well'}"

@@ -11,7 +11,7 @@ Status = Literal["ok", "warning", "problem"]
 ValueT = TypeVar("ValueT")
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True):
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """status: a problem prevents some use; a warning may. remedy: empty if all is well."""
 
     group: str
@@ -21,19 +21,19 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
 
 
-def ok(group: str, name: str, detail: str) -> Check:
-    return Check(group=group, name=name, status="ok", detail=detail)
+def ok(group: str, name: str, detail: str) -> Finding:
+    return Finding(group=group, name=name, status="ok", detail=detail)
 
 
-def warning(group: str, name: str, detail: str, remedy: str) -> Check:
-    return Check(group=group, name=name, status="warning", detail=detail, remedy=remedy)
+def warning(group: str, name: str, detail: str, remedy: str) -> Finding:
+    return Finding(group=group, name=name, status="warning", detail=detail, remedy=remedy)
 
 
-def problem(group: str, name: str, detail: str, remedy: str) -> Check:
-    return Check(group=group, name=name, status="problem", detail=detail, remedy=remedy)
+def problem(group: str, name: str, detail: str, remedy: str) -> Finding:
+    return Finding(group=group, name=name, status="problem", detail=detail, remedy=remedy)
 
 
-def failed(group: str, name: str, error: Exception) -> Check:
+def failed(group: str, name: str, error: Exception) -> Finding:
     if isinstance(error, CheckpointError | ConfigError):
         return problem(group, name, f"{error.field}: {error.problem}", error.remedy)
     if isinstance(error, OmniError):
@@ -51,7 +51,7 @@ class Attempt(NamedTuple, Generic[ValueT]):
     """An action's value, None if it failed, and the check."""
 
     value: ValueT | None
-    check: Check
+    check: Finding
 
 
 def attempt(group: str, name: str, action: Callable[[], ValueT], found: Callable[[ValueT], str]) -> Attempt[ValueT]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from omni.cli.doctor.check import Check, last_line, ok, problem, warning
+from omni.cli.doctor.check import Finding, last_line, ok, problem, warning
 
 _GROUP = "devices"
 _GIB = 2**30
@@ -15,7 +15,7 @@ _MEMORY = Path("/proc/meminfo")
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
-def check_devices() -> Iterator[Check]:
+def check_devices() -> Iterator[Finding]:
     total, free = host_memory()
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     yield ok(_GROUP, "cpu", f"{cores} cores, {gib(free)} of {gib(total)} free")
@@ -31,7 +31,7 @@ def check_devices() -> Iterator[Check]:
         yield ok(_GROUP, "cuda", "torch is built for the CPU only")
 
 
-def _cuda(index: int) -> Check:
+def _cuda(index: int) -> Finding:
     name = f"cuda:{index}"
     try:
         free, total = torch.cuda.mem_get_info(index)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module, metadata
 
-from omni.cli.doctor.check import Check, last_line, ok, problem, warning
+from omni.cli.doctor.check import Finding, last_line, ok, problem, warning
 from omni.version import TESTED, __version__
 
 _GROUP = "environment"
@@ -27,7 +27,7 @@ class Requirement:
     extra: str | None
 
 
-def check_environment() -> Iterator[Check]:
+def check_environment() -> Iterator[Finding]:
     """Versions, imports of the large packages, and combinations that do not work."""
     python = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info < _PYTHON:
@@ -46,7 +46,7 @@ def check_environment() -> Iterator[Check]:
     yield from _traps()
 
 
-def _package(requirement: Requirement) -> Check:
+def _package(requirement: Requirement) -> Finding:
     name, least = requirement.name, requirement.least
     version = installed(name)
     extra = f" (extra {requirement.extra!r})" if requirement.extra is not None else ""
@@ -60,7 +60,7 @@ def _package(requirement: Requirement) -> Check:
     return ok(_GROUP, name, f"{version or 'not installed'}{extra}")
 
 
-def _tested(name: str, version: str) -> Check:
+def _tested(name: str, version: str) -> Finding:
     """Checks that a package is a version that the tests ran with."""
     oldest, newest = TESTED[name]
     detail = f"{version}; tested with {oldest} and {newest}"
@@ -71,7 +71,7 @@ def _tested(name: str, version: str) -> Check:
     return ok(_GROUP, name, detail)
 
 
-def _imports(module: str) -> Check:
+def _imports(module: str) -> Finding:
     name = f"import {module}"
     try:
         import_module(module)
@@ -82,7 +82,7 @@ def _imports(module: str) -> Check:
     return ok(_GROUP, name, "works")
 
 
-def _traps() -> Iterator[Check]:
+def _traps() -> Iterator[Finding]:
     torch, triton, numpy = (installed(name) for name in ("torch", "triton", "numpy"))
     cpu_torch = torch is not None and _is_cpu_build()
     for name in _NEEDS_CUDA:

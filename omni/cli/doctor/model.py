@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omni.checkpoint import Checkpoint, resolve
 from omni.checkpoint.shards import INDEX, SINGLE, Shard, read_index
-from omni.cli.doctor.check import Check, attempt, failed, ok, problem, warning
+from omni.cli.doctor.check import Finding, attempt, failed, ok, problem, warning
 from omni.cli.doctor.devices import gib, host_memory
 from omni.cli.memory import MemoryReport, count_memory
 from omni.cli.options import Choices
@@ -22,14 +22,14 @@ from omni.plugin.manager import Plugins
 _GROUP = "model"
 
 
-def check_model(model: str, choices: Choices, plugins: Plugins) -> Iterator[Check]:
+def check_model(model: str, choices: Choices, plugins: Plugins) -> Iterator[Finding]:
     """From the folder to the device's memory. A failed check skips those that depend on it."""
     settings = attempt(
         _GROUP, "settings", lambda: resolve_engine(choices), lambda read: f"for {read.device} in {read.dtype}"
     )
     yield settings.check
     folder = _folder(model)
-    if isinstance(folder, Check):
+    if isinstance(folder, Finding):
         yield folder
         return
     yield ok(_GROUP, "folder", str(folder))
@@ -43,7 +43,7 @@ def check_model(model: str, choices: Choices, plugins: Plugins) -> Iterator[Chec
 
 def _pipeline_needs(
     checkpoint: Checkpoint, plugins: Plugins, engine: EngineTarget, choices: Choices
-) -> Iterator[Check]:
+) -> Iterator[Finding]:
     plan = attempt(
         _GROUP,
         "pipeline",
@@ -59,7 +59,7 @@ def _pipeline_needs(
     yield from _room(target)
 
 
-def _folder(model: str) -> Path | Check:
+def _folder(model: str) -> Path | Finding:
     try:
         return resolve(model, download=False)
     except CheckpointError as error:
@@ -74,7 +74,7 @@ def _describe_front_end(frontend: Frontend) -> str:
     return f"tokenizer and processor can be read{voices}"
 
 
-def _room(target: Target) -> Iterator[Check]:
+def _room(target: Target) -> Iterator[Finding]:
     device = attempt(
         _GROUP, "device", lambda: open_device(str(target.engine.device)), lambda opened: str(opened.torch_device)
     )
@@ -90,7 +90,7 @@ def _room(target: Target) -> Iterator[Check]:
             yield _fits(name, report, report.budget if report.budget is not None else host_memory()[1] // len(reports))
 
 
-def _fits(name: str, report: MemoryReport, free: int) -> Check:
+def _fits(name: str, report: MemoryReport, free: int) -> Finding:
     least = sum(share.least for share in report.stages.values())
     most = sum(share.most for share in report.stages.values())
     detail = f"needs {gib(least)} to {gib(most)}, without the memory of steps; {gib(free)} are free"
@@ -103,7 +103,7 @@ def _fits(name: str, report: MemoryReport, free: int) -> Check:
     return ok(_GROUP, name, detail)
 
 
-def _check_weights(target: Target) -> Iterator[Check]:
+def _check_weights(target: Target) -> Iterator[Finding]:
     """Each missing or broken file, then names and shapes. Reads no weight."""
     if target.engine.options.load_format == "dummy":
         yield ok(_GROUP, "weights", "random ones are asked for")
@@ -122,7 +122,7 @@ def _check_weights(target: Target) -> Iterator[Check]:
     yield shapes.check
 
 
-def _files(folder: Path) -> Iterator[Check]:
+def _files(folder: Path) -> Iterator[Finding]:
     if (folder / INDEX).exists():
         try:
             index = read_index(folder)
@@ -145,7 +145,7 @@ def _files(folder: Path) -> Iterator[Check]:
         yield ok(_GROUP, "weights", f"{count} file{'s' if count > 1 else ''}, {size:,} bytes, all complete")
 
 
-def _file(path: Path, names: set[str]) -> Check | None:
+def _file(path: Path, names: set[str]) -> Finding | None:
     if not path.is_file():
         detail = f"is missing, and {len(names)} weights with it"
         return problem(_GROUP, path.name, detail, f"download it into {path.parent}")

@@ -1,7 +1,7 @@
 """Writes distributions from the templates beside this module.
 
 A template is a file whose text and path hold `$name`, `$package`, `$distribution` and `$prefix` (`string.Template`), and whose name
-ends in `.tmpl`. The folders of `examples/` are what they give: tests compare them, and run their tests.
+ends in `.tmpl`. They generate the folders of `examples/`: tests compare these, and run their tests.
 """
 
 import re
@@ -28,7 +28,7 @@ _LONGEST = 40
 
 
 def write(kind: Kind, name: str, into: Path) -> None:
-    """Writes `into/omni-NAME` and prints what to do next. Raises ConfigError for a name that is wrong or taken, and for a folder
+    """Writes `into/omni-NAME` and prints the next steps. Raises ConfigError for a name that is wrong or taken, and for a folder
     that exists or cannot be written. Leaves nothing behind then."""
     _check(kind, name, load_plugins())
     folder = into / _distribution(name)
@@ -71,7 +71,7 @@ def _distribution(name: str) -> str:
 
 
 def _check(kind: Kind, name: str, plugins: Plugins) -> None:
-    """Raises ConfigError for a name with which the distribution could not be installed beside what is."""
+    """Raises ConfigError for a name that conflicts with an installed distribution."""
     if not _NAME.fullmatch(name):
         remedy = f"use lowercase letters, digits and single underscores, as in {_similar(name)}"
         raise ConfigError(_FIELD, f"{quoted(name)} is no name of a plugin", remedy)

@@ -16,14 +16,14 @@ A piece is sent when its copy is complete; with a board of copied pieces, when i
 board has it. If the sender's process ends in between, that never happens: the engine aborts its requests.
 """
 
-from omni.connector.pool.board import BOARD_BYTES, BOARD_SLOTS, CopiedBoard, PoolPiece
+from omni.connector.pool.board import BOARD_BYTES, BOARD_CELLS, CopiedBoard, PoolPiece
 from omni.connector.pool.ranges import RangeAllocator
 from omni.connector.pool.receiver import PoolMemory, PoolPending, PoolReceiver, TensorMemory
 from omni.connector.pool.sender import PoolRef, PoolSender
 
 __all__ = [
     "BOARD_BYTES",
-    "BOARD_SLOTS",
+    "BOARD_CELLS",
     "CopiedBoard",
     "PoolMemory",
     "PoolPending",

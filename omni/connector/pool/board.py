@@ -9,22 +9,22 @@ from torch import Tensor
 
 from omni.connector.pieces import PayloadLayout
 
-BOARD_SLOTS = 1024
+BOARD_CELLS = 1024
 """Pieces of one sender under way at most."""
-BOARD_BYTES = BOARD_SLOTS * 8
-"""Size of one board: uint64 `[BOARD_SLOTS]`, numbers of pieces by slot."""
+BOARD_BYTES = BOARD_CELLS * 8
+"""Size of one board: uint64 `[BOARD_CELLS]`, numbers of pieces by cell."""
 LARGEST_PART = 4
-"""A piece is at most this part of the pool, so that it fits into what the receiver leaves."""
+"""A piece is at most this part of the pool, so that it fits into the part that the receiver leaves free."""
 
 
 class PoolPiece(msgspec.Struct, frozen=True, array_like=True):
     """Bytes `offset` to `offset + nbytes` of a payload, from byte `start` of the pool.
 
-    slot, number: `number` in `slot` of the board acknowledges the piece.
+    cell, number: `number` in `cell` of the board acknowledges the piece.
     layout: of the payload, with its first piece. pieces: of the payload; 0 if it has no bytes.
     """
 
-    slot: int
+    cell: int
     number: int
     start: int
     offset: int
@@ -38,7 +38,7 @@ class CopiedBoard:
     """The pieces whose copies into the pool are complete. The sender's stream writes it, in host memory that both
     processes read: so a piece is under way while its copy runs.
 
-    host: int64 `[BOARD_SLOTS]`, zeroed, as the host reads it. device: the same memory, for the sender's phases.
+    host: int64 `[BOARD_CELLS]`, zeroed, as the host reads it. device: the same memory, for the sender's phases.
     """
 
     host: NDArray[np.int64]
@@ -47,11 +47,11 @@ class CopiedBoard:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The event of a copy that is on a board. A later piece in its slot has a higher number, and follows it."""
+    """The event of a copy that is on a board. A later piece in its cell has a higher number, and follows it."""
 
     board: NDArray[np.int64]
-    slot: int
+    cell: int
     number: int
 
     def done(self) -> bool:
-        return bool(self.board[self.slot] >= self.number)
+        return bool(self.board[self.cell] >= self.number)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from omni.connector.base import EdgeEnd, Received
 from omni.connector.pieces import ByteMemory
-from omni.connector.pool.board import BOARD_SLOTS, LARGEST_PART, PoolPiece
+from omni.connector.pool.board import BOARD_CELLS, LARGEST_PART, PoolPiece
 from omni.device import COMPLETED, Event, PhaseCategory, declare_categories
 
 declare_categories({"copy_bytes": PhaseCategory.PAYLOAD})
@@ -133,7 +133,7 @@ class PoolReceiver:
         self._memory = memory
         self._board = board
         self._viewed_bytes = pool_bytes - pool_bytes // LARGEST_PART
-        self._viewed_slots = BOARD_SLOTS - BOARD_SLOTS // LARGEST_PART
+        self._viewed_cells = BOARD_CELLS - BOARD_CELLS // LARGEST_PART
         self.unreleased = 0
         """Payloads whose consumer may read the pool, or memory copied from it."""
         self._copied = copied
@@ -176,13 +176,13 @@ class PoolReceiver:
 
     def views_of(self, piece: PoolPiece) -> ByteMemory | None:
         """The memory of a payload of one piece, if it is read where it is; None if it should be copied."""
-        beyond = piece.start + piece.nbytes > self._viewed_bytes or piece.slot >= self._viewed_slots
+        beyond = piece.start + piece.nbytes > self._viewed_bytes or piece.cell >= self._viewed_cells
         return None if beyond or piece.pieces > 1 else self._memory.views
 
     def is_copied(self, piece: PoolPiece) -> bool:
-        """Whether the piece's bytes are in the pool. A later piece in its slot, with a higher number, comes only after it
+        """Whether the piece's bytes are in the pool. A later piece in its cell, with a higher number, comes only after it
         is acknowledged."""
-        return self._copied is None or bool(self._copied[piece.slot] >= piece.number)
+        return self._copied is None or bool(self._copied[piece.cell] >= piece.number)
 
     def take(self, pending: PoolPending, piece: PoolPiece) -> None:
         """Copies a piece for `pending` as soon as its bytes are in the pool."""
@@ -217,4 +217,4 @@ class PoolReceiver:
 
     def _acknowledge(self, piece: PoolPiece) -> None:
         if piece.number:
-            self._board[piece.slot] = piece.number
+            self._board[piece.cell] = piece.number

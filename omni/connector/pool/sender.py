@@ -13,11 +13,11 @@ from torch import Tensor
 
 from omni.connector.base import EdgeEnd
 from omni.connector.pieces import ByteMemory, CopiedRef, Part, PayloadLayout, Piece, cut, parts_of, whole
-from omni.connector.pool.board import BOARD_SLOTS, LARGEST_PART, Copied, CopiedBoard, PoolPiece
+from omni.connector.pool.board import BOARD_CELLS, LARGEST_PART, Copied, CopiedBoard, PoolPiece
 from omni.connector.pool.ranges import RangeAllocator, aligned_down
 from omni.device import Event, PhaseCategory, declare_categories
 from omni.payload import PageSlice, Payload
-from omni.payload.receiver import PayloadReceiver
+from omni.payload.copier import PayloadCopier
 
 _MAX_ROWS = 4096
 """Page rows of one copy at most."""
@@ -120,7 +120,7 @@ class PoolSender:
         on_close: Callable[[], object],
         copied: CopiedBoard | None = None,
     ) -> None:
-        """pool: uint8 `[n]`, on the end's device or pinned. board: `[BOARD_SLOTS]`, zeroed. on_close: frees both.
+        """pool: uint8 `[n]`, on the end's device or pinned. board: `[BOARD_CELLS]`, zeroed. on_close: frees both.
 
         copied: the receiver has it too, and so gets pieces as soon as their copies are launched. Without it, the sender
         waits for the copies.
@@ -129,19 +129,19 @@ class PoolSender:
         self.piece_bytes = aligned_down(min(_MOST_PIECE_BYTES, len(pool) // LARGEST_PART))
         self._device = end.device
         self._stream = end.device.stream(f"{end.edge}-send")
-        self._receiver = PayloadReceiver(end.device, self._stream, _MAX_ROWS)
+        self._copier = PayloadCopier(end.device, self._stream, _MAX_ROWS)
         self._pool: ByteMemory | None = ByteMemory(pool)
         self._board = board
         self._copied = copied
         self._words = copied.device.unbind() if copied is not None else ()
-        self._expected = np.full(BOARD_SLOTS, _NOT_GIVEN, np.uint64)
-        """Numbers of the given pieces, by slot."""
-        self._same = np.empty(BOARD_SLOTS, np.bool_)
-        self._free_slots = list(range(BOARD_SLOTS))
+        self._expected = np.full(BOARD_CELLS, _NOT_GIVEN, np.uint64)
+        """Numbers of the given pieces, by cell."""
+        self._same = np.empty(BOARD_CELLS, np.bool_)
+        self._free_cells = list(range(BOARD_CELLS))
         """A heap: the first ones are preferred, since the receiver may keep them."""
         self._ranges = RangeAllocator(len(pool))
         self._given: dict[int, PoolPiece] = {}
-        """Pieces that are not acknowledged, by slot."""
+        """Pieces that are not acknowledged, by cell."""
         self._numbers = 0
         self._on_close = on_close
 
@@ -164,18 +164,18 @@ class PoolSender:
             self._on_close()
 
     def acquire(self, stretch: Stretch, layout: PayloadLayout | None, pieces: int) -> PoolPiece | None:
-        """A piece with a range of the pool and a slot of the board; None if it cannot be copied now."""
-        if stretch.pieces and not self._receiver.ready:
+        """A piece with a range of the pool and a cell of the board; None if it cannot be copied now."""
+        if stretch.pieces and not self._copier.ready:
             return None
         self._collect()
         nbytes = stretch.end - stretch.start
-        start = self._ranges.acquire(nbytes) if self._free_slots else None
+        start = self._ranges.acquire(nbytes) if self._free_cells else None
         if start is None:
             return None
-        slot = heappop(self._free_slots)
+        cell = heappop(self._free_cells)
         self._numbers += 1
-        self._expected[slot] = self._numbers
-        piece = self._given[slot] = PoolPiece(slot, self._numbers, start, stretch.start, nbytes, layout, pieces)
+        self._expected[cell] = self._numbers
+        piece = self._given[cell] = PoolPiece(cell, self._numbers, start, stretch.start, nbytes, layout, pieces)
         return piece
 
     def copy(self, stretch: Stretch, piece: PoolPiece) -> tuple[Event, Exception | None]:
@@ -187,10 +187,10 @@ class PoolSender:
             transfers = [
                 each.transfer(pool.view(each.start + shift, torch.uint8, (each.nbytes,))) for each in stretch.pieces
             ]
-            receipt = self._receiver.receive(transfers)
+            receipt = self._copier.copy(transfers)
             if receipt.failed or self._copied is None:
                 return receipt.end, next(iter(receipt.failed.values()), None)
-        word = None if self._copied is None else self._words[piece.slot]
+        word = None if self._copied is None else self._words[piece.cell]
         into = [pool.view(part.start + shift, part.dtype, part.shape) for part in stretch.plain]
         tensors = [part.tensor for part in stretch.plain]
         try:
@@ -199,28 +199,28 @@ class PoolSender:
             return self._device.record(self._stream), error
         if self._copied is None:
             return self._device.record(self._stream), None
-        return Copied(self._copied.host, piece.slot, piece.number), None
+        return Copied(self._copied.host, piece.cell, piece.number), None
 
     def give_back(self, piece: PoolPiece) -> None:
         """A piece that is not sent. Its copy may still run: other copies into its range follow on the same stream.
 
-        No effect if its slot has another piece by now: `peer_lost` gives back all.
+        No effect if its cell has another piece by now: `peer_lost` gives back all.
         """
-        if self._given.get(piece.slot) is piece:
-            self._free(piece.slot)
+        if self._given.get(piece.cell) is piece:
+            self._free(piece.cell)
 
     def _collect(self) -> None:
-        """Takes back what is acknowledged. The host's usual cost is two calls of numpy, whatever is under way."""
+        """Takes back the acknowledged pieces. The host's usual cost is two calls of numpy, independent of their number."""
         np.equal(self._board, self._expected, out=self._same)
         if np.count_nonzero(self._same):
-            for slot in np.flatnonzero(self._same).tolist():
-                self._free(slot)
+            for cell in np.flatnonzero(self._same).tolist():
+                self._free(cell)
 
-    def _free(self, slot: int) -> None:
-        piece = self._given.pop(slot)
+    def _free(self, cell: int) -> None:
+        piece = self._given.pop(cell)
         self._ranges.release(piece.start, piece.nbytes)
-        self._expected[slot] = _NOT_GIVEN
-        heappush(self._free_slots, slot)
+        self._expected[cell] = _NOT_GIVEN
+        heappush(self._free_cells, cell)
 
 
 def copy_tensors(into: Sequence[Tensor], tensors: Sequence[Tensor], word: Tensor | None, number: int) -> None:

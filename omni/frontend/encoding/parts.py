@@ -30,7 +30,7 @@ _OTHERS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _PATTERNS = frozenset(
     f"(?i:'s|'t|'re|'ve|'m|'ll|'d)|{_LETTERS}|{digits}{_OTHERS}" for digits in (r"\p{N}", r"\p{N}{1,3}")
 )
-"""How published BPE tokenizers split texts into words. No word continues past the last of several letters or digits, and none
+"""The split of texts into words by published BPE tokenizers. No word continues past the last of several letters or digits, and none
 depends on the text before it, so both sides of a `_CUT` are split as in one text. The same holds for the default pattern of the
 tokenizers library."""
 

@@ -17,7 +17,7 @@ Samples = NDArray[np.float32]
 """Mono, float32 `[n]`, clipped to -1..1."""
 
 
-class AudioEncoder(Protocol):
+class SpeechEncoder(Protocol):
     """One answer's sound. Joined, the bytes are a file."""
 
     def push(self, samples: Samples) -> bytes:
@@ -80,7 +80,7 @@ def whole_wav(data: bytes) -> bytes:
     return bytes(fixed)
 
 
-ENCODERS: Mapping[str, Callable[[int], AudioEncoder]] = {"wav": WavEncoder, "pcm16": PcmEncoder}
+ENCODERS: Mapping[str, Callable[[int], SpeechEncoder]] = {"wav": WavEncoder, "pcm16": PcmEncoder}
 """By format. Each takes the rate of the samples, in Hz."""
 
 
@@ -91,6 +91,6 @@ def check_format(name: str, field: str) -> None:
         raise InputError(field, f"{quoted(name)} is not written here", remedy)
 
 
-def encoder_for(name: str, sample_rate: int) -> AudioEncoder:
+def encoder_for(name: str, sample_rate: int) -> SpeechEncoder:
     """name: a format that `check_format` accepts. sample_rate: of the samples, in Hz."""
     return ENCODERS[name](sample_rate)

@@ -4,7 +4,7 @@ import base64
 
 import torch
 
-from omni.serve.audio.encode import AudioEncoder, encoder_for
+from omni.serve.audio.encode import SpeechEncoder, encoder_for
 
 _THREE = 3
 """Bytes that base64 writes without padding: joined, the texts of such slices are the text of the whole."""
@@ -15,7 +15,7 @@ class AnswerSound:
 
     def __init__(self, format: str) -> None:
         self._format = format
-        self._encoder: AudioEncoder | None = None
+        self._encoder: SpeechEncoder | None = None
         self._left = b""
 
     def push(self, samples: torch.Tensor, sample_rate: int) -> str:

@@ -10,7 +10,7 @@ from prometheus_client.exposition import generate_latest
 
 from omni.api import AsyncOmni, Output
 from omni.serve.errors import describe
-from omni.serve.limits import Limits
+from omni.serve.limits import ServeLimits
 from omni.serve.metrics.listener import Listener
 from omni.serve.metrics.stages import StageCollector
 from omni.serve.observer import Observer, RequestObserver
@@ -31,7 +31,7 @@ class Metrics(Observer):
     """Metrics of one server, in a registry of its own. Observing is for the event loop's thread, and takes no answer of the engine:
     the stages are asked when someone asks for the metrics."""
 
-    def __init__(self, omni: AsyncOmni, limits: Limits, model: str) -> None:
+    def __init__(self, omni: AsyncOmni, limits: ServeLimits, model: str) -> None:
         """model: its name."""
         registry = self.registry = CollectorRegistry()
         self._stages = StageCollector(omni, limits)

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from omni.api import AsyncOmni
 from omni.errors import OmniError
 from omni.pipeline import FRONTEND
-from omni.serve.limits import Limits
+from omni.serve.limits import ServeLimits
 
 _PATIENCE_SECONDS = 2.0
 """For the engine's answer, which comes between two turns of its loop."""
@@ -30,7 +30,7 @@ class StageCollector(Collector):
     """One question to the engine is under way at a time. Without an answer the stages' metrics are left out, and
     `omni_stages_unread_total` says so: numbers of a while ago would look as if nothing happened."""
 
-    def __init__(self, omni: AsyncOmni, limits: Limits) -> None:
+    def __init__(self, omni: AsyncOmni, limits: ServeLimits) -> None:
         self._omni = omni
         self._limits = limits
         self._reading: asyncio.Task[_Numbers | None] | None = None

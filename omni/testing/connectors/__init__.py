@@ -9,7 +9,7 @@ from omni.device.cpu import CpuDevice
 from omni.device.cuda import CudaDevice
 from omni.plugin import locate
 from omni.testing.connectors import arrivals, deaths, endings
-from omni.testing.connectors.bench import Bench
+from omni.testing.connectors.bench import ConnectorBench
 from omni.testing.connectors.ends import End, LocalEnd, RemoteEnd, path_of
 from omni.testing.connectors.promises import Gate, calling, require
 
@@ -17,7 +17,7 @@ __all__ = ["CHECKS", "LARGEST_BYTES", "Gate", "check_connector"]
 
 LARGEST_BYTES = 2**23
 
-CHECKS: tuple[Callable[[Bench], None], ...] = (
+CHECKS: tuple[Callable[[ConnectorBench], None], ...] = (
     arrivals.claims,
     arrivals.same_memory,
     arrivals.through_the_host,
@@ -79,7 +79,7 @@ def check_connector(
     | memory is there and stays as it is until the release event; releases, aborts and discards in any order and state | `endings` |
     | payloads that nobody takes keep no others from arriving | `slow_consumers` |
     | several edges of one connector; `close` at any time, and twice | `several_edges`, `closed_under_way` |
-    | after each check, all memory is free, no receiver is busy, and a payload larger than the pool passes | `Bench.settle` |
+    | after each check, memory is free, no receiver is busy, and a payload larger than the pool passes | `ConnectorBench.settle` |
     | no call fails, except `Pending.poll` with OmniError for a payload that is lost; none waits for an event | everywhere |
 
     With a second process: all of these, and
@@ -100,13 +100,15 @@ def check_connector(
     numbers = itertools.count(1).__next__
     for check in CHECKS:
         connector = _make(factory)
-        _run(check, Bench(connector, devices, LocalEnd(connector, devices[1]), largest_bytes, numbers))
+        _run(check, ConnectorBench(connector, devices, LocalEnd(connector, devices[1]), largest_bytes, numbers))
     if path is not None:
         require(beyond, "a connector between two processes reaches beyond one (Connector.reach)")
-        _check_processes(path, devices[1], lambda end: Bench(_make(factory), devices, end, largest_bytes, numbers))
+        _check_processes(
+            path, devices[1], lambda end: ConnectorBench(_make(factory), devices, end, largest_bytes, numbers)
+        )
 
 
-def _check_processes(path: str, device: Device, bench: Callable[[End], Bench]) -> None:
+def _check_processes(path: str, device: Device, bench: Callable[[End], ConnectorBench]) -> None:
     """device: of the other process. bench: with an end of its consumer."""
     ends: list[RemoteEnd] = []
     try:
@@ -121,8 +123,8 @@ def _check_processes(path: str, device: Device, bench: Callable[[End], Bench]) -
             end.kill()
 
 
-def _run(check: Callable[[Bench], None], bench: Bench) -> None:
-    def settled(bench: Bench) -> None:
+def _run(check: Callable[[ConnectorBench], None], bench: ConnectorBench) -> None:
+    def settled(bench: ConnectorBench) -> None:
         check(bench)
         bench.settle()
 
@@ -130,7 +132,7 @@ def _run(check: Callable[[Bench], None], bench: Bench) -> None:
     _named(settled, bench)
 
 
-def _named(check: Callable[..., None], bench: Bench, *ends: RemoteEnd) -> None:
+def _named(check: Callable[..., None], bench: ConnectorBench, *ends: RemoteEnd) -> None:
     """Runs a check. Its name comes with the error."""
     try:
         check(bench, *ends)

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from omni.device import COMPLETED
 from omni.payload import PageSlice
-from omni.testing.connectors.bench import Bench
+from omni.testing.connectors.bench import ConnectorBench
 from omni.testing.connectors.ends import LocalEnd
 from omni.testing.connectors.host_memory import HostMemory, bytes_in
 from omni.testing.connectors.producer import Sent
@@ -12,17 +12,17 @@ from omni.testing.connectors.promises import Gate, calling, require
 from omni.testing.connectors.values import DTYPES, Meta, TensorOf, WatchedSlice
 
 
-def every_dtype_and_layout(bench: Bench) -> None:
+def every_dtype_and_layout(bench: ConnectorBench) -> None:
     """Catches lost, mixed up or changed values, shapes, dtypes and names."""
     edge = bench.open()
     bench.through(edge, *every_kind(bench))
 
 
-def every_kind(bench: Bench) -> list[Meta]:
+def every_kind(bench: ConnectorBench) -> list[Meta]:
     layouts = [
-        TensorOf(name=f"{dtype}-{layout}", dtype=dtype, shape=(5, 2 if layout == "windows" else 4), layout=layout)
+        TensorOf(name=f"{dtype}-{layout}", dtype=dtype, shape=(5, 2 if layout == "overlapping" else 4), layout=layout)
         for dtype in ("float32", "bfloat16", "int64", "bool", "uint8", "complex64", "float8_e4m3fn")
-        for layout in ("strided", "transposed", "expanded", "windows")
+        for layout in ("strided", "transposed", "expanded", "overlapping")
     ]
     pages = [
         TensorOf(name=f"{dtype}-{rows}-{width}", dtype=dtype, shape=(rows, width), layout="pages")
@@ -44,7 +44,7 @@ def every_kind(bench: Bench) -> list[Meta]:
     ]
 
 
-def every_size(bench: Bench) -> None:
+def every_size(bench: ConnectorBench) -> None:
     """Catches errors at the edges of slots and of the pool, and payloads that it has no room for at once."""
     edge, pool = bench.open(), bench.pool_bytes
     for size in (1, 2, 63, 64, 65, 4097, 2**16 - 1, 2**16 + 1, pool - 1, pool, pool + 1, 2 * pool, bench.largest_bytes):
@@ -57,7 +57,7 @@ def every_size(bench: Bench) -> None:
     bench.through(edge, wide)
 
 
-def in_order(bench: Bench) -> None:
+def in_order(bench: ConnectorBench) -> None:
     """Catches payloads that are mixed up, while the pieces of many come in turn."""
     edge, pool = bench.open(), bench.pool_bytes
     sizes = (5, pool // 3, 64, pool + 7, 1, pool // 2, 4096, 0)
@@ -68,7 +68,7 @@ def in_order(bench: Bench) -> None:
     bench.release(*sents)
 
 
-def not_before_ready(bench: Bench) -> None:
+def not_before_ready(bench: ConnectorBench) -> None:
     """Catches an early read of the payload, an early `Received.ready`, and a call that waits for the event."""
     edge = bench.open()
     for meta in (bench.small(), bench.full()):
@@ -82,7 +82,7 @@ def not_before_ready(bench: Bench) -> None:
         bench.release(sent)
 
 
-def same_memory(bench: Bench) -> None:
+def same_memory(bench: ConnectorBench) -> None:
     """Catches a copy where `Connector` claims that there is none, and the other way round."""
     if not isinstance(bench.end, LocalEnd) or not bench.local:
         return
@@ -106,7 +106,7 @@ def same_memory(bench: Bench) -> None:
     bench.release(sent)
 
 
-def through_the_host(bench: Bench) -> None:
+def through_the_host(bench: ConnectorBench) -> None:
     """Catches a false `raw_device_tensors` beyond a process: host memory of the payload's size, or its bytes in pieces."""
     if not isinstance(bench.end, LocalEnd) or bench.local or not bench.connector.raw_device_tensors:
         return
@@ -130,7 +130,7 @@ def _address(tensor: Tensor | PageSlice) -> int:
     return (tensor.pages if isinstance(tensor, PageSlice) else tensor).data_ptr()
 
 
-def claims(bench: Bench) -> None:
+def claims(bench: ConnectorBench) -> None:
     """Catches a connector that does not serve the devices it is checked on, or answers with something else."""
     connector = bench.connector
     devices = bench.producer.device.torch_device, bench.consumer_device.torch_device
@@ -143,7 +143,7 @@ def claims(bench: Bench) -> None:
     require(isinstance(connector.raw_device_tensors, bool), "Connector.raw_device_tensors is a bool")
 
 
-def rows_moved_first(bench: Bench) -> None:
+def rows_moved_first(bench: ConnectorBench) -> None:
     """The rows of a page slice move before they are gathered. Catches a sender that keeps the old place."""
     edge = bench.open()
     for size in (1024, 2 * bench.pool_bytes):
@@ -156,7 +156,7 @@ def rows_moved_first(bench: Bench) -> None:
         bench.release(sent)
 
 
-def rows_on_the_way(bench: Bench) -> None:
+def rows_on_the_way(bench: ConnectorBench) -> None:
     """The payload is ready while its rows still move. Catches a sender that reads before `PageSlice.moved`."""
     edge = bench.open()
     for size in (1024, 2 * bench.pool_bytes):
@@ -171,7 +171,7 @@ def rows_on_the_way(bench: Bench) -> None:
         bench.release(sent)
 
 
-def rows_moved_midway(bench: Bench) -> None:
+def rows_moved_midway(bench: ConnectorBench) -> None:
     """Rows move when a part of them is gathered. Catches a sender that keeps the place of the first gather."""
     edge = bench.open()
     sent = bench.send(edge, bench.rows_of(4 * bench.pool_bytes))
@@ -184,7 +184,7 @@ def rows_moved_midway(bench: Bench) -> None:
     bench.release(sent)
 
 
-def rows_on_the_way_midway(bench: Bench) -> None:
+def rows_on_the_way_midway(bench: ConnectorBench) -> None:
     """Rows still move when a part of them is gathered. Catches a sender that asks for `PageSlice.moved` once."""
     edge = bench.open()
     moved, sent = bench.gate(), bench.send(edge, bench.rows_of(4 * bench.pool_bytes))
@@ -202,7 +202,7 @@ def rows_on_the_way_midway(bench: Bench) -> None:
     bench.release(sent)
 
 
-def _move(bench: Bench, sent: Sent, moved: Gate | None) -> None:
+def _move(bench: ConnectorBench, sent: Sent, moved: Gate | None) -> None:
     """Moves the rows of a payload. Without `moved`, they are in place at once, and the old place is overwritten."""
     memory = sent.memories[0]
     assert isinstance(memory.tensor, WatchedSlice)

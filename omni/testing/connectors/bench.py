@@ -31,7 +31,7 @@ _BYTES_PER_SECOND = 2**24
 SOME_TURNS = 20
 
 
-class Bench:
+class ConnectorBench:
     """pool_bytes: of each edge. largest_bytes: of a payload."""
 
     def __init__(

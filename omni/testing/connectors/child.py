@@ -11,7 +11,16 @@ from omni.device import open_device
 from omni.ipc import Channel, ChannelClosed, Codec
 from omni.plugin import locate
 from omni.testing.connectors.consumer import Consumer
-from omni.testing.connectors.messages import Commands, OpenSender, PieceOf, Report, SendPayload, Start, Turns, typed
+from omni.testing.connectors.messages import (
+    Commands,
+    EndReport,
+    OpenSender,
+    PieceOf,
+    SendPayload,
+    StartEnd,
+    Turns,
+    typed,
+)
 from omni.testing.connectors.producer import Producer
 from omni.testing.connectors.promises import Gate
 
@@ -21,26 +30,26 @@ TURN_SECONDS = 0.001
 
 def main(descriptor: int) -> None:
     """descriptor: the socket to the checking process. Exits the interpreter."""
-    channel: Channel[Report, Commands] = Channel(socket.socket(fileno=descriptor), Codec(Report), Codec(Commands))
+    channel: Channel[EndReport, Commands] = Channel(socket.socket(fileno=descriptor), Codec(EndReport), Codec(Commands))
     try:
         _serve(channel)
     except ChannelClosed:
         pass
     except BaseException as error:
         text = str(error) if isinstance(error, AssertionError) else f"the second process failed: {error!r}"
-        channel.send(Report(broken=text))
+        channel.send(EndReport(broken=text))
     os._exit(0)
 
 
-def _serve(channel: "Channel[Report, Commands]") -> None:
+def _serve(channel: "Channel[EndReport, Commands]") -> None:
     received = channel.receive()
     assert received is not None
     start, *commands = received[0].each
-    assert isinstance(start, Start)
+    assert isinstance(start, StartEnd)
     torch.set_num_threads(start.threads)
     end = _End(start)
     end.turn(Commands(commands))
-    channel.send(Report())
+    channel.send(EndReport())
     while True:
         select.select([channel.descriptor], [], [], 0 if end.moved else TURN_SECONDS)
         received = channel.receive(block=False)
@@ -52,12 +61,12 @@ def _serve(channel: "Channel[Report, Commands]") -> None:
 class _End:
     """report: what the checking process does not know. moved: whether something happened in the last turn."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: StartEnd) -> None:
         device = open_device(start.device)
         factory = locate(start.factory, "connector")
         assert callable(factory)
         connector: Connector = factory()
-        self.report = Report()
+        self.report = EndReport()
         self.moved = False
         self._consumer = Consumer(connector, device)
         self._producer = Producer(connector, device)
@@ -73,7 +82,7 @@ class _End:
 
     def heard(self) -> None:
         self._busy = self.report.busy
-        self.report = Report()
+        self.report = EndReport()
         self._consumer.changed.clear()
 
     def turn(self, commands: Commands) -> None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from omni.testing.connectors import promises
-from omni.testing.connectors.bench import SOME_TURNS, Bench
+from omni.testing.connectors.bench import SOME_TURNS, ConnectorBench
 from omni.testing.connectors.child import TURN_SECONDS
 from omni.testing.connectors.consumer import Consumer
 from omni.testing.connectors.endings import in_all_states
@@ -22,10 +22,10 @@ from omni.testing.connectors.messages import (
 from omni.testing.connectors.promises import calling, require
 
 CLOSE_SECONDS = 30.0
-"""How long a receiver may be busy after its sender's process has ended."""
+"""Seconds that a receiver may be busy after its sender's process has ended."""
 
 
-def consumer_killed(bench: Bench, end: RemoteEnd, next_end: RemoteEnd) -> None:
+def consumer_killed(bench: ConnectorBench, end: RemoteEnd, next_end: RemoteEnd) -> None:
     """The consumer's process ends. Catches payloads that `Sender.peer_lost` does not free, memory that it loses, and a
     sender that takes no new receiver."""
     edge = bench.open()
@@ -44,7 +44,7 @@ def consumer_killed(bench: Bench, end: RemoteEnd, next_end: RemoteEnd) -> None:
     bench.settle()
 
 
-def sender_killed(bench: Bench, end: RemoteEnd) -> None:
+def sender_killed(bench: ConnectorBench, end: RemoteEnd) -> None:
     """The producer's process ends; the consumer is in the calling thread. Catches a receiver that hangs or stays busy, and
     memory that goes away while it is read."""
     edge, pool = bench.new_gate(), bench.pool_bytes

@@ -1,11 +1,11 @@
 """Checks of releases, aborts and discards, of slow consumers, of several edges, and of `close`."""
 
-from omni.testing.connectors.bench import Bench
+from omni.testing.connectors.bench import ConnectorBench
 from omni.testing.connectors.producer import Sent
 from omni.testing.connectors.promises import require
 
 
-def intact_until_the_release_event(bench: Bench) -> None:
+def intact_until_the_release_event(bench: ConnectorBench) -> None:
     """Catches memory that is reused before the event that `Pending.release` got, and a call that waits for it."""
     edge, pool = bench.open(), bench.pool_bytes
     for meta in (bench.small(), bench.bytes_of(pool // 4), bench.full()):
@@ -29,7 +29,7 @@ def intact_until_the_release_event(bench: Bench) -> None:
         bench.release(*others)
 
 
-def kept_until_the_release_event(bench: Bench) -> None:
+def kept_until_the_release_event(bench: ConnectorBench) -> None:
     """As a consumer whose launched phases still read, but which keeps no reference: catches memory that the receiver drops
     before the event that `Pending.release` got."""
     edge = bench.open()
@@ -42,7 +42,7 @@ def kept_until_the_release_event(bench: Bench) -> None:
         bench.freed(sent, promise="a released payload is free after the release event (Ref.freed)")
 
 
-def released_in_any_order(bench: Bench) -> None:
+def released_in_any_order(bench: ConnectorBench) -> None:
     """Catches a release that frees another payload, or that waits for one."""
     edge, pool = bench.open(), bench.pool_bytes
     held = [bench.send(edge, bench.bytes_of(pool // 8)) for _ in range(6)]
@@ -55,7 +55,7 @@ def released_in_any_order(bench: Bench) -> None:
         bench.read(*held)
 
 
-def aborted_before_sent(bench: Bench) -> None:
+def aborted_before_sent(bench: ConnectorBench) -> None:
     """Catches a payload that an abort does not free, also one that never becomes ready."""
     edge = bench.open()
     for make in (bench.small, bench.full):
@@ -72,7 +72,7 @@ def aborted_before_sent(bench: Bench) -> None:
             require(not bench.state(sent).ready, "an aborted payload does not arrive (Ref.abort)")
 
 
-def aborted_after_sent(bench: Bench) -> None:
+def aborted_after_sent(bench: ConnectorBench) -> None:
     """Catches an abort that takes a payload away from its receiver."""
     edge = bench.open()
     for meta in (bench.small(), bench.bytes_of(bench.pool_bytes // 4)):
@@ -86,7 +86,7 @@ def aborted_after_sent(bench: Bench) -> None:
         bench.abort(sent)
 
 
-def aborted_midway(bench: Bench) -> None:
+def aborted_midway(bench: ConnectorBench) -> None:
     """The producer gives up a payload of which the receiver has some pieces."""
     edge = bench.open()
     for poll in (True, False):
@@ -99,7 +99,7 @@ def aborted_midway(bench: Bench) -> None:
             bench.freed(sent, promise="a payload that both ends give up midway is freed (Ref.abort, Pending.abort)")
 
 
-def abandoned(bench: Bench) -> None:
+def abandoned(bench: ConnectorBench) -> None:
     """The consumer gives up a payload before all its pieces came, and discards the rest. Catches pieces whose memory is
     lost, and a payload that is not sent to its end."""
     edge = bench.open()
@@ -121,7 +121,7 @@ def abandoned(bench: Bench) -> None:
         bench.freed(sent, promise="a payload that arrived and was aborted is freed (Pending.abort)")
 
 
-def discarded(bench: Bench) -> None:
+def discarded(bench: ConnectorBench) -> None:
     """No piece reaches a `Pending`. Catches pieces whose memory `Receiver.discard` does not give back."""
     edge = bench.open()
     metas = (bench.small(), bench.bytes_of(bench.pool_bytes // 4), bench.full(), bench.meta())
@@ -131,7 +131,7 @@ def discarded(bench: Bench) -> None:
         bench.freed(sent, promise="a payload whose pieces are discarded is sent and freed (Receiver.discard)")
 
 
-def aborted_after_release(bench: Bench) -> None:
+def aborted_after_release(bench: ConnectorBench) -> None:
     """Catches an abort that frees what is still being read."""
     edge, pool = bench.open(), bench.pool_bytes
     for meta in (bench.small(), bench.bytes_of(pool // 4)):
@@ -153,7 +153,7 @@ def aborted_after_release(bench: Bench) -> None:
         bench.freed(sent, promise="a payload released and then aborted is free after the release event (Ref.freed)")
 
 
-def slow_consumers(bench: Bench) -> None:
+def slow_consumers(bench: ConnectorBench) -> None:
     """Consumers hold payloads of several pools: some ask for theirs and keep them, others do not even ask. Catches a
     pool that does not drain."""
     edge, pool = bench.open(), bench.pool_bytes
@@ -175,7 +175,7 @@ def slow_consumers(bench: Bench) -> None:
         bench.release(*reversed(slow))
 
 
-def several_edges(bench: Bench) -> None:
+def several_edges(bench: ConnectorBench) -> None:
     """Catches ends of one connector that share what they may not, also those of one edge to two consumers."""
     edges = [bench.open("one"), bench.open("two"), bench.open("two")]
     sents = [bench.send(edge, meta) for _ in range(4) for edge in edges for meta in (bench.small(), bench.full())]
@@ -190,7 +190,7 @@ def several_edges(bench: Bench) -> None:
     bench.release(*held)
 
 
-def closed_under_way(bench: Bench) -> None:
+def closed_under_way(bench: ConnectorBench) -> None:
     """Catches a `close` that fails while payloads are in any state, or a second time, or before the other end's."""
     for sender_first in (False, True):
         edge = bench.open()
@@ -201,7 +201,7 @@ def closed_under_way(bench: Bench) -> None:
         bench.close(after)
 
 
-def in_all_states(bench: Bench, edge: int) -> list[Sent]:
+def in_all_states(bench: ConnectorBench, edge: int) -> list[Sent]:
     """Payloads that are not ready, midway, arrived, read, aborted, and released before the event."""
     unready = bench.send(edge, bench.small(), bench.gate())
     arrived, read, aborted, released = (bench.send(edge, bench.bytes_of(bench.pool_bytes // 8)) for _ in range(4))
@@ -215,7 +215,7 @@ def in_all_states(bench: Bench, edge: int) -> list[Sent]:
     return [unready, midway, unasked, arrived, read, aborted, released]
 
 
-def nothing_leaks(bench: Bench) -> None:
+def nothing_leaks(bench: ConnectorBench) -> None:
     """Catches memory of the pool that is lost, a little at each ending of a payload."""
     edge, pool = bench.open(), bench.pool_bytes
     for _ in range(8):
@@ -233,7 +233,7 @@ def nothing_leaks(bench: Bench) -> None:
         bench.through(edge, bench.full())
 
 
-def _begun(bench: Bench, edge: int, poll: bool, let: int) -> Sent:
+def _begun(bench: ConnectorBench, edge: int, poll: bool, let: int) -> Sent:
     """A payload larger than the pool, of whose pieces the receiver gets the first `let`. The others are kept back."""
     sent = bench.send(edge, bench.bytes_of(4 * bench.pool_bytes), poll=poll)
     bench.hold(sent)

@@ -18,7 +18,7 @@ from omni.ipc import Channel, ChannelClosed, Codec, Undecodable
 from omni.plugin import locate
 from omni.testing.connectors.child import TURN_SECONDS
 from omni.testing.connectors.consumer import Consumer
-from omni.testing.connectors.messages import Command, Commands, PieceOf, Report, Start, State, Turns
+from omni.testing.connectors.messages import Command, Commands, EndReport, PieceOf, StartEnd, State, Turns
 
 _BOOT = (
     "import json, sys\n"
@@ -95,12 +95,12 @@ class RemoteEnd:
 
     def __init__(self, factory: str, device: Device) -> None:
         ours, theirs = Channel.pair()
-        self._channel: Channel[Commands, Report] = Channel(ours, Codec(Commands), Codec(Report))
+        self._channel: Channel[Commands, EndReport] = Channel(ours, Codec(Commands), Codec(EndReport))
         paths = [path for path in sys.path if isinstance(path, str)]
         command = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(paths)]
         with theirs:
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        self._commands: list[Command] = [Start(factory, str(device.torch_device), torch.get_num_threads())]
+        self._commands: list[Command] = [StartEnd(factory, str(device.torch_device), torch.get_num_threads())]
         self._token = self._reached = 0
         self._alive = True
         self.states: dict[int, State] = {}

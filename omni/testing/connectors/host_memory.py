@@ -1,4 +1,4 @@
-"""How much of the host's memory a connector uses."""
+"""The host memory that a connector uses."""
 
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -15,7 +15,7 @@ def typed(value: object) -> Typed[Any]:
     return Typed(cast(Any, value))
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
+class StartEnd(msgspec.Struct, frozen=True, tag=True):
     """factory: `module:attribute`. device: of the other process's end, by name."""
 
     factory: str
@@ -90,13 +90,13 @@ class SendPayload(msgspec.Struct, frozen=True, tag=True):
 
 
 class Turns(msgspec.Struct, frozen=True, tag=True):
-    """Asks for a `Report` with this `token` after some more turns."""
+    """Asks for an `EndReport` with this `token` after some more turns."""
 
     token: int
     count: int
 
 
-Command = Start | OpenReceiver | OpenSender | Expect | PieceOf | Do | OpenGate | CloseReceiver | SendPayload | Turns
+Command = StartEnd | OpenReceiver | OpenSender | Expect | PieceOf | Do | OpenGate | CloseReceiver | SendPayload | Turns
 
 
 class Commands(msgspec.Struct, frozen=True, tag=True):
@@ -116,7 +116,7 @@ class State(msgspec.Struct):
     lost: str = ""
 
 
-class Report(msgspec.Struct, tag=True):
+class EndReport(msgspec.Struct, tag=True):
     """News of the other end; the first one says that it is there.
 
     broken: the text of an AssertionError. busy: a receiver is. pieces: of payloads

@@ -1,11 +1,11 @@
-"""How a check fails: with the promise of `omni.connector.base` that was broken."""
+"""The error of a check: the broken promise of `omni.connector.base`."""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 PATIENCE_SECONDS = 60.0
-"""How long a check waits for what must come, before it fails. Longer for large payloads."""
+"""Seconds that a check waits before it fails; more for large payloads."""
 WAIT_SECONDS = 10.0
 MAX_QUERIES = 50_000
 

@@ -37,7 +37,7 @@ BLOCK = 16
 class TensorOf(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor.
 
-    layout: `plain`; `strided` (every second column); `transposed`; `expanded` (rows share one memory); `windows` (row
+    layout: `plain`; `strided` (every second column); `transposed`; `expanded` (rows share one memory); `overlapping` (row
     n + 1 begins at the second element of row n, shape `[n, 2]`); `pages`, a page slice of `[n, width]`.
     """
 
@@ -60,7 +60,7 @@ class TensorOf(msgspec.Struct, frozen=True, kw_only=True):
                 return self.shape[1], self.shape[0]
             case "expanded":
                 return 1, self.shape[1]
-            case "windows":
+            case "overlapping":
                 return (self.shape[0] + 1,)
             case "pages":
                 return -(-self.shape[0] // BLOCK) + 2, BLOCK, self.shape[1]
@@ -74,7 +74,7 @@ class TensorOf(msgspec.Struct, frozen=True, kw_only=True):
                 return base.t()
             case "expanded":
                 return base.expand(self.shape)
-            case "windows":
+            case "overlapping":
                 return base.as_strided(self.shape, (1, 1))
         return base
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from omni.config import Layer
+from omni.config import SettingsLayer
 from omni.device import Device
 from omni.engine import Plan, plan_of
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins, load_plugins
 from omni.testing.engines.pipeline import PipelineEngine
-from omni.testing.engines.result import Result
+from omni.testing.engines.result import EngineResult
 from omni.testing.engines.ticked import GIVEN_UP, TickedEngine
 
-__all__ = ["GIVEN_UP", "PipelineEngine", "Result", "TickedEngine", "engine_for"]
+__all__ = ["GIVEN_UP", "EngineResult", "PipelineEngine", "TickedEngine", "engine_for"]
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def engine_for(
             folder = Path(checkpoint) if checkpoint is not None else Path(empty)
             if checkpoint is None:
                 (folder / "config.json").write_text(json.dumps({"model_type": model.family}))
-            plan: Plan | None = plan_of(model, plugins, [Layer("test", overrides or {})])
+            plan: Plan | None = plan_of(model, plugins, [SettingsLayer("test", overrides or {})])
         else:
             folder, plan = Path(model), None
         engine = PipelineEngine(folder, plugins, overrides, device, change, plan, **options)

@@ -11,12 +11,12 @@ from omni.engine import EngineRequest
 from omni.frontend.base import Chat, Frontend, Message, TextPart
 from omni.frontend.build import build_frontend
 from omni.sampling import SamplingParams
-from omni.testing.engines.result import Result
+from omni.testing.engines.result import EngineResult
 from omni.testing.engines.ticked import TickedEngine
 from omni.testing.simulation.device import SimulatedDevice
 
 PATIENCE_SECONDS = 60.0
-"""How long an engine may do nothing while requests are under way."""
+"""Seconds that an engine may do nothing while requests are under way."""
 SETTLE_SECONDS = 2.0
 """How long, when all requests are over: what stages hold then is never freed."""
 
@@ -31,7 +31,7 @@ class PipelineEngine(TickedEngine):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._results: list[Result] = []
+        self._results: list[EngineResult] = []
 
     @cached_property
     def frontend(self) -> Frontend:
@@ -62,13 +62,13 @@ class PipelineEngine(TickedEngine):
             cache_salt=asked.cache_salt,
         )
 
-    def start(self, asked: Asked, sampling: SamplingParams | None = None) -> Result:
+    def start(self, asked: Asked, sampling: SamplingParams | None = None) -> EngineResult:
         """Submits a request. Its result fills while the engine is ticked."""
-        self._results.append(Result())
+        self._results.append(EngineResult())
         self.engine.submit(self.request(asked, sampling), self._results[-1].take)
         return self._results[-1]
 
-    def answer(self, asked: Asked, sampling: SamplingParams | None = None) -> Result:
+    def answer(self, asked: Asked, sampling: SamplingParams | None = None) -> EngineResult:
         """Runs one request alone. Raises its error."""
         (result,) = self.run([self.request(asked, sampling)])
         if result.error is not None:
@@ -80,7 +80,7 @@ class PipelineEngine(TickedEngine):
         requests: Sequence[Asked],
         arrivals: Sequence[int] | None = None,
         departures: Mapping[int, int] | None = None,
-    ) -> list[Result]:
+    ) -> list[EngineResult]:
         """Runs requests until all are over. Raises AssertionError if a stage holds anything then.
 
         Request i joins before tick `arrivals[i]`, all at the start by default, and is aborted before tick `departures[i]`
@@ -90,7 +90,7 @@ class PipelineEngine(TickedEngine):
         prepared = [self.request(each) for each in requests]
         if len({each.id for each in prepared}) < len(prepared):
             prepared = [replace(each, id=f"{each.id}-{index}") for index, each in enumerate(prepared)]
-        results = [Result() for _ in prepared]
+        results = [EngineResult() for _ in prepared]
         self._results += results
         actions: list[tuple[int, Callable[[], object]]] = []
         for index, (each, result) in enumerate(zip(prepared, results, strict=True)):

@@ -12,7 +12,7 @@ from omni.payload import AudioChunk, GeneratedTokens
 
 
 @dataclass(slots=True)
-class Result:
+class EngineResult:
     """outputs: as they came, by modality. stages: how each stage ended. error: why the request failed. over: no more comes."""
 
     outputs: dict[str, list[msgspec.Struct]] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from omni.checkpoint import Checkpoint
-from omni.config import Layer
+from omni.config import SettingsLayer
 from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineOptions, Plan, build_engine, resolve_pipeline
@@ -39,7 +39,7 @@ class TickedEngine:
         **options: Any,
     ) -> None:
         self.folder, self.device, self.checkpoint = folder, device or CpuDevice(), Checkpoint(folder)
-        self.plan = change(plan or resolve_pipeline(self.checkpoint, plugins, [Layer("test", overrides or {})]))
+        self.plan = change(plan or resolve_pipeline(self.checkpoint, plugins, [SettingsLayer("test", overrides or {})]))
         settings = EngineOptions(**{"dtype": "float32", **options})
         self.engine: Engine = build_engine(self.plan, self.checkpoint, plugins, self.device, settings)
 

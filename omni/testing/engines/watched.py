@@ -1,7 +1,7 @@
 """A stage whose worker is watched: its inputs, and the outputs that it hands to the engine, whatever edges make of them."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -71,11 +71,18 @@ class _WatchedWorker:
         return self._worker.longest_prompt
 
     def tick(self) -> bool:
-        for arrived in self.inbox:
-            if isinstance(arrived, Feed):
-                self._watch.inputs.setdefault(arrived.request_id, []).append(arrived.payload)
+        return self._watched(self._worker.tick)
+
+    def poll(self) -> bool:
+        return self._watched(self._worker.poll)
+
+    def _watched(self, call: Callable[[], bool]) -> bool:
+        inputs = [message for message in self.inbox if isinstance(message, Feed)]
         before = len(self.outbox)
-        moved = self._worker.tick()
+        moved = call()
+        if not self.inbox:  # a stage may leave out `poll`, which leaves the inputs to `tick`
+            for arrived in inputs:
+                self._watch.inputs.setdefault(arrived.request_id, []).append(arrived.payload)
         for sent in list(self.outbox)[before:]:
             self._watch.take(sent)
         self._watch.most_requests = max(self._watch.most_requests, self._worker.usage().get("requests", 0))

@@ -7,12 +7,12 @@ from omni.errors import ConfigError
 from omni.frontend.base import Chat
 from omni.plugin.manager import Plugins, load_plugins
 from omni.testing.families import checks
-from omni.testing.families.bench import Bench, Family, Reference
+from omni.testing.families.bench import FamilyBench, Reference, TestedFamily
 from omni.testing.retries import no_retries
 
 __all__ = ["CHECKS", "Reference", "check_family"]
 
-CHECKS: tuple[Callable[[Bench], None], ...] = (
+CHECKS: tuple[Callable[[FamilyBench], None], ...] = (
     checks.alone,
     checks.together,
     checks.one_by_one,
@@ -70,7 +70,7 @@ def check_family(
     """
     if len(texts) < _FEWEST_TEXTS:
         raise ConfigError("texts", f"are {len(texts)}", f"give {_FEWEST_TEXTS} or more, of different length")
-    family = Family(
+    family = TestedFamily(
         folder=Path(folder),
         plugins=load_plugins() if plugins is None else plugins,
         stage=stage,
@@ -78,7 +78,7 @@ def check_family(
         overrides=overrides or {},
         seeds=seeds,
     )
-    bench = Bench(family, texts, reference)
+    bench = FamilyBench(family, texts, reference)
     answers = {case.answer for case in bench.cases}
     if len(answers) < 2 or max(len(set(answer)) for answer in answers) < 3:
         remedy = "give the tiny checkpoint weights that tell texts apart (omni.tiny has `seeded`, `fill` and `tame`)"

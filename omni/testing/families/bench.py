@@ -28,7 +28,7 @@ BLOCK = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class FamilyCase:
     """A text, the ids of its prompt, and the ids that the reference gives."""
 
     chat: Chat
@@ -38,7 +38,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class TestedFamily:
     """A family under test. texts: as given to `check_family`."""
 
     folder: Path
@@ -49,10 +49,10 @@ class Family:
     seeds: Sequence[int]
 
 
-class Bench:
+class FamilyBench:
     """cases: one for each text. stage: whose tokens are compared."""
 
-    def __init__(self, family: Family, texts: Sequence[str | Chat], reference: Reference) -> None:
+    def __init__(self, family: TestedFamily, texts: Sequence[str | Chat], reference: Reference) -> None:
         self.family = family
         with self._engine({}, None, Watch(), {}) as engine:
             pipeline = engine.plan.pipeline
@@ -69,7 +69,7 @@ class Bench:
             chats = [self._greedy(text) for text in texts]
             prompts = [self._prompt(engine, chat) for chat in chats]
         self.cases = [
-            Case(chat, _name(index, chat), prompt, _answer(reference, prompt, family.max_tokens))
+            FamilyCase(chat, _name(index, chat), prompt, _answer(reference, prompt, family.max_tokens))
             for index, (chat, prompt) in enumerate(zip(chats, prompts, strict=True))
         ]
 
@@ -87,7 +87,7 @@ class Bench:
         settings: Mapping[str, object],
         remedy: str,
         *,
-        cases: Sequence[Case] | None = None,
+        cases: Sequence[FamilyCase] | None = None,
         arrivals: Sequence[int] | None = None,
         departures: Mapping[int, int] | None = None,
         device: Device | None = None,
@@ -150,7 +150,9 @@ class Bench:
             )
         return tuple(columns[0][0].tolist())
 
-    def _compare(self, request: EngineRequest, case: Case, watch: Watch, error: OmniError | None, remedy: str) -> None:
+    def _compare(
+        self, request: EngineRequest, case: FamilyCase, watch: Watch, error: OmniError | None, remedy: str
+    ) -> None:
         tokens, wanted = watch.tokens.get(request.id, []), list(case.answer)
         if error is GIVEN_UP:
             wanted = wanted[: len(tokens)]

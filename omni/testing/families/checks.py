@@ -4,12 +4,12 @@ from contextlib import AbstractContextManager, ExitStack
 
 from omni.device import Device, SyncCheck, sync_guard
 from omni.errors import SyncError
-from omni.testing.families.bench import BLOCK, Bench
+from omni.testing.families.bench import BLOCK, FamilyBench
 from omni.testing.launch_guard import LaunchGuard
 from omni.testing.simulation.device import SimulatedDevice
 
 
-def alone(bench: Bench) -> None:
+def alone(bench: FamilyBench) -> None:
     """Catches wrong arithmetic or weights, and results that differ from run to run."""
     bench.run(
         bench.settings(prefix_cache=False),
@@ -20,7 +20,7 @@ def alone(bench: Bench) -> None:
     )
 
 
-def together(bench: Bench) -> None:
+def together(bench: FamilyBench) -> None:
     """Catches rows that depend on each other."""
     watch, _ = bench.run(
         bench.settings(prefix_cache=False),
@@ -30,7 +30,7 @@ def together(bench: Bench) -> None:
     require_rows(watch.most_requests)
 
 
-def one_by_one(bench: Bench) -> None:
+def one_by_one(bench: FamilyBench) -> None:
     """Catches prompts that disturb decode rows of the same step."""
     count = len(bench.cases)
     for apart in (1, 2, 5):
@@ -42,7 +42,7 @@ def one_by_one(bench: Bench) -> None:
         )
 
 
-def in_chunks(bench: Bench) -> None:
+def in_chunks(bench: FamilyBench) -> None:
     """Catches a chunk of a prompt that is taken for a whole prompt."""
     for budget in (1, 3, BLOCK + 3):
         bench.run(
@@ -52,7 +52,7 @@ def in_chunks(bench: Bench) -> None:
         )
 
 
-def warm_cache(bench: Bench) -> None:
+def warm_cache(bench: FamilyBench) -> None:
     """Catches what is computed beside the cache: a cached prefix is not computed again."""
     settings = bench.settings(block_size=BLOCK, prefix_cache=True)
     _, counters = bench.run(
@@ -70,7 +70,7 @@ def warm_cache(bench: Bench) -> None:
         )
 
 
-def in_flight(bench: Bench) -> None:
+def in_flight(bench: FamilyBench) -> None:
     """Catches a step that depends on the host having seen the last token."""
     for steps in (1, 2, 3, 4, 8):
         bench.run(
@@ -80,7 +80,7 @@ def in_flight(bench: Bench) -> None:
         )
 
 
-def preempted(bench: Bench) -> None:
+def preempted(bench: FamilyBench) -> None:
     """Catches generated tokens that are embedded otherwise when they come again as part of a prompt."""
     needed = -(-bench.longest // BLOCK)
     blocks = needed + 2
@@ -107,7 +107,7 @@ def preempted(bench: Bench) -> None:
         )
 
 
-def aborted(bench: Bench) -> None:
+def aborted(bench: FamilyBench) -> None:
     """Catches requests that depend on one that leaves."""
     cases = bench.cases * 2
     for first in range(4):
@@ -120,7 +120,7 @@ def aborted(bench: Bench) -> None:
         )
 
 
-def replayed(bench: Bench) -> None:
+def replayed(bench: FamilyBench) -> None:
     """Catches a step that cannot be captured: it depends on the launch, not on device memory."""
     bench.run(
         bench.settings(prefix_cache=False),
@@ -130,7 +130,7 @@ def replayed(bench: Bench) -> None:
     )
 
 
-def late_devices(bench: Bench) -> None:
+def late_devices(bench: FamilyBench) -> None:
     """Catches work that relies on the device being done, and memory that two streams use without order."""
     for seed in bench.family.seeds:
         bench.run(
@@ -142,7 +142,7 @@ def late_devices(bench: Bench) -> None:
         )
 
 
-def guarded(bench: Bench) -> None:
+def guarded(bench: FamilyBench) -> None:
     """Catches waits for the device, and work outside of phases."""
     remedy = (
         "a phase may not wait for the device: no .item(), .tolist() or `if` on a tensor's values, no boolean masks, no "

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from omni.device import Phase
 from omni.testing.simulation.shadow import Image, Region, Selection, Shadow, SlotImages, key_of
-from omni.testing.simulation.stream import HOST, Clock, Launched, SimulatedStream, advance, known
+from omni.testing.simulation.stream import HOST, Clock, QueuedPhase, SimulatedStream, advance, known
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class _Running:
     """A running phase. numbers: of its accesses, by operation and kind. seen: regions already accessed so."""
 
     stream: SimulatedStream
-    launched: Launched
+    launched: QueuedPhase
     numbers: dict[tuple[str, bool], int] = field(default_factory=dict)
     seen: set[tuple[object, ...]] = field(default_factory=set)
 
@@ -127,7 +127,7 @@ class Checker:
     def images(self, buffers: tuple[object, ...]) -> list[Image]:
         return self._slots.take(buffers)
 
-    def begin(self, stream: SimulatedStream, launched: Launched) -> None:
+    def begin(self, stream: SimulatedStream, launched: QueuedPhase) -> None:
         """Attributes accesses until `end` to this phase."""
         running = self._running = _Running(stream, launched)
         for image in launched.images:

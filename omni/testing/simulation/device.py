@@ -12,8 +12,17 @@ import torch
 from omni.device import COMPLETED, Device, Event, HostTask, Phase, Stream
 from omni.device.sync import host_waits
 from omni.testing.simulation.checker import Checker, Race
-from omni.testing.simulation.recorder import Recorder
-from omni.testing.simulation.stream import Barrier, Launched, Mark, SimulatedEvent, SimulatedStream, Task, advance, join
+from omni.testing.simulation.recorder import OperationRecorder
+from omni.testing.simulation.stream import (
+    Barrier,
+    Mark,
+    QueuedPhase,
+    SimulatedEvent,
+    SimulatedStream,
+    Task,
+    advance,
+    join,
+)
 from omni.testing.simulation.waits import WaitLog
 
 _PATIENCE = 1.1
@@ -74,7 +83,7 @@ class SimulatedDevice(Device):
         self.schedule = Schedule(seed) if seed is not None else None
         self._without = without
         self._checker = Checker()
-        self._recorder = Recorder(self._checker) if check else None
+        self._recorder = OperationRecorder(self._checker) if check else None
         self.host_observer = self._checker
         self._launches = 0
         self._events = 0
@@ -114,7 +123,7 @@ class SimulatedDevice(Device):
         inference, clock = torch.is_inference_mode_enabled(), list(stream.clock)
         images = self._checker.images(buffers) if self._recorder is not None else ()
         number, tick = self._launches, stream.tick
-        self._enqueue(stream, Launched(phase, buffers, number, tick, clock, inference, self.now, took, images))
+        self._enqueue(stream, QueuedPhase(phase, buffers, number, tick, clock, inference, self.now, took, images))
 
     def record(self, stream: Stream) -> Event:
         assert isinstance(stream, SimulatedStream)
@@ -225,11 +234,11 @@ class SimulatedDevice(Device):
         self.done += 1
         if isinstance(task, Mark):
             task.event.reached, task.event.reached_at = True, due
-        elif isinstance(task, Launched):
+        elif isinstance(task, QueuedPhase):
             self._idle = 0
             self._run_phase(stream, task)
 
-    def _run_phase(self, stream: SimulatedStream, task: Launched) -> None:
+    def _run_phase(self, stream: SimulatedStream, task: QueuedPhase) -> None:
         name = task.phase.__name__
         self.trace.append((name, stream.name, task.number))
         self._running = True

@@ -148,7 +148,7 @@ def _holders() -> tuple[Any, ...]:
     return _interpreter().TensorDescriptor, sys.modules["triton.runtime.jit"].TensorWrapper
 
 
-class Recorder(OperatorMode):
+class OperationRecorder(OperatorMode):
     """While entered, records this thread's operations. On the CPU `tolist` and `numpy` are none, and are not seen."""
 
     def __init__(self, checker: Checker) -> None:

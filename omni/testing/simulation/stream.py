@@ -64,7 +64,7 @@ class SimulatedEvent:
 
 
 @dataclass(slots=True, eq=False)
-class Launched:
+class QueuedPhase:
     """A phase in a queue. clock: what happened before it. tick: its own. number: its place among all launches.
     due_after: its duration. inference: whether it runs in inference mode. images: of its host slots."""
 
@@ -110,7 +110,7 @@ class Barrier:
         return f"a wait for {self.event!r}"
 
 
-Task = Launched | Mark | Barrier
+Task = QueuedPhase | Mark | Barrier
 
 
 class SimulatedStream:

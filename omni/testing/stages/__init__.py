@@ -11,20 +11,24 @@ from omni.plugin import locate
 from omni.sampling import SamplingParams
 from omni.stage import StageKind
 from omni.testing.retries import no_retries
-from omni.testing.stages import interruptions, runs
-from omni.testing.stages.bench import Bench, Checked
+from omni.testing.stages import interruptions, refusals, runs
+from omni.testing.stages.bench import Checked, StageBench
 from omni.testing.stages.values import expected_values
 
 __all__ = ["CHECKS", "check_stage"]
 
-CHECKS: tuple[Callable[[Bench], None], ...] = (
+CHECKS: tuple[Callable[[StageBench], None], ...] = (
     runs.declares,
     runs.not_before_ready,
     runs.alone,
     runs.together,
     runs.in_parts,
+    runs.of_two_producers,
+    runs.by_rank,
     runs.from_the_front_end,
-    runs.foreign_input,
+    refusals.foreign_input,
+    refusals.refused_input,
+    refusals.incomplete_input,
     runs.without_input,
     runs.read_late,
     interruptions.paused,
@@ -45,6 +49,7 @@ def check_stage(
     options: msgspec.Struct,
     inputs: Sequence[Sequence[Payload]],
     expected: Sequence[Sequence[Payload]] | None = None,
+    refused: Sequence[Sequence[Payload]] = (),
     model: str | None = None,
     checkpoint: str | Path | None = None,
     sampling: SamplingParams | None = None,
@@ -58,6 +63,7 @@ def check_stage(
     options: an instance of the kind's options struct. Few rows (`max_num_seqs`) let the suite see requests wait.
     inputs: sample requests, at least two: the payloads of each, in order, with tensors in host memory.
     expected: the outputs of each request, with tensors in host memory; None takes those of the request alone.
+    refused: inputs of requests that the stage must fail, such as one with too many rows.
     model: `Stage.model`, where the kind builds one.
     checkpoint: a folder; None makes one with an empty config.json.
     sampling: of every request, for a kind that samples; greedy or with a seed.
@@ -72,13 +78,16 @@ def check_stage(
     |---|---|
     | the kind, its options, its memory | `declares` |
     | outputs of requests alone, in batches, fed in parts | `alone`, `together`, `in_parts`, `from_the_front_end` |
-    | nothing is read before it is ready; bad and missing inputs | `not_before_ready`, `foreign_input`, `without_input` |
+    | two producers that end in turn; the order of ranks | `of_two_producers`, `by_rank` |
+    | nothing is read before it is ready | `not_before_ready` |
+    | bad and missing inputs | `foreign_input`, `refused_input`, `incomplete_input`, `without_input` |
     | outputs keep their memory until they are free | `read_late` |
     | a request is paused and resumed, or aborted, at every point | `paused`, `aborted`, `all_aborted` |
-    | every launch fails, one by one; `close` at every point | `failures`, `closed` |
+    | every launch fails, one by one; `close` at every point frees all | `failures`, `closed` |
     | late devices, with every memory access checked for races | `late_devices` |
     | no wait for the device, no tensor work outside of a phase | `guarded` |
-    | after each, `usage` is zero and every input is released; counters grow | everywhere |
+    | `usage` is not zero while a request or an input is there; counters grow | everywhere |
+    | after each, `usage` is zero and every input is released | everywhere |
 
     A point is a tick, on a device that runs one operation in each; of a long request, 32 points are taken.
     """
@@ -90,6 +99,7 @@ def check_stage(
         kind=_factory(kind),
         options=options,
         inputs=inputs,
+        refused=refused,
         model=model,
         checkpoint=Path(checkpoint) if checkpoint is not None else None,
         sampling=sampling or SamplingParams(),
@@ -97,7 +107,7 @@ def check_stage(
         tolerance=tolerance,
         seeds=seeds,
     )
-    bench = Bench(checked)
+    bench = StageBench(checked)
     bench.expected = [expected_values(each) for each in expected or ()]
     try:
         for check in CHECKS:
@@ -106,7 +116,7 @@ def check_stage(
         bench.close()
 
 
-def _run(check: Callable[[Bench], None], bench: Bench) -> None:
+def _run(check: Callable[[StageBench], None], bench: StageBench) -> None:
     try:
         with no_retries():
             check(bench)

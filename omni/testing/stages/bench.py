@@ -20,7 +20,7 @@ from omni.sampling import SamplingParams
 from omni.stage import Done, Footprint, LoadedStage, StageContext, StageKind, StageWorker
 from omni.testing.simulation.device import SimulatedDevice
 from omni.testing.stages.promises import calling, require
-from omni.testing.stages.session import Session
+from omni.testing.stages.session import StageSession
 from omni.testing.stages.values import Values
 
 NAME = "checked"
@@ -37,6 +37,7 @@ class Checked:
     kind: Callable[[], StageKind]
     options: msgspec.Struct
     inputs: Sequence[Sequence[Payload]]
+    refused: Sequence[Sequence[Payload]]
     model: str | None
     checkpoint: Path | None
     sampling: SamplingParams
@@ -45,7 +46,7 @@ class Checked:
     seeds: Sequence[int]
 
 
-class Bench:
+class StageBench:
     """expected: of each sample; of a request alone, until the author's own are set."""
 
     def __init__(self, checked: Checked) -> None:
@@ -81,7 +82,7 @@ class Bench:
         )
         return loaded
 
-    def session(self, device: Device | None = None, read_after: int = 0) -> Session:
+    def session(self, device: Device | None = None, read_after: int = 0) -> StageSession:
         """A new worker. device: a CPU by default."""
         device = device or CpuDevice()
         loaded = self.load(device)
@@ -93,7 +94,7 @@ class Bench:
             "derive from omni.stage.MailboxWorker, and return the worker",
         )
         device.synchronize()
-        return Session(worker, device, self.checked.sampling, read_after)
+        return StageSession(worker, device, self.checked.sampling, read_after)
 
     def run(
         self,
@@ -105,9 +106,9 @@ class Bench:
         front_end: bool = False,
         guard: Callable[[Device], AbstractContextManager[object]] | None = None,
         remedy: str,
-    ) -> Session:
-        """Plays every sample, and requires the outputs and that nothing is held. For apart see `Session.play`, for guard
-        `Session`."""
+    ) -> StageSession:
+        """Plays every sample, and requires the outputs and that nothing is held. For apart see `StageSession.play`, for guard
+        `StageSession`."""
         session, names = self.session(device, read_after), self.names(copies)
         session.guard = guard or session.guard
         scripts = {
@@ -120,7 +121,7 @@ class Bench:
         self.finish(session, "after the requests")
         return session
 
-    def finish(self, session: Session, when: str) -> None:
+    def finish(self, session: StageSession, when: str) -> None:
         """Nothing is held, and the worker closes, twice."""
         with torch.inference_mode():
             session.require_free(when)
@@ -137,7 +138,7 @@ class Bench:
                     "recorded behind its last use"
                 ) from error
 
-    def require_right(self, session: Session, name: str, index: int, remedy: str) -> None:
+    def require_right(self, session: StageSession, name: str, index: int, remedy: str) -> None:
         """The request is done, with the expected outputs."""
         end = session.ends.get(name)
         require(isinstance(end, Done), f"request {name!r}, of sample {index}, is done: {_told(end)}", remedy)

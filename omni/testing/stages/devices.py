@@ -2,13 +2,10 @@
 
 from omni.device import Device, Phase, Stream
 from omni.device.cpu import CpuDevice
+from omni.testing.faults import PlantedError
 
 OWN = "check-"
 """The names of the suite's own streams begin so."""
-
-
-class PlantedError(Exception):
-    """The error of a planted failure."""
 
 
 class FailingDevice(CpuDevice):

@@ -25,7 +25,7 @@ class StageDriver:
         self.worker.inbox.extend(Open(i, SamplingParams(), frozenset(sources), rank, cache_salt) for i in ids)
 
     def feed(self, request_id: str, payload: Payload, ready: Event = COMPLETED) -> Ref:
-        """Feeds a payload that a producer lends; returns the producer's reference."""
+        """Feeds a payload that a producer lends; returns the producer's ref."""
         ref, pending = lend(payload, ready)
         self.worker.inbox.append(Feed(request_id, payload, ready, Lease(pending, [payload])))
         return ref

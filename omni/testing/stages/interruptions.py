@@ -7,10 +7,10 @@ import torch
 from omni.stage import Failed, Pause, Resume
 from omni.testing.retries import planted_faults
 from omni.testing.simulation.device import SimulatedDevice
-from omni.testing.stages.bench import APART, Bench
+from omni.testing.stages.bench import APART, StageBench
 from omni.testing.stages.devices import FailingDevice
 from omni.testing.stages.promises import calling, require
-from omni.testing.stages.session import Session
+from omni.testing.stages.session import StageSession
 
 MOST_POINTS = 32
 """Maximum points of a check: evenly over the life of all requests."""
@@ -22,13 +22,13 @@ def points(count: int) -> Iterator[int]:
     yield from sorted({index * count // MOST_POINTS for index in range(MOST_POINTS)}) if count else ()
 
 
-def paused(bench: Bench) -> None:
+def paused(bench: StageBench) -> None:
     """Catches a stage that starts work for a paused request, or forgets it."""
     for point in points(bench.points):
         _pause(bench, point)
 
 
-def _pause(bench: Bench, point: int) -> None:
+def _pause(bench: StageBench, point: int) -> None:
     session, names = _stepping(bench), bench.names()
     first, *others = names
     scripts = _scripts(bench, session)
@@ -55,7 +55,7 @@ def _pause(bench: Bench, point: int) -> None:
     bench.finish(session, f"after a pause at tick {point}")
 
 
-def aborted(bench: Bench) -> None:
+def aborted(bench: StageBench) -> None:
     """Catches an abort that leaves something behind, gives something later, or harms others."""
     for point in points(bench.points):
         session = _stepping(bench)
@@ -65,7 +65,7 @@ def aborted(bench: Bench) -> None:
         bench.finish(session, f"after an abort at tick {point}")
 
 
-def all_aborted(bench: Bench) -> None:
+def all_aborted(bench: StageBench) -> None:
     """Catches work under way that outlives its requests."""
     for point in points(bench.points):
         session = _stepping(bench)
@@ -76,12 +76,12 @@ def all_aborted(bench: Bench) -> None:
         bench.finish(session, f"after an abort of all at tick {point}")
 
 
-def _abort_all(session: Session) -> None:
+def _abort_all(session: StageSession) -> None:
     for name in session.opened:
         session.abort(name)
 
 
-def failures(bench: Bench) -> None:
+def failures(bench: StageBench) -> None:
     """Catches a failure of one phase that ends the stage, leaves something behind, or spoils a later request."""
     device = FailingDevice()
     bench.run(device, remedy="nothing was planted yet")
@@ -89,7 +89,7 @@ def failures(bench: Bench) -> None:
         _fail(bench, point)
 
 
-def _fail(bench: Bench, point: int) -> None:
+def _fail(bench: StageBench, point: int) -> None:
     device = FailingDevice()
     session = bench.session(device)
     device.fail_at(point)
@@ -103,43 +103,49 @@ def _fail(bench: Bench, point: int) -> None:
     bench.finish(session, f"after launch {point} failed and a later request")
 
 
-def closed(bench: Bench) -> None:
-    """Catches a close that fails while requests are there, or keeps their inputs."""
+def closed(bench: StageBench) -> None:
+    """Catches a close that fails while requests are there, or keeps their inputs, rows or blocks."""
     for point in points(bench.points):
         session = _stepping(bench)
         with torch.inference_mode():
-            session.play(_scripts(bench, session), lambda s=session, p=point: s.ticks >= p, apart=APART)  # type: ignore[misc]
+            session.play(_scripts(bench, session), apart=APART, until=point)
             session.device.synchronize()
             with calling("close", "free what is there, and forget it, so that twice is once"):
                 session.worker.close()
                 session.worker.close()
             session.device.synchronize()
         session.require_released(f"when the worker is closed at tick {point}")
+        require(
+            not session.held,
+            f"close frees all: when the worker is closed at tick {point}, usage is {session.held}",
+            "override `close`: call super().close(), then free what belongs to no request any more (batches under way, "
+            "outputs that are lent, blocks of your own pool)",
+        )
 
 
-def _stepping(bench: Bench) -> Session:
+def _stepping(bench: StageBench) -> StageSession:
     """On a device that runs one operation in each tick."""
     return bench.session(SimulatedDevice(check=False))
 
 
-def _scripts(bench: Bench, session: Session) -> dict[str, Iterator[None]]:
+def _scripts(bench: StageBench, session: StageSession) -> dict[str, Iterator[None]]:
     return {name: session.script(name, bench.checked.inputs[index]) for name, index in bench.names().items()}
 
 
-def _play_until(bench: Bench, session: Session, point: int, act: Callable[[], None]) -> None:
+def _play_until(bench: StageBench, session: StageSession, point: int, act: Callable[[], None]) -> None:
     """Plays every sample to its end, with `act` before a tick."""
     with torch.inference_mode():
         session.play(_scripts(bench, session), apart=APART, act=lambda tick: act() if tick == point else None)
 
 
-def _require_all(bench: Bench, session: Session, remedy: str) -> None:
+def _require_all(bench: StageBench, session: StageSession, remedy: str) -> None:
     """All requests that were not aborted are right."""
     for name, index in bench.names().items():
         if name not in session.aborted:
             bench.require_right(session, name, index, remedy)
 
 
-def _require_later(bench: Bench, session: Session, after: str) -> None:
+def _require_later(bench: StageBench, session: StageSession, after: str) -> None:
     with torch.inference_mode():
         session.play({_LATER: session.script(_LATER, bench.checked.inputs[0])})
     bench.require_right(session, _LATER, 0, f"it came after {after}")

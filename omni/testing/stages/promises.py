@@ -1,4 +1,4 @@
-"""How a check fails: with the promise of `omni.stage` that was broken, and what to do."""
+"""The error of a check: the broken promise of `omni.stage`, and the remedy."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,22 +1,25 @@
 """Checks of requests that run to their end. The docstring of each says what it catches."""
 
 from contextlib import AbstractContextManager, ExitStack
+from itertools import pairwise
 
 import msgspec
 import torch
 
 from omni.device import COMPLETED, Device, SyncCheck, sync_guard
-from omni.payload import Payload
-from omni.stage import Failed, StageKind
+from omni.stage import StageKind
 from omni.testing.connectors.promises import Gate
 from omni.testing.launch_guard import LaunchGuard
 from omni.testing.simulation.device import SimulatedDevice
-from omni.testing.stages.bench import APART, Bench
+from omni.testing.stages.bench import APART, StageBench
 from omni.testing.stages.devices import FailingDevice
 from omni.testing.stages.promises import calling, require
 
+_RANKED = 8
+"""Requests of different ranks: more than small options have rows."""
 
-def declares(bench: Bench) -> None:
+
+def declares(bench: StageBench) -> None:
     """Catches a kind without a name or an options struct, and memory that is not counted."""
     with calling("the kind", "make it without arguments"):
         kind = bench.checked.kind()
@@ -41,7 +44,7 @@ def declares(bench: Bench) -> None:
         bench.finish(session, "before any request")
 
 
-def alone(bench: Bench) -> None:
+def alone(bench: StageBench) -> None:
     """Catches wrong outputs, and requests that do not end."""
     count = len(bench.checked.inputs)
     found = []
@@ -58,7 +61,7 @@ def alone(bench: Bench) -> None:
     bench.points = _points(bench)
 
 
-def _points(bench: Bench) -> int:
+def _points(bench: StageBench) -> int:
     session = bench.session(SimulatedDevice(check=False))
     names = bench.names()
     with torch.inference_mode():
@@ -66,14 +69,14 @@ def _points(bench: Bench) -> int:
     return session.ticks
 
 
-def together(bench: Bench) -> None:
+def together(bench: StageBench) -> None:
     """Catches requests that disturb each other, and rows that are not given on."""
     remedy = "it shares the stage with others: keep everything by request, and give rows of the batch their own inputs"
     bench.run(copies=3, remedy=remedy)
     bench.run(copies=2, apart=1, remedy=remedy)
 
 
-def in_parts(bench: Bench) -> None:
+def in_parts(bench: StageBench) -> None:
     """Catches a stage that expects all inputs at once, or the end with the last of them."""
     for apart in (1, 3, 7):
         bench.run(
@@ -81,14 +84,45 @@ def in_parts(bench: Bench) -> None:
         )
 
 
-def from_the_front_end(bench: Bench) -> None:
+def of_two_producers(bench: StageBench) -> None:
+    """Catches a stage that takes the end of one producer for the end of all."""
+    session, names = bench.session(), bench.names()
+    with torch.inference_mode():
+        session.play({n: session.script_of_two(n, bench.checked.inputs[i]) for n, i in names.items()}, apart=1)
+    remedy = "keep Open.inputs, discard the source in `end`, and end the request when none is left"
+    for name, index in names.items():
+        bench.require_right(
+            session, name, index, f"one of two producers ended before the other sent anything: {remedy}"
+        )
+    bench.finish(session, "after requests of two producers")
+
+
+def by_rank(bench: StageBench) -> None:
+    """Catches a stage that serves requests in another order than that of their ranks."""
+    session, sample = bench.session(), bench.checked.inputs[0]
+    names = [f"ranked-{number}" for number in range(_RANKED)]  # a later one has a lower rank
+    ranks = {name: (_RANKED - number, number) for number, name in enumerate(names)}
+    with torch.inference_mode():
+        session.play({name: session.script(name, sample, rank=rank) for name, rank in ranks.items()})
+    firsts = {name: session.readings[name][0].since for name in names if session.readings.get(name)}
+    for first, second in pairwise(firsts):
+        require(
+            firsts[first] >= firsts[second],
+            f"the request of the lowest Open.rank is served first: {first!r}, of rank {ranks[first]}, had an output in "
+            f"tick {firsts[first]}, and {second!r}, of rank {ranks[second]}, in tick {firsts[second]}",
+            "give rows, and places in a batch, to waiting requests in the order of Open.rank",
+        )
+    bench.finish(session, "after requests of several ranks")
+
+
+def from_the_front_end(bench: StageBench) -> None:
     """Catches a stage that relies on a lease: inputs of the front end have none."""
     bench.run(
         front_end=True, remedy="an input of the front end has no lease and lies in host memory: use Feed.release only"
     )
 
 
-def not_before_ready(bench: Bench) -> None:
+def not_before_ready(bench: StageBench) -> None:
     """Catches a read before the producer's work is done, and a call that waits for it."""
     sample = next((each for each in bench.checked.inputs if any(payload.tensors for payload in each)), None)
     if sample is None:
@@ -115,32 +149,7 @@ def not_before_ready(bench: Bench) -> None:
     bench.finish(session, "after a late input")
 
 
-class Foreign(msgspec.Struct, frozen=True):
-    """An input that no stage knows."""
-
-    text: str = "of the suite"
-
-
-def foreign_input(bench: Bench) -> None:
-    """Catches a bad input that harms others, or is lost."""
-    session = bench.session()
-    names = bench.names()
-    scripts = {name: session.script(name, bench.checked.inputs[index]) for name, index in names.items()}
-    bad = Payload(Foreign(), {"foreign": torch.zeros(3)})
-    scripts["bad"] = session.script("bad", [bad])
-    with torch.inference_mode():
-        session.play(scripts, apart=1)
-    require(
-        isinstance(session.ends.get("bad"), Failed),
-        f"a request with an input that the stage does not know fails: it got {session.ends.get('bad')}",
-        "raise in `feed` for a meta of another type; release the input first",
-    )
-    for name, index in names.items():
-        bench.require_right(session, name, index, "another request had a bad input: fail that one alone")
-    bench.finish(session, "after a bad input")
-
-
-def without_input(bench: Bench) -> None:
+def without_input(bench: StageBench) -> None:
     """Catches a request that never ends because nothing came for it."""
     session = bench.session()
     with torch.inference_mode():
@@ -148,7 +157,7 @@ def without_input(bench: Bench) -> None:
     bench.finish(session, "after a request without inputs")
 
 
-def read_late(bench: Bench) -> None:
+def read_late(bench: StageBench) -> None:
     """Catches an output whose memory is used again while its consumer reads it."""
     for after in (5, 40):
         bench.run(
@@ -158,7 +167,7 @@ def read_late(bench: Bench) -> None:
         )
 
 
-def late_devices(bench: Bench) -> None:
+def late_devices(bench: StageBench) -> None:
     """Catches work that relies on the device being done, inputs released too early, and races."""
     for seed in bench.checked.seeds:
         bench.run(
@@ -171,7 +180,7 @@ def late_devices(bench: Bench) -> None:
         )
 
 
-def guarded(bench: Bench) -> None:
+def guarded(bench: StageBench) -> None:
     """Catches waits for the device, and work outside of phases."""
     remedy = "do tensor work in phases (Device.launch), copy results into pinned memory there, and poll an event in `advance`"
 

@@ -18,8 +18,11 @@ from omni.testing.stages.devices import OWN
 from omni.testing.stages.loan import Loan, lend
 from omni.testing.stages.promises import calling, require
 from omni.testing.stages.values import Values, gathered
+from omni.testing.stages.watch import RELEASE, WorkerWatch
 
 SOURCE = "check"
+OTHER = "other"
+"""A second producer, which sends nothing."""
 _QUIET = 12
 """Ticks without anything happening, after which nothing more is expected."""
 _MOST_TICKS = 20_000
@@ -61,7 +64,7 @@ class Reading:
     end: Event | None = None
 
 
-class Session:
+class StageSession:
     """ends: by request. read_after: ticks that consumers let pass before they read an output. guard: entered while the
     worker ticks."""
 
@@ -79,13 +82,15 @@ class Session:
         self._read_after = read_after
         self._producer = device.stream(f"{OWN}producer")
         self._consumer = device.stream(f"{OWN}consumer")
-        self._counters: Mapping[str, int] = {}
+        self._watch = WorkerWatch(worker)
 
     # What the orchestrator does.
 
-    def open(self, name: str) -> None:
+    def open(self, name: str, *others: str, rank: tuple[int, int] | None = None) -> None:
+        """others: producers beside the suite. rank: by default in the order of opening."""
         self.opened.append(name)
-        self.worker.inbox.append(Open(name, self._sampling, frozenset({SOURCE}), (0, len(self.opened))))
+        sources = frozenset({SOURCE, *others})
+        self.worker.inbox.append(Open(name, self._sampling, sources, rank or (0, len(self.opened))))
 
     def feed(self, name: str, sample: Payload, ready: Event | None = None) -> Input:
         """Lends a payload from memory of its own, on the device. ready: of the check, which calls `fill` before."""
@@ -119,20 +124,33 @@ class Session:
                 assert isinstance(into, Tensor)
                 self.device.launch(self._producer, copy, into, value)
 
-    def end(self, name: str) -> None:
-        self.worker.inbox.append(Ended(name, SOURCE))
+    def end(self, name: str, source: str = SOURCE) -> None:
+        self.worker.inbox.append(Ended(name, source))
 
     def abort(self, name: str) -> None:
         if name not in self.ends:
             self.aborted.add(name)
             self.worker.inbox.append(Abort(name))
 
-    def script(self, name: str, sample: Sequence[Payload], *, front_end: bool = False) -> Iterator[None]:
+    def script(
+        self, name: str, sample: Sequence[Payload], *, front_end: bool = False, rank: tuple[int, int] | None = None
+    ) -> Iterator[None]:
         """Opens a request, feeds it and ends it, one message at each `next`."""
-        self.open(name)
+        self.open(name, rank=rank)
         yield
         for payload in sample:
             self.feed_host(name, payload) if front_end else self.feed(name, payload)
+            yield
+        self.end(name)
+
+    def script_of_two(self, name: str, sample: Sequence[Payload]) -> Iterator[None]:
+        """As `script`, with a second producer, which ends before the first input."""
+        self.open(name, OTHER)
+        yield
+        self.end(name, OTHER)
+        yield
+        for payload in sample:
+            self.feed(name, payload)
             yield
         self.end(name)
 
@@ -152,7 +170,8 @@ class Session:
         while self.worker.outbox:
             self._take(self.worker.outbox.popleft())
         moved |= self._read() | self._spoil()
-        self._watch_counters()
+        if not self.worker.inbox:
+            self._watch.look([repr(name) for name in self.opened if self._is_there(name)], list(self._unreleased()))
         return moved
 
     def play(
@@ -162,13 +181,16 @@ class Session:
         *,
         apart: int = 0,
         act: Callable[[int], None] = lambda tick: None,
+        until: int | None = None,
     ) -> None:
         """Ticks until every request is over, or `over`. apart: ticks between two messages of a request; 0 sends all at
-        once. act: called before each tick with its number."""
+        once. act: called before each tick with its number. until: the number of a tick before which it stops."""
         left = dict(scripts)
         names, first, quiet = list(scripts), self.ticks, 0
         while not (self.over(*names) if over is None else over()) or left:
             tick = self.ticks - first
+            if until is not None and tick >= until:
+                return
             for name in list(left):
                 while name in left and (not apart or tick % apart == 0):
                     if next(left[name], self) is self:
@@ -215,7 +237,7 @@ class Session:
 
     @property
     def held(self) -> dict[str, int]:
-        return {name: count for name, count in self.worker.usage().items() if count}
+        return self._watch.held
 
     def over(self, *names: str) -> bool:
         """Whether requests have ended or were aborted, and consumers have read what they got."""
@@ -252,8 +274,7 @@ class Session:
         require(
             given.lease.acquired and given.lease.ref.released,
             f"every input is released: {what}, is not",
-            "call Feed.release(after) when its last use is launched, and in `drop` for inputs that are not used: until "
-            "then its producer may be paused",
+            RELEASE,
         )
         require(
             not tensors or given.lease.ref.freed,
@@ -331,13 +352,15 @@ class Session:
             return PageSlice(pages, value.slots + block)
         return self.device.empty(tuple(value.shape), value.dtype, self._producer)
 
-    def _watch_counters(self) -> None:
-        counters = dict(self.worker.counters())
-        shrunk = [name for name, count in self._counters.items() if counters.get(name, 0) < count]
-        require(not shrunk, f"counters only grow: {', '.join(shrunk)} did not", "count totals since the start")
-        negative = [name for name, count in self.worker.usage().items() if count < 0]
-        require(not negative, f"usage is zero or more: {', '.join(negative)}", "count what is held now")
-        self._counters = counters
+    def _is_there(self, name: str) -> bool:
+        return name not in self.ends and name not in self.aborted
+
+    def _unreleased(self) -> Iterator[str]:
+        """Inputs that the worker has taken and not released."""
+        for name, inputs in self.inputs.items():
+            for number, given in enumerate(inputs):
+                if given.lease is not None and given.feed.payload.tensors and not given.lease.ref.released:
+                    yield f"input {number} of request {name!r}"
 
     def _unfinished(self, names: Sequence[str]) -> str:
         return ", ".join(repr(name) for name in names if not self.over(name))

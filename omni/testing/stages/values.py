@@ -32,7 +32,7 @@ class Values:
         return cls(parts)
 
     def difference(self, right: "Values", tolerance: float) -> str:
-        """Where they first differ, in words; empty if they are the same."""
+        """The first difference, in words; empty if they are the same."""
         for name in dict.fromkeys([*right.parts, *self.parts]):
             mine, wanted = self.parts.get(name, []), right.parts.get(name, [])
             for index, pair in enumerate(zip(mine, wanted, strict=False)):

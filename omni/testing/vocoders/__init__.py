@@ -9,11 +9,11 @@ from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.errors import ConfigError
 from omni.testing.vocoders import checks
-from omni.testing.vocoders.bench import Bench, Vocoder
+from omni.testing.vocoders.bench import TestedVocoder, VocoderBench
 
-__all__ = ["CHECKS", "Vocoder", "check_vocoder"]
+__all__ = ["CHECKS", "TestedVocoder", "check_vocoder"]
 
-CHECKS: tuple[Callable[[Bench], None], ...] = (
+CHECKS: tuple[Callable[[VocoderBench], None], ...] = (
     checks.declares,
     checks.one_pass,
     checks.chunks_of_any_size,
@@ -32,7 +32,7 @@ _LOUD = 1e-3
 
 
 def check_vocoder(
-    model: Vocoder,
+    model: TestedVocoder,
     *,
     codebook_size: int,
     whole: Callable[[Tensor], Tensor] | None = None,
@@ -70,7 +70,7 @@ def check_vocoder(
         torch.randint(0, codebook_size, (max(frames - 3 * n, fewest // 2 + 3), model.num_groups), generator=drawn)
         for n in range(_REQUESTS)
     ]
-    bench = Bench(model, device or CpuDevice(), requests, tolerance)
+    bench = VocoderBench(model, device or CpuDevice(), requests, tolerance)
     for check in CHECKS:
         try:
             if check is checks.one_pass:
@@ -81,7 +81,7 @@ def check_vocoder(
             raise
 
 
-def _expect(bench: Bench, whole: Callable[[Tensor], Tensor] | None) -> None:
+def _expect(bench: VocoderBench, whole: Callable[[Tensor], Tensor] | None) -> None:
     """The waveforms that all others are compared with."""
     for codes_NG in bench.requests:
         with torch.inference_mode():

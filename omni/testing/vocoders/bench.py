@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from omni.device import Device
 
 
-class Vocoder(Protocol):
+class TestedVocoder(Protocol):
     """The part of `omni_vocoder.model.VocoderModel` that the suite calls. Shapes as there."""
 
     num_groups: int
@@ -45,10 +45,10 @@ def require(kept: bool, promise: str, remedy: str) -> None:
         raise AssertionError(f"vocoder contract broken: {promise}; {remedy}")
 
 
-class Bench:
+class VocoderBench:
     """requests: codes of sample requests, int64 `[N, G]`, of different length. waves: `[S]` of each, in one pass."""
 
-    def __init__(self, model: Vocoder, device: Device, requests: Sequence[Tensor], tolerance: float) -> None:
+    def __init__(self, model: TestedVocoder, device: Device, requests: Sequence[Tensor], tolerance: float) -> None:
         self.model = model
         self.device = device
         self.requests = requests
@@ -155,11 +155,13 @@ def state_bytes(value: object, seen: set[int] | None = None) -> int:
     return 0
 
 
-def reset_rows(model: Vocoder, state: Any, rows_B: Tensor) -> None:
+def reset_rows(model: TestedVocoder, state: Any, rows_B: Tensor) -> None:
     model.reset(state, rows_B)
 
 
-def decode_rows(model: Vocoder, state: Any, codes_BNG: Tensor, rows_B: Tensor, first: bool, out: list[Tensor]) -> None:
+def decode_rows(
+    model: TestedVocoder, state: Any, codes_BNG: Tensor, rows_B: Tensor, first: bool, out: list[Tensor]
+) -> None:
     out.append(model.decode(codes_BNG, state, rows_B, first))
 
 

@@ -7,10 +7,10 @@ import torch
 from omni.device import SyncCheck, sync_guard
 from omni.errors import SyncError
 from omni.testing.launch_guard import LaunchGuard
-from omni.testing.vocoders.bench import Bench, NextFrames, chunks, require, state_bytes
+from omni.testing.vocoders.bench import NextFrames, VocoderBench, chunks, require, state_bytes
 
 
-def declares(bench: Bench) -> None:
+def declares(bench: VocoderBench) -> None:
     """Catches missing numbers, and a count of samples that is not one."""
     model = bench.model
     for name, number in (("num_groups", model.num_groups), ("sample_rate", model.sample_rate)):
@@ -32,7 +32,7 @@ def declares(bench: Bench) -> None:
             )
 
 
-def one_pass(bench: Bench) -> None:
+def one_pass(bench: VocoderBench) -> None:
     """Catches a mute or noisy model, and results that differ from run to run."""
     for request in range(len(bench.requests)):
         bench.require_same(
@@ -44,7 +44,7 @@ def one_pass(bench: Bench) -> None:
         )
 
 
-def chunks_of_any_size(bench: Bench) -> None:
+def chunks_of_any_size(bench: VocoderBench) -> None:
     """Catches state that is not carried from chunk to chunk, and a lookahead that is counted twice."""
     fewest = bench.fewest
     sizes = [[fewest], [fewest, 1], [fewest, 2], [fewest + 1, 3], [fewest + 4, 1, 5, 2], [fewest + 6, 7]]
@@ -59,7 +59,7 @@ def chunks_of_any_size(bench: Bench) -> None:
             )
 
 
-def batches(bench: Bench) -> None:
+def batches(bench: VocoderBench) -> None:
     """Catches rows of a batch that depend on each other, or on the padding of a captured batch."""
     count = min(len(codes_NG) for codes_NG in bench.requests)
     rows = [*range(1, len(bench.requests)), 0]  # in an order that is not that of memory
@@ -85,7 +85,7 @@ def batches(bench: Bench) -> None:
         )
 
 
-def interleaved(bench: Bench) -> None:
+def interleaved(bench: VocoderBench) -> None:
     """Catches state that belongs to the model and not to the row."""
     count = len(bench.requests)
     state = bench.new_state(count)
@@ -106,7 +106,7 @@ def interleaved(bench: Bench) -> None:
         )
 
 
-def rows_reused(bench: Bench) -> None:
+def rows_reused(bench: VocoderBench) -> None:
     """Catches a stream that hears what was in its row before."""
     state = bench.new_state(1)
     for request in [*range(len(bench.requests)), 0]:
@@ -118,7 +118,7 @@ def rows_reused(bench: Bench) -> None:
         )
 
 
-def state_freed(bench: Bench) -> None:
+def state_freed(bench: VocoderBench) -> None:
     """Catches memory that grows with the stream."""
     state = bench.new_state(2)
     codes_NG = max(bench.requests, key=len)
@@ -135,7 +135,7 @@ def state_freed(bench: Bench) -> None:
         )
 
 
-def unknown_codes(bench: Bench) -> None:
+def unknown_codes(bench: VocoderBench) -> None:
     """Catches a model that fails for an id beyond its tables, such as the end of speech."""
     codes_NG = bench.requests[0].clone()
     codes_NG[:, 0] = codes_NG[:, 0].max() + 10_000
@@ -149,7 +149,7 @@ def unknown_codes(bench: Bench) -> None:
         )
 
 
-def guarded(bench: Bench) -> None:
+def guarded(bench: VocoderBench) -> None:
     """Catches waits for the device."""
 
     def guard() -> AbstractContextManager[object]:

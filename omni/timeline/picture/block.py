@@ -3,7 +3,7 @@
 from omni.device import PhaseCategory
 from omni.timeline.picture import palette
 from omni.timeline.picture.layout import LEFT, Scale, duration
-from omni.timeline.picture.scene import Box, Line, Scene, Shape, Text, text_width, triangle
+from omni.timeline.picture.scene import Box, Line, Polygon, Scene, Text, text_width, triangle
 from omni.timeline.trace import MAIN, Busy, Interval, PhaseSpan, Trace, steps_of
 
 _HOST, _LAUNCHES, _NOTES, _MAIN, _BESIDE = 15, 20, 30, 40, 20
@@ -105,7 +105,7 @@ class Block:
             point = step.token_point
             if point is not None and self._shown.start <= point <= self._shown.end:
                 at = triangle(self._scale.x(point), main + 3, 5.5)
-                self._scene.add(Shape(at, palette.POINT, f"token point of step {step.number}"))
+                self._scene.add(Polygon(at, palette.POINT, f"token point of step {step.number}"))
             x, width = self._scale.x(step.ran.start), self._scale.width(step.ran)
             self._scene.add(Line(x, main - 6, x, main + _MAIN + 2, palette.INK))
             for text in (f"step {step.number}: {duration(step.ran.length)}", f"step {step.number}", f"{step.number}"):
@@ -131,7 +131,7 @@ class Block:
         if shown.start <= span.launched.start and span.ran.start <= shown.end:
             x, y = self._scale.x(span.ran.start), main - 4
             self._scene.add(Line(self._scale.x(span.launched.start), launched_at, x, y, palette.FAINT, 1.2))
-            self._scene.add(Shape(triangle(x, y + 4, 3.5), palette.FAINT))
+            self._scene.add(Polygon(triangle(x, y + 4, 3.5), palette.FAINT))
 
     def _name_lane(self, name: str, y: float, height: float) -> None:
         self._scene.add(Box(LEFT, y, self._scale.right - LEFT, height, palette.LANE))

@@ -20,7 +20,7 @@ _WHOLE = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Excerpt:
     """shown: the drawn interval. steps: the steps of `stage` that determined it; none for a trace without steps."""
 
     shown: Interval
@@ -28,7 +28,7 @@ class Window:
     steps: tuple[Step, ...] = ()
 
 
-def window_of(trace: Trace, *, stage: str | None = None, steps: int = 3, first: int | None = None) -> Window:
+def excerpt_of(trace: Trace, *, stage: str | None = None, steps: int = 3, first: int | None = None) -> Excerpt:
     """A window of consecutive steps of a stage: from step number `first`, else decode steps of median duration. stage: None selects
     the one with the most steps. Raises InputError for a stage or a step that is not in the trace."""
     by_stage = {name: steps_of(trace, name) for name in trace.stages}
@@ -40,11 +40,11 @@ def window_of(trace: Trace, *, stage: str | None = None, steps: int = 3, first: 
     if not found:
         start = min((span.launched.start for span in trace.phases), default=0)
         end = max((span.ran.end for span in trace.phases), default=1)
-        return Window(Interval(start, min(end, start + _WHOLE)))
+        return Excerpt(Interval(start, min(end, start + _WHOLE)))
     shown = _from(found, first, steps) if first is not None else _typical(found, steps)
     start, end = shown[0].ran.start, max(step.ran.end for step in shown)
     margin = max(1, (end - start) * 3 // 100)
-    return Window(Interval(start - margin, end + margin), chosen, tuple(shown))
+    return Excerpt(Interval(start - margin, end + margin), chosen, tuple(shown))
 
 
 def _from(found: Sequence[Step], first: int, count: int) -> Sequence[Step]:
@@ -72,7 +72,7 @@ _WIDTH = 1400
 _WRITERS = {".png": write_png, ".html": write_html}
 
 
-def draw(panels: Sequence[tuple[str, Trace, Window]], path: str | os.PathLike[str]) -> None:
+def draw(panels: Sequence[tuple[str, Trace, Excerpt]], path: str | os.PathLike[str]) -> None:
     """Draws a part of each trace, with its title, one below the other on one scale, into a .png or a .html file. Raises InputError
     for another type of file, or a file that cannot be written; an existing file then stays unchanged."""
     target = Path(path)
@@ -86,7 +86,7 @@ def draw(panels: Sequence[tuple[str, Trace, Window]], path: str | os.PathLike[st
         raise InputError(str(path), f"cannot be written ({error.strerror})", "give another file name") from error
 
 
-def scene_of(panels: Sequence[tuple[str, Trace, Window]]) -> Scene:
+def scene_of(panels: Sequence[tuple[str, Trace, Excerpt]]) -> Scene:
     scene = Scene(_WIDTH)
     longest = max(window.shown.length for _, _, window in panels)
     categories = {
@@ -101,7 +101,7 @@ def scene_of(panels: Sequence[tuple[str, Trace, Window]]) -> Scene:
     return scene
 
 
-def _panel(scene: Scene, title: str, trace: Trace, window: Window, scale: Scale) -> None:
+def _panel(scene: Scene, title: str, trace: Trace, window: Excerpt, scale: Scale) -> None:
     """Draws a trace below the scene's present content, without stages that are idle in the window."""
     y = scene.height + 16
     scene.add(Text(12, y, title, size=16, bold=True))
@@ -113,7 +113,7 @@ def _panel(scene: Scene, title: str, trace: Trace, window: Window, scale: Scale)
             block.draw()
 
 
-def _summary(trace: Trace, window: Window) -> str:
+def _summary(trace: Trace, window: Excerpt) -> str:
     """A summary, from the whole trace, of the stage with the shown steps."""
     decoding = next((one for one in make_report(trace).decoding if one.stage == window.stage), None)
     if decoding is None or not window.steps:

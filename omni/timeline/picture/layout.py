@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from omni.device import PhaseCategory
 from omni.timeline.picture import palette
-from omni.timeline.picture.scene import Box, Line, Scene, Shape, Text, text_width, triangle
+from omni.timeline.picture.scene import Box, Line, Polygon, Scene, Text, text_width, triangle
 from omni.timeline.trace import Interval
 
 LEFT = 128
@@ -52,7 +52,7 @@ def header(scene: Scene, categories: set[PhaseCategory]) -> None:
         if x + width > scene.width:
             x, y = 12.0, y + 22
         if name == _TOKEN_POINT:
-            scene.add(Shape(triangle(x + 13, y + 6, 6), fill))
+            scene.add(Polygon(triangle(x + 13, y + 6, 6), fill))
         else:
             scene.add(Box(x, y - 7, 26, 14, fill, palette.GAP_EDGE if name == gap else "", hatched=name == gap))
         scene.add(Text(x + 32, y, name))

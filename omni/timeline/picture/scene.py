@@ -52,7 +52,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Polygon:
     """A filled polygon."""
 
     points: tuple[tuple[float, float], ...]
@@ -60,7 +60,7 @@ class Shape:
     tip: str = ""
 
 
-Item = Box | Text | Line | Shape
+Item = Box | Text | Line | Polygon
 
 
 @dataclass(slots=True)

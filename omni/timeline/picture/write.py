@@ -6,7 +6,7 @@ from typing import BinaryIO
 from PIL import Image, ImageDraw
 
 from omni.timeline.picture.palette import PAPER
-from omni.timeline.picture.scene import Box, Item, Line, Scene, Shape, Text, font_of, stripes
+from omni.timeline.picture.scene import Box, Item, Line, Polygon, Scene, Text, font_of, stripes
 
 _SVG_ANCHORS = {"left": "start", "middle": "middle", "right": "end"}
 
@@ -81,7 +81,7 @@ def _element(item: Item) -> str:
             return f'<text {place} fill="{item.color}"{weight}>{escape(item.text)}</text>'
         case Line():
             return _svg_line((item.x1, item.y1, item.x2, item.y2), item.color, item.width)
-        case Shape():
+        case Polygon():
             points = " ".join(f"{x:.2f},{y:.2f}" for x, y in item.points)
             return f'<polygon points="{points}" fill="{item.fill}"{_tip(item.tip, "polygon")}'
 
@@ -124,7 +124,7 @@ def write_png(scene: Scene, file: BinaryIO) -> None:
             case Line():
                 ends = (item.x1, item.y1, item.x2, item.y2)
                 pen.line([value * _SCALE for value in ends], item.color, max(1, round(item.width * _SCALE)))
-            case Shape():
+            case Polygon():
                 pen.polygon([(x * _SCALE, y * _SCALE) for x, y in item.points], fill=item.fill)
     image.save(file, "PNG", optimize=True)
 

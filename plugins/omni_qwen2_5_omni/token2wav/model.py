@@ -1,4 +1,4 @@
-"""Both halves as a diffusion stage's model. Shape legend as in `omni_diffusion.model` and its `layers`."""
+"""The two halves of token2wav as a diffusion stage's model. Shape legend as in `omni_diffusion.model` and its `layers`."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from omni.device import Graph, Launch, Span, SyncPoint, may_sync
+from omni.device import Graph, Launch, PackedSpan, SyncPoint, may_sync
 from omni.device.graphs import CapturedGraphs
 from omni_ar.attention import AttentionBackend, AttentionMetadata, PrefillRow
 from omni_ar.kernels.step.dispatch import prepare_decodes
@@ -31,7 +31,7 @@ from omni_ar.run.plan import PaddedShape, PrefillChunk, StepPlan
 from omni_ar.run.state import ChunkBuffers, Pages, Resources, next_width
 from omni_ar.run.step import PromptScores
 
-View = Callable[[Span], Tensor]
+View = Callable[[PackedSpan], Tensor]
 """Returns an uploaded array on the device (`Uploader.view`)."""
 
 

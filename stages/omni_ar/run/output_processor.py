@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni.device import COMPLETED, HostTask, HostWorker
-from omni.errors import InputError, ReturnedError
+from omni.errors import InputError, ReturnedError, type_of
 from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
 from omni.sampling import HostLogitsProcessor, LogitsEdit, StopVerdict
-from omni.stage import Outbound, Produced
+from omni.stage import Outbound, Produced, method_name
 from omni_ar.inputs import PromptHidden, TokenCodes, TokenHidden
 from omni_ar.kernels.sampling.state import Need
 from omni_ar.kernels.step.status import RowStatus
@@ -21,7 +21,7 @@ from omni_ar.run.blocks.pool import BlockTable
 from omni_ar.run.request import ArRequest, RequestStatus, WithheldToken
 from omni_ar.run.state import IMPOSSIBLE, NOT_FINITE
 from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled, ScoreHandoff, Written
-from omni_ar.sampling.edits import merge_edits
+from omni_ar.sampling.edits import check_edit, merge_edits
 
 Result = LogitsEdit | None
 """The edit of the next token's logits; None if the text ends, so that no token may follow."""
@@ -73,8 +73,28 @@ def _process(host_processors: Sequence[HostLogitsProcessor], tokens: Sequence[in
     ends = False
     for token in tokens:
         for processor in host_processors:
-            ends |= processor.push(token)  # each processes every token, even if another ends the text
-    return None if ends else merge_edits([processor.edit() for processor in host_processors], vocab)
+            ends |= _pushed(processor, token)  # each processes every token, even if another ends the text
+    return None if ends else merge_edits([_edit(processor, vocab) for processor in host_processors], vocab)
+
+
+def _pushed(processor: HostLogitsProcessor, token: int) -> bool:
+    ends: object = processor.push(token)
+    if not isinstance(ends, bool | np.bool_):
+        problem = f"{method_name(processor.push, 'push')} returned {type_of(ends)}: return whether the text ends"
+        raise ReturnedError(problem, processor.push)
+    return bool(ends)
+
+
+def _edit(processor: HostLogitsProcessor, vocab: int) -> LogitsEdit:
+    edit: object = processor.edit()
+    name = method_name(processor.edit, "edit")
+    if not isinstance(edit, LogitsEdit):
+        raise ReturnedError(f"{name} returned {type_of(edit)}: return a LogitsEdit", processor.edit)
+    try:
+        check_edit(edit, vocab)
+    except (AttributeError, TypeError, ValueError) as error:  # its fields may be no arrays
+        raise ReturnedError(f"{name} returned a wrong LogitsEdit: {error}", processor.edit) from error
+    return edit
 
 
 class RequestCallbacks(Protocol):
@@ -242,7 +262,8 @@ class OutputProcessor:
             self._host_processors.submit(request, ids)
 
     def _fail_without_numbers(self, request: ArRequest, doing: str) -> None:
-        problem = "the logits hold NaN or infinity: see the model, and its dtype"
+        name = method_name(self._logits, "logits")
+        problem = f"{name} gave NaN or infinity: see the model, its inputs and its dtype"
         self._callbacks.fail_request(request, doing, ReturnedError(problem, self._logits))
 
     def _withhold(self, scheduled: Scheduled, verdict: StopVerdict, token: WithheldToken) -> bool:

@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from omni.device import Span, Upload
+from omni.device import PackedSpan, Upload
 from omni_ar.inputs import Placeholder, Prompt
 from omni_ar.kernels.step.state import RowFields
 from omni_ar.model import ArShape
@@ -26,7 +26,7 @@ class PackedEmbedding:
     """An embedding's part in one chunk. tokens: indexes into the batch's prompt tokens. part: of the embedding's positions."""
 
     name: str
-    tokens: Span
+    tokens: PackedSpan
     embedding: ReadyEmbedding
     part: slice
 
@@ -42,17 +42,17 @@ class PackedChunks:
     """
 
     replayed: int
-    decodes: Span
-    rows: Span
-    places: Span
+    decodes: PackedSpan
+    rows: PackedSpan
+    places: PackedSpan
     payload: bool
-    ids: Span
-    steps: Span
-    columns: Span
+    ids: PackedSpan
+    steps: PackedSpan
+    columns: PackedSpan
     embeddings: tuple[PackedEmbedding, ...]
-    last: Span
-    scored_tokens: Span
-    scored_ids: Span
+    last: PackedSpan
+    scored_tokens: PackedSpan
+    scored_ids: PackedSpan
 
 
 def pack_chunks(
@@ -180,9 +180,9 @@ _NO_IDS = np.empty(0, np.int64)
 class PackedStarts:
     """rows: indexes of the rows. fields: their `RowState.fields`. table: their blocks."""
 
-    rows: Span
-    fields: Span
-    table: Span
+    rows: PackedSpan
+    fields: PackedSpan
+    table: PackedSpan
     sampling: PackedSampling
 
 
@@ -233,10 +233,10 @@ class PackedStep:
     """rows, advance, steps: as in `LeadingInputs`, without padding rows. new_blocks: `[2, k]`, places in the flattened block table
     and blocks that are added there; None if there are none. edits: of the logits; None if no row is constrained."""
 
-    rows: Span
-    advance: Span
-    steps: Span
-    new_blocks: Span | None
+    rows: PackedSpan
+    advance: PackedSpan
+    steps: PackedSpan
+    new_blocks: PackedSpan | None
     starts: PackedStarts | None
     chunks: PackedChunks | None
     edits: PackedEdits | None
@@ -256,11 +256,11 @@ class LeadingInputs(NamedTuple, Generic[T]):
     steps: T
 
 
-def captured_spans(rows: int, fields: int) -> LeadingInputs[Span]:
+def captured_spans(rows: int, fields: int) -> LeadingInputs[PackedSpan]:
     """Places of the inputs of a captured graph for `rows` rows. fields: `step_fields`."""
     shapes = LeadingInputs[tuple[int, ...]](rows=(rows,), advance=(rows,), steps=(fields, rows))
     starts = accumulate((prod(shape) for shape in shapes), initial=0)
-    return LeadingInputs(*(Span(start, shape) for start, shape in zip(starts, shapes, strict=False)))
+    return LeadingInputs(*(PackedSpan(start, shape) for start, shape in zip(starts, shapes, strict=False)))
 
 
 def pack_step(
@@ -285,8 +285,8 @@ def pack_step(
     spans = LeadingInputs(*map(upload.add, leading))
     edits = [(place, request.edit) for place, request in enumerate(sampled) if request.edit is not None]
     return PackedStep(
-        rows=Span(spans.rows.start, (len(sampled),)),
-        advance=Span(spans.advance.start, (len(sampled),)),
+        rows=PackedSpan(spans.rows.start, (len(sampled),)),
+        advance=PackedSpan(spans.advance.start, (len(sampled),)),
         steps=spans.steps,
         new_blocks=upload.add(_pack_new_blocks(plan, limits.max_blocks)) if plan.new_blocks else None,
         starts=pack_starts(upload, plan.starts, shape, processors) if plan.starts else None,

@@ -15,7 +15,7 @@ from torch import Tensor
 from omni.device import PhaseCategory
 from omni.device.kernel_choice import runs_kernel
 from omni.errors import ReturnedError, type_of
-from omni.stage import returned_tensor
+from omni.stage import method_name, returned_tensor
 from omni_ar.kernels import step
 from omni_ar.kernels.sampling import fused_sample
 from omni_ar.kernels.sampling.state import SamplingFlags
@@ -101,7 +101,9 @@ class Embedded:
         for part in parts:
             if part.shape[1] != rest_TD.shape[1] or part.dtype != rest_TD.dtype:
                 given, wanted = f"{part.dtype} of width {part.shape[1]}", f"{rest_TD.dtype} of {rest_TD.shape[1]}"
-                problem = f"the model gave {given} as input embeddings, not {wanted}: see ArShape.input_width"
+                problem = (
+                    f"{type(model).__name__} gave {given} as input embeddings, not {wanted}: see ArShape.input_width"
+                )
                 raise ReturnedError(problem, model.embed_prompt)
             rest_TD[: part.shape[0]].copy_(part)
             rest_TD = rest_TD[part.shape[0] :]
@@ -149,11 +151,12 @@ def embed_inputs(
 
 def _embeddings(model: ArModel, function: Literal["embed_next", "embed_prompt"], given: object, tokens: int) -> Tensor:
     code = model.embed_next if function == "embed_next" else model.embed_prompt
+    name = method_name(code, function)
     if not isinstance(given, Tensor):
-        problem = f"{function} gave {type_of(given)} for {tokens} tokens: return one embedding for each"
+        problem = f"{name} gave {type_of(given)} for {tokens} tokens: return one embedding for each"
         raise ReturnedError(problem, code)
     if given.ndim != 2 or given.shape[0] != tokens:
-        problem = f"{function} gave {list(given.shape)} for {tokens} tokens: return one embedding for each"
+        problem = f"{name} gave {list(given.shape)} for {tokens} tokens: return one embedding for each"
         raise ReturnedError(problem, code)
     return given
 
@@ -266,7 +269,8 @@ def _checked_codes(model: CodecModel, frame: object, rows: int) -> Codes:
     """The result of `predict_codes`. Raises ReturnedError for other shapes: a kernel would read past the end."""
     code = model.predict_codes
     if not isinstance(frame, Codes):
-        raise ReturnedError(f"predict_codes gave {type_of(frame)}: return Codes", code)
+        name = method_name(code, "predict_codes")
+        raise ReturnedError(f"{name} gave {type_of(frame)}: return Codes", code)
     groups, width = (rows, model.num_groups), (rows, model.next_width)
     returned_tensor(frame.codes_RG, "predict_codes, codes_RG,", groups, code, "see CodecModel.num_groups", torch.int64)
     returned_tensor(frame.next_RD, "predict_codes, next_RD,", width, code, "see CodecModel.next_width")

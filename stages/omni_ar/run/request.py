@@ -157,7 +157,7 @@ class ArRequest:
     wants_layers: bool = False
     """Whether hidden states of layers are still to be emitted, at its end."""
     status: RequestStatus = field(default=RequestStatus.WAITING_FOR_INPUTS, init=False)
-    """Only `set_status` changes it."""
+    """Changed by `set_status` only."""
     paused: bool = False
     """Whether a consumer is behind; the request is then in no step. Independent of the status, see `RequestStatus`."""
     finish_reason: str | None = None

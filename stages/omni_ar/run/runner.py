@@ -115,9 +115,9 @@ class Runner:
         return self._pages
 
     @property
-    def logits(self) -> object:
-        """The model's method, for errors about what it returned."""
-        return self._model.logits
+    def model(self) -> ArModel:
+        """The model that its steps run."""
+        return self._model
 
     @property
     def ready(self) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from omni.device import COMPLETED
 from omni.errors import InputError, StageError
-from omni.payload import HiddenStates, PageSlice, Payload
+from omni.payload import PageSlice, Payload, RequestHiddenStates
 from omni.sampling import GREEDY, LogitsEdit, SamplingParams
 from omni.stage import Failed, Feed, MailboxWorker, Open, Produced, StageUsage
 from omni_ar.inputs import MultimodalEmbedding, Prompt, StepInputs
@@ -21,10 +21,10 @@ from omni_ar.run.blocks.reclaim import Reclaimer, Spiller
 from omni_ar.run.limits import Limits
 from omni_ar.run.output_processor import HostProcessorExecutor, OutputProcessor
 from omni_ar.run.plan import StepPlan
-from omni_ar.run.receivers import ConditioningReceiver, EmbeddingReceiver
 from omni_ar.run.request import ArRequest, RequestStatus
 from omni_ar.run.runner import Runner
 from omni_ar.run.scheduler import Scheduler
+from omni_ar.run.stores import ConditioningStore, EmbeddingStore
 from omni_ar.sampling.resolve import check_sampling, resolve_sampling
 
 T = TypeVar("T")
@@ -45,6 +45,7 @@ class ArWorker(MailboxWorker[ArRequest]):
     ) -> None:
         """num_blocks: of the runner's allocation, without the null block. processors: None if there are none."""
         super().__init__(name)
+        self.phase_model = runner.model
         self._runner = runner
         self._shape = shape
         self._limits = limits
@@ -66,10 +67,8 @@ class ArWorker(MailboxWorker[ArRequest]):
             conditioned=shape.conditioned,
         )
         self._scheduler = Scheduler(self._allocator, limits, shape.conditioned, runner.source.lag)
-        self._conditioning = ConditioningReceiver(
-            name, runner.device, runner.stream, runner.conditioning, shape, limits
-        )
-        self._embeddings = EmbeddingReceiver(name, runner.device, runner.stream, limits.max_model_len, runner.dtype)
+        self._conditioning = ConditioningStore(name, runner.device, runner.stream, runner.conditioning, shape, limits)
+        self._embeddings = EmbeddingStore(name, runner.device, runner.stream, limits.max_model_len, runner.dtype)
         self._host_processors = HostProcessorExecutor(
             runner.device.host_worker(f"{name}-host-processors"), shape.vocab_size
         )
@@ -80,9 +79,11 @@ class ArWorker(MailboxWorker[ArRequest]):
             drained=self._scheduler.unblock,
             block_size=limits.block_size,
             emits_tokens=shape.emits_tokens,
-            logits=runner.logits,
+            logits=runner.model.logits,
         )
         self._prefill_tokens = self._decode_tokens = self._steps = 0
+        self._polled = False
+        """Whether `poll` has done the first part of the next tick."""
 
     def usage(self) -> StageUsage:
         return {
@@ -225,9 +226,16 @@ class ArWorker(MailboxWorker[ArRequest]):
         if request.table is not None:
             self._reclaimer.add_table(request.table)
 
+    def poll(self) -> bool:
+        """Reads completed steps, and copies inputs that have arrived."""
+        moved = self.empty_inbox()
+        moved |= self._receive()
+        self._polled = True
+        return moved
+
     def advance(self) -> bool:
-        moved = self._reclaimer.tick() | self._take_embeddings()
-        moved |= self._process_outputs() | self._poll_host_processors() | self._take_conditioning()
+        moved = not self._polled and self._receive()
+        self._polled = False
         if self._output_processor.steps_in_flight < self._limits.max_in_flight and self._runner.ready:
             plan = self._timed("plan", lambda: self._scheduler.plan(self._runner.can_score))
             if plan is not None:
@@ -236,6 +244,10 @@ class ArWorker(MailboxWorker[ArRequest]):
                 moved = True
             moved |= self._report_failures()
         return moved
+
+    def _receive(self) -> bool:
+        moved = self._reclaimer.tick() | self._take_embeddings()
+        return moved | self._process_outputs() | self._poll_host_processors() | self._take_conditioning()
 
     def finish_request(self, request: ArRequest, reason: str, table: BlockTable | None = None) -> None:
         """The request has all its tokens. It keeps its resources until its log-probabilities are read. table: with its last
@@ -264,7 +276,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         assert pages is not None, "the pipeline is checked"
         positions = np.arange(request.length + len(request.outputs) - 1)
         part = PageSlice(pages, table.slots(positions, self._limits.block_size))
-        meta = HiddenStates(layers=self._limits.hidden_layers, prompt_tokens=request.length)
+        meta = RequestHiddenStates(layers=self._limits.hidden_layers, prompt_tokens=request.length)
         produced = Produced(request.id, Payload(meta, {"hidden": part}), COMPLETED)
         table.add(produced)
         self.outbox.append(produced)

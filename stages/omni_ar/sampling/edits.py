@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.device import Span, Upload
+from omni.device import PackedSpan, Upload
 from omni.sampling import LogitsEdit
 from omni_ar.sampling.penalties import MASKED
 
@@ -57,7 +57,7 @@ class EditParts(NamedTuple, Generic[Part]):
         return EditParts(*map(view, self))
 
 
-PackedEdits = EditParts[Span]
+PackedEdits = EditParts[PackedSpan]
 StepEdits = EditParts[Tensor]
 
 
@@ -67,10 +67,8 @@ def edit_size(vocab: int, rows: int) -> int:
 
 
 def merge_edits(edits: Sequence[LogitsEdit], vocab: int) -> LogitsEdit:
-    """Merges a request's edits for one token: the ids that all of them allow, and the sum of their biases. Raises ValueError for an
-    invalid `LogitsEdit`, and for biases of more than MAX_EDITED_IDS ids."""
-    for edit in edits:
-        _check(edit, vocab)
+    """Merges a request's edits for one token: the ids that all of them allow, and the sum of their biases. Raises ValueError for
+    biases of more than MAX_EDITED_IDS ids. edits: have passed `check_edit`."""
     masks = [_fitted(edit.allowed, bitmask_size(vocab)) for edit in edits if edit.allowed is not None]
     allowed = np.bitwise_and.reduce(masks) if masks else None
     pairs = [(edit.ids, edit.bias) for edit in edits if edit.ids is not None and edit.bias is not None]
@@ -91,7 +89,8 @@ def _fitted(mask: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     return fitted
 
 
-def _check(edit: LogitsEdit, vocab: int) -> None:
+def check_edit(edit: LogitsEdit, vocab: int) -> None:
+    """Raises ValueError for a `LogitsEdit` whose arrays have another shape, dtype or range."""
     allowed, ids, bias = edit.allowed, edit.ids, edit.bias
     if allowed is not None and (allowed.dtype != np.int64 or allowed.ndim != 1):
         raise ValueError(f"allowed is {allowed.dtype} {list(allowed.shape)}, not int64 [{bitmask_size(vocab)}]")

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.device import Span, Upload
+from omni.device import PackedSpan, Upload
 from omni.sampling import PARAMETERS, SamplingParams
 from omni_ar.kernels.sampling.state import (
     ANYTHING,
@@ -105,7 +105,7 @@ class StartParts(NamedTuple, Generic[Part]):
         return StartParts(*map(view, self))
 
 
-PackedSampling = StartParts[Span]
+PackedSampling = StartParts[PackedSpan]
 SamplingStart = StartParts[Tensor]
 
 

@@ -24,8 +24,8 @@ from omni_encoder.towers.loading import NOT_ASKED, use_segments
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:
-    """How a tower cuts clips. frames: mel frames of a full chunk. convolutions: number of convolutions of stride 2. run: chunks
-    whose tokens attend to each other. pool: tokens per embedding; remaining tokens at the end of a clip give none."""
+    """The chunks of a tower's clips. frames: mel frames of a full chunk. convolutions: number of convolutions of stride 2.
+    run: chunks whose tokens attend to each other. pool: tokens per embedding; remaining tokens at the end of a clip give none."""
 
     frames: int
     convolutions: int

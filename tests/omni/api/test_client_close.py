@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from omni import Omni
-from omni.api import session as clients
+from omni.api import client as clients
+from omni.api.client import Client
 from omni.api.serial_executor import SerialExecutor
-from omni.api.session import Client
 from omni.engine import Engine
 from omni.errors import StageError
 from omni.process import EngineGroup

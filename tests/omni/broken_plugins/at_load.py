@@ -75,5 +75,31 @@ LOAD = (
         'kind="plain_talk/stages.py:WriterKind"',
         "StageKindEntry 'write'.kind: 'plain_talk/stages.py:WriterKind' is not an import path",
     ),
+    _load(
+        "files that are text",
+        'model_types=("talk",)',
+        'model_types=("talk",), files="voices.pt"',
+        "ModelFamily 'talk'.files: 'voices.pt' does not fit: Expected `array`, got `str`",
+    ),
+    _load(
+        "a hook with an argument",
+        "def omni_model_families() ->",
+        "def omni_model_families(checkpoint) ->",
+        "omni_model_families",
+        "checkpoint",
+    ),
+    _load(
+        "a hook that yields",
+        _ENTRIES,
+        _ENTRIES.replace("return", "yield from"),
+        "omni_model_families: returned one generator, not a list",
+    ),
+    _load(
+        "an entry module that exits",
+        "from omni import hookimpl\n",
+        "from omni import hookimpl\n\nraise SystemExit(3)\n",
+        "SystemExit: 3",
+        "plain_talk/plugin.py",
+    ),
     _load("an unknown field of an entry", 'name="write", kind', 'name="write", speed=1, kind', "speed"),
 )

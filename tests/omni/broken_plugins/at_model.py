@@ -119,6 +119,11 @@ def _talker(name: str, method: str, new: str, *says: str) -> Fault:
     )
 
 
+def _prompt(name: str, new: str, *says: str) -> Fault:
+    says = ("stage 'talker' failed while ", *says, "(plugin plain-tts-plugin, ", "plain_tts/talker.py:")
+    return Fault(name, "request", StageError, "talker.py", "        return x_TD\n", new, says, "plain_tts")
+
+
 def _vocoder(name: str, old: str, new: str, *says: str) -> Fault:
     return Fault(
         name, "request", StageError, "vocoder.py", old, new, ("stage 'vocoder' failed while ", *says), "plain_tts"
@@ -126,26 +131,27 @@ def _vocoder(name: str, old: str, new: str, *says: str) -> Fault:
 
 
 _WAVE = "        return wav_B1S\n"
+_VOCODER = ("(plugin plain-tts-plugin, ", "plain_tts/vocoder.py:")
 
 RETURNS = (
     _talker(
         "hidden states too narrow",
         "forward(self, x_TD, batch)",
         "return super().forward(x_TD, batch)[:, 1:]",
-        "in phase run_forward: forward gave torch.float32 [",
+        "in phase run_forward: Talker.forward gave torch.float32 [",
         "see ArShape.hidden_width",
     ),
     _talker(
         "hidden states that are None",
         "forward(self, x_TD, batch)",
         "super().forward(x_TD, batch)",
-        "in phase run_forward: forward gave None, not a tensor [",
+        "in phase run_forward: Talker.forward gave None, not a tensor [",
     ),
     _talker(
         "logits of another vocabulary",
         "logits(self, hidden_RD)",
         "return super().logits(hidden_RD)[:, 1:]",
-        "in phase compute_logits: logits gave torch.float32 [1, 40], not torch.float32 [1, 41]: see ArShape.vocab_size",
+        "in phase compute_logits: Talker.logits gave torch.float32 [1, 40], not torch.float32 [1, 41]: see ArShape.vocab_size",
     ),
     _talker(
         "logits of one column",
@@ -164,19 +170,19 @@ RETURNS = (
         "logits that are NaN",
         "logits(self, hidden_RD)",
         "return super().logits(hidden_RD) * float('nan')",
-        "sampling: the logits hold NaN or infinity: see the model, and its dtype",
+        "sampling: Talker.logits gave NaN or infinity: see the model, its inputs and its dtype",
     ),
     _talker(
         "embeddings of other tokens",
         "embed_next(self, step)",
         "return super().embed_next(step).repeat(2, 1)",
-        "in phase embed_inputs: embed_next gave [2, 32] for 1 tokens: return one embedding for each",
+        "in phase embed_inputs: Talker.embed_next gave [2, 32] for 1 tokens: return one embedding for each",
     ),
     _talker(
         "embeddings that are None",
         "embed_next(self, step)",
         "super().embed_next(step)",
-        "in phase embed_inputs: embed_next gave None for 1 tokens",
+        "in phase embed_inputs: Talker.embed_next gave None for 1 tokens",
     ),
     _talker(
         "embeddings that raise",
@@ -188,22 +194,53 @@ RETURNS = (
         "frames of fewer codes",
         "predict_codes(self, hidden_RD, code0_R, draw)",
         "frame = super().predict_codes(hidden_RD, code0_R, draw); return type(frame)(frame.codes_RG[:, 1:], frame.next_RD)",
-        "codes_RG, gave torch.int64 [1, 3], not torch.int64 [1, 4]: see CodecModel.num_groups",
+        "Talker.predict_codes, codes_RG, gave torch.int64 [1, 3], not torch.int64 [1, 4]: see CodecModel.num_groups",
     ),
     _talker(
         "frames that are a tensor",
         "predict_codes(self, hidden_RD, code0_R, draw)",
         "return super().predict_codes(hidden_RD, code0_R, draw).codes_RG",
-        "predict_codes gave a Tensor: return Codes",
+        "Talker.predict_codes gave a Tensor: return Codes",
     ),
-    _vocoder("samples too few", _WAVE, "        return wav_B1S[..., 1:]\n", "in phase decode_frames"),
+    _prompt(
+        "embeddings of another width",
+        "        return x_TD[:, 1:]\n",
+        "running a step of Talker, in phase run_forward: RuntimeError",
+    ),
+    _prompt(
+        "embeddings that are NaN",
+        "        return x_TD * float('nan')\n",
+        "Talker.logits gave NaN or infinity: see the model, its inputs and its dtype",
+    ),
+    _vocoder(
+        "samples too few",
+        _WAVE,
+        "        return wav_B1S[..., 1:]\n",
+        "in phase decode_frames: Vocoder.decode gave [",
+        "see VocoderModel.samples",
+        *_VOCODER,
+    ),
+    _vocoder(
+        "a waveform of two channels",
+        _WAVE,
+        "        return wav_B1S.repeat(1, 2, 1)\n",
+        "in phase decode_frames: Vocoder.decode gave [1, 2, ",
+        *_VOCODER,
+    ),
+    _vocoder(
+        "a waveform that is None",
+        _WAVE,
+        "        pass\n",
+        "decoding a chunk of Vocoder, in phase decode_frames: AttributeError",
+        *_VOCODER,
+    ),
     _vocoder(
         "samples that are NaN",
         _WAVE,
         "        return wav_B1S / 0 - wav_B1S / 0\n",
         "reading its samples: ",
-        "samples are NaN or infinite: see the model, and its dtype",
-        "plugin plain-tts-plugin, ",
+        "samples of Vocoder are NaN or infinite: see the model, and its dtype",
+        *_VOCODER,
     ),
     _vocoder("a waveform that raises", _WAVE, "        return {}[0]  # here\n", "in phase decode_frames: KeyError: 0"),
 )

@@ -12,7 +12,89 @@ def _open(
     return Fault(name, "open", kind, file, old, new, says, package)
 
 
+_STAGE = 'Stage(name="writer", kind="write", model="plain_talk.stages:build", options=Options())'
+
+
+def _pipeline(name: str, line: str, *says: str) -> Fault:
+    """A line above the graph that raises."""
+    return _open(name, PluginError, "pipeline.py", _BUILD, f"{_BUILD}    {line}  # here\n", *says, _TALK)
+
+
+def _graph(name: str, old: str, new: str, *says: str) -> Fault:
+    return _open(name, PluginError, "pipeline.py", old, new, "families.talk.pipeline: ", *says, _TALK, _IN_FUNCTION)
+
+
+_TALK = "correct plain_talk.pipeline:pipeline"
+_IN_FUNCTION = "(plugin plain-talk-plugin, "
+
 OPEN = (
+    _pipeline("an attribute that is misspelled", "checkpoint.confg", "families.talk.pipeline: AttributeError", "confg"),
+    _pipeline(
+        "a method that is misspelled", "checkpoint.config.gett('width')", "families.talk.pipeline: AttributeError"
+    ),
+    _pipeline("a name that is misspelled", "Sage()", "families.talk.pipeline: NameError: name 'Sage' is not defined"),
+    _pipeline("an argument that is misspelled", "Stage(nam='x')", "families.talk.pipeline: TypeError", "'nam'"),
+    _pipeline("a pipeline that exits", "raise SystemExit(3)", "families.talk.pipeline: SystemExit: 3"),
+    _pipeline("a pipeline that fails an assertion", "assert not checkpoint, 'odd'", "AssertionError: odd"),
+    _open(
+        "a key that config.json lacks",
+        CheckpointError,
+        "pipeline.py",
+        _BUILD,
+        f"{_BUILD}    checkpoint.config['width']  # here\n",
+        "config.json: does not fit family 'talk': KeyError: 'width'",
+        _TALK,
+    ),
+    _graph(
+        "options that are None",
+        _STAGE,
+        _STAGE.replace("Options()", "None"),
+        "pipeline.stages.writer.options is None: give the options of kind 'write', a frozen msgspec.Struct",
+    ),
+    _graph(
+        "options that are a dict",
+        _STAGE,
+        _STAGE.replace("Options()", "{}"),
+        "pipeline.stages.writer.options is a dict",
+    ),
+    _graph(
+        "options that are their class",
+        _STAGE,
+        _STAGE.replace("Options()", "Options"),
+        "pipeline.stages.writer.options is a StructMeta",
+    ),
+    _graph(
+        "options that are not frozen",
+        _STAGE,
+        _STAGE.replace("Options()", "msgspec.defstruct('Loose', [])()"),
+        "pipeline.stages.writer.options is a Loose that is not frozen",
+    ),
+    _graph("a stage without a name", _STAGE, _STAGE.replace('"writer"', "None"), "pipeline.stages[0].name is None"),
+    _graph("a stage that is its name", _STAGE, '"writer"', "pipeline.stages[0] is a str: give Stage(...)"),
+    _graph(
+        "a place that is a number",
+        _STAGE,
+        _STAGE.replace("options", "place=1, options"),
+        "pipeline.stages.writer.place is 1: Expected `str | null`, got `int`",
+    ),
+    _graph(
+        "a model that is the function",
+        _STAGE,
+        _STAGE.replace('"plain_talk.stages:build"', "pipeline"),
+        "pipeline.stages.writer.model is <function pipeline",
+    ),
+    _graph(
+        "one output that is not in a tuple",
+        'outputs=(PipelineOutput(modality="text", stage="writer"), PipelineOutput(modality="audio", stage="singer")),',
+        'outputs=PipelineOutput(modality="text", stage="writer"),',
+        "pipeline.outputs is a PipelineOutput: give a tuple of PipelineOutput",
+    ),
+    _graph(
+        "a keyed that is text",
+        'adapter="plain_talk.pipeline:Sung"',
+        'adapter="plain_talk.pipeline:Sung", keyed="yes"',
+        "pipeline.edges[0].keyed is 'yes': Expected `bool`",
+    ),
     _open(
         "a pipeline that raises",
         CheckpointError,
@@ -33,11 +115,11 @@ OPEN = (
     ),
     _open(
         "a pipeline that takes nothing",
-        CheckpointError,
+        PluginError,
         "pipeline.py",
         _BUILD,
         "def pipeline() -> Pipeline:  # here\n",
-        "pipeline() takes 0 positional arguments",
+        "families.talk.pipeline: TypeError: pipeline() takes 0 positional arguments",
         "correct plain_talk.pipeline:pipeline",
     ),
     _open(
@@ -114,11 +196,11 @@ OPEN = (
     ),
     _open(
         "a load that takes nothing",
-        CheckpointError,
+        PluginError,
         "stages.py",
         "    def load(self, context: StageContext) -> PlainStage:\n        return PlainStage(Writer(",
         "    def load(self):  # here\n        context = None\n        return PlainStage(Writer(",
-        "stage 'writer' cannot be built",
+        "pipeline.stages.writer.model: cannot be built: TypeError",
         "takes 1 positional argument",
     ),
     _open(
@@ -195,6 +277,52 @@ OPEN = (
         "class Reader(Frontend):\n    def __init__(self, checkpoint: Checkpoint) -> None:\n        self.path = checkpoint.path\n",
         "class Reader(Frontend):  # here\n    def __init__(self):\n        pass\n",
         "pipeline.frontend: TypeError",
+    ),
+    _open(
+        "a front end that exits",
+        PluginError,
+        "pipeline.py",
+        "        self.path = checkpoint.path\n",
+        "        raise SystemExit(3)  # here\n",
+        "pipeline.frontend: SystemExit: 3",
+    ),
+    _open(
+        "a kind whose options are an object",
+        PluginError,
+        "stages.py",
+        'class WriterKind:\n    name = "write"\n    options = Options\n',
+        'class WriterKind:  # here\n    name = "write"\n    options = Options()\n',
+        "kinds.write.options: is Options(), not a class",
+        "name the class of the stages' options",
+    ),
+    _open(
+        "a footprint that is None",
+        PluginError,
+        "stages.py",
+        "        return PlainStage(Writer(context.stage.name, build(context)))",
+        "        class Heavy(PlainStage):  # here\n            pass\n\n"
+        "        return Heavy(Writer(context.stage.name, build(context)), None)",
+        "writer.footprint: gave None",
+        "return an omni.stage.base.Footprint",
+    ),
+    _open(
+        "a worker whose boxes are lists",
+        PluginError,
+        "stages.py",
+        "        super().__init__(name)\n",
+        "        super().__init__(name)\n        self.inbox = []\n",
+        "writer.start: gave a Writer whose inbox is a list",
+        "plugin plain-talk-plugin, ",
+    ),
+    _open(
+        "an edge to nowhere",
+        ConfigError,
+        "pipeline.py",
+        'consumer="singer"',
+        'consumer="sinker"',
+        "pipeline.edges[0].consumer: 'sinker' is not a stage (plugin plain-talk-plugin, ",
+        "pipeline.py:",
+        "use one of writer, singer",
     ),
     _open(
         "options of another type",

@@ -89,6 +89,30 @@ ADAPTERS = (
 )
 
 FRONT = (
+    _prepare("a prepare that exits", "raise SystemExit(3)  # here", "SystemExit: 3"),
+    _prepare(
+        "a number of tokens that is text",
+        "return Prepared(inputs={'writer': [Payload(Line(text=text))]}, prompt_tokens='3')",
+        "Prepared.prompt_tokens is a str: give a number",
+    ),
+    _prepare(
+        "a tensor that is a list",
+        "return Prepared(inputs={'writer': [Payload(Line(text=text), {'x': [1]})]})",
+        "Prepared.inputs['writer'][0].tensors['x'] is a list: give a tensor on the CPU",
+    ),
+    _pipeline(
+        "a decoder that cannot be made later",
+        "        return Letters()",
+        "        self.made = vars(self).get('made', 0) + 1\n        return Letters() if self.made % 2 else 1 / 0  # here",
+        "stage 'frontend' failed while making a text decoder: ZeroDivisionError",
+    ),
+    _pipeline(
+        "a decoder that ends with None",
+        '        return "".join(map(chr, ids))\n\n    def finish(self) -> str:\n        return ""\n',
+        "        self.last = [*ids][-1:] or vars(self).get('last')\n        return ''.join(map(chr, ids))\n\n"
+        "    def finish(self):\n        return None if self.last == [ord('!')] else ''\n",
+        "stage 'frontend' failed while decoding text: the text decoder returned None",
+    ),
     _prepare("a prepare that raises", "raise OSError('no table')  # here", "OSError: no table"),
     _prepare(
         "a prepare that returns None",
@@ -231,6 +255,53 @@ WORKERS = (
         "def end(self, request, source):",
         "self.fail(request.id, 'ending', ValueError('x')); self.fail(request.id, 'ending', ValueError('x'))  # here",
         f"{_RUNNING}KeyError",
+    ),
+)
+
+
+_FINISHING = '                self.finish(request.id, "stop", {"letters": 0})\n'
+
+
+def _sent(name: str, message: str, *says: str, closed: str = "singer") -> Fault:
+    """A message in the singer's outbox as it takes its input."""
+    return _singer(
+        name,
+        "def feed(self, request, message):",
+        f"import omni.stage as stage; super().feed(request, message); self.outbox.append({message})",
+        *says,
+        closed=closed,
+    )
+
+
+_PLUGIN = "(plugin plain-talk-plugin, "
+
+MESSAGES = (
+    _sent("a failure without an error", "stage.Failed(request.id, 'odd')", f"{_RUNNING}the error of a Failed", _PLUGIN),
+    _sent(
+        "an end without a reason",
+        "stage.Done(request.id, None, {})",
+        f"{_RUNNING}the reason of a Done is no text",
+        _PLUGIN,
+    ),
+    _sent(
+        "a payload with a dict",
+        "stage.Produced(request.id, Payload({'x': 1}), COMPLETED)",
+        f"{_RUNNING}the meta of a payload is a dict: give a msgspec.Struct",
+        _PLUGIN,
+    ),
+    _singer(
+        "an outbox that is a list",
+        "def feed(self, request, message):",
+        "super().feed(request, message); self.outbox = [None]",
+        f"{_RUNNING}the outbox is a list, not the deque that it was: append to it",
+        _PLUGIN,
+    ),
+    _worker(
+        "a writer that ends twice",
+        _FINISHING,
+        f"{_FINISHING}                self.outbox.append(self.outbox[-1])\n",
+        "stage 'writer' failed while running: a Done for a request that is over there",
+        _PLUGIN,
     ),
 )
 

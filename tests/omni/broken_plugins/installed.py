@@ -14,7 +14,7 @@ from tests.support.entry_points import REPOSITORY
 
 _SOURCES = {
     "plain_talk": REPOSITORY / "tests/omni/broken_plugins/good/plain_talk",
-    "plain_tts": REPOSITORY / "tests/examples/plain_tts/plain_tts",
+    "plain_tts": REPOSITORY / "examples/speech/plain_tts",
 }
 
 

@@ -126,6 +126,7 @@ def test_settings_reach_every_sampling_parameter(model: str) -> None:
         (["MODEL", "hi", "--set", "writer.speed=3"], "writer.speed: there is no option 'speed'"),
         (["MODEL", "hi", "--modalities", "text,smell"], "modalities: this checkpoint does not give 'smell'"),
         (["MODEL", "hi", "--modalities", "text", "--out", "a.wav"], "--out: is given, but no audio is asked for"),
+        (["MODEL", "hi", "--modalities", "text", "--raw"], "--raw: is given, but no audio is asked for"),
         (["MODEL", "hi", "--timeline", "no/such/folder/t.json"], "--timeline: no/such/folder/t.json cannot be written"),
         (["MODEL", "hi", "--timeline", "/proc/t.json"], "--timeline: /proc/t.json cannot be written"),
         (["MODEL", "hi", "--timeline", "x", "--out", "./x"], "--timeline: x is the wav's name too"),
@@ -185,7 +186,9 @@ def test_an_error_that_is_not_omnis_is_one_line_too(model: str) -> None:
     error = refused("run", model, "hi", "--device", "cpu")
     assert error.startswith(f"error: {problem} (")
     assert "tests/support/echo_family.py:" in error
-    assert error.endswith("); use it as published; if it is, correct tests.support.echo_family:pipeline")
+    assert error.endswith(
+        "); use the config.json that belongs to these weights; if it is right, correct tests.support.echo_family:pipeline"
+    )
 
 
 @pytest.mark.usefixtures("with_broken")

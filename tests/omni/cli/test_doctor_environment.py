@@ -16,7 +16,7 @@ from packaging.requirements import Requirement as Reference
 from packaging.version import Version
 
 from omni.cli.doctor import devices, environment
-from omni.cli.doctor.check import Check
+from omni.cli.doctor.check import Finding
 from omni.version import TESTED, __version__
 from tests.support.entry_points import REPOSITORY, SOURCE_ROOTS
 from tests.support.patience import PATIENCE_SECONDS
@@ -40,7 +40,7 @@ def test_requirements_are_read_as_packaging_reads_them(monkeypatch: pytest.Monke
         assert found.extra is None if read.marker is None else read.marker.evaluate({"extra": found.extra or ""})
 
 
-def by_name(found: Iterable[Check]) -> dict[str, Check]:
+def by_name(found: Iterable[Finding]) -> dict[str, Finding]:
     return {check.name: check for check in found}
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni.cli.drawing import draw
-from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 
 Graph = tuple[list[str], set[tuple[int, int]], dict[str, int]]
 """Stages; arrows between them, by number; the stage that gives each output."""
@@ -36,7 +36,7 @@ def pipeline(names: list[str], arrows: set[tuple[int, int]], ends: dict[str, int
         family="drawn",
         stages=tuple(Stage(name=name, kind="ar", model="m:f", options=NoOptions()) for name in names),
         edges=tuple(Edge(producer=names[a], consumer=names[b]) for a, b in sorted(arrows)),
-        outputs=tuple(Output(modality=modality, stage=names[n]) for modality, n in ends.items()),
+        outputs=tuple(PipelineOutput(modality=modality, stage=names[n]) for modality, n in ends.items()),
         frontend="m:f",
     )
 

@@ -17,7 +17,7 @@ from omni.cli import app
 from omni.cli.explain import make_report
 from omni.cli.options import Choices
 from omni.cli.target import resolve_target
-from omni.config import Layer
+from omni.config import SettingsLayer
 from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.device.meta import MetaDevice
@@ -172,7 +172,7 @@ def test_no_weight_is_needed_and_the_numbers_are_those_of_loaded_stages(tiny_mod
             (tmp_path / file.name).write_bytes(file.read_bytes())
     found = memory_of(report(tmp_path, *SET, "--device", "cpu"))
     checkpoint = Checkpoint(tiny_model)
-    plan = resolve_pipeline(checkpoint, load_plugins(), [Layer("test", SETTINGS)])
+    plan = resolve_pipeline(checkpoint, load_plugins(), [SettingsLayer("test", SETTINGS)])
     loaded = load_stages(plan, checkpoint, CpuDevice(), "float32", "auto")
     assert found["stages"].keys() == loaded.keys()
     for name, stage in loaded.items():

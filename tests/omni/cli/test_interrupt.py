@@ -120,11 +120,11 @@ def test_a_termination_ends_it_too(start: Start, model: str) -> None:
 
 
 CLOSES_NEVER = """
-import omni.api.session, time
+import omni.api.client, time
 def close(self):
     print("closing", flush=True)
     while True: time.sleep(1)
-omni.api.session.Client.close = close
+omni.api.client.Client.close = close
 """
 
 

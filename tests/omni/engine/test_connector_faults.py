@@ -8,7 +8,8 @@ import pytest
 
 from omni.connector import EdgeEnd
 from omni.device.cpu import CpuDevice
-from omni.engine.peers import EdgeEnds, LostPiece, OpenEdge
+from omni.engine.peer_messages import LostPiece
+from omni.engine.peers import EdgeEnds, OpenEdge
 from omni.errors import OmniError, PluginError
 from omni.pipeline import Edge
 from tests.support.fake_graph import (

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from omni.api.load import layers_of
-from omni.config import Layer
-from omni.engine.build import configure
+from omni.config import SettingsLayer
+from omni.engine.resolve import configure
 from omni.errors import ConfigError
 from omni.pipeline import Edge
 from tests.support.fake_graph import PIPELINE, fake_pipeline
@@ -24,11 +24,11 @@ place = "cpu/2"
 """
 
 
-def layers(file: Path | None = None, overrides: Mapping[str, object] | None = None) -> list[Layer]:
+def layers(file: Path | None = None, overrides: Mapping[str, object] | None = None) -> list[SettingsLayer]:
     return layers_of(config=file, overrides=overrides)
 
 
-def edge_of(found: list[Layer]) -> Edge:
+def edge_of(found: list[SettingsLayer]) -> Edge:
     """The edge of the settings; the other one is as it was."""
     pipeline, _ = configure(PIPELINE, found)
     other, edge = pipeline.edges
@@ -77,7 +77,10 @@ def test_the_origin_of_an_edge_setting_is_family_or_default() -> None:
 
 
 def test_none_takes_a_connector_back() -> None:
-    found = [Layer("first", {f"{EDGE}.connector": "shm"}), Layer("second", {f"{EDGE}.connector": "none"})]
+    found = [
+        SettingsLayer("first", {f"{EDGE}.connector": "shm"}),
+        SettingsLayer("second", {f"{EDGE}.connector": "none"}),
+    ]
     assert edge_of(found).connector is None
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 
 import msgspec
 import pytest
@@ -87,19 +88,28 @@ PLACES = ("cpu", "cpu/1", "cpu/2", "cuda:0", "cuda:1")
     st.dictionaries(st.sampled_from(sorted(ALL)), st.lists(st.sampled_from(PLACES), min_size=1, unique=True)),
     st.sets(st.sampled_from(sorted(ALL))),
     st.dictionaries(st.sampled_from(PLACES), st.integers(0, 5)),
+    st.dictionaries(st.sampled_from(PLACES), st.sets(st.sampled_from(sorted(ALL)))),
 )
 def test_any_request_goes_over_pairs_of_its_edges(
-    places: Mapping[str, list[str]], stages: set[str], load: Mapping[str, int]
+    places: Mapping[str, list[str]], stages: set[str], load: Mapping[str, int], closed: Mapping[str, set[str]]
 ) -> None:
     pipeline = placed(**{name: ",".join(each) for name, each in places.items()})
     found = Placement.of(pipeline, "cpu")
-    chosen = found.place_request(pipeline, frozenset(stages), load)
+    chosen = found.place_request(pipeline, frozenset(stages), load, closed)
     assert chosen.keys() == stages
     assert all(place in found.stages[name] for name, place in chosen.items())
-    for edge in pipeline.edges:
-        if {edge.producer, edge.consumer} <= stages:
-            assert (chosen[edge.producer], chosen[edge.consumer]) in found.pairs(edge)
     assert set(found.places) == {place for name in ALL for place in found.stages[name]}
+    assert goes(pipeline, found, chosen)
+    if any(name in closed.get(place, ()) for name, place in chosen.items()):
+        ways = [dict(zip(chosen, way, strict=True)) for way in product(*(found.stages[name] for name in chosen))]
+        open_ways = [w for w in ways if not any(name in closed.get(place, ()) for name, place in w.items())]
+        assert not any(goes(pipeline, found, way) for way in open_ways), "a closed replica, and there is another way"
+
+
+def goes(pipeline: Pipeline, placement: Placement, chosen: Mapping[str, str]) -> bool:
+    """Whether a request may use these places."""
+    edges = [edge for edge in pipeline.edges if {edge.producer, edge.consumer} <= chosen.keys()]
+    return all((chosen[edge.producer], chosen[edge.consumer]) in placement.pairs(edge) for edge in edges)
 
 
 class CpuOnly(LocalConnector):

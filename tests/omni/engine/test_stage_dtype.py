@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from omni.checkpoint import Checkpoint
-from omni.config import DEFAULT, FAMILY, Layer, Setting
+from omni.config import DEFAULT, FAMILY, Setting, SettingsLayer
 from omni.device.meta import MetaDevice
 from omni.engine import Plan, load_stages, resolve_pipeline
-from omni.engine.build import configure
+from omni.engine.resolve import configure
 from omni.errors import ConfigError
 from omni.plugin.manager import load_plugins
 from tests.support.entry_points import own_entry_points
@@ -19,7 +19,7 @@ PLUGINS = load_plugins(own_entry_points())
 
 def _plan(checkpoint: Checkpoint, **settings: object) -> Plan:
     return resolve_pipeline(
-        checkpoint, PLUGINS, [Layer("test", {k.replace("__", "."): v for k, v in settings.items()})]
+        checkpoint, PLUGINS, [SettingsLayer("test", {k.replace("__", "."): v for k, v in settings.items()})]
     )
 
 
@@ -47,7 +47,7 @@ def test_users_go_over_the_family(checkpoint: Checkpoint) -> None:
     )
     pipeline = msgspec.structs.replace(plan.pipeline, stages=stages)
     for given, expected in (({}, ("float32", FAMILY)), ({"code2wav.dtype": "none"}, (None, "test"))):
-        configured, settings = configure(pipeline, [Layer("test", given)])
+        configured, settings = configure(pipeline, [SettingsLayer("test", given)])
         assert configured.stage("code2wav").dtype == expected[0]
         assert _dtype_of(settings, "code2wav") == expected
         assert _dtype_of(settings, "talker") == (None, DEFAULT)
@@ -56,7 +56,7 @@ def test_users_go_over_the_family(checkpoint: Checkpoint) -> None:
 
 
 def test_a_table_of_a_file_may_set_the_dtype(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    table = Layer("omni.toml", {"code2wav": {"dtype": "float16", "chunk_frames": 7}}, file=True)
+    table = SettingsLayer("omni.toml", {"code2wav": {"dtype": "float16", "chunk_frames": 7}}, file=True)
     configured, _ = configure(_plan(checkpoint).pipeline, [table])
     stage = configured.stage("code2wav")
     assert (stage.dtype, msgspec.structs.asdict(stage.options)["chunk_frames"]) == ("float16", 7)

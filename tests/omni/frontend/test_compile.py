@@ -5,7 +5,7 @@ import pytest
 from omni.errors import InputError
 from omni.frontend.compile import SamplingCompiler
 from omni.frontend.vocabulary import Vocabulary
-from omni.pipeline import Output, Pipeline, Stage
+from omni.pipeline import Pipeline, PipelineOutput, Stage
 from omni.sampling import GREEDY, SamplingParams, StopVerdict, StructuredOutput
 from omni_ar.options import ArOptions
 
@@ -19,7 +19,7 @@ def compiler(vocabulary: Vocabulary | None = BYTES, **defaults: object) -> Sampl
         Stage(name="writer", kind="ar", model="m:m", options=ArOptions(sampling=own)),
         Stage(name="talker", kind="ar", model="m:m", options=ArOptions()),
     )
-    outputs = (Output(modality="text", stage="writer"),)
+    outputs = (PipelineOutput(modality="text", stage="writer"),)
     return SamplingCompiler(Pipeline(family="f", stages=stages, outputs=outputs, frontend="m:m"), "writer", vocabulary)
 
 

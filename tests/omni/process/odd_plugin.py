@@ -13,7 +13,7 @@ from omni.device import COMPLETED
 from omni.frontend.base import Chat, Prepared, TextPart
 from omni.hookspecs import hookimpl
 from omni.payload import Payload
-from omni.pipeline import Output, Pipeline, Stage
+from omni.pipeline import Pipeline, PipelineOutput, Stage
 from omni.plugin.entries import ModelFamily, StageKindEntry
 from omni.plugin.manager import Plugins, load_plugins
 from omni.stage import Feed, PlainStage, Produced, StageContext
@@ -54,7 +54,7 @@ def omni_stage_kinds() -> list[StageKindEntry]:
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
     writer = Stage(name="writer", kind="odd", model=f"{__name__}:Note", options=EchoOptions())
-    output = Output(modality="text", stage="writer")
+    output = PipelineOutput(modality="text", stage="writer")
     return Pipeline(family="odd", stages=(writer,), outputs=(output,), frontend=f"{__name__}:OddFrontend")
 
 

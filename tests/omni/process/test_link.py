@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from omni.engine.peers import AcquiredOut, LinkClosed, LostPiece, PieceOut
+from omni.engine.peer_messages import AcquiredOut, LinkClosed, LostPiece, PieceOut
 from omni.ipc import Channel, Typed
 from omni.process.link import ChannelLink
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from omni import AsyncOmni
 from tests.omni.process.engines import pids_of
 from tests.support.echo_family import EXPLODE, eventually
 from tests.support.http_server import Served, echo_omni, served
@@ -17,6 +18,11 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
 ]
 CHAT = "/v1/chat/completions"
+
+
+def kill_engine(omni: AsyncOmni) -> None:
+    (pid,) = pids_of(omni).values()
+    os.kill(pid, signal.SIGKILL)
 
 
 def said(text: str) -> dict[str, Any]:
@@ -37,7 +43,7 @@ def test_a_killed_engine_and_a_closed_stage_are_not_healthy(echo_folder: Path) -
     omni = echo_omni(echo_folder, **{"engine.process": "process", "engine.restart_seconds": 0.3})
     with served(omni) as remote:
         assert (status(remote), up(remote)) == ((200, "ok"), True)
-        os.kill(*pids_of(omni).values(), signal.SIGKILL)
+        kill_engine(omni)
         assert eventually(lambda: status(remote) == (503, "restarting"))
         assert not up(remote)
         # It is taken, and waits for the engine.
@@ -52,7 +58,7 @@ def test_a_killed_engine_and_a_closed_stage_are_not_healthy(echo_folder: Path) -
 def test_an_engine_that_is_not_started_again_is_not_healthy(echo_folder: Path) -> None:
     omni = echo_omni(echo_folder, **{"engine.process": "process", "engine.restarts": 0})
     with served(omni) as doomed:
-        os.kill(*pids_of(doomed.omni).values(), signal.SIGKILL)
+        kill_engine(doomed.omni)
         assert eventually(lambda: status(doomed) == (503, "failed"))
         response = doomed.post(CHAT, json=said("hello"))
         assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_failed")

@@ -13,7 +13,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from omni.api import Output
-from omni.serve.limits import Limits
+from omni.serve.limits import ServeLimits
 from omni.serve.metrics import Metrics
 from omni.serve.metrics.listener import Listener
 from omni.serve.options import ServeOptions
@@ -92,7 +92,7 @@ def test_tokens_and_speech_are_counted(fresh: Served) -> None:
 
 def test_slack_is_that_of_the_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
-    from bench.listening import Chunk, Stream
+    from bench.listening import Chunk, HeardStream
 
     dice = np.random.default_rng(1)
     for _ in range(50):
@@ -100,7 +100,7 @@ def test_slack_is_that_of_the_benchmarks(monkeypatch: pytest.MonkeyPatch) -> Non
         chunks = tuple(Chunk(at, sound) for at, sound in zip(came.tolist(), sounds.tolist(), strict=True))
         listener = Listener()
         slacks = [listener.hear(chunk.came, chunk.sound) for chunk in chunks]
-        assert slacks == [None, *Stream(0.0, chunks).slacks]
+        assert slacks == [None, *HeardStream(0.0, chunks).slacks]
 
 
 class Clock:
@@ -111,7 +111,7 @@ class Clock:
 
 def test_times_are_those_of_the_clock(echo: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer with two tokens together, a late chunk, and a client that takes nothing for a while."""
-    metrics = Metrics(echo.omni, Limits(ServeOptions()), "tiny")
+    metrics = Metrics(echo.omni, ServeLimits(ServeOptions()), "tiny")
     clock = Clock(monkeypatch)
 
     def second(tenths: int) -> torch.Tensor:
@@ -199,7 +199,7 @@ def test_names_follow_the_conventions_of_prometheus(fresh: Served) -> None:
 
 
 def test_counting_an_output_takes_microseconds(echo: Served) -> None:
-    metrics = Metrics(echo.omni, Limits(ServeOptions()), "tiny")
+    metrics = Metrics(echo.omni, ServeLimits(ServeOptions()), "tiny")
     request = metrics.started("chat", 1)
     output = Output(text="a", tokens=(1,))
     rounds = []

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.thorough
 FEW = [
     ("hidden", range(2, 5), set()),
     ("codec", range(2), {"ran ahead"}),
-    ("omni", range(2), {"aborts", "stalls"}),
-    ("pooled", range(3, 4), {"scored"}),
+    ("omni", range(2, 4), {"aborts", "stalls"}),
+    ("pooled", range(6, 7), {"cached_tokens"}),
     ("apart", range(36, 37), {"stalls"}),
 ]
 """Seeds of the default run, and the events that they lack. A seed has the same events in every run."""

@@ -11,9 +11,9 @@ from PIL import Image, ImageColor
 from omni.device import PhaseCategory
 from omni.errors import InputError
 from omni.timeline import HostSpan, Trace
-from omni.timeline.picture import draw, palette, window_of
+from omni.timeline.picture import draw, excerpt_of, palette
 from omni.timeline.picture.draw import scene_of
-from omni.timeline.picture.scene import Box, Scene, Shape, Text
+from omni.timeline.picture.scene import Box, Polygon, Scene, Text
 from tests.omni.timeline.made_trace import STEP, made_trace
 from tests.support.resources import no_file_over
 
@@ -21,7 +21,7 @@ GAPS = (5_000, 90_000, 5_000, 5_000)
 
 
 def scene(trace: Trace, **chosen: Any) -> Scene:
-    return scene_of([("title", trace, window_of(trace, **chosen))])
+    return scene_of([("title", trace, excerpt_of(trace, **chosen))])
 
 
 def texts(drawn: Scene) -> list[str]:
@@ -35,7 +35,7 @@ def hatched(drawn: Scene) -> list[Box]:
 def test_a_gap_between_steps_is_drawn_as_long_as_it_is_and_labelled():
     trace = made_trace(GAPS)
     drawn = scene(trace, first=11, steps=2)
-    window = window_of(trace, first=11, steps=2).shown
+    window = excerpt_of(trace, first=11, steps=2).shown
     per_pixel = window.length / (drawn.width - 128 - 16)
     widest = max(hatched(drawn), key=lambda box: box.width)
     assert widest.width == pytest.approx(90_000 / per_pixel)
@@ -49,7 +49,7 @@ def test_a_small_gap_between_steps_is_labelled_too():
 
 def test_token_points_are_marked():
     drawn = scene(made_trace(GAPS), first=11, steps=2)
-    tips = {item.tip for item in drawn.items if isinstance(item, Shape)}
+    tips = {item.tip for item in drawn.items if isinstance(item, Polygon)}
     assert {"token point of step 11", "token point of step 12"} <= tips
 
 
@@ -67,7 +67,7 @@ def test_every_bucket_has_a_colour_of_its_own():
 
 def test_a_png_shows_phases_and_gaps_and_is_the_same_every_time(tmp_path: Path):
     trace = made_trace(GAPS)
-    window = window_of(trace, first=11, steps=2)
+    window = excerpt_of(trace, first=11, steps=2)
     for name in ("one.png", "two.png"):
         draw([("title", trace, window)], tmp_path / name)
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
@@ -84,7 +84,7 @@ def test_a_png_shows_phases_and_gaps_and_is_the_same_every_time(tmp_path: Path):
 def test_html_is_a_whole_page_with_tips_that_loads_nothing(tmp_path: Path):
     trace = made_trace(GAPS)
     trace = replace(trace, phases=tuple(replace(span, phase=f"<{span.phase}>") for span in trace.phases))
-    draw([("a < b", trace, window_of(trace))], tmp_path / "out.html")
+    draw([("a < b", trace, excerpt_of(trace))], tmp_path / "out.html")
     page = (tmp_path / "out.html").read_text()
     assert "http" not in page
     assert "src=" not in page
@@ -97,7 +97,7 @@ def test_html_is_a_whole_page_with_tips_that_loads_nothing(tmp_path: Path):
 
 def test_two_traces_are_drawn_on_one_scale():
     short, long = made_trace((5_000,) * 4), made_trace((5_000,) * 8)
-    drawn = scene_of([("one", short, window_of(short, steps=1)), ("two", long, window_of(long, steps=4))])
+    drawn = scene_of([("one", short, excerpt_of(short, steps=1)), ("two", long, excerpt_of(long, steps=4))])
     forward = [item for item in drawn.items if isinstance(item, Box) and item.tip.startswith("run_forward")]
     widest = max(box.width for box in forward)
     whole = [box.width for box in forward if box.width == pytest.approx(widest)]
@@ -107,7 +107,7 @@ def test_two_traces_are_drawn_on_one_scale():
 
 def test_the_window_is_what_takes_as_long_as_most():
     trace = made_trace((400_000, 5_000, 5_000, 5_000, 700_000))
-    window = window_of(trace, steps=2)
+    window = excerpt_of(trace, steps=2)
     assert [step.number for step in window.steps] in ([11, 12], [12, 13], [13, 14])
     length = 2 * STEP + 5_000
     assert length < window.shown.length < length * 1.07
@@ -115,18 +115,18 @@ def test_the_window_is_what_takes_as_long_as_most():
 
 def test_the_window_can_be_chosen():
     trace = made_trace(GAPS)
-    assert [step.number for step in window_of(trace, first=12, steps=2).steps] == [12, 13]
-    assert [step.number for step in window_of(trace, first=14, steps=5).steps] == [14]
-    assert len(window_of(trace, steps=50).steps) == 5
+    assert [step.number for step in excerpt_of(trace, first=12, steps=2).steps] == [12, 13]
+    assert [step.number for step in excerpt_of(trace, first=14, steps=5).steps] == [14]
+    assert len(excerpt_of(trace, steps=50).steps) == 5
     with pytest.raises(InputError, match=r"--from: step 3 of 'thinker' is not in the trace; use one of 10 to 14"):
-        window_of(trace, first=3)
+        excerpt_of(trace, first=3)
     with pytest.raises(InputError, match="--stage: 'talker' has no steps in the trace; use thinker"):
-        window_of(trace, stage="talker")
+        excerpt_of(trace, stage="talker")
 
 
 def test_host_work_alone_is_a_band_without_lanes():
     alone = made_trace(GAPS)
-    took = window_of(alone).shown
+    took = excerpt_of(alone).shown
     drawn = scene(replace(alone, host=(*alone.host, HostSpan("engine", "route", {}, took))))
     assert texts(drawn).count("engine") == texts(drawn).count("route") == 1
     assert texts(drawn).count("device") == texts(scene(alone)).count("device") == 1
@@ -137,7 +137,7 @@ def test_host_work_alone_is_a_band_without_lanes():
 def test_a_trace_without_steps_is_drawn_from_its_start():
     trace = made_trace(GAPS)
     trace = replace(trace, phases=tuple(replace(span, step=None) for span in trace.phases), host=())
-    window = window_of(trace)
+    window = excerpt_of(trace)
     assert window.steps == ()
     assert hatched(scene(trace)) == []
     assert "run_forward" in texts(scene(trace))
@@ -146,9 +146,9 @@ def test_a_trace_without_steps_is_drawn_from_its_start():
 def test_a_name_that_is_no_picture_is_refused(tmp_path: Path):
     trace = made_trace(GAPS)
     with pytest.raises(InputError, match=r"name a file that ends in \.png or \.html"):
-        draw([("title", trace, window_of(trace))], tmp_path / "out.gif")
+        draw([("title", trace, excerpt_of(trace))], tmp_path / "out.gif")
     with pytest.raises(InputError, match="cannot be written"):
-        draw([("title", trace, window_of(trace))], tmp_path / "no folder" / "out.png")
+        draw([("title", trace, excerpt_of(trace))], tmp_path / "no folder" / "out.png")
 
 
 @pytest.mark.parametrize("name", ["out.png", "out.html"])
@@ -157,5 +157,5 @@ def test_a_full_disk_leaves_the_picture_that_was_there(tmp_path: Path, name: str
     path = tmp_path / name
     path.write_bytes(b"before")
     with no_file_over(1000), pytest.raises(InputError, match=r"cannot be written \(File too large\)"):
-        draw([("title", trace, window_of(trace))], path)
+        draw([("title", trace, excerpt_of(trace))], path)
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(name, b"before")]

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from omni.errors import InputError, OmniError, StageError
 from omni.payload import PageSlice, Payload
-from omni.stage import Done, PayloadReceiver
+from omni.stage import Done, PayloadCopier
 from omni.testing.simulation.late import QueuedDevice
 from omni.testing.stages.driver import SOURCE
 from omni_ar.inputs import MultimodalEmbedding, Placeholder, StepInputs
 from omni_ar.model import NextTokens
 from omni_ar.options import ArOptions
-from omni_ar.run import receivers
+from omni_ar.run import stores
 from omni_ar.run.limits import Limits
 from omni_ar.run.profile import run_largest_steps
 from tests.stages.omni_ar.row_feeder import MODEL, WIDTH, Late, RowFeeder, feeder, random_pages
@@ -264,8 +264,8 @@ def test_a_copy_that_cannot_be_launched_fails_its_requests(phase: str, monkeypat
             raise ValueError("a fault")
         launch(self, stream, called, *buffers)
 
-    feed.rows("0", [1], [0])
-    other.rows("1", [1], [0])
+    feed.rows("0", [1, 2], [0, 2])
+    other.rows("1", [1, 2], [0, 2])
     feed.end("0")
     with monkeypatch.context() as patch:
         patch.setattr(CountingDevice, "launch", failing)
@@ -299,7 +299,7 @@ def test_memory_for_rows_is_there_only_where_a_model_takes_them():
 
 def test_rows_beyond_the_limit_of_a_tick_wait_for_the_next(monkeypatch: pytest.MonkeyPatch):
     """A tick copies as many as one request may have; two requests bring more together."""
-    monkeypatch.setattr(receivers, "_AT_ONCE", 1)
+    monkeypatch.setattr(stores, "_AT_ONCE", 1)
     feed = feeder(max_num_seqs=2, max_model_len=13)
     for name in "01":
         feed.open(name, [1, 2], 11)
@@ -311,7 +311,7 @@ def test_rows_beyond_the_limit_of_a_tick_wait_for_the_next(monkeypatch: pytest.M
 
 
 def test_steps_without_a_row_take_none_of_a_tick(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(receivers, "_AT_ONCE", 1)
+    monkeypatch.setattr(stores, "_AT_ONCE", 1)
     device = CountingDevice()
     feed = feeder(MODEL, device, max_num_seqs=2, max_model_len=6)  # 4 rows in a tick
     for name in "01":
@@ -328,7 +328,7 @@ def test_steps_without_a_row_take_none_of_a_tick(monkeypatch: pytest.MonkeyPatch
 def test_a_stage_without_waiting_inputs_looks_at_no_upload(monkeypatch: pytest.MonkeyPatch):
     feed = feeder()
     feed.driver.tick()
-    monkeypatch.delattr(PayloadReceiver, "ready")
+    monkeypatch.delattr(PayloadCopier, "ready")
     assert not feed.driver.tick()
 
 

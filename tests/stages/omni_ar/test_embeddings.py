@@ -16,8 +16,8 @@ from omni.stage import Feed, Lease
 from omni.testing.simulation.late import QueuedDevice
 from omni.testing.stages.loan import lend
 from omni_ar.inputs import MultimodalEmbedding, Placeholder
-from omni_ar.run.receivers import EmbeddingReceiver
 from omni_ar.run.request import ArRequest
+from omni_ar.run.stores import EmbeddingStore
 from tests.support.ar_driver import plain_prompt
 
 PAGES = torch.randn(5, 4, 3)
@@ -28,7 +28,7 @@ class Bench:
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self.device = QueuedDevice()
-        self.receiver = EmbeddingReceiver("talker", self.device, self.device.stream("ar"), 20, dtype)
+        self.receiver = EmbeddingStore("talker", self.device, self.device.stream("ar"), 20, dtype)
         self.request = ArRequest("r", SamplingParams(), set())
         self.refs: list[Ref] = []
         """The producer's references."""

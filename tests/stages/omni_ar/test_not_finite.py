@@ -46,7 +46,9 @@ def run(model: Spoilt, *, captured: bool = False, check: bool = False, **samplin
 
 def assert_blamed(error: BaseException, doing: str) -> None:
     assert isinstance(error, StageError)
-    assert str(error).startswith(f"stage 'text' failed while {doing}: the logits hold NaN or infinity: see the model")
+    assert str(error).startswith(
+        f"stage 'text' failed while {doing}: Spoilt.logits gave NaN or infinity: see the model"
+    )
     assert f"({__file__}:" in str(error)
 
 

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 
 import msgspec
 import pytest
+import torch
 
-from omni.errors import ConfigError, InputError, PluginError
+from omni.errors import ConfigError, InputError, PluginError, ReturnedError, fault_of
 from omni.hookspecs import hookimpl
 from omni.plugin import LogitsProcessorEntry
 from omni.sampling import LogitsEdit
-from omni_ar.processors import HistoryProcessor, LogitsProcessor, ProcessorRegistry
+from omni_ar.processors import HistoryProcessor, LogitsProcessor, NamedProcessor, ProcessedRows, ProcessorRegistry
 from tests.support.engines import plugins_of
 
 
@@ -52,6 +53,17 @@ class Widthless(Add):
     width = None  # type: ignore[assignment]
 
 
+class Unknowable(Add):
+    @property
+    def width(self):  # type: ignore[override]
+        raise KeyError("width")
+
+
+class Forgetful(HistoryProcessor):
+    def open(self, args, vocab_size):
+        return None
+
+
 def stranger():
     return 7
 
@@ -68,6 +80,8 @@ def omni_logits_processors():
         "unnamed": "Sub",
         "fails": "Fails",
         "widthless": "Widthless",
+        "unknowable": "Unknowable",
+        "forgetful": "Forgetful",
     }
     paths = {
         name: f"{__name__}:{kept}" for name, kept in {**here, "stranger": "stranger", "nothing": "NOTHING"}.items()
@@ -88,6 +102,7 @@ BROKEN = {
     "fails": "OSError: no such table",
     "stranger": "gives a int, neither a LogitsProcessor nor a HistoryProcessor",
     "nothing": "cannot be called",
+    "unknowable": "KeyError: 'width'",
     "widthless": "has the width None .*; give the number of its parameters",
     "abstract": "TypeError",
 }
@@ -116,11 +131,46 @@ def test_each_request_has_a_guide_of_its_own(registry: ProcessorRegistry):
     assert registry.host_processors({"add": {"by": 1.0}}) == registry.host_processors(None) == ()
 
 
+def test_a_history_processor_that_opens_nothing_is_blamed(registry: ProcessorRegistry):
+    problem = rf"processors.forgetful.open: gave None \({__file__}:\d+\); return an .*HostLogitsProcessor"
+    with pytest.raises(PluginError, match=problem):
+        registry.check({"forgetful": {}}, "f")
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (lambda logits_RV: None, "gave None, not a tensor [2, 5]: return new logits"),
+        (lambda logits_RV: logits_RV[:, :1], "gave torch.float32 [2, 1], not torch.float32 [2, 5]"),
+        (lambda logits_RV: logits_RV[:1], "gave torch.float32 [1, 5], not torch.float32 [2, 5]"),
+        (lambda logits_RV: logits_RV.double(), "gave torch.float64 [2, 5], not torch.float32 [2, 5]"),
+        (lambda logits_RV: logits_RV > 0, "gave torch.bool [2, 5], not torch.float32 [2, 5]"),
+    ],
+    ids=["nothing", "one column", "one row", "another dtype", "a mask"],
+)
+def test_logits_of_another_shape_or_dtype_are_the_processor_s_fault(given, problem):
+    """`torch.where` would repeat or convert them silently."""
+
+    class Given(Add):
+        def apply(self, logits_RV, rows):
+            return given(logits_RV)
+
+    empty = torch.empty(0)
+    rows = ProcessedRows(empty, empty, empty, empty, empty)
+    with pytest.raises(ReturnedError) as caught:
+        NamedProcessor("odd", Given(), 1).apply(torch.zeros(2, 5), rows)
+    assert str(caught.value).startswith(f"Given.apply of logits processor 'odd', {problem}")
+    assert f"({__file__}:" in fault_of(caught.value)
+
+
 REFUSED: dict[str, tuple[dict[str, dict[str, object]], str]] = {
-    "an unknown name": ({"ad": {}}, "f.ad: is no logits processor; known are add, count, zoom; see `omni plugins`"),
+    "an unknown name": (
+        {"ad": {}},
+        "f.ad: is no logits processor; known are add, count, forgetful, zoom; see `omni plugins`",
+    ),
     "a long name": (
         {"x" * 10_000: {}},
-        f"f.{'x' * 197}...: is no logits processor; known are add, count, zoom; see `omni plugins`",
+        f"f.{'x' * 197}...: is no logits processor; known are add, count, forgetful, zoom; see `omni plugins`",
     ),
     "its own complaint": ({"add": {"by": 0}}, "f.add.by: is 0; add something"),
     "a missing argument": ({"add": {}}, "f.add: KeyError: 'by' ("),

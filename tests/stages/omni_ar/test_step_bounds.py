@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
-from omni.payload.receiver import copy_rows
+from omni.payload.copier import copy_rows
 from omni.sampling import PARAMETERS, HostRules, SamplingParams, StopVerdict
 from omni.testing.simulation.late import QueuedDevice
 from omni_ar.kernels.sampling.state import SamplingState

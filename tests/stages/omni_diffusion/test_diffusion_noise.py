@@ -12,7 +12,7 @@ from omni.stage import Failed, Open
 from omni.testing.stages.driver import SOURCE
 from omni_diffusion.inputs import Voice
 from omni_diffusion.options import DiffusionOptions
-from omni_diffusion.windows import Noise, Window
+from omni_diffusion.windows import DenoisingWindow, Noise
 from tests.support.frame_bench import random_codes
 from tests.support.painter import BLOCK, REPEATS, WIDTH, Bench, drawn
 
@@ -59,12 +59,12 @@ def test_windows_see_the_same_noise_however_they_are_cut() -> None:
     whole = drawn(2, 20)
     noise = Noise(2, 0, BLOCK, REPEATS, WIDTH)
     for first, frames in ((0, 6), (3, 9), (3, 15), (15, 5)):
-        cut = noise.of(Window(first, 0, frames, frames, last=False))
+        cut = noise.of(DenoisingWindow(first, 0, frames, frames, last=False))
         np.testing.assert_array_equal(cut, whole[first * REPEATS : (first + frames) * REPEATS])
 
 
 def test_noise_is_normal_and_blocks_are_strangers() -> None:
-    blocks = Noise(1, 0, 50, 4, 20).of(Window(0, 0, 500, 500, last=True)).reshape(10, -1)
+    blocks = Noise(1, 0, 50, 4, 20).of(DenoisingWindow(0, 0, 500, 500, last=True)).reshape(10, -1)
     assert blocks.dtype == np.float32
     assert np.abs(blocks.mean(1)).max() < 5 / np.sqrt(blocks.shape[1])
     correlations = np.corrcoef(blocks)

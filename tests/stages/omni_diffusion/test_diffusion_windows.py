@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from omni_diffusion.options import DiffusionOptions
-from omni_diffusion.windows import Window, WindowSizes
+from omni_diffusion.windows import DenoisingWindow, WindowSizes
 from tests.support.painter import BLOCK, REPEATS, Painter
 
 
@@ -21,7 +21,7 @@ def test_parts_and_windows_are_those_of_a_whole_stream(options: tuple[int, int, 
         done = rendered = 0
         parts = []
         while (window := sizes.next(done, total, ended=True)) is not None:
-            assert isinstance(window, Window)
+            assert isinstance(window, DenoisingWindow)
             assert window.first + window.context == done
             assert window.frames <= sizes.frames
             assert window.context == min(done, sizes.before)

@@ -326,11 +326,11 @@ def test_a_model_that_gives_another_shape_is_found_out() -> None:
     bench.model.render = lambda latents_BTM: latents_BTM[:, 1:, 0]  # type: ignore[method-assign]
     bench.speak("a", CODES["a"])
     bench.settle(bench.device)
-    assert "the model gave samples" in bench.error("a")
+    assert " gave samples" in bench.error("a")
     bench.model.denoise = lambda state, latents_BTM, rows_B, steps_B: latents_BTM[:, 1:]  # type: ignore[method-assign]
     bench.speak("b", CODES["b"])
     bench.settle(bench.device)
-    assert "the model gave latents" in bench.error("b")
+    assert " gave latents" in bench.error("b")
     assert not bench.held
 
 

@@ -12,7 +12,7 @@ from omni.payload import Payload
 from omni.stage import Failed, Outbound, Produced
 from omni.testing.faults import FaultyStirredDevice, Owner
 from omni.testing.stages.loan import lend
-from omni_encoder.batch import PieceUploader, Transfer, copy_features
+from omni_encoder.batch import FeatureCopy, PieceUploader, copy_features
 from omni_encoder.inputs import Encoded
 from omni_encoder.plan import EncodePlan
 from tests.stages.omni_encoder.bench import Bench, media
@@ -65,7 +65,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Features are on the device, and copied there: of the CPU's the host would take them for its own."""
     begin = PieceUploader.begin
 
-    def copies(self: PieceUploader, plan: EncodePlan, buffer: Tensor) -> Transfer:
+    def copies(self: PieceUploader, plan: EncodePlan, buffer: Tensor) -> FeatureCopy:
         transfer = begin(self, plan, buffer)
         for _, start, item in plan.placed():
             for part in item.parts:

@@ -148,8 +148,8 @@ RING = 4
 def request(codes: np.ndarray) -> FrameRequest:
     made = FrameRequest("r", set())
     made.row = 0
-    known = torch.from_numpy(codes)
-    made.arrivals.append(Arrival(Feed("r", frames(known), COMPLETED), known, len(codes)))
+    # Codes of the host are uploaded, those on the device mostly not.
+    made.arrivals.append(Arrival(Feed("r", frames(torch.from_numpy(codes)), COMPLETED), codes, len(codes)))
     return made
 
 

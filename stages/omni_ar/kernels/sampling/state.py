@@ -61,7 +61,7 @@ class SamplingFlags:
 
 
 EVERYTHING = SamplingFlags(Need.ALL)
-"""All work except logits processors, for a step that is captured before any row exists."""
+"""Every kind of work except logits processors, for a step that is captured before any row exists."""
 
 
 @dataclass(frozen=True, slots=True)

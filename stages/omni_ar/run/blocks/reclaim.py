@@ -10,7 +10,7 @@ from torch import Tensor
 
 from omni.device import Device, Event, Stream
 from omni.payload import PageSlice
-from omni.stage import PayloadReceiver, Produced, Transfer
+from omni.stage import PayloadCopier, Produced, Transfer
 from omni_ar.run.blocks.pool import BlockPool, BlockTable
 
 
@@ -24,11 +24,11 @@ class Spiller:
         self._device = device
         self._stream = stream
         self._max_entries = max_entries
-        self._receiver = PayloadReceiver(device, stream, max_entries)
+        self._copier = PayloadCopier(device, stream, max_entries)
 
     @property
     def ready(self) -> bool:
-        return self._receiver.ready
+        return self._copier.ready
 
     def save(self, pages: Tensor, slots: NDArray[np.int64]) -> Tensor:
         """Returns a copy, `[n, width]`, of the entries at `slots` (int64 `[n]`, n at most `max_entries`)."""
@@ -57,7 +57,7 @@ class Spiller:
     def _copy(self, pages: Tensor, slots: NDArray[np.int64]) -> tuple[Tensor, Event]:
         out = self._device.empty((slots.size, pages.shape[-1]), pages.dtype, self._stream)
         # A separate slice: later writes of the pages follow this copy on the stream, so they wait for no reader.
-        receipt = self._receiver.receive([Transfer(PageSlice(pages, slots), out)])
+        receipt = self._copier.copy([Transfer(PageSlice(pages, slots), out)])
         receipt.check()
         return out, receipt.end
 
@@ -134,8 +134,9 @@ class Reclaimer:
         return bool(free)
 
     def clear(self) -> None:
-        """Drops all state: the device is idle and the stage is closing."""
-        self._leaving.clear()
+        """Frees all blocks, whoever may still read: the device is idle and the stage is closing."""
+        while self._leaving:
+            self._pool.release(self._leaving.pop().table.blocks.tolist())
         self._spilled.clear()
 
     def _spill(self, leaving: _Leaving) -> None:

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-class Settings(NamedTuple):
+class SegmentSettings(NamedTuple):
     """block_m: positions per tile. block_n: keys per key tile. split: whether heads are split into two parts where that
     saves work."""
 
@@ -30,14 +30,14 @@ class Settings(NamedTuple):
     split: bool = True
 
 
-def choose_settings(dtype: torch.dtype) -> Settings:
+def choose_settings(dtype: torch.dtype) -> SegmentSettings:
     """Settings for queries of `dtype`, on every device."""
     if dtype.itemsize > 2:
         # Without matrix units at this precision, operands are held in registers.
-        return Settings(block_m=16, block_n=32, num_warps=4, num_stages=1)
+        return SegmentSettings(block_m=16, block_n=32, num_warps=4, num_stages=1)
     # Up to a width of 96, three programs fit into an SM's registers: the softmax of one overlaps with the products of
     # another.
-    return Settings(block_m=64, block_n=64, num_warps=4, num_stages=3)
+    return SegmentSettings(block_m=64, block_n=64, num_warps=4, num_stages=3)
 
 
 def head_parts(head_dim: int, split: bool) -> tuple[int, int]:
@@ -50,7 +50,7 @@ def head_parts(head_dim: int, split: bool) -> tuple[int, int]:
 
 
 def attend_segments(
-    q_SHW: Tensor, k_SHW: Tensor, v_SHW: Tensor, bounds_S2: Tensor, scale: float, settings: Settings
+    q_SHW: Tensor, k_SHW: Tensor, v_SHW: Tensor, bounds_S2: Tensor, scale: float, settings: SegmentSettings
 ) -> Tensor:
     """Launches the kernel. Arguments as for the package's function, which chooses the settings."""
     positions, heads, head_dim = q_SHW.shape

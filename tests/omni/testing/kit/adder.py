@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from omni.device import Device
+from omni.errors import StageError
 from omni.payload import Payload
 from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage
 
 WIDTH = 4
+MOST = 8
+"""Inputs of a request; a further one is refused."""
 
 
 class Numbers(msgspec.Struct, frozen=True):
@@ -26,13 +29,14 @@ class AdderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 @dataclass(slots=True, eq=False)
 class AdderRequest:
-    """fresh: nothing was added to its row yet."""
+    """sources: producers that may still send. fresh: nothing was added to its row yet."""
 
     id: str
+    rank: tuple[int, int]
+    sources: set[str]
     inputs: deque[Feed] = field(default_factory=deque)
     row: int | None = None
     fresh: bool = True
-    ended: bool = False
     paused: bool = False
     count: int = 0
 
@@ -50,15 +54,17 @@ class AdderWorker(MailboxWorker[AdderRequest]):
         self.added = 0
 
     def open(self, message: Open) -> AdderRequest:
-        return AdderRequest(message.request_id)
+        return AdderRequest(message.request_id, message.rank, set(message.inputs))
 
     def feed(self, request: AdderRequest, message: Feed) -> None:
         request.inputs.append(message)
         if not isinstance(message.payload.meta, Numbers):
             raise ValueError(f"Numbers are taken, not {message.payload.meta!r}")
+        if message.payload.meta.index >= MOST:
+            raise StageError(self.name, "taking its input", f"more than {MOST} numbers")
 
     def end(self, request: AdderRequest, source: str) -> None:
-        request.ended = True
+        request.sources.discard(source)
 
     def pause(self, request: AdderRequest) -> None:
         request.paused = True
@@ -76,12 +82,17 @@ class AdderWorker(MailboxWorker[AdderRequest]):
         before = len(self.lent)
         self.lent = [each for each in self.lent if not each.free]
         moved = len(self.lent) < before
-        for request in [each for each in self.requests.values() if not each.paused]:
+        able = [each for each in self.requests.values() if not each.paused]
+        for request in sorted(able, key=lambda each: each.rank):
             moved |= self.serve(request)
         return moved
 
+    def close(self) -> None:
+        super().close()
+        self.lent.clear()
+
     def serve(self, request: AdderRequest) -> bool:
-        if request.ended and not request.inputs:
+        if not request.sources and not request.inputs:
             self.finish(request.id, "stop" if request.count else "empty", {"numbers": request.count})
             return True
         if not request.inputs or not self.arrived(request.inputs[0]):
@@ -151,6 +162,9 @@ def sample(*firsts: float) -> list[Payload]:
 
 
 SAMPLES = [sample(1.0, 2.0, 3.0), sample(5.0), sample(0.5, -7.0, 1.5, 2.5, 9.0)]
+
+
+REFUSED = [[SAMPLES[1][0], Payload(Numbers(MOST), {"numbers": torch.zeros(WIDTH)})]]
 
 
 def sums(inputs: list[Payload]) -> list[Payload]:

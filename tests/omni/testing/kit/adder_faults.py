@@ -9,7 +9,7 @@ from torch import Tensor
 from omni.device import COMPLETED
 from omni.payload import Payload
 from omni.stage import Feed, Open, PlainStage, Produced, StageContext, StageUsage
-from tests.omni.testing.kit.adder import WIDTH, AdderKind, AdderOptions, AdderRequest, AdderWorker, Numbers
+from tests.omni.testing.kit.adder import MOST, WIDTH, AdderKind, AdderRequest, AdderWorker, Numbers
 
 
 class NoOptions(AdderKind):
@@ -43,7 +43,7 @@ class WantsAllAtOnce(AdderKind):
         def serve(self, request: AdderRequest) -> bool:
             moved = super().serve(request)
             if request.id in self.requests and request.count and not request.inputs:
-                request.ended = True
+                request.sources.clear()
             return moved
 
 
@@ -104,7 +104,7 @@ class KeepsRows(AdderKind):
         def drop(self, request: AdderRequest) -> None:
             row, request.row = request.row, None
             super().drop(request)
-            if request.ended:
+            if not request.sources:
                 request.row = row
                 self.free += [row] if row is not None else []
 
@@ -229,4 +229,97 @@ class KeepsRequests(AdderKind):
             return {**super().usage(), "records": self.opened}
 
 
-OPTIONS = AdderOptions(max_num_seqs=2)
+class TakesOneEndForAll(AdderKind):
+    class worker(AdderWorker):
+        def end(self, request: AdderRequest, source: str) -> None:
+            request.sources.clear()
+
+
+class ServesByArrival(AdderKind):
+    class worker(AdderWorker):
+        def open(self, message: Open) -> AdderRequest:
+            request = super().open(message)
+            request.rank = (0, len(self.requests))
+            return request
+
+
+class IgnoresPriorities(AdderKind):
+    """Of a rank it reads the arrival number alone."""
+
+    class worker(AdderWorker):
+        def open(self, message: Open) -> AdderRequest:
+            request = super().open(message)
+            request.rank = (0, message.rank[1])
+            return request
+
+
+class RefusesAndKeeps(AdderKind):
+    """It acquires an input, refuses it, and forgets it."""
+
+    class worker(AdderWorker):
+        def feed(self, request: AdderRequest, message: Feed) -> None:
+            if message.payload.meta == Numbers(MOST):
+                message.acquire()
+                raise ValueError("too many")
+            super().feed(request, message)
+
+
+class RefusesNothing(AdderKind):
+    class worker(AdderWorker):
+        def feed(self, request: AdderRequest, message: Feed) -> None:
+            if isinstance(message.payload.meta, Numbers):
+                request.inputs.append(message)
+            else:
+                super().feed(request, message)
+
+
+class WaitsForTensors(AdderKind):
+    """An input without tensors never arrives."""
+
+    class worker(AdderWorker):
+        def arrived(self, message: Feed) -> bool:
+            return bool(message.payload.tensors) and super().arrived(message)
+
+
+class ReportsNothing(AdderKind):
+    class worker(AdderWorker):
+        def usage(self) -> StageUsage:
+            return {}
+
+
+class ReportsRowsOnly(AdderKind):
+    """Requests that wait are not counted."""
+
+    class worker(AdderWorker):
+        def usage(self) -> StageUsage:
+            return {"rows": super().usage()["rows"]}
+
+
+class CannotReport(AdderKind):
+    """With work under way."""
+
+    class worker(AdderWorker):
+        def usage(self) -> StageUsage:
+            return {**super().usage(), "ready": sum(each.ready.index for each in self.lent)}  # type: ignore[attr-defined]
+
+
+class ReportsNames(AdderKind):
+    class worker(AdderWorker):
+        def usage(self) -> StageUsage:
+            return {"requests": list(self.requests)}  # type: ignore[dict-item]
+
+
+class KeepsRowsWhenClosed(AdderKind):
+    class worker(AdderWorker):
+        def close(self) -> None:
+            for request in self.requests.values():
+                request.row = None
+            super().close()
+
+
+class KeepsOutputsWhenClosed(AdderKind):
+    class worker(AdderWorker):
+        def close(self) -> None:
+            lent = list(self.lent)
+            super().close()
+            self.lent += lent

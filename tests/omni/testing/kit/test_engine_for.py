@@ -10,7 +10,7 @@ from omni.device.cpu import CpuDevice
 from omni.engine import EngineRequest
 from omni.errors import ConfigError
 from omni.payload import AudioChunk
-from omni.pipeline import Output, Pipeline, Stage
+from omni.pipeline import Pipeline, PipelineOutput, Stage
 from omni.plugin.manager import Plugins
 from omni.sampling import SamplingParams
 from omni.testing import SimulatedDevice, engine_for
@@ -47,7 +47,7 @@ def adder_plugins() -> Plugins:
 PIPELINE = Pipeline(
     family="adder",
     stages=(Stage(name="adder", kind="adder", options=AdderOptions()),),
-    outputs=(Output(modality="sums", stage="adder", adapter="omni.pipeline.adapter:PassThrough"),),
+    outputs=(PipelineOutput(modality="sums", stage="adder", adapter="omni.pipeline.adapter:PassThrough"),),
     frontend="nowhere:at_all",
 )
 REQUEST = EngineRequest("one", frozenset({"sums"}), {"adder": SAMPLES[0]})

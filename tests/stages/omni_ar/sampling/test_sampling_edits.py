@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni.sampling import LogitsEdit
-from omni_ar.sampling.edits import MAX_EDITED_IDS, bitmask_size, edit_size, merge_edits, pack_bitmask, unpack_bitmask
+from omni_ar.sampling.edits import (
+    MAX_EDITED_IDS,
+    bitmask_size,
+    check_edit,
+    edit_size,
+    merge_edits,
+    pack_bitmask,
+    unpack_bitmask,
+)
 from tests.support.sampler_bench import SamplerBench, resolved, starting
 
 VOCAB = 130
@@ -97,7 +105,7 @@ def test_a_tokenizer_may_know_fewer_ids_than_the_model_or_more(known):
 )
 def test_an_edit_that_could_harm_others_is_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
-        merge_edits([edit([1]), wrong], VOCAB)
+        check_edit(wrong, VOCAB)
 
 
 def test_edits_take_no_more_of_the_upload_than_they_may():

@@ -14,7 +14,7 @@ from omni_encoder.segments import segment_bounds
 from tests.support.exact import HERE, served
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-SETTINGS = kernel.Settings(block_m=16, block_n=16, num_warps=4, num_stages=1)
+SETTINGS = kernel.SegmentSettings(block_m=16, block_n=16, num_warps=4, num_stages=1)
 
 
 class Batch:
@@ -43,7 +43,7 @@ class Batch:
         # Queries and keys are turned first, which makes them tensors of their own.
         return q.contiguous(), k.contiguous(), v
 
-    def attend(self, settings: kernel.Settings = SETTINGS) -> Tensor:
+    def attend(self, settings: kernel.SegmentSettings = SETTINGS) -> Tensor:
         # The interpreter would warn of what NaN does in its own positions.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)

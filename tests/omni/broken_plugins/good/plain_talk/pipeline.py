@@ -8,7 +8,7 @@ from omni.checkpoint import Checkpoint
 from omni.frontend.base import Chat, Frontend, Prepared, TextDecoder
 from omni.frontend.chat import message_texts
 from omni.payload import Payload
-from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from plain_talk.stages import Line, Options
 
 
@@ -20,7 +20,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             Stage(name="singer", kind="sing", model="plain_talk.stages:build", options=Options()),
         ),
         edges=(Edge(producer="writer", consumer="singer", adapter="plain_talk.pipeline:Sung", connector="wire"),),
-        outputs=(Output(modality="text", stage="writer"), Output(modality="audio", stage="singer")),
+        outputs=(PipelineOutput(modality="text", stage="writer"), PipelineOutput(modality="audio", stage="singer")),
         frontend="plain_talk.pipeline:Reader",
     )
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from omni.device import COMPLETED, Event, PhaseCategory, category_of
 from omni.payload import PageSlice
-from omni.payload.receiver import Source
-from omni.stage import PayloadReceiver, Transfer, as_matrix
+from omni.payload.copier import Source
+from omni.stage import PayloadCopier, Transfer, as_matrix
 from omni.testing.faults import FaultyStirredDevice, PlantedError, write_over
 from omni.testing.simulation.late import QueuedDevice
 
@@ -104,9 +104,9 @@ def test_every_row_comes_to_its_place_and_nothing_waits(seed: int):
     device = QueuedDevice()
     case = make_case(device, seed, count=1 + seed)
     with torch.inference_mode():
-        receiver = PayloadReceiver(device, device.stream("stage"), CAPACITY)
+        copier = PayloadCopier(device, device.stream("stage"), CAPACITY)
         device.synchronize()
-        receipt = receiver.receive(case.transfers)
+        receipt = copier.copy(case.transfers)
         receipt.check()
         assert not receipt.end.done()
         assert not any(part.reader.done() for part in case.slices)
@@ -127,21 +127,38 @@ def test_transfers_of_one_source_share_a_copy_and_all_share_an_upload():
         *(np.zeros((2, WIDTH), np.int64) for _ in range(3)),
         *(tensor, tensor),
     ]
-    receiver = PayloadReceiver(device, device.stream("stage"), CAPACITY)
-    receiver.receive([Transfer(source, into, next(places)) for source in sources])
+    copier = PayloadCopier(device, device.stream("stage"), CAPACITY)
+    copier.copy([Transfer(source, into, next(places)) for source in sources])
     device.run()
     assert Counter(device.streams[0].ran) == {"copy_upload": 1, "gather_rows": 2, "copy_rows": 3}
 
 
 def test_consecutive_rows_need_no_upload_and_no_transfers_need_nothing():
     device = QueuedDevice()
-    receiver = PayloadReceiver(device, device.stream("stage"), CAPACITY)
-    assert receiver.receive([]).end is COMPLETED
+    copier = PayloadCopier(device, device.stream("stage"), CAPACITY)
+    assert copier.copy([]).end is COMPLETED
     pages, out = torch.randn(BLOCKS, BLOCK, WIDTH), torch.zeros(3, 2)
-    receiver.receive([Transfer(PageSlice(pages, np.arange(4, 9)), out, rows=slice(1, 4), columns=slice(2, 4))])
+    copier.copy([Transfer(PageSlice(pages, np.arange(4, 9)), out, rows=slice(1, 4), columns=slice(2, 4))])
     device.run()
     assert device.streams[0].ran == ["gather_rows"]
     assert torch.equal(out, pages.flatten(0, 1)[5:8, 2:4])
+
+
+@pytest.mark.parametrize("to", [[7], [7, 8, 9], [9, 7, 8]])
+@pytest.mark.parametrize("paged", [True, False])
+def test_consecutive_rows_to_consecutive_rows_need_no_upload(to: list[int], paged: bool):
+    device = QueuedDevice()
+    copier = PayloadCopier(device, device.stream("stage"), CAPACITY)
+    rows_nW, into = torch.randn(BLOCKS * BLOCK, WIDTH), torch.zeros(20, WIDTH)
+    source = PageSlice(rows_nW.view(BLOCKS, BLOCK, WIDTH), np.arange(4, 4 + len(to))) if paged else rows_nW[4:]
+    copier.copy([Transfer(source, into, np.array(to), slice(0, len(to)))])
+    device.run()
+    consecutive = to == sorted(to)
+    uploads = [] if consecutive else ["copy_upload"]
+    assert device.streams[0].ran == [*uploads, "gather_rows" if paged else "copy_rows"]
+    wanted = torch.zeros(20, WIDTH)
+    wanted[to] = rows_nW[4 : 4 + len(to)]
+    assert torch.equal(into, wanted)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
@@ -151,10 +168,10 @@ def test_a_launch_that_fails_fails_its_group_and_the_end_is_reported(seed: int, 
     device = FaultyStirredDevice(None)
     case = make_case(device, seed, count=25)
     with torch.inference_mode():
-        receiver = PayloadReceiver(device, device.stream("stage"), CAPACITY)
+        copier = PayloadCopier(device, device.stream("stage"), CAPACITY)
         device.synchronize()
         device.fail("gather_rows", number, after=after)
-        receipt = receiver.receive(case.transfers)
+        receipt = copier.copy(case.transfers)
         assert list(receipt.failed) == case.group(number)
         with pytest.raises(PlantedError, match="planted"):
             receipt.check()
@@ -170,29 +187,29 @@ def test_an_upload_that_fails_fails_all_and_copies_nothing(after: bool):
     device = FaultyStirredDevice(None)
     case = make_case(device, 1)
     with torch.inference_mode():
-        receiver = PayloadReceiver(device, device.stream("stage"), CAPACITY)
+        copier = PayloadCopier(device, device.stream("stage"), CAPACITY)
         device.fail("copy_upload", 0, after=after)
-        receipt = receiver.receive(case.transfers)
+        receipt = copier.copy(case.transfers)
         assert set(receipt.failed) == set(case.transfers)
         device.run()
         assert all(not into.any() for into, _ in case.wanted)
-        receiver.receive(case.transfers).check()
+        copier.copy(case.transfers).check()
         device.run()
     case.expect()
 
 
 def test_more_than_one_upload_takes_fails_and_keeps_no_slot():
     device = QueuedDevice()
-    receiver = PayloadReceiver(device, device.stream("stage"), 3)
+    copier = PayloadCopier(device, device.stream("stage"), 3)
     pages, out = torch.randn(BLOCKS, BLOCK, WIDTH), torch.zeros(4, WIDTH)
     with pytest.raises(RuntimeError, match="take 4 values"):
-        receiver.receive([Transfer(PageSlice(pages, np.array([3, 1, 2, 9])), out)]).check()
+        copier.copy([Transfer(PageSlice(pages, np.array([3, 1, 2, 9])), out)]).check()
     for _ in range(4):
-        assert receiver.ready
-        receiver.receive([Transfer(PageSlice(pages, np.array([3, 1])), out[:2])]).check()
-    assert not receiver.ready, "as many uploads as there are slots"
+        assert copier.ready
+        copier.copy([Transfer(PageSlice(pages, np.array([3, 1])), out[:2])]).check()
+    assert not copier.ready, "as many uploads as there are slots"
     device.run()
-    assert receiver.ready
+    assert copier.ready
 
 
 class Producer:
@@ -229,7 +246,7 @@ def test_a_slice_that_moves_between_two_gathers_is_read_where_it_is(seed: int):
     device = FaultyStirredDevice(seed)
     chance = np.random.default_rng(seed)
     with torch.inference_mode():
-        receiver = PayloadReceiver(device, device.stream("stage"), CAPACITY)
+        copier = PayloadCopier(device, device.stream("stage"), CAPACITY)
         part = PageSlice(torch.randn(BLOCKS, BLOCK, WIDTH), chance.permutation(BLOCKS * BLOCK)[:8])
         wanted_nW = part.rows(torch.from_numpy(part.slots)).clone()
         producer, out_nW, taken = Producer(device, part), torch.zeros(8, WIDTH), 0
@@ -237,9 +254,9 @@ def test_a_slice_that_moves_between_two_gathers_is_read_where_it_is(seed: int):
         while taken < 8:
             device.host_step()
             producer.reuse()
-            if part.moved.done() and receiver.ready and chance.random() < 0.3:
+            if part.moved.done() and copier.ready and chance.random() < 0.3:
                 rows = slice(taken, taken := min(8, taken + int(chance.integers(1, 4))))
-                receiver.receive([Transfer(part, out_nW, np.arange(rows.start, rows.stop), rows)]).check()
+                copier.copy([Transfer(part, out_nW, np.arange(rows.start, rows.stop), rows)]).check()
             if part.moved.done() and chance.random() < 0.3:
                 producer.move()
         device.synchronize()

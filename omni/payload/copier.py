@@ -40,7 +40,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The result of `receive`. end: the end of the launched copies. failed: transfers not launched completely."""
+    """The result of `copy`. end: the end of the launched copies. failed: transfers not launched completely."""
 
     end: Event
     failed: Mapping[Transfer, Exception]
@@ -51,7 +51,7 @@ class Receipt:
             raise error
 
 
-class PayloadReceiver:
+class PayloadCopier:
     """Launches copies on one stream. No call waits: the sources must have arrived (`Feed.arrived`), and the end is an
     event.
 
@@ -70,10 +70,10 @@ class PayloadReceiver:
 
     @property
     def ready(self) -> bool:
-        """Whether `receive` may be called now."""
+        """Whether `copy` may be called now."""
         return self._uploader.ready
 
-    def receive(self, transfers: Sequence[Transfer]) -> Receipt:
+    def copy(self, transfers: Sequence[Transfer]) -> Receipt:
         """Launches one upload, if necessary, and one copy per group of transfers. A group: transfers with destinations from
         the same pages into the same memory; those with destinations from the host into the same memory; any other single
         transfer.
@@ -94,30 +94,29 @@ class PayloadReceiver:
         return Receipt(end, failed)
 
     def _launch_all(self, groups: Sequence[Sequence[Transfer]]) -> dict[Transfer, Exception]:
-        uploads = [(_joined(map(_uploaded, group)), _joined(each.destinations for each in group)) for group in groups]
-        arrays = [array for pair in uploads for array in pair if array is not None]
+        indexes = [_indexes(group) for group in groups]
+        arrays = [index for pair in indexes for index in pair if isinstance(index, np.ndarray)]
         try:
             views = iter(self._uploader.send(arrays) if arrays else [])
         except Exception as error:
             return {transfer: error for group in groups for transfer in group}
         failed: dict[Transfer, Exception] = {}
-        for group, pair in zip(groups, uploads, strict=True):
-            uploaded, destinations_n = (None if array is None else next(views) for array in pair)
+        for group, pair in zip(groups, indexes, strict=True):
+            source, to = (next(views) if isinstance(index, np.ndarray) else index for index in pair)
             try:
-                self._launch(group[0], uploaded, destinations_n)
+                self._launch(group[0], source, to)
             except Exception as error:
                 failed.update(dict.fromkeys(group, error))
         return failed
 
-    def _launch(self, first: Transfer, uploaded: Tensor | None, destinations_n: Tensor | None) -> None:
+    def _launch(self, first: Transfer, index: Tensor | slice | None, to: Tensor | slice | None) -> None:
         into, source, rows, columns = first.into, first.source, first.rows, first.columns
         if isinstance(source, PageSlice):
-            slots = uploaded if uploaded is not None else _range(source.slots[rows])
-            self._device.launch(self._stream, gather_rows, into, source.pages, slots, destinations_n, columns)
+            self._device.launch(self._stream, gather_rows, into, source.pages, index, to, columns)
         elif isinstance(source, Tensor):
-            self._device.launch(self._stream, copy_rows, into, source, rows, destinations_n, columns)
+            self._device.launch(self._stream, copy_rows, into, source, rows, to, columns)
         else:
-            self._device.launch(self._stream, copy_rows, into, uploaded, _ALL, destinations_n, columns)
+            self._device.launch(self._stream, copy_rows, into, index, _ALL, to, columns)
 
 
 def as_matrix(tensor: Tensor) -> Tensor:
@@ -136,12 +135,26 @@ def _group_of(transfer: Transfer) -> tuple[int, int]:
             return id(transfer), 0
 
 
-def _uploaded(transfer: Transfer) -> NDArray[np.int64] | None:
-    """Values to upload: slots of pages, unless they are consecutive and the rows fill the destination; host values."""
+_Index = NDArray[np.int64] | slice | None
+"""Rows: an array to upload, or consecutive ones. None where there is nothing to select."""
+
+
+def _indexes(group: Sequence[Transfer]) -> tuple[_Index, _Index]:
+    """Of a group: slots of pages, or host values; and destinations. A single transfer between consecutive rows, such as
+    the hidden state of one token, uploads nothing."""
+    if len(group) == 1 and not isinstance(source := group[0].source, np.ndarray):
+        slots = _range(source.slots[group[0].rows]) if isinstance(source, PageSlice) else None
+        to = _range(group[0].destinations) if group[0].destinations is not None else None
+        scattered = slots is None and isinstance(source, PageSlice)
+        if not scattered and (to is not None or group[0].destinations is None):
+            return slots, to
+    return _joined(map(_values, group)), _joined(each.destinations for each in group)
+
+
+def _values(transfer: Transfer) -> NDArray[np.int64] | None:
     match transfer.source:
         case PageSlice(slots=slots):
-            slots = slots[transfer.rows]
-            return None if transfer.destinations is None and _range(slots) is not None else slots
+            return slots[transfer.rows]
         case np.ndarray() as values:
             return values[transfer.rows]
         case _:
@@ -154,30 +167,33 @@ def _joined(arrays: Iterable[NDArray[np.int64] | None]) -> NDArray[np.int64] | N
     return np.concatenate(given) if given else None
 
 
-def _range(slots: NDArray[np.int64]) -> slice | None:
-    """The slots as a range, if they are consecutive."""
-    first = int(slots[0]) if slots.size else 0
-    return slice(first, first + slots.size) if np.array_equal(slots, np.arange(first, first + slots.size)) else None
+def _range(rows: NDArray[np.int64]) -> slice | None:
+    """The rows as a range, if they are consecutive."""
+    first, count = int(rows[0]) if rows.size else 0, rows.size
+    if count <= 1 or np.array_equal(rows, np.arange(first, first + count)):
+        return slice(first, first + count)
+    return None
 
 
-def gather_rows(
-    into: Tensor, pages: Tensor, slots: Tensor | slice, destinations_n: Tensor | None, columns: slice
-) -> None:
+def gather_rows(into: Tensor, pages: Tensor, slots: Tensor | slice, to: Tensor | slice | None, columns: slice) -> None:
     rows = pages.flatten(0, 1)[:, columns]
     if isinstance(slots, slice):
-        _store(into, rows[slots], destinations_n)
-    elif destinations_n is None and (rows.dtype, rows.device) == (into.dtype, into.device):
+        _store(into, rows[slots], to)
+    elif to is None and (rows.dtype, rows.device) == (into.dtype, into.device):
         torch.index_select(rows, 0, slots, out=into)
     else:
-        _store(into, rows.index_select(0, slots), destinations_n)
+        _store(into, rows.index_select(0, slots), to)
 
 
-def copy_rows(into: Tensor, source: Tensor, rows: slice, destinations_n: Tensor | None, columns: slice) -> None:
-    _store(into, as_matrix(source)[rows, columns], destinations_n)
+def copy_rows(into: Tensor, source: Tensor, rows: slice, to: Tensor | slice | None, columns: slice) -> None:
+    _store(into, as_matrix(source)[rows, columns], to)
 
 
-def _store(into: Tensor, rows_nW: Tensor, destinations_n: Tensor | None) -> None:
-    if destinations_n is None:
+def _store(into: Tensor, rows_nW: Tensor, to: Tensor | slice | None) -> None:
+    """to: int64 `[n]`, the row of `into` for each row; None if they fill it."""
+    if to is None:
         into.copy_(rows_nW, non_blocking=True)
+    elif isinstance(to, slice):
+        into[to].copy_(rows_nW, non_blocking=True)
     else:
-        into.index_copy_(0, destinations_n, rows_nW.to(into.device, into.dtype, non_blocking=True))
+        into.index_copy_(0, to, rows_nW.to(into.device, into.dtype, non_blocking=True))

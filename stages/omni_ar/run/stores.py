@@ -1,4 +1,4 @@
-"""Receivers of inputs with other stages' tensors: conditioning of steps, and multimodal embeddings."""
+"""Stores for the tensors of other stages: conditioning of steps, and multimodal embeddings."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch import Tensor
 from omni.device import COMPLETED, Device, Stream
 from omni.errors import InputError
 from omni.payload import PageSlice
-from omni.stage import Feed, PayloadReceiver, Transfer, as_matrix
+from omni.stage import Feed, PayloadCopier, Transfer, as_matrix
 from omni_ar.inputs import MultimodalEmbedding, StepInputs
 from omni_ar.model import ArShape
 from omni_ar.run.limits import Limits, step_fields
@@ -24,7 +24,7 @@ _AT_ONCE = 1024
 Failures = list[tuple[ArRequest, Exception]]
 
 
-class ConditioningReceiver:
+class ConditioningStore:
     """Copies conditioning into `RowState.conditioning`, in order of arrival: an input without vectors waits behind one with
     them, and both wait for the request's row. Until it is copied, an input counts against its edge's credit."""
 
@@ -37,7 +37,7 @@ class ConditioningReceiver:
         self._shape = shape
         self._limits = limits
         self._max_vectors = max(limits.max_step_vectors, _AT_ONCE) if shape.step_width else 0
-        self._receiver = PayloadReceiver(device, stream, 2 * self._max_vectors)
+        self._copier = PayloadCopier(device, stream, 2 * self._max_vectors)
         self._waiting: dict[ArRequest, None] = {}
 
     @property
@@ -67,7 +67,7 @@ class ConditioningReceiver:
 
     def tick(self) -> tuple[list[ArRequest], Failures]:
         """Copies inputs that have become ready. Returns the requests that received some, and those that failed."""
-        if not self._waiting or not self._receiver.ready:
+        if not self._waiting or not self._copier.ready:
             return [], []
         transfers: dict[Transfer, ArRequest] = {}
         taken: list[tuple[ArRequest, StepArrival]] = []
@@ -82,7 +82,7 @@ class ConditioningReceiver:
                 room -= needed
                 taken.append((request, arrival))
                 transfers |= dict.fromkeys(self._place(request, arrival, needed), request)
-        receipt = self._receiver.receive(list(transfers))
+        receipt = self._copier.copy(list(transfers))
         for _, arrival in taken:
             arrival.message.release(receipt.end)
         self._waiting = {request: None for request in self._waiting if request.step_arrivals}
@@ -152,7 +152,7 @@ class _Arrival:
         return sum(len(t.slots) for t in self.message.payload.tensors.values() if isinstance(t, PageSlice))
 
 
-class EmbeddingReceiver:
+class EmbeddingStore:
     """Makes embeddings readable for the model: copies tensors that are in pages, in another dtype or in host memory."""
 
     def __init__(self, stage: str, device: Device, stream: Stream, max_entries: int, dtype: torch.dtype) -> None:
@@ -162,7 +162,7 @@ class EmbeddingReceiver:
         self._stream = stream
         self._max_entries = max_entries
         self._dtype = dtype
-        self._receiver = PayloadReceiver(device, stream, max_entries)
+        self._copier = PayloadCopier(device, stream, max_entries)
         self._waiting: list[_Arrival] = []
 
     @property
@@ -213,7 +213,7 @@ class EmbeddingReceiver:
                 failed[arrival] = error
             else:
                 copies |= dict.fromkeys(own, arrival)
-        receipt = self._receiver.receive(list(copies))
+        receipt = self._copier.copy(list(copies))
         failed |= {copies[copy]: error for copy, error in receipt.failed.items()}
         counts = Counter(copies.values())
         for arrival in ready:
@@ -232,7 +232,7 @@ class EmbeddingReceiver:
 
     def _ready(self) -> list[_Arrival]:
         """Embeddings that can be received now, up to the size of one upload."""
-        if not self._waiting or not self._receiver.ready:
+        if not self._waiting or not self._copier.ready:
             return []
         ready: list[_Arrival] = []
         room = self._max_entries

@@ -1,7 +1,7 @@
 """The family's graph: talker -> vocoder."""
 
 from omni.checkpoint import Checkpoint
-from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from omni_ar.generation_config import sampling_defaults
 from omni_ar.options import ArOptions
 from omni_vocoder.options import VocoderOptions
@@ -19,6 +19,6 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
         family="plain_tts",
         stages=(talker, vocoder),
         edges=(Edge(producer="talker", consumer="vocoder", adapter="omni_ar.adapters:FramesToCodes"),),
-        outputs=(Output(modality="audio", stage="vocoder"),),
+        outputs=(PipelineOutput(modality="audio", stage="vocoder"),),
         frontend="plain_tts.frontend:build",
     )

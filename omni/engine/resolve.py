@@ -1,0 +1,232 @@
+"""The pipeline of a checkpoint: that of its family, with extensions and settings, checked before any weight is read."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import torch
+
+from omni.checkpoint import Checkpoint, resolve
+from omni.config import Setting, SettingsLayer, overlay
+from omni.engine.choice import PipelineChoice, apply_choice, last_change
+from omni.engine.unfit import unfit
+from omni.errors import (
+    CheckpointError,
+    ConfigError,
+    OmniError,
+    plugin_error,
+    plugin_setup,
+    quoted,
+)
+from omni.pipeline import (
+    EDGES,
+    ENGINE,
+    FRONTEND,
+    Edge,
+    EdgeSettings,
+    Pipeline,
+    PipelineOutput,
+    Stage,
+    hidden_states_of,
+    validate,
+)
+from omni.pipeline.adapter import AdapterFactory
+from omni.pipeline.parts import check_parts
+from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
+from omni.plugin.manager import Plugins
+from omni.stage import StageKind
+from omni.utils.origin import with_origin
+
+_STAGE_SETTINGS = (("dtype", str | None, None), ("place", str | None, None))
+"""Fields of `Stage` that users set beside its options."""
+_ANY = PipelineChoice()
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def open_checkpoint(
+    model: str | Path, plugins: Plugins, *, weights: bool = True, family: str | None = None
+) -> Checkpoint:
+    """The checkpoint in a folder, or in a repository on the Hugging Face hub, downloaded if necessary.
+
+    config.json determines the family, and `ModelFamily.files` further files; without a family no weights are
+    downloaded.
+    weights: False downloads none. family: as in `PipelineChoice`. Raises CheckpointError, and the errors of
+    `Plugins.family_of`.
+    """
+    checkpoint = Checkpoint(resolve(model, weights=False))
+    served_by = plugins.family_of(str(checkpoint.config.get("model_type", "")), family)
+    if served_by is None or not (weights or served_by.files):
+        return checkpoint
+    return Checkpoint(resolve(model, weights=weights, files=served_by.files))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A checked pipeline with all named objects imported, before any weight is read. settings: of its stages.
+    processors: logits processors for its requests, by name. extensions: that were applied, in order."""
+
+    pipeline: Pipeline
+    kinds: Mapping[str, StageKind]
+    adapters: Mapping[str, AdapterFactory]
+    settings: tuple[Setting, ...] = ()
+    processors: Mapping[str, LogitsProcessorEntry] = field(default_factory=dict)
+    extensions: tuple[str, ...] = ()
+
+
+def resolve_pipeline(
+    checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[SettingsLayer] = (), choice: PipelineChoice = _ANY
+) -> Plan:
+    """The checkpoint's pipeline with the user's changes, then with settings applied, checked as a whole.
+    `engine_options` handles the engine's settings.
+
+    Raises ConfigError, CheckpointError or PluginError.
+    """
+    model_type = str(checkpoint.config.get("model_type", ""))
+    family = plugins.family_of(model_type, choice.family)
+    if family is None:
+        raise _unserved(model_type, plugins)
+    build = cast(Callable[[Checkpoint], object], locate(family.pipeline, f"families.{family.name}.pipeline"))
+    if checkpoint.config.get("quantization_config"):
+        problem = "quantized weights are not supported"
+        raise CheckpointError("config.json: quantization_config", problem, "use the checkpoint in bfloat16 or float32")
+    field, remedy = f"families.{family.name}.pipeline", f"correct {family.pipeline}"
+    try:
+        built = build(checkpoint)
+    except (OmniError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a SystemExit or a library's panic too
+        unfitting = f"does not fit family {family.name!r}"
+        raise unfit(error, build, field=field, unbuilt="", unfitting=unfitting, path=family.pipeline) from error
+    pipeline = expect(built, Pipeline, field, build)
+    with plugin_setup(field, remedy, build):
+        check_parts(pipeline, build)
+    return plan_of(pipeline, plugins, layers, choice, build)
+
+
+def plan_of(
+    pipeline: Pipeline,
+    plugins: Plugins,
+    layers: Sequence[SettingsLayer] = (),
+    choice: PipelineChoice = _ANY,
+    code: object = None,
+) -> Plan:
+    """The pipeline with the user's changes, then with settings applied, checked as a whole. Raises ConfigError or PluginError.
+    code: the function that made it, to be named in errors."""
+    configured, settings = configure(apply_choice(pipeline, plugins, choice), layers)
+    plan = check_pipeline(configured, plugins, last_change(plugins, choice) or code)
+    return replace(plan, settings=settings, extensions=tuple(choice.extensions))
+
+
+def configure(pipeline: Pipeline, layers: Sequence[SettingsLayer]) -> tuple[Pipeline, tuple[Setting, ...]]:
+    """The pipeline with the settings of its stages and edges from layers, and the origin of each. Raises ConfigError."""
+    before = {stage.name: _settable(stage) for stage in pipeline.stages}
+    others = (EDGES, ENGINE, FRONTEND)
+    after, settings = overlay(before, [layer.without(*others) for layer in layers], others)
+    stages = tuple(_with_settings(stage, after[stage.name]) for stage in pipeline.stages)
+    edges, edge_settings = _configure_edges(pipeline.edges, layers)
+    configured = msgspec.structs.replace(pipeline, stages=stages, edges=edges)
+    return _with_hidden_states(configured), (*settings, *edge_settings)
+
+
+def _with_hidden_states(pipeline: Pipeline) -> Pipeline:
+    """An output on request for the hidden states that a stage keeps."""
+    given = {output.stage for output in pipeline.outputs if output.hidden_states}
+    keeping = [s.name for s in pipeline.stages if msgspec.structs.asdict(s.options).get("hidden_layers")]
+    return pipeline.extended(
+        outputs=[
+            PipelineOutput(modality=hidden_states_of(name), stage=name, default=False, hidden_states=True)
+            for name in keeping
+            if name not in given
+        ]
+    )
+
+
+def _settable(stage: Stage) -> msgspec.Struct:
+    """The stage's options and, in a struct derived from theirs, what users set beside them."""
+    options = type(stage.options)
+    fields = [field for field in _STAGE_SETTINGS if field[0] not in options.__struct_fields__]
+    own = {
+        name: value for name, value in msgspec.structs.asdict(stage).items() if name in {field[0] for field in fields}
+    }
+    derived = msgspec.defstruct(options.__name__, fields, bases=(options,), module=__name__, frozen=True, kw_only=True)
+    return derived(**msgspec.structs.asdict(stage.options), **own)
+
+
+def _with_settings(stage: Stage, settings: msgspec.Struct) -> Stage:
+    options = type(stage.options)
+    fields = msgspec.structs.asdict(settings)
+    own = {name: fields.pop(name) for name in list(fields) if name not in options.__struct_fields__}
+    return msgspec.structs.replace(stage, options=options(**fields), **own)
+
+
+def _configure_edges(
+    edges: Sequence[Edge], layers: Sequence[SettingsLayer]
+) -> tuple[tuple[Edge, ...], tuple[Setting, ...]]:
+    before: dict[str, msgspec.Struct] = {
+        edge.setting: EdgeSettings(connector=edge.connector, credit=edge.credit, pool_bytes=edge.pool_bytes)
+        for edge in edges
+    }
+    own = [layer.only(EDGES).spread(EDGES) for layer in layers]
+    for layer in own:
+        for path in layer.values:
+            if ".".join(path.split(".")[:2]) not in before:
+                names = ", ".join(edge.setting for edge in edges) or "no edge: the pipeline has none"
+                raise ConfigError(layer.name(path), "there is no such edge", f"use one of {names}")
+    after, settings = overlay(before, own)
+    configured = [msgspec.structs.replace(e, **msgspec.structs.asdict(after[e.setting])) for e in edges]
+    return tuple(configured), settings
+
+
+def _unserved(model_type: str, plugins: Plugins) -> CheckpointError:
+    known = sorted(t for f in plugins.families.entries.values() for t in f.model_types)
+    remedy = f"known are {', '.join(known) or 'none'}"
+    if plugins.families.broken:
+        remedy += f" (failed to load: {', '.join(plugins.families.broken)}, see `omni plugins`)"
+    problem = f"no plugin serves model type {model_type!r}"
+    return CheckpointError("config.json: model_type", problem, f"{remedy}; install a plugin that serves it")
+
+
+def check_pipeline(pipeline: Pipeline, plugins: Plugins, code: object = None) -> Plan:
+    """Checks a pipeline against the graph rules and the registered kinds, and imports its models and adapters. code: as of
+    `plan_of`."""
+    try:
+        validate(pipeline)
+    except ConfigError as error:
+        raise ConfigError(error.field, with_origin(error.problem, code=code), error.remedy) from error
+    kinds: dict[str, StageKind] = {}
+    for stage in pipeline.stages:
+        entry = plugins.kinds[stage.kind]
+        kind = call_entry(entry.kind, f"kinds.{entry.name}", StageKind)  # type: ignore[type-abstract]
+        wanted: object = kind.options
+        if not inspect.isclass(wanted):
+            problem = with_origin(f"is {quoted(wanted)}, not a class", code=type(kind))
+            raise plugin_error(f"kinds.{entry.name}.options", problem, "name the class of the stages' options")
+        if not isinstance(stage.options, wanted):
+            problem = f"is a {type(stage.options).__name__}"
+            remedy = f"kind {stage.kind!r} takes {kind.options.__name__}"
+            raise ConfigError(f"pipeline.stages.{stage.name}.options", problem, remedy)
+        if stage.model is not None:
+            locate(stage.model, f"pipeline.stages.{stage.name}.model")
+        if stage.dtype is not None:
+            check_formats(stage.dtype, field=f"{stage.name}.dtype")
+        kinds[stage.name] = kind
+    adapters = {
+        edge.name: cast(AdapterFactory, locate(edge.adapter, f"pipeline.edges.{edge.name}.adapter"))
+        for edge in pipeline.edges
+    }
+    for output in pipeline.outputs:
+        if output.route is not None:
+            field = f"pipeline.outputs.{output.modality}.adapter"
+            adapters[output.route.name] = cast(AdapterFactory, locate(output.route.adapter, field))
+    return Plan(pipeline, kinds, adapters, processors=plugins.processors.entries)
+
+
+def check_formats(dtype: str, load_format: str = "auto", field: str = "dtype") -> None:
+    """Raises ConfigError for formats that `load_stages` does not support. field: the name of the dtype's setting."""
+    if dtype not in DTYPES:
+        raise ConfigError(field, f"{dtype!r} is not supported", f"use one of {', '.join(DTYPES)}")
+    if load_format not in ("auto", "dummy"):
+        raise ConfigError("load_format", f"{load_format!r} is not known", 'use "auto" or "dummy"')

@@ -1,0 +1,64 @@
+"""What a worker reports about itself, checked in each tick."""
+
+from collections.abc import Mapping, Sequence
+
+from omni.stage import StageWorker
+from omni.testing.stages.promises import calling, require
+
+RELEASE = (
+    "call Feed.release(after) when its last use is launched, and in `drop` for inputs that are not used: until then its "
+    "producer may be paused"
+)
+
+
+class WorkerWatch:
+    """Looks at `usage` and `counters` of a worker."""
+
+    def __init__(self, worker: StageWorker) -> None:
+        self._worker = worker
+        self._counters: Mapping[str, int] = {}
+
+    @property
+    def held(self) -> dict[str, int]:
+        """What `usage` reports that is not zero."""
+        with calling("usage", "count from what the worker has, whatever state it is in"):
+            usage: object = self._worker.usage()
+        _require_numbers("usage", usage)
+        return {name: count for name, count in self._worker.usage().items() if count}
+
+    def look(self, requests: Sequence[str], inputs: Sequence[str]) -> None:
+        """requests: those that are neither over nor aborted. inputs: those that the worker has taken and not released."""
+        self._look_at_counters()
+        held = self.held
+        negative = [name for name, count in held.items() if count < 0]
+        require(not negative, f"usage is zero or more: {', '.join(negative)}", "count what is held now")
+        require(
+            bool(held) or not requests,
+            f"usage is zero, and {_first(requests)} is not over",
+            "count each record, row, input and batch that is held: an engine is idle when usage is zero",
+        )
+        require(
+            bool(held) or not inputs,
+            f"every input is released: {_first(inputs)}, is not, and usage is zero",
+            f"{RELEASE}; count in `usage` what still holds one",
+        )
+
+    def _look_at_counters(self) -> None:
+        with calling("counters", "count in plain attributes"):
+            counters: object = self._worker.counters()
+        _require_numbers("counters", counters)
+        assert isinstance(counters, Mapping)
+        shrunk = [name for name, count in self._counters.items() if counters.get(name, 0) < count]
+        require(not shrunk, f"counters only grow: {', '.join(shrunk)} did not", "count totals since the start")
+        self._counters = dict(counters)
+
+
+def _require_numbers(call: str, numbers: object) -> None:
+    kept = isinstance(numbers, Mapping) and all(
+        isinstance(name, str) and isinstance(count, int) for name, count in numbers.items()
+    )
+    require(kept, f"{call} returns numbers by name, not {numbers!r}", 'return {"requests": len(self.requests)}')
+
+
+def _first(names: Sequence[str]) -> str:
+    return names[0] if names else "none"

@@ -1,0 +1,56 @@
+"""What host processors return: a wrong edit is blamed on the processor, not on the stage that merges it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omni.errors import ReturnedError, fault_of
+from omni.sampling import LogitsEdit
+from omni_ar.run.output_processor import _process
+
+VOCAB = 12
+
+
+def edit_of(allowed: Any) -> LogitsEdit:
+    return LogitsEdit(allowed)
+
+
+class Guide:
+    """Returns what it was made with."""
+
+    def __init__(self, edit: object = LogitsEdit(), ends: object = False) -> None:
+        self._edit = edit
+        self._ends = ends
+
+    def push(self, token: int) -> bool:
+        return self._ends  # type: ignore[return-value]
+
+    def edit(self) -> LogitsEdit:
+        return self._edit  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("guide", "problem"),
+    [
+        (Guide(None), "Guide.edit returned None: return a LogitsEdit"),
+        (Guide([1, 2]), "Guide.edit returned a list: return a LogitsEdit"),
+        (
+            Guide(edit_of(np.ones(VOCAB))),
+            "Guide.edit returned a wrong LogitsEdit: allowed is float64 [12], not int64",
+        ),
+        (Guide(edit_of([True])), "Guide.edit returned a wrong LogitsEdit: 'list' object has no attribute 'dtype'"),
+        (Guide(ends=None), "Guide.push returned None: return whether the text ends"),
+    ],
+    ids=["None", "a list", "a mask of numbers", "a list in the edit", "an end that is None"],
+)
+def test_a_wrong_result_is_the_processor_s_fault(guide: Guide, problem: str) -> None:
+    with pytest.raises(ReturnedError) as caught:
+        _process([Guide(), guide], [3], VOCAB)
+    assert str(caught.value).startswith(problem)
+    assert f"({__file__}:" in fault_of(caught.value)
+
+
+def test_the_end_may_be_a_number_of_numpy() -> None:
+    assert _process([Guide(ends=np.True_)], [3], VOCAB) is None
+    assert _process([Guide(ends=np.False_)], [3], VOCAB) == LogitsEdit()

@@ -1,0 +1,79 @@
+"""Stages with few desks: a request that has one keeps it to its end, and reads what it is fed only there."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from omni.stage import MailboxWorker, Open
+
+InputT = TypeVar("InputT")
+
+
+@dataclass(slots=True, eq=False)
+class Case(Generic[InputT]):
+    """A request. inputs: those that are not wholly read. read: rows. tokens: rows of generated tokens. in_flight: rows that are
+    being read. live: it is not over."""
+
+    id: str
+    sources: set[str]
+    rank: tuple[int, int]
+    inputs: deque[InputT] = field(default_factory=deque)
+    desk: bool = False
+    read: int = 0
+    tokens: int = 0
+    in_flight: int = 0
+    live: bool = True
+    paused: bool = False
+
+
+class DeskWorker(MailboxWorker[Case[InputT]]):
+    """What it feeds, reads and releases is the subclass's."""
+
+    def __init__(self, name: str, desks: int) -> None:
+        super().__init__(name)
+        self._desks = desks
+
+    def release(self, given: InputT) -> None:
+        """Nothing reads an input of a request that is over."""
+        raise NotImplementedError
+
+    def usage(self) -> Mapping[str, int]:
+        cases = list(self.requests.values())
+        return {
+            "requests": len(cases),
+            "desks": sum(case.desk for case in cases),
+            "leases": sum(len(case.inputs) for case in cases),
+        }
+
+    def open(self, message: Open) -> Case[InputT]:
+        return Case(message.request_id, set(message.inputs), message.rank)
+
+    def end(self, request: Case[InputT], source: str) -> None:
+        request.sources.discard(source)
+
+    def pause(self, request: Case[InputT]) -> None:
+        request.paused = True
+
+    def resume(self, request: Case[InputT]) -> None:
+        request.paused = False
+
+    def drop(self, request: Case[InputT]) -> None:
+        request.live = False
+        while request.inputs:
+            self.release(request.inputs.popleft())
+
+    def give_desks(self) -> bool:
+        """To those that wait for one, the lowest rank first."""
+        free = self._desks - sum(case.desk for case in self.requests.values())
+        waiting = sorted((c for c in self.requests.values() if c.inputs and not c.desk), key=lambda case: case.rank)
+        for case in waiting[:free]:
+            case.desk = True
+        return bool(waiting[:free])
+
+    def finish_read(self) -> bool:
+        """Ends the requests that have read everything."""
+        over = [c for c in self.requests.values() if not (c.sources or c.inputs or c.in_flight)]
+        for case in over:
+            self.finish(case.id, "stop" if case.read else "empty", {"rows": case.read})
+        return bool(over)
