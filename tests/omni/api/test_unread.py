@@ -84,7 +84,7 @@ def test_what_is_read_makes_room() -> None:
 
 def test_sizes_are_those_of_the_arrays() -> None:
     scores = TokenLogprobs(
-        first=0, ids=np.zeros((1, 3), np.int64), logprobs=np.zeros((1, 3), np.float32), ranks=np.ones(1)
+        first=0, ids=np.zeros((1, 3), np.int64), logprobs=np.zeros((1, 3), np.float32), ranks=np.ones(1, np.int64)
     )
     base = size_of(StageFinished("writer", "stop", {}, ()))
     sound = AudioChunk(samples=np.zeros(200, np.float32), sample_rate=8000)
