@@ -13,6 +13,7 @@ from omni.api import AsyncOmni
 from omni.errors import ConfigError
 from omni.serve.app import create_app
 from omni.serve.options import ServeOptions
+from omni.serve.protocol import timed_protocol
 from omni.serve.server import Server
 
 _BACKLOG = 2048
@@ -21,7 +22,9 @@ _BACKLOG = 2048
 def bound(options: ServeOptions) -> socket.socket:
     """A socket at the address, which refuses connections until the app runs. Raises ConfigError if the address is not free."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # By the protocol asyncio knows that connections are TCP, and turns off Nagle's algorithm, which would hold every second piece
+    # of an answer back until the client acknowledges the first, 40 ms later.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((options.host, options.port))
@@ -47,6 +50,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=timed_protocol(options.body_seconds),
                 access_log=False,
                 log_config=None,
                 backlog=_BACKLOG,
