@@ -105,6 +105,15 @@ _ServedNames = Annotated[
         "--name", metavar="NAME", help="The model's name in requests; repeatable. (default: its id or folder)"
     ),
 ]
+_Voices = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--voice",
+        metavar="NAME=VOICE",
+        help="A further name, of OpenAI's or another, of a voice of the model; repeatable. "
+        "(default: OpenAI's names stand for the model's voices in turn)",
+    ),
+]
 _MediaDomains = Annotated[
     list[str] | None,
     typer.Option(
@@ -124,6 +133,7 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one. (default: 8000)")] = None,
     api_keys: _ApiKeys = None,
     names: _ServedNames = None,
+    voices: _Voices = None,
     max_requests: Annotated[
         int | None, typer.Option(help="Answers under way at once; more are refused with 503. (default: 512)")
     ] = None,
@@ -136,6 +146,9 @@ def serve(
     drain_seconds: Annotated[
         int | None, typer.Option(help="Wait so long for answers under way after SIGTERM. (default: 30)")
     ] = None,
+    client_priority: Annotated[
+        bool, typer.Option("--client-priority", help="Let requests give a `priority`, which can displace others.")
+    ] = False,
     timeline: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the timeline of all phases, for `omni timeline`.")
     ] = None,
@@ -146,7 +159,7 @@ def serve(
 ) -> None:
     """Serve a model to clients of OpenAI's API. Needs `pip install 'omni-stages[serve]'`."""
     with reported(debug):
-        from omni.cli.serve import ServeArguments
+        from omni.cli.serve import ServeArguments, voice_table
         from omni.cli.serve import serve as run_server
 
         limits: dict[str, object] = {
@@ -154,9 +167,11 @@ def serve(
             "port": port,
             "api_keys": api_keys or None,
             "model_names": names or None,
+            "voices": voice_table(voices or ()) or None,
             "max_requests": max_requests,
             "max_body_bytes": max_body_bytes,
             "drain_seconds": drain_seconds,
+            "client_priority": client_priority,
         }
         run_server(
             ServeArguments(

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from omni.api import AsyncOmni
+from omni.api.request import MAX_SAMPLES
 from omni.errors import InputError, quoted, shortened
 from omni.sampling import SamplingParams
 from omni.serve.body import convert
@@ -16,13 +17,16 @@ def stage_sampling(
     omni: AsyncOmni,
     given: Mapping[str, Any],
     by_stage: Mapping[str, Mapping[str, Any]],
+    *,
+    strict: bool = True,
     **main: Any,
 ) -> dict[str, SamplingParams]:
-    """By stage. given: parameters in the body, of the main stage. main: more of them, None without. by_stage: the body's
-    `sampling`, of the other stages. A seed is for every stage that gets none of its own. Raises InputError."""
+    """By stage. given: parameters in the body, of the main stage. by_stage: the body's `sampling`, of the other stages. strict: as
+    of `convert`. main: more parameters of the main stage, None without. A seed is for every stage that gets none of its own. Raises
+    InputError."""
     stages, main_stage = omni.pipeline.sampling_stages, omni.pipeline.main_stage
     own = {**given, **{name: value for name, value in main.items() if value is not None}}
-    params = convert(own, SamplingParams)
+    params = convert(own, SamplingParams, strict=strict)
     sampling: dict[str, SamplingParams] = {}
     for stage, fields in by_stage.items():
         if stage == main_stage:
@@ -43,6 +47,13 @@ def stage_sampling(
             if before.seed is None:
                 sampling[stage] = msgspec.structs.replace(before, seed=params.seed)
     return sampling
+
+
+def samples_of(n: int | None) -> int:
+    """The number of answers; 1 by default. Raises InputError before anyone makes room for so many."""
+    if n is not None and not 1 <= n <= MAX_SAMPLES:
+        raise InputError("n", f"{quoted(n)} is out of range", f"use 1 to {MAX_SAMPLES}")
+    return 1 if n is None else n
 
 
 def names_in_body(omni: AsyncOmni, names: Mapping[str, str]) -> Rename:

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from omni.cli import app
+from omni.cli.serve import voice_table
 from tests.omni.cli.echo_program import environment, program
 from tests.support.http_server import echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
@@ -112,9 +113,28 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded() -> None:
     assert (result.exit_code, "cannot listen at 127.0.0.1" in result.stderr) == (1, True)
 
 
+@pytest.mark.parametrize("given", ["alloy", "=low", "alloy="])
+def test_a_voice_without_a_name_is_refused(given: str) -> None:
+    result = CliRunner().invoke(app, ["serve", "no-model", "--voice", given])
+    assert (result.exit_code, "is not NAME=VOICE" in result.stderr) == (1, True)
+
+
+def test_voices_are_named_on_the_command_line() -> None:
+    assert voice_table(["alloy=low", "aria=a=b"]) == {"alloy": "low", "aria": "a=b"}
+
+
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni.cli.serve._NEEDED", ("starlette", "no_such_package"))
     result = CliRunner().invoke(app, ["serve", "no-model"])
     assert result.exit_code == 1
     assert "no_such_package" in result.stderr
     assert "pip install 'omni-stages[serve]'" in result.stderr
+
+
+def test_pieces_of_an_answer_do_not_wait_for_acknowledgements(echo_folder: Path) -> None:
+    """Nagle's algorithm is off: it would hold pieces back for 40 ms."""
+    with served(echo_omni(echo_folder)) as it, httpx.Client() as client:
+        assert client.get(f"{it.url}/health").status_code == 200
+        (connection,) = it.http.server_state.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
