@@ -3,8 +3,8 @@
 | calls that raise, or return what they must not | harm |
 |---|---|
 | `send`, `pieces`, `sent`, `receive`, `add`, `poll` | the request whose payload it is |
-| `Pending.abort`, `release`, `discard` | nobody: the log has them, and the payload's memory may be lost |
-| `tick`, `busy`, `released`, `freed`, `Ref.abort`, `peer_lost` | the requests of the edge: its memory is in an unknown state |
+| `tick`, `busy`, `released`, `freed`, `peer_lost` | the requests of the edge: its memory is in an unknown state |
+| `Pending.release`, `discard`, both `abort` | the same: the next payloads would wait for the memory of this one |
 
 After a fault of the last kind the engine calls the ends no more, except to let go of payloads and to close. It closes
 the stage at the consumer's end as after a fault of its worker. Nothing reads the payloads of the edge then, so that
@@ -211,13 +211,13 @@ class GuardedPending:
         try:
             self._pending.release(after)
         except BaseException as error:
-            self._guard.fail("releasing a payload", error, self._pending.release)
+            self._guard.break_off("releasing a payload", error, self._pending.release)
 
     def abort(self) -> None:
         try:
             self._pending.abort()
         except BaseException as error:
-            self._guard.fail("giving up a payload", error, self._pending.abort)
+            self._guard.break_off("giving up a payload", error, self._pending.abort)
 
 
 class GuardedReceiver:
@@ -263,7 +263,7 @@ class GuardedReceiver:
         try:
             self._receiver.discard(piece)
         except BaseException as error:
-            self.guard.fail("discarding a payload", error, self._receiver.discard)
+            self.guard.break_off("discarding a payload", error, self._receiver.discard)
 
     def tick(self) -> None:
         if self.guard.fault is not None:
