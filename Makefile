@@ -7,9 +7,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 # The newest versions instead of the oldest, in an environment of its own: make test NEWEST=1 VENV=.venv-newest
-CONSTRAINTS := constraints.txt $(if $(NEWEST),constraints.newest.txt)
+CONSTRAINTS := constraints.txt $(if $(NEWEST),constraints.newest.txt) $(if $(CLIENTS),constraints.clients.txt)
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+
+comma := ,
 
 MODEL := build/tiny-qwen3-omni
 PROMPT := examples/assets/prompt.txt
@@ -18,7 +20,7 @@ RECORDINGS := $(sort $(wildcard examples/assets/*.wav))
 ANSWER := build/answer
 PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check test mutants lint types format docs surface examples clean
+.PHONY: demo check test clients mutants lint types format docs surface examples clean
 .DELETE_ON_ERROR:
 
 demo: $(MODEL)/config.json
@@ -30,11 +32,16 @@ demo: $(MODEL)/config.json
 
 # Before each commit, in under 3 minutes on two cores. Families, examples and benchmarks have none of the fast tests.
 check: lint types
-	$(PYTEST) -m "not gpu and not slow and not mutation and not thorough" tests/omni tests/connectors tests/stages
+	$(PYTEST) -m "not gpu and not slow and not mutation and not clients and not thorough" tests/omni tests/connectors tests/stages
 
 # A file's tests share what is costly to make, so a file stays in one process. Files come in the shuffled order, not the largest first.
 test: $(INSTALLED)
 	$(PYTEST)
+
+# LiveKit's and Pipecat's services against the server, in an environment of their own: they bring a hundred packages.
+clients:
+	$(MAKE) CLIENTS=1 VENV=.venv-clients .venv-clients/.installed
+	.venv-clients/bin/pytest -m clients tests/omni/serve/test_clients.py
 
 # Plants faults and counts those that tests catch, other ones with make mutants MUTANTS="--seed 2 --count 60"; see CONTRIBUTING.md.
 mutants: $(INSTALLED)
@@ -81,7 +88,7 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install $(TORCH)
 	cat $(CONSTRAINTS) | tac | awk -F== '!seen[$$1]++' > $(VENV)/constraints.txt  # of a package's versions, the last
-	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[dev]'
+	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[dev$(if $(CLIENTS),$(comma)clients)]'
 	touch $@
 
 $(VENV)/.docs: $(INSTALLED)

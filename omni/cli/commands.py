@@ -132,6 +132,15 @@ def serve(
             "--name", metavar="NAME", help="The model's name in requests; repeatable. (default: its id or folder)"
         ),
     ] = None,
+    voices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--voice",
+            metavar="NAME=VOICE",
+            help="A further name, of OpenAI's or another, of a voice of the model; repeatable. "
+            "(default: OpenAI's names stand for the model's voices in turn)",
+        ),
+    ] = None,
     max_requests: Annotated[
         int | None, typer.Option(help="Answers under way at once; more are refused with 503. (default: 512)")
     ] = None,
@@ -171,7 +180,7 @@ def serve(
 ) -> None:
     """Serve a model to clients of OpenAI's API. Needs `pip install 'omni-stages[serve]'`."""
     with reported(debug):
-        from omni.cli.serve import ServeArguments
+        from omni.cli.serve import ServeArguments, voice_table
         from omni.cli.serve import serve as run_server
 
         given = [*(settings or ()), *(["engine.graphs=false"] if eager else [])]
@@ -180,6 +189,7 @@ def serve(
             "port": port,
             "api_keys": api_keys or None,
             "model_names": names or None,
+            "voices": voice_table(voices or ()) or None,
             "max_requests": max_requests,
             "max_body_bytes": max_body_bytes,
             "drain_seconds": drain_seconds,

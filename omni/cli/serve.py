@@ -1,6 +1,7 @@
 """`omni serve`: opens a model, and answers over HTTP until a signal comes."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,13 +11,13 @@ import typer
 
 from omni.cli.interrupt import unwinding
 from omni.cli.options import Choices
-from omni.errors import ConfigError
+from omni.errors import ConfigError, quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from omni.serve.options import ServeOptions
 
-_NEEDED = ("starlette", "uvicorn", "prometheus_client")
+_NEEDED = ("av", "prometheus_client", "python_multipart", "starlette", "uvicorn", "webrtcvad", "websockets")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,17 @@ def media_policy(arguments: ServeArguments) -> dict[str, object]:
     if arguments.media_folder is not None:
         policy["frontend.media.local_folder"] = str(arguments.media_folder.resolve())
     return policy
+
+
+def voice_table(given: Sequence[str]) -> dict[str, str]:
+    """Voices of the model by name, from `NAME=VOICE`. Raises ConfigError."""
+    table: dict[str, str] = {}
+    for each in given:
+        name, equals, voice = each.partition("=")
+        if not (name and equals and voice):
+            raise ConfigError("--voice", f"{quoted(each)} is not NAME=VOICE", "give it as in --voice alloy=NAME")
+        table[name] = voice
+    return table
 
 
 def _options(arguments: ServeArguments) -> "ServeOptions":

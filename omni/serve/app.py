@@ -10,6 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from omni.api import AsyncOmni
+from omni.serve.audio.speech import speech
+from omni.serve.audio.transcription import transcriptions
+from omni.serve.audio.voice_list import voices
 from omni.serve.chat.handler import chat_completions
 from omni.serve.completions import completions
 from omni.serve.endpoint import Endpoint
@@ -17,6 +20,7 @@ from omni.serve.errors import HttpError, describe
 from omni.serve.health import health
 from omni.serve.models import model, models
 from omni.serve.options import ServeOptions
+from omni.serve.realtime.handler import realtime_route
 from omni.serve.request_id import RequestIds
 from omni.serve.responses import error_response
 from omni.serve.server import Server
@@ -24,6 +28,10 @@ from omni.serve.server import Server
 ENDPOINTS = (
     Endpoint("POST", "/v1/chat/completions", chat_completions, kind="chat"),
     Endpoint("POST", "/v1/completions", completions, kind="completions"),
+    Endpoint("POST", "/v1/audio/speech", speech, kind="speech"),
+    Endpoint("POST", "/v1/audio/transcriptions", transcriptions, kind="transcription"),
+    Endpoint("GET", "/v1/audio/voices", voices),
+    Endpoint("GET", "/audio/voices", voices),
     Endpoint("GET", "/v1/models", models),
     Endpoint("GET", "/v1/models/{name:path}", model),
     Endpoint("GET", "/health", health, public=True),
@@ -43,7 +51,7 @@ def create_app(omni: AsyncOmni, options: ServeOptions | None = None) -> Starlett
             yield
 
     app = Starlette(
-        routes=[endpoint.route(server) for endpoint in ENDPOINTS],
+        routes=[*(endpoint.route(server) for endpoint in ENDPOINTS), realtime_route(server)],
         middleware=[Middleware(RequestIds)],
         exception_handlers={HTTPException: _not_routed},
         lifespan=lifespan,

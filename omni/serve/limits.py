@@ -8,7 +8,7 @@ from omni.serve.options import ServeOptions
 
 
 class HeldBody:
-    """Bytes of one request's body."""
+    """Bytes of one request's body, or of a realtime session."""
 
     def __init__(self, limits: "ServeLimits") -> None:
         self._limits = limits
@@ -17,17 +17,23 @@ class HeldBody:
     def add(self, count: int) -> None:
         """Raises OverloadedError if the bodies under way hold too much with it."""
         self._limits.check_bytes(count)
+        self.change(count)
+
+    def change(self, count: int) -> None:
+        """What cannot be refused, and with a negative count what is gone."""
         self.bytes += count
         self._limits.held_bytes += count
 
 
 class ServeLimits:
-    """Counts for one event loop's thread. in_flight: answers under way. refused: requests since the start."""
+    """Counts for one event loop's thread. in_flight: answers under way. sessions: realtime ones. refused: requests since the
+    start."""
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
         self.in_flight = 0
         self.held_bytes = 0
+        self.sessions = 0
         self.refused = 0
 
     def check(self, answers: int = 1) -> None:
@@ -46,6 +52,18 @@ class ServeLimits:
             yield
         finally:
             self.in_flight -= answers
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """The place of a realtime session. Raises OverloadedError if there is none."""
+        if self.sessions >= self._options.max_sessions:
+            self.refused += 1
+            raise OverloadedError("server", f"has {self.sessions} realtime sessions", "try again later")
+        self.sessions += 1
+        try:
+            yield
+        finally:
+            self.sessions -= 1
 
     def check_bytes(self, count: int) -> None:
         most = self._options.max_held_bytes

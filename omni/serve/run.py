@@ -49,6 +49,11 @@ class HttpServer(uvicorn.Server):
                 backlog=_BACKLOG,
                 lifespan="on",
                 server_header=False,
+                ws_max_size=options.max_event_bytes,
+                ws_ping_interval=options.ping_seconds,
+                ws_ping_timeout=options.ping_seconds,
+                # Most of what goes through is base64 of sound: packing it costs the event loop more than it saves.
+                ws_per_message_deflate=False,
                 timeout_graceful_shutdown=options.drain_seconds,
             )
         )

@@ -16,13 +16,16 @@ def stage_sampling(
     omni: AsyncOmni,
     given: Mapping[str, Any],
     by_stage: Mapping[str, Mapping[str, Any]],
+    *,
+    strict: bool = True,
     **main: Any,
 ) -> dict[str, SamplingParams]:
-    """By stage. given: parameters in the body, of the main stage. main: more of them, None without. by_stage: the body's
-    `sampling`, of the other stages. A seed is for every stage that gets none of its own. Raises InputError."""
+    """By stage. given: parameters in the body, of the main stage. by_stage: the body's `sampling`, of the other stages. strict: as
+    of `convert`. main: more parameters of the main stage, None without. A seed is for every stage that gets none of its own. Raises
+    InputError."""
     stages, main_stage = omni.pipeline.sampling_stages, omni.pipeline.main_stage
     own = {**given, **{name: value for name, value in main.items() if value is not None}}
-    params = convert(own, SamplingParams)
+    params = convert(own, SamplingParams, strict=strict)
     sampling: dict[str, SamplingParams] = {}
     for stage, fields in by_stage.items():
         if stage == main_stage:

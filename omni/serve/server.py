@@ -8,6 +8,7 @@ from typing import Unpack
 from omni.api import AsyncOmni, GenerateArguments, Output
 from omni.api.request import Messages, Requests
 from omni.errors import InputError, OverloadedError
+from omni.serve.audio.voices import Voices
 from omni.serve.errors import Rename, renamed
 from omni.serve.limits import ServeLimits
 from omni.serve.observer import Observer
@@ -18,13 +19,15 @@ from omni.serve.transcripts import Transcripts
 class Server:
     """The model, what is allowed, and what is under way. One for each app; its methods are for the event loop's thread.
 
-    names: of the model in requests, the first in answers. observers: may be added before the first request.
+    names: of the model in requests, the first in answers. voices: the model's, by name. observers: may be added before the first
+    request.
     """
 
     def __init__(self, omni: AsyncOmni, options: ServeOptions) -> None:
         self.omni = omni
         self.options = options
         self.names = options.model_names or ("omni",)
+        self.voices = Voices(omni.voices, options.voices)
         self.limits = ServeLimits(options)
         self.transcripts = Transcripts(options.audio_seconds, options.max_kept_audio)
         self.observers: list[Observer] = []

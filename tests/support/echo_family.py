@@ -24,7 +24,7 @@ from omni.frontend.vocabulary import Vocabulary
 from omni.payload import AudioChunk, GeneratedTokens, Payload, TokenLogprobs
 from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from omni.plugin.manager import Plugins, load_plugins
-from omni.sampling import HostRules, SamplingParams, StopVerdict
+from omni.sampling import HostRules, LogitsEdit, SamplingParams, StopVerdict
 from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage
 from tests.support.echo_plugin import POINT
 from tests.support.entry_points import own_entry_points
@@ -154,9 +154,16 @@ class _Echo:
     held: list[int] = dataclass_field(default_factory=list)
 
 
+def _lowest(edit: LogitsEdit) -> int:
+    assert edit.allowed is not None
+    bits = np.unpackbits(edit.allowed.view(np.uint8), bitorder="little")
+    return int(np.flatnonzero(bits)[0])
+
+
 class EchoWorker(MailboxWorker[_Echo]):
-    """Writes the prompt, over and over if `max_tokens` says so. Keeps `stop`. Says of a token's log-probability that it is its
-    index negated, and of the likeliest that they are the ids from 0 on; says so a token late."""
+    """Writes the prompt, over and over if `max_tokens` says so; with a structured output, the lowest ids that it allows instead.
+    Keeps `stop`. Says of a token's log-probability that it is its index negated, and of the likeliest that they are the ids from 0
+    on; says so a token late."""
 
     def __init__(self, tokens_per_tick: int) -> None:
         super().__init__("writer")
@@ -189,6 +196,10 @@ class EchoWorker(MailboxWorker[_Echo]):
 
     def _write(self, request: _Echo) -> None:
         token = request.ids[request.written % len(request.ids)]
+        complete = False
+        for grammar in request.rules.host_processors:
+            token = _lowest(grammar.edit())
+            complete = grammar.push(token)
         if chr(token) == EXPLODE:
             raise RuntimeError("boom")
         if chr(token) == BREAK_LOOP:
@@ -205,12 +216,12 @@ class EchoWorker(MailboxWorker[_Echo]):
         verdict = StopVerdict(0, False) if request.rules.stops is None else request.rules.stops.push(token)
         self._give(request, len(request.held) - verdict.held)
         most = request.sampling.max_tokens
-        if verdict.stopped or request.written == (len(request.ids) if most is None else most):
+        if complete or verdict.stopped or request.written == (len(request.ids) if most is None else most):
             if not verdict.stopped:
                 self._give(request, len(request.held))
             for index in range(max(request.written - 2, 0), request.written):
                 self._score(request, index)
-            reason = "stop" if verdict.stopped or most is None else "length"
+            reason = "stop" if complete or verdict.stopped or most is None else "length"
             self.finish(request.id, reason, {"tokens": request.written}, tuple(request.held))
         elif request.written > 1:
             self._score(request, request.written - 2)

@@ -1,14 +1,19 @@
 """From samples to the bytes of a file, as they come."""
 
+import asyncio
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 import soxr
+import torch
 from numpy.typing import NDArray
 
 from omni.errors import InputError, quoted
+from omni.serve.audio.av_encoder import AAC, FLAC, MP3, OPUS, AvEncoder, Codec
 
 PCM_RATE = 24000
 """Hz, of raw PCM: it has no header to say so."""
@@ -57,6 +62,24 @@ class WavEncoder:
         return header
 
 
+class WholeWavEncoder:
+    """The same, with its length in the header: all of it comes last."""
+
+    def __init__(self, sample_rate: int) -> None:
+        self._streamed = WavEncoder(sample_rate)
+        self._data = bytearray()
+
+    def push(self, samples: Samples) -> bytes:
+        self._data += self._streamed.push(samples)
+        return b""
+
+    def finish(self) -> bytes:
+        self._data += self._streamed.finish()
+        for offset in (4, 40):
+            struct.pack_into("<I", self._data, offset, len(self._data) - offset - 4)
+        return bytes(self._data)
+
+
 _NONE = np.zeros(0, np.float32)
 _UNKNOWN = 2**32 - 1
 """Length of a stream in a wav's header."""
@@ -71,26 +94,55 @@ def _wav_header(sample_rate: int) -> bytes:
     return struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", _UNKNOWN, b"WAVE", b"fmt ", *layout, b"data", _UNKNOWN)
 
 
-def whole_wav(data: bytes) -> bytes:
-    """A wav of `WavEncoder` with the lengths that it has."""
-    sizes = {4: len(data) - 8, 40: len(data) - 44}
-    fixed = bytearray(data)
-    for offset, size in sizes.items():
-        struct.pack_into("<I", fixed, offset, size)
-    return bytes(fixed)
+@dataclass(frozen=True, slots=True)
+class Format:
+    """media_type: of a response that is such a file. streamed, whole: encoders for a sample rate in Hz. The second one knows the
+    length before it writes a header."""
+
+    media_type: str
+    streamed: Callable[[int], SpeechEncoder]
+    whole: Callable[[int], SpeechEncoder]
 
 
-ENCODERS: Mapping[str, Callable[[int], SpeechEncoder]] = {"wav": WavEncoder, "pcm16": PcmEncoder}
-"""By format. Each takes the rate of the samples, in Hz."""
+def _compressed(media_type: str, codec: Codec) -> Format:
+    return Format(media_type, partial(AvEncoder, codec), partial(AvEncoder, codec, whole=True))
 
 
-def check_format(name: str, field: str) -> None:
-    """Raises InputError for a format that is not written here."""
-    if name not in ENCODERS:
-        remedy = f"use one of {', '.join(ENCODERS)}"
+FORMATS: Mapping[str, Format] = {
+    "wav": Format("audio/wav", WavEncoder, WholeWavEncoder),
+    "pcm16": Format("audio/pcm", PcmEncoder, PcmEncoder),
+    "mp3": _compressed("audio/mpeg", MP3),
+    "opus": _compressed("audio/ogg", OPUS),
+    "aac": _compressed("audio/aac", AAC),
+    "flac": _compressed("audio/flac", FLAC),
+}
+"""By the names that chats have for them."""
+
+
+def check_format(name: str, field: str, names: Collection[str] = FORMATS.keys()) -> None:
+    """names: those that are taken. Raises InputError for another."""
+    if name not in names:
+        remedy = f"use one of {', '.join(names)}"
         raise InputError(field, f"{quoted(name)} is not written here", remedy)
 
 
-def encoder_for(name: str, sample_rate: int) -> SpeechEncoder:
-    """name: a format that `check_format` accepts. sample_rate: of the samples, in Hz."""
-    return ENCODERS[name](sample_rate)
+class EncodedSound:
+    """One answer's sound as a file, encoded beside the event loop. For one task at a time."""
+
+    def __init__(self, format: str) -> None:
+        """format: of `FORMATS`."""
+        self._format = FORMATS[format]
+        self._encoder: SpeechEncoder | None = None
+
+    async def push(self, samples: torch.Tensor, sample_rate: int) -> bytes:
+        """samples: float32 `[n]`. sample_rate: Hz, always the same. The bytes that are ready, perhaps none."""
+        return await asyncio.to_thread(self._push, samples, sample_rate)
+
+    async def finish(self) -> bytes:
+        """The rest; nothing if there was no sound at all."""
+        return b"" if self._encoder is None else await asyncio.to_thread(self._encoder.finish)
+
+    def _push(self, samples: torch.Tensor, sample_rate: int) -> bytes:
+        if self._encoder is None:
+            self._encoder = self._format.streamed(sample_rate)
+        return self._encoder.push(samples.numpy())

@@ -1,6 +1,10 @@
 """Voices by name, and OpenAI's names."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from omni.errors import ConfigError, quoted
 
 OPENAI_VOICES = (
     *("alloy", "ash", "ballad", "coral", "echo", "fable", "nova"),
@@ -9,13 +13,35 @@ OPENAI_VOICES = (
 """Names that clients send without a choice of their own."""
 
 
-def voice_for(voices: Sequence[str], name: str | None) -> str | None:
-    """The model's voice for a name: its own in any capitalization, or for one of OpenAI's always the same of the model's.
-    Other names are returned as they are, to be refused. None is the default voice."""
-    known = {voice.lower(): voice for voice in voices}
-    if name is None or not voices:
-        return name if name is None or name.lower() not in OPENAI_VOICES else None
-    given = name.lower()
-    if given not in known and given in OPENAI_VOICES:
-        return voices[OPENAI_VOICES.index(given) % len(voices)]
-    return known.get(given, name)
+class VoiceRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    id: str
+
+
+VoiceName = str | VoiceRef | None
+"""A voice in a request's body."""
+
+
+class Voices:
+    """The model's voices by all their names, in any capitalization. The model's own names come first, then those of the table,
+    then OpenAI's, which stand for the model's voices in turn."""
+
+    def __init__(self, own: Sequence[str], table: Mapping[str, str]) -> None:
+        """own: the model's, the default first. table: voices of the model by further names. Raises ConfigError."""
+        self.names = (*own, *(name for name in table if name not in own))
+        """Those that the model or the table gives."""
+        for name, voice in table.items():
+            if voice not in own:
+                problem = f"{quoted(voice)} is no voice of this model"
+                remedy = f"use one of {', '.join(own)}" if own else "leave it out: the model has one voice"
+                raise ConfigError(f"--voice {name}", problem, remedy)
+        turns = {name: own[index % len(own)] for index, name in enumerate(OPENAI_VOICES)} if own else {}
+        self._default_only = not own
+        self._by_name = turns | {name.lower(): voice for name, voice in table.items()}
+        self._by_name |= {name.lower(): name for name in own}
+
+    def find(self, given: VoiceName) -> str | None:
+        """The model's voice; None is its default. An unknown name is returned as it is, to be refused."""
+        name = given.id if isinstance(given, VoiceRef) else given
+        if name is None or (self._default_only and name.lower() in OPENAI_VOICES):
+            return None
+        return self._by_name.get(name.lower(), name)

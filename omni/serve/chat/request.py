@@ -11,7 +11,7 @@ from omni.api import AsyncOmni, GenerateArguments
 from omni.errors import InputError, quoted
 from omni.sampling import StructuredOutput
 from omni.serve.audio.encode import check_format
-from omni.serve.audio.voices import voice_for
+from omni.serve.audio.voices import VoiceName
 from omni.serve.body import convert, split_sampling
 from omni.serve.chat.messages import ChatMessage, omni_messages
 from omni.serve.errors import Rename
@@ -21,14 +21,10 @@ from omni.serve.server import Server
 from omni.serve.unsupported import without_unsupported
 
 
-class VoiceRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    id: str
-
-
 class AudioOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """format: of the answer's sound, `omni.serve.audio.encode`."""
 
-    voice: str | VoiceRef | None = None
+    voice: VoiceName = None
     format: str = "wav"
 
 
@@ -132,13 +128,12 @@ def read_call(server: Server, body: dict[str, Any]) -> ChatCall:
     renames = _NAMES | ({"max_tokens": "max_completion_tokens"} if request.max_completion_tokens is not None else {})
     if params.get("structured") is not None:
         renames = {name: other for name, other in renames.items() if not name.startswith("structured")}
-    voice = audio.voice.id if isinstance(audio.voice, VoiceRef) else audio.voice
     samples = 1 if request.n is None else request.n
     arguments = GenerateArguments(
         modalities=modalities, sampling=sampling, n=samples, priority=request.priority, cache_salt=request.cache_salt
     )
     if speaks:
-        arguments["voice"] = voice_for(omni.voices, voice)
+        arguments["voice"] = server.voices.find(audio.voice)
     options = request.stream_options or StreamOptions()
     if request.stream_options is not None and not request.stream:
         raise InputError("stream_options", "is given without stream", "leave it out, or stream")

@@ -1,6 +1,6 @@
 """An answer in pieces."""
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 
 from omni.api import Output, Usage
 from omni.serve.chat.request import ChatCall
@@ -20,7 +20,7 @@ async def events(server: Server, call: ChatCall) -> AsyncGenerator[bytes]:
         async for output in outputs:
             if output.usage is not None:
                 usages.append(output.usage)
-            for choice in answers[output.sample].take(output):
+            for choice in await answers[output.sample].take(output):
                 yield event(_chunk(call, [choice]))
     if call.include_usage:
         yield event(_chunk(call, [], token_usage(usages, call.text_stage)))
@@ -46,19 +46,21 @@ class _Answer:
         self._sound = AnswerSound(call.format) if call.format is not None else None
         self._audio_id = server.transcripts.new_id() if self._sound is not None else None
 
-    def take(self, output: Output) -> Iterator[ChunkChoice]:
+    async def take(self, output: Output) -> list[ChunkChoice]:
+        choices: list[ChunkChoice] = []
         if not self._begun:
             self._begun = True
-            yield self._first()
+            choices.append(self._first())
         if output.text:
-            yield self._text(output.text)
+            choices.append(self._text(output.text))
         if output.audio is not None and output.sample_rate is not None and self._sound is not None:
-            yield from self._data(self._sound.push(output.audio, output.sample_rate))
+            choices += self._data(await self._sound.push(output.audio, output.sample_rate))
         if output.logprobs and self._call.logprobs:
             scores = choice_logprobs(self._server.omni, output.logprobs)
-            yield ChunkChoice(index=self._index, delta=Delta(), logprobs=scores)
+            choices.append(ChunkChoice(index=self._index, delta=Delta(), logprobs=scores))
         if output.finished:
-            yield from self._last(output)
+            choices += await self._last(output)
+        return choices
 
     def _first(self) -> ChunkChoice:
         if self._audio_id is None:
@@ -71,17 +73,17 @@ class _Answer:
         self._texts.append(text)
         return self._choice(Delta(audio=DeltaAudio(transcript=text)))
 
-    def _data(self, data: str) -> Iterator[ChunkChoice]:
-        if data:
-            yield self._choice(Delta(audio=DeltaAudio(data=data)))
+    def _data(self, data: str) -> list[ChunkChoice]:
+        return [self._choice(Delta(audio=DeltaAudio(data=data)))] if data else []
 
-    def _last(self, output: Output) -> Iterator[ChunkChoice]:
+    async def _last(self, output: Output) -> list[ChunkChoice]:
+        choices: list[ChunkChoice] = []
         if self._sound is not None and self._audio_id is not None:
-            yield from self._data(self._sound.finish())
+            choices += self._data(await self._sound.finish())
             expires_at = self._server.transcripts.keep(self._audio_id, "".join(self._texts))
-            yield self._choice(Delta(audio=DeltaAudio(expires_at=expires_at)))
+            choices.append(self._choice(Delta(audio=DeltaAudio(expires_at=expires_at))))
         reason = finish_reason(output.finish_reasons, self._call.stage)
-        yield ChunkChoice(index=self._index, delta=Delta(), finish_reason=reason)
+        return [*choices, ChunkChoice(index=self._index, delta=Delta(), finish_reason=reason)]
 
     def _choice(self, delta: Delta) -> ChunkChoice:
         return ChunkChoice(index=self._index, delta=delta)

@@ -4,11 +4,10 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Mapping
 
-import numpy as np
 import torch
 
 from omni.api import Output, TokenLogprob, Usage
-from omni.serve.audio.encode import encoder_for, whole_wav
+from omni.serve.audio.encode import FORMATS
 from omni.serve.chat.request import ChatCall
 from omni.serve.chat.response import AnswerMessage, Audio, ChatCompletion, Choice
 from omni.serve.logprobs import choice_logprobs
@@ -40,9 +39,9 @@ class _Answer:
         """Base64; may take long."""
         if not self.sound:
             return ""
-        encoder = encoder_for(format, self.sample_rate)
-        data = encoder.push(np.concatenate([each.numpy() for each in self.sound])) + encoder.finish()
-        return base64.b64encode(whole_wav(data) if format == "wav" else data).decode()
+        encoder = FORMATS[format].whole(self.sample_rate)
+        data = encoder.push(torch.cat(self.sound).numpy()) + encoder.finish()
+        return base64.b64encode(data).decode()
 
 
 async def completion(server: Server, call: ChatCall, outputs: AsyncIterator[Output]) -> ChatCompletion:

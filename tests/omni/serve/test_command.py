@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from omni.cli import app
+from omni.cli.serve import voice_table
 from tests.omni.cli.echo_program import environment, program
 from tests.support.http_server import echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
@@ -110,6 +111,16 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded() -> None:
         other.listen()
         result = CliRunner().invoke(app, ["serve", "no-model", "--port", str(other.getsockname()[1])])
     assert (result.exit_code, "cannot listen at 127.0.0.1" in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("given", ["alloy", "=low", "alloy="])
+def test_a_voice_without_a_name_is_refused(given: str) -> None:
+    result = CliRunner().invoke(app, ["serve", "no-model", "--voice", given])
+    assert (result.exit_code, "is not NAME=VOICE" in result.stderr) == (1, True)
+
+
+def test_voices_are_named_on_the_command_line() -> None:
+    assert voice_table(["alloy=low", "aria=a=b"]) == {"alloy": "low", "aria": "a=b"}
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

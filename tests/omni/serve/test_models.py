@@ -135,7 +135,7 @@ def test_the_page_is_true_as_it_is_shown(
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     listings = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(listings) == 2
+    assert len(listings) == 3
     for code in listings:
         assert names or "http://127.0.0.1:8000" in code
         exec(compile(code.replace("http://127.0.0.1:8000", talker.url), PAGE.name, "exec"), names)

@@ -1,0 +1,1 @@
+"""`/v1/realtime`: a conversation by voice over a websocket."""

@@ -1,0 +1,88 @@
+"""The items of a session, in order."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from omni.errors import InputError, quoted
+from omni.serve.errors import Rename
+from omni.serve.realtime.ids import new_id
+from omni.serve.realtime.items import Item
+from omni.serve.realtime.memory import Memory
+
+ROOT = "root"
+"""Stands for the place before the first item."""
+
+
+class Conversation:
+    """most: items. id: in responses."""
+
+    def __init__(self, memory: Memory, most: int) -> None:
+        self.id = new_id("conv")
+        self._memory = memory
+        self._most = most
+        self._items: list[Item] = []
+
+    @property
+    def last_id(self) -> str | None:
+        return self._items[-1].id if self._items else None
+
+    def check_place(self) -> None:
+        """Raises InputError if no further item has a place."""
+        if len(self._items) >= self._most:
+            raise InputError("conversation", f"has {self._most} items", "delete some")
+
+    def add(self, item: Item, after: str | None = None, *, held: bool = False) -> str | None:
+        """Returns the id of the item before it. after: an item, `ROOT`, or None for the end. held: whether the item's memory is
+        counted already. Raises InputError, OverloadedError."""
+        self.check_place()
+        if item.id == ROOT or any(each.id == item.id for each in self._items):
+            raise InputError("item.id", f"{quoted(item.id)} is taken", "use another, or leave it out")
+        place = len(self._items) if after is None else 0 if after == ROOT else self._find(after, "previous_item_id") + 1
+        if not held:
+            self._memory.add(item.bytes, "item")
+        self._items.insert(place, item)
+        return self._items[place - 1].id if place else None
+
+    def get(self, item_id: str, field: str = "item_id") -> Item:
+        """Raises InputError for an unknown id."""
+        return self._items[self._find(item_id, field)]
+
+    def has(self, item_id: str | None) -> bool:
+        return any(item.id == item_id for item in self._items)
+
+    def before(self, item_id: str) -> str | None:
+        """The id of the item before one."""
+        place = self._find(item_id, "item_id")
+        return self._items[place - 1].id if place else None
+
+    def delete(self, item_id: str) -> None:
+        """Raises InputError for an unknown id."""
+        item = self._items.pop(self._find(item_id, "item_id"))
+        self._memory.change(-item.bytes)
+
+    def items(self) -> tuple[Item, ...]:
+        return tuple(self._items)
+
+    def _find(self, item_id: str, field: str) -> int:
+        for index, item in enumerate(self._items):
+            if item.id == item_id:
+                return index
+        raise InputError(field, f"{quoted(item_id)} is no item of the conversation", "use the id of one")
+
+
+def prompt(instructions: str, items: Iterable[Item]) -> tuple[list[dict[str, Any]], Rename]:
+    """Messages as omni takes them, and for errors from their fields to items: the same as in the turn before, and more."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    names = ["instructions"] if instructions else []
+    for item in items:
+        message = item.for_model()
+        if message is not None:
+            messages.append(message)
+            names.append(f"item {item.id}")
+
+    def rename(field: str) -> str:
+        found = re.match(r"messages\[(\d+)\](.*)", field, re.DOTALL)
+        return names[int(found[1])] + found[2] if found and int(found[1]) < len(names) else field
+
+    return messages, rename

@@ -1,0 +1,72 @@
+"""The websocket of a session."""
+
+import logging
+import time
+from contextlib import ExitStack
+from urllib.parse import urlsplit
+
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket
+
+from omni.serve.endpoint import check_key
+from omni.serve.errors import HttpError, reported
+from omni.serve.models import check_model
+from omni.serve.realtime.memory import Memory
+from omni.serve.realtime.session import Session
+from omni.serve.realtime.settings import first_settings
+from omni.serve.request_id import request_id_of
+from omni.serve.responses import error_response
+from omni.serve.server import Server
+
+_log = logging.getLogger("omni.serve")
+
+_PROTOCOL = "realtime"
+"""Subprotocol of clients in browsers."""
+_KEY = "openai-insecure-api-key."
+"""Prefix of another one, with their key: they cannot send headers."""
+
+
+def realtime_route(server: Server) -> WebSocketRoute:
+    async def endpoint(websocket: WebSocket) -> None:
+        await _realtime(server, websocket)
+
+    return WebSocketRoute("/v1/realtime", endpoint)
+
+
+async def _realtime(server: Server, websocket: WebSocket) -> None:
+    session_id = request_id_of(websocket.scope)
+    protocols: list[str] = websocket.scope.get("subprotocols", [])
+    since = time.perf_counter()
+    with ExitStack() as place:
+        try:
+            _check_origin(server, websocket)
+            check_key(server, _authorization(websocket, protocols))
+            model = websocket.query_params.get("model", server.names[0])
+            check_model(server, model)
+            place.enter_context(server.limits.session())
+        except Exception as error:
+            described = reported(error, session_id, server.options.retry_after_seconds)
+            await websocket.send_denial_response(error_response(described))
+            return
+        memory = Memory(place.enter_context(server.limits.body()), server.options.max_session_bytes)
+        await websocket.accept(_PROTOCOL if _PROTOCOL in protocols else None)
+        try:
+            await Session(server, websocket, memory, first_settings(server, model), session_id).run()
+        finally:
+            _log.info("%s WEBSOCKET /v1/realtime %.3f s", session_id, time.perf_counter() - since)
+
+
+def _authorization(websocket: WebSocket, protocols: list[str]) -> str:
+    header = websocket.headers.get("authorization", "")
+    keys = [each.removeprefix(_KEY) for each in protocols if each.startswith(_KEY)]
+    return f"Bearer {keys[0]}" if keys and not header else header
+
+
+def _check_origin(server: Server, websocket: WebSocket) -> None:
+    """A browser lets every page open websockets to every server. Without keys, only the server's own may. Raises HttpError."""
+    origin = websocket.headers.get("origin")
+    if origin is None or server.options.api_keys:
+        return
+    if urlsplit(origin).netloc.lower() != websocket.headers.get("host", "").lower():
+        problem = "is a page of another server"
+        raise HttpError(403, "forbidden_origin", "Origin", problem, "serve with --api-key, and send the key")

@@ -1,0 +1,8 @@
+"""Ids of what a session makes."""
+
+import uuid
+
+
+def new_id(kind: str) -> str:
+    """kind: such as `"item"`."""
+    return f"{kind}_{uuid.uuid4().hex}"

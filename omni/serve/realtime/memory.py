@@ -1,0 +1,23 @@
+"""What a session holds."""
+
+from omni.errors import InputError
+from omni.serve.limits import HeldBody
+
+
+class Memory:
+    """Bytes of sound, text and pictures of one session. most: of them; `held` counts them for the server."""
+
+    def __init__(self, held: HeldBody, most: int) -> None:
+        self._held = held
+        self._most = most
+
+    def add(self, count: int, field: str) -> None:
+        """Raises InputError if the session holds too much with it, OverloadedError if the server does."""
+        if self._held.bytes + count > self._most:
+            problem = f"would have the session hold more than {self._most:,} bytes"
+            raise InputError(field, problem, "delete items, clear the buffer, or start a new session")
+        self._held.add(count)
+
+    def change(self, count: int) -> None:
+        """What cannot be refused, and with a negative count what is gone."""
+        self._held.change(count)

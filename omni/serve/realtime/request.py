@@ -1,0 +1,70 @@
+"""`response.create`: what is asked for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from omni.errors import InputError
+from omni.serve.body import convert
+from omni.serve.realtime.conversation import Conversation
+from omni.serve.realtime.items import Item, read_item
+from omni.serve.realtime.settings import Settings, updated
+from omni.serve.server import Server
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRequest:
+    """items: the prompt's. kept: whether the answer becomes an item of the conversation."""
+
+    settings: Settings
+    items: tuple[Item, ...]
+    kept: bool
+    metadata: dict[str, str] | None
+
+
+class _Own(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields beside the session's."""
+
+    conversation: str | None = None
+    input: list[dict[str, Any]] | None = None
+    metadata: dict[str, str] | None = None
+
+
+_OF_SESSIONS = ("type", "model", "cache_salt", "include", "tracing", "truncation")
+
+
+def read_request(
+    server: Server, settings: Settings, conversation: Conversation, given: Mapping[str, Any]
+) -> ResponseRequest:
+    """given: the event's `response`. Raises InputError."""
+    own = convert({name: given[name] for name in _Own.__struct_fields__ if name in given}, _Own, "response")
+    rest = {name: value for name, value in given.items() if name not in _Own.__struct_fields__}
+    for name in _OF_SESSIONS:
+        if name in rest:
+            raise InputError(f"response.{name}", "is not known here", "leave it out; it is the session's")
+    audio = rest.get("audio")
+    if isinstance(audio, Mapping) and audio.get("input") is not None:
+        raise InputError("response.audio.input", "is not known here", "leave it out; it is the session's")
+    if own.conversation not in (None, "auto", "none"):
+        raise InputError("response.conversation", "is unknown", 'use "auto" or "none"')
+    items = conversation.items() if own.input is None else _input(server, settings, conversation, own.input)
+    kept = own.conversation != "none"
+    if kept:
+        conversation.check_place()
+    return ResponseRequest(updated(server, settings, rest, "response"), items, kept, own.metadata)
+
+
+def _input(
+    server: Server, settings: Settings, conversation: Conversation, given: list[dict[str, Any]]
+) -> tuple[Item, ...]:
+    items: list[Item] = []
+    for index, each in enumerate(given):
+        field = f"response.input[{index}]"
+        if each.get("type") == "item_reference":
+            items.append(conversation.get(str(each.get("id")), f"{field}.id"))
+        else:
+            most = server.options.max_session_bytes
+            items.append(read_item(each, settings.input_format, field, most))
+    return tuple(items)

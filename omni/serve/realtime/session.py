@@ -1,0 +1,225 @@
+"""One client's session: its events, one by one, and what they do."""
+
+import asyncio
+from contextlib import suppress
+
+from starlette.websockets import WebSocket
+
+from omni.errors import InputError, OmniError, quoted
+from omni.serve.disconnect import ClientGone
+from omni.serve.errors import HttpError, reported
+from omni.serve.realtime.channel import Channel
+from omni.serve.realtime.client_events import (
+    AnyClientEvent,
+    AppendAudio,
+    CancelResponse,
+    ClearAudio,
+    CommitAudio,
+    CreateItem,
+    CreateResponse,
+    DeleteItem,
+    RetrieveItem,
+    SessionUpdate,
+    TruncateItem,
+    WrongEvent,
+    read_event,
+)
+from omni.serve.realtime.conversation import Conversation
+from omni.serve.realtime.items import read_item
+from omni.serve.realtime.listener import Listener
+from omni.serve.realtime.memory import Memory
+from omni.serve.realtime.request import ResponseRequest, read_request
+from omni.serve.realtime.response import Response
+from omni.serve.realtime.server_events import (
+    ErrorEvent,
+    ItemAdded,
+    ItemDeleted,
+    ItemDone,
+    ItemRetrieved,
+    ItemTruncated,
+    RealtimeError,
+    SessionCreated,
+    SessionUpdated,
+)
+from omni.serve.realtime.settings import Settings, described, updated
+from omni.serve.server import Server
+
+_LARGE = 2**18
+"""Characters of an event that is decoded beside the event loop."""
+
+
+class Session:
+    """id: for the log. Everything is for the event loop's thread.
+
+    Three kinds of tasks run: one reads events and handles them in order, one writes, and one is the response's. When one fails, or
+    the client goes, all end, which cancels the request.
+    """
+
+    def __init__(
+        self, server: Server, websocket: WebSocket, memory: Memory, settings: Settings, session_id: str
+    ) -> None:
+        self.id = session_id
+        self._server = server
+        self._websocket = websocket
+        self._settings = settings
+        self._memory = memory
+        self._channel = Channel(websocket, server.options.stalled_seconds)
+        self._conversation = Conversation(memory, server.options.max_items)
+        self._listener = Listener(
+            self._channel,
+            self._conversation,
+            memory,
+            settings,
+            most_seconds=server.options.max_turn_seconds,
+            on_speech=self._interrupt,
+            on_turn=self._answer,
+        )
+        self._response: Response | None = None
+        self._owed = False
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Until the client goes away. Raises what is no fault of the client's."""
+        self._channel.put(SessionCreated(session=described(self._settings)))
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                self._tasks.create_task(self._channel.run())
+                self._tasks.create_task(self._read())
+        except* ClientGone:
+            pass
+
+    async def _read(self) -> None:
+        while True:
+            message = await self._websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                raise ClientGone
+            try:
+                await self._event(message.get("text"))
+            except WrongEvent as wrong:
+                self._refuse(wrong.error, wrong.event_id)
+            except OmniError as error:
+                self._refuse(error, None)
+            except Exception as error:
+                # A fault of the server: the client is told before the session ends.
+                self._refuse(error, None)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(1):
+                        await self._channel.flush()
+                raise
+            await self._channel.wait()
+
+    async def _event(self, text: str | None) -> None:
+        if text is None:
+            raise InputError("event", "is binary", "send JSON as text")
+        event = read_event(text) if len(text) < _LARGE else await asyncio.to_thread(read_event, text)
+        try:
+            await self._handle(event)
+        except OmniError as error:
+            raise WrongEvent(error, event.event_id) from error
+
+    async def _handle(self, event: AnyClientEvent) -> None:
+        match event:
+            case AppendAudio():
+                await self._listener.append(event.audio)
+            case CommitAudio():
+                self._listener.commit()
+            case ClearAudio():
+                self._listener.clear()
+            case SessionUpdate():
+                self._update(event)
+            case CreateItem():
+                await self._create_item(event)
+            case RetrieveItem():
+                await self._retrieve(event)
+            case DeleteItem():
+                self._conversation.delete(event.item_id)
+                self._channel.put(ItemDeleted(item_id=event.item_id))
+            case TruncateItem():
+                await self._truncate(event)
+            case CreateResponse():
+                given = event.response or {}
+                self._respond(read_request(self._server, self._settings, self._conversation, given))
+            case CancelResponse():
+                self._cancel(event)
+
+    def _update(self, event: SessionUpdate) -> None:
+        settings = updated(self._server, self._settings, event.session, "session")
+        self._listener.use(settings)
+        self._settings = settings
+        self._channel.put(SessionUpdated(session=described(settings)))
+
+    async def _create_item(self, event: CreateItem) -> None:
+        most = self._server.options.max_session_bytes
+        item = await asyncio.to_thread(read_item, event.item, self._settings.input_format, "item", most)
+        before = self._conversation.add(item, event.previous_item_id)
+        self._channel.put(ItemAdded(item=item.described(), previous_item_id=before))
+        self._channel.put(ItemDone(item=item.described(), previous_item_id=before))
+
+    async def _retrieve(self, event: RetrieveItem) -> None:
+        if not self._conversation.has(event.item_id):
+            problem = f"{quoted(event.item_id)} is no item of the conversation"
+            raise HttpError(400, "item_retrieve_invalid_item_id", "item_id", problem, "use the id of one")
+        item = self._conversation.get(event.item_id)
+        self._channel.put(ItemRetrieved(item=await asyncio.to_thread(item.described, whole=True)))
+
+    async def _truncate(self, event: TruncateItem) -> None:
+        item = self._conversation.get(event.item_id)
+        if self._response is not None and self._response.item is item:
+            self._response.stop("client_cancelled")
+            await self._response.over.wait()
+        bytes_before = item.bytes
+        item.truncate(event.content_index, event.audio_end_ms)
+        self._memory.change(item.bytes - bytes_before)
+        self._channel.put(
+            ItemTruncated(item_id=item.id, content_index=event.content_index, audio_end_ms=event.audio_end_ms)
+        )
+
+    def _cancel(self, event: CancelResponse) -> None:
+        response = self._response
+        if response is None or event.response_id not in (None, response.id):
+            named = f" {quoted(event.response_id)}" if event.response_id is not None else ""
+            problem = f"no response{named} is under way"
+            raise HttpError(400, "response_cancel_not_active", "response_id", problem, "cancel earlier")
+        response.stop("client_cancelled")
+
+    def _respond(self, request: ResponseRequest) -> None:
+        """Raises InputError while another response is under way."""
+        if self._response is not None:
+            code, problem = "conversation_already_has_active_response", "another one is under way"
+            raise HttpError(400, code, "response", problem, "wait for response.done, or cancel it")
+        assert self._tasks is not None
+        self._response = Response(self._server, self._channel, self._conversation, self._memory, request, self.id)
+        self._tasks.create_task(self._run(self._response))
+
+    async def _run(self, response: Response) -> None:
+        try:
+            await response.run()
+        finally:
+            self._response = None
+            response.over.set()
+        if self._owed:
+            self._answer()
+
+    def _interrupt(self) -> None:
+        """The user starts to speak."""
+        if self._response is not None and self._response.kept:
+            self._response.stop("turn_detected")
+
+    def _answer(self) -> None:
+        """The user's turn is over: a response, after the one that is under way."""
+        self._owed = self._response is not None
+        if not self._owed:
+            try:
+                self._respond(read_request(self._server, self._settings, self._conversation, {}))
+            except InputError as error:
+                self._refuse(error, None)
+
+    def _refuse(self, error: Exception, event_id: str | None) -> None:
+        said = reported(error, self.id, self._server.options.retry_after_seconds).body.error
+        self._channel.put(
+            ErrorEvent(
+                error=RealtimeError(
+                    message=said.message, type=said.type, code=said.code, param=said.param, event_id=event_id
+                )
+            )
+        )
