@@ -5,12 +5,14 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
+import torch
 
 from omni.connector import EdgeEnd
 from omni.device.cpu import CpuDevice
 from omni.engine.peer_messages import LostPiece
 from omni.engine.peers import EdgeEnds, OpenEdge
 from omni.errors import OmniError, PluginError
+from omni.payload import Payload
 from omni.pipeline import Edge
 from tests.support.fake_graph import (
     CountingConnector,
@@ -348,6 +350,25 @@ def test_a_piece_that_cannot_be_sent_fails_its_request_alone(two: TwoEngines, pi
     assert bad[HERE].failure.startswith(f"stage '{EDGE}' failed while sending a payload: {problem}")
     assert __file__ in bad[HERE].failure
     assert produced.free
+    begin(two, "good", 2)
+    assert two.worker("speaker").numbers("good") == [2]
+    assert not good[HERE].over
+
+
+class Numbered(msgspec.Struct, frozen=True):
+    number: int
+
+
+@pytest.mark.parametrize("meta", [Unsendable(object()), Numbered("one")])  # type: ignore[arg-type]
+def test_a_message_that_cannot_pass_takes_no_memory_of_the_connector(two: TwoEngines, meta: msgspec.Struct) -> None:
+    bad, good = two.submit("bad", *BOTH), two.submit("good", *BOTH)
+    produced = two.worker("writer").produce("bad", Payload(meta, {"rows": torch.zeros(2)}))
+    two.settle()
+    problem = f"its {type(meta).__name__} cannot be sent to another process: "
+    assert bad[HERE].failure.startswith(f"stage '{EDGE}' failed while sending a payload: {problem}")
+    assert __file__ in bad[HERE].failure
+    assert produced.free
+    assert two.here.connector.senders[0].out == set()
     begin(two, "good", 2)
     assert two.worker("speaker").numbers("good") == [2]
     assert not good[HERE].over
