@@ -20,7 +20,7 @@ RECORDINGS := $(sort $(wildcard examples/assets/*.wav))
 ANSWER := build/answer
 PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check test clients mutants lint types format docs surface examples clean
+.PHONY: demo check test browser clients mutants lint types format docs surface examples clean
 .DELETE_ON_ERROR:
 
 demo: $(MODEL)/config.json
@@ -41,7 +41,14 @@ test: $(INSTALLED)
 # LiveKit's and Pipecat's services against the server, in an environment of their own: they bring a hundred packages.
 clients:
 	$(MAKE) CLIENTS=1 VENV=.venv-clients .venv-clients/.installed
-	.venv-clients/bin/pytest -m clients tests/omni/serve/test_clients.py
+	.venv-clients/bin/pytest -m clients tests/omni/serve/test_clients.py tests/omni/serve/test_realtime_clients.py
+
+# The browser that tests of the server's page need; without one they are skipped. Debian's, where it may be installed.
+browser:
+	@test -n "$$OMNI_CHROMIUM" || command -v chromium chromium-browser google-chrome || { \
+		test "$$(id -u)" = 0 && command -v apt-get > /dev/null && \
+		apt-get update -q && apt-get install -y -q --no-install-recommends chromium; } || { \
+		echo "install Chromium, or set OMNI_CHROMIUM to its path"; exit 1; }
 
 # Plants faults and counts those that tests catch, other ones with make mutants MUTANTS="--seed 2 --count 60"; see CONTRIBUTING.md.
 mutants: $(INSTALLED)

@@ -10,6 +10,9 @@ Per neighbour and concurrency, of the median round by real-time factor: RTF and 
 the longest time in which a listener who plays what has come would hear nothing. Last, the ratio of each RTF to that of the quiet
 program.
 
+With `--serve`, the same requests then go over HTTP to `omni serve` in a process of its own, and RTF, first audio and silence are as
+the client sees them: HTTP, JSON and the encoding of audio are the neighbour, called `http`. Compare it with `quiet`.
+
 With `--timeline FILE`, which cuts graphs at phases and costs time, also the time from one decode step to the next on the device, of
 thinker and talker, in all rounds.
 """
@@ -22,18 +25,20 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import httpx
 import numpy as np
 from msgspec import structs
 from PIL import Image
 
 from bench.arguments import device_here, output_file, positive_int
 from bench.report import environment, print_facts, print_table, write_json
+from bench.served import serving, sounds
 from omni import AsyncOmni, SamplingParams
 from omni.api.request_queue import THREADS
 from omni.checkpoint import Checkpoint
@@ -151,29 +156,39 @@ class Neighbours:
         return True
 
 
-async def hear(omni: AsyncOmni, message: str, sampling: dict[str, SamplingParams]) -> Heard:
+Speak = Callable[[str, dict[str, SamplingParams]], AsyncIterator[float]]
+"""Answers a message: seconds of each piece of speech, as it comes."""
+
+
+async def hear(sounds: AsyncIterator[float]) -> Heard:
     start = time.perf_counter()
     first = last = speech = silence = 0.0
-    async for output in omni.generate(message, modalities=("text", "audio"), sampling=sampling):
-        if output.audio is None or not len(output.audio):
+    async for sound in sounds:
+        if not sound:
             continue
-        assert output.sample_rate is not None
         last = time.perf_counter() - start
         first = first or last
         silence = max(silence, last - (first + speech))
-        speech += len(output.audio) / output.sample_rate
+        speech += sound
     return Heard(first, last, speech, silence)
 
 
-async def talk(
-    omni: AsyncOmni, speech: FamilySpeech, requests: int, tokens: int, frames: int, salt: int
-) -> list[Heard]:
+def speaker(omni: AsyncOmni) -> Speak:
+    async def speak(message: str, sampling: dict[str, SamplingParams]) -> AsyncIterator[float]:
+        async for output in omni.generate(message, modalities=("text", "audio"), sampling=sampling):
+            if output.audio is not None and output.sample_rate is not None:
+                yield len(output.audio) / output.sample_rate
+
+    return speak
+
+
+async def talk(speak: Speak, speech: FamilySpeech, requests: int, tokens: int, frames: int, salt: int) -> list[Heard]:
     sampling = {
         "thinker": SamplingParams(max_tokens=tokens, temperature=1.0, seed=salt, ignore_eos=True),
         "talker": SamplingParams(max_tokens=frames + speech.unspoken, seed=salt, ignore_eos=True),
     }
     chats = [f"Tell me about the number {1000 * salt + index}." for index in range(requests)]
-    return list(await asyncio.gather(*(hear(omni, chat, sampling) for chat in chats)))
+    return list(await asyncio.gather(*(hear(speak(chat, sampling)) for chat in chats)))
 
 
 def summary(neighbour: str, heard: list[Heard]) -> NeighbourRun:
@@ -195,19 +210,42 @@ async def measure(arguments: argparse.Namespace, folder: str, speech: FamilySpee
         started = time.perf_counter() - start
         neighbours = Neighbours(build_frontend(omni.pipeline, Checkpoint(folder)))
         for requests in arguments.concurrency:
-            await talk(omni, speech, requests, 4, round(speech.second), 1)
+            speak = speaker(omni)
+            await talk(speak, speech, requests, 4, round(speech.second), 1)
             for number, neighbour in enumerate(arguments.neighbours):
                 made = []
                 with neighbours.beside(neighbour):
                     began = time.perf_counter_ns()
                     for turn in range(arguments.rounds):
                         salt = 2 + 10 * number + turn
-                        heard = await talk(omni, speech, requests, arguments.tokens, arguments.frames, salt)
+                        heard = await talk(speak, speech, requests, arguments.tokens, arguments.frames, salt)
                         made.append(summary(neighbour, heard))
                     span = Interval(began, time.perf_counter_ns())
                 median = sorted(made, key=lambda one: one.rtf)[len(made) // 2]
                 runs.append(replace(median, prepared=neighbours.prepared / span.length * 1e9, span=span))
     return runs, started
+
+
+async def measure_server(arguments: argparse.Namespace, folder: str, speech: FamilySpeech) -> list[NeighbourRun]:
+    """The requests of the quiet program, to a server."""
+    settings = [f"engine.process={arguments.process}", *arguments.set]
+    options = ["--device", arguments.device, "--load-format", "dummy", *(f"--set={setting}" for setting in settings)]
+    runs = []
+    with serving(folder, *options) as url:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as client:
+
+            def speak(message: str, sampling: dict[str, SamplingParams]) -> AsyncIterator[float]:
+                return sounds(client, message, "thinker", sampling)
+
+            for requests in arguments.concurrency:
+                await talk(speak, speech, requests, 4, round(speech.second), 1)
+                made = [
+                    summary("http", await talk(speak, speech, requests, arguments.tokens, arguments.frames, 2 + turn))
+                    for turn in range(arguments.rounds)
+                ]
+                runs.append(sorted(made, key=lambda one: one.rtf)[len(made) // 2])
+    return runs
 
 
 def steps_within(trace: Trace, span: Interval | None) -> dict[str, Spread]:
@@ -280,14 +318,17 @@ def main() -> None:
     parser.add_argument(
         "--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings, such as talker.place=cuda:1"
     )
+    parser.add_argument("--serve", action="store_true", help="send the requests to `omni serve` too")
     parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         SHAPES[arguments.shape](Path(folder))
         runs, started = asyncio.run(measure(arguments, folder, TALKS[arguments.shape]))
+        served = asyncio.run(measure_server(arguments, folder, TALKS[arguments.shape])) if arguments.serve else []
     if arguments.timeline is not None:
         trace = read_trace(arguments.timeline)
         runs = [replace(one, steps=steps_within(trace, one.span)) for one in runs]
+    runs = [*runs, *served]
     print_runs(runs)
     facts = environment() | {"shape": arguments.shape, "process": arguments.process, "start-up s": f"{started:.1f}"}
     print_facts(facts)

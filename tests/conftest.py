@@ -19,6 +19,7 @@ from hypothesis.internal.conjecture import engine
 
 from omni.api import load
 from omni.testing import no_retries, planted_faults
+from tests.support.browser import chromium
 
 # The order of a reduction follows the number of threads.
 torch.set_num_threads(1)
@@ -51,7 +52,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives tests marked `slow` their time, and skips those marked `gpu` where there is no CUDA device."""
+    """Gives tests marked `slow` their time. Skips those marked `gpu` where there is no CUDA device, and those marked `browser`
+    where there is no browser."""
+    if chromium() is None:
+        no_browser = pytest.mark.skip(reason="no Chromium: run make browser, or set OMNI_CHROMIUM to its path")
+        for item in items:
+            if item.get_closest_marker("browser"):
+                item.add_marker(no_browser)
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_SLOW_SECONDS))

@@ -97,7 +97,8 @@ class AsyncOmni(Session):
     event loop, make one with `await asyncio.to_thread(AsyncOmni, model)`."""
 
     def generate(self, messages: Messages | Requests, **arguments: Unpack[GenerateArguments]) -> AsyncOutputStream:
-        """Outputs as they come: `async for out in omni.generate(...)`. Arguments and errors as in `Omni.generate`."""
+        """Outputs as they come: `async for out in omni.generate(...)`. Arguments and errors as in `Omni.generate`. Never blocks:
+        errors of sampling that the stages find, and of grammars, are raised where the outputs are read."""
         return self._start(messages, arguments, keep=False)[0]
 
     # A string is a sequence of strings too; the first overload that fits applies.
@@ -127,7 +128,7 @@ class AsyncOmni(Session):
         self, messages: object, arguments: GenerateArguments, *, keep: bool
     ) -> tuple[AsyncOutputStream, GenerateCall]:
         queue = _OutputQueue()
-        call = self._call(messages, arguments, keep=keep, put=queue.put)
+        call = self._call(messages, arguments, keep=keep, put=queue.put, may_wait=False)
         outputs = AsyncOutputStream(self, call, queue)
         outputs.submit()
         return outputs, call

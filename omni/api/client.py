@@ -7,7 +7,7 @@ import logging
 from omni.api.load import Loaded
 from omni.api.owner import SWITCH_INTERVAL, OwnerProcess
 from omni.api.request import CheckedArguments, Deliver, RequestHandle
-from omni.api.request_queue import RequestPreparer, RequestQueue
+from omni.api.request_queue import RequestPreparer, RequestQueue, check_at_stages
 from omni.api.serial_executor import SerialExecutor
 from omni.errors import InputError, StageError, known
 from omni.media import Downloads
@@ -28,6 +28,7 @@ class Client:
         self.handles: dict[str, RequestHandle] = {}
         self._compiler = loaded.compiler
         self.media = loaded.options.media
+        self.max_unread_bytes = loaded.limits.max_unread_bytes
         self._downloads = Downloads(self.media)
         preparer = RequestPreparer(
             loaded.pipeline, loaded.frontend, loaded.compiler, loaded.engine, loaded.options, loaded.limit
@@ -51,20 +52,18 @@ class Client:
         self.engine.start()
         self.queue.start()
 
-    def check(self, arguments: CheckedArguments, grammars: bool) -> None:
+    def check(self, arguments: CheckedArguments, *, may_wait: bool) -> None:
         """Raises InputError for sampling that this model does not support, and for a voice where there is no choice.
-        grammars: whether to compile them as well, which may take long."""
+        may_wait: whether to ask the stages too, which may be in another process, and to compile grammars. What is not checked here
+        is checked when the request is prepared."""
         sampling, fields = arguments.sampling, arguments.fields
         if arguments.voice is not None and not self.frontend.voices:
             raise InputError("voice", "is given, but this model has no voices to choose from", "leave it out")
         if arguments.raw_prompt and not self.frontend.takes_raw_prompts:
             raise InputError("raw_prompt", "is given, but this model takes chats only", "leave it out")
         self._compiler.check(sampling, fields)
-        try:
-            self.engine.check(self._compiler.in_ids(sampling), fields)
-        except InputError as error:
-            raise self._compiler.in_texts(error, sampling, fields) from error
-        if grammars:
+        if may_wait:
+            check_at_stages(self.engine, self._compiler, sampling, fields)
             self._compiler.check_grammars(sampling, fields)
 
     @property

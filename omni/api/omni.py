@@ -98,7 +98,7 @@ class Omni(Session):
         request could not be prepared, which is an error of all of them.
         """
         queue: SimpleQueue[Item | None] = SimpleQueue()
-        call = self._call(messages, arguments, keep=not stream, put=queue.put, check_grammars=True)
+        call = self._call(messages, arguments, keep=not stream, put=queue.put, may_wait=True)
         outputs = OutputStream(self, call, queue)
         outputs.submit()
         if stream:

@@ -15,7 +15,7 @@ from omni.api.held import held_prepared
 from omni.api.request import Request, RequestHandle, Started
 from omni.api.serial_executor import SerialExecutor
 from omni.engine import Admission, EngineClient, EngineOptions, EngineRequest, Held, Ranked, Rejected
-from omni.errors import OmniError, OverloadedError, StageError, known, plugin_call
+from omni.errors import InputError, OmniError, OverloadedError, StageError, known, plugin_call
 from omni.frontend.base import Chat, Frontend
 from omni.frontend.compile import SamplingCompiler
 from omni.frontend.encoding import PromptLimit
@@ -24,6 +24,7 @@ from omni.frontend.options import FrontendOptions
 from omni.frontend.prepared import checked_prepared
 from omni.media import Downloads
 from omni.pipeline import Pipeline
+from omni.sampling import SamplingParams
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +35,16 @@ _GRACE_SECONDS = 0.5
 
 Effect = Callable[[], object]
 """A call to others that a change leads to. Made without the lock."""
+
+
+def check_at_stages(
+    engine: EngineClient, compiler: SamplingCompiler, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]
+) -> None:
+    """See `EngineClient.check`; errors are about texts where texts were given. May wait for another process."""
+    try:
+        engine.check(compiler.in_ids(sampling), fields)
+    except InputError as error:
+        raise compiler.in_texts(error, sampling, fields) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +71,8 @@ class RequestPreparer:
         """Raises any error of a library."""
         taken = time.perf_counter()
         arguments, frontend = request.arguments, self.frontend
+        # First, for what cannot be sampled is not worth decoding.
+        check_at_stages(self.engine, self.compiler, arguments.sampling, arguments.fields)
         messages = parse_messages(
             request.messages,
             sample_rate=frontend.sample_rate,

@@ -21,8 +21,10 @@ from omni.api.request import (
 )
 from omni.api.request_output import RequestOutput
 from omni.api.results import Output, Result
-from omni.engine import PipelineChoice, PipelineFunction
+from omni.api.unread import Unread
+from omni.engine import PipelineChoice, PipelineFunction, StageMemory
 from omni.errors import InputError, OmniError, StageError, known, plugin_call
+from omni.media import MediaOptions
 from omni.pipeline import FRONTEND, Pipeline
 from omni.plugin.manager import Plugins
 from omni.stage import StageUsage
@@ -122,11 +124,26 @@ class Session:
             return StageError("engine", "taking a request", "it is closed")
         return self._client.engine.failure
 
+    @property
+    def interruption(self) -> OmniError | None:
+        """Why requests wait: an engine's process has ended and is started again. None while all engines run."""
+        return self._client.engine.interruption
+
+    @property
+    def media(self) -> MediaOptions:
+        """Allowed sources and sizes of media."""
+        return self._client.media
+
     def token_text(self, token: int) -> bytes | None:
         """The UTF-8 bytes that an id adds to the text, perhaps a part of a character; none for a control token. None if the
         vocabulary is unknown."""
         vocabulary = self._client.frontend.vocabulary()
         return vocabulary.written(token) if vocabulary is not None else None
+
+    @property
+    def memory(self) -> Mapping[str, StageMemory]:
+        """Device memory of each stage, divided at the start."""
+        return self._client.engine.memory
 
     def usage(self) -> Mapping[str, StageUsage]:
         """Resources in use at each stage (requests, rows, blocks, ...), all zero when idle. `"frontend"` is for waiting requests:
@@ -154,12 +171,12 @@ class Session:
         *,
         keep: bool,
         put: Callable[["Item"], None],
-        check_grammars: bool = False,
+        may_wait: bool,
     ) -> "GenerateCall":
-        """The call. check_grammars: as in `Client.check`. Raises InputError, StageError when closed, ForkError if forked."""
+        """The call. may_wait: as in `Client.check`. Raises InputError, StageError when closed, ForkError if forked."""
         self._client.check_open()
         checked = check_arguments(self.pipeline, arguments)
-        self._client.check(checked, check_grammars)
+        self._client.check(checked, may_wait=may_wait)
         requests, many = split_requests(messages)
         if checked.raw_prompt and not all(isinstance(each, str) for each in requests):
             raise InputError("raw_prompt", "is given for messages", "give the prompt as a string")
@@ -197,7 +214,11 @@ class GenerateCall:
         with plugin_call(FRONTEND, "making a text decoder", make):
             self._outputs = [RequestOutput(*answer, make(), stage, keep) for answer in answers]
         self._left = len(answers)
-        self._handles = [client.handle(partial(_deliver, index, put)) for index in range(len(answers))]
+        self._unread = [Unread(partial(_deliver, index, put), client.max_unread_bytes) for index in range(len(answers))]
+        self._handles = [client.handle(unread.deliver) for unread in self._unread]
+        for unread, handle in zip(self._unread, self._handles, strict=True):
+            # Not in the thread that delivers, which holds the handle's lock.
+            unread.cancel = partial(_cancel_for, client, handle)
         self._requests = [
             read_request(
                 messages, arguments, self._handles[first : first + n], client.media, client.frontend.takes_names
@@ -222,6 +243,7 @@ class GenerateCall:
     def take(self, item: Item) -> Output | None:
         """The output of an item from the queue, if any. Raises the error of a single request."""
         index, at, event = item
+        self._unread[index].took(event)
         answer = self._outputs[index]
         if answer.finished:
             return None
@@ -274,6 +296,10 @@ def _abandon(client: Client, handles: Sequence[RequestHandle]) -> None:
 def _cancel(handles: Sequence[RequestHandle]) -> None:
     for handle in handles:
         handle.cancel(StageError("request", "waiting for its outputs", "it was cancelled"))
+
+
+def _cancel_for(client: "Client", handle: RequestHandle, error: OmniError) -> None:
+    client.executor.soon(partial(handle.cancel, error))
 
 
 def _deliver(index: int, put: Callable[[Item], None], at: float, event: Event) -> None:

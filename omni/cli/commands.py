@@ -161,6 +161,9 @@ def serve(
     drain_seconds: Annotated[
         int | None, typer.Option(help="Wait so long for answers under way after SIGTERM. (default: 30)")
     ] = None,
+    client_priority: Annotated[
+        bool, typer.Option("--client-priority", help="Let requests give a `priority`, which can displace others.")
+    ] = False,
     timeline: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the timeline of all phases, for `omni timeline`.")
     ] = None,
@@ -193,6 +196,7 @@ def serve(
             "max_requests": max_requests,
             "max_body_bytes": max_body_bytes,
             "drain_seconds": drain_seconds,
+            "client_priority": client_priority,
         }
         run_server(
             ServeArguments(

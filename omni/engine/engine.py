@@ -54,6 +54,11 @@ class EngineClient(Protocol):
         """Why requests are refused until the model is opened again; None while they are taken."""
         ...
 
+    @property
+    def interruption(self) -> OmniError | None:
+        """Why requests wait: the engine of a stage is being started again. None while all run."""
+        ...
+
     def start(self) -> None: ...
 
     def submit(self, request: EngineRequest, sink: Sink) -> None: ...
@@ -72,6 +77,10 @@ class EngineClient(Protocol):
     def idle(self) -> bool: ...
 
     def close(self) -> None: ...
+
+
+def closed_after_error(stage: str) -> StageError:
+    return StageError(stage, "running", "it was closed after an error")
 
 
 class Engine:
@@ -122,7 +131,12 @@ class Engine:
         if self._failure is not None or self._stopping:
             return self._failure or _CLOSED
         closed = [name for name in self._workers if name in self._orchestrator.closed_stages]
-        return StageError(closed[0], "running", "it was closed after an error") if closed else None
+        return closed_after_error(closed[0]) if closed else None
+
+    @property
+    def interruption(self) -> OmniError | None:
+        """None: an engine in this process is never started again."""
+        return None
 
     def start(self) -> None:
         """Starts the loop's thread. Raises ConfigError for a bad `OMNI_SYNC_CHECK`."""

@@ -33,6 +33,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_waiting_requests: requests that may wait, for downloads, preparation or the engine.
     max_waiting_bytes: host memory of the waiting requests: first their messages, then their prepared inputs. Beyond
         either limit, the least urgent requests are refused.
+    max_unread_bytes: host memory of an answer's outputs that the program has not read. Beyond it the answer ends with an
+        OverloadedError, after what was made.
     """
 
     device: str | None = None
@@ -47,6 +49,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_active_requests: int = 256
     max_waiting_requests: int = 10_000
     max_waiting_bytes: int = 8 * 2**30
+    max_unread_bytes: int = 128 * 2**20
 
     def __post_init__(self) -> None:
         limits = {
@@ -56,6 +59,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "max_active_requests": 1,
             "max_waiting_requests": 0,
             "max_waiting_bytes": 1,
+            "max_unread_bytes": 1,
         }
         for name, least in limits.items():
             value = getattr(self, name)

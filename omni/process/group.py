@@ -19,12 +19,12 @@ from omni.engine import (
     StageMemory,
     StageOutput,
 )
-from omni.engine.engine import LANE
+from omni.engine.engine import LANE, closed_after_error
 from omni.engine.request import SafeSink
 from omni.errors import LostPeerError, OmniError, StageError
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
-from omni.process.placed import PlacedEngines
+from omni.process.placed import PlacedEngine, PlacedEngines
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
 from omni.timeline.export import write_trace
@@ -92,16 +92,27 @@ class EngineGroup:
 
     @property
     def failure(self) -> OmniError | None:
-        """See `EngineClient.failure`. None while an engine is being started again. A closed stage of an engine is not seen
-        here."""
+        """See `EngineClient.failure`: a stage is closed, or not started again, in all of its engines."""
         if self._placed.closing.is_set():
             return _closed()
         with self._placed.lock:
             for stage in self._pipeline.stages:
+                failures = [_failure_of(placed, stage.name) for placed in self._placed.of_stage(stage.name)]
+                if None not in failures:
+                    return failures[0]
+        return None
+
+    @property
+    def interruption(self) -> OmniError | None:
+        """See `EngineClient.interruption`."""
+        with self._placed.lock:
+            for stage in self._pipeline.stages:
                 engines = self._placed.of_stage(stage.name)
-                failure = engines[0].failure
-                if failure is not None and all(placed.failure is not None for placed in engines):
-                    return _again(failure)
+                if not any(placed.up for placed in engines):
+                    lost = engines[0].lost or engines[0].failure
+                    return (
+                        _again(lost) if lost is not None else StageError(stage.name, "running", "it is being started")
+                    )
         return None
 
     def load(self, checkpoint: str, pipeline: Pipeline, plugins: Plugins, options: EngineOptions) -> None:
@@ -340,6 +351,12 @@ class EngineGroup:
 def _again(error: StageError) -> StageError:
     """The same: a raised error keeps the frames it went through."""
     return type(error)(error.stage, error.doing, error.problem)
+
+
+def _failure_of(placed: PlacedEngine, stage: str) -> StageError | None:
+    if placed.failure is not None:
+        return _again(placed.failure)
+    return closed_after_error(stage) if stage in placed.engine.closed_stages else None
 
 
 def _closed() -> StageError:

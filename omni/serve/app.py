@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from omni.api import AsyncOmni
+from omni.errors import ConfigError
 from omni.serve.audio.speech import speech
 from omni.serve.audio.transcription import transcriptions
 from omni.serve.audio.voice_list import voices
@@ -18,8 +19,12 @@ from omni.serve.completions import completions
 from omni.serve.endpoint import Endpoint
 from omni.serve.errors import HttpError, describe
 from omni.serve.health import health
+from omni.serve.metrics.handler import metrics
 from omni.serve.models import model, models
 from omni.serve.options import ServeOptions
+from omni.serve.page import files
+from omni.serve.page.activity import activity
+from omni.serve.page.description import pipeline
 from omni.serve.realtime.handler import realtime_route
 from omni.serve.request_id import RequestIds
 from omni.serve.responses import error_response
@@ -34,15 +39,25 @@ ENDPOINTS = (
     Endpoint("GET", "/audio/voices", voices),
     Endpoint("GET", "/v1/models", models),
     Endpoint("GET", "/v1/models/{name:path}", model),
+    Endpoint("GET", "/v1/omni/pipeline", pipeline),
+    Endpoint("GET", "/v1/omni/activity", activity),
     Endpoint("GET", "/health", health, public=True),
+    Endpoint("GET", "/", files.start, public=True),
+    Endpoint("GET", "/page/{name:path}", files.file, public=True),
+    Endpoint("GET", "/metrics", metrics),
 )
 
 
 def create_app(omni: AsyncOmni, options: ServeOptions | None = None) -> Starlette:
     """An ASGI app that answers with a loaded model, and closes it at its end. `app.state.server` is what its handlers share.
 
-    Which media are opened is the model's setting: for requests of other people load it with `frontend.media.strict`.
+    Which media are opened is the model's setting, which must be strict: `overrides={"frontend.media.strict": True}`. What more is
+    allowed has settings of its own. Raises ConfigError otherwise.
     """
+    if not omni.media.strict:
+        problem = "is not set: requests could have the server open any file and any address"
+        remedy = "load the model with it, and allow what is needed by other settings of frontend.media"
+        raise ConfigError("frontend.media.strict", problem, remedy)
     server = Server(omni, options or ServeOptions())
 
     @asynccontextmanager

@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Message
 
-from omni.errors import InputError, shortened
+from omni.errors import InputError, quoted, shortened
 from omni.sampling import SamplingParams
 from omni.serve.errors import HttpError
 from omni.serve.limits import HeldBody
@@ -127,5 +127,5 @@ def _wrong(error: msgspec.ValidationError, at: str) -> InputError:
     ):
         named = pattern.fullmatch(problem)
         if named:
-            return InputError(shortened(".".join([*below, named[1]])), said, remedy)
+            return InputError(shortened(".".join([*below, named[1] or quoted("")])), said, remedy)
     return InputError(shortened(".".join(below)) or "body", shortened(problem), "give a value of that type")

@@ -18,13 +18,15 @@ from omni.serve.errors import Rename
 from omni.serve.logprobs import finite, token_text
 from omni.serve.models import check_model
 from omni.serve.responses import DONE, event, event_stream, json_response
-from omni.serve.sampling import names_in_body, stage_sampling
+from omni.serve.sampling import names_in_body, samples_of, stage_sampling
 from omni.serve.server import Server
 from omni.serve.unsupported import without_unsupported
 from omni.serve.usage import TokenUsage, finish_reason, token_usage
 
 _MAX_TOKENS = 16
 """OpenAI's default."""
+_MAX_PROMPTS = 2048
+"""Each takes time on the event loop before the request waits."""
 
 
 class CompletionStreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,10 +118,12 @@ def read_call(server: Server, body: dict[str, Any]) -> CompletionCall:
     prompts = (request.prompt,) if isinstance(request.prompt, str) else request.prompt
     if not prompts:
         raise InputError("prompt", "is empty", "give a text")
+    if len(prompts) > _MAX_PROMPTS:
+        raise InputError("prompt", f"has {len(prompts):,} texts", f"give at most {_MAX_PROMPTS:,} in one request")
     if request.stream_options is not None and not request.stream:
         raise InputError("stream_options", "is given without stream", "leave it out, or stream")
     params.setdefault("max_tokens", _MAX_TOKENS)
-    samples = 1 if request.n is None else request.n
+    samples = samples_of(request.n)
     return CompletionCall(
         model=request.model,
         prompts=prompts,

@@ -13,9 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from omni.errors import OverloadedError
 from omni.serve.body import Call, read_body
 from omni.serve.disconnect import ClientGone, while_connected
 from omni.serve.errors import GONE, HttpError, reported
+from omni.serve.limits import HeldBody
 from omni.serve.request_id import request_id_of
 from omni.serve.responses import error_response
 from omni.serve.server import Server
@@ -72,7 +74,7 @@ class _App:
                     check_key(self._server, request.headers.get("authorization", ""))
                 if self._endpoint.kind is not None:
                     self._server.check_place(self._endpoint.kind)
-                call = Call(request, await read_body(request, options, held), exchange.id)
+                call = Call(request, await self._body(request, held), exchange.id)
                 await while_connected(receive, self._answer(call, exchange))
         except (ClientGone, ClientDisconnect):
             exchange.status = GONE
@@ -85,6 +87,15 @@ class _App:
                 await response(scope, receive, exchange.send)
         finally:
             exchange.log()
+            self._server.metrics.responded(self._endpoint.path, exchange.status)
+
+    async def _body(self, request: Request, held: HeldBody) -> bytes:
+        try:
+            return await read_body(request, self._server.options, held)
+        except OverloadedError:
+            if self._endpoint.kind is not None:
+                self._server.refused(self._endpoint.kind)
+            raise
 
     async def _answer(self, call: Call, exchange: "_Exchange") -> None:
         response = await self._endpoint.handler(self._server, call)

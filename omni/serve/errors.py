@@ -28,6 +28,10 @@ class HttpError(InputError):
         self.headers = headers or {}
 
 
+class EngineDown(StageError):
+    """A request failed, and the engine takes no others: another server behind the same address may answer."""
+
+
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     type: str
@@ -61,8 +65,7 @@ def describe(error: BaseException, retry_after: int) -> Described:
             return _described(RETRY, error, "overloaded_error", None, "overloaded", retry)
         case LostPeerError():
             return _described(RETRY, error, "server_error", None, "engine_restarted", retry, internal=True)
-        case StageError(stage="engine"):
-            # It is closed, or its loop has ended: another server behind the same address may answer.
+        case EngineDown() | StageError(stage="engine"):
             return _described(RETRY, error, "server_error", None, "engine_failed", retry, internal=True)
         case OmniError():
             return _described(500, error, "server_error", None, "internal_error", internal=True)

@@ -1,4 +1,4 @@
-"""`GET /health`: 200 while the engine takes requests, 503 otherwise."""
+"""`GET /health`: 200 while the engine runs, 503 otherwise."""
 
 from starlette.responses import Response
 
@@ -9,7 +9,10 @@ from omni.serve.server import Server
 
 
 async def health(server: Server, call: Call) -> Response:
-    failure = server.omni.failure
-    if failure is None:
-        return json_response({"status": "ok"})
-    return json_response({"status": "failed", "error": shortened(str(failure))}, 503)
+    """While an engine is started again, requests are taken and wait; another server would answer them sooner."""
+    failure, interruption = server.omni.failure, server.omni.interruption
+    if failure is not None:
+        return json_response({"status": "failed", "error": shortened(str(failure))}, 503)
+    if interruption is not None:
+        return json_response({"status": "restarting", "error": shortened(str(interruption))}, 503)
+    return json_response({"status": "ok"})

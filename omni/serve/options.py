@@ -14,12 +14,13 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_body_bytes: of one request. max_upload_bytes: of a file to transcribe.
     max_held_bytes: of the bodies of all requests under way.
     retry_after_seconds: of a refusal.
-    body_seconds: for a request's body to come. stalled_seconds: for a client to take a piece of an answer; then its
-        request is cancelled.
+    body_seconds: for a request's head to come, and for its body. stalled_seconds: for a client to take a piece of an
+        answer; then its request is cancelled.
     max_sessions: realtime sessions at once. max_session_bytes: of the sound, texts and pictures of one. max_items: of its
         conversation. max_event_bytes: of one event of the client. max_turn_seconds: of sound that is not committed.
     ping_seconds: between pings of a websocket, and for the client's answer; without one, the session ends.
     drain_seconds: for the requests under way after SIGTERM.
+    client_priority: whether requests may give a `priority`, which can displace those of others.
     audio_seconds: how long a later message may refer to an answer's audio by its id. max_kept_audio: answers so kept.
     """
 
@@ -42,6 +43,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_turn_seconds: float = 600.0
     ping_seconds: float = 20.0
     drain_seconds: int = 30
+    client_priority: bool = False
     audio_seconds: int = 3600
     max_kept_audio: int = 10_000
 

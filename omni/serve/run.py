@@ -13,6 +13,8 @@ from omni.api import AsyncOmni
 from omni.errors import ConfigError
 from omni.serve.app import create_app
 from omni.serve.options import ServeOptions
+from omni.serve.protocol import timed_protocol
+from omni.serve.server import Server
 
 _BACKLOG = 2048
 
@@ -20,7 +22,9 @@ _BACKLOG = 2048
 def bound(options: ServeOptions) -> socket.socket:
     """A socket at the address, which refuses connections until the app runs. Raises ConfigError if the address is not free."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # By the protocol asyncio knows that connections are TCP, and turns off Nagle's algorithm, which would hold every second piece
+    # of an answer back until the client acknowledges the first, 40 ms later.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((options.host, options.port))
@@ -41,9 +45,12 @@ class HttpServer(uvicorn.Server):
     wait for answers."""
 
     def __init__(self, omni: AsyncOmni, options: ServeOptions) -> None:
+        app = create_app(omni, options)
+        self._server: Server = app.state.server
         super().__init__(
             uvicorn.Config(
-                create_app(omni, options),
+                app,
+                http=timed_protocol(options.body_seconds),
                 access_log=False,
                 log_config=None,
                 backlog=_BACKLOG,
@@ -57,6 +64,11 @@ class HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=options.drain_seconds,
             )
         )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answers are waited for; streams of activity have no end to wait for."""
+        self._server.activity.end()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from omni.api import AsyncOmni
+from omni.api.request import MAX_SAMPLES
 from omni.errors import InputError, quoted, shortened
 from omni.sampling import SamplingParams
 from omni.serve.body import convert
@@ -46,6 +47,13 @@ def stage_sampling(
             if before.seed is None:
                 sampling[stage] = msgspec.structs.replace(before, seed=params.seed)
     return sampling
+
+
+def samples_of(n: int | None) -> int:
+    """The number of answers; 1 by default. Raises InputError before anyone makes room for so many."""
+    if n is not None and not 1 <= n <= MAX_SAMPLES:
+        raise InputError("n", f"{quoted(n)} is out of range", f"use 1 to {MAX_SAMPLES}")
+    return 1 if n is None else n
 
 
 def names_in_body(omni: AsyncOmni, names: Mapping[str, str]) -> Rename:

@@ -1,17 +1,18 @@
 """What all handlers share."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from typing import Unpack
 
 from omni.api import AsyncOmni, GenerateArguments, Output
 from omni.api.request import Messages, Requests
-from omni.errors import InputError, OverloadedError
+from omni.errors import InputError, LostPeerError, OverloadedError, StageError
+from omni.serve.activity import ActivityFeed
 from omni.serve.audio.voices import Voices
-from omni.serve.errors import Rename, renamed
+from omni.serve.errors import EngineDown, Rename, renamed
 from omni.serve.limits import ServeLimits
-from omni.serve.observer import Observer
+from omni.serve.metrics import ServerMetrics
+from omni.serve.observer import Observer, RequestObserver
 from omni.serve.options import ServeOptions
 from omni.serve.transcripts import Transcripts
 
@@ -20,7 +21,7 @@ class Server:
     """The model, what is allowed, and what is under way. One for each app; its methods are for the event loop's thread.
 
     names: of the model in requests, the first in answers. voices: the model's, by name. observers: may be added before the first
-    request.
+    request; the first is `metrics`.
     """
 
     def __init__(self, omni: AsyncOmni, options: ServeOptions) -> None:
@@ -29,8 +30,10 @@ class Server:
         self.names = options.model_names or ("omni",)
         self.voices = Voices(omni.voices, options.voices)
         self.limits = ServeLimits(options)
+        self.activity = ActivityFeed(omni, self.limits)
         self.transcripts = Transcripts(options.audio_seconds, options.max_kept_audio)
-        self.observers: list[Observer] = []
+        self.metrics = ServerMetrics(omni, self.limits, self.names[0])
+        self.observers: list[Observer] = [self.metrics]
 
     @asynccontextmanager
     async def generate(
@@ -48,43 +51,53 @@ class Server:
         kind: for observers. rename: of fields in errors. requests: chats in `messages`, if it is a list of them.
         Raises OverloadedError without a place, InputError.
         """
+        if arguments.get("priority", 0) and not self.options.client_priority:
+            raise InputError("priority", "is not taken here", "leave it out, or serve with --client-priority")
         answers = requests * arguments.get("n", 1)
         self.check_place(kind, answers)
         failure: BaseException | None = None
         with self.limits.place(answers):
-            self._tell(lambda observer: observer.started(kind, answers))
+            watching = [observer.started(kind, answers) for observer in self.observers]
             try:
                 with _renaming(rename):
                     async with self.omni.generate(messages, **arguments) as outputs:
-                        yield self._observed(kind, outputs)
+                        yield _observed(outputs, watching)
+            except StageError as error:
+                failure = error
+                if self.omni.failure is None or isinstance(error, LostPeerError):
+                    raise
+                failure = EngineDown(error.stage, error.doing, error.problem)
+                raise failure from error
             except Exception as error:
                 failure = error
                 raise
             finally:
-                self._tell(lambda observer: observer.ended(kind, failure))
+                for observer in watching:
+                    observer.ended(failure)
 
     def check_place(self, kind: str, answers: int = 1) -> None:
         """Raises OverloadedError if there is no place for so many answers."""
         try:
             self.limits.check(answers)
         except OverloadedError:
-            self._tell(lambda observer: observer.refused(kind))
+            self.refused(kind)
             raise
 
-    async def _observed(self, kind: str, outputs: AsyncIterator[Output]) -> AsyncIterator[Output]:
-        async for output in outputs:
-            if output.error is not None:
-                raise output.error
-            self._tell(partial(_output, kind, output))
-            yield output
-
-    def _tell(self, what: Callable[[Observer], None]) -> None:
+    def refused(self, kind: str) -> None:
+        """Tells observers of a request that was refused before `generate`."""
         for observer in self.observers:
-            what(observer)
+            observer.refused(kind)
 
 
-def _output(kind: str, output: Output, observer: Observer) -> None:
-    observer.output(kind, output)
+async def _observed(outputs: AsyncIterator[Output], watching: Sequence[RequestObserver]) -> AsyncIterator[Output]:
+    async for output in outputs:
+        if output.error is not None:
+            raise output.error
+        for observer in watching:
+            observer.output(output)
+        yield output
+        for observer in watching:
+            observer.taken()
 
 
 @contextmanager

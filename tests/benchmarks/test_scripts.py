@@ -233,3 +233,29 @@ def test_a_process_that_gives_nothing_is_not_waited_for(
 @pytest.mark.slow
 def test_colocate_as_two_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert _outcomes(monkeypatch, tmp_path, "processes") == {"two processes": {"thinker", "talker"}}
+
+
+def test_neighbour_measures_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a fast machine or a slow one: the client hears as much over HTTP."""
+    file = tmp_path / "served.json"
+    what = (
+        "--shape",
+        "tiny-omni",
+        "--device",
+        "cpu",
+        "--concurrency",
+        "2",
+        "--tokens",
+        "4",
+        "--frames",
+        "6",
+        "--rounds",
+        "1",
+    )
+    run_script(monkeypatch, "neighbour", *what, "--neighbours", "quiet", "--serve", "--json", str(file))
+    quiet, http = json.loads(file.read_text())["numbers"]
+    assert (quiet["neighbour"], http["neighbour"]) == ("quiet", "http")
+    for one in (quiet, http):
+        assert one["requests"] == 2
+        assert one["rtf"] > 0
+        assert one["first_audio_ms"] > 0

@@ -20,7 +20,7 @@ def packaged(source: Path) -> set[str]:
         file
         for root in ROOTS
         for file in (source / root).rglob("*")
-        if file.suffix in (".py", ".json", ".tmpl") or file.name == "py.typed"
+        if file.suffix in (".py", ".json", ".tmpl", ".html", ".css", ".js", ".svg") or file.name == "py.typed"
     ]
     bases = {root: source if root == "omni" else source / root for root in ROOTS}
     return {file.relative_to(bases[file.relative_to(source).parts[0]]).as_posix() for file in files}

@@ -18,7 +18,7 @@ PAGES = [
 ]
 DOCUMENTS = [*PAGES, REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "CHANGELOG.md"]
 LONGEST_LINE = 100
-ROOTS = ("benchmarks", "connectors", "docs", "examples", "omni", "plugins", "scripts", "stages", "tests")
+ROOTS = ("benchmarks", "connectors", "deploy", "docs", "examples", "omni", "plugins", "scripts", "stages", "tests")
 PATH = re.compile(r"`([\w.*/-]+)`")
 """A code span; it is a path if it has a slash, or the ending of a module or a document."""
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)

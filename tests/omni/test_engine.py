@@ -285,7 +285,13 @@ def test_a_poll_that_raises_closes_its_stage_alone():
 
 @pytest.mark.parametrize(
     ("name", "least"),
-    [("max_active_requests", 1), ("max_waiting_requests", 0), ("max_waiting_bytes", 1), ("memory_bytes", 1)],
+    [
+        ("max_active_requests", 1),
+        ("max_waiting_requests", 0),
+        ("max_waiting_bytes", 1),
+        ("max_unread_bytes", 1),
+        ("memory_bytes", 1),
+    ],
 )
 def test_limits_that_let_nothing_run_are_refused(name: str, least: int):
     options: Callable[..., EngineOptions] = EngineOptions

@@ -50,8 +50,8 @@ def _message(message: ChatMessage, field: str, transcripts: Transcripts) -> dict
 
 
 def _part(part: dict[str, Any]) -> dict[str, Any]:
-    """Pictures are read in full, which `detail` "high" asks for."""
+    """Pictures are read in full: models have one resolution, which serves `detail` "low" and "high" alike."""
     picture = part.get("image_url")
-    if isinstance(picture, dict) and picture.get("detail") == "high":
+    if isinstance(picture, dict) and picture.get("detail") in ("low", "high"):
         return {**part, "image_url": {name: value for name, value in picture.items() if name != "detail"}}
     return part

@@ -16,7 +16,7 @@ from omni.serve.body import convert, split_sampling
 from omni.serve.chat.messages import ChatMessage, omni_messages
 from omni.serve.errors import Rename
 from omni.serve.models import check_model
-from omni.serve.sampling import names_in_body, stage_sampling
+from omni.serve.sampling import names_in_body, samples_of, stage_sampling
 from omni.serve.server import Server
 from omni.serve.unsupported import without_unsupported
 
@@ -128,7 +128,7 @@ def read_call(server: Server, body: dict[str, Any]) -> ChatCall:
     renames = _NAMES | ({"max_tokens": "max_completion_tokens"} if request.max_completion_tokens is not None else {})
     if params.get("structured") is not None:
         renames = {name: other for name, other in renames.items() if not name.startswith("structured")}
-    samples = 1 if request.n is None else request.n
+    samples = samples_of(request.n)
     arguments = GenerateArguments(
         modalities=modalities, sampling=sampling, n=samples, priority=request.priority, cache_salt=request.cache_salt
     )

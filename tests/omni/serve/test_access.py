@@ -1,5 +1,6 @@
 """Keys, ids, models, health, bodies and media: who gets in with what."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import pytest
 from openai import AuthenticationError, NotFoundError, OpenAI
 
-from tests.support.echo_family import BREAK_LOOP
+from omni.errors import ConfigError
+from omni.serve import create_app
+from tests.support.echo_family import BREAK_LOOP, OPENED
 from tests.support.http_server import Served, echo_omni, served
 
 CHAT = "/v1/chat/completions"
@@ -92,6 +95,19 @@ def test_malformed_bodies_are_refused(echo: Served, body: bytes) -> None:
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize("n", [0, -1, 65, 2**31, 2**64])
+@pytest.mark.parametrize("stream", [False, True])
+def test_more_answers_than_there_can_be_are_refused_at_once(echo: Served, n: int, stream: bool) -> None:
+    for path, body in ((CHAT, HELLO), ("/v1/completions", {"model": "tiny", "prompt": ["hello", "you"]})):
+        response = echo.post(path, json={**body, "n": n, "stream": stream})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+
+
+def test_more_prompts_than_a_request_may_have_are_refused(echo: Served) -> None:
+    response = echo.post("/v1/completions", json={"model": "tiny", "prompt": ["x"] * 2049})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+
+
 def test_a_large_body_is_refused_by_its_header_and_by_its_bytes(locked: Served) -> None:
     def pieces() -> Iterator[bytes]:
         yield json.dumps(HELLO).encode()
@@ -149,3 +165,46 @@ def test_a_bug_of_a_plugin_says_nothing_of_itself(echo: Served, caplog: pytest.L
     assert response.status_code == 500
     assert response.json()["error"]["type"] == "server_error"
     assert any("a bug" in line for line in caplog.messages)
+
+
+def test_a_model_that_opens_anything_is_not_served(echo_folder: Path) -> None:
+    omni = echo_omni(echo_folder, **{"frontend.media.strict": False})
+    try:
+        with pytest.raises(ConfigError, match=r"frontend\.media\.strict: is not set"):
+            create_app(omni)
+    finally:
+        asyncio.run(omni.close())
+
+
+def test_a_priority_is_taken_where_it_is_allowed(echo: Served, echo_folder: Path) -> None:
+    for path, body in ((CHAT, HELLO), ("/v1/completions", {"model": "tiny", "prompt": "hello"})):
+        for stream in (False, True):
+            asked = {**body, "priority": -1, "stream": stream}
+            refused = echo.post(path, json=asked)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
+            assert echo.post(path, json={**asked, "priority": 0}).status_code == 200
+    with served(echo_omni(echo_folder), client_priority=True) as trusting:
+        assert trusting.post(CHAT, json={**HELLO, "priority": -1}).status_code == 200
+        assert OPENED[-1].rank[0] == -1
+
+
+@pytest.mark.parametrize("detail", ["auto", "low", "high"])
+def test_a_picture_is_taken_in_every_detail_of_openai(echo: Served, picture: str, detail: str) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": picture, "detail": detail}}]
+    response = echo.post(CHAT, json={"model": "tiny", "messages": [{"role": "user", "content": parts}]})
+    assert response.json()["choices"][0]["message"]["content"] == "<6x4>"
+
+
+@pytest.mark.parametrize("detail", ["lower", 3, ["low"], {"low": 1}])
+def test_another_detail_is_refused(echo: Served, picture: str, detail: object) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": picture, "detail": detail}}]
+    response = echo.post(CHAT, json={"model": "tiny", "messages": [{"role": "user", "content": parts}]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages[0].content[0].image_url.detail"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_stage_refuses_is_named_by_the_field(echo: Served, stream: bool) -> None:
+    """It is found when the request is prepared: asking an engine's process would block the event loop."""
+    response = echo.post(CHAT, json={**HELLO, "stop_token_ids": [10**6], "stream": stream})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "stop_token_ids")

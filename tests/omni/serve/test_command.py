@@ -129,3 +129,12 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 1
     assert "no_such_package" in result.stderr
     assert "pip install 'omni-stages[serve]'" in result.stderr
+
+
+def test_pieces_of_an_answer_do_not_wait_for_acknowledgements(echo_folder: Path) -> None:
+    """Nagle's algorithm is off: it would hold pieces back for 40 ms."""
+    with served(echo_omni(echo_folder)) as it, httpx.Client() as client:
+        assert client.get(f"{it.url}/health").status_code == 200
+        (connection,) = it.http.server_state.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -14,7 +14,7 @@ import pytest
 from openai import APIError, APIStatusError, AsyncOpenAI
 
 from omni.api import Output
-from omni.serve.observer import Observer
+from omni.serve.observer import Observer, RequestObserver
 from tests.support.echo_family import BREAK, EXPLODE, GATES, SAMPLES, eventually
 from tests.support.http_server import Served, echo_omni, served
 
@@ -172,28 +172,38 @@ def test_an_error_before_a_stream_is_its_status(echo: Served) -> None:
 def test_a_closed_stage_is_not_healthy(echo_folder: Path) -> None:
     with served(echo_omni(echo_folder)) as doomed:
         messages = [{"role": "user", "content": f"a{EXPLODE}"}]
-        assert doomed.post("/v1/chat/completions", json={"model": "tiny", "messages": messages}).status_code == 500
-        assert eventually(lambda: doomed.get("/health").status_code == 503)
+        assert doomed.post("/v1/chat/completions", json={"model": "tiny", "messages": messages}).status_code == 503
+        assert doomed.get("/health").status_code == 503
 
 
 class Noting(Observer):
     def __init__(self) -> None:
         self.notes: list[str] = []
-        self.samples = 0
+        self.samples = self.taken = 0
 
-    def started(self, kind: str, answers: int) -> None:
+    def started(self, kind: str, answers: int) -> RequestObserver:
         self.notes.append(f"{kind} started {answers}")
+        return NotingRequest(self, kind)
 
     def refused(self, kind: str) -> None:
         self.notes.append(f"{kind} refused")
 
-    def output(self, kind: str, output: Output) -> None:
-        self.samples += 0 if output.audio is None else len(output.audio)
-        if output.metrics is not None:
-            self.notes.append(f"{kind} finished")
 
-    def ended(self, kind: str, error: BaseException | None) -> None:
-        self.notes.append(f"{kind} ended {type(error).__name__}")
+class NotingRequest(RequestObserver):
+    def __init__(self, noting: Noting, kind: str) -> None:
+        self._noting = noting
+        self._kind = kind
+
+    def output(self, output: Output) -> None:
+        self._noting.samples += 0 if output.audio is None else len(output.audio)
+        if output.metrics is not None:
+            self._noting.notes.append(f"{self._kind} finished")
+
+    def taken(self) -> None:
+        self._noting.taken += 1
+
+    def ended(self, error: BaseException | None) -> None:
+        self._noting.notes.append(f"{self._kind} ended {type(error).__name__}")
 
 
 def test_observers_are_told_of_every_request(echo_folder: Path) -> None:
@@ -208,6 +218,7 @@ def test_observers_are_told_of_every_request(echo_folder: Path) -> None:
         it.assert_nothing_held()
         assert eventually(lambda: len(noting.notes) == 8)
     assert noting.samples == 5 * SAMPLES
+    assert noting.taken > 5
     assert noting.notes == [
         *("chat started 1", "chat finished", "chat ended NoneType"),
         *("chat started 1", "chat ended InputError"),

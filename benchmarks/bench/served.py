@@ -1,0 +1,85 @@
+"""`omni serve` in a process of its own, and speech from it as a client hears it."""
+
+import base64
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import httpx
+import msgspec
+
+from omni import SamplingParams
+
+_RATE = 24000
+"""Hz, of `pcm16`."""
+_START_SECONDS = 600
+
+
+@contextmanager
+def serving(folder: str, *options: str) -> Iterator[str]:
+    """The server's address, once it answers. It ends with the block."""
+    command = [sys.executable, "-c", "from omni.cli import main; main()", "serve", folder, "--port", "0", *options]
+    with subprocess.Popen([*command, "--name", "model"], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield _address(process)
+        finally:
+            process.kill()
+
+
+def _address(process: "subprocess.Popen[str]") -> str:
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        found = re.search(r"serving \S+ at (http://\S+) ", line)
+        if found:
+            _wait(found[1])
+            return found[1]
+    raise RuntimeError("".join(lines))
+
+
+def _wait(url: str) -> None:
+    until = time.monotonic() + _START_SECONDS
+    while time.monotonic() < until:
+        try:
+            if httpx.get(f"{url}/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.1)
+    raise RuntimeError(f"{url} does not answer")
+
+
+async def sounds(
+    client: httpx.AsyncClient, message: str, main: str, sampling: Mapping[str, SamplingParams]
+) -> AsyncIterator[float]:
+    """Seconds of each piece of speech, as it comes. main: the stage whose parameters are the request's own."""
+    body = {
+        "model": "model",
+        "messages": [{"role": "user", "content": message}],
+        "modalities": ["text", "audio"],
+        "audio": {"format": "pcm16"},
+        "stream": True,
+        "sampling": {stage: _given(params) for stage, params in sampling.items() if stage != main},
+        **_given(sampling[main]),
+    }
+    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.status_code != 200:
+            raise RuntimeError((await response.aread()).decode())
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                yield _seconds(json.loads(line[6:]))
+
+
+def _seconds(event: Mapping[str, Sequence[Mapping[str, Mapping[str, Mapping[str, str]]]]]) -> float:
+    if "error" in event:
+        raise RuntimeError(str(event["error"]))
+    data = (event["choices"][0]["delta"].get("audio") or {}).get("data", "")
+    return len(base64.b64decode(data)) / 2 / _RATE
+
+
+def _given(params: SamplingParams) -> dict[str, object]:
+    return {name: value for name, value in msgspec.structs.asdict(params).items() if value is not None}

@@ -1,0 +1,118 @@
+"""What the stages are doing now: read from the engine's counters a few times a second, while someone watches."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
+
+import msgspec
+
+from omni.api import AsyncOmni
+from omni.errors import OmniError, shortened
+from omni.serve.limits import ServeLimits
+
+_log = logging.getLogger("omni.serve")
+
+PERIOD_SECONDS = 0.2
+
+
+class StageActivity(msgspec.Struct, frozen=True, kw_only=True):
+    """usage: what it holds (requests, rows, ...). rates: growth of its counters per second since the last reading."""
+
+    usage: Mapping[str, int]
+    rates: Mapping[str, float]
+
+
+class Activity(msgspec.Struct, frozen=True, kw_only=True):
+    """at: seconds, on a clock that only grows. in_flight: answers under way. error: why the engine cannot say more."""
+
+    at: float
+    in_flight: int
+    stages: Mapping[str, StageActivity]
+    error: str | None = None
+
+
+class ActivityFeed:
+    """Readings for any number of watchers, who share them: a second watcher costs the engine nothing, and without one nothing is
+    read. It reads in another thread than the event loop's. An engine in a process of its own answers between two steps.
+
+    For the event loop's thread. `end` ends the watchers, which have no end of their own.
+    """
+
+    def __init__(self, omni: AsyncOmni, limits: ServeLimits) -> None:
+        self._omni = omni
+        self._limits = limits
+        self._watchers: set[asyncio.Queue[Activity | None]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._ended = False
+        self._before: tuple[float, Mapping[str, Mapping[str, int]]] | None = None
+
+    @property
+    def watched(self) -> bool:
+        return self._task is not None
+
+    async def watch(self) -> AsyncGenerator[Activity]:
+        """A reading every `PERIOD_SECONDS`. A watcher that is slow misses some."""
+        if self._ended:
+            return
+        queue: asyncio.Queue[Activity | None] = asyncio.Queue(1)
+        self._watchers.add(queue)
+        if self._task is None:
+            self._before = None
+            self._task = asyncio.create_task(self._run())
+        try:
+            while (activity := await queue.get()) is not None:
+                yield activity
+        finally:
+            self._watchers.discard(queue)
+            if not self._watchers and self._task is not None:
+                self._task.cancel()
+                self._task = None
+
+    def end(self) -> None:
+        """Ends every watcher, and later ones at once."""
+        self._ended = True
+        self._give(None)
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                self._give(await asyncio.to_thread(self._read))
+                await asyncio.sleep(PERIOD_SECONDS)
+        except Exception:
+            _log.exception("what the stages are doing is unknown")
+            self._give(None)
+
+    def _give(self, activity: Activity | None) -> None:
+        """None ends the watchers."""
+        for queue in self._watchers:
+            # The newest replaces one that is not taken, but nothing replaces the end.
+            with suppress(asyncio.QueueEmpty):
+                queue.get_nowait()
+            queue.put_nowait(None if self._ended else activity)
+
+    def _read(self) -> Activity:
+        in_flight = self._limits.in_flight
+        try:
+            usage, counters = self._omni.usage(), self._omni.counters()
+        except OmniError as error:
+            self._before = None
+            return Activity(at=time.perf_counter(), in_flight=in_flight, stages={}, error=shortened(str(error)))
+        now = time.perf_counter()
+        since, before = self._before or (now, counters)
+        self._before = now, counters
+        stages = {
+            name: StageActivity(usage=held, rates=_rates(counters.get(name, {}), before.get(name, {}), now - since))
+            for name, held in usage.items()
+        }
+        failure = self._omni.failure
+        error_text = shortened(str(failure)) if failure is not None else None
+        return Activity(at=now, in_flight=in_flight, stages=stages, error=error_text)
+
+
+def _rates(now: Mapping[str, int], before: Mapping[str, int], seconds: float) -> dict[str, float]:
+    """Of an engine that was started again the counters begin anew: then they give no rate."""
+    if seconds <= 0:
+        return dict.fromkeys(now, 0.0)
+    return {name: round(max(count - before.get(name, 0), 0) / seconds, 2) for name, count in now.items()}

@@ -1,0 +1,116 @@
+"""What the stages hold and have done, as metrics."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from omni.api import AsyncOmni
+from omni.errors import OmniError
+from omni.pipeline import FRONTEND
+from omni.serve.limits import ServeLimits
+
+_PATIENCE_SECONDS = 2.0
+"""For the engine's answer, which comes between two turns of its loop."""
+_HITS, _QUERIES, _HELD = "cached_tokens", "prompt_tokens", "cached_blocks"
+"""Counters of a stage with a prefix cache. The last is the only one that falls."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """By stage and name."""
+
+    usage: Mapping[str, Mapping[str, int]]
+    counters: Mapping[str, Mapping[str, int]]
+
+
+class StageCollector(Collector):
+    """One question to the engine is under way at a time. Without an answer the stages' metrics are left out, and
+    `omni_stages_unread_total` says so: numbers of a while ago would look as if nothing happened."""
+
+    def __init__(self, omni: AsyncOmni, limits: ServeLimits) -> None:
+        self._omni = omni
+        self._limits = limits
+        self._reading: asyncio.Task[_Numbers | None] | None = None
+        self._numbers: _Numbers | None = None
+        self._unread = 0
+
+    async def read(self) -> None:
+        """For `collect`."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(asyncio.to_thread(self._read))
+        reading = self._reading
+        await asyncio.wait({reading}, timeout=_PATIENCE_SECONDS)
+        self._numbers = reading.result() if reading.done() else None
+        if reading.done() and self._reading is reading:
+            self._reading = None
+        self._unread += self._numbers is None
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._memory()
+        unread = CounterMetricFamily("omni_stages_unread", "Questions to the stages without an answer in time.")
+        unread.add_metric((), self._unread)
+        yield unread
+        numbers = self._numbers
+        if numbers is None:
+            return
+        yield from self._usage(numbers)
+        yield from self._counters(numbers)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: the registry would collect at once to learn the names."""
+        return iter(())
+
+    def _read(self) -> _Numbers | None:
+        try:
+            return _Numbers(self._omni.usage(), self._omni.counters())
+        except OmniError:
+            # The engine is closed, or a stage's plugin fails: the log and /health have the reason.
+            return None
+
+    def _memory(self) -> Metric:
+        memory = GaugeMetricFamily(
+            "omni_stage_memory_bytes", "Device memory of a stage, divided at the start.", labels=("stage", "part")
+        )
+        for stage, bytes_ in self._omni.memory.items():
+            pages = bytes_.page_bytes * bytes_.pages
+            parts = {"weights": bytes_.weights, "fixed": bytes_.fixed, "working": bytes_.working, "pages": pages}
+            for part, count in parts.items():
+                if count is not None:
+                    memory.add_metric((stage, part), count)
+        return memory
+
+    def _usage(self, numbers: _Numbers) -> Iterator[Metric]:
+        waiting = GaugeMetricFamily("omni_requests_waiting", "Requests that are not at the stages yet.")
+        waiting_bytes = GaugeMetricFamily("omni_requests_waiting_bytes", "Host memory of the waiting requests.")
+        usage = GaugeMetricFamily("omni_stage_usage", "What a stage holds; 0 when idle.", labels=("stage", "resource"))
+        running = GaugeMetricFamily("omni_requests_running", "Answers under way that do not wait.")
+        for stage, held in numbers.usage.items():
+            if stage == FRONTEND:
+                waiting.add_metric((), held["requests"])
+                waiting_bytes.add_metric((), held["bytes"])
+                running.add_metric((), max(self._limits.in_flight - held["requests"], 0))
+                continue
+            for name, count in held.items():
+                usage.add_metric((stage, name), count)
+        yield from (waiting, waiting_bytes, running, usage)
+
+    def _counters(self, numbers: _Numbers) -> Iterator[Metric]:
+        done = CounterMetricFamily("omni_stage_events", "Counters of a stage.", labels=("stage", "event"))
+        hits = CounterMetricFamily(
+            "omni_prefix_cache_hit_tokens", "Prompt tokens found in the cache.", labels=("stage",)
+        )
+        queries = CounterMetricFamily("omni_prefix_cache_query_tokens", "Prompt tokens looked up.", labels=("stage",))
+        cached = GaugeMetricFamily("omni_prefix_cache_blocks", "Blocks in the prefix cache.", labels=("stage",))
+        for stage, counts in numbers.counters.items():
+            for name, count in counts.items():
+                if name != _HELD:
+                    done.add_metric((stage, name), count)
+            if _HITS in counts and _QUERIES in counts:
+                hits.add_metric((stage,), counts[_HITS])
+                queries.add_metric((stage,), counts[_QUERIES])
+            if _HELD in counts:
+                cached.add_metric((stage,), counts[_HELD])
+        yield from (done, hits, queries, cached)

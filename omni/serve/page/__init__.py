@@ -1,0 +1,1 @@
+"""The page at `/`: plain files that talk to this server alone, and what the page shows beside answers."""

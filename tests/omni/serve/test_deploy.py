@@ -1,0 +1,160 @@
+"""The files of `deploy/`: they name metrics, options, paths and endpoints that exist."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from prometheus_client.parser import text_string_to_metric_families
+
+from omni.cli import app
+from omni.serve.app import ENDPOINTS
+from tests.support.entry_points import REPOSITORY
+from tests.support.http_server import Served, echo_omni, served
+
+DEPLOY = REPOSITORY / "deploy"
+PAGE = (REPOSITORY / "docs" / "serving.md").read_text()
+OF_STAGES = {"omni_prefix_cache_hit_tokens_total", "omni_prefix_cache_query_tokens_total", "omni_prefix_cache_blocks"}
+"""Only a stage with a prefix cache has them, and a stage of the echo model has no counters."""
+NAME = re.compile(r"\b(?:omni|process)_[a-z_]+\b")
+
+
+def options() -> set[str]:
+    """Of `omni serve --help`."""
+    command: Any = typer.main.get_command(app)
+    return {name for each in command.commands["serve"].params for name in each.opts if name.startswith("--")} | {
+        "--help"
+    }
+
+
+@pytest.fixture(scope="module")
+def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """Labels by name of every sample, after a spoken answer."""
+    from tests.support.echo_family import echo_model
+
+    with served(echo_omni(echo_model(tmp_path_factory.mktemp("deploy")))) as it:
+        return _exposed(it)
+
+
+def _exposed(server: Served) -> dict[str, set[str]]:
+    body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    server.post("/v1/chat/completions", json={**body, "modalities": ["text", "audio"]})
+    server.post("/v1/chat/completions", json={**body, "messages": [{"role": "user", "content": ""}]})
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(server.get("/metrics").text):
+        found.setdefault(f"{family.name}_total" if family.type == "counter" else family.name, set())
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def queries() -> list[str]:
+    return [
+        one["expr"] for panel in json.loads((DEPLOY / "grafana.json").read_text())["panels"] for one in panel["targets"]
+    ]
+
+
+def test_every_metric_of_the_dashboard_exists(exposed: dict[str, set[str]]) -> None:
+    asked = {name for query in queries() for name in NAME.findall(query)}
+    assert len(asked) > 25
+    assert asked - exposed.keys() == set()
+
+
+def test_every_label_of_the_dashboard_exists(exposed: dict[str, set[str]]) -> None:
+    for query in queries():
+        (labels,) = {frozenset(re.split(r", *", one)) for one in re.findall(r"by \(([^)]*)\)", query)} or {frozenset()}
+        for name in NAME.findall(query):
+            if exposed[name] or name not in OF_STAGES | {"omni_stage_events_total"}:
+                assert labels <= exposed[name], (query, name)
+
+
+def test_every_metric_of_the_server_is_in_the_dashboard(exposed: dict[str, set[str]]) -> None:
+    shown = " ".join(queries())
+    own = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in exposed if name.startswith("omni_")}
+    # An info is a family and a sample, and so is a counter.
+    meant = {"omni_build_info", "omni_requests_finished", "omni_requests_finished_total"}
+    assert {name for name in own if name not in shown} == meant
+
+
+def test_counters_count_and_gauges_do_not(exposed: dict[str, set[str]]) -> None:
+    """A rate is of a counter or a histogram, and a counter has a rate."""
+    for query in queries():
+        for name in NAME.findall(query):
+            assert name.endswith(("_total", "_bucket")) == (f"rate({name}[" in query), query
+
+
+@pytest.mark.parametrize("file", ["omni.service", "Containerfile"])
+def test_options_of_the_files_exist(file: str) -> None:
+    asked = set(re.findall(r"--[a-z][a-z-]+", " ".join(_commands((DEPLOY / file).read_text()))))
+    assert {"--host", "--port"} <= asked
+    assert asked - options() == set()
+
+
+def _commands(text: str) -> list[str]:
+    """Lines that start the server."""
+    return [line for line in text.splitlines() if line.startswith(("ExecStart=", "ENTRYPOINT"))]
+
+
+def test_options_of_the_page_exist() -> None:
+    asked = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGE))
+    others = {"--shm-size", "--device"}
+    assert asked - options() - others == set()
+
+
+def test_every_option_of_the_server_is_on_the_page() -> None:
+    command: Any = typer.main.get_command(app)
+    of_models = {name for each in command.commands["run"].params for name in each.opts}
+    assert {name for name in options() - of_models if name not in PAGE} == {"--help"}
+
+
+def test_files_that_the_container_copies_exist() -> None:
+    for line in (DEPLOY / "Containerfile").read_text().splitlines():
+        if line.startswith("COPY"):
+            for source in line.split()[1:-1]:
+                assert (REPOSITORY / source).exists(), source
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    copied = {
+        line.split()[1] for line in (DEPLOY / "Containerfile").read_text().splitlines() if line.startswith("COPY")
+    }
+    assert {root for root in project["where"] if root != "."} | {"omni"} <= copied
+
+
+def test_paths_of_the_files_are_served() -> None:
+    paths = {endpoint.path for endpoint in ENDPOINTS}
+    assert "/metrics" in paths
+    asked = re.findall(r"http://[\w.:]+(/[\w/]+)", (DEPLOY / "Containerfile").read_text())
+    assert asked
+    assert set(asked) <= paths
+
+
+def test_every_metric_is_on_the_page(exposed: dict[str, set[str]]) -> None:
+    own = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in exposed if name.startswith("omni_")}
+    own -= {"omni_build", *(name.removesuffix("_total") for name in own if name.endswith("_total"))}
+    assert {name for name in own if f"`{name}`" not in PAGE} == set()
+    assert {name for name in re.findall(r"`(omni_[a-z_]+)`", PAGE) if name not in own} == set()
+
+
+def test_every_file_is_on_the_page() -> None:
+    for file in DEPLOY.iterdir():
+        assert f"deploy/{file.name}" in PAGE, file.name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs systemd")
+def test_the_unit_is_one() -> None:
+    if not Path("/usr/bin/systemd-analyze").exists():
+        pytest.skip("needs systemd")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(DEPLOY / "omni.service")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    # The program and the key's file are not here.
+    wrong = [line for line in done.stderr.splitlines() if "omni.service" in line and "is not executable" not in line]
+    assert not [line for line in wrong if "Unknown" in line or "Failed to parse" in line], done.stderr

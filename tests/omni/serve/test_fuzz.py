@@ -1,0 +1,237 @@
+"""Malformed requests: each is an error in OpenAI's shape with a status of 4xx, never 500, and leaves nothing."""
+
+import base64
+import copy
+import json
+import random
+import string
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.http_server import Served
+from tests.support.patience import PATIENCE_SECONDS
+
+CHAT: dict[str, Any] = {
+    "model": "tiny",
+    "modalities": ["text", "audio"],
+    "audio": {"voice": "alloy", "format": "wav"},
+    "n": 1,
+    "stream": True,
+    "logprobs": True,
+    "top_logprobs": 2,
+    "max_completion_tokens": 4,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "stop": ["x"],
+    "seed": 1,
+    "logit_bias": {"5": 1.0},
+    "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
+    "sampling": {},
+    "priority": 0,
+    "cache_salt": "a",
+    "tools": [],
+    "user": "me",
+}
+COMPLETION: dict[str, Any] = {
+    "model": "tiny",
+    "prompt": ["once", "twice"],
+    "max_tokens": 4,
+    "n": 1,
+    "logprobs": 2,
+    "stop": "x",
+    "stream": False,
+    "echo": False,
+    "suffix": None,
+}
+ODD: tuple[Any, ...] = (
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1,
+        2**31,
+        2**63,
+        2**64,
+        -(2**70),
+        1e308,
+        -0.0,
+        1e-320,
+        "",
+        "a",
+        "\0",
+        "\ud800",
+        "é" * 5000,
+    ),
+    *(
+        "NaN",
+        "tiny",
+        "audio_",
+        "data:",
+        "data:image/png;base64,",
+        "file:///etc/passwd",
+        "http://127.0.0.1/",
+        "//",
+        "\u202e",
+    ),
+    *([], {}, [[]], [{}], [None], {"": None}, {"type": "text"}, {"id": 3}, ["text"] * 300, {"a": {"b": {"c": []}}}),
+    *(list(range(2000)), {str(i): i for i in range(500)}, {"type": "object", "properties": {"a": {"$ref": "#/x"}}}),
+    *("x" * 100_000, "[" * 3000, {"url": None}, {"data": "!", "format": []}),
+)
+
+
+def valid(dice: random.Random, picture: str, sound: bytes) -> tuple[str, dict[str, Any]]:
+    """Path and body of a request that is right, or nearly."""
+    if dice.random() < 0.3:
+        body = {**COMPLETION, "prompt": dice.choice(("once", ["once", "twice"]))}
+        return "/v1/completions", _some(body, ("model", "prompt"), dice)
+    data = base64.b64encode(sound).decode()
+    parts = [
+        {"type": "text", "text": "hello"},
+        {"type": "image_url", "image_url": {"url": picture, "detail": "auto"}},
+        {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}},
+        {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{data}"}},
+    ]
+    messages = [
+        {"role": "system", "content": "be kind"},
+        {"role": "assistant", "content": "I am", "refusal": None},
+        {"role": "user", "content": dice.sample(parts, dice.randint(1, 3))},
+    ]
+    body = {**CHAT, "messages": messages[dice.randrange(3) :]}
+    return "/v1/chat/completions", _some(body, ("model", "messages"), dice)
+
+
+def _some(body: dict[str, Any], always: tuple[str, ...], dice: random.Random) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name in always or dice.random() < 0.3}
+
+
+def short(body: Any) -> Any:
+    """The echo model's answers have no end of their own: a large number of tokens is right, and never over."""
+    for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
+        if isinstance(body, dict) and isinstance(body.get(name), int | float) and body[name] > 100:
+            body[name] = 100
+    return body
+
+
+def nested(depth: int) -> Any:
+    value: Any = "deep"
+    for level in range(depth):
+        value = [value] if level % 2 else {"a": value}
+    return value
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths of everything in a JSON value, itself included."""
+    found = [path]
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        found += places(each, (*path, key))
+    return found
+
+
+def mutated(value: Any, dice: random.Random) -> Any:
+    """A value with something replaced, removed, added, renamed, doubled or moved, once to three times."""
+    value = copy.deepcopy(value)
+    for _ in range(dice.choice((1, 1, 1, 2, 3))):
+        path = dice.choice(places(value))
+        if not path:
+            if dice.random() < 0.05:
+                return copy.deepcopy(dice.choice(ODD))
+            value["".join(dice.choices(string.printable, k=dice.randint(0, 12)))] = copy.deepcopy(dice.choice(ODD))
+            continue
+        *above, key = path
+        holder = value
+        for step in above:
+            holder = holder[step]
+        match dice.randrange(7):
+            case 0 | 1 | 2:
+                holder[key] = copy.deepcopy(dice.choice(ODD))
+            case 3:
+                del holder[key]
+            case 4:
+                holder[key] = nested(dice.choice((2, 20, 100)))
+            case 5 if isinstance(holder, dict):
+                holder["".join(dice.choices(string.ascii_letters, k=5))] = holder.pop(key)
+            case 5 | 6:
+                source: Any = value
+                for step in dice.choice(places(value)):
+                    source = source[step]
+                holder[key] = copy.deepcopy(source)
+    return value
+
+
+def encoded(value: Any, dice: random.Random) -> bytes:
+    """As JSON; one in five is broken as bytes."""
+    data = json.dumps(value).encode()
+    if dice.random() < 0.8:
+        return data
+    at = dice.randrange(len(data) + 1)
+    match dice.randrange(5):
+        case 0:
+            return data[:at]
+        case 1:
+            return data[:at] + dice.randbytes(3) + data[at:]
+        case 2:
+            return data + data
+        case 3:
+            return data.replace(b'"', b"'", dice.randint(1, 5))
+        case _:
+            return data.replace(b":", b": NaN,", 1)
+
+
+HEADERS: tuple[dict[str, str], ...] = (
+    {},
+    {},
+    {"content-type": "text/plain"},
+    {"content-type": "application/json; charset=utf-16"},
+    {"content-type": "multipart/form-data; boundary=x"},
+    {"content-encoding": "gzip"},
+    {"x-request-id": "a" * 5000},
+    {"authorization": "Bearer of news"},
+    {"accept": "nothing/at-all"},
+)
+
+
+def check(response: httpx.Response, sent: bytes) -> bool:
+    """Whether it was refused. What was not is a whole answer."""
+    shown = sent[:2000]
+    assert response.status_code == 200 or 400 <= response.status_code < 500, (
+        response.status_code,
+        response.text,
+        shown,
+    )
+    if response.status_code == 200:
+        streamed = response.headers["content-type"].startswith("text/event-stream")
+        assert response.text.endswith("data: [DONE]\n\n") if streamed else response.json()["choices"], (
+            response.text,
+            shown,
+        )
+        return False
+    error = response.json()
+    assert set(error) == {"error"}, shown
+    assert set(error["error"]) == {"message", "type", "param", "code"}, shown
+    message, kind, param, code = (error["error"][name] for name in ("message", "type", "param", "code"))
+    assert isinstance(message, str), shown
+    assert 5 < len(message) < 2000, (message, shown)
+    assert kind in ("invalid_request_error", "not_found_error"), (kind, shown)
+    assert isinstance(code, str), shown
+    assert param is None or (isinstance(param, str) and 0 < len(param) < 500), (param, shown)
+    return True
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 35))])
+def test_malformed_bodies_are_refused_with_openais_errors(echo: Served, seed: int, picture: str, sound: bytes) -> None:
+    """300 each: 10,000 in the slow tier."""
+    dice = random.Random(seed)
+    refused = 0
+    with httpx.Client(base_url=echo.url, timeout=PATIENCE_SECONDS) as client:
+        for _ in range(300):
+            path, whole = valid(dice, picture, sound)
+            body = encoded(short(mutated(whole, dice)), dice)
+            refused += check(client.post(path, content=body, headers=dice.choice(HEADERS)), body)
+    assert refused > 150
+    echo.assert_nothing_held()
+    assert echo.get("/health").status_code == 200
