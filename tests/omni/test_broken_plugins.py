@@ -35,7 +35,7 @@ ENGINES = few(1, ["thread", "process"], pytest.mark.slow)
 """Of most faults; those of `IN_PROCESS` are planted in a process by default too."""
 IN_PROCESS = (
     *("a push that returns None", "a prepare that returns None", "a drop that raises"),
-    *("a send that exits", "a poll that returns the payload", "a tick that raises"),
+    *("a send that exits", "a poll that returns the payload", "a tick that raises", "a release that raises"),
 )
 
 
