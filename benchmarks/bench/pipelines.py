@@ -56,7 +56,7 @@ def emitting(pipeline: Pipeline, width: int, *, emits: bool, **options: object) 
     return Pipeline(
         family="emit",
         stages=(writer, reader),
-        edges=(Edge(producer=WRITER, consumer=READER, adapter="bench.emit:HiddenOnly"),),
+        edges=(Edge(producer=WRITER, consumer=READER, adapter="bench.emit:ReaderAdapter"),),
         outputs=(text, PipelineOutput(modality=ROWS, stage=READER)),
         frontend="bench.emit:none",
     )
