@@ -320,6 +320,6 @@ REPORTS = (
         "counters that are text",
         "counters",
         "return {'retries': 'none'}",
-        "counters returned a dict: return whole numbers by name",
+        "counters returned {'retries': 'none'}: return whole numbers by name",
     ),
 )
