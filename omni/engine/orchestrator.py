@@ -277,7 +277,10 @@ class Orchestrator:
                     taken = True
             elif not produced.payload.tensors:
                 given = StageOutput(output.modality, produced.payload.meta)
-                give(active.sink, given, stage, type(self._workers[stage]))
+                if isinstance(given.meta, GeneratedTokens):  # checked for all its consumers
+                    active.sink.give(given)
+                else:
+                    give(active.sink, given, stage, type(self._workers[stage]))
         return taken
 
     def _finish(self, active: ActiveRequest, stage: str, done: Done) -> None:
