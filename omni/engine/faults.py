@@ -92,16 +92,14 @@ def next_message(stage: str, worker: StageWorker) -> Outbound:
         raise StageFault(stage, ReturnedError(problem, type(worker))) from error
     match message:
         case Produced(str(), Payload(meta=msgspec.Struct()), ready):
-            if type(ready) in _events or isinstance(ready, Event):
-                _events.add(type(ready))
+            if _is_event(ready):
                 return message
             problem = f"the `ready` of a Produced is {type_of(ready)}: give an Event, COMPLETED for data of the host"
         case Done(str(), str(), dict(), tuple()) | Failed(str(), Exception()):
             return message
-        case Produced(request_id=other) | Done(request_id=other) | Failed(request_id=other) if not isinstance(
-            other, str
-        ):
-            problem = f"the request id of a {type(message).__name__} is {type_of(other)}: give that of its Open"
+        case Produced() | Done() | Failed() if type_of(message.request_id) != "a str":
+            sent, given = type(message).__name__, type_of(message.request_id)
+            problem = f"the request id of a {sent} is {given}: give that of its Open"
         case Produced(payload=Payload(meta=other)):
             problem = f"the meta of a payload is {type_of(other)}: give a msgspec.Struct"
         case Produced(payload=other):
@@ -115,6 +113,14 @@ def next_message(stage: str, worker: StageWorker) -> Outbound:
         case other:
             problem = f"the outbox has {type_of(other)}: put a Produced, Done or Failed there"
     raise StageFault(stage, ReturnedError(problem, type(worker)))
+
+
+def _is_event(ready: object) -> bool:
+    if type(ready) not in _events:
+        if not isinstance(ready, Event):
+            return False
+        _events.add(type(ready))
+    return True
 
 
 def checked_numbers(returned: object, worker: StageWorker, method: str) -> Mapping[str, int]:

@@ -118,7 +118,7 @@ class _Sending:
 class OutRoute:
     """The producer's half: passes the payloads of a request to the connector, and their pieces to the consumer."""
 
-    def __init__(self, request_id: str, edge: Edge, sender: Sender, credit: Credit, consumer: RouteConsumer) -> None:
+    def __init__(self, request_id: str, edge: Edge, *, sender: Sender, credit: Credit, consumer: RouteConsumer) -> None:
         self.edge = edge
         self.request_id = request_id
         self._sender = sender
@@ -225,6 +225,7 @@ class InRoute:
         self,
         request_id: str,
         edge: Edge,
+        *,
         adapter: Adapter,
         receiver: Receiver,
         consumer: "FeedTaker",

@@ -18,7 +18,7 @@ _VALUES = msgspec.msgpack.Encoder(enc_hook=lambda value: None)
 
 def is_number(value: object) -> bool:
     """Whether it is a whole number of 64 bits. A bool is none."""
-    return (type(value) is int or isinstance(value, np.integer)) and _LEAST <= value <= _MOST
+    return (type(value) is int or isinstance(value, np.integer)) and bool(_LEAST <= value <= _MOST)
 
 
 def is_text(value: object) -> bool:
@@ -78,8 +78,9 @@ def _tokens_problem(tokens: GeneratedTokens) -> str | None:
         return f"the ids of a GeneratedTokens are {type_of(ids)}: give a tuple of numbers"
     if not _are_numbers(ids):
         return f"the ids of a GeneratedTokens are {quoted(ids)}: give a tuple of numbers of 64 bits"
-    if tokens.ends is not True and tokens.ends is not False:
-        return f"`ends` of a GeneratedTokens is {quoted(tokens.ends)}: give True or False"
+    ends: object = tokens.ends
+    if not isinstance(ends, bool):
+        return f"`ends` of a GeneratedTokens is {quoted(ends)}: give True or False"
     return None
 
 

@@ -18,7 +18,7 @@ when the consumer's lease is; a connector that copies it does so once its copies
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from omni.connector import Pending, Ref
 from omni.device import COMPLETED, Event
@@ -46,6 +46,7 @@ class Open:
     request_id: str
     sampling: SamplingParams
     inputs: frozenset[str]
+    _: KW_ONLY
     rank: tuple[int, int] = (0, 0)
     cache_salt: str = ""
     sample_index: int = 0
