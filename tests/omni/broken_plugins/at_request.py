@@ -300,7 +300,7 @@ MESSAGES = (
         "a writer that ends twice",
         _FINISHING,
         f"{_FINISHING}                self.outbox.append(self.outbox[-1])\n",
-        "stage 'writer' failed while running: a Done for a request that is over there",
+        "stage 'writer' failed while running: a Done for a request that is finished or unknown",
         _PLUGIN,
     ),
 )
