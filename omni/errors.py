@@ -4,6 +4,7 @@ import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from omni.utils.interrupts import is_interrupt
 from omni.utils.origin import origin, with_origin, with_place
 
 QUOTED = 200
@@ -159,7 +160,7 @@ class plugin_call:  # a class, since a generator would take a microsecond more f
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is not None and not isinstance(error, KeyboardInterrupt):  # a SystemExit or a library's panic too
+        if error is not None and not is_interrupt(error):  # a SystemExit or a library's panic too
             raise known(self._stage, self._doing, error, self._code) from error
 
 
@@ -171,9 +172,11 @@ def plugin_setup(field: str, remedy: str, code: object) -> Iterator[None]:
     """
     try:
         yield
-    except (OmniError, KeyboardInterrupt):
+    except OmniError:
         raise
     except BaseException as error:  # a SystemExit or a library's panic too
+        if is_interrupt(error):
+            raise
         raise plugin_error(field, fault_of(error, code), remedy) from error
 
 
@@ -195,6 +198,15 @@ class SyncError(OmniError):
         self.operation = operation
         self.phase = phase
         self.remedy = remedy
+
+
+def is_unicode(text: str) -> bool:
+    """Whether `text` is valid Unicode: it holds no lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_unicode(text: str, field: str) -> bytes:

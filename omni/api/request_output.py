@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from omni.api.request import Event, Started
 from omni.api.results import Metrics, Output, Result, StageMetrics, TokenLogprob, Usage
 from omni.engine import RequestFailed, RequestFinished, StageFinished, StageOutput
-from omni.errors import OmniError, ReturnedError, type_of
+from omni.errors import OmniError, ReturnedError, is_unicode, quoted, type_of
 from omni.frontend.base import TextDecoder
 from omni.payload import AudioChunk, CodecFrames, GeneratedTokens, Payload, TokenLogprobs
 
@@ -200,5 +200,7 @@ class _Times:
 
 def _text_of(returned: object, code: object) -> str:
     if isinstance(returned, str):
-        return returned
+        if returned.isascii() or is_unicode(returned):
+            return returned
+        raise ReturnedError(f"the text decoder returned {quoted(returned)}: return valid Unicode", code)
     raise ReturnedError(f"the text decoder returned {type_of(returned)}: return text, empty if none is complete", code)

@@ -34,6 +34,7 @@ from omni.plugin.manager import Plugins
 from omni.stage import Footprint, LoadedStage, StageContext, StageWorker, memory_errors
 from omni.timeline.file import TimelineFile
 from omni.timeline.trace import Trace
+from omni.utils.interrupts import is_interrupt
 
 _log = logging.getLogger(__name__)
 
@@ -100,9 +101,11 @@ def _built(stage: Stage, code: object, device: Device) -> Iterator[None]:
     """Attributes errors of a model that is built to the plugin, or to config.json too."""
     try:
         yield
-    except (OmniError, KeyboardInterrupt):
+    except OmniError:
         raise
     except BaseException as error:  # a SystemExit or a library's panic too
+        if is_interrupt(error):
+            raise
         if isinstance(error, RuntimeError) and isinstance(device, MetaDevice):
             raise  # for `check_shapes`
         field, unfitting = f"pipeline.stages.{stage.name}.model", f"stage {stage.name!r} cannot be built from it"

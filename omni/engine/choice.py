@@ -9,6 +9,7 @@ from omni.pipeline import Pipeline
 from omni.pipeline.parts import check_parts
 from omni.plugin import PipelineExtension, locate
 from omni.plugin.manager import Plugins
+from omni.utils.interrupts import is_interrupt
 
 PipelineFunction = Callable[[Pipeline], Pipeline]
 """Changes a pipeline before settings are applied to it and before it is checked."""
@@ -41,9 +42,11 @@ def apply_choice(pipeline: Pipeline, plugins: Plugins, choice: PipelineChoice) -
     if choice.wrap is not None:
         try:
             pipeline = _checked(choice.wrap(pipeline), choice.wrap)
-        except (OmniError, KeyboardInterrupt):
+        except OmniError:
             raise
         except BaseException as error:
+            if is_interrupt(error):
+                raise
             problem = f"the function failed: {fault_of(error, choice.wrap)}"
             raise ConfigError("pipeline", problem, "give a function that takes a Pipeline and returns one") from error
     return pipeline
@@ -63,9 +66,11 @@ def _extend(pipeline: Pipeline, entry: PipelineExtension, plugins: Plugins) -> P
     extend = cast(PipelineFunction, locate(entry.extend, f"extensions.{entry.name}"))
     try:
         return _checked(extend(pipeline), extend)
-    except (OmniError, KeyboardInterrupt):
+    except OmniError:
         raise
     except BaseException as error:
+        if is_interrupt(error):
+            raise
         what = f"pipeline extension {entry.name!r} of plugin {plugins.extensions.owners[entry.name]!r}"
         problem = f"{what} failed for family {pipeline.family!r}: {fault_of(error, extend)}; {entry.extend}"
         raise PluginError(f"{problem}; report it to the plugin's author") from error

@@ -28,6 +28,7 @@ from omni.errors import OmniError, StageError, known, plugin_call, said
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage, StageWorker
 from omni.timeline.file import TimelineFile
+from omni.utils.interrupts import is_interrupt
 
 _log = logging.getLogger(__name__)
 
@@ -243,9 +244,9 @@ class Engine:
             while self._left_to_close:
                 try:
                     self._left_to_close[0]()
-                except KeyboardInterrupt:
-                    raise
                 except BaseException as error:  # includes panics of libraries; close the other parts anyway
+                    if is_interrupt(error):
+                        raise
                     if self._close_error is None:
                         self._close_error = error
                     else:
@@ -315,9 +316,9 @@ class Engine:
             return False
         try:
             return bool(self._turn(name, call))  # a worker's may return None
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:  # includes panics of libraries
+            if is_interrupt(error):
+                raise
             # Workers isolate the errors of a request. After any other error the state of the stage is unknown.
             self.close_stage(name, error)
             return True

@@ -5,13 +5,18 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
-import numpy as np
 
-from omni.errors import OmniError, ReturnedError, StageError, known, quoted, type_of
-from omni.payload import AudioChunk, Payload
+from omni.device import Event
+from omni.engine.values import is_number, is_text
+from omni.errors import OmniError, ReturnedError, StageError, quoted, type_of
+from omni.payload import Payload
 from omni.stage import Done, Failed, Lease, Outbound, Produced, StageWorker
+from omni.utils.interrupts import is_interrupt
 
 _log = logging.getLogger(__name__)
+
+_events: set[type] = set()
+"""Classes of events that were found to be right: to ask a runtime protocol takes microseconds, for every payload."""
 
 
 class StageFault(Exception):
@@ -64,7 +69,9 @@ def discard_work(stage: str, worker: StageWorker, leases: Iterable[Lease]) -> No
     """Closes the worker of a closed stage, and drops its messages. leases: those that it holds."""
     try:
         worker.close()
-    except Exception:
+    except BaseException as error:  # a SystemExit or a library's panic too
+        if is_interrupt(error):
+            raise
         _log.exception("stage %r could not be closed after its fault", stage)
     for lease in list(leases):
         lease.revoke()
@@ -85,10 +92,15 @@ def next_message(stage: str, worker: StageWorker) -> Outbound:
         problem = f"the outbox is {type_of(worker.outbox)}, not the deque that it was: append to it"
         raise StageFault(stage, ReturnedError(problem, type(worker))) from error
     match message:
-        case Produced(payload=Payload(meta=msgspec.Struct())):
+        case Produced(str(), Payload(meta=msgspec.Struct()), ready):
+            if _is_event(ready):
+                return message
+            problem = f"the `ready` of a Produced is {type_of(ready)}: give an Event, COMPLETED for data of the host"
+        case Done(str(), str(), dict(), tuple()) | Failed(str(), Exception()):
             return message
-        case Done(reason=str(), counts=dict(), held=tuple()) | Failed(error=Exception()):
-            return message
+        case Produced() | Done() | Failed() if type_of(message.request_id) != "a str":
+            sent, given = type(message).__name__, type_of(message.request_id)
+            problem = f"the request id of a {sent} is {given}: give that of its Open"
         case Produced(payload=Payload(meta=other)):
             problem = f"the meta of a payload is {type_of(other)}: give a msgspec.Struct"
         case Produced(payload=other):
@@ -104,24 +116,21 @@ def next_message(stage: str, worker: StageWorker) -> Outbound:
     raise StageFault(stage, ReturnedError(problem, type(worker)))
 
 
-def check_audio(stage: str, chunk: AudioChunk, worker: StageWorker) -> None:
-    """Raises StageError for samples that a user cannot play, or a rate that is no rate."""
-    samples, rate = chunk.samples, chunk.sample_rate
-    if not isinstance(samples, np.ndarray) or samples.dtype != np.float32 or samples.ndim != 1:
-        given = f"{samples.dtype} {list(samples.shape)}" if isinstance(samples, np.ndarray) else type_of(samples)
-        problem = f"the samples of an AudioChunk are {given}: give a float32 array [n]"
-    elif not isinstance(rate, int) or rate < 1:
-        problem = f"the rate of an AudioChunk is {quoted(rate)}: give Hz, a positive number"
-    elif not np.isfinite(samples).all():
-        problem = "samples of an AudioChunk are NaN or infinite: see the model, and its dtype"
-    else:
-        return
-    raise known(stage, "giving an output", ReturnedError(problem, type(worker)))
+def _is_event(ready: object) -> bool:
+    if type(ready) not in _events:
+        if not isinstance(ready, Event):
+            return False
+        _events.add(type(ready))
+    return True
 
 
 def checked_numbers(returned: object, worker: StageWorker, method: str) -> Mapping[str, int]:
-    """The result of `usage` or `counters`. Raises ReturnedError unless it is a mapping of numbers by name."""
-    if isinstance(returned, Mapping) and all(isinstance(number, int) for number in returned.values()):
-        return returned
-    problem = f"{method} returned {type_of(returned)}: return whole numbers by name, such as {{'requests': 0}}"
-    raise ReturnedError(problem, type(worker))
+    """The result of `usage` or `counters`. Raises ReturnedError unless it is a mapping of numbers of 64 bits by name."""
+    problem = f"{method} returned {type_of(returned)}"
+    if isinstance(returned, Mapping):
+        numbers = dict(returned)
+        if all(is_text(name) and type(number) is int and is_number(number) for name, number in numbers.items()):
+            return numbers
+        problem = f"{method} returned {quoted(numbers)}"
+    remedy = "return whole numbers by name, of 64 bits, such as {'requests': 0}"
+    raise ReturnedError(f"{problem}: {remedy}", type(worker))

@@ -28,6 +28,7 @@ from omni.ipc import Codec, Typed
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge
 from omni.plugin.locate import given
+from omni.utils.interrupts import is_interrupt
 from omni.utils.origin import with_origin
 
 ReturnedT = TypeVar("ReturnedT")
@@ -61,13 +62,13 @@ class EdgeGuard:
 
     def fail(self, doing: str, error: BaseException, code: object) -> NoReturn:
         """Raises an error of a call as one of omni. code: what was called."""
-        if isinstance(error, KeyboardInterrupt):
+        if is_interrupt(error):
             raise error
         raise known(self.edge.name, doing, error, code) from error
 
     def break_off(self, doing: str, error: BaseException, code: object) -> None:
         """The state of the ends is unknown."""
-        if isinstance(error, KeyboardInterrupt):
+        if is_interrupt(error):
             raise error
         self.fault = self.fault or known(self.edge.name, doing, error, code)
 
@@ -308,9 +309,11 @@ def _setup(edge: Edge, doing: str, code: object) -> Iterator[None]:
     """Opens or closes an end: any exception that is not omni's own becomes a PluginError. code: what is called."""
     try:
         yield
-    except (OmniError, KeyboardInterrupt):
+    except OmniError:
         raise
     except BaseException as error:  # a SystemExit or a library's panic too
+        if is_interrupt(error):
+            raise
         problem = f"{doing} of edge {edge.name!r} failed: {fault_of(error, code)}"
         remedy = "correct the connector, or choose another one for the edge"
         raise plugin_error(f"{edge.setting}.connector", problem, remedy) from error

@@ -130,9 +130,7 @@ class RequestOpener:
     def _user_route(self, active: ActiveRequest, modality: str, edge: Edge) -> UserRoute:
         ends = self._ends.sender(edge.name, self._place), self._ends.receiver(edge.name, self._place)
         adapter, credit = self._adapter(active.request, edge), active.credits[edge.producer]
-        return UserRoute(
-            active.request.id, modality, edge, adapter=adapter, ends=ends, credit=credit, give=active.sink.give
-        )
+        return UserRoute(active.request.id, modality, edge, adapter=adapter, ends=ends, credit=credit, sink=active.sink)
 
     def _adapter(self, request: EngineRequest, edge: Edge) -> Adapter:
         factory = self._adapters[edge.name]

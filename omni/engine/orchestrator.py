@@ -6,7 +6,7 @@ from omni.engine.active import ActiveRequest, check_names, stages_of
 from omni.engine.admission import Admission
 from omni.engine.busy_routes import BusyRoutes
 from omni.engine.connections import PeerConnections
-from omni.engine.faults import ClosedStages, StageFault, check_audio, discard_work, next_message
+from omni.engine.faults import ClosedStages, StageFault, discard_work, next_message
 from omni.engine.opener import RequestOpener
 from omni.engine.peer_messages import (
     AcquiredOut,
@@ -34,8 +34,9 @@ from omni.engine.request import (
 )
 from omni.engine.route import Credit
 from omni.engine.user_route import UserRoute
+from omni.engine.values import check_done, check_tokens, give
 from omni.errors import InputError, LostPeerError, OmniError, ReturnedError, StageError, known
-from omni.payload import AudioChunk, RequestHiddenStates
+from omni.payload import GeneratedTokens, RequestHiddenStates
 from omni.pipeline import Pipeline
 from omni.pipeline.adapter import AdapterFactory
 from omni.stage import Abort, Done, Failed, Lease, Outbound, Produced, StageWorker
@@ -246,7 +247,10 @@ class Orchestrator:
 
     def _forward(self, active: ActiveRequest, stage: str, produced: Produced) -> None:
         try:
-            hidden = isinstance(produced.payload.meta, RequestHiddenStates)
+            meta = produced.payload.meta
+            if isinstance(meta, GeneratedTokens):
+                check_tokens(stage, meta, type(self._workers[stage]))
+            hidden = isinstance(meta, RequestHiddenStates)
             for edge in self._edges_from[stage] if not produced.for_user else ():
                 route = active.outs.get(edge.name)
                 if route is not None and not route.closed and (edge.hidden_states or not hidden):
@@ -272,13 +276,16 @@ class Orchestrator:
                     self._routes.add_user(route)
                     taken = True
             elif not produced.payload.tensors:
-                if isinstance(produced.payload.meta, AudioChunk):
-                    check_audio(stage, produced.payload.meta, self._workers[stage])
-                active.sink.give(StageOutput(output.modality, produced.payload.meta))
+                given = StageOutput(output.modality, produced.payload.meta)
+                if isinstance(given.meta, GeneratedTokens):  # checked for all its consumers
+                    active.sink.give(given)
+                else:
+                    give(active.sink, given, stage, type(self._workers[stage]))
         return taken
 
     def _finish(self, active: ActiveRequest, stage: str, done: Done) -> None:
         active.running.discard(stage)
+        check_done(stage, done, type(self._workers[stage]))
         if stage in active.credits:
             active.credits[stage].close()
         for edge in self._edges_from[stage]:

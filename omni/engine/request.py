@@ -85,6 +85,10 @@ Sink = Callable[[EngineOutput], None]
 """Receives a request's outputs on the engine's thread; must be brief. If it raises, its request is aborted."""
 
 
+class UnsendableOutput(Exception):
+    """A sink cannot take an output, because of values that a plugin put there."""
+
+
 class SafeSink:
     """A sink whose errors affect its own request only."""
 
@@ -93,9 +97,12 @@ class SafeSink:
         self._sink = sink
 
     def give(self, output: EngineOutput) -> None:
-        """Passes an output to the sink. Raises StageError if the sink raises; the caller then aborts the request."""
+        """Passes an output to the sink. Raises UnsendableOutput, and StageError if the sink raises otherwise; the caller then
+        aborts the request."""
         try:
             self._sink(output)
+        except UnsendableOutput:
+            raise
         except Exception as error:
             _log.exception(_RAISED, self._request_id)
             raise StageError("sink", "taking an output", said(error)) from error

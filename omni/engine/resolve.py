@@ -38,6 +38,7 @@ from omni.pipeline.parts import check_parts
 from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
 from omni.plugin.manager import Plugins
 from omni.stage import StageKind
+from omni.utils.interrupts import is_interrupt
 from omni.utils.origin import with_origin
 
 _STAGE_SETTINGS = (("dtype", str | None, None), ("place", str | None, None))
@@ -95,9 +96,11 @@ def resolve_pipeline(
     field, remedy = f"families.{family.name}.pipeline", f"correct {family.pipeline}"
     try:
         built = build(checkpoint)
-    except (OmniError, KeyboardInterrupt):
+    except OmniError:
         raise
     except BaseException as error:  # a SystemExit or a library's panic too
+        if is_interrupt(error):
+            raise
         unfitting = f"does not fit family {family.name!r}"
         raise unfit(error, build, field=field, unbuilt="", unfitting=unfitting, path=family.pipeline) from error
     pipeline = expect(built, Pipeline, field, build)

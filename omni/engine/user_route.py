@@ -9,15 +9,16 @@ The user takes every payload at once, so a route never pauses its producer for l
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
 from omni.connector import Receiver, Sender
 from omni.device import COMPLETED
 from omni.engine.host import in_slot
-from omni.engine.request import StageOutput
+from omni.engine.request import SafeSink, StageOutput
 from omni.engine.route import Credit, InRoute, OutRoute
+from omni.engine.values import give
 from omni.pipeline import Edge
 from omni.pipeline.adapter import Adapter
 from omni.stage import Ended, Feed, Inbound, Produced
@@ -35,16 +36,17 @@ class UserRoute:
         adapter: Adapter,
         ends: tuple[Sender, Receiver],
         credit: Credit,
-        give: Callable[[StageOutput], None],
+        sink: SafeSink,
     ) -> None:
-        """edge: `PipelineOutput.route`. credit: of the producer. give: may raise OmniError."""
+        """edge: `PipelineOutput.route`. credit: of the producer."""
         sender, receiver = ends
         self.request_id = request_id
         self.finished = False
         self.inbox: deque[Inbound] = deque()
         self._modality = modality
         self._edge = edge
-        self._give = give
+        self._sink = sink
+        self._code = adapter.push
         self._in = InRoute(
             request_id, edge, adapter=adapter, receiver=receiver, consumer=self, on_busy=lambda route: None, leases={}
         )
@@ -92,7 +94,8 @@ class UserRoute:
                     return False
                 tensors = _own(message.payload.tensors)
                 message.release(COMPLETED)
-                self._give(StageOutput(self._modality, message.payload.meta, tensors))
+                output = StageOutput(self._modality, message.payload.meta, tensors)
+                give(self._sink, output, self._edge.name, self._code)
             case Ended():
                 self.finished = True
         return True

@@ -10,6 +10,7 @@ from omni.frontend.base import Frontend
 from omni.frontend.vocabulary import Vocabulary
 from omni.pipeline import Pipeline
 from omni.plugin import locate
+from omni.utils.interrupts import is_interrupt
 from omni.utils.origin import raised_in_plugin, with_origin
 
 _FIELD = "pipeline.frontend"
@@ -25,9 +26,11 @@ def build_frontend(pipeline: Pipeline, checkpoint: Checkpoint) -> Frontend:
         raise plugin_error(_FIELD, problem, f"implement {missing}")
     try:
         frontend = build(checkpoint)
-    except (OmniError, KeyboardInterrupt):
+    except OmniError:
         raise
     except BaseException as error:  # a SystemExit or a library's panic too
+        if is_interrupt(error):
+            raise
         if not isinstance(error, Exception) or raised_in_plugin(error):
             raise plugin_error(_FIELD, fault_of(error, build), remedy) from error
         problem = f"its tokenizer or processor could not be read: {fault_of(error, build)}"

@@ -60,11 +60,13 @@ class ErrorData(msgspec.Struct, frozen=True):
     def of(cls, error: BaseException) -> "ErrorData":
         kind = next((kind for kind in type(error).__mro__ if kind in _ARGUMENTS), type(error))
         names = _ARGUMENTS.get(kind, ())
-        arguments = tuple(vars(error)[name] for name in names) or (_text(error),)
+        # A plugin's subclass may not have set the attributes; the other process gives a StageError then.
+        arguments = tuple(_optional(vars(error).get(name)) for name in names) or (_text(error),)
         raised = error.__traceback__ is not None or error.__cause__ is not None
-        trace = "".join(traceback.format_exception(error)) if raised else ""
-        notes = tuple(str(note) for note in vars(error).get("__notes__", ()))
-        return cls(f"{kind.__module__}.{kind.__name__}", arguments, said(error), notes, trace)
+        trace = _encodable("".join(traceback.format_exception(error))) if raised else ""
+        notes = tuple(_encodable(str(note)) for note in vars(error).get("__notes__", ()))
+        name = f"{kind.__module__}.{kind.__name__}" if set(names) <= vars(error).keys() else ""
+        return cls(name, arguments, said(error), notes, trace)
 
     def rebuild(self, doing: str) -> Exception:
         """The error. One of a type that cannot be built here becomes a StageError of the engine, `doing` this."""
@@ -90,4 +92,16 @@ class ErrorData(msgspec.Struct, frozen=True):
 
 
 def _text(error: BaseException) -> str:
-    return str(error.args[0]) if len(error.args) == 1 else str(error)
+    try:
+        return _encodable(str(error.args[0]) if len(error.args) == 1 else str(error))
+    except Exception:  # a plugin's own `__str__` may raise
+        return said(error)
+
+
+def _optional(value: object) -> str | None:
+    return _encodable(str(value)) if value is not None else None
+
+
+def _encodable(text: str) -> str:
+    """Without lone surrogates, which no message holds."""
+    return text.encode(errors="backslashreplace").decode()

@@ -24,6 +24,7 @@ from omni.process.logs import LogSender
 from omni.process.messages import Closed, FromEngine, ProcessFailed, Ready, Start, ToEngine
 from omni.process.server import EngineEnd, EngineServer
 from omni.timeline.trace import Trace
+from omni.utils.interrupts import ignore_interrupts
 
 RING_BYTES = 32 * 2**20
 """Memory for arrays in outputs on their way. 16 requests with 0.3 s of sound each take 0.5 MB."""
@@ -31,6 +32,7 @@ RING_BYTES = 32 * 2**20
 
 def main(descriptor: int, parent: int) -> None:
     """descriptor: the socket to the user's process, whose id is `parent`. Exits the interpreter."""
+    ignore_interrupts()
     with suppress(OSError):  # output of a plugin must not come between the bytes of `omni run --out -`
         os.dup2(2, 1)
     _exit_with(parent)

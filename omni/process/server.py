@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
 from omni.engine import Engine, EngineOutput, EngineRequest, RequestFailed, RequestFinished, StageFinished, StageOutput
-from omni.engine.request import AbortRequest, ConnectPeer, EngineCommand, SafeSink, SubmitRequest
-from omni.errors import OmniError, known
+from omni.engine.request import AbortRequest, ConnectPeer, EngineCommand, SafeSink, SubmitRequest, UnsendableOutput
+from omni.errors import OmniError, known, said, type_of
 from omni.frontend.host_rules import HostRulesBuilder
 from omni.ipc import Channel, ChannelClosed, Codec, Typed, Undecodable
 from omni.payload import AudioChunk, GeneratedTokens
@@ -77,7 +77,7 @@ class EngineServer:
         self._reported: set[str] = set()
         """Closed stages of this and of earlier turns."""
         self._logs: deque[LogRecordOut] = deque()
-        self._checker: Codec[OtherOut | StageFinishedOut] = Codec(OtherOut | StageFinishedOut)
+        self._checker: Codec[OtherOut] = Codec(OtherOut)
         # The state is that after the turn, in which stages have dropped what ended before it.
         self._asked: deque[int] = deque()
         self._sending_logs = 0
@@ -304,11 +304,11 @@ class EngineServer:
                     self._check_sendable(OtherOut(request_id, modality, Typed(meta), empty))
                     outputs(OtherOut(request_id, modality, Typed(meta), dict(tensors)))
                 case StageFinished(stage, reason, counts, held):
-                    finished = StageFinishedOut(
-                        request_id=request_id, stage=stage, reason=reason, counts=dict(counts), held=held
+                    outputs(
+                        StageFinishedOut(
+                            request_id=request_id, stage=stage, reason=reason, counts=dict(counts), held=held
+                        )
                     )
-                    self._check_sendable(finished)
-                    outputs(finished)
                 case RequestFinished():
                     outputs(FinishedOut(request_id))
                 case RequestFailed(error):
@@ -316,10 +316,14 @@ class EngineServer:
 
         return take
 
-    def _check_sendable(self, output: OtherOut | StageFinishedOut) -> None:
-        """Raises for an output with values of a plugin that cannot be encoded and decoded, in its request's sink: in a turn's
-        message it would fail all requests."""
-        self._checker.decode(*self._checker.encode(output))
+    def _check_sendable(self, output: OtherOut) -> None:
+        """Raises UnsendableOutput for values of a plugin that cannot be encoded and decoded: in a turn's message they would fail
+        all requests."""
+        try:
+            self._checker.decode(*self._checker.encode(output))
+        except Exception as error:
+            remedy = "give structs of a module, with fields of their types"
+            raise UnsendableOutput(f"{type_of(output.meta.value)} cannot be given: {said(error)}; {remedy}") from error
 
     def _add(self, output: Out) -> None:
         self._outputs.append(output)

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from omni.device import COMPLETED
-from omni.errors import InputError, OmniError, ReturnedError, known
+from omni.errors import InputError, OmniError, ReturnedError, known, quoted
 from omni.sampling import SamplingParams
 from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Resume
 from omni.utils.origin import worked_on
@@ -56,6 +56,8 @@ class MailboxWorker(ABC, Generic[RequestT]):
         self.inbox: deque[Inbound] = deque()
         self.outbox: deque[Outbound] = deque()
         self.requests: dict[str, RequestT] = {}
+        """Records of the requests that are open here. Only this class adds and removes them."""
+        self._open_ids: set[str] = set()
         self.retries = 0
         """Failed batches whose parts ran again, each alone. Part of every kind's `counters`."""
 
@@ -106,7 +108,10 @@ class MailboxWorker(ABC, Generic[RequestT]):
 
     def tick(self) -> bool:
         moved = self.empty_inbox()
-        return self.advance() or moved
+        moved = self.advance() or moved
+        if len(self._open_ids) != len(self.requests):
+            self._report_lost()
+        return moved
 
     def poll(self) -> bool:
         """Nothing; a stage whose steps are long to launch overrides it, beginning with `empty_inbox`."""
@@ -122,17 +127,27 @@ class MailboxWorker(ABC, Generic[RequestT]):
     def close(self) -> None:
         """Drops every request. Workers override it to free other memory. Idempotent."""
         for request_id in list(self.requests):
-            self.drop(self.requests.pop(request_id))
+            self.drop(self._remove_record(request_id))
 
     def finish(self, request_id: str, reason: str, counts: dict[str, int], held: tuple[int, ...] = ()) -> None:
         """Finishes the request here: removes its record and sends `Done` to the orchestrator."""
-        self.drop(self.requests.pop(request_id))
+        self.drop(self._remove_record(request_id))
         self.outbox.append(Done(request_id, reason, counts, held))
 
     def fail(self, request_id: str, doing: str, error: Exception) -> None:
         """Fails the request here. Errors that are not omni's own are wrapped with the stage's name."""
-        self.drop(self.requests.pop(request_id))
+        self.drop(self._remove_record(request_id))
         self.outbox.append(Failed(request_id, self._known(doing, error)))
+
+    def _remove_record(self, request_id: str) -> RequestT:
+        self._open_ids.discard(request_id)
+        return self.requests.pop(request_id)
+
+    def _report_lost(self) -> None:
+        """Closes the stage: requests without a record would never end."""
+        lost = sorted(self._open_ids - self.requests.keys()) or sorted(self.requests.keys() - self._open_ids)
+        problem = f"`requests` was changed, which lost or added {quoted(lost)}: only `finish` and `fail` end a request"
+        raise ReturnedError(problem, type(self))
 
     def retry_each(self, batch: Sequence[object], doing: str, error: Exception) -> bool:
         """Whether the parts of a failed batch run again, each alone, so that only the faulty part fails. True for a
@@ -161,6 +176,7 @@ class MailboxWorker(ABC, Generic[RequestT]):
                 if opened is None:
                     raise ReturnedError("open returned None: return the request's record", self.open)
                 self.requests[message.request_id] = opened
+                self._open_ids.add(message.request_id)
             except Exception as error:
                 self.outbox.append(Failed(message.request_id, self._known("opening a request", error)))
             return
@@ -170,7 +186,7 @@ class MailboxWorker(ABC, Generic[RequestT]):
                 message.release(COMPLETED)
             return
         if isinstance(message, Abort):
-            self.drop(self.requests.pop(message.request_id))
+            self.drop(self._remove_record(message.request_id))
             return
         try:
             match message:

@@ -20,6 +20,7 @@ from tests.omni.broken_plugins.at_load import LOAD
 from tests.omni.broken_plugins.at_model import RETURNS, WEIGHTS
 from tests.omni.broken_plugins.at_open import OPEN
 from tests.omni.broken_plugins.at_request import ADAPTERS, FRONT, MESSAGES, REPORTS, WORKERS
+from tests.omni.broken_plugins.at_values import INTERRUPTS, UNSENDABLE, VALUES, VALUES_REPORTED
 from tests.omni.broken_plugins.fault import Fault
 from tests.omni.broken_plugins.installed import Installed, installed
 from tests.support.echo_family import eventually
@@ -36,6 +37,7 @@ ENGINES = few(1, ["thread", "process"], pytest.mark.slow)
 IN_PROCESS = (
     *("a push that returns None", "a prepare that returns None", "a drop that raises"),
     *("a send that exits", "a poll that returns the payload", "a tick that raises", "a release that raises"),
+    *("ids that are None", "ids of 71 bits", "counts of 71 bits", "an error of lone surrogates"),
 )
 
 
@@ -128,12 +130,16 @@ def answered(omni: Omni, *, audio: bool) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@by_name(ADAPTERS, FRONT, WORKERS, MESSAGES, TRAVEL, UNKNOWN)
+@by_name(ADAPTERS, FRONT, WORKERS, MESSAGES, TRAVEL, UNKNOWN, VALUES, INTERRUPTS)
 def test_a_request_that_fails(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
     fail_one(fault, model, plugin, engine)
 
 
-@by_name(tuple(fault for fault in (*ADAPTERS, *FRONT, *WORKERS, *TRAVEL, *UNKNOWN) if fault.name in IN_PROCESS))
+@by_name(
+    tuple(each for each in (*ADAPTERS, *FRONT, *WORKERS, *TRAVEL, *UNKNOWN, *VALUES) if each.name in IN_PROCESS),
+    INTERRUPTS[:1],
+    UNSENDABLE,
+)
 def test_a_request_that_fails_in_a_process(fault: Fault, model: Path, plugin: Installed) -> None:
     fail_one(fault, model, plugin, "process")
 
@@ -224,7 +230,7 @@ def test_a_model_whose_methods_return_what_they_must_not(fault: Fault, model: Pa
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@by_name(REPORTS)
+@by_name(REPORTS, VALUES_REPORTED)
 def test_a_stage_that_cannot_report(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
     """The call that asks for it fails; requests do not."""
     with Omni(model, device="cpu", plugins=loaded(plugin), overrides={"engine.process": engine}) as omni:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -92,6 +93,18 @@ def test_an_exit_in_a_plugin_is_its_fault_and_an_interruption_is_not() -> None:
         raise SystemExit(2)
     with pytest.raises(KeyboardInterrupt), plugin_call("a->b", "adapting", failing):
         raise KeyboardInterrupt
+
+
+def test_an_interruption_where_no_ctrl_c_arrives_is_the_plugin_s_fault() -> None:
+    def call() -> None:
+        with plugin_call("a->b", "adapting", failing):
+            raise KeyboardInterrupt
+
+    with (
+        ThreadPoolExecutor(1) as pool,
+        pytest.raises(StageError, match="stage 'a->b' failed while adapting: KeyboardInterrupt"),
+    ):
+        pool.submit(call).result()
 
 
 def test_an_error_of_omni_stays_as_it_is() -> None:

@@ -25,7 +25,7 @@ from omni.payload import AudioChunk, GeneratedTokens, Payload, TokenLogprobs
 from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from omni.plugin.manager import Plugins, load_plugins
 from omni.sampling import HostRules, LogitsEdit, SamplingParams, StopVerdict
-from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage
+from omni.stage import Feed, MailboxWorker, Open, Outbound, PlainStage, Produced, StageContext, StageUsage
 from tests.support.echo_plugin import POINT
 from tests.support.entry_points import own_entry_points
 from tests.support.patience import PATIENCE_SECONDS
@@ -160,6 +160,13 @@ def _lowest(edit: LogitsEdit) -> int:
     return int(np.flatnonzero(bits)[0])
 
 
+class _Unasked(deque[Outbound]):
+    """An outbox that fails the engine's loop: nothing isolates the question whether it is empty."""
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("boom")
+
+
 class EchoWorker(MailboxWorker[_Echo]):
     """Writes the prompt, over and over if `max_tokens` says so; with a structured output, the lowest ids that it allows instead.
     Keeps `stop`. Says of a token's log-probability that it is its index negated, and of the likeliest that they are the ids from 0
@@ -203,7 +210,8 @@ class EchoWorker(MailboxWorker[_Echo]):
         if chr(token) == EXPLODE:
             raise RuntimeError("boom")
         if chr(token) == BREAK_LOOP:
-            raise KeyboardInterrupt("boom")  # the only exception that no stage isolates
+            self.outbox = _Unasked()
+            return
         if chr(token) == BREAK:
             self.fail(request.id, "writing", ValueError("a broken character"))
             return

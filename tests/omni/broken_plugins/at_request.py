@@ -300,7 +300,7 @@ MESSAGES = (
         "a writer that ends twice",
         _FINISHING,
         f"{_FINISHING}                self.outbox.append(self.outbox[-1])\n",
-        "stage 'writer' failed while running: a Done for a request that is over there",
+        "stage 'writer' failed while running: a Done for a request that is finished or unknown",
         _PLUGIN,
     ),
 )
@@ -320,6 +320,6 @@ REPORTS = (
         "counters that are text",
         "counters",
         "return {'retries': 'none'}",
-        "counters returned a dict: return whole numbers by name",
+        "counters returned {'retries': 'none'}: return whole numbers by name",
     ),
 )

@@ -1,0 +1,106 @@
+"""Checks of the values in outputs of stages and adapters. What another process could not be sent fails its own request here, in
+an engine of the user's process too; in a message of several requests it would fail all of them."""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from omni.engine.request import SafeSink, StageOutput, UnsendableOutput
+from omni.errors import ReturnedError, is_unicode, known, quoted, type_of
+from omni.payload import AudioChunk, GeneratedTokens
+from omni.stage import Done
+
+_LEAST, _MOST = -(2**63), 2**63 - 1
+_VALUES = msgspec.msgpack.Encoder(enc_hook=lambda value: None)
+"""Encodes text and numbers only: arrays and other objects are checked where they are sent."""
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a whole number of 64 bits. A bool is none."""
+    return (type(value) is int or isinstance(value, np.integer)) and bool(_LEAST <= value <= _MOST)
+
+
+def is_text(value: object) -> bool:
+    """Whether it is text in valid Unicode."""
+    return isinstance(value, str) and (value.isascii() or is_unicode(value))
+
+
+def check_tokens(stage: str, tokens: GeneratedTokens, code: object) -> None:
+    """Raises StageError for ids that are no tuple of numbers. code: what made them."""
+    problem = _tokens_problem(tokens)
+    if problem is not None:
+        raise known(stage, "giving an output", ReturnedError(problem, code))
+
+
+def check_done(stage: str, done: Done, code: object) -> None:
+    """Raises StageError for a reason, counts or held tokens that cannot be given to the user. code: what made it."""
+    if not is_text(done.reason):
+        problem = f"the reason of a Done is {quoted(done.reason)}: give valid Unicode"
+    elif not all(is_text(name) and is_number(count) for name, count in done.counts.items()):
+        problem = f"the counts of a Done are {quoted(done.counts)}: give a dict of numbers of 64 bits by name"
+    elif not _are_numbers(done.held):
+        problem = f"the held tokens of a Done are {quoted(done.held)}: give a tuple of numbers of 64 bits"
+    else:
+        return
+    raise known(stage, "running", ReturnedError(problem, code))
+
+
+def give(sink: SafeSink, output: StageOutput, stage: str, code: object) -> None:
+    """Gives an output to the sink. Raises StageError for values that a user cannot get, or if the sink raises. stage: or the
+    edge. code: what made the output."""
+    try:
+        problem = _problem(output.meta)
+        if problem is not None:
+            raise UnsendableOutput(problem)
+        sink.give(output)
+    except UnsendableOutput as error:
+        raise known(stage, "giving an output", ReturnedError(str(error), code)) from error
+
+
+def _problem(meta: msgspec.Struct) -> str | None:
+    if isinstance(meta, GeneratedTokens):
+        return _tokens_problem(meta)
+    if isinstance(meta, AudioChunk):
+        return _audio_problem(meta)
+    try:
+        _VALUES.encode(meta)
+    except (UnicodeEncodeError, OverflowError) as error:
+        return f"{type_of(meta)} cannot be given: {error}; give valid Unicode, and numbers of 64 bits"
+    except Exception:  # another one matters only where it is sent to another process
+        return None
+    return None
+
+
+def _tokens_problem(tokens: GeneratedTokens) -> str | None:
+    ids: object = tokens.ids
+    if not isinstance(ids, tuple | list):
+        return f"the ids of a GeneratedTokens are {type_of(ids)}: give a tuple of numbers"
+    if not _are_numbers(ids):
+        return f"the ids of a GeneratedTokens are {quoted(ids)}: give a tuple of numbers of 64 bits"
+    ends: object = tokens.ends
+    if not isinstance(ends, bool):
+        return f"`ends` of a GeneratedTokens is {quoted(ends)}: give True or False"
+    return None
+
+
+def _are_numbers(values: Sequence[object]) -> bool:
+    for value in values:  # it runs for each token
+        if type(value) is not int or not _LEAST <= value <= _MOST:
+            break
+    else:
+        return True
+    return all(map(is_number, values))
+
+
+def _audio_problem(chunk: AudioChunk) -> str | None:
+    """For samples that a user cannot play, or a rate that is no rate."""
+    samples, rate = chunk.samples, chunk.sample_rate
+    if not isinstance(samples, np.ndarray) or samples.dtype != np.float32 or samples.ndim != 1:
+        given = f"{samples.dtype} {list(samples.shape)}" if isinstance(samples, np.ndarray) else type_of(samples)
+        return f"the samples of an AudioChunk are {given}: give a float32 array [n]"
+    if type(rate) is not int or not 0 < rate <= _MOST:
+        return f"the rate of an AudioChunk is {quoted(rate)}: give Hz, a positive number"
+    if not np.isfinite(samples).all():
+        return "samples of an AudioChunk are NaN or infinite: see the model, and its dtype"
+    return None
