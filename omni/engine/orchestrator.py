@@ -6,7 +6,7 @@ from omni.engine.active import ActiveRequest, check_names, stages_of
 from omni.engine.admission import Admission
 from omni.engine.busy_routes import BusyRoutes
 from omni.engine.connections import PeerConnections
-from omni.engine.faults import ClosedStages, StageFault, check_audio, discard_work, next_message
+from omni.engine.faults import ClosedStages, StageFault, discard_work, next_message
 from omni.engine.opener import RequestOpener
 from omni.engine.peer_messages import (
     AcquiredOut,
@@ -22,6 +22,7 @@ from omni.engine.peer_messages import (
     ToProducer,
 )
 from omni.engine.peers import EdgeEnds
+from omni.engine.produced import AUDIO, check_produced, checked_rate
 from omni.engine.ranked import Rank
 from omni.engine.request import (
     ConnectPeer,
@@ -246,6 +247,7 @@ class Orchestrator:
 
     def _forward(self, active: ActiveRequest, stage: str, produced: Produced) -> None:
         try:
+            check_produced(stage, produced, self._workers[stage])
             hidden = isinstance(produced.payload.meta, RequestHiddenStates)
             for edge in self._edges_from[stage] if not produced.for_user else ():
                 route = active.outs.get(edge.name)
@@ -272,10 +274,16 @@ class Orchestrator:
                     self._routes.add_user(route)
                     taken = True
             elif not produced.payload.tensors:
-                if isinstance(produced.payload.meta, AudioChunk):
-                    check_audio(stage, produced.payload.meta, self._workers[stage])
+                self._check_sound(active, output.modality, stage, produced)
                 active.sink.give(StageOutput(output.modality, produced.payload.meta))
         return taken
+
+    def _check_sound(self, active: ActiveRequest, modality: str, stage: str, produced: Produced) -> None:
+        meta = produced.payload.meta
+        if isinstance(meta, AudioChunk) or modality == AUDIO:
+            if not isinstance(meta, AudioChunk) and self._edges_from[stage] and not produced.for_user:
+                return  # meant for other stages
+            active.rates[stage] = checked_rate(stage, meta, self._workers[stage], active.rates.get(stage))
 
     def _finish(self, active: ActiveRequest, stage: str, done: Done) -> None:
         active.running.discard(stage)

@@ -16,6 +16,7 @@ import torch
 from omni.connector import Receiver, Sender
 from omni.device import COMPLETED
 from omni.engine.host import in_slot
+from omni.engine.produced import AUDIO, checked_rate
 from omni.engine.request import StageOutput
 from omni.engine.route import Credit, InRoute, OutRoute
 from omni.pipeline import Edge
@@ -44,6 +45,8 @@ class UserRoute:
         self._modality = modality
         self._edge = edge
         self._give = give
+        self._adapter = adapter
+        self._rate: int | None = None
         self._in = InRoute(request_id, edge, adapter, receiver, self, lambda route: None, {})
         self._out = OutRoute(request_id, edge, sender, credit, self._in)
         self._in.producer = self._out
@@ -89,6 +92,8 @@ class UserRoute:
                     return False
                 tensors = _own(message.payload.tensors)
                 message.release(COMPLETED)
+                if self._modality == AUDIO:
+                    self._rate = checked_rate(self._edge.name, message.payload.meta, self._adapter, self._rate)
                 self._give(StageOutput(self._modality, message.payload.meta, tensors))
             case Ended():
                 self.finished = True

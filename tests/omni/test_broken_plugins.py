@@ -19,7 +19,7 @@ from tests.omni.broken_plugins.at_edge import OPENING, TRAVEL, UNKNOWN
 from tests.omni.broken_plugins.at_load import LOAD
 from tests.omni.broken_plugins.at_model import RETURNS, WEIGHTS
 from tests.omni.broken_plugins.at_open import OPEN
-from tests.omni.broken_plugins.at_request import ADAPTERS, FRONT, MESSAGES, REPORTS, WORKERS
+from tests.omni.broken_plugins.at_request import ADAPTERS, FRONT, MESSAGES, REPORTS, SOUNDS, WORKERS
 from tests.omni.broken_plugins.fault import Fault
 from tests.omni.broken_plugins.installed import Installed, installed
 from tests.support.echo_family import eventually
@@ -35,6 +35,7 @@ ENGINES = few(1, ["thread", "process"], pytest.mark.slow)
 """Of most faults; those of `IN_PROCESS` are planted in a process by default too."""
 IN_PROCESS = (
     *("a push that returns None", "a prepare that returns None", "a drop that raises"),
+    *("an input of a struct made on the spot", "an output that is never ready", "a struct that is no sound"),
     *("a send that exits", "a poll that returns the payload", "a tick that raises"),
 )
 
@@ -128,12 +129,14 @@ def answered(omni: Omni, *, audio: bool) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@by_name(ADAPTERS, FRONT, WORKERS, MESSAGES, TRAVEL, UNKNOWN)
+@by_name(ADAPTERS, FRONT, WORKERS, SOUNDS, MESSAGES, TRAVEL, UNKNOWN)
 def test_a_request_that_fails(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
     fail_one(fault, model, plugin, engine)
 
 
-@by_name(tuple(fault for fault in (*ADAPTERS, *FRONT, *WORKERS, *TRAVEL, *UNKNOWN) if fault.name in IN_PROCESS))
+@by_name(
+    tuple(fault for fault in (*ADAPTERS, *FRONT, *WORKERS, *SOUNDS, *TRAVEL, *UNKNOWN) if fault.name in IN_PROCESS)
+)
 def test_a_request_that_fails_in_a_process(fault: Fault, model: Path, plugin: Installed) -> None:
     fail_one(fault, model, plugin, "process")
 
