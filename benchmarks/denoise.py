@@ -59,7 +59,13 @@ class DenoiserBench:
         chosen |= {"max_num_seqs": rows, "graph_batch_sizes": None, "tf32": not given.full_float32}
         options = msgspec.structs.replace(stage.options, **chosen)
         context = StageContext(
-            stage, options, checkpoint, device, DTYPES[given.dtype], given.load_format, graphs=not given.eager
+            stage=stage,
+            options=options,
+            checkpoint=checkpoint,
+            device=device,
+            dtype=DTYPES[given.dtype],
+            load_format=given.load_format,
+            graphs=not given.eager,
         )
         loaded = DiffusionStageKind().load(context)
         self.worker: DiffusionWorker = loaded.start(0)
@@ -76,7 +82,7 @@ class DenoiserBench:
         for index, codes_NG in enumerate(self._codes[:streams]):
             name = str(index)
             frames = Payload(CodeFrames(count=len(codes_NG)), {"codes": codes_NG})
-            self.worker.inbox.append(Open(name, SamplingParams(seed=index), frozenset(["frontend"]), (0, index)))
+            self.worker.inbox.append(Open(name, SamplingParams(seed=index), frozenset(["frontend"]), rank=(0, index)))
             self.worker.inbox.append(Feed(name, Payload(Voice(index=0)), COMPLETED))
             self.worker.inbox.append(Feed(name, frames, COMPLETED))
             self.worker.inbox.append(Ended(name, "frontend"))

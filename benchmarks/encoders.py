@@ -62,7 +62,9 @@ def load(stage: str, folder: Path, device: TimedDevice) -> EncoderModel:
     checkpoint = Checkpoint(folder)
     node = pipeline(checkpoint).stage(stage)
     dtype = torch.bfloat16 if isinstance(device, TimedCuda) else torch.float32
-    context = StageContext(node, node.options, checkpoint, device, dtype, "dummy")
+    context = StageContext(
+        stage=node, options=node.options, checkpoint=checkpoint, device=device, dtype=dtype, load_format="dummy"
+    )
     if stage == "audio_encoder":
         return build_audio(context)
     return VisionEncoder(build_vision(context).tower)  # whatever its processor shrinks pictures to

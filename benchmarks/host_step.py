@@ -169,12 +169,14 @@ class _Counter(TorchDispatchMode):
 def worker_of(device: CpuDevice, model: ArModel, options: ArOptions) -> tuple[ArWorker, Runner]:
     """A stage named `"decode"` whose rows all run on, a token a step."""
     limits = Limits.of("decode", options, model.shape)
-    runner = Runner("decode", device, model, TorchPagedAttention(), limits, torch.float32, 0)
+    runner = Runner(
+        "decode", device, model=model, backend=TorchPagedAttention(), limits=limits, dtype=torch.float32, priority=0
+    )
     blocks = limits.rows * limits.max_blocks
     runner.allocate(blocks)
     # What `accept_tokens` would write.
     runner._state.handoff.device[..., 1] = runner._buffers.accepted_NW[:, 1] = 1
-    return ArWorker("decode", runner, model.shape, limits, options, blocks), runner
+    return ArWorker("decode", runner, shape=model.shape, limits=limits, options=options, num_blocks=blocks), runner
 
 
 def prompt_of(length: int) -> Prompt:
@@ -191,8 +193,10 @@ def engine_with(rows: int, length: int, steps: int, sampling: SamplingParams = _
     outputs = (PipelineOutput(modality="text", stage="decode"),)
     pipeline = Pipeline(family="none", stages=(stage,), outputs=outputs, frontend="none:none")
     ends = EdgeEnds("", [], lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
-    orchestrator = Orchestrator(pipeline, {"decode": worker}, {}, ends, Admission(rows, 0))
-    engine = Engine(device, orchestrator, {"decode": worker}, ends, {})
+    orchestrator = Orchestrator(
+        pipeline, workers={"decode": worker}, adapters={}, ends=ends, admission=Admission(rows, 0)
+    )
+    engine = Engine(device, orchestrator, workers={"decode": worker}, ends=ends, memory={})
     # Rows that are admitted early decode while the others' prompts run: one prompt of this length a step at the least.
     asked = {"decode": SamplingParams(max_tokens=steps + rows + 32).with_defaults(sampling)}
     for index in range(rows):

@@ -152,7 +152,7 @@ class Neighbours:
             names=self._frontend.takes_names,
             media=MediaOptions(),
         )
-        self._frontend.prepare(Chat(messages, frozenset(("text", "audio")), None, {}, ""))
+        self._frontend.prepare(Chat(messages, frozenset(("text", "audio")), None, {}, cache_salt=""))
         return True
 
 

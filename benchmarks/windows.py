@@ -71,7 +71,14 @@ def load(name: str, device_name: str, dtype: str, load_format: str) -> tuple[Dif
     stage = next(stage for stage in plan.pipeline.stages if stage.kind == "diffusion")
     assert isinstance(stage.options, DiffusionOptions)
     device = open_device(device_name)
-    context = StageContext(stage, stage.options, checkpoint, device, DTYPES[dtype], load_format)
+    context = StageContext(
+        stage=stage,
+        options=stage.options,
+        checkpoint=checkpoint,
+        device=device,
+        dtype=DTYPES[dtype],
+        load_format=load_format,
+    )
     model = build_model(context, DiffusionModel)  # type: ignore[type-abstract]
     return model, stage.options
 

@@ -87,7 +87,7 @@ class CudaIpcConnector:
 
         shared = SharedMemoryAddress(os.getpid(), descriptor, len(mapping))
         address = CudaIpcAddress(shared, driver.export(device.index, pointer), end.pool_bytes, _id_of(device))
-        return PoolSender(end, pool, board, address, close, copied)
+        return PoolSender(end, pool=pool, board=board, address=address, on_close=close, copied=copied)
 
     def receiver(self, end: EdgeEnd, address: object) -> Receiver:
         """Raises ConfigError if the GPUs are not connected."""
@@ -96,7 +96,14 @@ class CudaIpcConnector:
         if address.boards.pid == os.getpid():
             mapping, pool = _POOLS[address.boards.descriptor]
             board, marks = _boards(mapping)
-            return PoolReceiver(end, TensorMemory(pool, device), board, address.nbytes, _nothing, marks)
+            return PoolReceiver(
+                end,
+                memory=TensorMemory(pool, device),
+                board=board,
+                pool_bytes=address.nbytes,
+                on_close=_nothing,
+                copied=marks,
+            )
         try:
             board, marks = _boards(address.boards.map())
             pointer = driver.open_handle(device.index, address.handle)
@@ -106,8 +113,17 @@ class CudaIpcConnector:
         close = partial(driver.close_handle, device.index, pointer)
         if address.device == _id_of(device):
             memory = TensorMemory(driver.as_tensor(pointer, address.nbytes, device), device)
-            return PoolReceiver(end, memory, board, address.nbytes, close, marks)
-        return PoolReceiver(end, PeerMemory(pointer, device), board, address.nbytes, close, marks)
+            return PoolReceiver(
+                end, memory=memory, board=board, pool_bytes=address.nbytes, on_close=close, copied=marks
+            )
+        return PoolReceiver(
+            end,
+            memory=PeerMemory(pointer, device),
+            board=board,
+            pool_bytes=address.nbytes,
+            on_close=close,
+            copied=marks,
+        )
 
 
 def _boards(mapping: mmap.mmap) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:

@@ -45,7 +45,9 @@ class SharedMemoryConnector:
             os.close(descriptor)
 
         address = SharedMemoryAddress(os.getpid(), descriptor, len(mapping))
-        return PoolSender(end, pool, np.frombuffer(mapping, np.uint64, BOARD_BYTES // 8), address, close)
+        return PoolSender(
+            end, pool=pool, board=np.frombuffer(mapping, np.uint64, BOARD_BYTES // 8), address=address, on_close=close
+        )
 
     def receiver(self, end: EdgeEnd, address: object) -> Receiver:
         """Raises ConfigError if the sender's memory cannot be reached."""
@@ -62,7 +64,9 @@ class SharedMemoryConnector:
             pool = _pool(mapping)
             unpin = end.device.pin(pool)
         board = np.frombuffer(mapping, np.uint64, BOARD_BYTES // 8)
-        return PoolReceiver(end, TensorMemory(pool, end.device.torch_device), board, len(pool), unpin)
+        return PoolReceiver(
+            end, memory=TensorMemory(pool, end.device.torch_device), board=board, pool_bytes=len(pool), on_close=unpin
+        )
 
 
 def _pool(mapping: mmap.mmap) -> Tensor:

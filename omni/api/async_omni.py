@@ -54,7 +54,7 @@ class AsyncOutputStream(CallOutputs):
     def __init__(self, session: Session, call: GenerateCall, queue: _OutputQueue) -> None:
         super().__init__(session, call, queue.put)
         self._queue = queue
-        self._turn = asyncio.Lock()
+        self._reading = asyncio.Lock()
         """Held by the task that reads: outputs are made in the order of their items."""
 
     def __aiter__(self) -> Self:
@@ -63,7 +63,7 @@ class AsyncOutputStream(CallOutputs):
     async def __anext__(self) -> Output:
         self._call.check_owner()
         try:
-            async with self._turn:
+            async with self._reading:
                 output = await self._next()
         except BaseException:
             self._cancel_soon()

@@ -31,7 +31,12 @@ class Client:
         self.max_unread_bytes = loaded.limits.max_unread_bytes
         self._downloads = Downloads(self.media)
         preparer = RequestPreparer(
-            loaded.pipeline, loaded.frontend, loaded.compiler, loaded.engine, loaded.options, loaded.limit
+            pipeline=loaded.pipeline,
+            frontend=loaded.frontend,
+            compiler=loaded.compiler,
+            engine=loaded.engine,
+            options=loaded.options,
+            limit=loaded.limit,
         )
         self.queue = RequestQueue(preparer, self._downloads, self.executor, loaded.limits)
         self._switch_interval = loaded.options.switch_interval

@@ -34,7 +34,7 @@ from omni.plugin.manager import Plugins, load_plugins
 from omni.process import EngineGroup, runs_in_process
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
     """A model ready to run; the engine is not started yet. options: of the front end. limit: of prompts. limits: the engine's, of
     waiting requests."""
@@ -48,6 +48,18 @@ class Loaded:
     engine: EngineClient
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A model to load, with the settings of its engine and its front end."""
+
+    model: str | os.PathLike[str]
+    layers: Sequence[SettingsLayer]
+    plugins: Plugins | None
+    choice: PipelineChoice
+    options: EngineOptions
+    front: FrontendOptions
+
+
 def load(
     model: str | os.PathLike[str],
     layers: Sequence[SettingsLayer],
@@ -59,46 +71,33 @@ def load(
     front, _ = frontend_options(layers)
     named = name_device(options.device)
     options = msgspec.structs.replace(options, device=str(named), dtype=dtype_for(options, named))
+    asked = _Asked(model=model, layers=layers, plugins=plugins, choice=choice, options=options, front=front)
     if runs_in_process(options, named):
-        return _load_in_processes(model, layers, plugins, choice, options, front)
+        return _load_in_processes(asked)
     adapt_to_fork(named)
-    return _load(model, layers, plugins, choice, options, front, open_device(options.device))
+    return _load(asked, open_device(options.device))
 
 
-def _load_in_processes(
-    model: str | os.PathLike[str],
-    layers: Sequence[SettingsLayer],
-    plugins: Plugins | None,
-    choice: PipelineChoice,
-    options: EngineOptions,
-    front: FrontendOptions,
-) -> Loaded:
+def _load_in_processes(asked: _Asked) -> Loaded:
     # The first process imports what it needs while this one reads settings and files.
     group = EngineGroup()
     try:
-        return _load(model, layers, plugins, choice, options, front, group)
+        return _load(asked, group)
     except BaseException:
         group.kill()
         raise
 
 
-def _load(
-    model: str | os.PathLike[str],
-    layers: Sequence[SettingsLayer],
-    plugins: Plugins | None,
-    choice: PipelineChoice,
-    options: EngineOptions,
-    front: FrontendOptions,
-    place: EngineGroup | Device,
-) -> Loaded:
+def _load(asked: _Asked, place: EngineGroup | Device) -> Loaded:
     """place: where the engine is built: in processes, or on a device of this one."""
-    plugins = plugins if plugins is not None else load_plugins()
+    model, choice, options = asked.model, asked.choice, asked.options
+    plugins = asked.plugins if asked.plugins is not None else load_plugins()
     checkpoint = open_checkpoint(model if isinstance(model, str) else Path(model), plugins, family=choice.family)
-    plan = resolve_pipeline(checkpoint, plugins, layers, choice)
+    plan = resolve_pipeline(checkpoint, plugins, asked.layers, choice)
     if isinstance(place, Device):
         places = len(Placement.of(plan.pipeline, str(options.device)).places)
         if runs_in_process(options, place.torch_device, places):
-            return _load_in_processes(model, layers, plugins, choice, options, front)
+            return _load_in_processes(asked)
     if isinstance(place, EngineGroup):
         place.load(str(checkpoint.path), plan.pipeline, plugins, options)
     frontend = build_frontend(plan.pipeline, checkpoint)
@@ -118,7 +117,15 @@ def _load(
     except CheckpointError:
         engine.close()
         raise
-    return Loaded(plan.pipeline, frontend, front, limit, options, compiler, engine)
+    return Loaded(
+        pipeline=plan.pipeline,
+        frontend=frontend,
+        options=asked.front,
+        limit=limit,
+        limits=options,
+        compiler=compiler,
+        engine=engine,
+    )
 
 
 def prompt_limit(pipeline: Pipeline, engine: EngineClient) -> PromptLimit | None:

@@ -18,7 +18,7 @@ class OutputStream(CallOutputs):
     def __init__(self, session: Session, call: GenerateCall, queue: "SimpleQueue[Item | None]") -> None:
         super().__init__(session, call, queue.put)
         self._queue = queue
-        self._turn = threading.Lock()
+        self._reading = threading.Lock()
         """Held by the thread that reads: outputs are made in the order of their items."""
 
     def __iter__(self) -> Self:
@@ -27,7 +27,7 @@ class OutputStream(CallOutputs):
     def __next__(self) -> Output:
         self._call.check_owner()
         try:
-            with self._turn:
+            with self._reading:
                 output = self._next()
         except BaseException:
             self._cancel_soon()

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 from typing import TypeAlias, TypedDict
 
@@ -64,7 +64,7 @@ class GenerateArguments(TypedDict, total=False):
     raw_prompt: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedArguments:
     """`GenerateArguments` with defaults filled in. prepared: `Pipeline.prepared` of the modalities. sampling: by stage. fields: by
     stage, their name in errors."""
@@ -178,6 +178,7 @@ class Request:
     messages: object
     arguments: CheckedArguments
     handles: dict[str, RequestHandle]
+    _: KW_ONLY
     held: Held = ()
     remote: Sequence[RemoteMedia] = ()
     short: bool = False
@@ -222,7 +223,7 @@ def read_request(
         wrong = InputError("messages", f"cannot be read: {type(error).__name__}", "give lists, dicts and strings")
         wrong.__cause__ = error
         return Request(messages, arguments, by_id, error=wrong)
-    return Request(messages, arguments, by_id, held, remote, short)
+    return Request(messages, arguments, by_id, held=held, remote=remote, short=short)
 
 
 def split_requests(messages: object) -> tuple[list[object], bool]:
@@ -259,7 +260,17 @@ def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> Checked
     raw = arguments.get("raw_prompt", False)
     if not isinstance(raw, bool):
         raise InputError("raw_prompt", f"is a {shortened(type(raw).__name__)}", "give True or False")
-    return CheckedArguments(modalities, prepared, voice, sampling, fields, priority, salt, n, raw)
+    return CheckedArguments(
+        modalities=modalities,
+        prepared=prepared,
+        voice=voice,
+        sampling=sampling,
+        fields=fields,
+        priority=priority,
+        cache_salt=salt,
+        n=n,
+        raw_prompt=raw,
+    )
 
 
 @contextmanager

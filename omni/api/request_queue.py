@@ -56,7 +56,7 @@ class PreparedRequest:
     held: Held
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestPreparer:
     """Decodes media, has the family's front end make inputs of the chat, and compiles its sampling. May take long."""
 
@@ -81,11 +81,11 @@ class RequestPreparer:
             downloaded=request.downloaded,
         )
         chat = Chat(
-            messages,
-            arguments.prepared,
-            arguments.voice,
-            arguments.sampling,
-            arguments.cache_salt,
+            messages=messages,
+            modalities=arguments.prepared,
+            voice=arguments.voice,
+            sampling=arguments.sampling,
+            cache_salt=arguments.cache_salt,
             control_tokens=self.options.control_tokens,
             limit=self.limit,
             raw=arguments.raw_prompt,
@@ -95,15 +95,18 @@ class RequestPreparer:
         compiled = self.compiler.compile(arguments.sampling, arguments.fields, arguments.n)
         self.engine.check({stage: compiled.sampling[stage] for stage in arguments.sampling}, arguments.fields)
         remote = self.engine.takes_text_rules
-        shared = (prepared.inputs, prepared.edges, compiled.sampling, arguments.priority, arguments.cache_salt)
         requests = {
             handle: EngineRequest(
-                handle,
-                arguments.modalities,
-                *shared,
-                sample,
-                {} if remote else self.compiler.host_rules(compiled),
-                compiled.rules if remote else {},
+                id=handle,
+                modalities=arguments.modalities,
+                inputs=prepared.inputs,
+                edges=prepared.edges,
+                sampling=compiled.sampling,
+                priority=arguments.priority,
+                cache_salt=arguments.cache_salt,
+                sample_index=sample,
+                rules={} if remote else self.compiler.host_rules(compiled),
+                text_rules=compiled.rules if remote else {},
             )
             for sample, handle in enumerate(request.samples)
         }

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from omni.api.client import Client
-from omni.api.load import layers_of, load
+from omni.api.load import Loaded, layers_of, load
 from omni.api.request import (
     CheckedArguments,
     Event,
@@ -79,15 +79,22 @@ class Session:
             place=place,
         )
         choice = PipelineChoice(family=family, extensions=extensions, wrap=pipeline)
-        client = Client(load(model, layers, plugins, choice))
-        self._client = client
-        finalizer = weakref.finalize(self, client.close_soon)
-        # At the interpreter's end the client closes itself.
-        finalizer.atexit = False
+        loaded: Loaded | None = None
+        client: Client | None = None
         try:
+            loaded = load(model, layers, plugins, choice)
+            client = Client(loaded)
+            self._client = client
+            finalizer = weakref.finalize(self, client.close_soon)
+            # At the interpreter's end the client closes itself.
+            finalizer.atexit = False
             client.start()
         except BaseException:
-            client.close_soon()
+            # Also after Ctrl-C: the processes of engines run before they are started.
+            if client is not None:
+                client.close_soon()
+            elif loaded is not None:
+                loaded.engine.close()
             raise
 
     @property

@@ -7,20 +7,7 @@ import typer
 
 from omni.cli.errors import reported
 from omni.cli.new.kind import Kind
-from omni.cli.options import (
-    Choices,
-    Config,
-    Debug,
-    DeviceName,
-    DType,
-    Extensions,
-    Family,
-    Json,
-    LoadFormat,
-    Model,
-    Places,
-    Settings,
-)
+from omni.cli.options import Choices, Debug, Eager, Json, Model, with_choices
 from omni.version import __version__
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
@@ -40,6 +27,7 @@ def omni(
 
 
 @app.command()
+@with_choices
 def run(
     model: Model,
     prompt: Annotated[str, typer.Argument(help="The prompt.")],
@@ -59,8 +47,6 @@ def run(
         ),
     ] = False,
     voice: Annotated[str | None, typer.Option(help="Voice of the speech; asks for it.")] = None,
-    config: Config = None,
-    settings: Settings = None,
     modalities: Annotated[
         str | None, typer.Option(help="Outputs, comma-separated. (default: all of the model)")
     ] = None,
@@ -72,16 +58,9 @@ def run(
     timeline: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the timeline of all phases, for `omni timeline`.")
     ] = None,
-    device: DeviceName = None,
-    places: Places = None,
-    dtype: DType = None,
-    load_format: LoadFormat = None,
-    family: Family = None,
-    extensions: Extensions = None,
-    eager: Annotated[
-        bool,
-        typer.Option("--eager", help="Capture no graphs: starts sooner, runs slower. Like --set engine.graphs=false."),
-    ] = False,
+    *,
+    choices: Choices,
+    eager: Eager = False,
     debug: Debug = False,
 ) -> None:
     """Answer a prompt: text streams to the terminal, speech goes to a wav file.
@@ -91,7 +70,6 @@ def run(
     with reported(debug):
         from omni.cli.run import RunArguments, answer
 
-        given = [*(settings or ()), *(["engine.graphs=false"] if eager else [])]
         answer(
             RunArguments(
                 model=model,
@@ -107,53 +85,60 @@ def run(
                 seed=seed,
                 n=n,
                 timeline=timeline,
-                choices=_choices(config, given, device, places, dtype, load_format, family, extensions),
+                choices=choices.with_graphs(eager=eager),
             )
         )
 
 
+_ApiKeys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--api-key",
+        metavar="KEY",
+        envvar="OMNI_API_KEY",
+        help="Serve requests with this key only, sent as `Authorization: Bearer KEY`; repeatable.",
+    ),
+]
+_ServedNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--name", metavar="NAME", help="The model's name in requests; repeatable. (default: its id or folder)"
+    ),
+]
+_Voices = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--voice",
+        metavar="NAME=VOICE",
+        help="A further name, of OpenAI's or another, of a voice of the model; repeatable. "
+        "(default: OpenAI's names stand for the model's voices in turn)",
+    ),
+]
+_MediaDomains = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--media-domain",
+        metavar="DOMAIN",
+        help="Fetch pictures and sound from this domain (`.example.com`: and below it); repeatable. "
+        "(default: none is fetched)",
+    ),
+]
+
+
 @app.command()
+@with_choices
 def serve(
     model: Model,
     host: Annotated[str | None, typer.Option(help="Address to listen at. (default: 127.0.0.1)")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one. (default: 8000)")] = None,
-    api_keys: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--api-key",
-            metavar="KEY",
-            envvar="OMNI_API_KEY",
-            help="Serve requests with this key only, sent as `Authorization: Bearer KEY`; repeatable.",
-        ),
-    ] = None,
-    names: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--name", metavar="NAME", help="The model's name in requests; repeatable. (default: its id or folder)"
-        ),
-    ] = None,
-    voices: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--voice",
-            metavar="NAME=VOICE",
-            help="A further name, of OpenAI's or another, of a voice of the model; repeatable. "
-            "(default: OpenAI's names stand for the model's voices in turn)",
-        ),
-    ] = None,
+    api_keys: _ApiKeys = None,
+    names: _ServedNames = None,
+    voices: _Voices = None,
     max_requests: Annotated[
         int | None, typer.Option(help="Answers under way at once; more are refused with 503. (default: 512)")
     ] = None,
     max_body_bytes: Annotated[int | None, typer.Option(help="Size of one request. (default: 64 MiB)")] = None,
-    media_domains: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--media-domain",
-            metavar="DOMAIN",
-            help="Fetch pictures and sound from this domain (`.example.com`: and below it); repeatable. "
-            "(default: none is fetched)",
-        ),
-    ] = None,
+    media_domains: _MediaDomains = None,
     media_folder: Annotated[
         Path | None,
         typer.Option("--media-folder", metavar="DIR", help="Open files below it by their path. (default: none)"),
@@ -167,18 +152,9 @@ def serve(
     timeline: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the timeline of all phases, for `omni timeline`.")
     ] = None,
-    config: Config = None,
-    settings: Settings = None,
-    device: DeviceName = None,
-    places: Places = None,
-    dtype: DType = None,
-    load_format: LoadFormat = None,
-    family: Family = None,
-    extensions: Extensions = None,
-    eager: Annotated[
-        bool,
-        typer.Option("--eager", help="Capture no graphs: starts sooner, runs slower. Like --set engine.graphs=false."),
-    ] = False,
+    *,
+    choices: Choices,
+    eager: Eager = False,
     debug: Debug = False,
 ) -> None:
     """Serve a model to clients of OpenAI's API. Needs `pip install 'omni-stages[serve]'`."""
@@ -186,7 +162,6 @@ def serve(
         from omni.cli.serve import ServeArguments, voice_table
         from omni.cli.serve import serve as run_server
 
-        given = [*(settings or ()), *(["engine.graphs=false"] if eager else [])]
         limits: dict[str, object] = {
             "host": host,
             "port": port,
@@ -201,7 +176,7 @@ def serve(
         run_server(
             ServeArguments(
                 model=model,
-                choices=_choices(config, given, device, places, dtype, load_format, family, extensions),
+                choices=choices.with_graphs(eager=eager),
                 limits=limits,
                 media_domains=tuple(media_domains or ()),
                 media_folder=media_folder,
@@ -238,19 +213,14 @@ def timeline(
 
 
 @app.command()
+@with_choices
 def explain(
     model: Model,
     measure: Annotated[
         bool, typer.Option("--measure", help="Load and measure the stages, and show the division of memory.")
     ] = False,
-    config: Config = None,
-    settings: Settings = None,
-    device: DeviceName = None,
-    places: Places = None,
-    dtype: DType = None,
-    load_format: LoadFormat = None,
-    family: Family = None,
-    extensions: Extensions = None,
+    *,
+    choices: Choices,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -263,25 +233,20 @@ def explain(
 
         show(
             model,
-            _choices(config, settings, device, places, dtype, load_format, family, extensions),
+            choices,
             measure=measure,
             as_json=as_json,
         )
 
 
 @app.command()
+@with_choices
 def doctor(
     model: Annotated[
         str | None, typer.Argument(help="A checkpoint folder or a hub id, to check its requirements.")
     ] = None,
-    config: Config = None,
-    settings: Settings = None,
-    device: DeviceName = None,
-    places: Places = None,
-    dtype: DType = None,
-    load_format: LoadFormat = None,
-    family: Family = None,
-    extensions: Extensions = None,
+    *,
+    choices: Choices,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -289,9 +254,7 @@ def doctor(
     with reported(debug):
         from omni.cli.doctor import examine
 
-        healthy = examine(
-            model, _choices(config, settings, device, places, dtype, load_format, family, extensions), as_json=as_json
-        )
+        healthy = examine(model, choices, as_json=as_json)
         raise typer.Exit(0 if healthy else 1)
 
 
@@ -336,25 +299,3 @@ def new(
         from omni.cli.new.distribution import write
 
         write(kind, name, into)
-
-
-def _choices(
-    config: Path | None,
-    settings: list[str] | None,
-    device: str | None,
-    places: list[str] | None,
-    dtype: str | None,
-    load_format: str | None,
-    family: str | None,
-    extensions: list[str] | None,
-) -> Choices:
-    return Choices(
-        config=config,
-        settings=tuple(settings or ()),
-        places=tuple(places or ()),
-        device=device,
-        dtype=dtype,
-        load_format=load_format,
-        family=family,
-        extensions=tuple(extensions or ()),
-    )

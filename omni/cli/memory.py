@@ -61,7 +61,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def sketch(target: Target) -> dict[str, Footprint]:
     """The footprint of each stage, from its shapes alone. Raises any error of building a stage."""
-    loaded = load_stages(target.plan, target.checkpoint, MetaDevice(), target.engine.dtype, "dummy")
+    loaded = load_stages(target.plan, target.checkpoint, MetaDevice(), dtype=target.engine.dtype, load_format="dummy")
     return {name: stage.footprint for name, stage in loaded.items()}
 
 
@@ -124,7 +124,9 @@ def _measure(target: Target, placement: Placement, place: str, device: Device, f
     options, name = target.engine.options, device_of(place)
     budget = budget_of(options.memory_bytes, free, str(name), _share(place, placement))
     own = placement.on(place)
-    loaded = load_stages(target.plan, target.checkpoint, device, target.engine.dtype, options.load_format, stages=own)
+    loaded = load_stages(
+        target.plan, target.checkpoint, device, dtype=target.engine.dtype, load_format=options.load_format, stages=own
+    )
     footprints = {name: stage.footprint for name, stage in loaded.items()}
     divide(footprints, {}, budget)  # raises before measuring if the rest does not fit
     working = measure_stages(loaded, device)

@@ -1,9 +1,12 @@
 """Options that several commands share, their values, and output to the terminal."""
 
+import inspect
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -45,6 +48,10 @@ Extensions = Annotated[
         "--with", metavar="NAME", help="Pipeline extension of a plugin (`omni plugins` lists them); repeatable."
     ),
 ]
+Eager = Annotated[
+    bool,
+    typer.Option("--eager", help="Capture no graphs: starts sooner, runs slower. Like --set engine.graphs=false."),
+]
 Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -62,10 +69,55 @@ class Choices:
     family: str | None = None
     extensions: tuple[str, ...] = ()
 
+    def with_graphs(self, *, eager: bool) -> "Choices":
+        """The choices with `--eager`."""
+        return replace(self, settings=(*self.settings, "engine.graphs=false")) if eager else self
+
     def overrides(self) -> dict[str, str]:
         """`--set` and `--place`, by path. Raises ConfigError."""
         places = (parse_override(text, "--place", "stage=device") for text in self.places)
         return dict(map(parse_override, self.settings)) | {f"{stage}.place": device for stage, device in places}
+
+
+def _choices(
+    *,
+    config: Config = None,
+    settings: Settings = None,
+    device: DeviceName = None,
+    places: Places = None,
+    dtype: DType = None,
+    load_format: LoadFormat = None,
+    family: Family = None,
+    extensions: Extensions = None,
+) -> Choices:
+    return Choices(
+        config=config,
+        settings=tuple(settings or ()),
+        places=tuple(places or ()),
+        device=device,
+        dtype=dtype,
+        load_format=load_format,
+        family=family,
+        extensions=tuple(extensions or ()),
+    )
+
+
+def with_choices(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of `Choices` in place of its parameter `choices`, which gets their values."""
+    options = inspect.signature(_choices).parameters
+    signature = inspect.signature(command)
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        parameters += options.values() if parameter.name == "choices" else [parameter]
+
+    @wraps(command)
+    def given(**arguments: object) -> None:
+        chosen: dict[str, Any] = {name: arguments.pop(name) for name in options}
+        command(**arguments, choices=_choices(**chosen))
+
+    given.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    given.__annotations__ = {each.name: each.annotation for each in parameters}
+    return given
 
 
 _LINES = "┌┐└┘├┤┬┴┼│─▼"

@@ -80,7 +80,7 @@ def parts_of(payload: Payload) -> tuple[tuple[Part, ...], int]:
     for name, tensor in payload.tensors.items():
         shape, dtype = tuple(tensor.shape), tensor.dtype
         nbytes = tensor.nbytes if isinstance(tensor, Tensor) else math.prod(shape) * dtype.itemsize
-        parts.append(Part(name, tensor, dtype, shape, start, nbytes))
+        parts.append(Part(name=name, tensor=tensor, dtype=dtype, shape=shape, start=start, nbytes=nbytes))
         start += -(-nbytes // ALIGNMENT) * ALIGNMENT
     return tuple(parts), start
 

@@ -49,7 +49,7 @@ class PhaseCategory(Enum):
 class _Declared:
     category: PhaseCategory
     call: CallSite
-    """That declared it."""
+    """Call site of the declaration."""
 
 
 _declared: dict[str, _Declared] = {}

@@ -17,14 +17,14 @@ class Download(NamedTuple):
     made: Event
 
 
-class _Turns:
-    """A ring of slots: each step fills one, which the host reads later. turn: index of the next step's slot; a device buffer as
-    deep as the ring uses it too."""
+class _SlotRing:
+    """A ring of slots: each step fills one, which the host reads later. next_slot: index of the next step's slot; a device buffer
+    as deep as the ring uses it too."""
 
     def __init__(self, ring: HostRing) -> None:
         self._ring = ring
         self._newest: HostSlot | None = None
-        self.turn = 0
+        self.next_slot = 0
 
     @property
     def ready(self) -> bool:
@@ -41,11 +41,11 @@ class _Turns:
 
     def _advance(self) -> HostSlot:
         slot = self._newest = self._ring.advance()
-        self.turn = (self.turn + 1) % len(self._ring)
+        self.next_slot = (self.next_slot + 1) % len(self._ring)
         return slot
 
 
-class Downloader(_Turns):
+class Downloader(_SlotRing):
     """Copies to pinned memory.
 
     | buffer | written by | read by | freed by |
@@ -54,7 +54,7 @@ class Downloader(_Turns):
     """
 
     def __init__(
-        self, device: Device, after: Stream, stream: Stream, shape: tuple[int, ...], dtype: torch.dtype, slots: int
+        self, device: Device, after: Stream, stream: Stream, *, shape: tuple[int, ...], dtype: torch.dtype, slots: int
     ) -> None:
         """after: the stream that writes the sources. stream: the stream of the copies."""
         super().__init__(HostRing.allocate(device, shape, dtype, slots))
@@ -77,7 +77,7 @@ class Downloader(_Turns):
         return Download(slot, ready, made)
 
 
-class SharedRing(_Turns):
+class SharedRing(_SlotRing):
     """A ring without copies: each step's phases write its slot directly.
 
     | buffer | written by | read by | freed by |

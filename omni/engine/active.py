@@ -1,7 +1,7 @@
 """A request at the stages of an engine, and the checks before it gets there."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from omni.engine.request import EngineRequest, SafeSink
 from omni.engine.route import Credit, InRoute, OutRoute
@@ -24,6 +24,7 @@ class ActiveRequest:
 
     request: EngineRequest
     sink: SafeSink
+    _: KW_ONLY
     running: set[str]
     awaited: set[str]
     outs: dict[str, OutRoute]

@@ -42,6 +42,7 @@ def load_stages(
     plan: Plan,
     checkpoint: Checkpoint,
     device: Device,
+    *,
     dtype: str,
     load_format: str,
     graphs: bool = False,
@@ -62,7 +63,16 @@ def load_stages(
             if stages is not None and stage.name not in stages:
                 continue
             own = DTYPES[stage.dtype or dtype]
-            context = StageContext(stage, stage.options, checkpoint, device, own, load_format, plan.processors, graphs)
+            context = StageContext(
+                stage=stage,
+                options=stage.options,
+                checkpoint=checkpoint,
+                device=device,
+                dtype=own,
+                load_format=load_format,
+                logits_processors=plan.processors,
+                graphs=graphs,
+            )
             kind, name = plan.kinds[stage.name], stage.name
             with _built(stage, kind.load, device), memory_errors(name, "weights and buffers", device):
                 loaded[name] = expect(kind.load(context), LoadedStage, f"{name}.load", kind.load)  # type: ignore[type-abstract]
@@ -79,7 +89,7 @@ def check_shapes(plan: Plan, checkpoint: Checkpoint, plugins: Plugins, options: 
     assert options.device is not None, "the caller chose it"
     ConnectorSelector(plugins).check(plan.pipeline, Placement.of(plan.pipeline, options.device))
     try:
-        load_stages(plan, checkpoint, MetaDevice(), options.dtype, options.load_format)
+        load_stages(plan, checkpoint, MetaDevice(), dtype=options.dtype, load_format=options.load_format)
     except (RuntimeError, NotImplementedError) as error:
         # This plugin's model does not support the meta device: loading checks its shapes.
         _log.debug("the shapes of weights could not be checked beforehand: %s", error)
@@ -107,8 +117,8 @@ def build_engine(
     plugins: Plugins,
     device: Device,
     options: EngineOptions,
-    command_queue: CommandQueue | None = None,
     *,
+    command_queue: CommandQueue | None = None,
     place: str | None = None,
     share: DeviceShare = ALONE,
     take_timeline: Callable[[Trace], object] | None = None,
@@ -136,29 +146,49 @@ def build_engine(
             stages = tuple(stage.name for stage in plan.pipeline.order() if stage.name in own)
             timeline = TimelineFile(options.timeline, device, stages, take_timeline)
         graphs = device.captures if options.graphs is None else options.graphs
-        loaded = load_stages(plan, checkpoint, device, options.dtype, options.load_format, graphs, own)
+        loaded = load_stages(
+            plan, checkpoint, device, dtype=options.dtype, load_format=options.load_format, graphs=graphs, stages=own
+        )
         memory = _divide(loaded, device, budget)
-        workers: dict[str, StageWorker] = {}
-        with torch.inference_mode():
-            for name, stage in loaded.items():
-                field, remedy = f"{name}.start", f"correct kind {plan.pipeline.stage(name).kind!r}"
-                with (
-                    plugin_setup(field, remedy, stage.start),
-                    memory_errors(name, f"{memory[name].pages} pages", device),
-                ):
-                    worker = expect(stage.start(memory[name].pages), StageWorker, field, stage.start)  # type: ignore[type-abstract]
-                    workers[name] = with_boxes(worker)
-        with may_sync(SyncPoint.LOAD):
-            device.synchronize()
+        workers = _start_workers(plan, loaded, memory, device)
     except BaseException:
         ends.close_after_error()
         raise
     admission: Admission[SubmitRequest] = Admission(options.max_active_requests, options.max_waiting_requests)
     is_held = command_queue.holds if command_queue is not None else _never
-    orchestrator = Orchestrator(plan.pipeline, workers, plan.adapters, ends, admission, here, is_held)
+    orchestrator = Orchestrator(
+        plan.pipeline,
+        workers=workers,
+        adapters=plan.adapters,
+        ends=ends,
+        admission=admission,
+        place=here,
+        is_held=is_held,
+    )
     if timeline is not None:
         timeline.start()
-    return Engine(device, orchestrator, workers, ends, memory, timeline, command_queue)
+    return Engine(
+        device, orchestrator, workers=workers, ends=ends, memory=memory, timeline=timeline, command_queue=command_queue
+    )
+
+
+def _start_workers(
+    plan: Plan, loaded: Mapping[str, LoadedStage], memory: Mapping[str, StageMemory], device: Device
+) -> dict[str, StageWorker]:
+    """The workers of loaded stages, which allocate their pages and capture their steps."""
+    workers: dict[str, StageWorker] = {}
+    with torch.inference_mode():
+        for name, stage in loaded.items():
+            field, remedy = f"{name}.start", f"correct kind {plan.pipeline.stage(name).kind!r}"
+            with (
+                plugin_setup(field, remedy, stage.start),
+                memory_errors(name, f"{memory[name].pages} pages", device),
+            ):
+                worker = expect(stage.start(memory[name].pages), StageWorker, field, stage.start)  # type: ignore[type-abstract]
+                workers[name] = with_boxes(worker)
+    with may_sync(SyncPoint.LOAD):
+        device.synchronize()
+    return workers
 
 
 def _never(request_id: str) -> bool:

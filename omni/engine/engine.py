@@ -93,6 +93,7 @@ class Engine:
         self,
         device: Device,
         orchestrator: Orchestrator,
+        *,
         workers: Mapping[str, StageWorker],
         ends: EdgeEnds,
         memory: Mapping[str, StageMemory],

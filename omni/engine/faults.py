@@ -40,7 +40,8 @@ class ClosedStages:
 
     def add(self, stage: str, error: OmniError) -> None:
         """error: of its worker, or of an edge to it."""
-        self._problems[stage] = error.problem if isinstance(error, StageError) and error.stage == stage else str(error)
+        problem = error.problem if isinstance(error, StageError) and error.stage == stage else str(error)
+        self._problems.setdefault(stage, problem)  # the first one: others may follow from it
 
     def check(self, stages: Collection[str]) -> None:
         """Raises StageError if one of the stages is closed."""

@@ -3,10 +3,13 @@
 | calls that raise, or return what they must not | harm |
 |---|---|
 | `send`, `pieces`, `sent`, `receive`, `add`, `poll` | the request whose payload it is |
-| `Pending.abort`, `release`, `discard` | nobody: the log has them, and the payload's memory may be lost |
-| `tick`, `busy`, `released`, `freed`, `Ref.abort`, `peer_lost` | the requests of the edge: its memory is in an unknown state |
+| `tick`, `busy`, `released`, `freed`, `peer_lost` | the requests of the edge: its memory is in an unknown state |
+| `Pending.release`, `discard`, both `abort` | the same: the next payloads would wait for the memory of this one |
 
-After a fault of the last kind the engine calls the ends no more, except to let go of payloads and to close. It closes
+Between two engines the message of a payload is tried before it is sent: a piece that is lost on its way keeps the memory that it
+names.
+
+After a fault of the last kinds the engine calls the ends no more, except to let go of payloads and to close. It closes
 the stage at the consumer's end as after a fault of its worker. Nothing reads the payloads of the edge then, so that
 their producer gets their memory back (`EdgeGuard.free`).
 """
@@ -20,10 +23,12 @@ from torch import Tensor
 
 from omni.connector import Connector, EdgeEnd, Pending, Received, Receiver, Ref, Sender
 from omni.device import Event
-from omni.errors import OmniError, ReturnedError, StageError, fault_of, known, plugin_error, type_of
+from omni.errors import OmniError, ReturnedError, StageError, fault_of, known, plugin_error, said, type_of
+from omni.ipc import Codec, Typed
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge
 from omni.plugin.locate import given
+from omni.utils.origin import with_origin
 
 ReturnedT = TypeVar("ReturnedT")
 
@@ -32,6 +37,10 @@ _refs: set[type] = set()
 _pendings: set[type] = set()
 _events: set[type] = set()
 _tensors: set[type] = set()
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True):
+    meta: Typed[msgspec.Struct]
 
 
 class EdgeGuard:
@@ -48,6 +57,7 @@ class EdgeGuard:
         self.fault: OmniError | None = None
         """The first one after which the state of the ends is unknown."""
         self.reported = False
+        self._codec: Codec[_Message] = Codec(_Message, inline_bytes=None)
 
     def fail(self, doing: str, error: BaseException, code: object) -> NoReturn:
         """Raises an error of a call as one of omni. code: what was called."""
@@ -60,6 +70,14 @@ class EdgeGuard:
         if isinstance(error, KeyboardInterrupt):
             raise error
         self.fault = self.fault or known(self.edge.name, doing, error, code)
+
+    def check_message(self, doing: str, meta: msgspec.Struct) -> None:
+        """Raises StageError for a payload's message that cannot pass to the consumer's engine."""
+        try:
+            self._codec.decode(*self._codec.encode(_Message(Typed(meta))))
+        except Exception as error:
+            problem = f"its {type(meta).__name__} cannot be sent to another process: {said(error)}; correct its fields"
+            raise StageError(self.edge.name, doing, with_origin(problem, code=type(meta))) from error
 
     def check(self, doing: str) -> None:
         """Raises StageError after a fault."""
@@ -165,6 +183,8 @@ class GuardedSender:
     def send(self, payload: Payload, ready: Event) -> Ref:
         doing = "sending a payload"
         self.guard.check(doing)
+        if self.guard.remote:
+            self.guard.check_message(doing, payload.meta)
         try:
             ref = self._sender.send(payload, ready)
             if type(ref) not in _refs:
@@ -211,13 +231,13 @@ class GuardedPending:
         try:
             self._pending.release(after)
         except BaseException as error:
-            self._guard.fail("releasing a payload", error, self._pending.release)
+            self._guard.break_off("releasing a payload", error, self._pending.release)
 
     def abort(self) -> None:
         try:
             self._pending.abort()
         except BaseException as error:
-            self._guard.fail("giving up a payload", error, self._pending.abort)
+            self._guard.break_off("giving up a payload", error, self._pending.abort)
 
 
 class GuardedReceiver:
@@ -263,7 +283,7 @@ class GuardedReceiver:
         try:
             self._receiver.discard(piece)
         except BaseException as error:
-            self.guard.fail("discarding a payload", error, self._receiver.discard)
+            self.guard.break_off("discarding a payload", error, self._receiver.discard)
 
     def tick(self) -> None:
         if self.guard.fault is not None:

@@ -56,7 +56,7 @@ class RequestOpener:
         user_edges = self._wanted_edges(request, own)
         producers = {edge.producer for edge in (*edges, *user_edges.values())}
         credits = {name: self._credit(request.id, name) for name in own if name in producers}
-        active = ActiveRequest(request, sink, set(own), set(awaited), {}, {}, credits)
+        active = ActiveRequest(request, sink, running=set(own), awaited=set(awaited), outs={}, ins={}, credits=credits)
         for edge in edges:
             self._add_route(active, edge)
         for modality, edge in user_edges.items():
@@ -72,9 +72,17 @@ class RequestOpener:
             sources = {edge.name for edge in edges if edge.consumer == name} | (
                 {FRONTEND} if request.inputs.get(name) else set()
             )
-            sampling, rules = request.sampling.get(name, SamplingParams()), request.rules.get(name, NO_RULES)
-            salt, index = request.cache_salt, request.sample_index
-            yield name, Open(request.id, sampling, frozenset(sources), rank, salt, index, rules, name in asked)
+            opened = Open(
+                request.id,
+                request.sampling.get(name, SamplingParams()),
+                frozenset(sources),
+                rank=rank,
+                cache_salt=request.cache_salt,
+                sample_index=request.sample_index,
+                rules=request.rules.get(name, NO_RULES),
+                hidden_states=name in asked,
+            )
+            yield name, opened
         for name, payloads in request.inputs.items():
             if name in own:
                 yield from ((name, Feed(request.id, payload, COMPLETED)) for payload in payloads)
@@ -92,12 +100,20 @@ class RequestOpener:
                 receiver = self._ends.receiver(edge.name, producer)
                 worker, leases = self._workers[edge.consumer], self._leases[edge.consumer]
                 adapter, on_busy = self._adapter(request, edge), self._on_busy
-                here = InRoute(request.id, edge, adapter, receiver, worker, on_busy, leases)
+                here = InRoute(
+                    request.id,
+                    edge,
+                    adapter=adapter,
+                    receiver=receiver,
+                    consumer=worker,
+                    on_busy=on_busy,
+                    leases=leases,
+                )
                 active.ins[edge.name] = here
             if producer == self._place:
                 far = here or RemoteConsumer(self._ends.link(consumer), request.id, request.number, edge.name)
                 sender, credit = self._ends.sender(edge.name, consumer), active.credits[edge.producer]
-                active.outs[edge.name] = OutRoute(request.id, edge, sender, credit, far)
+                active.outs[edge.name] = OutRoute(request.id, edge, sender=sender, credit=credit, consumer=far)
             if here is not None:
                 local = active.outs.get(edge.name)
                 here.producer = local or RemoteProducer(self._ends.link(producer), request.id, edge.name)
@@ -117,7 +133,9 @@ class RequestOpener:
     def _user_route(self, active: ActiveRequest, modality: str, edge: Edge) -> UserRoute:
         ends = self._ends.sender(edge.name, self._place), self._ends.receiver(edge.name, self._place)
         adapter, credit = self._adapter(active.request, edge), active.credits[edge.producer]
-        return UserRoute(active.request.id, modality, edge, adapter, ends, credit, active.sink.give)
+        return UserRoute(
+            active.request.id, modality, edge, adapter=adapter, ends=ends, credit=credit, give=active.sink.give
+        )
 
     def _adapter(self, request: EngineRequest, edge: Edge) -> Adapter:
         factory = self._adapters[edge.name]

@@ -53,6 +53,7 @@ class Orchestrator:
     def __init__(
         self,
         pipeline: Pipeline,
+        *,
         workers: Mapping[str, StageWorker],
         adapters: Mapping[str, AdapterFactory],
         ends: EdgeEnds,
@@ -168,8 +169,7 @@ class Orchestrator:
         return moved
 
     def deliver(self) -> bool:
-        """The part of `tick` for what is in the outboxes now: what arrives at once is in its consumers' inboxes then. Returns
-        whether there was anything. Raises as `tick`."""
+        """Delivers outbox messages without waiting for the next tick. Returns whether there were any. Raises as `tick`."""
         moved = self._empty_outboxes()
         self._routes.deliver()
         return moved
@@ -232,7 +232,7 @@ class Orchestrator:
             return
         try:
             if stage not in active.running and not isinstance(message, Failed):
-                problem = f"a {type(message).__name__} for a request that is over there, or was never there"
+                problem = f"a {type(message).__name__} for a request that is finished or unknown at this stage"
                 raise known(stage, "running", ReturnedError(problem, type(self._workers[stage])))
             match message:
                 case Produced():

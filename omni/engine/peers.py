@@ -271,10 +271,7 @@ class EdgeEnds:
         peer = self._peers[place]
         if not isinstance(message, PieceOut) or peer.receivers is None:
             return
-        try:
-            peer.receivers[message.edge].discard(message.piece.value)
-        except Exception:  # only the payload's memory is lost
-            _log.exception("%s: the connector failed to discard a payload", message.edge)
+        peer.receivers[message.edge].discard(message.piece.value)
 
     def kept(self, request_id: str) -> list[tuple[str, ToConsumer]]:
         """Takes the messages that were kept for a request, with their places."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import msgspec
 import torch
@@ -32,6 +32,7 @@ class EngineRequest:
     id: str
     modalities: frozenset[str]
     inputs: Mapping[str, Sequence[Payload]]
+    _: KW_ONLY
     edges: Mapping[str, msgspec.Struct] = field(default_factory=dict)
     sampling: Mapping[str, SamplingParams] = field(default_factory=dict)
     priority: int = 0

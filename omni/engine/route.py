@@ -4,7 +4,8 @@
                  Credit  <- acquired --
 
 In one engine the halves call each other. Between two engines, `omni.engine.peers` carries the calls as messages. The
-ends that they use are those of `omni.engine.guard`, which raise OmniError alone.
+ends that they use are those of `omni.engine.guard`, which raise OmniError alone, and nothing where a payload is released,
+given up or discarded at its consumer.
 """
 
 import logging
@@ -118,7 +119,7 @@ class _Sending:
 class OutRoute:
     """The producer's half: passes the payloads of a request to the connector, and their pieces to the consumer."""
 
-    def __init__(self, request_id: str, edge: Edge, sender: Sender, credit: Credit, consumer: RouteConsumer) -> None:
+    def __init__(self, request_id: str, edge: Edge, *, sender: Sender, credit: Credit, consumer: RouteConsumer) -> None:
         self.edge = edge
         self.request_id = request_id
         self._sender = sender
@@ -225,6 +226,7 @@ class InRoute:
         self,
         request_id: str,
         edge: Edge,
+        *,
         adapter: Adapter,
         receiver: Receiver,
         consumer: "FeedTaker",
@@ -256,14 +258,14 @@ class InRoute:
         """Raises OmniError if the connector fails."""
         try:
             if self.closed:
-                self._discard(piece)
+                self._receiver.discard(piece)
             elif index in self._receiving:
                 self._receiving[index].add(piece)
             else:
                 self._receiving[index] = self._receiver.receive(piece)
                 self._on_busy(self)
         except OmniError:
-            self._discard(piece)
+            self._receiver.discard(piece)
             raise
 
     def end(self, payloads: int, reason: str) -> None:
@@ -275,10 +277,7 @@ class InRoute:
         self.closed = True
         while self._receiving:
             _, pending = self._receiving.popitem()
-            try:
-                pending.abort()
-            except Exception:  # only the payload's memory is lost
-                _log.exception("%s: the connector failed to abort a payload", self.edge.name)
+            pending.abort()
 
     # As the orchestrator sees it.
 
@@ -304,12 +303,6 @@ class InRoute:
         if not self.closed:
             self.give_up()
             self.producer.leave()
-
-    def _discard(self, piece: object) -> None:
-        try:
-            self._receiver.discard(piece)
-        except Exception:  # only the payload's memory is lost
-            _log.exception("%s: the connector failed to discard a payload", self.edge.name)
 
     def _deliver(self, pending: Pending, received: Received) -> None:
         # If it fails, the payload stays here, and the request's end gives it up.

@@ -32,6 +32,7 @@ class UserRoute:
         request_id: str,
         modality: str,
         edge: Edge,
+        *,
         adapter: Adapter,
         ends: tuple[Sender, Receiver],
         credit: Credit,
@@ -47,8 +48,10 @@ class UserRoute:
         self._give = give
         self._adapter = adapter
         self._rate: int | None = None
-        self._in = InRoute(request_id, edge, adapter, receiver, self, lambda route: None, {})
-        self._out = OutRoute(request_id, edge, sender, credit, self._in)
+        self._in = InRoute(
+            request_id, edge, adapter=adapter, receiver=receiver, consumer=self, on_busy=lambda route: None, leases={}
+        )
+        self._out = OutRoute(request_id, edge, sender=sender, credit=credit, consumer=self._in)
         self._in.producer = self._out
 
     @property

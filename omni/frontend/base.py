@@ -3,7 +3,7 @@ their own, outside of the engine's."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal, Protocol
 
 import msgspec
@@ -68,6 +68,7 @@ class Chat:
     modalities: frozenset[str]
     voice: str | None
     sampling: Mapping[str, SamplingParams]
+    _: KW_ONLY
     cache_salt: str = ""
     control_tokens: ControlTokensIn = "text"
     limit: PromptLimit | None = None

@@ -155,7 +155,7 @@ def compiled_bytes(text: str) -> int:
     return 2**16 + 256 * len(text.encode())
 
 
-class _Turn:
+class _Compilation:
     """The first of the threads that need one grammar at once compiles it for all. If it is interrupted, the next one compiles."""
 
     def __init__(self) -> None:
@@ -174,8 +174,8 @@ class GrammarCompiler:
         self._kept_bytes = kept_bytes
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
-        # A turn lasts as long as a thread refers to it, so none has to be removed.
-        self._turns: WeakValueDictionary[tuple[str, str], _Turn] = WeakValueDictionary()
+        # A compilation lasts as long as a thread refers to it, so none has to be removed.
+        self._compilations: WeakValueDictionary[tuple[str, str], _Compilation] = WeakValueDictionary()
 
     def compile(self, structured: StructuredOutput, field: str) -> Grammar:
         """May take seconds. Raises InputError, below `field`, with the compiler's message."""
@@ -186,14 +186,14 @@ class GrammarCompiler:
             if kept is not None:
                 self._kept.move_to_end(key)
                 return kept
-            turn = self._turns.setdefault(key, _Turn())
-        with turn.lock:
-            if turn.outcome is None:
+            compilation = self._compilations.setdefault(key, _Compilation())
+        with compilation.lock:
+            if compilation.outcome is None:
                 outcome = self._compile(kind, text)
                 if isinstance(outcome, Grammar):
                     self._keep(key, outcome)
-                turn.outcome = outcome
-            grammar = turn.outcome
+                compilation.outcome = outcome
+            grammar = compilation.outcome
         if isinstance(grammar, str):
             remedy = "correct it; docs/sampling.md names the dialects"
             raise InputError(f"{field}.{kind}", f"does not compile: {shortened(grammar)}", remedy)

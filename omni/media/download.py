@@ -61,7 +61,7 @@ class _Worker:
     def __init__(self, options: MediaOptions) -> None:
         self._options = options
         self._loop = asyncio.new_event_loop()
-        self._turns = asyncio.Semaphore(options.max_downloads)
+        self._slots = asyncio.Semaphore(options.max_downloads)
         self._resolver = Resolver(options.max_downloads)
         self._tasks: set[asyncio.Task[None]] = set()
         # A daemon: at its end, the interpreter waits for all other threads.
@@ -113,7 +113,7 @@ class _Worker:
     async def _serve(self, future: "Future[bytes]", url: str, field: str) -> None:
         limit = self._options.download_seconds
         try:
-            async with self._turns, asyncio.timeout(limit):
+            async with self._slots, asyncio.timeout(limit):
                 _settle(future, await download(url, field, self._options, self._resolver))
         except TimeoutError:
             problem = f"could not download {shortened(url)} (no end after {limit:g} s)"

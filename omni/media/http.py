@@ -55,17 +55,17 @@ class Resolver:
     requests wait for one to end, until their own deadline."""
 
     def __init__(self, most: int) -> None:
-        self._turns = asyncio.Semaphore(most)
+        self._slots = asyncio.Semaphore(most)
 
     async def resolve(self, host: str, port: int) -> list[str]:
         """Addresses in the system's order, without link-local ones. Raises OSError, and StageError if no thread can be started."""
-        await self._turns.acquire()
+        await self._slots.acquire()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[list[str]] = loop.create_future()
 
         def settle(found: list[str] | Exception) -> None:
             # Here and not in the waiting request, which may be cancelled while the thread still runs.
-            self._turns.release()
+            self._slots.release()
             if done.cancelled():
                 return
             if isinstance(found, Exception):
@@ -90,7 +90,7 @@ class Resolver:
             threading.Thread(target=run, name="omni-resolve", daemon=True).start()
         except RuntimeError as error:
             # The machine is out of threads, perhaps temporarily.
-            self._turns.release()
+            self._slots.release()
             raise known("frontend", "resolving a host", error) from error
         return await done
 

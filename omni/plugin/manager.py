@@ -139,7 +139,7 @@ def load_plugins(points: Iterable[EntryPoint] | None = None) -> Plugins:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Loaded:
     record: PluginRecord
     families: Sequence[ModelFamily] = ()
@@ -159,7 +159,7 @@ def _load(point: EntryPoint) -> _Loaded:
             record = replace(record, warnings=(_IMPORTS_TORCH,))
         return _call_hooks(record, module)
     except (Exception, SystemExit):  # a module may exit the interpreter; the other plugins still load
-        return _Loaded(replace(record, error=traceback.format_exc()))
+        return _Loaded(record=replace(record, error=traceback.format_exc()))
 
 
 def _call_hooks(record: PluginRecord, module: object) -> _Loaded:
@@ -183,7 +183,14 @@ def _call_hooks(record: PluginRecord, module: object) -> _Loaded:
         *(f"logits processor {p.name}" for p in processors),
         *(f"pipeline extension {e.name}" for e in extensions),
     )
-    return _Loaded(replace(record, registered=names), families, kinds, connectors, processors, extensions)
+    return _Loaded(
+        record=replace(record, registered=names),
+        families=families,
+        kinds=kinds,
+        connectors=connectors,
+        processors=processors,
+        extensions=extensions,
+    )
 
 
 def _check_hooks(record: PluginRecord, module: object) -> None:

@@ -297,7 +297,8 @@ class EngineGroup:
     def _lose(self, tracked: _Tracked, place: str, error: LostPeerError) -> None:
         """Starts a request again that lost an engine, if nothing of it was given out.
 
-        place: of the engine that says so. If it says so of another, that one will too, and why; then it is known not to run.
+        place: of the reporting engine. Its report about another engine is provisional: that one reports its own end and the
+        reason, and then it is known not to run.
         """
         if tracked.places.get(error.stage, place) in tracked.parts:
             tracked.lost = error

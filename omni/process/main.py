@@ -95,7 +95,7 @@ def _load(
         start.plugins,
         device,
         start.options,
-        server,
+        command_queue=server,
         place=start.place,
         share=start.share,
         take_timeline=take_timeline,

@@ -35,7 +35,7 @@ class PayloadData(msgspec.Struct, frozen=True, array_like=True):
 # To the engine.
 
 
-class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Start(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
     """Load the stages of a place and serve them. checkpoint: its folder. share: of the device's memory. threads: of
     torch on the CPU. levels: of the user's loggers, by name."""
 
@@ -52,6 +52,7 @@ class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
     @classmethod
     def of(
         cls,
+        *,
         checkpoint: str,
         pipeline: Pipeline,
         plugins: Plugins,
@@ -63,7 +64,17 @@ class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
         typed = {stage.name: Typed(stage.options) for stage in pipeline.stages}
         bare = tuple(msgspec.structs.replace(stage, options=_NoOptions()) for stage in pipeline.stages)
         plain = msgspec.structs.replace(pipeline, stages=bare)
-        return cls(checkpoint, plain, typed, plugins, options, place, share, threads, _log_levels())
+        return cls(
+            checkpoint=checkpoint,
+            pipeline=plain,
+            stage_options=typed,
+            plugins=plugins,
+            options=options,
+            place=place,
+            share=share,
+            threads=threads,
+            levels=_log_levels(),
+        )
 
     def whole_pipeline(self) -> Pipeline:
         stages = tuple(
@@ -73,7 +84,7 @@ class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
         return msgspec.structs.replace(self.pipeline, stages=stages)
 
 
-class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
     """An `EngineRequest`."""
 
     id: str
@@ -93,30 +104,34 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
         if request.rules:
             raise TypeError("live rules cannot be sent to another process: give text_rules")
         return cls(
-            request.id,
-            request.modalities,
-            {name: [_payload_data(payload) for payload in payloads] for name, payloads in request.inputs.items()},
-            {name: Typed(arguments) for name, arguments in request.edges.items()},
-            dict(request.sampling),
-            request.priority,
-            request.cache_salt,
-            request.sample_index,
-            dict(request.text_rules),
-            request.number,
-            dict(request.places),
+            id=request.id,
+            modalities=request.modalities,
+            inputs={
+                name: [_payload_data(payload) for payload in payloads] for name, payloads in request.inputs.items()
+            },
+            edges={name: Typed(arguments) for name, arguments in request.edges.items()},
+            sampling=dict(request.sampling),
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            sample_index=request.sample_index,
+            text_rules=dict(request.text_rules),
+            number=request.number,
+            places=dict(request.places),
         )
 
     def request(self) -> EngineRequest:
         """The request, without its rules."""
         return EngineRequest(
-            self.id,
-            self.modalities,
-            {name: [Payload(p.meta.value, p.tensors) for p in payloads] for name, payloads in self.inputs.items()},
-            {name: arguments.value for name, arguments in self.edges.items()},
-            self.sampling,
-            self.priority,
-            self.cache_salt,
-            self.sample_index,
+            id=self.id,
+            modalities=self.modalities,
+            inputs={
+                name: [Payload(p.meta.value, p.tensors) for p in payloads] for name, payloads in self.inputs.items()
+            },
+            edges={name: arguments.value for name, arguments in self.edges.items()},
+            sampling=self.sampling,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            sample_index=self.sample_index,
             number=self.number,
             places=self.places,
         )

@@ -67,7 +67,7 @@ class PlacedEngines:
         assert options.device is not None, "the caller chose it"
         self._pipeline, self._options = pipeline, options
         self._placement = Placement.of(pipeline, options.device)
-        self._start_of = partial(Start.of, checkpoint, pipeline, plugins)
+        self._start_of = partial(Start.of, checkpoint=checkpoint, pipeline=pipeline, plugins=plugins, options=options)
         devices = [device_of(place) for place in self._placement.places]
         for index, place in enumerate(self._placement.places):
             device = devices[index]
@@ -83,9 +83,9 @@ class PlacedEngines:
     def ready(self) -> None:
         """Waits until all stages are loaded and the engines are connected. Raises the first error, with the type and text that
         it has in its process."""
-        for turn in range(max(placed.share.engines for placed in self.by_place.values())):
-            engines = [placed for placed in self.by_place.values() if placed.share.index == turn]
-            for placed in engines if turn else ():
+        for index in range(max(placed.share.engines for placed in self.by_place.values())):
+            engines = [placed for placed in self.by_place.values() if placed.share.index == index]
+            for placed in engines if index else ():
                 self._load(placed, placed.engine)
             for placed in engines:
                 placed.engine.ready()
@@ -133,7 +133,8 @@ class PlacedEngines:
 
     def _load(self, placed: PlacedEngine, engine: RemoteEngine) -> None:
         threads = threads_of(placed.place, list(self.by_place))
-        engine.load(self._start_of(self._options, placed.place, placed.share, threads), placed.stages)
+        start = self._start_of(place=placed.place, share=placed.share, threads=threads)
+        engine.load(start, placed.stages)
 
     def _start(self, placed: PlacedEngine, engine: RemoteEngine) -> None:
         with self.lock:

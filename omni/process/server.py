@@ -73,8 +73,9 @@ class EngineServer:
         self._answers: list[Answer] = []
         self._unlinked: list[int] = []
         self._closed: list[str] = []
-        """Closed stages of the next turn, and `_told` of earlier ones too."""
-        self._told: set[str] = set()
+        """Closed stages not yet reported."""
+        self._reported: set[str] = set()
+        """Closed stages of this and of earlier turns."""
         self._logs: deque[LogRecordOut] = deque()
         self._checker: Codec[OtherOut | StageFinishedOut] = Codec(OtherOut | StageFinishedOut)
         # The state is that after the turn, in which stages have dropped what ended before it.
@@ -130,9 +131,9 @@ class EngineServer:
     def flush(self) -> None:
         while self._asked:
             self._answers.append(Answer(self._asked.popleft(), self.state()))
-        if self._engine is not None and len(self._engine.closed_stages) > len(self._told):
-            self._closed += [stage for stage in self._engine.closed_stages if stage not in self._told]
-            self._told.update(self._closed)
+        if self._engine is not None and len(self._engine.closed_stages) > len(self._reported):
+            self._closed += [stage for stage in self._engine.closed_stages if stage not in self._reported]
+            self._reported.update(self._closed)
         if not self._unsent:
             return
         try:
@@ -263,7 +264,7 @@ class EngineServer:
         return self._finish_building(request.id, self._build(message.text_rules))
 
     def _check_request(self, request: EngineRequest) -> None:
-        """Before it was sent, another engine may have checked it, or none."""
+        """The request may be unchecked here: another engine may have checked it, or none."""
         assert self._engine is not None
         own = {stage: params for stage, params in request.sampling.items() if stage in self._engine.memory}
         self._engine.check(own, {stage: f"{stage}.sampling" for stage in own})
@@ -303,7 +304,9 @@ class EngineServer:
                     self._check_sendable(OtherOut(request_id, modality, Typed(meta), empty))
                     outputs(OtherOut(request_id, modality, Typed(meta), dict(tensors)))
                 case StageFinished(stage, reason, counts, held):
-                    finished = StageFinishedOut(request_id, stage, reason, dict(counts), held)
+                    finished = StageFinishedOut(
+                        request_id=request_id, stage=stage, reason=reason, counts=dict(counts), held=held
+                    )
                     self._check_sendable(finished)
                     outputs(finished)
                 case RequestFinished():

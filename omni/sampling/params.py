@@ -80,7 +80,8 @@ class Parameter:
     """Declaration of a sampling parameter: metadata of its field in `SamplingParams`.
 
     valid: whether a value is in range. remedy: of the error for one that is not. off: the value without effect, and the fallback
-    default unless `default` is given. published: see `Published`. The device storage of a parameter is declared by stage kinds.
+    default unless `default` is given. published: see `Published`. of_codes: it applies to a codec frame's codes after the first.
+    The device storage of a parameter is declared by stage kinds.
     """
 
     valid: Callable[[Any], bool] = lambda value: True
@@ -88,6 +89,7 @@ class Parameter:
     off: object = None
     default: object = None
     published: Published | None = None
+    of_codes: bool = False
 
 
 def _within(low: float, high: float) -> Callable[[float], bool]:
@@ -157,14 +159,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_n_sigma: Annotated[float | None, Parameter(_within(0, 100), "use 0 (off) to 100", off=0.0)] = None
     """Keeps ids whose logit is within this number of standard deviations of the largest, 0 to 100. 0 keeps all."""
 
-    code_temperature: Annotated[float | None, replace(_TEMPERATURE, default=1.0)] = None
+    code_temperature: Annotated[float | None, replace(_TEMPERATURE, default=1.0, of_codes=True)] = None
     """Temperature of a codec frame's codes after the first; the first is the token, which all else is about. 0 if `temperature` is,
     unless the request gives this one."""
 
-    code_top_k: Annotated[int | None, _TOP_K] = None
+    code_top_k: Annotated[int | None, replace(_TOP_K, of_codes=True)] = None
     """`top_k` of these codes."""
 
-    code_top_p: Annotated[float | None, _TOP_P] = None
+    code_top_p: Annotated[float | None, replace(_TOP_P, of_codes=True)] = None
     """`top_p` of these codes."""
 
     repetition_penalty: Annotated[float | None, _REPETITION] = None

@@ -22,8 +22,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
         raise ClientGone
     finally:
         watch.cancel()
-        if not task.done():
-            task.cancel()
+        task.cancel()  # a no-op once it is done
         # The work has freed what it held before this returns.
         await asyncio.gather(task, watch, return_exceptions=True)
 

@@ -11,7 +11,7 @@ from omni.serve.activity import ActivityFeed
 from omni.serve.audio.voices import Voices
 from omni.serve.errors import EngineDown, Rename, renamed
 from omni.serve.limits import ServeLimits
-from omni.serve.metrics import Metrics
+from omni.serve.metrics import ServerMetrics
 from omni.serve.observer import Observer, RequestObserver
 from omni.serve.options import ServeOptions
 from omni.serve.transcripts import Transcripts
@@ -32,7 +32,7 @@ class Server:
         self.limits = ServeLimits(options)
         self.activity = ActivityFeed(omni, self.limits)
         self.transcripts = Transcripts(options.audio_seconds, options.max_kept_audio)
-        self.metrics = Metrics(omni, self.limits, self.names[0])
+        self.metrics = ServerMetrics(omni, self.limits, self.names[0])
         self.observers: list[Observer] = [self.metrics]
 
     @asynccontextmanager

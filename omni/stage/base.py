@@ -44,7 +44,7 @@ def module_bytes(module: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageContext:
     """The inputs for building a stage.
 

@@ -16,17 +16,14 @@ connector's `Pending`, and the producer's `Credit` (`omni.engine.route`). By ref
 when the consumer's lease is; a connector that copies it does so once its copies are launched and complete.
 """
 
-import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from omni.connector import Pending, Ref
 from omni.device import COMPLETED, Event
 from omni.errors import OmniError
 from omni.payload import PageSlice, Payload
 from omni.sampling import NO_RULES, HostRules, SamplingParams
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +43,7 @@ class Open:
     request_id: str
     sampling: SamplingParams
     inputs: frozenset[str]
+    _: KW_ONLY
     rank: tuple[int, int] = (0, 0)
     cache_salt: str = ""
     sample_index: int = 0
@@ -109,11 +107,7 @@ class Lease:
     def _end(self) -> None:
         if self._held is not None:
             self._held.pop(self, None)
-        try:
-            self._pending.release(self._after)
-        except Exception:
-            # Must not fail a stage: only the payload's memory is lost.
-            _log.exception("the connector failed to release a payload")
+        self._pending.release(self._after)
 
 
 @dataclass(slots=True, eq=False)

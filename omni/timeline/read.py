@@ -61,8 +61,15 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     if not phases:
         raise _refused(name, "traceEvents", "holds no phases")
     phases.sort(key=lambda span: span.launched.start)
-    counts = (head.dropped, head.unfinished, head.error_ns, head.started_ns)
-    return Trace(head.device, tuple(phases), tuple(host), *counts)
+    return Trace(
+        head.device,
+        tuple(phases),
+        host=tuple(host),
+        dropped=head.dropped,
+        unfinished=head.unfinished,
+        error=head.error_ns,
+        started=head.started_ns,
+    )
 
 
 def _decode(name: str, content: bytes | msgspec.Raw, type_: type[T], place: str) -> T:

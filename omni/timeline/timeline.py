@@ -60,7 +60,15 @@ class Timeline:
         host.sort(key=lambda span: span.took.start)
         device = self._device.torch_device
         name = f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
-        return Trace(name, tuple(phases), tuple(host), recorder.dropped, recorder.unread, fit.error, zero)
+        return Trace(
+            name,
+            tuple(phases),
+            host=tuple(host),
+            dropped=recorder.dropped,
+            unfinished=recorder.unread,
+            error=fit.error,
+            started=zero,
+        )
 
     def close(self) -> None:
         self._recorder.stop()
@@ -74,7 +82,15 @@ class Timeline:
         end = ends[launched.stream] = max(fit.host(ran.end) - zero, start)
         took = Interval(launched.began - zero, launched.ended - zero)
         category = category_of(launched.phase)
-        return PhaseSpan(stage, lane, launched.phase, category, launched.step, took, Interval(start, end))
+        return PhaseSpan(
+            stage=stage,
+            lane=lane,
+            phase=launched.phase,
+            category=category,
+            step=launched.step,
+            launched=took,
+            ran=Interval(start, end),
+        )
 
     def _place(self, stream: str) -> tuple[str, str]:
         for stage in self._stages:

@@ -4,7 +4,7 @@ since the recording began.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 
 from omni.device import PhaseCategory
@@ -28,7 +28,7 @@ class Interval:
         return self.start < other.end and other.start < self.end
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSpan:
     """A launched phase. launched: the host's time of enqueueing it. ran: its run on the device, by the host's clock. step: of the
     launch, None outside of steps."""
@@ -60,6 +60,7 @@ class Trace:
 
     device: str
     phases: tuple[PhaseSpan, ...]
+    _: KW_ONLY
     host: tuple[HostSpan, ...] = ()
     dropped: int = 0
     unfinished: int = 0

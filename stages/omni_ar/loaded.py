@@ -113,9 +113,18 @@ class LoadedAr:
         context = self._context
         name, device, dtype = context.stage.name, context.device, context.dtype
         chosen, size = self._options.attention_backend, self._limits.block_size
-        backend = select_backend(name, chosen, device, self._model.shape, dtype, size)
+        backend = select_backend(name, chosen, device, shape=self._model.shape, dtype=dtype, block_size=size)
         processors = self._processors.on_device
-        runner = Runner(name, device, self._model, backend, self._limits, dtype, context.stage.priority, processors)
+        runner = Runner(
+            name,
+            device,
+            model=self._model,
+            backend=backend,
+            limits=self._limits,
+            dtype=dtype,
+            priority=context.stage.priority,
+            processors=processors,
+        )
         runner.allocate(0)
         return runner
 
@@ -124,4 +133,12 @@ class LoadedAr:
 
     def _new_worker(self, pages: int) -> ArWorker:
         shape, name = self._model.shape, self._context.stage.name
-        return ArWorker(name, self._runner, shape, self._limits, self._options, pages, self._processors)
+        return ArWorker(
+            name,
+            self._runner,
+            shape=shape,
+            limits=self._limits,
+            options=self._options,
+            num_blocks=pages,
+            processors=self._processors,
+        )

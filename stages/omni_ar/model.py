@@ -133,7 +133,7 @@ class LayerSink:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One step's batch as input of `forward`: decode rows first, one token each, then chunks of other requests.
 

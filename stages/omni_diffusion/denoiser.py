@@ -34,7 +34,7 @@ MOST_BEGUN = 2
 
 
 class WindowHead(NamedTuple, Generic[T]):
-    """The numbers in front of a window's places and noise in an upload, in this order. Meanings as in `Windows`."""
+    """The numbers in front of a window's indices and noise in an upload, in this order. Meanings as in `Windows`."""
 
     row: T
     first: T
@@ -56,6 +56,7 @@ class Denoiser:
         device: Device,
         stream: Stream,
         model: DiffusionModel[StateT],
+        *,
         store: FrameStore,
         rows: int,
         sizes: WindowSizes,
@@ -138,7 +139,7 @@ class Denoiser:
             frames=window.frames,
             voice=request.voice,
         )
-        line[_HEAD : _HEAD + window.frames] = self._store.places(request, window.first - request.passed, window.frames)
+        line[_HEAD : _HEAD + window.frames] = self._store.indices(request, window.first - request.passed, window.frames)
         noise = request.noise.of(window)
         line[_HEAD + self._sizes.frames :].view(np.float32)[: noise.size] = noise.reshape(-1)
 
@@ -174,15 +175,15 @@ def begin_windows(
 ) -> None:
     """Writes the noise of windows over their rows' latents, and begins the windows in the model.
 
-    ring_RCG: int64, waiting frames, `C` per row. packed_BX: int64, for each window its `WindowHead`, the places of
+    ring_RCG: int64, waiting frames, `C` per row. packed_BX: int64, for each window its `WindowHead`, the indices of
     its `frames` code frames in the ring viewed as `[R * C, G]`, and its noise, two float32 per int64.
     """
-    head_BH, places_BN, noise_BX = packed_BX.split((_HEAD, frames, packed_BX.shape[1] - _HEAD - frames), 1)
+    head_BH, indices_BN, noise_BX = packed_BX.split((_HEAD, frames, packed_BX.shape[1] - _HEAD - frames), 1)
     head: WindowHead[Tensor] = WindowHead(*head_BH.T.contiguous().unbind())
     shape = latents_RTM.shape[1:]
     noise_BTM = noise_BX.view(torch.float32)[:, : shape.numel()].unflatten(1, shape)
     latents_RTM.index_copy_(0, head.row, noise_BTM)
-    codes_BNG = ring_RCG.flatten(0, 1).index_select(0, places_BN.flatten()).unflatten(0, places_BN.shape)
+    codes_BNG = ring_RCG.flatten(0, 1).index_select(0, indices_BN.flatten()).unflatten(0, indices_BN.shape)
     with products(tf32):
         model.begin(
             state,

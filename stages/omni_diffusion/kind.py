@@ -26,7 +26,7 @@ class LoadedDiffusion(MeasuredStage[DiffusionWorker]):
     def __init__(self, context: StageContext, model: DiffusionModel[Any]) -> None:
         options, stage, device = context.options, context.stage, context.device
         assert isinstance(options, DiffusionOptions)
-        new_worker = partial(DiffusionWorker, stage.name, device, model, options, stage.priority)
+        new_worker = partial(DiffusionWorker, stage.name, device, model, options, priority=stage.priority)
         self.model = model
         super().__init__(context, model, new_worker, captured_sizes(options.graph_batch_sizes, options.max_num_seqs))
 

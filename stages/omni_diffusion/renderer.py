@@ -2,7 +2,7 @@
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
-| `kept_RCM` of a row | `render_part` | `render_part`, same stream | the host's count: places are reused in turn |
+| `kept_RCM` of a row | `render_part` | `render_part`, same stream | the host's count: indices are reused in order |
 """
 
 from collections.abc import Callable, Sequence
@@ -32,6 +32,7 @@ class Renderer:
         device: Device,
         stream: Stream,
         model: DiffusionModel[StateT],
+        *,
         latents_RTM: Tensor,
         samples: SampleRing,
         sizes: WindowSizes,
@@ -55,14 +56,14 @@ class Renderer:
         """Captures the parts of long streams for `size` rows. At start, before there are requests."""
         for part in self._sizes.usual_parts():
             name = f"{self._stream.name}-{part.fresh}-{part.count}-latents-{size}"
-            turns = range(MAX_IN_FLIGHT)
-            graphs = [self._device.capture(self._stream, name, self.null_parts(size, part, turn)) for turn in turns]
+            slots = range(MAX_IN_FLIGHT)
+            graphs = [self._device.capture(self._stream, name, self.null_parts(size, part, slot)) for slot in slots]
             self._graphs.add(part, size, graphs)
 
-    def null_parts(self, count: int, part: RenderPart, turn: int = 0) -> list[Launch]:
+    def null_parts(self, count: int, part: RenderPart, slot: int = 0) -> list[Launch]:
         packed_BX = self._upload.view(PackedSpan(0, (count, 2 * part.fresh + part.seen)))
         self._device.enqueue(self._stream, [Launch.of(set_null_part, packed_BX)])
-        return [self._render(part, packed_BX, turn)]
+        return [self._render(part, packed_BX, slot)]
 
     @property
     def ready(self) -> bool:
@@ -71,7 +72,7 @@ class Renderer:
     def prepare(
         self, requests: Sequence[DiffusionRequest], part: RenderPart
     ) -> Callable[[], SampleBatch[DiffusionRequest] | None]:
-        """Enqueues the places of each request's latents. Returns a function that enqueues keeping, rendering and the
+        """Enqueues the indices of each request's latents. Returns a function that enqueues keeping, rendering and the
         copy to the host, and returns None if nothing is rendered. Both can be retried."""
         size, graphs = self._graphs.find(part, len(requests))
         packed = np.empty((size, 2 * part.fresh + part.seen), np.int64)
@@ -82,9 +83,9 @@ class Renderer:
         (packed_BX,) = self._upload.send([packed])
 
         def launch() -> SampleBatch[DiffusionRequest] | None:
-            turn = self._samples.turn
-            graph = graphs[turn] if graphs is not None else None
-            self._device.replay_or_enqueue(self._stream, graph, [self._render(part, packed_BX, turn)])
+            slot = self._samples.next_slot
+            graph = graphs[slot] if graphs is not None else None
+            self._device.replay_or_enqueue(self._stream, graph, [self._render(part, packed_BX, slot)])
             samples = part.count * self._model.samples_per_latent
             return self._samples.download(requests, samples) if samples else None
 
@@ -100,8 +101,8 @@ class Renderer:
         first = request.rendered - part.left
         line[2 * part.fresh :] = request.row * kept + np.arange(first, first + part.seen) % kept
 
-    def _render(self, part: RenderPart, packed_BX: Tensor, turn: int) -> Launch:
-        wav_BS = self._samples.buffer(turn, packed_BX.shape[0], part.count * self._model.samples_per_latent)
+    def _render(self, part: RenderPart, packed_BX: Tensor, slot: int) -> Launch:
+        wav_BS = self._samples.buffer(slot, packed_BX.shape[0], part.count * self._model.samples_per_latent)
         latents_RTM, kept_RCM = self._latents_RTM, self._kept_RCM
         return Launch.of(render_part, self._model, latents_RTM, kept_RCM, packed_BX, part, wav_BS, self._tf32)
 
@@ -121,12 +122,12 @@ def render_part(
     tf32: bool,
 ) -> None:
     """Keeps windows' fresh latents, and writes the samples of the part, if any. latents_RTM: of windows, `T` per row. kept_RCM:
-    kept ones, `C` per row. packed_BX: int64, for each row the places of its fresh latents in `[R * T, M]`, their destinations in
-    `[R * C, M]`, and the places there of the model's input. wav_BS: fp32. Raises ReturnedError for another shape."""
-    sources_Bn, places_Bn, seen_BT = packed_BX.split((part.fresh, part.fresh, part.seen), 1)
+    kept ones, `C` per row. packed_BX: int64, for each row the indices of its fresh latents in `[R * T, M]`, their destinations in
+    `[R * C, M]`, and the indices there of the model's input. wav_BS: fp32. Raises ReturnedError for another shape."""
+    sources_Bn, targets_Bn, seen_BT = packed_BX.split((part.fresh, part.fresh, part.seen), 1)
     if part.fresh:
         fresh_nM = latents_RTM.flatten(0, 1).index_select(0, sources_Bn.flatten())
-        kept_RCM.flatten(0, 1).index_copy_(0, places_Bn.flatten(), fresh_nM)
+        kept_RCM.flatten(0, 1).index_copy_(0, targets_Bn.flatten(), fresh_nM)
     if not part.count:
         return
     seen_BTM = kept_RCM.flatten(0, 1).index_select(0, seen_BT.flatten()).unflatten(0, seen_BT.shape)

@@ -57,7 +57,15 @@ class WindowSizes:
         block = model.block_frames
         blocks = (options.first_chunk_blocks, options.chunk_blocks, options.blocks_before, options.blocks_after)
         first, later, before, after = (count * block for count in blocks)
-        return cls(first, later, before, after, block, model.repeats, model.render_context)
+        return cls(
+            first=first,
+            later=later,
+            before=before,
+            after=after,
+            block=block,
+            repeats=model.repeats,
+            context=model.render_context,
+        )
 
     @property
     def frames(self) -> int:

@@ -27,13 +27,17 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
     ) -> None:
         rows, sizes = options.max_num_seqs, WindowSizes.of(options, model)
         most = rows * (sizes.most_fresh + sizes.context) * model.samples_per_latent
-        super().__init__(name, device, model, rows, sizes.capacity, most, priority)
+        super().__init__(name, device, model, rows=rows, capacity=sizes.capacity, most_samples=most, priority=priority)
         self._model = model
         self._options = options
         self._sizes = sizes
-        self._denoiser = Denoiser(device, self.stream, model, self.store, rows, sizes, options.tf32)
+        self._denoiser = Denoiser(
+            device, self.stream, model, store=self.store, rows=rows, sizes=sizes, tf32=options.tf32
+        )
         latents_RTM = self._denoiser.latents_RTM
-        self._renderer = Renderer(device, self.stream, model, latents_RTM, self.samples, sizes, options.tf32)
+        self._renderer = Renderer(
+            device, self.stream, model, latents_RTM=latents_RTM, samples=self.samples, sizes=sizes, tf32=options.tf32
+        )
         self.totals["windows"] = 0
 
     def capture(self, sizes: Iterable[int]) -> None:

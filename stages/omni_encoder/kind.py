@@ -32,7 +32,9 @@ class LoadedEncoder(MeasuredStage[EncoderWorker]):
         options, stage, device = context.options, context.stage, context.device
         assert isinstance(options, EncoderOptions)
         lengths = options.captured_lengths if context.graphs and model.padded_length(()) is not None else ()
-        new_worker = partial(EncoderWorker, stage.name, device, model, options, stage.priority, lengths)
+        new_worker = partial(
+            EncoderWorker, stage.name, device, model, options, priority=stage.priority, lengths=lengths
+        )
         self._options = options
         self._model = model
         super().__init__(context, model, new_worker, lengths, options.cache_bytes + options.held_bytes)

@@ -52,11 +52,11 @@ def read_arrival(message: Feed, groups: int) -> Arrival:
 
 @dataclass(slots=True, eq=False)
 class FrameRequest:
-    """A request from `Open` to its end.. rank: the waiting request of lowest rank gets the next row. row: its place in per-row
+    """A request from `Open` to its end. rank: the waiting request of lowest rank gets the next row. row: its index in per-row
     device memory; None without one. live: late results of a record that is not live are dropped. start, buffered: start of the
     row's frames in its ring, and their number. paused: whether a consumer is behind; the request then starts no new work. alone:
     whether it must run alone, since its last batch failed (`omni.stage.together`). done: number of decoded frames; samples of some
-    may be in flight. in_flight: number of its batches whose samples are not on the host yet. samples: those that are."""
+    may be in flight. in_flight: number of its batches whose samples are not on the host yet. samples: samples on the host."""
 
     id: str
     open_sources: set[str]

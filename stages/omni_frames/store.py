@@ -26,14 +26,14 @@ from omni_frames.request import Arrival, FrameRequest, RequestT
 class FrameStore:
     """A ring of `capacity` frames for each row, which the stage's phases read on the same stream. The host drops frames."""
 
-    def __init__(self, device: Device, stream: Stream, rows: int, capacity: int, groups: int) -> None:
+    def __init__(self, device: Device, stream: Stream, *, rows: int, capacity: int, groups: int) -> None:
         self.ring_RCG = device.zeros((rows, capacity, groups), torch.int64)
         self._frames = self.ring_RCG.view(rows * capacity, groups)
         self._capacity = capacity
         self._copier = PayloadCopier(device, stream, (1 + groups) * rows * capacity)
 
-    def places(self, request: FrameRequest, start: int, count: int) -> NDArray[np.int64]:
-        """Places in the flattened ring of the row's frames `start` to `start + count`, counted from its oldest."""
+    def indices(self, request: FrameRequest, start: int, count: int) -> NDArray[np.int64]:
+        """Indices in the flattened ring of the row's frames `start` to `start + count`, counted from its oldest."""
         assert request.row is not None
         offsets = request.start + np.arange(start, start + count, dtype=np.int64)
         return request.row * self._capacity + offsets % self._capacity
@@ -61,8 +61,8 @@ class FrameStore:
             if not room or not arrival.message.arrived:
                 break
             first, count = arrival.taken, min(room, arrival.count - arrival.taken)
-            places = self.places(request, request.buffered, count)
-            planned.append((arrival, Transfer(arrival.codes, self._frames, places, slice(first, first + count))))
+            indices = self.indices(request, request.buffered, count)
+            planned.append((arrival, Transfer(arrival.codes, self._frames, indices, slice(first, first + count))))
             arrival.taken += count
             request.buffered += count
         return planned
@@ -98,21 +98,21 @@ class SampleRing(Downloader):
     """`MAX_IN_FLIGHT` float32 buffers of `most` samples on the device, and their copies on the host."""
 
     def __init__(self, device: Device, stream: Stream, copy_stream: Stream, most: int) -> None:
-        super().__init__(device, stream, copy_stream, (most,), torch.float32, MAX_IN_FLIGHT)
+        super().__init__(device, stream, copy_stream, shape=(most,), dtype=torch.float32, slots=MAX_IN_FLIGHT)
         self._wav = device.zeros((MAX_IN_FLIGHT, most), torch.float32)
 
-    def buffer(self, turn: int, count: int, samples: int) -> Tensor:
+    def buffer(self, slot: int, count: int, samples: int) -> Tensor:
         """The output `[count, samples]` of a phase that computes `samples` samples for each of `count` rows."""
-        return self._wav[turn, : count * samples].view(count, samples)
+        return self._wav[slot, : count * samples].view(count, samples)
 
     def download(
         self, requests: Sequence[RequestT], width: int, samples: Sequence[int] | None = None
     ) -> SampleBatch[RequestT]:
-        """Enqueues the copy of the buffer of `turn`, `[requests, width]`, and advances `turn`. samples: of each request;
+        """Enqueues the copy of the buffer of `next_slot`, `[requests, width]`, and advances `next_slot`. samples: of each request;
         None for `width`."""
         self.begin()
         try:
-            host, *_ = self.send(download_samples, self._wav[self.turn, : len(requests) * width])
+            host, *_ = self.send(download_samples, self._wav[self.next_slot, : len(requests) * width])
         except Exception:
             self.forget()
             raise

@@ -31,7 +31,15 @@ class FrameWorker(MailboxWorker[RequestT]):
     """
 
     def __init__(
-        self, name: str, device: Device, model: FrameModel, rows: int, capacity: int, most_samples: int, priority: int
+        self,
+        name: str,
+        device: Device,
+        model: FrameModel,
+        *,
+        rows: int,
+        capacity: int,
+        most_samples: int,
+        priority: int,
     ) -> None:
         """capacity: waiting frames per row on the device. most_samples: maximum samples of one batch."""
         super().__init__(name)
@@ -39,7 +47,7 @@ class FrameWorker(MailboxWorker[RequestT]):
         self.device = device
         self.stream = device.stream(name, priority=priority)
         self.rows = RowQueue[RequestT](rows)
-        self.store = FrameStore(device, self.stream, rows, capacity, model.num_groups)
+        self.store = FrameStore(device, self.stream, rows=rows, capacity=capacity, groups=model.num_groups)
         self.samples = SampleRing(device, self.stream, device.stream(f"{name}-copy", priority=priority), most_samples)
         self.totals = {"steps": 0, "frames": 0, "samples": 0}
         self._groups = model.num_groups

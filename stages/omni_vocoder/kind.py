@@ -32,7 +32,7 @@ class LoadedVocoder(MeasuredStage[VocoderWorker]):
     def __init__(self, context: StageContext, model: VocoderModel[Any]) -> None:
         options, stage, device = context.options, context.stage, context.device
         assert isinstance(options, VocoderOptions)
-        new_worker = partial(VocoderWorker, stage.name, device, model, options, stage.priority)
+        new_worker = partial(VocoderWorker, stage.name, device, model, options, priority=stage.priority)
         self._options = options
         self._model = model
         super().__init__(context, model, new_worker, captured_sizes(options.graph_batch_sizes, options.max_num_seqs))
@@ -41,7 +41,7 @@ class LoadedVocoder(MeasuredStage[VocoderWorker]):
         return partial(dry_run, self._context.stage.name, device=self._context.device, messages=self._all_rows())
 
     def _all_rows(self) -> list[Inbound]:
-        """For each row a request with the frames of a first and of a later chunk: rows in step share their chunks."""
+        """One request per row, long enough for two chunks: rows in step share their chunks."""
         sizes = ChunkSizes.of(self._options, self._model)
         count = sizes.first + sizes.later
         codes_NG = torch.zeros((count, self._model.num_groups), dtype=torch.int64, device="cpu")

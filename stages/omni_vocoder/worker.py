@@ -69,7 +69,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
     ) -> None:
         rows, sizes = options.max_num_seqs, ChunkSizes.of(options, model)
         most = rows * max(model.samples(sizes.first, True), model.samples(sizes.later, False))
-        super().__init__(name, device, model, rows, sizes.capacity, most, priority)
+        super().__init__(name, device, model, rows=rows, capacity=sizes.capacity, most_samples=most, priority=priority)
         self._model = model
         self._sizes = sizes
         self._null_row = rows  # pads a batch, with frame 0 of the ring
@@ -82,11 +82,11 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         for size in sizes:
             for chunk in (ChunkShape(self._sizes.first, True), ChunkShape(self._sizes.later, False)):
                 # The layout of the upload in `prepare`.
-                rows_B, places_BN = PackedSpan(0, (size,)), PackedSpan(size, (size, chunk.frames))
-                views = self._upload.view(rows_B), self._upload.view(places_BN)
+                rows_B, indices_BN = PackedSpan(0, (size,)), PackedSpan(size, (size, chunk.frames))
+                views = self._upload.view(rows_B), self._upload.view(indices_BN)
                 self.device.launch(self.stream, set_null_rows, *views, self._null_row)
                 name = f"{self.stream.name}-{chunk.frames}-frames-{size}"
-                decodes = [[self._decode(chunk, *views, turn)] for turn in range(MAX_IN_FLIGHT)]
+                decodes = [[self._decode(chunk, *views, slot)] for slot in range(MAX_IN_FLIGHT)]
                 graphs = [self.device.capture(self.stream, name, decode) for decode in decodes]
                 self._graphs.add(chunk, size, graphs)
 
@@ -122,19 +122,19 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         count = len(requests)
         frames = [min(chunk.frames, request.buffered) for request in requests]
         size, graphs = self._graphs.find(chunk, count)
-        rows, places = np.full(size, self._null_row), np.zeros((size, chunk.frames), np.int64)
+        rows, indices = np.full(size, self._null_row), np.zeros((size, chunk.frames), np.int64)
         rows[:count] = [request.row for request in requests]
         for index, (request, own) in enumerate(zip(requests, frames, strict=True)):
-            places[index, :own] = self.store.places(request, 0, own)
-            places[index, own:] = places[index, own - 1]
-        rows_B, places_BN = self._upload.send([rows, places])
+            indices[index, :own] = self.store.indices(request, 0, own)
+            indices[index, own:] = indices[index, own - 1]
+        rows_B, indices_BN = self._upload.send([rows, indices])
         if chunk.first:
             self.device.launch(self.stream, reset_rows, self._model, self._state, rows_B)
 
         def launch() -> SampleBatch[VocoderRequest]:
-            turn = self.samples.turn
-            graph = graphs[turn] if graphs is not None else None
-            self.device.replay_or_enqueue(self.stream, graph, [self._decode(chunk, rows_B, places_BN, turn)])
+            slot = self.samples.next_slot
+            graph = graphs[slot] if graphs is not None else None
+            self.device.replay_or_enqueue(self.stream, graph, [self._decode(chunk, rows_B, indices_BN, slot)])
             samples = [self._model.samples(own, chunk.first) for own in frames]
             return self.samples.download(requests, self._model.samples(*chunk), samples)
 
@@ -149,15 +149,15 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
             groups.setdefault(chunks[request], []).append(request)
         return max(groups.items(), key=lambda group: group[0].first, default=None)
 
-    def _decode(self, chunk: ChunkShape, rows_B: Tensor, places_BN: Tensor, turn: int) -> Launch:
-        wav_BS = self.samples.buffer(turn, rows_B.shape[0], self._model.samples(*chunk))
+    def _decode(self, chunk: ChunkShape, rows_B: Tensor, indices_BN: Tensor, slot: int) -> Launch:
+        wav_BS = self.samples.buffer(slot, rows_B.shape[0], self._model.samples(*chunk))
         ring_RCG = self.store.ring_RCG
-        return Launch.of(decode_frames, self._model, self._state, ring_RCG, places_BN, rows_B, chunk.first, wav_BS)
+        return Launch.of(decode_frames, self._model, self._state, ring_RCG, indices_BN, rows_B, chunk.first, wav_BS)
 
 
-def set_null_rows(rows_B: Tensor, places_BN: Tensor, null_row: int) -> None:
+def set_null_rows(rows_B: Tensor, indices_BN: Tensor, null_row: int) -> None:
     rows_B.fill_(null_row)
-    places_BN.zero_()
+    indices_BN.zero_()
 
 
 def reset_rows(model: VocoderModel[StateT], state: StateT, rows_B: Tensor) -> None:
@@ -168,16 +168,16 @@ def decode_frames(
     model: VocoderModel[StateT],
     state: StateT,
     ring_RCG: Tensor,
-    places_BN: Tensor,
+    indices_BN: Tensor,
     rows_B: Tensor,
     first: bool,
     wav_BS: Tensor,
 ) -> None:
     """Writes the samples of a chunk of each row of a batch, and advances the rows' state. Raises ReturnedError for another shape.
 
-    B rows of the batch, N frames of a chunk, S samples of one. ring_RCG: int64, waiting frames, `C` per row. places_BN: int64,
-    places of the chunks' frames in the ring viewed as `[R * C, G]`. rows_B: int64, of `state`. wav_BS: fp32, the output.
+    B rows of the batch, N frames of a chunk, S samples of one. ring_RCG: int64, waiting frames, `C` per row. indices_BN: int64,
+    indices of the chunks' frames in the ring viewed as `[R * C, G]`. rows_B: int64, of `state`. wav_BS: fp32, the output.
     """
-    codes_BNG = ring_RCG.flatten(0, 1).index_select(0, places_BN.flatten()).unflatten(0, places_BN.shape)
+    codes_BNG = ring_RCG.flatten(0, 1).index_select(0, indices_BN.flatten()).unflatten(0, indices_BN.shape)
     decoded = model.decode(codes_BNG, state, rows_B, first)
     wav_BS.copy_(returned_tensor(decoded, "decode", wav_BS.shape, model.decode, "see VocoderModel.samples"))

@@ -47,7 +47,9 @@ class MarkingConnector:
         marks = np.frombuffer(mapping, np.int64, BOARD_BYTES // 8, BOARD_BYTES)
         copied = CopiedBoard(_Stepping(marks, end.device), torch.from_numpy(marks))  # type: ignore[arg-type]
         address = SharedMemoryAddress(os.getpid(), descriptor, len(mapping))
-        return PoolSender(end, _pool(mapping), _board(mapping), address, close, copied)
+        return PoolSender(
+            end, pool=_pool(mapping), board=_board(mapping), address=address, on_close=close, copied=copied
+        )
 
     def receiver(self, end: EdgeEnd, address: object) -> Receiver:
         assert isinstance(address, SharedMemoryAddress)
@@ -55,7 +57,14 @@ class MarkingConnector:
         marks = np.frombuffer(mapping, np.int64, BOARD_BYTES // 8, BOARD_BYTES)
         memory = TensorMemory(_pool(mapping), end.device.torch_device)
         looks = _Stepping(marks, end.device)
-        return PoolReceiver(end, memory, _board(mapping), end.pool_bytes, lambda: None, looks)  # type: ignore[arg-type]
+        return PoolReceiver(
+            end,
+            memory=memory,
+            board=_board(mapping),
+            pool_bytes=end.pool_bytes,
+            on_close=lambda: None,
+            copied=looks,  # type: ignore[arg-type]
+        )
 
 
 def _board(mapping: mmap.mmap) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":

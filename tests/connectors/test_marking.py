@@ -38,9 +38,13 @@ class Ends:
         memory, board = torch.zeros(POOL, dtype=torch.uint8), np.zeros(BOARD_CELLS, np.uint64)
         marks = np.zeros(BOARD_CELLS, np.int64)
         copied = CopiedBoard(marks, torch.from_numpy(marks))
-        self.sender = PoolSender(end, memory, board, Encoded(index=0), lambda: None, copied)
+        self.sender = PoolSender(
+            end, pool=memory, board=board, address=Encoded(index=0), on_close=lambda: None, copied=copied
+        )
         there = TensorMemory(memory, torch.device("cpu"))
-        self.receiver = PoolReceiver(end, there, board, POOL, lambda: None, marks)
+        self.receiver = PoolReceiver(
+            end, memory=there, board=board, pool_bytes=POOL, on_close=lambda: None, copied=marks
+        )
 
     def arrive(self, nbytes: int) -> list[PoolPending]:
         """A payload of ones, of which all pieces that have room are at the receiver."""

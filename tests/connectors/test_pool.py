@@ -89,9 +89,9 @@ class Pool:
     def __post_init__(self) -> None:
         end = EdgeEnd("a->b", CpuDevice(), self.nbytes)
         self.memory, board = torch.zeros(self.nbytes, dtype=torch.uint8), np.zeros(BOARD_CELLS, np.uint64)
-        self.sender = PoolSender(end, self.memory, board, Nothing(), lambda: None)
+        self.sender = PoolSender(end, pool=self.memory, board=board, address=Nothing(), on_close=lambda: None)
         there = TensorMemory(self.memory, torch.device("cpu"))
-        self.receiver = PoolReceiver(end, there, board, self.nbytes, lambda: None)
+        self.receiver = PoolReceiver(end, memory=there, board=board, pool_bytes=self.nbytes, on_close=lambda: None)
 
     def send(self, nbytes: int) -> PoolRef:
         return self.sender.send(Payload(Nothing(), {"x": torch.ones(nbytes, dtype=torch.uint8)}), COMPLETED)

@@ -36,7 +36,7 @@ ENGINES = few(1, ["thread", "process"], pytest.mark.slow)
 IN_PROCESS = (
     *("a push that returns None", "a prepare that returns None", "a drop that raises"),
     *("an input of a struct made on the spot", "an output that is never ready", "a struct that is no sound"),
-    *("a send that exits", "a poll that returns the payload", "a tick that raises"),
+    *("a send that exits", "a poll that returns the payload", "a tick that raises", "a release that raises"),
 )
 
 

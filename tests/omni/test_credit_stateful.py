@@ -167,8 +167,10 @@ class Crew:
         self.sinks: dict[str, CrewSink] = {}
         adapters = {edge.name: Splitting for edge in CREW.edges}
         ends = local_ends(CREW, self.connectors, device)
-        orchestrator = Orchestrator(CREW, self.workers, adapters, ends, Admission(max_active, max_waiting))
-        self.engine = Engine(device, orchestrator, self.workers, ends, {})
+        orchestrator = Orchestrator(
+            CREW, workers=self.workers, adapters=adapters, ends=ends, admission=Admission(max_active, max_waiting)
+        )
+        self.engine = Engine(device, orchestrator, workers=self.workers, ends=ends, memory={})
         self._serials = 0
 
     def submit(self, request_id: str, modalities: frozenset[str], priority: int, rude: bool) -> None:

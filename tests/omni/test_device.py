@@ -132,7 +132,7 @@ def test_a_shared_ring_hands_over_the_slot_of_the_turn():
     sent = []
     for number in (5, 6):
         assert ring.ready
-        device.launch(stream, write, memory.device, ring.turn, number)
+        device.launch(stream, write, memory.device, ring.next_slot, number)
         sent.append(ring.send())
     device.launch(stream, write, torch.zeros(1, 1), 0, 0)
     ready = [ring.ready]
@@ -143,7 +143,7 @@ def test_a_shared_ring_hands_over_the_slot_of_the_turn():
     ready.append(ring.ready)
     sent[0].slot.release()
     assert [*ready, ring.ready] == [False, False, True], "what follows the second is not waited for"
-    assert ring.turn == 0
+    assert ring.next_slot == 0
 
 
 def test_a_step_that_failed_leaves_nothing_to_be_read():

@@ -7,11 +7,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from omni.connector import Received
 from omni.engine import Plan
 from omni.payload import Payload
 from omni.pipeline.adapter import Adapter, AdapterFactory
-from omni.testing.engines import GIVEN_UP
 from omni.testing.faults import Faults, planted
 from omni_local.connector import LocalPending, LocalReceiver, LocalSender
 from tests.omni.fault_bench import CHATS, NO_CACHES, SHAPE, TOGETHER, failures
@@ -108,27 +106,4 @@ def test_a_connector(
         assert "->" in error.stage
         assert error.doing == doing
         assert error.problem.startswith("PlantedError: planted (")
-        assert not fault.left
-
-
-@pytest.mark.parametrize("method", ["release", "abort"])
-def test_a_connector_that_fails_to_let_go(
-    bench: tuple[OmniEngine, Faults],
-    method: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nobody fails for it. It has let go nevertheless: a payload that is never let go of keeps its memory."""
-    poll, polls = LocalPending.poll, dict[LocalPending, int]()
-
-    def late(self: LocalPending) -> Received | None:
-        polls[self] = polls.get(self, 0) + 1
-        return poll(self) if polls[self] > 3 else None
-
-    monkeypatch.setattr(LocalPending, "poll", late)
-    engine, place = bench[0], ("LocalPending", method)
-    faults = spoil(monkeypatch, LocalPending, method)
-    for number in range(2):
-        fault = faults.plant(place, number, after=True)
-        errors = failures(engine.run([*CHATS, CHATS[0]], [*ARRIVALS, 6], {0: 24, 4: 40}), [*CHATS, CHATS[0]])
-        assert errors == [GIVEN_UP, GIVEN_UP]
         assert not fault.left

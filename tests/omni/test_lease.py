@@ -1,18 +1,15 @@
 """Leases of payload memory, and page rows that move while they may be read."""
 
-import logging
-
 import numpy as np
 import pytest
 import torch
 
-from omni.device import COMPLETED, Event
+from omni.device import COMPLETED
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge
-from omni.stage import Feed, Lease, Produced
+from omni.stage import Feed, Produced
 from omni.testing.connectors import Gate
 from omni.testing.stages.loan import lend
-from omni_local.connector import LocalPending, LocalRef
 from tests.support.fake_graph import Note, lent
 
 PAGES = torch.zeros(2, 4, 3)
@@ -69,17 +66,6 @@ def test_a_payload_that_edges_may_still_take_is_not_released() -> None:
     assert (produced.released, produced.free) == (False, False)
     produced.close()
     assert (produced.released, produced.free) == (True, True)
-
-
-def test_a_connector_that_fails_to_release_loses_only_that_payload(caplog: pytest.LogCaptureFixture) -> None:
-    class Torn(LocalPending):
-        def release(self, after: Event) -> None:
-            raise OSError("the cable is cut")
-
-    lease = Lease(Torn(LocalRef(lent(0), COMPLETED)), [lent(0)])
-    with caplog.at_level(logging.ERROR):
-        lease.release(COMPLETED)
-    assert "the connector failed to release a payload" in caplog.text
 
 
 def test_a_credit_of_nothing_is_refused() -> None:

@@ -126,7 +126,7 @@ def test_every_kind_of_stage_names_its_options(
     checkpoint = Checkpoint(made())
     plan = resolve_pipeline(checkpoint, tiny_plugins())
     with pytest.raises(ConfigError) as caught:
-        load_stages(plan, checkpoint, FullAtStage(stage), "float32", "auto")
+        load_stages(plan, checkpoint, FullAtStage(stage), dtype="float32", load_format="auto")
     assert caught.value.problem == f"cpu has no room for the {what} of stage '{stage}'"
     *others, last = (f"{stage}.{option}" for option in options)
     assert caught.value.remedy == f"lower {', '.join(others)} or {last}, {LARGER}"

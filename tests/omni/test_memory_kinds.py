@@ -22,7 +22,9 @@ from tests.support.wavemaker import WaveMaker
 
 def _context(checkpoint: Checkpoint, kind: str, options: EncoderOptions | VocoderOptions) -> StageContext:
     stage = Stage(name="it", kind=kind, model="none:none", options=options)
-    return StageContext(stage, options, checkpoint, CpuDevice(), torch.float32, "auto")
+    return StageContext(
+        stage=stage, options=options, checkpoint=checkpoint, device=CpuDevice(), dtype=torch.float32, load_format="auto"
+    )
 
 
 class SmallItems(Tower):

@@ -40,7 +40,7 @@ _MOST, _FEWEST = 4 * 32, 32
 def _loaded(tiny_model: Path, device: Device, load_format: str = "auto") -> dict[str, LoadedStage]:
     checkpoint = Checkpoint(tiny_model)
     plan = resolve_pipeline(checkpoint, in_tree_plugins(), [SettingsLayer("test", _SMALL)])
-    return load_stages(plan, checkpoint, device, "float32", load_format)
+    return load_stages(plan, checkpoint, device, dtype="float32", load_format=load_format)
 
 
 def _divided(

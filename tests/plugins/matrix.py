@@ -278,7 +278,7 @@ class Family(ABC):
         self, prompt: int, compiled: CompiledSampling, request_id: str, sample_index: int = 0
     ) -> EngineRequest:
         one, sampling = self.prompts[prompt], {**self.also, **compiled.sampling}
-        request = EngineRequest(request_id, self.modalities, one.inputs, one.edges, sampling)
+        request = EngineRequest(request_id, self.modalities, one.inputs, edges=one.edges, sampling=sampling)
         return replace(request, rules=self.compiler.host_rules(compiled), sample_index=sample_index)
 
     def _compiled(self, sampling: Mapping[str, SamplingParams]) -> CompiledSampling:

@@ -44,7 +44,16 @@ def built(name: str, folder: Path, device: str = "cpu", dtype: torch.dtype = tor
     build, pipeline = BUILT[name]
     checkpoint = Checkpoint(folder)
     stage = pipeline(checkpoint).stage("audio_encoder" if "audio" in name else "vision_encoder")
-    return build(StageContext(stage, stage.options, checkpoint, open_device(device), dtype, "auto"))
+    return build(
+        StageContext(
+            stage=stage,
+            options=stage.options,
+            checkpoint=checkpoint,
+            device=open_device(device),
+            dtype=dtype,
+            load_format="auto",
+        )
+    )
 
 
 @cache

@@ -48,7 +48,9 @@ class Scorer:
         options = ArOptions(max_num_seqs=8, max_model_len=512, max_num_batched_tokens=600, max_in_flight=3)
         target = open_device(device)
         self._axes = model.shape.position_axes
-        backend = select_backend("scored", attention, target, model.shape, dtype, options.block_size)
+        backend = select_backend(
+            "scored", attention, target, shape=model.shape, dtype=dtype, block_size=options.block_size
+        )
         self._driver = ArDriver(model, target, options, captured=captured, backend=backend, dtype=dtype)
         target.synchronize()  # weights and zeroed state were written on another stream
         self._count = 0

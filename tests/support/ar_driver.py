@@ -78,7 +78,15 @@ class ArWorkerDriver(StageDriver):
     ) -> None:
         """Opens a request and feeds its prompt. params, sampling: sampling parameters."""
         asked = replace(SamplingParams(), **{**params, **sampling})
-        opened = Open(request_id, asked, frozenset(sources), rank, cache_salt, sample_index, rules)
+        opened = Open(
+            request_id,
+            asked,
+            frozenset(sources),
+            rank=rank,
+            cache_salt=cache_salt,
+            sample_index=sample_index,
+            rules=rules,
+        )
         self.worker.inbox.append(opened)
         given = prompt if isinstance(prompt, Prompt) else plain_prompt(prompt)
         self.feed_host(request_id, Payload(given))
@@ -258,14 +266,16 @@ class ArDriver(ArWorkerDriver):
         limits = Limits.of("text", options, model.shape)
         with torch.inference_mode():
             backend = backend or TorchPagedAttention()
-            runner = Runner("ar", device, model, backend, limits, dtype, 0, source=source)
+            runner = Runner(
+                "ar", device, model=model, backend=backend, limits=limits, dtype=dtype, priority=0, source=source
+            )
             blocks = options.num_blocks or limits.rows * limits.max_blocks
             runner.allocate(blocks)
             if captured:
                 if runner.captures_chunks:
                     runner.capture_chunks(captured_lengths(options.graph_chunk_sizes, limits.max_num_batched_tokens))
                 runner.capture(captured_sizes(options.graph_batch_sizes, limits.rows))
-            worker = ArWorker("text", runner, model.shape, limits, options, blocks)
+            worker = ArWorker("text", runner, shape=model.shape, limits=limits, options=options, num_blocks=blocks)
         # As an engine does: buffers are zeroed on a stream that no stage's stream waits for.
         device.synchronize()
         super().__init__(worker, device, runner.stream)

@@ -298,8 +298,10 @@ class FakeGraph:
         made: dict[str, AdapterFactory] = {edge.name: PassThrough for edge in pipeline.edges}
         ends = local_ends(pipeline, self.connectors, device)
         admission: Admission[SubmitRequest] = Admission(max_active, max_waiting)
-        self.orchestrator = Orchestrator(pipeline, self.workers, made | dict(adapters or {}), ends, admission)
-        self.engine = Engine(device, self.orchestrator, self.workers, ends, {})
+        self.orchestrator = Orchestrator(
+            pipeline, workers=self.workers, adapters=made | dict(adapters or {}), ends=ends, admission=admission
+        )
+        self.engine = Engine(device, self.orchestrator, workers=self.workers, ends=ends, memory={})
 
     def submit(
         self,

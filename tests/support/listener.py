@@ -187,7 +187,9 @@ def ask(
     inputs = {WRITER: [Payload(plain_prompt(written))]} | ({LISTENER: [Payload(prompt)]} if from_frontend else {})
     edges = {} if from_frontend else {f"{WRITER}->{LISTENER}": ListenArgs(prompt=prompt)}
     told = {WRITER: rules} if rules is not None else {}
-    return EngineRequest(request_id, frozenset({TEXT, ANSWER}), inputs, edges, sampling, priority, rules=told)
+    return EngineRequest(
+        request_id, frozenset({TEXT, ANSWER}), inputs, edges=edges, sampling=sampling, priority=priority, rules=told
+    )
 
 
 def conditions(prompt: Sequence[int], tokens: Sequence[int]) -> list[Condition]:

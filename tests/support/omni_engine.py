@@ -162,7 +162,7 @@ class OmniEngine(TickedEngine):
         prepared = self.frontend.prepare(chat)
         self._count += 1
         wanted = chat.modalities | ({"codes"} if "audio" in chat.modalities else set())
-        request = EngineRequest(str(self._count), wanted, prepared.inputs, prepared.edges, chat.sampling)
+        request = EngineRequest(str(self._count), wanted, prepared.inputs, edges=prepared.edges, sampling=chat.sampling)
         return replace(request, priority=priority, cache_salt=chat.cache_salt)
 
     def run(

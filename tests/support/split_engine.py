@@ -111,7 +111,7 @@ class SplitEngine:
         self._placed: dict[str, _Placed] = {}
         for place, link in zip((HERE, THERE), MemoryLink.pair(), strict=True):
             command_queue = LateCommandQueue(chance)
-            engine = build_engine(plan, checkpoint, plugins, device, options, command_queue, place=place)
+            engine = build_engine(plan, checkpoint, plugins, device, options, command_queue=command_queue, place=place)
             self._placed[place] = _Placed(engine, command_queue, link)
         self._connect()
         self._chance = chance

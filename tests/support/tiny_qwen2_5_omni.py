@@ -285,7 +285,14 @@ def _keep_mask(talker: Any) -> None:
 def stage_context(folder: Path, name: str) -> StageContext:
     """As an engine on the CPU would build the stage."""
     stage = Stage(name=name, kind="ar", model="unused:here", options=ArOptions())
-    return StageContext(stage, stage.options, Checkpoint(folder), CpuDevice(), torch.float32, "auto")
+    return StageContext(
+        stage=stage,
+        options=stage.options,
+        checkpoint=Checkpoint(folder),
+        device=CpuDevice(),
+        dtype=torch.float32,
+        load_format="auto",
+    )
 
 
 def prompt_ids(folder: Path, text: str) -> Tensor:

@@ -323,10 +323,21 @@ class FakeEngine:
         made: dict[str, AdapterFactory] = {edge.name: PassThrough for edge in pipeline.edges}
         admission: Admission[SubmitRequest] = Admission(max_active, 10_000)
         self.orchestrator = Orchestrator(
-            pipeline, self.workers, made | dict(adapters), self.ends, admission, place, self.command_queue.holds
+            pipeline,
+            workers=self.workers,
+            adapters=made | dict(adapters),
+            ends=self.ends,
+            admission=admission,
+            place=place,
+            is_held=self.command_queue.holds,
         )
         self.engine = Engine(
-            self.device, self.orchestrator, self.workers, self.ends, {}, command_queue=self.command_queue
+            self.device,
+            self.orchestrator,
+            workers=self.workers,
+            ends=self.ends,
+            memory={},
+            command_queue=self.command_queue,
         )
 
     def _edges(self, pipeline: Pipeline, at: Mapping[str, str]) -> list[OpenEdge]:

@@ -65,7 +65,7 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
         self._scores_N = device.zeros((options.max_rows,), torch.float32)
         self._copier = PayloadCopier(device, self._stream, options.max_rows)
         shape, slots = (options.max_rows,), options.max_in_flight
-        self._downloads = Downloader(device, self._stream, self._stream, shape, torch.float32, slots)
+        self._downloads = Downloader(device, self._stream, self._stream, shape=shape, dtype=torch.float32, slots=slots)
         self._batches: deque[RowBatch] = deque()
         self._scored = 0
 

@@ -116,7 +116,9 @@ def _check_weights(target: Target) -> Iterator[Finding]:
         _GROUP,
         "shapes",
         # Copies to the meta device check everything and transfer nothing.
-        lambda: load_stages(target.plan, target.checkpoint, MetaDevice(), target.engine.dtype, "auto"),
+        lambda: load_stages(
+            target.plan, target.checkpoint, MetaDevice(), dtype=target.engine.dtype, load_format="auto"
+        ),
         lambda loaded: f"all weights of {len(loaded)} stages are there, in the shapes that config.json gives",
     )
     yield shapes.check

@@ -119,6 +119,7 @@ class PoolReceiver:
     def __init__(
         self,
         end: EdgeEnd,
+        *,
         memory: PoolMemory,
         board: NDArray[np.uint64],
         pool_bytes: int,

@@ -58,7 +58,7 @@ class PoolRef(CopiedRef[Stretch]):
             return ()
         if not self._pieces:
             self.sent = True
-            return (PoolPiece(0, 0, 0, 0, 0, self._layout),)
+            return (PoolPiece(cell=0, number=0, start=0, offset=0, nbytes=0, layout=self._layout),)
         if self.left and self.may_copy():
             while self.left and self._copy_next():
                 pass
@@ -114,6 +114,7 @@ class PoolSender:
     def __init__(
         self,
         end: EdgeEnd,
+        *,
         pool: Tensor,
         board: NDArray[np.uint64],
         address: msgspec.Struct,
@@ -175,7 +176,15 @@ class PoolSender:
         cell = heappop(self._free_cells)
         self._numbers += 1
         self._expected[cell] = self._numbers
-        piece = self._given[cell] = PoolPiece(cell, self._numbers, start, stretch.start, nbytes, layout, pieces)
+        piece = self._given[cell] = PoolPiece(
+            cell=cell,
+            number=self._numbers,
+            start=start,
+            offset=stretch.start,
+            nbytes=nbytes,
+            layout=layout,
+            pieces=pieces,
+        )
         return piece
 
     def copy(self, stretch: Stretch, piece: PoolPiece) -> tuple[Event, Exception | None]:

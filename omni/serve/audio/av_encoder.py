@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class Codec:
+class AvCodec:
     """codec, container: FFmpeg's names. rates: Hz that the codec takes, rising. bit_rate: bits per second, 0 for lossless.
     streamed: options of a container without an end."""
 
@@ -30,16 +30,16 @@ class Codec:
 _MPEG_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 
 # Without an end, mp3 has no table of its frames. Ogg pages hold 20 ms instead of a second.
-MP3 = Codec("libmp3lame", "mp3", _MPEG_RATES, 96_000, {"write_xing": "0", "id3v2_version": "0"})
-OPUS = Codec("libopus", "ogg", (8000, 12000, 16000, 24000, 48000), 64_000, {"page_duration": "20000"})
-AAC = Codec("aac", "adts", _MPEG_RATES, 96_000)
-FLAC = Codec("flac", "flac", (*_MPEG_RATES, 88200, 96000, 176400, 192000))
+MP3 = AvCodec("libmp3lame", "mp3", _MPEG_RATES, 96_000, {"write_xing": "0", "id3v2_version": "0"})
+OPUS = AvCodec("libopus", "ogg", (8000, 12000, 16000, 24000, 48000), 64_000, {"page_duration": "20000"})
+AAC = AvCodec("aac", "adts", _MPEG_RATES, 96_000)
+FLAC = AvCodec("flac", "flac", (*_MPEG_RATES, 88200, 96000, 176400, 192000))
 
 
 class AvEncoder:
     """Mono samples to a file of a codec, with a header that names no length unless `whole`. Uses about 1% of a core."""
 
-    def __init__(self, codec: Codec, sample_rate: int, *, whole: bool = False) -> None:
+    def __init__(self, codec: AvCodec, sample_rate: int, *, whole: bool = False) -> None:
         """sample_rate: of the samples, in Hz. whole: give nothing before `finish`, and write the header last."""
         self._rate = codec.rate_for(sample_rate)
         same = sample_rate == self._rate

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from omni.errors import InputError, quoted
-from omni.serve.audio.av_encoder import AAC, FLAC, MP3, OPUS, AvEncoder, Codec
+from omni.serve.audio.av_encoder import AAC, FLAC, MP3, OPUS, AvCodec, AvEncoder
 
 PCM_RATE = 24000
 """Hz, of raw PCM: it has no header to say so."""
@@ -104,7 +104,7 @@ class Format:
     whole: Callable[[int], SpeechEncoder]
 
 
-def _compressed(media_type: str, codec: Codec) -> Format:
+def _compressed(media_type: str, codec: AvCodec) -> Format:
     return Format(media_type, partial(AvEncoder, codec), partial(AvEncoder, codec, whole=True))
 
 

@@ -45,7 +45,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cache_salt: str = ""
 
 
-class AudioDelta(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="speech.audio.delta"):
+class SpeechDelta(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="speech.audio.delta"):
     """audio: base64 of the next piece of the file."""
 
     audio: str
@@ -59,7 +59,7 @@ class SpeechUsage(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
 
 
-class AudioDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="speech.audio.done"):
+class SpeechDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="speech.audio.done"):
     usage: SpeechUsage
 
 
@@ -147,8 +147,8 @@ async def _events(server: Server, asked: SpeechCall) -> AsyncGenerator[bytes]:
         async for output in outputs:
             piece = await spoken.take(output)
             if piece:
-                yield event(AudioDelta(audio=base64.b64encode(piece).decode()))
-    yield event(AudioDone(usage=spoken.usage()))
+                yield event(SpeechDelta(audio=base64.b64encode(piece).decode()))
+    yield event(SpeechDone(usage=spoken.usage()))
 
 
 class _Spoken:

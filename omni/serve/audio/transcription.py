@@ -72,11 +72,11 @@ class VerboseTranscription(msgspec.Struct, frozen=True, kw_only=True):
     task: str = "transcribe"
 
 
-class TextDelta(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="transcript.text.delta"):
+class TranscriptionDelta(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="transcript.text.delta"):
     delta: str
 
 
-class TextDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="transcript.text.done"):
+class TranscriptionDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="transcript.text.done"):
     text: str
     usage: TranscriptionUsage | UnsetType = UNSET
 
@@ -164,8 +164,8 @@ async def _events(server: Server, asked: TranscriptionCall) -> AsyncGenerator[by
         async for output in outputs:
             answer.take(output)
             if output.text:
-                yield event(TextDelta(delta=output.text))
-    yield event(TextDone(text=answer.text, usage=answer.usage()))
+                yield event(TranscriptionDelta(delta=output.text))
+    yield event(TranscriptionDone(text=answer.text, usage=answer.usage()))
 
 
 class _Answer:

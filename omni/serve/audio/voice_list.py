@@ -8,14 +8,14 @@ from omni.serve.responses import json_response
 from omni.serve.server import Server
 
 
-class Voice(msgspec.Struct, frozen=True, kw_only=True):
+class ListedVoice(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
 
 
 class VoiceList(msgspec.Struct, frozen=True, kw_only=True):
-    voices: tuple[Voice, ...]
+    voices: tuple[ListedVoice, ...]
 
 
 async def voices(server: Server, call: Call) -> Response:
-    return json_response(VoiceList(voices=tuple(Voice(id=name, name=name) for name in server.voices.names)))
+    return json_response(VoiceList(voices=tuple(ListedVoice(id=name, name=name) for name in server.voices.names)))

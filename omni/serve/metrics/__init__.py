@@ -1,5 +1,5 @@
 """What the server and the stages do, for Prometheus."""
 
-from omni.serve.metrics.server_metrics import Metrics
+from omni.serve.metrics.server_metrics import ServerMetrics
 
-__all__ = ["Metrics"]
+__all__ = ["ServerMetrics"]

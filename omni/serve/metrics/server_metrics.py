@@ -27,7 +27,7 @@ WHOLE = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.
 """Buckets of times of whole requests, in seconds."""
 
 
-class Metrics(Observer):
+class ServerMetrics(Observer):
     """Metrics of one server, in a registry of its own. Observing is for the event loop's thread, and takes no answer of the engine:
     the stages are asked when someone asks for the metrics."""
 
@@ -169,7 +169,7 @@ class _Answer:
 class _Request(RequestObserver):
     """One request's times. The listener's clock stands still while the client takes nothing: the server is not late then."""
 
-    def __init__(self, metrics: Metrics, kind: _Kind, answers: int) -> None:
+    def __init__(self, metrics: ServerMetrics, kind: _Kind, answers: int) -> None:
         self._metrics = metrics
         self._kind = kind
         self._left = answers

@@ -14,7 +14,7 @@ _ENOUGH = 2**18
 """Characters that may wait, before who puts more waits too."""
 
 
-class Channel:
+class EventChannel:
     """Events in the order of `put`, written by `run`. Who puts one loses none by being cancelled: only its waiting ends."""
 
     def __init__(self, websocket: WebSocket, stalled_seconds: float) -> None:

@@ -8,7 +8,7 @@ from omni.errors import InputError, quoted
 from omni.serve.errors import Rename
 from omni.serve.realtime.ids import new_id
 from omni.serve.realtime.items import Item
-from omni.serve.realtime.memory import Memory
+from omni.serve.realtime.memory import SessionMemory
 
 ROOT = "root"
 """Stands for the place before the first item."""
@@ -17,7 +17,7 @@ ROOT = "root"
 class Conversation:
     """most: items. id: in responses."""
 
-    def __init__(self, memory: Memory, most: int) -> None:
+    def __init__(self, memory: SessionMemory, most: int) -> None:
         self.id = new_id("conv")
         self._memory = memory
         self._most = most

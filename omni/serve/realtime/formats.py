@@ -52,7 +52,7 @@ FORMATS: Mapping[str, AudioFormat] = {
 """By type: 16-bit little-endian PCM at 24 kHz, and the two of G.711."""
 
 
-class SpeechEncoder:
+class FormatEncoder:
     """One response's speech. ms: length of what was encoded so far."""
 
     def __init__(self, format: AudioFormat, sample_rate: int) -> None:

@@ -11,8 +11,8 @@ from starlette.websockets import WebSocket
 from omni.serve.endpoint import check_key
 from omni.serve.errors import HttpError, reported
 from omni.serve.models import check_model
-from omni.serve.realtime.memory import Memory
-from omni.serve.realtime.session import Session
+from omni.serve.realtime.memory import SessionMemory
+from omni.serve.realtime.session import RealtimeSession
 from omni.serve.realtime.settings import first_settings
 from omni.serve.request_id import request_id_of
 from omni.serve.responses import error_response
@@ -48,10 +48,10 @@ async def _realtime(server: Server, websocket: WebSocket) -> None:
             described = reported(error, session_id, server.options.retry_after_seconds)
             await websocket.send_denial_response(error_response(described))
             return
-        memory = Memory(place.enter_context(server.limits.body()), server.options.max_session_bytes)
+        memory = SessionMemory(place.enter_context(server.limits.body()), server.options.max_session_bytes)
         await websocket.accept(_PROTOCOL if _PROTOCOL in protocols else None)
         try:
-            await Session(server, websocket, memory, first_settings(server, model), session_id).run()
+            await RealtimeSession(server, websocket, memory, first_settings(server, model), session_id).run()
         finally:
             _log.info("%s WEBSOCKET /v1/realtime %.3f s", session_id, time.perf_counter() - since)
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from omni.serve.realtime.formats import Pcm
-from omni.serve.realtime.memory import Memory
+from omni.serve.realtime.memory import SessionMemory
 
 FIELD = "input_audio_buffer"
 _WIDTH = 2
@@ -13,7 +13,7 @@ _WIDTH = 2
 class InputBuffer:
     """Positions are in samples since the session's start. begin, end: of what is held."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: SessionMemory) -> None:
         self._memory = memory
         self._chunks: list[Pcm] = []
         self.begin = self.end = 0

@@ -21,7 +21,7 @@ _FASTEST = 20
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class ItemPart:
     """kind: the type in events. text: of texts, and the transcript of output audio. sound: what the user said, in `format`. url: of
     a picture. ms: of output audio, as it went to the client."""
 
@@ -65,7 +65,7 @@ class Item:
     """A message. role: `"user"`, `"system"` or `"assistant"`. status: `"in_progress"`, `"completed"` or `"incomplete"`."""
 
     role: str
-    parts: list[Part] = field(default_factory=list)
+    parts: list[ItemPart] = field(default_factory=list)
     id: str = field(default_factory=lambda: new_id("item"))
     status: str = "completed"
 
@@ -155,20 +155,20 @@ def read_item(given: dict[str, Any], format: AudioFormat, field: str, max_bytes:
     return item
 
 
-def _part(part: _GivenPart, role: str, format: AudioFormat, field: str, max_bytes: int) -> Part:
+def _part(part: _GivenPart, role: str, format: AudioFormat, field: str, max_bytes: int) -> ItemPart:
     if part.type not in _KINDS[role]:
         remedy = f"use {' or '.join(map(quoted, _KINDS[role]))}"
         raise InputError(f"{field}.type", f"{quoted(part.type)} is no content of {role} messages here", remedy)
     match part.type:
         case "input_audio":
             data = _given(part.audio, f"{field}.audio")
-            return Part(part.type, sound=read_sound(data, format, f"{field}.audio", max_bytes), format=format)
+            return ItemPart(part.type, sound=read_sound(data, format, f"{field}.audio", max_bytes), format=format)
         case "input_image":
-            return Part(part.type, url=_given(part.image_url, f"{field}.image_url"))
+            return ItemPart(part.type, url=_given(part.image_url, f"{field}.image_url"))
         case "output_audio":
-            return Part(part.type, _given(part.transcript, f"{field}.transcript"))
+            return ItemPart(part.type, _given(part.transcript, f"{field}.transcript"))
         case _:
-            return Part(part.type, _given(part.text, f"{field}.text"))
+            return ItemPart(part.type, _given(part.text, f"{field}.text"))
 
 
 def _given(value: str | None, field: str) -> str:

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable
 
 from omni.errors import InputError
-from omni.serve.realtime.channel import Channel
+from omni.serve.realtime.channel import EventChannel
 from omni.serve.realtime.conversation import Conversation
 from omni.serve.realtime.ids import new_id
 from omni.serve.realtime.input_buffer import FIELD, InputBuffer
-from omni.serve.realtime.items import LEAST_MS, Item, Part, read_sound
-from omni.serve.realtime.memory import Memory
+from omni.serve.realtime.items import LEAST_MS, Item, ItemPart, read_sound
+from omni.serve.realtime.memory import SessionMemory
 from omni.serve.realtime.server_events import (
     AudioCleared,
     AudioCommitted,
@@ -27,15 +27,15 @@ _MOST_BYTES = 2**30
 """Of one event's sound: the event itself has a lower bound."""
 
 
-class Listener:
+class TurnListener:
     """Collects sound until a turn is over. most_seconds: of a turn; a longer one is over then. on_speech: the user starts to
     speak, and a response may be interrupted. on_turn: the turn is in the conversation, and a response is asked for."""
 
     def __init__(
         self,
-        channel: Channel,
+        channel: EventChannel,
         conversation: Conversation,
-        memory: Memory,
+        memory: SessionMemory,
         settings: Settings,
         *,
         most_seconds: float,
@@ -137,7 +137,7 @@ class Listener:
         """The sound before a position becomes an item of the user."""
         format = self._settings.input_format
         # Its memory is counted already.
-        part = Part("input_audio", sound=self._buffer.take(until), format=format)
+        part = ItemPart("input_audio", sound=self._buffer.take(until), format=format)
         item = Item("user", [part], self._item_id)
         self._item_id = new_id("item")
         before = self._conversation.add(item, held=True)

@@ -4,7 +4,7 @@ from omni.errors import InputError
 from omni.serve.limits import HeldBody
 
 
-class Memory:
+class SessionMemory:
     """Bytes of sound, text and pictures of one session. most: of them; `held` counts them for the server."""
 
     def __init__(self, held: HeldBody, most: int) -> None:

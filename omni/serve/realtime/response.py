@@ -7,12 +7,12 @@ from omni.api import Output
 from omni.errors import InputError
 from omni.serve.disconnect import ClientGone
 from omni.serve.errors import reported
-from omni.serve.realtime.channel import Channel
+from omni.serve.realtime.channel import EventChannel
 from omni.serve.realtime.conversation import ROOT, Conversation, prompt
-from omni.serve.realtime.formats import SpeechEncoder
+from omni.serve.realtime.formats import FormatEncoder
 from omni.serve.realtime.ids import new_id
-from omni.serve.realtime.items import Item, Part
-from omni.serve.realtime.memory import Memory
+from omni.serve.realtime.items import Item, ItemPart
+from omni.serve.realtime.memory import SessionMemory
 from omni.serve.realtime.request import ResponseRequest
 from omni.serve.realtime.server_events import (
     AudioDelta,
@@ -49,9 +49,9 @@ class Response:
     def __init__(
         self,
         server: Server,
-        channel: Channel,
+        channel: EventChannel,
         conversation: Conversation,
-        memory: Memory,
+        memory: SessionMemory,
         request: ResponseRequest,
         session_id: str,
     ) -> None:
@@ -65,9 +65,9 @@ class Response:
         self._request = request
         self._session_id = session_id
         self._speaks = "audio" in request.settings.modalities
-        self._part = Part("output_audio" if self._speaks else "output_text")
+        self._part = ItemPart("output_audio" if self._speaks else "output_text")
         self._after = conversation.last_id or ROOT
-        self._speech: SpeechEncoder | None = None
+        self._speech: FormatEncoder | None = None
         self._begun = False
         self._generating = False
         self._stop_reason: str | None = None
@@ -127,7 +127,7 @@ class Response:
             self._text(output.text)
         if output.audio is not None and output.sample_rate is not None and self._speaks:
             if self._speech is None:
-                self._speech = SpeechEncoder(self._request.settings.output_format, output.sample_rate)
+                self._speech = FormatEncoder(self._request.settings.output_format, output.sample_rate)
             self._sound(self._speech.push(output.audio.numpy()))
         if output.finished:
             if self._speech is not None:

@@ -8,7 +8,7 @@ from starlette.websockets import WebSocket
 from omni.errors import InputError, OmniError, quoted
 from omni.serve.disconnect import ClientGone
 from omni.serve.errors import HttpError, reported
-from omni.serve.realtime.channel import Channel
+from omni.serve.realtime.channel import EventChannel
 from omni.serve.realtime.client_events import (
     AnyClientEvent,
     AppendAudio,
@@ -26,8 +26,8 @@ from omni.serve.realtime.client_events import (
 )
 from omni.serve.realtime.conversation import Conversation
 from omni.serve.realtime.items import read_item
-from omni.serve.realtime.listener import Listener
-from omni.serve.realtime.memory import Memory
+from omni.serve.realtime.listener import TurnListener
+from omni.serve.realtime.memory import SessionMemory
 from omni.serve.realtime.request import ResponseRequest, read_request
 from omni.serve.realtime.response import Response
 from omni.serve.realtime.server_events import (
@@ -48,7 +48,7 @@ _LARGE = 2**18
 """Characters of an event that is decoded beside the event loop."""
 
 
-class Session:
+class RealtimeSession:
     """id: for the log. Everything is for the event loop's thread.
 
     Three kinds of tasks run: one reads events and handles them in order, one writes, and one is the response's. When one fails, or
@@ -56,16 +56,16 @@ class Session:
     """
 
     def __init__(
-        self, server: Server, websocket: WebSocket, memory: Memory, settings: Settings, session_id: str
+        self, server: Server, websocket: WebSocket, memory: SessionMemory, settings: Settings, session_id: str
     ) -> None:
         self.id = session_id
         self._server = server
         self._websocket = websocket
         self._settings = settings
         self._memory = memory
-        self._channel = Channel(websocket, server.options.stalled_seconds)
+        self._channel = EventChannel(websocket, server.options.stalled_seconds)
         self._conversation = Conversation(memory, server.options.max_items)
-        self._listener = Listener(
+        self._listener = TurnListener(
             self._channel,
             self._conversation,
             memory,

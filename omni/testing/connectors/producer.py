@@ -80,7 +80,7 @@ class Producer:
         payload = Payload(meta, {each.name: m.tensor for each, m in zip(meta.tensors, memories, strict=True)})
         with calling("Sender.send"):
             ref = self.senders[key].send(payload, filled if ready is None else ready)
-        sent = Sent(key, meta, memories, payload, ref, filled)
+        sent = Sent(key=key, meta=meta, memories=memories, payload=payload, ref=ref, filled=filled)
         self.sent[meta.number] = sent
         return sent
 

@@ -55,7 +55,9 @@ def engine_for(
             plan: Plan | None = plan_of(model, plugins, [SettingsLayer("test", overrides or {})])
         else:
             folder, plan = Path(model), None
-        engine = PipelineEngine(folder, plugins, overrides, device, change, plan, **options)
+        engine = PipelineEngine(
+            folder, plugins, overrides=overrides, device=device, change=change, plan=plan, **options
+        )
         try:
             yield engine
             engine.settle()

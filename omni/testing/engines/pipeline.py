@@ -18,7 +18,7 @@ from omni.testing.simulation.device import SimulatedDevice
 PATIENCE_SECONDS = 60.0
 """Seconds that an engine may do nothing while requests are under way."""
 SETTLE_SECONDS = 2.0
-"""How long, when all requests are over: what stages hold then is never freed."""
+"""Grace period after the last request, in seconds; resources held afterwards are leaks."""
 
 Asked = str | Chat | EngineRequest
 """A request: a text, greedy; a chat; or one that is prepared."""
@@ -57,8 +57,8 @@ class PipelineEngine(TickedEngine):
             f"test-{next(_numbers)}",
             asked.modalities,
             prepared.inputs,
-            prepared.edges,
-            asked.sampling,
+            edges=prepared.edges,
+            sampling=asked.sampling,
             cache_salt=asked.cache_salt,
         )
 

@@ -12,7 +12,7 @@ from omni.testing.simulation.shadow import Image, Region, Selection, Shadow, Slo
 from omni.testing.simulation.stream import HOST, Clock, QueuedPhase, SimulatedStream, advance, known
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
     """tick: of the agent's clock. by: the phase and its number among all launches, or the host. operation: torch's, or a call."""
 
@@ -111,7 +111,9 @@ class Checker:
         self.host: Clock = [0]
         self.races: list[Race] = []
         self._places: set[tuple[str, ...]] = set()
-        self._accesses: list[Access] = [Access(HOST, 0, "", "", 0, "", False)]
+        self._accesses: list[Access] = [
+            Access(agent=HOST, tick=0, stream="", by="", launch=0, operation="", writes=False)
+        ]
         self._shadows: dict[int, Shadow] = {}
         self._streams: dict[int, SimulatedStream] = {}
         self._running: _Running | None = None
@@ -133,7 +135,15 @@ class Checker:
         for image in launched.images:
             byte = self._slots.changed(image)
             if byte is not None:
-                late = Access(HOST, self.host[HOST], "", "the host", 0, "the slot's array, after the launch", True)
+                late = Access(
+                    agent=HOST,
+                    tick=self.host[HOST],
+                    stream="",
+                    by="the host",
+                    launch=0,
+                    operation="the slot's array, after the launch",
+                    writes=True,
+                )
                 used = self._accesses[self._number(running, "using the slot", False)]
                 self._report(late, used, self._name(image.tensor), byte)
 
@@ -175,7 +185,13 @@ class Checker:
         """Records a tensor that the host allocated for a stream, whose earlier phases may still use the memory."""
         shadow = self._watch(key_of(tensor), tensor, stream.agent, 0)
         last = Access(
-            stream.agent, stream.tick, stream.name, f"what stream {stream.name!r} had before", 0, "empty", True
+            agent=stream.agent,
+            tick=stream.tick,
+            stream=stream.name,
+            by=f"what stream {stream.name!r} had before",
+            launch=0,
+            operation="empty",
+            writes=True,
         )
         shadow.latest[stream.agent, True] = self._add(last)
 
@@ -192,7 +208,11 @@ class Checker:
             return
         shadow = self._shadow_of(key_of(tensor), tensor)
         region = Region.of(tensor, shadow.size, None)
-        number = self._add(Access(HOST, self.host[HOST], "", "the host", 0, operation, writes))
+        number = self._add(
+            Access(
+                agent=HOST, tick=self.host[HOST], stream="", by="the host", launch=0, operation=operation, writes=writes
+            )
+        )
         self._check(shadow, region, number, self.host, tensor)
         shadow.mark((HOST, writes), region, number)
 
@@ -213,7 +233,15 @@ class Checker:
         if number is None:
             launched, stream = running.launched, running.stream
             by = launched.phase.__name__
-            access = Access(stream.agent, launched.tick, stream.name, by, launched.number, operation, writes)
+            access = Access(
+                agent=stream.agent,
+                tick=launched.tick,
+                stream=stream.name,
+                by=by,
+                launch=launched.number,
+                operation=operation,
+                writes=writes,
+            )
             number = running.numbers[kind] = self._add(access)
         return number
 
@@ -245,7 +273,15 @@ class Checker:
             access = self._accesses[last]
             if agent not in (HOST, shadow.home) and access.tick > max(known(self.host, agent), known(after, agent)):
                 home = self._streams[shadow.home].name
-                free = Access(HOST, self.host[HOST], home, "the host", 0, f"giving it back to stream {home!r}", True)
+                free = Access(
+                    agent=HOST,
+                    tick=self.host[HOST],
+                    stream=home,
+                    by="the host",
+                    launch=0,
+                    operation=f"giving it back to stream {home!r}",
+                    writes=True,
+                )
                 self._report(access, free, f"{shadow.size} bytes allocated on stream {home!r}", 0)
 
     def _name(self, tensor: Tensor) -> str:

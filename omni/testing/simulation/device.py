@@ -123,7 +123,20 @@ class SimulatedDevice(Device):
         inference, clock = torch.is_inference_mode_enabled(), list(stream.clock)
         images = self._checker.images(buffers) if self._recorder is not None else ()
         number, tick = self._launches, stream.tick
-        self._enqueue(stream, QueuedPhase(phase, buffers, number, tick, clock, inference, self.now, took, images))
+        self._enqueue(
+            stream,
+            QueuedPhase(
+                phase=phase,
+                buffers=buffers,
+                number=number,
+                tick=tick,
+                clock=clock,
+                inference=inference,
+                at=self.now,
+                due_after=took,
+                images=images,
+            ),
+        )
 
     def record(self, stream: Stream) -> Event:
         assert isinstance(stream, SimulatedStream)

@@ -32,7 +32,14 @@ class Region:
         start = int(tensor.storage_offset()) * itemsize
         whole = selection is None and start == 0 and tensor.nbytes == size and tensor.is_contiguous()
         strides = tuple(stride * itemsize for stride in tensor.stride())
-        return cls(start, tuple(tensor.shape), strides, itemsize, selection, whole)
+        return cls(
+            start=start,
+            shape=tuple(tensor.shape),
+            strides=strides,
+            itemsize=itemsize,
+            selection=selection,
+            whole=whole,
+        )
 
     def view(self, cells: Cells, granule: int) -> Cells:
         """The cells of this region, of `cells` with one per `granule` bytes of the storage."""

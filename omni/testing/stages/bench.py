@@ -75,7 +75,14 @@ class StageBench:
             kind = checked.kind()
         stage = Stage(name=NAME, kind=kind.name, model=checked.model, options=checked.options)
         folder = checked.checkpoint or Path(self._empty.name)
-        context = StageContext(stage, checked.options, Checkpoint(folder), device, _DTYPES[checked.dtype], "auto")
+        context = StageContext(
+            stage=stage,
+            options=checked.options,
+            checkpoint=Checkpoint(folder),
+            device=device,
+            dtype=_DTYPES[checked.dtype],
+            load_format="auto",
+        )
         with torch.inference_mode():
             loaded = kind.load(context)
         require(
@@ -144,7 +151,7 @@ class StageBench:
     def require_right(self, session: StageSession, name: str, index: int, remedy: str) -> None:
         """The request is done, with the expected outputs."""
         end = session.ends.get(name)
-        require(isinstance(end, Done), f"request {name!r}, of sample {index}, is done: {_told(end)}", remedy)
+        require(isinstance(end, Done), f"request {name!r}, of sample {index}, is done: {_described(end)}", remedy)
         require(
             isinstance(end, Done) and bool(end.reason) and all(isinstance(n, int) for n in end.counts.values()),
             "Done has a reason and counts",
@@ -155,5 +162,5 @@ class StageBench:
             require(not difference, f"request {name!r}, of sample {index}, gets what is expected: {difference}", remedy)
 
 
-def _told(end: object) -> str:
+def _described(end: object) -> str:
     return "it is not" if end is None else f"it got {end}"

@@ -22,7 +22,9 @@ class StageDriver:
     def open(
         self, *ids: str, sources: Sequence[str] = (SOURCE,), rank: tuple[int, int] = (0, 0), cache_salt: str = ""
     ) -> None:
-        self.worker.inbox.extend(Open(i, SamplingParams(), frozenset(sources), rank, cache_salt) for i in ids)
+        self.worker.inbox.extend(
+            Open(i, SamplingParams(), frozenset(sources), rank=rank, cache_salt=cache_salt) for i in ids
+        )
 
     def feed(self, request_id: str, payload: Payload, ready: Event = COMPLETED) -> Ref:
         """Feeds a payload that a producer lends; returns the producer's ref."""

@@ -98,7 +98,7 @@ class StageSession:
         """others: producers beside the suite. rank: by default in the order of opening."""
         self.opened.append(name)
         sources = frozenset({SOURCE, *others})
-        self.worker.inbox.append(Open(name, self._sampling, sources, rank or (0, len(self.opened))))
+        self.worker.inbox.append(Open(name, self._sampling, sources, rank=rank or (0, len(self.opened))))
 
     def feed(self, name: str, sample: Payload, ready: Event | None = None) -> Input:
         """Lends a payload from memory of its own, on the device. ready: of the check, which calls `fill` before."""

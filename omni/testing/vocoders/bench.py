@@ -87,7 +87,7 @@ class VocoderBench:
         require(
             isinstance(wav_BS, Tensor) and wav_BS.is_floating_point() and tuple(wav_BS.shape) == shape,
             f"decode of {frames.codes_BNG.shape[1]} frames{' that are the first' if frames.first else ''} gives floating-point "
-            f"samples {list(shape)}, as `samples` says, not {_told(wav_BS)}",
+            f"samples {list(shape)}, as `samples` says, not {_described(wav_BS)}",
             "make `samples` and `decode` agree; a first chunk is shorter by the lookahead",
         )
         wav_BS = wav_BS.float().cpu()
@@ -165,5 +165,5 @@ def decode_rows(
     out.append(model.decode(codes_BNG, state, rows_B, first))
 
 
-def _told(value: object) -> str:
+def _described(value: object) -> str:
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -107,7 +107,7 @@ def interleaved(bench: VocoderBench) -> None:
 
 
 def rows_reused(bench: VocoderBench) -> None:
-    """Catches a stream that hears what was in its row before."""
+    """Catches a stream that reads its row's previous state."""
     state = bench.new_state(1)
     for request in [*range(len(bench.requests)), 0]:
         bench.require_same(

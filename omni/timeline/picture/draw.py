@@ -78,7 +78,7 @@ def draw(panels: Sequence[tuple[str, Trace, Excerpt]], path: str | os.PathLike[s
     target = Path(path)
     write = _WRITERS.get(target.suffix)
     if write is None:
-        raise InputError(str(path), "is no kind of picture", f"name a file that ends in {' or '.join(_WRITERS)}")
+        raise InputError(str(path), "has an unsupported extension", f"name a file that ends in {' or '.join(_WRITERS)}")
     try:
         with replacing(target) as file:
             write(scene_of(panels), file)

@@ -14,7 +14,7 @@ from omni_ar.options import AttentionName
 
 
 def select_backend(
-    stage: str, name: AttentionName, device: Device, shape: ArShape, dtype: torch.dtype, block_size: int
+    stage: str, name: AttentionName, device: Device, *, shape: ArShape, dtype: torch.dtype, block_size: int
 ) -> AttentionBackend:
     """`"auto"` is `"triton"` on a GPU and `"torch"` elsewhere. One backend serves one stage.
 

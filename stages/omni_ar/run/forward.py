@@ -35,7 +35,7 @@ View = Callable[[PackedSpan], Tensor]
 """Returns an uploaded array on the device (`Uploader.view`)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkStep:
     """A step with chunks: its plan, its packed inputs, their view on the device, and the padded shape of its batch."""
 
@@ -187,7 +187,16 @@ class Forward:
         kept, layers = self._stage.limits.hidden_layers, None
         if pages.layers is not None:
             layers = LayerSink(kept, pages.layers, metadata.slots_T)
-        return Batch(positions_PT, metadata, pages.kv, self._backend, prompt_start, embeddings, sink, layers)
+        return Batch(
+            positions_PT=positions_PT,
+            attention=metadata,
+            cache=pages.kv,
+            backend=self._backend,
+            prompt_start=prompt_start,
+            embeddings=embeddings,
+            payload=sink,
+            layers=layers,
+        )
 
     def _emits(self, padded_shape: PaddedShape) -> bool:
         return padded_shape.decodes > 0 and self._stage.model.shape.emits_tokens

@@ -52,7 +52,7 @@ class Limits:
         return self.rows
 
     @property
-    def null_place(self) -> int:
+    def null_vector(self) -> int:
         """Index of the zeros, for steps without a vector, behind the vectors of all rows."""
         return self.rows * self.max_step_vectors
 

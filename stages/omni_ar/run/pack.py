@@ -104,10 +104,10 @@ def scored_positions(chunk: PrefillChunk) -> NDArray[np.int64]:
 def pack_steps(
     inputs: Sequence[tuple[ArRequest, int]], shape: ArShape, limits: Limits, width: int
 ) -> NDArray[np.int64]:
-    """Conditioning of the steps whose inputs are these generated tokens, `[X, width]`, padded with zeros and null places."""
+    """Conditioning of the steps whose inputs are these generated tokens, `[X, width]`, padded with zeros and null vectors."""
     fields = np.zeros((step_fields(shape), width), np.int64)
     if shape.step_width:
-        fields[-1, len(inputs) :] = limits.null_place
+        fields[-1, len(inputs) :] = limits.null_vector
     if shape.conditioned:
         for place, (request, index) in enumerate(inputs):
             fields[:, place] = request.step(index)
@@ -230,7 +230,7 @@ def _starting(request: ArRequest, shape: ArShape) -> StartingRow:
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """rows, advance, steps: as in `LeadingInputs`, without padding rows. new_blocks: `[2, k]`, places in the flattened block table
+    """rows, advance, steps: as in `LeadingInputs`, without padding rows. new_blocks: `[2, k]`, indices in the flattened block table
     and blocks that are added there; None if there are none. edits: of the logits; None if no row is constrained."""
 
     rows: PackedSpan
@@ -266,6 +266,7 @@ def captured_spans(rows: int, fields: int) -> LeadingInputs[PackedSpan]:
 def pack_step(
     upload: Upload,
     plan: StepPlan,
+    *,
     limits: Limits,
     shape: ArShape,
     processors: Sequence[NamedProcessor],
@@ -296,6 +297,6 @@ def pack_step(
 
 
 def _pack_new_blocks(plan: StepPlan, max_blocks: int) -> NDArray[np.int64]:
-    places = [new.request.row_index * max_blocks + new.index for new in plan.new_blocks]
+    indices = [new.request.row_index * max_blocks + new.index for new in plan.new_blocks]
     blocks = [new.request.held_table.ids[new.index] for new in plan.new_blocks]
-    return np.array([places, blocks], np.int64)
+    return np.array([indices, blocks], np.int64)

@@ -41,7 +41,7 @@ def set_null_rows(rows_B: Tensor, null_row: int, advance_B: Tensor, steps_XB: Te
 
 
 def extend_tables(block_table: Tensor, grown_2k: Tensor) -> None:
-    """Adds blocks to rows' tables. grown_2k: places in the flattened table, and blocks."""
+    """Adds blocks to rows' tables. grown_2k: indices in the flattened table, and blocks."""
     block_table.view(-1).index_copy_(0, grown_2k[0], grown_2k[1])
 
 
@@ -84,20 +84,20 @@ class SavedHiddenStates:
 class Embedded:
     """Input embeddings `[T, D]`, passed from one phase to the next."""
 
-    __slots__ = ("_place_TD", "_x_TD")
+    __slots__ = ("_buffer_TD", "_x_TD")
 
-    def __init__(self, place_TD: Tensor | None = None) -> None:
-        """place_TD: their buffer if the forward is captured and the embedding is not."""
-        self._place_TD = place_TD
+    def __init__(self, buffer_TD: Tensor | None = None) -> None:
+        """buffer_TD: their buffer if the forward is captured and the embedding is not."""
+        self._buffer_TD = buffer_TD
         self._x_TD: Tensor | None = None
 
     def put(self, parts: Sequence[Tensor], model: ArModel) -> None:
         """Concatenates the parts, and fills the rest of a buffer with zeros. Raises ReturnedError for embeddings
         that differ from the model's shape, which would otherwise be converted silently."""
-        if self._place_TD is None:
+        if self._buffer_TD is None:
             self._x_TD = parts[0] if len(parts) == 1 else torch.cat(list(parts))
             return
-        rest_TD = self._place_TD
+        rest_TD = self._buffer_TD
         for part in parts:
             if part.shape[1] != rest_TD.shape[1] or part.dtype != rest_TD.dtype:
                 given, wanted = f"{part.dtype} of width {part.shape[1]}", f"{rest_TD.dtype} of {rest_TD.shape[1]}"
@@ -112,8 +112,8 @@ class Embedded:
 
     def take(self) -> Tensor:
         """Returns the embeddings and drops the reference to them, unless they are in a buffer."""
-        if self._place_TD is not None:
-            return self._place_TD
+        if self._buffer_TD is not None:
+            return self._buffer_TD
         x_TD, self._x_TD = self._x_TD, None
         assert x_TD is not None
         return x_TD
@@ -122,7 +122,7 @@ class Embedded:
 @dataclass(frozen=True, slots=True)
 class NextInputs:
     """Generated tokens to be embedded, and the conditioning of the steps whose inputs they are. steps_XR: int64, the step columns,
-    then, with a `step_width`, the place of each step's vector in `RowState.conditioning`."""
+    then, with a `step_width`, the index of each step's vector in `RowState.conditioning`."""
 
     ids_R: Tensor
     steps_XR: Tensor
@@ -210,11 +210,11 @@ def sample_rows(
         fused_sample(logits_RV, state.sampling, rows_R, state.columns.outputs, by_row=True, out_R=ids_R)
         return
     position_R = state.columns.outputs.index_select(0, rows_R)
-    ids_R.copy_(sample(logits_RV, state.sampling, rows_R, position_R, flags, edits, processors))
+    ids_R.copy_(sample(logits_RV, state.sampling, rows_R, position_R, flags, edits=edits, processors=processors))
 
 
-def set_counter(counter: Tensor, turn: int) -> None:
-    counter.fill_(turn)
+def set_counter(counter: Tensor, number: int) -> None:
+    counter.fill_(number)
 
 
 def score_tokens(logits_RV: Tensor, accepted_RW: Tensor, count: int, scores_RW: Tensor) -> None:

@@ -44,6 +44,7 @@ class Runner:
         self,
         name: str,
         device: Device,
+        *,
         model: ArModel,
         backend: AttentionBackend,
         limits: Limits,
@@ -63,7 +64,16 @@ class Runner:
         self._state = allocate_rows(device, model, limits, dtype, processors)
         self.conditioning = self._state.conditioning  # the receiver fills it on the stage's stream
         self._buffers = allocate_step_buffers(device, model, limits, dtype)
-        stage = Resources(name, device, self.stream, model, limits, dtype, self._state, self._buffers)
+        stage = Resources(
+            name=name,
+            device=device,
+            stream=self.stream,
+            model=model,
+            limits=limits,
+            dtype=dtype,
+            rows=self._state,
+            buffers=self._buffers,
+        )
         self._forward = Forward(stage, backend)
         self._graphs = CapturedGraphs[Literal["decode", "codes"], Graph](name)
         self._captured_chunks = CapturedChunks(stage, self._forward)
@@ -82,7 +92,9 @@ class Runner:
         self._graphs.clear()  # they refer to the old pages
         self._captured_chunks.clear()
         size, layers = self._limits.block_size, len(self._limits.hidden_layers)
-        self._pages = Pages.allocate(self.device, self._model, num_blocks, size, self.dtype, layers)
+        self._pages = Pages.allocate(
+            self.device, self._model, num_blocks=num_blocks, block_size=size, dtype=self.dtype, layers=layers
+        )
 
     def capture(self, sizes: Iterable[int]) -> None:
         """Captures decode steps of these numbers of rows, on the current pages; steps of up to as many rows then replay
@@ -154,7 +166,14 @@ class Runner:
             launch(self.stream, extend_tables, self._state.block_table, view(packed.new_blocks))
         scores = self._prompt_scores(plan, packed.chunks)
         if packed.chunks is not None:
-            step = ChunkStep(plan, packed, packed.chunks, padded_shape or plan.padded_shape, view, scores)
+            step = ChunkStep(
+                plan=plan,
+                packed=packed,
+                chunks=packed.chunks,
+                padded_shape=padded_shape or plan.padded_shape,
+                view=view,
+                scores=scores,
+            )
             if captured is not None:
                 self._captured_chunks.launch(captured, step, self.pages)
             else:
@@ -209,7 +228,15 @@ class Runner:
             return steady.packed, steady.flags  # same rows as in the step before: nothing to copy
         upload = self._uploader.begin()
         try:
-            packed = pack_step(upload, plan, self._limits, self._model.shape, self._processors, padded, padded_shape)
+            packed = pack_step(
+                upload,
+                plan,
+                limits=self._limits,
+                shape=self._model.shape,
+                processors=self._processors,
+                padded=padded,
+                padded_shape=padded_shape,
+            )
         except Exception:
             self._uploader.cancel(upload)
             raise

@@ -18,7 +18,9 @@ class Scorer:
         self._stage = stage
         ring, tokens, fields = stage.buffers.scores.shape
         copies = stage.device.stream(f"{stage.name}-scores")
-        self.downloads = Downloader(stage.device, stage.stream, copies, (tokens, fields), torch.int64, ring)
+        self.downloads = Downloader(
+            stage.device, stage.stream, copies, shape=(tokens, fields), dtype=torch.int64, slots=ring
+        )
 
     def score(self, context: StepContext) -> ScoreHandoff | None:
         """Launches the scores that the step's requests need; returns None if they need none."""
@@ -30,7 +32,7 @@ class Scorer:
         rows = len(context.rows) if counts else 0
         total = rows + (prompt.ids_s.shape[0] if prompt is not None else 0)
         stage, buffers = self._stage, self._stage.buffers
-        scores = buffers.scores[self.downloads.turn, :total]
+        scores = buffers.scores[self.downloads.next_slot, :total]
         launch, stream = stage.device.launch, stage.stream
         if rows:
             logits_RV, accepted_RW = buffers.logits_NV[:rows], buffers.accepted_NW[:rows]

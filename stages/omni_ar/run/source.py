@@ -68,7 +68,7 @@ class LocalTokens:
         self._stage = stage
         self._processors = processors
         self._graphs = CapturedGraphs[None, Graph](stage.name)
-        # Its turns follow `RowState.counter`, which the device counts.
+        # Its slots follow `RowState.counter`, which the device counts.
         self._handoffs = SharedRing(stage.device, stage.stream, stage.rows.handoff)
 
     @property
@@ -134,4 +134,4 @@ class LocalTokens:
         self._set_counter()  # the device may have counted the step
 
     def _set_counter(self) -> None:
-        self._stage.device.launch(self._stage.stream, set_counter, self._stage.rows.counter, self._handoffs.turn)
+        self._stage.device.launch(self._stage.stream, set_counter, self._stage.rows.counter, self._handoffs.next_slot)

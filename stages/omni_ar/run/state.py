@@ -4,7 +4,7 @@
 |---|---|---|
 | `RowState` of a row | `start_rows`, then phases of each step | the next step's phases, same stream |
 | `StepBuffers` except `scores`, `ChunkBuffers` | phases of one step | later phases of that step, same stream |
-| `RowState.handoff[turn]` | `accept_tokens`, `predict_codes` | the host, after the token event; rewritten once read |
+| `RowState.handoff[slot]` | `accept_tokens`, `predict_codes` | the host, after the token event; rewritten once read |
 | `StepBuffers.scores[slot]` | `score_tokens`, `score_prompt` | their copy, on its own stream; rewritten once the host has read it |
 | `RowState.conditioning` of a row | `gather_rows`, `copy_rows`, each place once | `embed_inputs`, same stream |
 | `Pages.layers` | `run_forward`, every position | the consumer's gather, after the request's last token; freed as `codes` |
@@ -47,7 +47,7 @@ def allocate_rows(
         fields=device.zeros((rows, ROW_FIELDS), torch.int64),
         block_table=device.zeros((rows, limits.max_blocks), torch.int64),
         next_codes=device.zeros((rows, next_width(model)), dtype),
-        conditioning=device.zeros((limits.null_place + 1, model.shape.step_width), dtype),
+        conditioning=device.zeros((limits.null_vector + 1, model.shape.step_width), dtype),
         handoff=device.shared((limits.ring, rows, 2 + limits.step_ids), torch.int64),
         counter=device.zeros((1,), torch.int64),
         sampling=SamplingState.allocate(
@@ -91,7 +91,7 @@ class Pages:
 
     @classmethod
     def allocate(
-        cls, device: Device, model: ArModel, num_blocks: int, block_size: int, dtype: torch.dtype, layers: int = 0
+        cls, device: Device, model: ArModel, *, num_blocks: int, block_size: int, dtype: torch.dtype, layers: int = 0
     ) -> "Pages":
         """num_blocks: excludes the null block. layers: number of those whose hidden states are kept."""
         shape = model.shape
@@ -114,7 +114,7 @@ def block_bytes(model: ArModel, block_size: int, dtype: torch.dtype, layers: int
     return block_size * (numbers * dtype.itemsize + groups * torch.int64.itemsize)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """Resources that all launches of a stage share. name: of its stream and graphs, and for logs."""
 

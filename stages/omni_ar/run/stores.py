@@ -29,7 +29,7 @@ class ConditioningStore:
     them, and both wait for the request's row. Until it is copied, an input counts against its edge's credit."""
 
     def __init__(
-        self, name: str, device: Device, stream: Stream, conditioning: Tensor, shape: ArShape, limits: Limits
+        self, name: str, device: Device, stream: Stream, *, conditioning: Tensor, shape: ArShape, limits: Limits
     ) -> None:
         """conditioning: `RowState.conditioning`. name: the stage's name, for errors."""
         self._name = name
@@ -111,7 +111,7 @@ class ConditioningStore:
 
     def _fields(self, columns_Sn: NDArray[np.int64]) -> NDArray[np.int64]:
         """Conditioning fields of steps without vectors, `[n, step_fields]`."""
-        fields_nX = np.full((columns_Sn.shape[1], step_fields(self._shape)), self._limits.null_place)
+        fields_nX = np.full((columns_Sn.shape[1], step_fields(self._shape)), self._limits.null_vector)
         fields_nX[:, : len(columns_Sn)] = columns_Sn.T
         return fields_nX
 

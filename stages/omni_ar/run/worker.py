@@ -9,7 +9,7 @@ import numpy as np
 from omni.device import COMPLETED
 from omni.errors import InputError, StageError
 from omni.payload import PageSlice, Payload, RequestHiddenStates
-from omni.sampling import GREEDY, LogitsEdit, SamplingParams
+from omni.sampling import GREEDY, PARAMETERS, LogitsEdit, SamplingParams
 from omni.stage import Failed, Feed, MailboxWorker, Open, Produced, StageUsage
 from omni_ar.inputs import MultimodalEmbedding, Prompt, StepInputs
 from omni_ar.model import ArShape
@@ -37,6 +37,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         self,
         name: str,
         runner: Runner,
+        *,
         shape: ArShape,
         limits: Limits,
         options: ArOptions,
@@ -67,7 +68,9 @@ class ArWorker(MailboxWorker[ArRequest]):
             conditioned=shape.conditioned,
         )
         self._scheduler = Scheduler(self._allocator, limits, shape.conditioned, runner.source.lag)
-        self._conditioning = ConditioningStore(name, runner.device, runner.stream, runner.conditioning, shape, limits)
+        self._conditioning = ConditioningStore(
+            name, runner.device, runner.stream, conditioning=runner.conditioning, shape=shape, limits=limits
+        )
         self._embeddings = EmbeddingStore(name, runner.device, runner.stream, limits.max_model_len, runner.dtype)
         self._host_processors = HostProcessorExecutor(
             runner.device.host_worker(f"{name}-host-processors"), shape.vocab_size
@@ -165,9 +168,10 @@ class ArWorker(MailboxWorker[ArRequest]):
             raise InputError(f"{field}.prompt_logprobs", problem, "leave it out")
 
     def _check_codes(self, asked: SamplingParams, field: str) -> None:
-        codes = (asked.code_temperature, asked.code_top_k, asked.code_top_p)
-        for name, value in zip(("code_temperature", "code_top_k", "code_top_p"), codes, strict=True):
-            if value is not None and self._runner.pages.codes is None:
+        if self._runner.pages.codes is not None:
+            return
+        for name, parameter in PARAMETERS.items():
+            if parameter.of_codes and getattr(asked, name) is not None:
                 problem = f"is given, and a token of {self.name} begins no frame of codes"
                 raise InputError(f"{field}.{name}", problem, "leave it out")
 

@@ -32,8 +32,8 @@ def pack_bitmask(members_V: NDArray[np.bool_]) -> NDArray[np.int64]:
 def unpack_bitmask(masks_nM: Tensor, vocab: int) -> Tensor:
     """Returns the sets as bool `[n, vocab]`, on the masks' device. The largest intermediate has one byte per id."""
     bytes_nB = masks_nM.view(torch.uint8)
-    place_8 = torch.arange(8, dtype=torch.uint8, device=masks_nM.device)
-    return ((bytes_nB[..., None] >> place_8) & 1).flatten(1)[:, :vocab].bool()
+    bit_8 = torch.arange(8, dtype=torch.uint8, device=masks_nM.device)
+    return ((bytes_nB[..., None] >> bit_8) & 1).flatten(1)[:, :vocab].bool()
 
 
 Part = TypeVar("Part")
@@ -43,12 +43,12 @@ MAX_EDITED_IDS = 1024
 
 
 class EditParts(NamedTuple, Generic[Part]):
-    """The edits of a step, int64, on host or device: g rows with a mask, p pairs of row and id. places_g, pair_places_p: batch
+    """The edits of a step, int64, on host or device: g rows with a mask, p pairs of row and id. indices_g, pair_indices_p: batch
     index of the row. masks_gM: bitmasks of the possible ids. pair_ids_p: the id. pair_bias_p: bits of the float64 bias."""
 
-    places_g: Part
+    indices_g: Part
     masks_gM: Part
-    pair_places_p: Part
+    pair_indices_p: Part
     pair_ids_p: Part
     pair_bias_p: Part
 
@@ -74,11 +74,11 @@ def merge_edits(edits: Sequence[LogitsEdit], vocab: int) -> LogitsEdit:
     pairs = [(edit.ids, edit.bias) for edit in edits if edit.ids is not None and edit.bias is not None]
     if not pairs:
         return LogitsEdit(allowed)
-    merged, place = np.unique(np.concatenate([ids for ids, _ in pairs]), return_inverse=True)
+    merged, index = np.unique(np.concatenate([ids for ids, _ in pairs]), return_inverse=True)
     if len(merged) > MAX_EDITED_IDS:
         raise ValueError(f"biases {len(merged)} ids, and at most {MAX_EDITED_IDS} may be; rule ids out by `allowed`")
     bias = np.zeros(len(merged), np.float32)
-    np.add.at(bias, place, np.concatenate([each for _, each in pairs]))
+    np.add.at(bias, index, np.concatenate([each for _, each in pairs]))
     return LogitsEdit(allowed, merged, bias)
 
 
@@ -110,13 +110,13 @@ def check_edit(edit: LogitsEdit, vocab: int) -> None:
 
 def pack_edits(upload: Upload, edits: Sequence[tuple[int, LogitsEdit]], vocab: int) -> PackedEdits:
     """Fills `upload`. edits: pairs of a batch index, each at most once, and an edit from `merge_edits`."""
-    masks = [(place, edit.allowed) for place, edit in edits if edit.allowed is not None]
-    pairs = [(place, edit.ids, edit.bias) for place, edit in edits if edit.ids is not None and edit.bias is not None]
+    masks = [(index, edit.allowed) for index, edit in edits if edit.allowed is not None]
+    pairs = [(index, edit.ids, edit.bias) for index, edit in edits if edit.ids is not None and edit.bias is not None]
     none_M, none_p = np.empty((0, bitmask_size(vocab)), np.int64), np.empty(0, np.int64)
     return EditParts(
-        places_g=upload.add(np.array([place for place, _ in masks], np.int64)),
+        indices_g=upload.add(np.array([index for index, _ in masks], np.int64)),
         masks_gM=upload.add(np.concatenate([none_M, *(mask[None] for _, mask in masks)])),
-        pair_places_p=upload.add(np.concatenate([none_p, *(np.full(len(ids), place) for place, ids, _ in pairs)])),
+        pair_indices_p=upload.add(np.concatenate([none_p, *(np.full(len(ids), index) for index, ids, _ in pairs)])),
         pair_ids_p=upload.add(np.concatenate([none_p, *(ids for _, ids, _ in pairs)])),
         pair_bias_p=upload.add_floats(np.concatenate([np.empty(0), *(bias for _, _, bias in pairs)])),
     )
@@ -124,12 +124,12 @@ def pack_edits(upload: Upload, edits: Sequence[tuple[int, LogitsEdit]], vocab: i
 
 def apply_edits(logits_RV: Tensor, edits: StepEdits) -> Tensor:
     """Adds the biases and masks the ids that the edits do not allow."""
-    if edits.pair_places_p.shape[0]:
+    if edits.pair_indices_p.shape[0]:
         bias_p = edits.pair_bias_p.view(torch.float64).to(logits_RV.dtype)
-        at_p = edits.pair_places_p * logits_RV.shape[1] + edits.pair_ids_p
+        at_p = edits.pair_indices_p * logits_RV.shape[1] + edits.pair_ids_p
         logits_RV = logits_RV.flatten().index_add(0, at_p, bias_p).view_as(logits_RV)
-    if edits.places_g.shape[0]:
+    if edits.indices_g.shape[0]:
         allowed_gV = unpack_bitmask(edits.masks_gM, logits_RV.shape[1])
-        edited_gV = logits_RV.index_select(0, edits.places_g).masked_fill(~allowed_gV, MASKED)
-        logits_RV = logits_RV.index_copy(0, edits.places_g, edited_gV)
+        edited_gV = logits_RV.index_select(0, edits.indices_g).masked_fill(~allowed_gV, MASKED)
+        logits_RV = logits_RV.index_copy(0, edits.indices_g, edited_gV)
     return logits_RV

@@ -81,8 +81,8 @@ class StartParts(NamedTuple, Generic[Part]):
     """The state of n starting rows, all int64, packed on the host or viewed on the device. ints_nC: columns as in `INTS`.
     floats_nF: `FLOAT_PARAMETERS`, then, for each logits processor, whether the row uses it, and its parameters. floats_nF,
     biases_b: the bits of float64. stops_nS, recent_nL: as in `SamplingState`. seen_sM, forbidden_fM: bitmasks of ids, of rows
-    seen_s and forbidden_f. counted_c: places in the flattened `counts`; counts_c: their values. bias_at_b: places in the flattened
-    `bias_ids`. bad_words_wL: bad words; bad_words_at_w: their places, with rows and words flattened."""
+    seen_s and forbidden_f. counted_c: indices in the flattened `counts`; counts_c: their values. bias_at_b: indices in the
+    flattened `bias_ids`. bad_words_wL: bad words; bad_words_at_w: their indices, with rows and words flattened."""
 
     ints_nC: Part
     floats_nF: Part

@@ -150,13 +150,24 @@ def test_valid_arguments_are_taken(echo: Pipeline) -> None:
     }
     fields = {"writer": "sampling.writer"}
     text = frozenset({"text"})
-    expected = CheckedArguments(text, text, None, {"writer": greedy}, fields, -(2**63), "salt", 64)
+    expected = CheckedArguments(
+        modalities=text,
+        prepared=text,
+        voice=None,
+        sampling={"writer": greedy},
+        fields=fields,
+        priority=-(2**63),
+        cache_salt="salt",
+        n=64,
+    )
     assert check_arguments(echo, arguments) == expected
     assert check_arguments(echo, {"modalities": ["audio", "text"], "voice": "low"}).modalities == {"text", "audio"}
     assert check_arguments(echo, {"modalities": (np.str_("text"),)}).modalities == {"text"}
     assert check_arguments(echo, {"modalities": Endless()}).modalities == {"text"}
     both = frozenset({"text", "audio"})
-    assert check_arguments(echo, {}) == CheckedArguments(both, both, None, {}, {})
+    assert check_arguments(echo, {}) == CheckedArguments(
+        modalities=both, prepared=both, voice=None, sampling={}, fields={}
+    )
 
 
 def test_an_unknown_argument_is_a_type_error(echo: Pipeline) -> None:

@@ -15,6 +15,7 @@ from tests.support.echo_omni import ENDLESS, assert_nothing_held, opened
 from tests.support.fake_graph import FakeGraph
 from tests.support.interrupts import Interrupter, everywhere
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
 
@@ -47,12 +48,13 @@ def test_while_whole_results_are_waited_for(model: Path) -> None:
         )
 
 
-def test_while_a_model_is_started(model: Path) -> None:
-    """After it is loaded: what reads files holds nothing but memory."""
+@pytest.mark.parametrize("engine", few(1, ["thread", "process"], SLOW))
+def test_while_a_model_is_started(model: Path, engine: str) -> None:
+    """After it is loaded: what reads files holds nothing but memory, or ends its processes."""
     before = set(threading.enumerate())
 
     def start() -> None:
-        opened(model).close()
+        opened(model, **{"engine.process": engine}).close()
 
     def after(where: str) -> None:
         gc.collect()

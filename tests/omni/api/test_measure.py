@@ -13,7 +13,9 @@ from omni.frontend.messages import MAX_PARTS
 from omni.media import MediaOptions
 
 BIG = np.zeros(50_000, np.uint8)
-ARGUMENTS = CheckedArguments(frozenset({"text"}), frozenset({"text"}), None, {}, {})
+ARGUMENTS = CheckedArguments(
+    modalities=frozenset({"text"}), prepared=frozenset({"text"}), voice=None, sampling={}, fields={}
+)
 
 
 def read(messages: object) -> Request:

@@ -12,6 +12,9 @@ _RECEIVE = "    def receive(self, piece: object) -> Pending:\n"
 _POLL = "    def poll(self) -> Received | None:\n"
 _TICK = "    def tick(self) -> None:\n"
 _BUSY = "    @property\n    def busy(self) -> bool:\n"
+_RELEASE = "    def release(self, after: Event) -> None:\n"
+_ABORT = "    def abort(self) -> None:\n"
+_DISCARD = "    def discard(self, piece: object) -> None:\n"
 _SERVES = "    def serves(self, producer: torch.device, consumer: torch.device) -> bool:\n"
 _SENDER = "    def sender(self, end: EdgeEnd) -> Sender:\n"
 _RECEIVER = "    def receiver(self, end: EdgeEnd, address: object) -> Receiver:\n"
@@ -182,6 +185,25 @@ UNKNOWN = (
         _BUSY,
         f"{_BUSY}        if self.over:\n            raise KeyError('over')  # here\n",
         f"{_EDGE}asking whether its receiver is busy: KeyError: 'over'",
+    ),
+    _unknown(
+        "a release that raises",
+        _RELEASE,
+        f"{_RELEASE}        raise OSError('stuck')  # here\n",
+        f"{_EDGE}releasing a payload: OSError: stuck",
+    ),
+    _unknown(
+        "an abort that raises after a poll",
+        _ABORT,
+        f"    def poll(self):\n        raise OSError('cut')  # here\n\n{_ABORT}        raise OSError('stuck')\n",
+        f"{_RECEIVING}OSError: cut",
+    ),
+    _unknown(
+        "a discard that raises after a receive",
+        _DISCARD,
+        "    def receive(self, piece):\n        raise OSError('cut')  # here\n\n"
+        f"{_DISCARD}        raise OSError('stuck')\n",
+        f"{_RECEIVING}OSError: cut",
     ),
 )
 """The stage at the consumer's end is closed, and requests that do not need it go on."""

@@ -173,7 +173,7 @@ def test_no_weight_is_needed_and_the_numbers_are_those_of_loaded_stages(tiny_mod
     found = memory_of(report(tmp_path, *SET, "--device", "cpu"))
     checkpoint = Checkpoint(tiny_model)
     plan = resolve_pipeline(checkpoint, load_plugins(), [SettingsLayer("test", SETTINGS)])
-    loaded = load_stages(plan, checkpoint, CpuDevice(), "float32", "auto")
+    loaded = load_stages(plan, checkpoint, CpuDevice(), dtype="float32", load_format="auto")
     assert found["stages"].keys() == loaded.keys()
     for name, stage in loaded.items():
         footprint, share = stage.footprint, found["stages"][name]

@@ -1,16 +1,18 @@
 """A connector that fails harms the requests of its edge, by name, and no others: in one engine, and between two."""
 
-import logging
+from contextlib import ExitStack
 from unittest.mock import patch
 
 import msgspec
 import pytest
+import torch
 
 from omni.connector import EdgeEnd
 from omni.device.cpu import CpuDevice
 from omni.engine.peer_messages import LostPiece
 from omni.engine.peers import EdgeEnds, OpenEdge
 from omni.errors import OmniError, PluginError
+from omni.payload import Payload
 from omni.pipeline import Edge
 from tests.support.fake_graph import (
     CountingConnector,
@@ -24,6 +26,7 @@ from tests.support.fake_graph import (
 from tests.support.two_engines import (
     HERE,
     THERE,
+    CopyPending,
     CopyReceiver,
     CopyRef,
     CopySender,
@@ -137,23 +140,53 @@ def test_a_payload_that_is_not_given_up_closes_the_consumer() -> None:
     assert text.succeeded
 
 
-@pytest.mark.parametrize("method", ["release", "abort"])
-def test_a_payload_that_is_let_go_with_an_exit_harms_nobody(method: str, caplog: pytest.LogCaptureFixture) -> None:
+LETTING_GO = [
+    ("release", {"CountingPending.release"}, "releasing a payload"),
+    ("abort", {"CountingPending.abort"}, "giving up a payload"),
+    ("discard", {"CountingReceiver.receive", "CountingReceiver.discard"}, "discarding a payload"),
+]
+
+
+@pytest.mark.parametrize(("method", "failing", "doing"), LETTING_GO)
+def test_a_consumer_that_cannot_let_go_is_closed(method: str, failing: set[str], doing: str) -> None:
+    """Its producer gets the memory back: other requests would wait for it."""
     graph = FakeGraph()
-    recorder = graph.submit("r", *BOTH)
-    connector = graph.connectors[EDGE]
-    connector.arriving = method == "release"
-    graph.writer.produce("r", lent(1))
-    graph.settle()
-    with patch("tests.support.fake_graph.CountingPending." + method, fail), caplog.at_level(logging.ERROR):
+    recorder, text = graph.submit("r", *BOTH), graph.submit("text", "text")
+    graph.connectors[EDGE].arriving = method != "abort"
+    with ExitStack() as faults:
+        if method != "discard":
+            produced = graph.writer.produce("r", lent(1))
+            graph.settle()
+        for name in failing:
+            faults.enter_context(patch(f"tests.support.fake_graph.{name}", fail))
         if method == "release":
             graph.speaker.release("r")
-        else:
+        elif method == "abort":
             graph.engine.abort("r", OmniError("the client went away"))
+        else:
+            produced = graph.writer.produce("r", lent(1))
         graph.settle()
-    assert "the connector failed to" in caplog.text
-    assert not graph.speaker.closed
-    assert recorder.over == (method == "abort")
+        assert recorder.over
+        assert graph.speaker.closed
+        assert produced.free
+        late = graph.submit("late", *BOTH)
+        assert named(doing) in late.failure
+        graph.finish("text")
+        assert text.succeeded
+        assert graph.engine.idle
+
+
+def test_a_closed_stage_keeps_its_first_fault() -> None:
+    """Payloads that it held are released afterwards, and the connector may fail then."""
+    graph = FakeGraph()
+    graph.submit("r", *BOTH)
+    produced = graph.writer.produce("r", lent(1))
+    graph.settle()
+    with patch("tests.support.fake_graph.CountingPending.release", fail):
+        graph.speaker.broken = RuntimeError("the first fault")
+        graph.settle()
+    assert produced.free
+    assert "it is closed since a fault, RuntimeError: the first fault" in graph.submit("late", *BOTH).failure
 
 
 def test_the_pieces_of_a_payload_that_is_lost_are_given_back() -> None:
@@ -247,6 +280,7 @@ def write_text(two: TwoEngines, request_id: str) -> bool:
 FAR = [
     (CopyReceiver, "tick", fail, "ticking its receiver", THERE),
     (CopyReceiver, "busy", odd(Exits()), "asking whether its receiver is busy", THERE),
+    (CopyPending, "release", fail, "releasing a payload", THERE),
     (CopyRef, "released", property(fail, ignore), "asking whether a payload is released", HERE),
 ]
 
@@ -262,6 +296,8 @@ def test_a_fault_at_either_end_closes_the_consumer_of_another_engine(
     ref.freed = False  # it is free when the receiver says so
     with patch.object(owner, method, fault, create=True):
         _ = produced.released
+        if method == "release":
+            two.worker("speaker").release("r")
         two.settle()
         assert sinks[place].failure.startswith(named(doing))
         assert doing in sinks[THERE].failure
@@ -314,6 +350,25 @@ def test_a_piece_that_cannot_be_sent_fails_its_request_alone(two: TwoEngines, pi
     assert bad[HERE].failure.startswith(f"stage '{EDGE}' failed while sending a payload: {problem}")
     assert __file__ in bad[HERE].failure
     assert produced.free
+    begin(two, "good", 2)
+    assert two.worker("speaker").numbers("good") == [2]
+    assert not good[HERE].over
+
+
+class Numbered(msgspec.Struct, frozen=True):
+    number: int
+
+
+@pytest.mark.parametrize("meta", [Unsendable(object()), Numbered("one")])  # type: ignore[arg-type]
+def test_a_message_that_cannot_pass_takes_no_memory_of_the_connector(two: TwoEngines, meta: msgspec.Struct) -> None:
+    bad, good = two.submit("bad", *BOTH), two.submit("good", *BOTH)
+    produced = two.worker("writer").produce("bad", Payload(meta, {"rows": torch.zeros(2)}))
+    two.settle()
+    problem = f"its {type(meta).__name__} cannot be sent to another process: "
+    assert bad[HERE].failure.startswith(f"stage '{EDGE}' failed while sending a payload: {problem}")
+    assert __file__ in bad[HERE].failure
+    assert produced.free
+    assert two.here.connector.senders[0].out == set()
     begin(two, "good", 2)
     assert two.worker("speaker").numbers("good") == [2]
     assert not good[HERE].over

@@ -24,7 +24,7 @@ def _plan(checkpoint: Checkpoint, **settings: object) -> Plan:
 
 
 def _weights(plan: Plan, checkpoint: Checkpoint, dtype: str) -> dict[str, int]:
-    loaded = load_stages(plan, checkpoint, MetaDevice(), dtype, "dummy")
+    loaded = load_stages(plan, checkpoint, MetaDevice(), dtype=dtype, load_format="dummy")
     return {name: stage.footprint.weights for name, stage in loaded.items()}
 
 

@@ -1,6 +1,5 @@
 """A request whose stages are in two engines: payloads, ends, credit and errors as in one."""
 
-import logging
 from collections import deque
 from dataclasses import replace
 from unittest.mock import patch
@@ -658,21 +657,29 @@ def test_all_ends_are_closed_even_if_some_cannot_be() -> None:
     two.here.engine.close()
 
 
-def test_a_piece_that_cannot_be_given_back_harms_nobody(two: TwoEngines, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.plants_faults
+def test_a_piece_that_cannot_be_given_back_closes_its_consumer(two: TwoEngines) -> None:
     two.submit_at(HERE, two.request("r", *BOTH))
     two.settle()
-    write(two, "r", 1)
+    produced = two.worker("writer").produce("r", rows(1))
+    two.settle()
 
     def refuse(receiver: CopyReceiver, piece: object) -> None:
         raise OSError("the cable is cut")
 
-    with patch.object(CopyReceiver, "discard", refuse), caplog.at_level(logging.ERROR):
+    with patch.object(CopyReceiver, "discard", refuse):
         two.there.abort("r", GIVEN_UP, two.number("r"))
         two.settle()
-    assert caplog.text.count("the connector failed to discard a payload") == 3
-    two.submit("next", *BOTH)
-    write(two, "next", 2)
-    assert two.worker("speaker").numbers("next") == [2]
+    assert two.worker("speaker").closed
+    assert produced.free
+    late = two.submit("next", *BOTH)
+    assert "discarding a payload: OSError: the cable is cut" in late[THERE].failure
+    for request_id in ("r", "next"):
+        two.here.abort(request_id, GIVEN_UP, two.number(request_id))
+    local = two.submit("local", "text")
+    finish(two, "local", "writer")
+    assert ended_well(local[HERE])
+    assert two.here.engine.idle
 
 
 def test_memory_goes_back_to_an_engine_without_requests(two: TwoEngines) -> None:

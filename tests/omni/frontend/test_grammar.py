@@ -255,7 +255,7 @@ def test_refused_forms_are_not_kept():
         for _ in range(2):
             with pytest.raises(InputError, match="does not compile"):
                 fresh.compile(form, "f")
-    assert (len(fresh._kept), len(fresh._turns)) == (0, 0)
+    assert (len(fresh._kept), len(fresh._compilations)) == (0, 0)
 
 
 def test_ctrl_c_anywhere_in_a_compile_leaves_the_form_to_the_next():
@@ -272,7 +272,7 @@ def test_ctrl_c_anywhere_in_a_compile_leaves_the_form_to_the_next():
         next_one.start()
         next_one.join(PATIENCE_SECONDS)
         assert not next_one.is_alive(), where
-        assert (len(fresh._kept), len(fresh._turns)) == (1, 0), where
+        assert (len(fresh._kept), len(fresh._compilations)) == (1, 0), where
 
     assert everywhere(compile_anew, after, ("/frontend/grammar.py",)) > 20
 

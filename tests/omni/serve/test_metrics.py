@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from omni.api import Output
 from omni.serve.limits import ServeLimits
-from omni.serve.metrics import Metrics
+from omni.serve.metrics import ServerMetrics
 from omni.serve.metrics.listener import Listener
 from omni.serve.options import ServeOptions
 from tests.support.echo_family import BREAK, BREAK_LOOP, RATE, SAMPLES
@@ -110,7 +110,7 @@ class Clock:
 
 def test_times_are_those_of_the_clock(echo: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer with two tokens together, a late chunk, and a client that takes nothing for a while."""
-    metrics = Metrics(echo.omni, ServeLimits(ServeOptions()), "tiny")
+    metrics = ServerMetrics(echo.omni, ServeLimits(ServeOptions()), "tiny")
     clock = Clock(monkeypatch)
 
     def second(tenths: int) -> torch.Tensor:

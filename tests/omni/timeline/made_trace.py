@@ -31,9 +31,23 @@ def made_step(
         launched = Interval(launch, launch + LAUNCH)
         if category is PhaseCategory.SCORES:
             ran = Interval(at + COPY_LATE, at + COPY_LATE + length)
-            phases.append(PhaseSpan(stage, "scores", name, category, number, launched, ran))
+            phases.append(
+                PhaseSpan(
+                    stage=stage, lane="scores", phase=name, category=category, step=number, launched=launched, ran=ran
+                )
+            )
         else:
-            phases.append(PhaseSpan(stage, MAIN, name, category, number, launched, Interval(at, at + length)))
+            phases.append(
+                PhaseSpan(
+                    stage=stage,
+                    lane=MAIN,
+                    phase=name,
+                    category=category,
+                    step=number,
+                    launched=launched,
+                    ran=Interval(at, at + length),
+                )
+            )
             at += length
         launch += 2 * LAUNCH
     half = began + 6 * LAUNCH
@@ -55,4 +69,6 @@ def made_trace(gaps: tuple[int, ...], stage: str = "thinker", ahead: int = 400_0
         phases += made
         host += did
         run += STEP + gap
-    return Trace("cuda:0 (made)", tuple(sorted(phases, key=lambda span: span.launched.start)), tuple(host), error=3000)
+    return Trace(
+        "cuda:0 (made)", tuple(sorted(phases, key=lambda span: span.launched.start)), host=tuple(host), error=3000
+    )

@@ -60,7 +60,15 @@ def test_work_between_steps_is_no_idle_time():
     trace = made_trace((20_000,))
     end = steps_of(trace, "thinker")[0].ran.end
     took = Interval(end + 1_000, end + 7_000)
-    gather = PhaseSpan("thinker", MAIN, "gather_rows", PhaseCategory.PAYLOAD, None, took, took)
+    gather = PhaseSpan(
+        stage="thinker",
+        lane=MAIN,
+        phase="gather_rows",
+        category=PhaseCategory.PAYLOAD,
+        step=None,
+        launched=took,
+        ran=took,
+    )
     assert spread(decoding(replace(trace, phases=(*trace.phases, gather))).idle).p50 == 14.0
 
 
@@ -124,7 +132,15 @@ def test_how_much_of_another_stream_is_behind_the_main_one():
 
 def span_on(lane: str, launch: int, run: int, length: int = 5) -> PhaseSpan:
     launched = Interval(launch, launch + 1)
-    return PhaseSpan("s", lane, f"p{launch}", PhaseCategory.OTHER, None, launched, Interval(run, run + length))
+    return PhaseSpan(
+        stage="s",
+        lane=lane,
+        phase=f"p{launch}",
+        category=PhaseCategory.OTHER,
+        step=None,
+        launched=launched,
+        ran=Interval(run, run + length),
+    )
 
 
 def test_launches_that_look_out_of_order_are_no_bug():

@@ -114,7 +114,14 @@ def traces(draw: st.DrawFn) -> Trace:
     number = st.dictionaries(st.sampled_from(["step", "decodes", "prefill"]), st.integers(0, 99))
     host = draw(st.lists(st.builds(HostSpan, stage=names, name=st.text(max_size=8), numbers=number, took=intervals())))
     ordered = sorted(phases, key=lambda one: one.launched.start)
-    return Trace(draw(st.text()), tuple(ordered), tuple(host), draw(times), draw(times), draw(times))
+    return Trace(
+        draw(st.text()),
+        tuple(ordered),
+        host=tuple(host),
+        dropped=draw(times),
+        unfinished=draw(times),
+        error=draw(times),
+    )
 
 
 @settings(max_examples=50)

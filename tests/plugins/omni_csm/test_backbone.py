@@ -23,7 +23,14 @@ BACKBONE_TABLE = "backbone_model.embed_tokens.embed_audio_tokens.weight"
 def _context(folder: Path, load_format: str = "auto") -> StageContext:
     checkpoint = Checkpoint(folder)
     stage = pipeline(checkpoint).stage("backbone")
-    return StageContext(stage, stage.options, checkpoint, open_device("cpu"), torch.float32, load_format)
+    return StageContext(
+        stage=stage,
+        options=stage.options,
+        checkpoint=checkpoint,
+        device=open_device("cpu"),
+        dtype=torch.float32,
+        load_format=load_format,
+    )
 
 
 def _greedy(logits_RV: Tensor, group: int) -> Tensor:

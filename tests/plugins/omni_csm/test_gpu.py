@@ -56,7 +56,14 @@ def test_the_codec_asks_the_device_nothing() -> None:
     checkpoint = Checkpoint(tiny_csm())
     stages = pipeline(checkpoint)
     contexts = [
-        StageContext(stage, stage.options, checkpoint, open_device("cuda"), torch.float32, "auto")
+        StageContext(
+            stage=stage,
+            options=stage.options,
+            checkpoint=checkpoint,
+            device=open_device("cuda"),
+            dtype=torch.float32,
+            load_format="auto",
+        )
         for stage in (stages.stage("vocoder"), stages.stage("audio_encoder"))
     ]
     vocoder, encoder = build_vocoder(contexts[0]), build_encoder(contexts[1])

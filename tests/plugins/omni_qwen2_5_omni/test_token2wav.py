@@ -20,7 +20,16 @@ def built(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> T
     """As an engine on the CPU would build it."""
     given = DiffusionOptions(**options)
     stage = Stage(name="token2wav", kind="diffusion", model="unused:here", options=given)
-    return build(StageContext(stage, given, Checkpoint(folder), CpuDevice(), dtype, "auto"))
+    return build(
+        StageContext(
+            stage=stage,
+            options=given,
+            checkpoint=Checkpoint(folder),
+            device=CpuDevice(),
+            dtype=dtype,
+            load_format="auto",
+        )
+    )
 
 
 @torch.no_grad()

@@ -40,5 +40,13 @@ class OneRow:
         prefills = () if decodes else (PrefillRow(0, len(x_TD), context, self._table),)
         table, lengths = self._table[None][:decodes], torch.tensor([self._length])[:decodes]
         meta = AttentionMetadata(slots_T, decodes, table, lengths, self._length, prefills)
-        batch = Batch(positions_PT, meta, self._cache, TorchPagedAttention(), 0, (), None)
+        batch = Batch(
+            positions_PT=positions_PT,
+            attention=meta,
+            cache=self._cache,
+            backend=TorchPagedAttention(),
+            prompt_start=0,
+            embeddings=(),
+            payload=None,
+        )
         return self._model.logits(self._model(x_TD, batch))

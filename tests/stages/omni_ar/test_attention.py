@@ -263,7 +263,7 @@ def test_triton_takes_the_reference_on_the_cpu(decodes, prefills):
 
 def select(name, device, dtype=torch.bfloat16, block_size=16, head_dim=64):
     shape = ArShape(num_layers=1, num_kv_heads=2, head_dim=head_dim, hidden_width=128, vocab_size=10, max_positions=64)
-    return select_backend("talker", name, device, shape, dtype, block_size)
+    return select_backend("talker", name, device, shape=shape, dtype=dtype, block_size=block_size)
 
 
 @pytest.mark.parametrize(

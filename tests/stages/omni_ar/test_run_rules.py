@@ -155,13 +155,13 @@ def test_host_processor_masks_and_biases_follow_the_sampled_rows(constrained: tu
     device = CpuDevice()
     uploader = Uploader(device, device.stream("test"), limits.upload_size, 1)
     upload = uploader.begin()
-    packed = pack_step(upload, plan, limits, TEXT.shape, ())
+    packed = pack_step(upload, plan, limits=limits, shape=TEXT.shape, processors=())
     uploader.launch(upload)
     assert packed.edits is not None
     rows_R, edited = uploader.view(packed.rows), packed.edits
-    assert rows_R[uploader.view(edited.places_g)].tolist() == list(constrained)
+    assert rows_R[uploader.view(edited.indices_g)].tolist() == list(constrained)
     assert uploader.view(edited.masks_gM)[:, 0].tolist() == [1 << row for row in constrained]
-    assert rows_R[uploader.view(edited.pair_places_p)].tolist() == list(constrained)
+    assert rows_R[uploader.view(edited.pair_indices_p)].tolist() == list(constrained)
     assert uploader.view(edited.pair_ids_p).tolist() == list(constrained)
     assert uploader.view(edited.pair_bias_p).view(torch.float64).tolist() == [0.5 + row for row in constrained]
 

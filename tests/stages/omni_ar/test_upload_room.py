@@ -158,6 +158,9 @@ def test_the_largest_step_fits(rows: int, budget: int, columns: int, replayed: b
     new_blocks = [NewBlock(one, place) for one in decodes for place in (0, 1)][: rows + len(decodes)]
     plan = StepPlan(1, tuple(decodes), tuple(chunks), tuple(new_blocks))
     upload = upload_of(limits.upload_size)
-    pack_step(upload, plan, limits, shape, PROCESSORS, padded=rows)
+    pack_step(upload, plan, limits=limits, shape=shape, processors=PROCESSORS, padded=rows)
     assert upload.size <= limits.upload_size
-    assert_fills(upload.size, lambda upload: pack_step(upload, plan, limits, shape, PROCESSORS, padded=rows))
+    assert_fills(
+        upload.size,
+        lambda upload: pack_step(upload, plan, limits=limits, shape=shape, processors=PROCESSORS, padded=rows),
+    )

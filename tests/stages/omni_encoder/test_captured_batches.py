@@ -118,7 +118,13 @@ def loaded(
     given = EncoderOptions(max_batch_length=40, graph_lengths=graph_lengths)
     stage = Stage(name="it", kind="encoder", model="none:none", options=given)
     context = StageContext(
-        stage, given, Checkpoint.__new__(Checkpoint), CpuDevice(), torch.float32, "auto", graphs=graphs
+        stage=stage,
+        options=given,
+        checkpoint=Checkpoint.__new__(Checkpoint),
+        device=CpuDevice(),
+        dtype=torch.float32,
+        load_format="auto",
+        graphs=graphs,
     )
     return LoadedEncoder(context, model or Tower())
 

@@ -30,7 +30,9 @@ class Adder(FrameWorker[FrameRequest]):
     """A frame's sample is the sum of its codes. Up to `CHUNK` frames are added up at once, one batch of a request at a time."""
 
     def __init__(self, device: Device, rows: int) -> None:
-        super().__init__("adder", device, AdderModel(), rows, CAPACITY, rows * CHUNK, priority=0)
+        super().__init__(
+            "adder", device, AdderModel(), rows=rows, capacity=CAPACITY, most_samples=rows * CHUNK, priority=0
+        )
         self._upload = Uploader(device, self.stream, rows * CHUNK, 4)
 
     def open(self, message: Open) -> FrameRequest:
@@ -54,14 +56,14 @@ class Adder(FrameWorker[FrameRequest]):
         return True
 
     def _add(self, batch: Sequence[FrameRequest], count: int) -> Callable[[], SampleBatch[FrameRequest]]:
-        (places_BN,) = self._upload.send([np.stack([self.store.places(request, 0, count) for request in batch])])
-        wav_BN = self.samples.buffer(self.samples.turn, len(batch), count)
-        self.device.launch(self.stream, add_codes, self.store.ring_RCG, places_BN, wav_BN)
+        (indices_BN,) = self._upload.send([np.stack([self.store.indices(request, 0, count) for request in batch])])
+        wav_BN = self.samples.buffer(self.samples.next_slot, len(batch), count)
+        self.device.launch(self.stream, add_codes, self.store.ring_RCG, indices_BN, wav_BN)
         return partial(self.samples.download, batch, count)
 
 
-def add_codes(ring_RCG: Tensor, places_BN: Tensor, wav_BN: Tensor) -> None:
-    codes_BNG = ring_RCG.flatten(0, 1).index_select(0, places_BN.flatten()).unflatten(0, places_BN.shape)
+def add_codes(ring_RCG: Tensor, indices_BN: Tensor, wav_BN: Tensor) -> None:
+    codes_BNG = ring_RCG.flatten(0, 1).index_select(0, indices_BN.flatten()).unflatten(0, indices_BN.shape)
     if bool((codes_BNG == POISON).any()):
         raise ValueError("poisoned")
     wav_BN.copy_(codes_BNG.sum(-1))

@@ -84,7 +84,15 @@ def test_a_denoiser(make_device: Callable[[], Device], graphs: bool, tmp_path: P
 
 def context_of(folder: Path, stage: Stage, **changes: Any) -> StageContext:
     (folder / "config.json").write_text("{}")
-    return StageContext(stage, stage.options, Checkpoint(folder), CpuDevice(), torch.float32, "auto", **changes)
+    return StageContext(
+        stage=stage,
+        options=stage.options,
+        checkpoint=Checkpoint(folder),
+        device=CpuDevice(),
+        dtype=torch.float32,
+        load_format="auto",
+        **changes,
+    )
 
 
 @pytest.mark.parametrize(

@@ -94,12 +94,12 @@ def _attend_frame(
     SHARE: tl.constexpr = HEADS // KV_HEADS
     pair_1F = tl.arange(0, BLOCK_F)[None, :]
     head_h1 = tl.arange(0, BLOCK_H)[:, None]
-    place_G1 = tl.arange(0, BLOCK_G)[:, None]
+    index_G1 = tl.arange(0, BLOCK_G)[:, None]
     inside_1F = pair_1F < HALF
     inside_hF = (head_h1 < SHARE) & inside_1F
     query_hF = (kv_head * SHARE + head_h1) * WIDTH + pair_1F
     frame_1F = (row * GROUPS * KV_HEADS + kv_head) * WIDTH + pair_1F
-    keys_GF = frame_1F + place_G1 * (KV_HEADS * WIDTH)
+    keys_GF = frame_1F + index_G1 * (KV_HEADS * WIDTH)
     for token in tl.static_range(COUNT):
         position = start + token
         source_ptr = qkv_ptr + (row * COUNT + token) * qkv_stride
@@ -139,19 +139,19 @@ def _attended(
 ):  # fmt: skip
     """Both halves of the attention output of the heads at `x_hF` and `y_hF`. Keys before `position` are read from
     memory; the token's own key is `x_1F`, `y_1F`, its value `v_1F`, `w_1F`."""
-    place_G1 = tl.arange(0, BLOCK_G)[:, None]
+    index_G1 = tl.arange(0, BLOCK_G)[:, None]
     # The token's own key and value are in registers; the loads of earlier ones overlap with their use.
-    before_GF = (place_G1 < position) & inside_1F
+    before_GF = (index_G1 < position) & inside_1F
     score_hG = _products(x_hF, tl.load(key_ptr + keys_GF, mask=before_GF, other=0.0))
     score_hG += _products(y_hF, tl.load(key_ptr + keys_GF + HALF, mask=before_GF, other=0.0))
     own_h1 = tl.sum(x_hF.to(tl.float32) * x_1F.to(tl.float32), axis=1, keep_dims=True)
     own_h1 += tl.sum(y_hF.to(tl.float32) * y_1F.to(tl.float32), axis=1, keep_dims=True)
-    place_1G = tl.arange(0, BLOCK_G)[None, :]
-    score_hG = tl.where(place_1G == position, own_h1, score_hG) * scale
-    score_hG = tl.where(place_1G <= position, score_hG, -float("inf"))
+    index_1G = tl.arange(0, BLOCK_G)[None, :]
+    score_hG = tl.where(index_1G == position, own_h1, score_hG) * scale
+    score_hG = tl.where(index_1G <= position, score_hG, -float("inf"))
     weight_hG = tl.exp(score_hG - tl.max(score_hG, axis=1, keep_dims=True))
     weight_hG = weight_hG / tl.sum(weight_hG, axis=1, keep_dims=True)
-    own_h1 = tl.sum(tl.where(place_1G == position, weight_hG, 0.0), axis=1, keep_dims=True)
+    own_h1 = tl.sum(tl.where(index_1G == position, weight_hG, 0.0), axis=1, keep_dims=True)
     first_hF = _weighted(weight_hG, tl.load(value_ptr + keys_GF, mask=before_GF, other=0.0))
     second_hF = _weighted(weight_hG, tl.load(value_ptr + keys_GF + HALF, mask=before_GF, other=0.0))
     first_hF += own_h1 * v_1F.to(tl.float32)

@@ -26,12 +26,12 @@ def attend_frame(
     cos_TW, sin_TW = (table_GW[start:end].repeat(rows, 1) for table_GW in (cos_GW, sin_GW))
     slots_T = slots_RG[:, start:end].flatten()
     q_THW = qk_norm_rope_write(qkv_TX, norms, cos_TW, sin_TW, num_heads, key_RGKW, value_RGKW, slots_T)
-    place_G = torch.arange(end, device=qkv_TX.device)
+    index_G = torch.arange(end, device=qkv_TX.device)
     y_RHnW = scaled_dot_product_attention(
         q_THW.unflatten(0, (rows, count)).transpose(1, 2),
         key_RGKW[:, :end].transpose(1, 2),
         value_RGKW[:, :end].transpose(1, 2),
-        attn_mask=place_G <= place_G[start:, None] if count > 1 else None,
+        attn_mask=index_G <= index_G[start:, None] if count > 1 else None,
         enable_gqa=True,
     )
     return y_RHnW.transpose(1, 2).flatten(0, 1)

@@ -126,17 +126,17 @@ def _few_rows(
     y_Rn = tl.zeros([ROWS, BLOCK_N], tl.float32)
     gated_Rn = tl.zeros([ROWS, BLOCK_N], tl.float32)
     for start in tl.static_range(0, WIDTH, BLOCK_D):
-        place_d = start + column_d
+        index_d = start + column_d
         if start > 0:
-            weight_nd = _tile(weight_ptr, output_n, place_d, OUTPUTS, WIDTH)
+            weight_nd = _tile(weight_ptr, output_n, index_d, OUTPUTS, WIDTH)
             if GATED:
-                up_nd = _tile(weight_ptr + OUTPUTS * WIDTH, output_n, place_d, OUTPUTS, WIDTH)
-        inside_d = place_d < WIDTH
+                up_nd = _tile(weight_ptr + OUTPUTS * WIDTH, output_n, index_d, OUTPUTS, WIDTH)
+        inside_d = index_d < WIDTH
         for row in tl.static_range(ROWS):
-            inside_row_d = inside_d & (row + tl.zeros_like(place_d) < rows)
-            x_d = _residual(x_ptr, delta_ptr, row, place_d, x_stride, delta_stride, inside_row_d, ADD)
+            inside_row_d = inside_d & (row + tl.zeros_like(index_d) < rows)
+            x_d = _residual(x_ptr, delta_ptr, row, index_d, x_stride, delta_stride, inside_row_d, ADD)
             if NORM:
-                norm_d = tl.load(norm_ptr + place_d, mask=inside_d, other=0.0).to(tl.float32)
+                norm_d = tl.load(norm_ptr + index_d, mask=inside_d, other=0.0).to(tl.float32)
                 scale = tl.sum(tl.where(row_R1 == row, scale_R1, 0.0))
                 x_d = (x_d * scale * norm_d).to(dtype).to(tl.float32)
             here_R1 = row_R1 == row
@@ -207,9 +207,9 @@ def _finished(
 @triton.jit
 def _tile(weight_ptr, output_n, column_d, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr):
     inside_nd = (output_n < OUTPUTS)[:, None] & (column_d < WIDTH)[None, :]
-    place_nd = output_n.to(tl.int64)[:, None] * WIDTH + column_d[None, :]
+    index_nd = output_n.to(tl.int64)[:, None] * WIDTH + column_d[None, :]
     # Weights are read once per step; rows and pages in the L2 cache are worth more.
-    return tl.load(weight_ptr + place_nd, mask=inside_nd, other=0.0, eviction_policy="evict_first")
+    return tl.load(weight_ptr + index_nd, mask=inside_nd, other=0.0, eviction_policy="evict_first")
 
 
 @triton.jit

@@ -177,21 +177,21 @@ def _activations(
 ):
     """The rows' factors of the product, and their sums of squares so far."""
     row_SR1 = _upright(tl.arange(0, ROWS), SLICES)
-    place_S1d = start + _across(TILE_D, SLICES)
-    inside_SRd = row_SR1 < inputs.rows if WIDTH % TILE_D == 0 else (row_SR1 < inputs.rows) & (place_S1d < WIDTH)
-    x_SRd = tl.load(inputs.x + row_SR1 * inputs.x_stride + place_S1d, mask=inside_SRd, other=0.0)
+    index_S1d = start + _across(TILE_D, SLICES)
+    inside_SRd = row_SR1 < inputs.rows if WIDTH % TILE_D == 0 else (row_SR1 < inputs.rows) & (index_S1d < WIDTH)
+    x_SRd = tl.load(inputs.x + row_SR1 * inputs.x_stride + index_S1d, mask=inside_SRd, other=0.0)
     if ADD:
-        delta_SRd = tl.load(inputs.delta + row_SR1 * inputs.delta_stride + place_S1d, mask=inside_SRd, other=0.0)
+        delta_SRd = tl.load(inputs.delta + row_SR1 * inputs.delta_stride + index_S1d, mask=inside_SRd, other=0.0)
         # Rounded as it is stored: the norm applies to the sum that the next layer adds to.
         x_SRd = (x_SRd.to(tl.float32) + delta_SRd.to(tl.float32)).to(x_SRd.dtype)
         # Every program has the whole sum and stores a share of it.
         storing_SR1 = row_SR1 * 0 + start // TILE_D % PROGRAMS == tl.program_id(0)
-        tl.store(inputs.total + row_SR1 * WIDTH + place_S1d, x_SRd, mask=inside_SRd & storing_SR1)
+        tl.store(inputs.total + row_SR1 * WIDTH + index_S1d, x_SRd, mask=inside_SRd & storing_SR1)
     if NORM:
         if WIDTH % TILE_D == 0:
-            norm_S1d = tl.load(inputs.norm + place_S1d)
+            norm_S1d = tl.load(inputs.norm + index_S1d)
         else:
-            norm_S1d = tl.load(inputs.norm + place_S1d, mask=place_S1d < WIDTH, other=0.0)
+            norm_S1d = tl.load(inputs.norm + index_S1d, mask=index_S1d < WIDTH, other=0.0)
         exact_SRd = x_SRd.to(tl.float32)
         square_SR += tl.sum(exact_SRd * exact_SRd, axis=-1)
         x_SRd = (exact_SRd * norm_S1d.to(tl.float32)).to(x_SRd.dtype)
@@ -254,18 +254,18 @@ def add_parts(
         tl.extra.cuda.gdc_wait()
     output_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside_n = output_n < OUTPUTS
-    place_n = tl.program_id(0).to(tl.int64) * OUTPUTS + output_n
+    index_n = tl.program_id(0).to(tl.int64) * OUTPUTS + output_n
     y_n = tl.zeros([BLOCK_N], tl.float32)
     for part in tl.static_range(SPLITS):
-        y_n += tl.load(part_ptr + part * part_stride + place_n, mask=inside_n, other=0.0)
+        y_n += tl.load(part_ptr + part * part_stride + index_n, mask=inside_n, other=0.0)
     if BIAS:
         y_n += tl.load(bias_ptr + output_n, mask=inside_n, other=0.0).to(tl.float32)
-    tl.store(y_ptr + place_n, y_n.to(y_ptr.dtype.element_ty), mask=inside_n)
+    tl.store(y_ptr + index_n, y_n.to(y_ptr.dtype.element_ty), mask=inside_n)
 
 
 @triton.jit
-def _upright(place, SLICES: tl.constexpr):
-    return place[None, :, None] if SLICES > 1 else place[:, None]
+def _upright(index, SLICES: tl.constexpr):
+    return index[None, :, None] if SLICES > 1 else index[:, None]
 
 
 @triton.jit

@@ -69,9 +69,9 @@ def _ranks(
             rank_TE = tl.where(inside_T1 & (keys_TE == best_T1), k, rank_TE)
         total_T1 = tl.sum(tl.where(rank_TE >= 0, share_TE, 0.0) if NORM else share_TE, axis=1, keep_dims=True)
         total_T1 = tl.where(inside_T1, total_T1, 1.0)
-        place_TE = token_T1 * K + rank_TE
-        tl.store(weight_ptr + place_TE, share_TE / total_T1, mask=rank_TE >= 0)
-        tl.store(expert_ptr + place_TE, tl.zeros_like(rank_TE) + e_1E, mask=rank_TE >= 0)
+        index_TE = token_T1 * K + rank_TE
+        tl.store(weight_ptr + index_TE, share_TE / total_T1, mask=rank_TE >= 0)
+        tl.store(expert_ptr + index_TE, tl.zeros_like(rank_TE) + e_1E, mask=rank_TE >= 0)
     else:
         for k in tl.static_range(K):
             expert_T1 = tl.load(expert_ptr + token_T1 * K + k, mask=inside_T1, other=-1)

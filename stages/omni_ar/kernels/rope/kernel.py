@@ -65,10 +65,10 @@ def _rotary_table(
     frequency_1F = tl.arange(0, BLOCK_F)[None, :]
     inside_1F = frequency_1F < FREQUENCIES
     inside_TF = (token_T1 < tokens) & inside_1F
-    place_TF = token_T1 * token_stride + tl.zeros_like(frequency_1F)
+    index_TF = token_T1 * token_stride + tl.zeros_like(frequency_1F)
     if AXES:
-        place_TF += tl.load(axis_ptr + frequency_1F, mask=inside_1F, other=0) * axis_stride
-    position_TF = tl.load(positions_ptr + place_TF, mask=inside_TF, other=0)
+        index_TF += tl.load(axis_ptr + frequency_1F, mask=inside_1F, other=0) * axis_stride
+    position_TF = tl.load(positions_ptr + index_TF, mask=inside_TF, other=0)
     angle_TF = position_TF.to(tl.float32) * tl.load(frequency_ptr + frequency_1F, mask=inside_1F, other=0.0)
     dtype = cos_ptr.dtype.element_ty
     cos_TF, sin_TF = tl.cos(angle_TF).to(dtype), tl.sin(angle_TF).to(dtype)
@@ -159,16 +159,16 @@ def _qk_norm_rope_write(
     pair_1F = tl.arange(0, BLOCK_F)[None, :]
     inside_1F = pair_1F < HALF
     inside_hF = (head_h1 < HEADS + 2 * KV_HEADS) & inside_1F
-    place_hF = head_h1 * (2 * HALF) + pair_1F
+    index_hF = head_h1 * (2 * HALF) + pair_1F
     source_ptr = qkv_ptr + token * qkv_stride
-    first_hF = tl.load(source_ptr + place_hF, mask=inside_hF, other=0.0)
-    second_hF = tl.load(source_ptr + place_hF + HALF, mask=inside_hF, other=0.0)
+    first_hF = tl.load(source_ptr + index_hF, mask=inside_hF, other=0.0)
+    second_hF = tl.load(source_ptr + index_hF + HALF, mask=inside_hF, other=0.0)
 
     is_query_hF = (head_h1 < HEADS) & inside_1F
     is_key_hF = (head_h1 >= HEADS) & (head_h1 < HEADS + KV_HEADS) & inside_1F
     is_value_hF = (head_h1 >= HEADS + KV_HEADS) & inside_hF
     slot = tl.load(slots_ptr + token)
-    page_hF = slot * (KV_HEADS * 2 * HALF) + place_hF
+    page_hF = slot * (KV_HEADS * 2 * HALF) + index_hF
     # Values are copied unchanged.
     value_hF = page_hF - (HEADS + KV_HEADS) * 2 * HALF
     tl.store(value_ptr + value_hF, first_hF, mask=is_value_hF)
@@ -185,7 +185,7 @@ def _qk_norm_rope_write(
     sin_1F = tl.load(sin_ptr + token * table_stride + pair_1F, mask=inside_1F, other=0.0).to(tl.float32)
     turned_x_hF, turned_y_hF = turned(x_hF, y_hF, cos_1F, sin_1F, dtype)
 
-    query_hF = token * (HEADS * 2 * HALF) + place_hF
+    query_hF = token * (HEADS * 2 * HALF) + index_hF
     tl.store(q_ptr + query_hF, turned_x_hF, mask=is_query_hF)
     tl.store(q_ptr + query_hF + HALF, turned_y_hF, mask=is_query_hF)
     key_hF = page_hF - HEADS * 2 * HALF

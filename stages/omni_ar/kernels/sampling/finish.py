@@ -42,22 +42,22 @@ def finish(
 ):
     """parameters: as `Pointers`. chosen: memory for a row's segments. spare_x, spare_ids: memory for ROOM + FEW values
     and ids of a row."""
-    place = tl.program_id(0).to(tl.int64)
-    row = tl.load(rows_ptr + place)
+    index = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + index)
     needs = tl.load(parameters.needs + row).to(tl.int32)
     best = tl.full([], NOTHING, tl.int64)
     if ((needs & RANDOM) != 0) & ((needs & SELECTS) != 0):
-        position = tl.load(position_ptr + (row if BY_ROW else place) * position_stride)
+        position = tl.load(position_ptr + (row if BY_ROW else index) * position_stride)
         draw = draw_of(parameters, row, position, use)
         selection = selection_of(parameters, row, needs, vocab)
-        first = place * (ROOM + FEW)
+        first = index * (ROOM + FEW)
         spare = Spare(spare_x_ptr + first, spare_ids_ptr + first)
-        segments = place * (blocks * PER_BLOCK)
+        segments = index * (blocks * PER_BLOCK)
         best = draw_from_segments(
-            work_ptr + place * vocab, segments_ptr + segments, weight_ptr + place * blocks, chosen_ptr + segments,
+            work_ptr + index * vocab, segments_ptr + segments, weight_ptr + index * blocks, chosen_ptr + segments,
             selection, draw, spare, vocab, blocks, SEGMENT, PER_BLOCK, PADDED_BLOCKS, PADDED_SEGMENTS, NUCLEUS, ROOM, FEW,
         )  # fmt: skip
     else:
         at = tl.arange(0, PADDED_BLOCKS)
-        best = tl.max(tl.load(best_ptr + place * blocks + at, mask=at < blocks, other=NOTHING))
-    tl.store(out_ptr + place * out_stride, id_of(best))
+        best = tl.max(tl.load(best_ptr + index * blocks + at, mask=at < blocks, other=NOTHING))
+    tl.store(out_ptr + index * out_stride, id_of(best))

@@ -229,9 +229,9 @@ def _choose(x, ids, most, floor, outside, selection, draw, spare, FEW: tl.conste
     kept = tl.sum(keep.to(tl.int32))
     best = tl.full([], NOTHING, tl.int64)
     if kept <= FEW:
-        place = tl.cumsum(keep.to(tl.int32), 0) - 1
-        tl.store(spare.x + place, x, mask=keep)
-        tl.store(spare.ids + place, ids, mask=keep)
+        index = tl.cumsum(keep.to(tl.int32), 0) - 1
+        tl.store(spare.x + index, x, mask=keep)
+        tl.store(spare.ids + index, ids, mask=keep)
         tl.debug_barrier()
         at = tl.arange(0, FEW)
         few = tl.load(spare.x + at, mask=at < kept, other=float("-inf"))

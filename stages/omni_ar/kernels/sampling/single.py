@@ -37,15 +37,15 @@ def sample_row(
 
     work: fp32 `[R, vocab]`, for penalties that name ids. spare_x, spare_ids: fp32 and int32 `[R, FEW]`.
     """
-    place = tl.program_id(0).to(tl.int64)
-    row = tl.load(rows_ptr + place)
+    index = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + index)
     needs = tl.load(parameters.needs + row).to(tl.int32)
-    position = tl.load(position_ptr + (row if BY_ROW else place) * position_stride)
+    position = tl.load(position_ptr + (row if BY_ROW else index) * position_stride)
     ids = tl.arange(0, BLOCK)
     x = sanitized(
-        tl.load(logits_ptr + place * logits_stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+        tl.load(logits_ptr + index * logits_stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
     )
-    x = penalized(x, 0, row, needs, position, work_ptr + place * vocab, parameters, vocab, BLOCK)
+    x = penalized(x, 0, row, needs, position, work_ptr + index * vocab, parameters, vocab, BLOCK)
     best = tl.full([], NOTHING, tl.int64)
     if (needs & RANDOM) != 0:
         x = tl.div_rn(x, tl.load(parameters.temperature + row))
@@ -54,7 +54,7 @@ def sample_row(
         best = draw_from_values(x, ids, selection, draw, spare_x_ptr, spare_ids_ptr, FEW)
     else:
         best = tl.max(rank_of(x, ids))
-    tl.store(out_ptr + place * out_stride, id_of(best))
+    tl.store(out_ptr + index * out_stride, id_of(best))
 
 
 @triton.jit(do_not_specialize=["use"], do_not_specialize_on_alignment=["rows_ptr", "position_ptr"])
@@ -73,20 +73,20 @@ def draw_row(
     FEW: tl.constexpr,
 ):
     """A code of a frame after the first. parameters: as `CodePointers`. spare_x, spare_ids: as in `sample_row`."""
-    place = tl.program_id(0).to(tl.int64)
-    row = tl.load(rows_ptr + place)
+    index = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + index)
     ids = tl.arange(0, BLOCK)
     x = sanitized(
-        tl.load(logits_ptr + place * logits_stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+        tl.load(logits_ptr + index * logits_stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
     )
     best = tl.full([], NOTHING, tl.int64)
     needs = (tl.load(parameters.needs + row) >> CODES).to(tl.int32)
     if (needs & RANDOM) != 0:
         x = tl.div_rn(x, tl.load(parameters.temperature + row))
         selection = code_selection_of(parameters, row, needs, vocab)
-        draw = draw_of(parameters, row, tl.load(position_ptr + place), use)
+        draw = draw_of(parameters, row, tl.load(position_ptr + index), use)
         best = draw_from_values(x, ids, selection, draw, spare_x_ptr, spare_ids_ptr, FEW)
     else:
         best = tl.max(rank_of(x, ids))
     # The code is an index into a table next, so a row without a possible code gets code 0.
-    tl.store(out_ptr + place, tl.maximum(id_of(best), 0))
+    tl.store(out_ptr + index, tl.maximum(id_of(best), 0))

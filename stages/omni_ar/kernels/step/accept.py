@@ -26,15 +26,15 @@ def accept_rows(
     BLOCK_R: tl.constexpr,
 ):
     """One program for all rows, since it advances the counter that all rows read."""
-    turn = tl.load(counter_ptr)
-    slot_ptr = handoff_ptr + (turn % RING) * handoff_stride
+    number = tl.load(counter_ptr)
+    slot_ptr = handoff_ptr + (number % RING) * handoff_stride
     stop = tl.arange(0, _STOPS)[None, :]
     for first in range(0, rows, BLOCK_R):
-        place = (first + tl.arange(0, BLOCK_R)).to(tl.int64)
-        inside = place < rows
-        row = tl.load(rows_ptr + place, mask=inside, other=0)
+        index = (first + tl.arange(0, BLOCK_R)).to(tl.int64)
+        inside = index < rows
+        row = tl.load(rows_ptr + index, mask=inside, other=0)
         row_ptr = fields_ptr + row * COLUMNS
-        ids = tl.load(out_ptr + place * out_stride + 2, mask=inside, other=0)
+        ids = tl.load(out_ptr + index * out_stride + 2, mask=inside, other=0)
         active = tl.load(row_ptr + ACTIVE, mask=inside, other=0)
         outputs = tl.load(row_ptr + OUTPUTS, mask=inside, other=0) + active
         limit = tl.load(row_ptr + LIMIT, mask=inside, other=0)
@@ -48,14 +48,14 @@ def accept_rows(
         tl.store(row_ptr + OUTPUTS, outputs, mask=inside)
         tl.store(row_ptr + ACTIVE, tl.where(status == RUNNING, active, 0), mask=inside)
         tl.store(row_ptr + COUNTED, active, mask=inside)
-        tl.store(out_ptr + place * out_stride, status, mask=inside)
-        tl.store(out_ptr + place * out_stride + 1, active, mask=inside)
-        told_ptr = slot_ptr + place * handoff_row_stride
-        tl.store(told_ptr, status, mask=inside)
-        tl.store(told_ptr + 1, active, mask=inside)
-        tl.store(told_ptr + 2, ids, mask=inside)
+        tl.store(out_ptr + index * out_stride, status, mask=inside)
+        tl.store(out_ptr + index * out_stride + 1, active, mask=inside)
+        reported_ptr = slot_ptr + index * handoff_row_stride
+        tl.store(reported_ptr, status, mask=inside)
+        tl.store(reported_ptr + 1, active, mask=inside)
+        tl.store(reported_ptr + 2, ids, mask=inside)
     tl.debug_barrier()
-    tl.store(counter_ptr, turn + 1)
+    tl.store(counter_ptr, number + 1)
 
 
 @triton.jit(do_not_specialize_on_alignment=["rows_ptr", "advance_ptr"])
@@ -73,13 +73,13 @@ def update_row(
 ):
     """Updates length and history. A row without a counted token is unchanged, so a finished row may be in the batch
     several times."""
-    place = tl.program_id(0).to(tl.int64)
-    row = tl.load(rows_ptr + place)
-    count = tl.load(accepted_ptr + place * accepted_stride + 1)
+    index = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + index)
+    count = tl.load(accepted_ptr + index * accepted_stride + 1)
     if count > 0:
-        token = tl.load(accepted_ptr + place * accepted_stride + 2)
+        token = tl.load(accepted_ptr + index * accepted_stride + 2)
         length_ptr = fields_ptr + row * COLUMNS + LENGTH
-        tl.store(length_ptr, tl.load(length_ptr) + tl.load(advance_ptr + place))
+        tl.store(length_ptr, tl.load(length_ptr) + tl.load(advance_ptr + index))
         needs = tl.load(needs_ptr + row).to(tl.int32)
         if ((needs & REPETITION) != 0) & (token >= 0):
             tl.store(seen_ptr + row * SEEN + token, 1)

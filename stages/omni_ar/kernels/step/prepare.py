@@ -28,29 +28,29 @@ def prepare_row(
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Writes the inputs of row `rows[place]` to `place` of `ids`, `lengths`, `slots`, each axis of `positions`,
+    """Writes the inputs of row `rows[index]` to `index` of `ids`, `lengths`, `slots`, each axis of `positions`,
     `out_table` and `out_codes`. next_codes: `[rows, WIDTH]`, the codes' part of the next input; WIDTH 0 for none.
     max_blocks: blocks of a table.
     """
-    place = tl.program_id(0).to(tl.int64)
-    row = tl.load(rows_ptr + place)
+    index = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + index)
     row_ptr = fields_ptr + row * COLUMNS
     kept, active = tl.load(row_ptr + LENGTH), tl.load(row_ptr + ACTIVE)
-    tl.store(ids_ptr + place, tl.load(row_ptr + LAST))
-    tl.store(lengths_ptr + place, kept + active)
+    tl.store(ids_ptr + index, tl.load(row_ptr + LAST))
+    tl.store(lengths_ptr + index, kept + active)
     # A finished row may be as long as its table; it writes to the null block.
     block = tl.load(table_ptr + row * TABLE + kept // BLOCK_SIZE, mask=kept // BLOCK_SIZE < TABLE, other=0)
-    tl.store(slots_ptr + place, (block * BLOCK_SIZE + kept % BLOCK_SIZE) * active)
+    tl.store(slots_ptr + index, (block * BLOCK_SIZE + kept % BLOCK_SIZE) * active)
     position = kept + tl.load(row_ptr + DELTA)
     for axis in tl.static_range(AXES):
-        tl.store(positions_ptr + axis * positions_stride + place, position)
+        tl.store(positions_ptr + axis * positions_stride + index, position)
     used = tl.minimum((kept + active + BLOCK_SIZE - 1) // BLOCK_SIZE, max_blocks).to(tl.int32)
     for first in range(0, used, _BLOCKS_AT_ONCE):
         at = first + tl.arange(0, _BLOCKS_AT_ONCE)
         tl.store(
-            out_table_ptr + place * TABLE + at, tl.load(table_ptr + row * TABLE + at, mask=at < used), mask=at < used
+            out_table_ptr + index * TABLE + at, tl.load(table_ptr + row * TABLE + at, mask=at < used), mask=at < used
         )
     if WIDTH:
         column = tl.arange(0, BLOCK_D)
         codes = tl.load(next_codes_ptr + row * WIDTH + column, mask=column < WIDTH)
-        tl.store(out_codes_ptr + place * WIDTH + column, codes, mask=column < WIDTH)
+        tl.store(out_codes_ptr + index * WIDTH + column, codes, mask=column < WIDTH)

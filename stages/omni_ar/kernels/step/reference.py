@@ -51,12 +51,12 @@ def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor, offered_R: Te
 
 def _accepted(outputs_R: Tensor, limit_R: Tensor, stop_RS: Tensor, ids_RK: Tensor, offered_R: Tensor | None) -> Tensor:
     """Number of accepted ids of each row: up to the first stop id, or the last id within the row's limit."""
-    place_K = torch.arange(1, ids_RK.shape[1] + 1, device=ids_RK.device)
-    over_RK = (ids_RK[:, :, None] == stop_RS[:, None]).any(2) | (outputs_R[:, None] + place_K >= limit_R[:, None])
+    count_K = torch.arange(1, ids_RK.shape[1] + 1, device=ids_RK.device)
+    over_RK = (ids_RK[:, :, None] == stop_RS[:, None]).any(2) | (outputs_R[:, None] + count_K >= limit_R[:, None])
     if offered_R is not None:
-        over_RK = over_RK | (place_K >= offered_R[:, None])
-    # The first place at which the row ends; the last place if it does not.
-    return torch.where(over_RK, place_K, ids_RK.shape[1]).amin(1)
+        over_RK = over_RK | (count_K >= offered_R[:, None])
+    # The number of ids up to the first that ends the row; all if none does.
+    return torch.where(over_RK, count_K, ids_RK.shape[1]).amin(1)
 
 
 def post_update(
@@ -82,10 +82,10 @@ def observe(state: SamplingState, rows_R: Tensor, ids_RK: Tensor, count_R: Tenso
         return
     ids_RK = ids_RK.contiguous()
     if needs & (Need.REPETITION | Need.COUNTS):
-        place_K = torch.arange(ids_RK.shape[1], device=ids_RK.device)
+        index_K = torch.arange(ids_RK.shape[1], device=ids_RK.device)
         width = state.seen.shape[1]
         # Ids that do not count become -1 and go to the last column, so that all rows and ids are processed alike.
-        counted_RK = torch.where(place_K < count_R[:, None], ids_RK, -1).remainder(width)
+        counted_RK = torch.where(index_K < count_R[:, None], ids_RK, -1).remainder(width)
         at = torch.add(counted_RK, rows_R[:, None], alpha=width).view(-1)
         if needs & Need.REPETITION:
             state.seen.view(-1).index_fill_(0, at, True)
@@ -93,9 +93,9 @@ def observe(state: SamplingState, rows_R: Tensor, ids_RK: Tensor, count_R: Tenso
             state.counts.view(-1).index_add_(0, at, torch.ones_like(at, dtype=torch.int32))
     if needs & Need.RECALLS:
         recent_RL = state.recent.index_select(0, rows_R)
-        place_L = torch.arange(recent_RL.shape[1], device=ids_RK.device)
+        index_L = torch.arange(recent_RL.shape[1], device=ids_RK.device)
         both_RX = torch.cat([recent_RL, ids_RK], 1)
-        state.recent.index_copy_(0, rows_R, both_RX.gather(1, place_L + count_R[:, None]))
+        state.recent.index_copy_(0, rows_R, both_RX.gather(1, index_L + count_R[:, None]))
 
 
 def frame_inputs(state: RowState, rows_R: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,9 +115,9 @@ def place_frames(
 
 def end_frames(state: RowState, rows_R: Tensor, codes_RG: Tensor, code: int, end_groups: int) -> None:
     row = _fields(state, rows_R)
-    told_RR = state.handoff.device[:, : rows_R.shape[0], 0]
-    slot = (state.counter - 1) % told_RR.shape[0]
-    status_R = told_RR.index_select(0, slot)[0]
+    reported_RR = state.handoff.device[:, : rows_R.shape[0], 0]
+    slot = (state.counter - 1) % reported_RR.shape[0]
+    status_R = reported_RR.index_select(0, slot)[0]
     counted_R = row.counted != 0
     early_R = row.outputs - 1 < state.sampling.min_tokens.index_select(0, rows_R)
     endless_R = state.sampling.needs.index_select(0, rows_R) & Need.ENDLESS != 0
@@ -126,8 +126,10 @@ def end_frames(state: RowState, rows_R: Tensor, codes_RG: Tensor, code: int, end
     ends_R = may_end_R & is_end_RG[:, :end_groups].all(1)
     state.columns.active.index_copy_(0, rows_R, row.active * ~ends_R)
     over_R = torch.where(is_end_RG.all(1), RowStatus.STOPPED, RowStatus.STOPPED_WITH_FRAME)
-    said_R = torch.where(ends_R, over_R, torch.where(status_R == RowStatus.FULL, RowStatus.FULL_WITH_FRAME, status_R))
-    told_RR.index_copy_(0, slot, torch.where(counted_R, said_R, status_R)[None])
+    reported_R = torch.where(
+        ends_R, over_R, torch.where(status_R == RowStatus.FULL, RowStatus.FULL_WITH_FRAME, status_R)
+    )
+    reported_RR.index_copy_(0, slot, torch.where(counted_R, reported_R, status_R)[None])
 
 
 def _fields(state: RowState, rows_R: Tensor) -> RowFields[Tensor]:

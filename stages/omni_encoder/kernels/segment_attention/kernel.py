@@ -107,9 +107,9 @@ def _attend(
     head = tl.program_id(1)
     first = tl.program_id(0) * BLOCK_M
     last = tl.minimum(first + BLOCK_M, positions)
-    place_m = first + tl.arange(0, BLOCK_M)
-    row_m = place_m.to(tl.int64)
-    live_m = place_m < last
+    index_m = first + tl.arange(0, BLOCK_M)
+    row_m = index_m.to(tl.int64)
+    live_m = index_m < last
     q_m = q_ptr + head * Q_STRIDE_H + row_m * Q_STRIDE_S
     out_m = out_ptr + head * WIDTH + row_m * (HEADS * WIDTH)
     k_ptr += head * K_STRIDE_H
@@ -136,7 +136,7 @@ def _attend(
         # Padding has end 0 and no keys, and extends to the end of the batch.
         after = tl.where(end > first, tl.minimum(end, last), last)
         share_m = 1 / tl.where(end > first, total, 1.0)
-        own_m = (place_m >= first) & (place_m < after)
+        own_m = (index_m >= first) & (index_m < after)
         _store(out_m, a * share_m[:, None], own_m, 0, BLOCK_A, WIDTH)
         if BLOCK_B > 0:
             _store(out_m, b * share_m[:, None], own_m, BLOCK_A, BLOCK_B, WIDTH)

@@ -35,11 +35,11 @@ def _split(q_SHW: Tensor, k_SHW: Tensor, v_SHW: Tensor, lengths: tuple[int, ...]
 
 
 def _masked(q_SHW: Tensor, k_SHW: Tensor, v_SHW: Tensor, bounds_S2: Tensor, scale: float) -> Tensor:
-    place_S = torch.arange(bounds_S2.shape[0], device=bounds_S2.device)
+    index_S = torch.arange(bounds_S2.shape[0], device=bounds_S2.device)
     start_S1, end_S1 = bounds_S2[:, :1], bounds_S2[:, 1:]
     padding_S1 = end_S1 == 0
     # Attention to no keys is undefined: padding attends to all keys, and its result is cleared.
-    seen_SS = ((place_S >= start_S1) & (place_S < end_S1)) | padding_S1
+    seen_SS = ((index_S >= start_S1) & (index_S < end_S1)) | padding_S1
     q, k, v = (t.transpose(0, 1)[None] for t in (q_SHW, k_SHW, v_SHW))
     attended = scaled_dot_product_attention(q, k, v, attn_mask=seen_SS, scale=scale)
     return attended[0].transpose(0, 1).masked_fill(padding_S1[:, None], 0)

@@ -31,7 +31,16 @@ def test_check_vocoder_passes_the_vocoder_of_a_family(tmp_path: Path):
 
     stage = Stage(name="vocoder", kind="vocoder", model="plain_tts.vocoder:build", options=VocoderOptions())
     with torch.inference_mode():
-        model = build(StageContext(stage, stage.options, checkpoint, CpuDevice(), torch.float32, "auto"))
+        model = build(
+            StageContext(
+                stage=stage,
+                options=stage.options,
+                checkpoint=checkpoint,
+                device=CpuDevice(),
+                dtype=torch.float32,
+                load_format="auto",
+            )
+        )
     plain = PlainSpeech(checkpoint.path)
 
     def whole(codes_NG: Tensor) -> Tensor:

@@ -77,7 +77,8 @@ class WireReceiver:
         return WirePending(self, piece)
 
     def discard(self, piece: object) -> None:
-        self.receive(piece).abort()
+        assert isinstance(piece, WireRef)
+        WirePending(self, piece).abort()
 
     def tick(self) -> None:
         for ref in self.over:
