@@ -121,7 +121,9 @@ def check_audio(stage: str, chunk: AudioChunk, worker: StageWorker) -> None:
 
 def checked_numbers(returned: object, worker: StageWorker, method: str) -> Mapping[str, int]:
     """The result of `usage` or `counters`. Raises ReturnedError unless it is a mapping of numbers by name."""
-    if isinstance(returned, Mapping) and all(isinstance(number, int) for number in returned.values()):
+    if isinstance(returned, Mapping) and all(
+        isinstance(name, str) and isinstance(number, int) and number >= 0 for name, number in returned.items()
+    ):
         return returned
     problem = f"{method} returned {type_of(returned)}: return whole numbers by name, such as {{'requests': 0}}"
     raise ReturnedError(problem, type(worker))

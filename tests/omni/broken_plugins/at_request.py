@@ -411,6 +411,10 @@ def _usage(name: str, method: str, new: str, *says: str) -> Fault:
 REPORTS = (
     _usage("a usage that raises", "usage", "raise KeyError('rows')  # here", "KeyError: 'rows'"),
     _usage("a usage that returns None", "usage", "return None", "usage returned None: return whole numbers by name"),
+    _usage(
+        "a negative usage", "usage", "return {'requests': -1}", "usage returned a dict: return whole numbers by name"
+    ),
+    _usage("a usage by number", "usage", "return {3: 1}", "usage returned a dict: return whole numbers by name"),
     _usage("counters that raise", "counters", "raise KeyError('steps')  # here", "KeyError: 'steps'"),
     _usage(
         "counters that are text",
