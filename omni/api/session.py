@@ -28,6 +28,7 @@ from omni.media import MediaOptions
 from omni.pipeline import FRONTEND, Pipeline
 from omni.plugin.manager import Plugins
 from omni.stage import StageUsage
+from omni.utils.interrupts import is_interrupt
 
 
 class Session:
@@ -249,9 +250,9 @@ class GenerateCall:
             return None
         try:
             output = answer.take(at, event)
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:  # a SystemExit of a text decoder would end the program
+            if is_interrupt(error):
+                raise
             failure = known("frontend", "decoding text", error)
             self._client.executor.ask(partial(self._handles[index].cancel, failure))
             output = answer.end(at, failure)

@@ -19,6 +19,7 @@ class ActiveRequest:
 
     outs, ins: the halves of its routes that are here, by edge. credits: by producing stage.
     given: its routes to the user, by modality. ending: stages whose end is reported when their routes to the user are over.
+    rates: of the sound that its stages have given, in Hz.
     """
 
     request: EngineRequest
@@ -31,6 +32,7 @@ class ActiveRequest:
     credits: Mapping[str, Credit]
     given: dict[str, UserRoute] = field(default_factory=dict)
     ending: dict[str, Done] = field(default_factory=dict)
+    rates: dict[str, int] = field(default_factory=dict)
 
     def given_by(self, stage: str) -> list[UserRoute]:
         return [route for route in self.given.values() if route.stage == stage]

@@ -4,15 +4,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from omni.errors import ConfigError, OmniError, PluginError, ReturnedError, fault_of, type_of
+from omni.errors import ConfigError, OmniError, PluginError, ReturnedError, fault_of, quoted, type_of
 from omni.pipeline import Pipeline
 from omni.pipeline.parts import check_parts
+from omni.pipeline.pipeline import UnknownPartError
 from omni.plugin import PipelineExtension, locate
 from omni.plugin.manager import Plugins
 from omni.utils.interrupts import is_interrupt
+from omni.utils.origin import with_origin
 
 PipelineFunction = Callable[[Pipeline], Pipeline]
 """Changes a pipeline before settings are applied to it and before it is checked."""
+_REMEDY = "give a function that takes a Pipeline and returns one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +43,19 @@ def apply_choice(pipeline: Pipeline, plugins: Plugins, choice: PipelineChoice) -
             raise ConfigError("extensions", problem, f"it extends {', '.join(entry.families)}")
         pipeline = _extend(pipeline, entry, plugins)
     if choice.wrap is not None:
+        if not callable(choice.wrap):
+            raise ConfigError("pipeline", f"{quoted(choice.wrap)} is {type_of(choice.wrap)}", _REMEDY)
         try:
             pipeline = _checked(choice.wrap(pipeline), choice.wrap)
         except OmniError:
             raise
+        except UnknownPartError as error:
+            raise ConfigError(error.field, with_origin(error.problem, error, choice.wrap), error.remedy) from error
         except BaseException as error:
             if is_interrupt(error):
                 raise
             problem = f"the function failed: {fault_of(error, choice.wrap)}"
-            raise ConfigError("pipeline", problem, "give a function that takes a Pipeline and returns one") from error
+            raise ConfigError("pipeline", problem, _REMEDY) from error
     return pipeline
 
 

@@ -267,7 +267,9 @@ class Engine:
 
     def _close_worker(self, name: str) -> None:
         if name not in self._orchestrator.closed_stages:
-            self._workers[name].close()
+            close = self._workers[name].close
+            with plugin_call(name, "closing", close):
+                close()
 
     def _end_requests(self) -> None:
         healthy = self._failure in (None, _CLOSED)

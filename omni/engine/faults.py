@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
-from omni.device import Event
 from omni.engine.values import is_number, is_text
 from omni.errors import OmniError, ReturnedError, StageError, quoted, type_of
 from omni.payload import Payload
@@ -92,10 +91,8 @@ def next_message(stage: str, worker: StageWorker) -> Outbound:
         problem = f"the outbox is {type_of(worker.outbox)}, not the deque that it was: append to it"
         raise StageFault(stage, ReturnedError(problem, type(worker))) from error
     match message:
-        case Produced(str(), Payload(meta=msgspec.Struct()), ready):
-            if _is_event(ready):
-                return message
-            problem = f"the `ready` of a Produced is {type_of(ready)}: give an Event, COMPLETED for data of the host"
+        case Produced(str(), Payload(meta=msgspec.Struct())):
+            return message
         case Done(str(), str(), dict(), tuple()) | Failed(str(), Exception()):
             return message
         case Produced() | Done() | Failed() if type_of(message.request_id) != "a str":
@@ -116,21 +113,16 @@ def next_message(stage: str, worker: StageWorker) -> Outbound:
     raise StageFault(stage, ReturnedError(problem, type(worker)))
 
 
-def _is_event(ready: object) -> bool:
-    if type(ready) not in _events:
-        if not isinstance(ready, Event):
-            return False
-        _events.add(type(ready))
-    return True
-
-
 def checked_numbers(returned: object, worker: StageWorker, method: str) -> Mapping[str, int]:
     """The result of `usage` or `counters`. Raises ReturnedError unless it is a mapping of numbers of 64 bits by name."""
     problem = f"{method} returned {type_of(returned)}"
     if isinstance(returned, Mapping):
         numbers = dict(returned)
-        if all(is_text(name) and type(number) is int and is_number(number) for name, number in numbers.items()):
+        if all(
+            is_text(name) and type(number) is int and is_number(number) and number >= 0
+            for name, number in numbers.items()
+        ):
             return numbers
         problem = f"{method} returned {quoted(numbers)}"
-    remedy = "return whole numbers by name, of 64 bits, such as {'requests': 0}"
+    remedy = "return whole numbers by name, of 64 bits and not negative, such as {'requests': 0}"
     raise ReturnedError(f"{problem}: {remedy}", type(worker))

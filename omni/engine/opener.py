@@ -9,11 +9,14 @@ from omni.engine.ranked import Rank
 from omni.engine.request import EngineRequest, SafeSink
 from omni.engine.route import Credit, InRoute, OutRoute
 from omni.engine.user_route import UserRoute
-from omni.errors import LostPeerError, plugin_call
+from omni.errors import LostPeerError, OmniError, ReturnedError, StageError, fault_of, plugin_call, type_of
 from omni.pipeline import FRONTEND, Edge, Pipeline
 from omni.pipeline.adapter import Adapter, AdapterFactory, as_adapter
 from omni.sampling import NO_RULES, SamplingParams
 from omni.stage import Ended, Feed, Inbound, Lease, Open, StageWorker
+from omni.utils.origin import origin
+
+_OPENING = "opening its adapter"
 
 
 class RequestOpener:
@@ -134,5 +137,14 @@ class RequestOpener:
 
     def _adapter(self, request: EngineRequest, edge: Edge) -> Adapter:
         factory = self._adapters[edge.name]
-        with plugin_call(edge.name, "opening its adapter", factory):
-            return as_adapter(factory(request.edges.get(edge.name)), factory)
+        args = request.edges.get(edge.name)
+        with plugin_call(edge.name, _OPENING, factory):
+            try:
+                return as_adapter(factory(args), factory)
+            except Exception as error:
+                if isinstance(error, OmniError | ReturnedError) or origin(error):
+                    raise
+                # Without a line of a plugin it may be no factory at all: `"json:loads"`.
+                problem = f"{edge.adapter} called with {type_of(args)} raised {fault_of(error, factory)}"
+                remedy = "name a factory that takes the edge's arguments or None, and returns an Adapter"
+                raise StageError(edge.name, _OPENING, f"{problem}; {remedy}") from error

@@ -22,6 +22,7 @@ from omni.engine.peer_messages import (
     ToProducer,
 )
 from omni.engine.peers import EdgeEnds
+from omni.engine.produced import check_produced, check_sound
 from omni.engine.ranked import Rank
 from omni.engine.request import (
     ConnectPeer,
@@ -247,6 +248,7 @@ class Orchestrator:
 
     def _forward(self, active: ActiveRequest, stage: str, produced: Produced) -> None:
         try:
+            check_produced(stage, produced, self._workers[stage])
             meta = produced.payload.meta
             if isinstance(meta, GeneratedTokens):
                 check_tokens(stage, meta, type(self._workers[stage]))
@@ -276,6 +278,14 @@ class Orchestrator:
                     self._routes.add_user(route)
                     taken = True
             elif not produced.payload.tensors:
+                check_sound(
+                    active.rates,
+                    output.modality,
+                    stage,
+                    produced,
+                    self._workers[stage],
+                    onward=bool(self._edges_from[stage]),
+                )
                 given = StageOutput(output.modality, produced.payload.meta)
                 if isinstance(given.meta, GeneratedTokens):  # checked for all its consumers
                     active.sink.give(given)

@@ -20,6 +20,7 @@ from omni.errors import (
     plugin_error,
     plugin_setup,
     quoted,
+    type_of,
 )
 from omni.pipeline import (
     EDGES,
@@ -216,15 +217,21 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins, code: object = None) ->
         if stage.dtype is not None:
             check_formats(stage.dtype, field=f"{stage.name}.dtype")
         kinds[stage.name] = kind
-    adapters = {
-        edge.name: cast(AdapterFactory, locate(edge.adapter, f"pipeline.edges.{edge.name}.adapter"))
-        for edge in pipeline.edges
-    }
+    adapters = {edge.name: _adapter(edge.adapter, f"pipeline.edges.{edge.name}.adapter") for edge in pipeline.edges}
     for output in pipeline.outputs:
         if output.route is not None:
             field = f"pipeline.outputs.{output.modality}.adapter"
-            adapters[output.route.name] = cast(AdapterFactory, locate(output.route.adapter, field))
+            adapters[output.route.name] = _adapter(output.route.adapter, field)
     return Plan(pipeline, kinds, adapters, processors=plugins.processors.entries)
+
+
+def _adapter(path: str, field: str) -> AdapterFactory:
+    """Raises ConfigError for what cannot be called."""
+    factory = locate(path, field)
+    if not callable(factory):
+        remedy = "name a class or a function that takes the edge's arguments and returns an Adapter"
+        raise ConfigError(field, with_origin(f"{path} is {type_of(factory)}", code=factory), remedy)
+    return cast(AdapterFactory, factory)
 
 
 def check_formats(dtype: str, load_format: str = "auto", field: str = "dtype") -> None:

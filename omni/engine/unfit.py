@@ -3,6 +3,7 @@
 import re
 
 from omni.errors import CheckpointError, OmniError, ReturnedError, fault_of, plugin_error
+from omni.pipeline.pipeline import UnknownPartError
 
 _FROM_VALUES = (ValueError, TypeError, ArithmeticError, LookupError)
 """Errors of code that computes with a value of config.json that it did not expect."""
@@ -25,7 +26,7 @@ def unfit(error: BaseException, code: object, *, field: str, unbuilt: str, unfit
 def may_be_of_config(error: BaseException) -> bool:
     """Whether a value of config.json may be the cause: one that is missing, null, zero, or of another type."""
     match error:
-        case ReturnedError():
+        case ReturnedError() | UnknownPartError():
             return False
         case AttributeError(obj=None | bool() | int() | float() | str() | list()):
             return error.name is not None  # an error of Python, not one that a function raised

@@ -16,6 +16,7 @@ import torch
 from omni.connector import Receiver, Sender
 from omni.device import COMPLETED
 from omni.engine.host import in_slot
+from omni.engine.produced import AUDIO, checked_rate
 from omni.engine.request import SafeSink, StageOutput
 from omni.engine.route import Credit, InRoute, OutRoute
 from omni.engine.values import give
@@ -47,6 +48,7 @@ class UserRoute:
         self._edge = edge
         self._sink = sink
         self._code = adapter.push
+        self._rate: int | None = None
         self._in = InRoute(
             request_id, edge, adapter=adapter, receiver=receiver, consumer=self, on_busy=lambda route: None, leases={}
         )
@@ -94,6 +96,8 @@ class UserRoute:
                     return False
                 tensors = _own(message.payload.tensors)
                 message.release(COMPLETED)
+                if self._modality == AUDIO:
+                    self._rate = checked_rate(self._edge.name, message.payload.meta, self._code, self._rate)
                 output = StageOutput(self._modality, message.payload.meta, tensors)
                 give(self._sink, output, self._edge.name, self._code)
             case Ended():

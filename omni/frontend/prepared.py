@@ -1,12 +1,14 @@
 """Checks of prepared requests: a front end's mistake fails the request in its name, before a stage sees it."""
 
+import threading
 from collections.abc import Iterable, Mapping
 
 import msgspec
 import torch
 
-from omni.errors import ReturnedError, type_of
+from omni.errors import ReturnedError, said, type_of
 from omni.frontend.base import Prepared
+from omni.ipc import Codec, Typed
 from omni.payload import Payload
 from omni.pipeline import Pipeline
 
@@ -28,8 +30,12 @@ def checked_prepared(returned: object, pipeline: Pipeline, code: object) -> Prep
     for edge, args in returned.edges.items():
         if not isinstance(args, msgspec.Struct):
             raise ReturnedError(f"Prepared.edges[{edge!r}] is {type_of(args)}: give a msgspec.Struct", code)
-    if not isinstance(returned.prompt_tokens, int):
-        raise ReturnedError(f"Prepared.prompt_tokens is {type_of(returned.prompt_tokens)}: give a number", code)
+        _check_sendable(f"Prepared.edges[{edge!r}]", args, code)
+    tokens: object = returned.prompt_tokens
+    if not isinstance(tokens, int):
+        raise ReturnedError(f"Prepared.prompt_tokens is {type_of(tokens)}: give a number", code)
+    if tokens < 0:
+        raise ReturnedError(f"Prepared.prompt_tokens is {tokens}: give 0 or more", code)
     return returned
 
 
@@ -37,10 +43,31 @@ def _check_payload(field: str, payload: Payload, code: object) -> None:
     meta: object = payload.meta
     if not isinstance(meta, msgspec.Struct):
         raise ReturnedError(f"{field}.meta is {type_of(meta)}: give a msgspec.Struct", code)
+    _check_sendable(f"{field}.meta", meta, code)
     for name, tensor in payload.tensors.items():
         if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
             given = f"on {tensor.device}" if isinstance(tensor, torch.Tensor) else type_of(tensor)
             raise ReturnedError(f"{field}.tensors[{name!r}] is {given}: give a tensor on the CPU", code)
+
+
+def _check_sendable(field: str, struct: msgspec.Struct, code: object) -> None:
+    """The engine may run in another process: a struct must get there as it is, wherever the engine runs."""
+    try:
+        _CODECS.codec.decode(*_CODECS.codec.encode(Typed(struct)))
+    except Exception as error:
+        problem = f"{field} cannot be sent to the engine's process: {said(error)}"
+        remedy = "give a struct defined at the top of a module, with values of its fields' types"
+        raise ReturnedError(f"{problem}: {remedy}", code) from error
+
+
+class _Codecs(threading.local):
+    """One for each thread that prepares requests."""
+
+    def __init__(self) -> None:
+        self.codec: Codec[Typed[msgspec.Struct]] = Codec(Typed, inline_bytes=None)
+
+
+_CODECS = _Codecs()
 
 
 def _check_names(field: str, given: object, known: Iterable[str], code: object) -> None:

@@ -1,6 +1,6 @@
 """The adapter contract: the conversion of produced payloads into inputs of the consumer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, cast, runtime_checkable
 
 import msgspec
@@ -59,7 +59,19 @@ def as_inputs(returned: object, code: object) -> Sequence[Payload]:
             raise ReturnedError(
                 f"the adapter returned {type_of(each)} at index {index}: return a list of Payload", code
             )
+        _check_payload(each, index, code)
     return cast(Sequence[Payload], returned)
+
+
+def _check_payload(payload: Payload, index: int, code: object) -> None:
+    meta: object = payload.meta
+    tensors: object = payload.tensors
+    if not isinstance(meta, msgspec.Struct):
+        problem = f"the payload at index {index} has {type_of(meta)} as meta: give a msgspec.Struct"
+        raise ReturnedError(f"the adapter returned a list, and {problem}", code)
+    if not isinstance(tensors, Mapping):
+        problem = f"the payload at index {index} has {type_of(tensors)} as tensors: give a dict of tensors by name"
+        raise ReturnedError(f"the adapter returned a list, and {problem}", code)
 
 
 def as_adapter(made: object, code: object) -> Adapter:

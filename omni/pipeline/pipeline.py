@@ -1,12 +1,14 @@
 """A model as an immutable graph of stages."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from typing import TypeVar
 
 import msgspec
 
-from omni.errors import ConfigError
+from omni.errors import ConfigError, quoted, type_of
 from omni.pipeline.stage import Edge, PipelineOutput, Stage
+from omni.utils.origin import caller, with_place
 
 FRONTEND = "frontend"
 """The source name of the front end's inputs, and the first part of its settings' paths; no stage may have this name."""
@@ -15,6 +17,19 @@ ENGINE = "engine"
 
 
 PartT = TypeVar("PartT", Stage, Edge, PipelineOutput)
+
+
+class UnknownPartError(KeyError):
+    """A pipeline has no part of that name. Its message is that of a ConfigError."""
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{field}: {problem}; {remedy}")
+        self.field = field
+        self.problem = problem
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError shows its repr
 
 
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,29 +47,29 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     family_modalities: tuple[str, ...] = ()
 
     def stage(self, name: str) -> Stage:
-        """The stage of that name. Raises KeyError."""
+        """The stage of that name. Raises KeyError, which names those that there are."""
         for stage in self.stages:
             if stage.name == name:
                 return stage
-        raise KeyError(name)
+        raise _unknown("stages", "stage", name, [stage.name for stage in self.stages])
 
     def edge(self, producer: str, consumer: str) -> Edge:
-        """The edge between two stages. Raises KeyError."""
+        """The edge between two stages. Raises KeyError, which names those that there are."""
         for edge in self.edges:
             if (edge.producer, edge.consumer) == (producer, consumer):
                 return edge
-        raise KeyError(f"{producer}->{consumer}")
+        raise _unknown("edges", "edge", f"{producer}->{consumer}", [edge.name for edge in self.edges])
 
     def extended(
         self, *, stages: Iterable[Stage] = (), edges: Iterable[Edge] = (), outputs: Iterable[PipelineOutput] = ()
     ) -> "Pipeline":
         """The pipeline with more parts. A part takes the place of an existing one: a stage of its name, an edge between
-        its two stages, an output of its modality."""
-        outputs = tuple(outputs)
+        its two stages, an output of its modality. Raises ConfigError for what is no part."""
+        outputs = _parts("outputs", outputs, PipelineOutput)
         return msgspec.structs.replace(
             self,
-            stages=_merged(self.stages, stages, lambda stage: stage.name),
-            edges=_merged(self.edges, edges, lambda edge: edge.name),
+            stages=_merged(self.stages, _parts("stages", stages, Stage), lambda stage: stage.name),
+            edges=_merged(self.edges, _parts("edges", edges, Edge), lambda edge: edge.name),
             outputs=_merged(self.outputs, outputs, lambda output: output.modality),
             family_modalities=self.family_modalities or (self.default_modalities if outputs else ()),
         )
@@ -130,6 +145,22 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if stage.name in wanted or any(e.consumer in needed for e in self.edges_from(stage.name)):
                 needed.add(stage.name)
         return needed
+
+
+def _unknown(field: str, what: str, name: object, names: Sequence[str]) -> UnknownPartError:
+    near = get_close_matches(str(name), names, n=1)
+    remedy = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names) or 'none: there are none'}"
+    return UnknownPartError(f"pipeline.{field}", f"there is no {what} {quoted(name)}", remedy)
+
+
+def _parts(field: str, given: object, kind: type[PartT]) -> tuple[PartT, ...]:
+    parts = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes) else None
+    wrong = given if parts is None else next((part for part in parts if not isinstance(part, kind)), None)
+    if parts is None or wrong is not None:
+        what = "is" if parts is None else "has"
+        problem = with_place(f"{what} {type_of(wrong)}, {quoted(wrong)}", caller())
+        raise ConfigError(f"pipeline.{field}", problem, f"give a list of {kind.__name__}")
+    return parts
 
 
 def _merged(before: Iterable[PartT], more: Iterable[PartT], name: Callable[[PartT], str]) -> tuple[PartT, ...]:

@@ -9,10 +9,10 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from omni.device import COMPLETED
-from omni.errors import InputError, OmniError, ReturnedError, known, quoted
+from omni.errors import InputError, OmniError, ReturnedError, StageError, known, quoted, type_of
 from omni.sampling import SamplingParams
 from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Resume
-from omni.utils.origin import worked_on
+from omni.utils.origin import caller, with_place, worked_on
 
 RequestT = TypeVar("RequestT")
 
@@ -135,7 +135,12 @@ class MailboxWorker(ABC, Generic[RequestT]):
         self.outbox.append(Done(request_id, reason, counts, held))
 
     def fail(self, request_id: str, doing: str, error: Exception) -> None:
-        """Fails the request here. Errors that are not omni's own are wrapped with the stage's name."""
+        """Fails the request here. Errors that are not omni's own are wrapped with the stage's name. For what is no exception
+        the error says so."""
+        given: object = error
+        if not isinstance(given, Exception):
+            problem = f"fail got {type_of(given)} as its error, {quoted(given)}: give an exception"
+            error = StageError(self.name, doing, with_place(problem, caller()))
         self.drop(self._remove_record(request_id))
         self.outbox.append(Failed(request_id, self._known(doing, error)))
 

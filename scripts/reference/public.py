@@ -88,6 +88,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Tests of plugins": (
         "omni.testing",
+        "omni.testing.faults: ANY Faults FaultyDevice FaultyStirredDevice PlantedError PlantedFailure",
         "omni.engine: EngineOptions EngineRequest RequestFailed RequestFinished StageFinished StageOutput build_engine"
         " device_of resolve_pipeline",
         "omni_text.tiny: write_tiny",

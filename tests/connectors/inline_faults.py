@@ -11,7 +11,7 @@ import torch
 from omni.connector import EdgeEnd, Pending, Reach, Received, Receiver, Ref, Sender
 from omni.connector.pieces import Piece
 from omni.connector.pool.sender import PoolRef, PoolSender
-from omni.device import Event
+from omni.device import COMPLETED, Device, Event
 from omni.payload import PageSlice, Payload
 from omni.payload.copier import Transfer
 from omni_shm.connector import SharedMemoryConnector
@@ -183,6 +183,30 @@ class InlineHasNoAddress(_Inline):
 class InlineIsAlwaysBusy(_Inline):
     class receiver_type(InlineReceiver):
         busy = True
+
+
+class InlineIsNeverBusy(_Inline):
+    class receiver_type(InlineReceiver):
+        busy = False
+
+
+class InlineKeepsReleasedMemory(_Inline):
+    class receiver_type(InlineReceiver):
+        def __init__(self, device: Device) -> None:
+            super().__init__(device)
+            self.kept: list[InlinePending] = []
+
+        def tick(self) -> None:
+            self.kept += [pending for pending, _ in self.released]
+            super().tick()
+
+
+class InlineIsReadyAtOnce(_Inline):
+    """Nothing shows it on a device that does its work at once."""
+
+    class receiver_type(InlineReceiver):
+        def upload(self, pending: InlinePending) -> Received:
+            return Received(super().upload(pending).payload, COMPLETED)
 
 
 class InlineReusesReleasedMemory(_Inline):

@@ -1,6 +1,7 @@
 """The conformance suite of connectors passes a reference connector and finds each broken promise, in one thread."""
 
 import itertools
+import time
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ from omni.errors import ConfigError
 from omni.testing import SimulatedDevice, check_connector
 from omni.testing.connectors.bench import ConnectorBench
 from omni.testing.connectors.ends import LocalEnd
+from omni.testing.connectors.promises import PATIENCE_SECONDS
 from tests.connectors import inline_faults, local_faults
 from tests.connectors.inline import InlineConnector
 
@@ -66,6 +68,9 @@ def test_inline_pieces_keep_the_contract_on_a_late_device():
         (inline_faults.InlineSendsNoStructs, "a piece is a msgspec.Struct"),
         (inline_faults.InlineHasNoAddress, "an address is a msgspec.Struct"),
         (inline_faults.InlineIsAlwaysBusy, "not busy any more"),
+        (inline_faults.InlineIsNeverBusy, "memory of received payloads goes back .* give True from Receiver.busy"),
+        (inline_faults.InlineKeepsReleasedMemory, "memory of received payloads goes back .* drop it in Receiver.tick"),
+        (inline_faults.InlineIsReadyAtOnce, "keeps its contents"),
         (inline_faults.InlineReusesReleasedMemory, "also when it is read late"),
         (
             inline_faults.InlineDropsReleasedMemory,
@@ -84,6 +89,14 @@ def test_the_suite_finds_a_broken_connector(
     monkeypatch.setattr("omni.testing.connectors.promises.PATIENCE_SECONDS", 0.5)
     with pytest.raises(AssertionError, match=f"connector contract broken: .*({promise})"):
         check_connector(broken, CpuDevice(), processes=False, largest_bytes=SMALL)
+
+
+def test_a_receiver_that_is_always_busy_is_found_soon(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("omni.testing.connectors.promises.IDLE_SECONDS", 0.5)
+    since = time.monotonic()
+    with pytest.raises(AssertionError, match=r"not busy any more .*give False once tick has nothing left to do"):
+        check_connector(inline_faults.InlineIsAlwaysBusy, CpuDevice(), processes=False, largest_bytes=SMALL)
+    assert time.monotonic() - since < PATIENCE_SECONDS / 2
 
 
 def test_a_factory_that_a_second_process_cannot_import_is_refused():

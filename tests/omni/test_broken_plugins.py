@@ -19,7 +19,7 @@ from tests.omni.broken_plugins.at_edge import OPENING, TRAVEL, UNKNOWN
 from tests.omni.broken_plugins.at_load import LOAD
 from tests.omni.broken_plugins.at_model import RETURNS, WEIGHTS
 from tests.omni.broken_plugins.at_open import OPEN
-from tests.omni.broken_plugins.at_request import ADAPTERS, FRONT, MESSAGES, REPORTS, WORKERS
+from tests.omni.broken_plugins.at_request import ADAPTERS, FRONT, MESSAGES, REPORTS, SOUNDS, WORKERS
 from tests.omni.broken_plugins.at_values import INTERRUPTS, UNSENDABLE, VALUES, VALUES_REPORTED
 from tests.omni.broken_plugins.fault import Fault
 from tests.omni.broken_plugins.installed import Installed, installed
@@ -36,6 +36,7 @@ ENGINES = few(1, ["thread", "process"], pytest.mark.slow)
 """Of most faults; those of `IN_PROCESS` are planted in a process by default too."""
 IN_PROCESS = (
     *("a push that returns None", "a prepare that returns None", "a drop that raises"),
+    *("an input of a struct made on the spot", "an output that is never ready", "a struct that is no sound"),
     *("a send that exits", "a poll that returns the payload", "a tick that raises", "a release that raises"),
     *("ids that are None", "ids of 71 bits", "counts of 71 bits", "an error of lone surrogates"),
 )
@@ -130,13 +131,15 @@ def answered(omni: Omni, *, audio: bool) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@by_name(ADAPTERS, FRONT, WORKERS, MESSAGES, TRAVEL, UNKNOWN, VALUES, INTERRUPTS)
+@by_name(ADAPTERS, FRONT, WORKERS, SOUNDS, MESSAGES, TRAVEL, UNKNOWN, VALUES, INTERRUPTS)
 def test_a_request_that_fails(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
     fail_one(fault, model, plugin, engine)
 
 
 @by_name(
-    tuple(each for each in (*ADAPTERS, *FRONT, *WORKERS, *TRAVEL, *UNKNOWN, *VALUES) if each.name in IN_PROCESS),
+    tuple(
+        each for each in (*ADAPTERS, *FRONT, *WORKERS, *SOUNDS, *TRAVEL, *UNKNOWN, *VALUES) if each.name in IN_PROCESS
+    ),
     INTERRUPTS[:1],
     UNSENDABLE,
 )

@@ -8,7 +8,7 @@ import pytest
 from omni.engine import EngineRequest, RequestFinished
 from omni.errors import OmniError, StageError
 from omni.payload import Payload
-from tests.support.fake_graph import CountingConnector, FakeGraph, Recorder, host, lent
+from tests.support.fake_graph import CountingConnector, FakeGraph, Recorder, host, lent, sound
 
 BOTH = ("text", "audio")
 GIVEN_UP = OmniError("the client went away")
@@ -73,7 +73,7 @@ def test_only_host_payloads_of_wanted_modalities_reach_the_user(graph: FakeGraph
     recorder = graph.submit("r", "audio")
     graph.writer.produce("r", host(1))
     graph.writer.produce("r", lent(2))
-    graph.speaker.produce("r", host(3))
+    graph.speaker.produce("r", sound(3))
     graph.settle()
     assert recorder.chunks == [("audio", 3)]
 
@@ -134,7 +134,7 @@ def test_an_abort_at_any_point_frees_everything(progress: int, graph: FakeGraph)
         lambda: graph.seer.done("r"),
         lambda: graph.writer.produce("r", lent(1)),
         lambda: graph.writer.done("r"),
-        lambda: graph.speaker.produce("r", host(2)),
+        lambda: graph.speaker.produce("r", sound(2)),
     )
     every = []
     for step in steps[:progress]:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from omni import ConfigError, Omni, PluginError, Result, StageError
 from omni.cli import app
 from omni.payload import RequestHiddenStates
-from omni.pipeline import Pipeline
+from omni.pipeline import Pipeline, Stage
 from omni.plugin.manager import Plugins
 from omni_ar.run.output_processor import OutputProcessor
 from omni_moods.extension import LAYER
@@ -284,12 +284,47 @@ def test_tensors_of_outputs_are_the_user_s_own(process: str) -> None:
             ["broken"],
             None,
             PluginError,
-            r"pipeline extension 'broken' of plugin 'broken' failed for family 'qwen3_omni': KeyError: "
-            r"'nobody->thinker' \(.*broken_extension\.py:\d+\); tests\.plugins\.broken_extension:broken; report it",
+            r"pipeline extension 'broken' of plugin 'broken' failed for family 'qwen3_omni': "
+            r"UnknownPartError: pipeline.edges: there is no edge 'nobody->thinker'; "
+            r".* \(.*broken_extension\.py:\d+\); tests\.plugins\.broken_extension:broken; report it",
         ),
         ("mood", None, ConfigError, r"extensions: 'mood' is a string; give a list: \['mood'\]"),
         ([], lambda pipeline: None, ConfigError, "pipeline: the function failed: it returned None, not a Pipeline"),
         ([], lambda pipeline: 1 / 0, ConfigError, "pipeline: the function failed: ZeroDivisionError"),
+        ([], "json:loads", ConfigError, "pipeline: 'json:loads' is a str; give a function that takes a Pipeline"),
+        (
+            [],
+            lambda pipeline: pipeline.edge("thinker", "talkr"),
+            ConfigError,
+            r"pipeline\.edges: there is no edge 'thinker->talkr' \(.*test_pipeline_extensions\.py:\d+\); "
+            r"did you mean 'thinker->talker'\?",
+        ),
+        (
+            [],
+            lambda pipeline: pipeline.stage("x"),
+            ConfigError,
+            r"pipeline\.stages: there is no stage 'x' \(.*\); use one of .*thinker, talker, code2wav",
+        ),
+        (
+            [],
+            lambda pipeline: pipeline.extended(outputs="abc"),
+            ConfigError,
+            r"pipeline\.outputs: is a str, 'abc' \(.*test_pipeline_extensions.py:\d+\); give a list of PipelineOutput",
+        ),
+        (
+            [],
+            lambda pipeline: pipeline.extended(edges=[Stage]),
+            ConfigError,
+            r"pipeline\.edges: has a StructMeta, .* \(.*\); give a list of Edge",
+        ),
+        (
+            [],
+            lambda pipeline: pipeline.extended(
+                edges=[msgspec.structs.replace(pipeline.edge("thinker", "talker"), adapter="json:__name__")]
+            ),
+            ConfigError,
+            r"pipeline\.edges\.thinker->talker\.adapter: json:__name__ is a str; name a class or a function",
+        ),
     ],
 )
 def test_a_wrong_choice_is_named(extensions, wrap, error: type[Exception], words: str) -> None:

@@ -16,7 +16,7 @@ from omni.engine.orchestrator import Orchestrator
 from omni.engine.peers import EdgeEnds, OpenEdge
 from omni.engine.request import SubmitRequest
 from omni.errors import OmniError
-from omni.payload import PageSlice, Payload
+from omni.payload import AudioChunk, PageSlice, Payload
 from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from omni.pipeline.adapter import Adapter, AdapterFactory, PassThrough
 from omni.sampling import SamplingParams
@@ -123,6 +123,15 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 def host(number: int) -> Payload:
     return Payload(Note(number=number))
+
+
+class NumberedSound(AudioChunk, frozen=True, kw_only=True):
+    number: int
+
+
+def sound(number: int) -> Payload:
+    """What `speaker` gives to users."""
+    return Payload(NumberedSound(samples=np.zeros(1, np.float32), sample_rate=8000, number=number))
 
 
 def lent(number: int) -> Payload:
@@ -243,7 +252,7 @@ class Recorder:
     def chunks(self) -> list[tuple[str, int]]:
         """Modality and number of every chunk."""
         chunks = [output for output in self.outputs if isinstance(output, StageOutput)]
-        return [(chunk.modality, chunk.meta.number) for chunk in chunks if isinstance(chunk.meta, Note)]
+        return [(chunk.modality, chunk.meta.number) for chunk in chunks if isinstance(chunk.meta, Note | NumberedSound)]
 
     @property
     def finished(self) -> list[str]:

@@ -12,10 +12,12 @@ from omni.testing.connectors import arrivals, deaths, endings
 from omni.testing.connectors.bench import ConnectorBench
 from omni.testing.connectors.ends import End, LocalEnd, RemoteEnd, path_of
 from omni.testing.connectors.promises import Gate, calling, require
+from omni.testing.simulation.device import SimulatedDevice
 
 __all__ = ["CHECKS", "LARGEST_BYTES", "Gate", "check_connector"]
 
 LARGEST_BYTES = 2**23
+_LATE_BYTES = 2**19
 
 CHECKS: tuple[Callable[[ConnectorBench], None], ...] = (
     arrivals.claims,
@@ -42,6 +44,7 @@ CHECKS: tuple[Callable[[ConnectorBench], None], ...] = (
     endings.several_edges,
     endings.closed_under_way,
     endings.nothing_leaks,
+    endings.dropped_after_the_release_event,
 )
 """In this order. The docstring of each says what it catches."""
 
@@ -58,7 +61,8 @@ def check_connector(
     `omni.connector.base`.
 
     factory: makes a connector; or its import path, `"module:attribute"`.
-    device: of the producer. consumer_device: of the consumer; `device` by default.
+    device: of the producer. consumer_device: of the consumer; `device` by default. On two `CpuDevice`s, whose work is done at
+        once, the checks also run on a `SimulatedDevice`, whose work is late, with payloads of 512 KiB at most.
     processes: whether the checks also run with the consumer's end in a second process. By default they do beyond
         `Reach.PROCESS`, unless a device is one that only tests have (`SimulatedDevice`). The second process is a fresh
         interpreter that imports the factory: one that it cannot import raises ConfigError. It opens the device by name.
@@ -76,7 +80,8 @@ def check_connector(
     | devices and claims of the connector | `claims`, `same_memory`, `through_the_host` |
     | values of every dtype, shape, layout and size; payloads without tensors; the order | `every_*`, `in_order` |
     | nothing is read before `ready` and `PageSlice.moved`, rows that move are found, gathers are reported | `rows_*` |
-    | memory is there and stays as it is until the release event; releases, aborts and discards in any order and state | `endings` |
+    | memory is there and stays as it is until the release event, then is dropped | `endings` |
+    | releases, aborts and discards in any order and state | `endings` |
     | payloads that nobody takes keep no others from arriving | `slow_consumers` |
     | several edges of one connector; `close` at any time, and twice | `several_edges`, `closed_under_way` |
     | after each check, memory is free, no receiver is busy, and a payload larger than the pool passes | `ConnectorBench.settle` |
@@ -98,9 +103,17 @@ def check_connector(
         processes = beyond and all(isinstance(each, CpuDevice | CudaDevice) for each in devices)
     path = path_of(factory) if processes else None
     numbers = itertools.count(1).__next__
-    for check in CHECKS:
-        connector = _make(factory)
-        _run(check, ConnectorBench(connector, devices, LocalEnd(connector, devices[1]), largest_bytes, numbers))
+
+    def check_here(devices: tuple[Device, Device], largest_bytes: int) -> None:
+        for check in CHECKS:
+            connector = _make(factory)
+            _run(check, ConnectorBench(connector, devices, LocalEnd(connector, devices[1]), largest_bytes, numbers))
+
+    check_here(devices, largest_bytes)
+    if all(isinstance(each, CpuDevice) for each in devices):
+        late = SimulatedDevice(seed=1)
+        check_here((late, late), min(largest_bytes, _LATE_BYTES))
+        late.assert_no_races()
     if path is not None:
         require(beyond, "a connector between two processes reaches beyond one (Connector.reach)")
         _check_processes(

@@ -188,8 +188,10 @@ class ConnectorBench:
                 self.deliver(sent, piece)
         return bool(self.end.turn() or pieces)
 
-    def until(self, ask: Callable[[], bool], promise: str, nbytes: int = 0) -> None:
-        deadline = time.monotonic() + promises.PATIENCE_SECONDS + nbytes / _BYTES_PER_SECOND
+    def until(self, ask: Callable[[], bool], promise: str, nbytes: int = 0, most: float | None = None) -> None:
+        """most: seconds to wait; None waits longer for large payloads."""
+        patience = promises.PATIENCE_SECONDS + nbytes / _BYTES_PER_SECOND
+        deadline = time.monotonic() + (patience if most is None else min(most, patience))
         while not ask():
             require(time.monotonic() < deadline, promise)
             if not self.turn():
@@ -245,7 +247,10 @@ class ConnectorBench:
             self.freed(*self.sent_on(key), promise="a payload that is over at both ends is freed")
             self.idle()
             self.until(
-                lambda: not self.end.busy, "a receiver whose payloads are all over is not busy any more (Receiver.busy)"
+                lambda: not self.end.busy,
+                "a receiver whose payloads are all over is not busy any more (Receiver.busy): give False once tick has "
+                "nothing left to do",
+                most=promises.IDLE_SECONDS,
             )
             self.through(key, self.full())
             self.close(key)

@@ -1,5 +1,6 @@
 """The consumer's ends of the checks' edges, in this process."""
 
+import gc
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,9 @@ from omni.testing.connectors.messages import (
 )
 from omni.testing.connectors.promises import Gate, calling, require
 from omni.testing.connectors.values import Meta, fetch
+
+MOST_KEPT = 48
+"""Memories of payloads that are over which a receiver may keep, to use them again."""
 
 
 @dataclass
@@ -76,6 +80,8 @@ class Consumer:
         self._gates: dict[int, Gate] = {}
         self._dropped: list[tuple[Gate, StorageWeakRef, int]] = []
         """Memory that launched phases may read until the gate opens, with the number of its payload."""
+        self._over: list[StorageWeakRef] = []
+        """Memory of which the gate has opened."""
 
     @property
     def busy(self) -> bool:
@@ -116,6 +122,7 @@ class Consumer:
             self._advance(taken)
 
     def _watch_dropped(self) -> None:
+        self._over += [memory for gate, memory, _ in self._dropped if gate.open]
         self._dropped = [each for each in self._dropped if not each[0].open]
         for _, memory, number in self._dropped:
             require(
@@ -177,7 +184,20 @@ class Consumer:
     def _gate(self, number: int) -> Gate:
         return self._gates.setdefault(number, Gate())
 
+    def _require_memory_dropped(self) -> None:
+        """The memory of payloads that are over is dropped, or used again. A pool's is one."""
+        gc.collect()
+        kept = {memory.cdata for memory in self._over if not memory.expired()}
+        self._over.clear()
+        require(
+            len(kept) <= MOST_KEPT or self._connector.reach is Reach.PROCESS,
+            f"memory of received payloads goes back once the event of Pending.release is done: {len(kept)} that are over "
+            "are still there; drop it in Receiver.tick, and give True from Receiver.busy until then: the engine ticks "
+            "no other receiver",
+        )
+
     def _close(self, key: int) -> None:
+        self._require_memory_dropped()
         with calling("Receiver.close"):
             self.receivers[key].close()
             self.receivers[key].close()

@@ -1,6 +1,7 @@
 """Checks of releases, aborts and discards, of slow consumers, of several edges, and of `close`."""
 
 from omni.testing.connectors.bench import ConnectorBench
+from omni.testing.connectors.consumer import MOST_KEPT
 from omni.testing.connectors.producer import Sent
 from omni.testing.connectors.promises import require
 
@@ -38,6 +39,17 @@ def kept_until_the_release_event(bench: ConnectorBench) -> None:
         bench.take(sent)
         bench.do("drop", sent, gate=gate)
         bench.idle()
+        bench.open_gate(gate)
+        bench.freed(sent, promise="a released payload is free after the release event (Ref.freed)")
+
+
+def dropped_after_the_release_event(bench: ConnectorBench) -> None:
+    """Catches a receiver that keeps the memory of payloads that are over, also one that has some to drop and is not `busy`."""
+    edge = bench.open()
+    for _ in range(MOST_KEPT + 8):
+        sent, gate = bench.send(edge, bench.bytes_of(256)), bench.new_gate()
+        bench.arrive(sent)
+        bench.do("drop", sent, gate=gate)
         bench.open_gate(gate)
         bench.freed(sent, promise="a released payload is free after the release event (Ref.freed)")
 

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 
 PATIENCE_SECONDS = 60.0
 """Seconds that a check waits before it fails; more for large payloads."""
+IDLE_SECONDS = 15.0
+"""Seconds that a receiver may stay busy whose payloads are all over."""
 WAIT_SECONDS = 10.0
 MAX_QUERIES = 50_000
 

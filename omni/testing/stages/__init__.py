@@ -1,6 +1,6 @@
 """The conformance suite of stage kinds: `check_stage`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -38,6 +38,7 @@ CHECKS: tuple[Callable[[StageBench], None], ...] = (
     interruptions.closed,
     runs.late_devices,
     runs.guarded,
+    runs.counted,
 )
 """In this order. The docstring of each says what it catches."""
 _FEWEST = 2
@@ -56,6 +57,7 @@ def check_stage(
     dtype: str = "float32",
     tolerance: float = 1e-5,
     seeds: Sequence[int] = (1, 2, 3),
+    unused: Collection[str] = (),
 ) -> None:
     """Raises AssertionError, which names the broken promise of `omni.stage` and a remedy, if a stage kind breaks one.
 
@@ -70,6 +72,7 @@ def check_stage(
     dtype: of weights and activations.
     tolerance: absolute and relative, of floating-point outputs.
     seeds: of late devices, in whose order work runs.
+    unused: names of `usage` for what these requests never hold.
 
     The suite plays the orchestrator and the stages around: it lends each input from memory of its own, which it overwrites
     as soon as the stage has freed it, and reads outputs on a stream of its own, at once or late.
@@ -87,6 +90,7 @@ def check_stage(
     | late devices, with every memory access checked for races | `late_devices` |
     | no wait for the device, no tensor work outside of a phase | `guarded` |
     | `usage` is not zero while a request or an input is there; counters grow | everywhere |
+    | each name of `usage` counts something | `counted` |
     | after each, `usage` is zero and every input is released | everywhere |
 
     A point is a tick, on a device that runs one operation in each; of a long request, 32 points are taken.
@@ -106,6 +110,7 @@ def check_stage(
         dtype=dtype,
         tolerance=tolerance,
         seeds=seeds,
+        unused=unused,
     )
     bench = StageBench(checked)
     bench.expected = [expected_values(each) for each in expected or ()]

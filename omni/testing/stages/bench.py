@@ -1,7 +1,7 @@
 """A stage kind under test, and its workers."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,7 @@ class Checked:
     dtype: str
     tolerance: float
     seeds: Sequence[int]
+    unused: Collection[str]
 
 
 class StageBench:
@@ -52,6 +53,8 @@ class StageBench:
     def __init__(self, checked: Checked) -> None:
         self.checked = checked
         self.expected: list[Values] = []
+        self.most: dict[str, int] = {}
+        """The highest number of each name that `usage` has reported."""
         self.points = 0
         """Ticks of all samples, fed in parts, on a device that runs one operation in each tick."""
         self._empty = TemporaryDirectory(prefix="omni-test-")
@@ -101,7 +104,7 @@ class StageBench:
             "derive from omni.stage.MailboxWorker, and return the worker",
         )
         device.synchronize()
-        return StageSession(worker, device, self.checked.sampling, read_after)
+        return StageSession(worker, device, self.checked.sampling, read_after, self.most)
 
     def run(
         self,

@@ -191,3 +191,14 @@ def guarded(bench: StageBench) -> None:
         return stack
 
     bench.run(copies=2, guard=guard, remedy=remedy)
+
+
+def counted(bench: StageBench) -> None:
+    """Catches a number of `usage` that never counts anything. Comes last."""
+    never = ", ".join(repr(name) for name, most in bench.most.items() if not most and name not in bench.checked.unused)
+    require(
+        not never,
+        f"usage counts what is held: {never} was zero in every tick of every check",
+        "count what the name says from what the worker has, or leave the name out; if these requests never hold it, name it "
+        "in unused=",
+    )

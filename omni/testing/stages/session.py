@@ -68,7 +68,15 @@ class StageSession:
     """ends: by request. read_after: ticks that consumers let pass before they read an output. guard: entered while the
     worker ticks."""
 
-    def __init__(self, worker: StageWorker, device: Device, sampling: SamplingParams, read_after: int = 0) -> None:
+    def __init__(
+        self,
+        worker: StageWorker,
+        device: Device,
+        sampling: SamplingParams,
+        read_after: int = 0,
+        most: dict[str, int] | None = None,
+    ) -> None:
+        """most: as of `WorkerWatch`."""
         self.guard: Callable[[Device], AbstractContextManager[object]] = _no_guard
         self.worker = worker
         self.device = device
@@ -82,7 +90,7 @@ class StageSession:
         self._read_after = read_after
         self._producer = device.stream(f"{OWN}producer")
         self._consumer = device.stream(f"{OWN}consumer")
-        self._watch = WorkerWatch(worker)
+        self._watch = WorkerWatch(worker, {} if most is None else most)
 
     # What the orchestrator does.
 

@@ -14,8 +14,10 @@ RELEASE = (
 class WorkerWatch:
     """Looks at `usage` and `counters` of a worker."""
 
-    def __init__(self, worker: StageWorker) -> None:
+    def __init__(self, worker: StageWorker, most: dict[str, int]) -> None:
+        """most: gets the highest number of each name that `usage` reports."""
         self._worker = worker
+        self._most = most
         self._counters: Mapping[str, int] = {}
 
     @property
@@ -24,7 +26,9 @@ class WorkerWatch:
         with calling("usage", "count from what the worker has, whatever state it is in"):
             usage: object = self._worker.usage()
         _require_numbers("usage", usage)
-        return {name: count for name, count in self._worker.usage().items() if count}
+        assert isinstance(usage, Mapping)
+        self._most.update({name: max(count, self._most.get(name, 0)) for name, count in usage.items()})
+        return {name: count for name, count in usage.items() if count}
 
     def look(self, requests: Sequence[str], inputs: Sequence[str]) -> None:
         """requests: those that are neither over nor aborted. inputs: those that the worker has taken and not released."""

@@ -48,6 +48,26 @@ ADAPTERS = (
         "return a list of Payload",
     ),
     _pipeline(
+        "a push that returns a payload of None",
+        "    def push(self, payload: Payload) -> Sequence[Payload]:\n" + _PUSH,
+        "    def push(self, payload):  # here\n        return [payload, Payload(None)]\n",
+        f"{_EDGE}adapting a payload: the adapter returned a list, and the payload at index 1 has None as meta",
+        "give a msgspec.Struct",
+    ),
+    _pipeline(
+        "a push that returns a payload of a dict",
+        "    def push(self, payload: Payload) -> Sequence[Payload]:\n" + _PUSH,
+        "    def push(self, payload):  # here\n        return [Payload({'text': 'x'})]\n",
+        f"{_EDGE}adapting a payload: the adapter returned a list, and the payload at index 0 has a dict as meta",
+    ),
+    _pipeline(
+        "a push that returns tensors of None",
+        "    def push(self, payload: Payload) -> Sequence[Payload]:\n" + _PUSH,
+        "    def push(self, payload):  # here\n        return [Payload(payload.meta, None)]\n",
+        f"{_EDGE}adapting a payload: the adapter returned a list, and the payload at index 0 has None as tensors",
+        "give a dict of tensors by name",
+    ),
+    _pipeline(
         "a push that takes nothing",
         "    def push(self, payload: Payload) -> Sequence[Payload]:\n" + _PUSH,
         "    def push(self):  # here\n        return []\n",
@@ -76,7 +96,8 @@ ADAPTERS = (
         "a factory that takes nothing",
         'class Sung:\n    """The adapter."""\n\n' + _MAKE,
         "class Sung:  # here\n    def __init__(self):\n        self.pushed = 0\n",
-        f"{_EDGE}opening its adapter: TypeError",
+        f"{_EDGE}opening its adapter: plain_talk.pipeline:Sung called with None raised TypeError",
+        "name a factory that takes the edge's arguments or None, and returns an Adapter",
         "takes 1 positional argument",
     ),
     _pipeline(
@@ -94,6 +115,36 @@ FRONT = (
         "a number of tokens that is text",
         "return Prepared(inputs={'writer': [Payload(Line(text=text))]}, prompt_tokens='3')",
         "Prepared.prompt_tokens is a str: give a number",
+    ),
+    _prepare(
+        "a negative number of tokens",
+        "return Prepared(inputs={'writer': [Payload(Line(text=text))]}, prompt_tokens=-5)",
+        "Prepared.prompt_tokens is -5: give 0 or more",
+    ),
+    _prepare(
+        "an input of a struct made on the spot",
+        "return Prepared(inputs={'writer': [Payload(msgspec.defstruct('C', [])())]})",
+        "Prepared.inputs['writer'][0].meta cannot be sent to the engine's process: ",
+        "give a struct defined at the top of a module",
+        "plugin plain-talk-plugin, ",
+    ),
+    _prepare(
+        "an input of text that is no Unicode",
+        "return Prepared(inputs={'writer': [Payload(Line(text='\\ud800'))]})",
+        "Prepared.inputs['writer'][0].meta cannot be sent to the engine's process: UnicodeEncodeError",
+        "plugin plain-talk-plugin, ",
+    ),
+    _prepare(
+        "an input of a number for a text",
+        "return Prepared(inputs={'writer': [Payload(Line(text=5))]})",
+        "Prepared.inputs['writer'][0].meta cannot be sent to the engine's process: ",
+        "with values of its fields' types",
+    ),
+    _prepare(
+        "arguments of an edge that are made on the spot",
+        "return Prepared(inputs={'writer': [Payload(Line(text=text))]}, "
+        "edges={'writer->singer': msgspec.defstruct('C', [])()})",
+        "Prepared.edges['writer->singer'] cannot be sent to the engine's process: ",
     ),
     _prepare(
         "a tensor that is a list",
@@ -179,7 +230,52 @@ def _singer(name: str, method: str, new: str, *says: str, closed: str = "singer"
     return _worker(name, _SINGER, f"{_SINGER}    {method}\n        {new}\n\n", *says, closed=closed)
 
 
+_GIVING = "stage 'singer' failed while giving an output: "
+
+
+def _sung(name: str, new: str, *says: str) -> Fault:
+    """A letter `!` that is sung wrongly. The class is blamed."""
+    old = f"{_SINGER}    def made(self, letter: str) -> Payload:\n{_MADE}"
+    method = f"    def made(self, letter):\n        if letter == '!':\n            return {new}\n{_MADE}"
+    return _worker(name, old, f"class Singer(Worker):  # here\n{method}", _GIVING, *says)
+
+
+SOUNDS = (
+    _sung(
+        "a struct that is no sound",
+        "Payload(Line(text='x'))",
+        "a Line on the output 'audio': give an omni.payload.AudioChunk",
+    ),
+    _sung(
+        "a rate that changes",
+        "Payload(AudioChunk(samples=self.model.samples(letter), sample_rate=16000))",
+        "the rate of an AudioChunk is 16000, after 8000: keep one rate in an answer",
+    ),
+    _sung(
+        "tensors that are None",
+        "Payload(AudioChunk(samples=self.model.samples(letter), sample_rate=8000), None)",
+        "the tensors of a Produced's payload are None: give a dict of tensors by name",
+    ),
+    _worker(
+        "an output that is never ready",
+        "class Writer(Worker):\n",
+        "class Writer(Worker):  # here\n"
+        "    def feed(self, request, message):\n"
+        "        super().feed(request, message)\n"
+        "        if '!' in request.letters:\n"
+        "            self.outbox.append(Produced(request.id, self.made('x'), None))\n\n",
+        "stage 'writer' failed while giving an output: the ready of a Produced is None: give an Event",
+    ),
+)
+
 WORKERS = (
+    _singer(
+        "a failure that is a text",
+        "def feed(self, request, message):",
+        "self.fail(request.id, 'singing', 'too high')  # here",
+        "stage 'singer' failed while singing: fail got a str as its error, 'too high': give an exception",
+        closed="",
+    ),
     _singer(
         "an open that raises",
         "def open(self, message):",
@@ -315,6 +411,13 @@ def _usage(name: str, method: str, new: str, *says: str) -> Fault:
 REPORTS = (
     _usage("a usage that raises", "usage", "raise KeyError('rows')  # here", "KeyError: 'rows'"),
     _usage("a usage that returns None", "usage", "return None", "usage returned None: return whole numbers by name"),
+    _usage(
+        "a negative usage",
+        "usage",
+        "return {'requests': -1}",
+        "usage returned {'requests': -1}: return whole numbers by name",
+    ),
+    _usage("a usage by number", "usage", "return {3: 1}", "usage returned {3: 1}: return whole numbers by name"),
     _usage("counters that raise", "counters", "raise KeyError('steps')  # here", "KeyError: 'steps'"),
     _usage(
         "counters that are text",

@@ -13,7 +13,7 @@ from omni.errors import LostPeerError, OmniError, PluginError
 from omni.payload import Payload
 from omni.stage import Pause, Resume
 from omni.testing.connectors import Gate
-from tests.support.fake_graph import Recorder, Scripted, always, host
+from tests.support.fake_graph import Recorder, Scripted, always, host, sound
 from tests.support.tensors import tensors_of
 from tests.support.two_engines import (
     EDGE,
@@ -79,7 +79,7 @@ def test_payloads_come_whole_and_in_order_and_the_end_comes_last(two: TwoEngines
     assert speaker.ended("r") == [EDGE]
     assert all(produced.released and produced.free for produced in sent), "they were copied"
     assert sinks[HERE].chunks == [("text", 2)]
-    speaker.produce("r", host(9))
+    speaker.produce("r", sound(9))
     finish(two, "r", "speaker")
     assert sinks[THERE].chunks == [("audio", 9)]
     assert (sinks[HERE].finished, sinks[THERE].finished) == (["writer"], ["speaker"])
@@ -454,7 +454,7 @@ def test_a_stage_goes_on_without_an_engine_that_it_needs_no_more(two: TwoEngines
     two.end(HERE)
     two.settle()
     assert not sinks[THERE].over
-    two.worker("speaker").produce("r", host(9))
+    two.worker("speaker").produce("r", sound(9))
     finish(two, "r", "speaker")
     assert sinks[THERE].chunks == [("audio", 9)]
     assert ended_well(sinks[THERE])

@@ -217,6 +217,12 @@ class WorksOutsidePhases(AdderKind):
             del ones_W
 
 
+class CountsNoRows(AdderKind):
+    class worker(AdderWorker):
+        def usage(self) -> StageUsage:
+            return {**super().usage(), "rows": 0}
+
+
 class KeepsRequests(AdderKind):
     class worker(AdderWorker):
         opened = 0

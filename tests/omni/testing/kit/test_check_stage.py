@@ -65,6 +65,7 @@ def test_the_autoregressive_kind_keeps_the_contract():
         model=f"{HERE}:build_text",
         sampling=SamplingParams(max_tokens=4, temperature=0.0),
         seeds=(1,),
+        unused=("embeddings", "leases", "scores", "host_processors", "spilled"),
     )
 
 
@@ -176,6 +177,7 @@ def test_tokens_of_the_autoregressive_kind_are_compared_with_the_authors():
         (adder_faults.ReportsNames, "declares", "usage returns numbers by name, not "),
         (adder_faults.KeepsRowsWhenClosed, "closed", "close frees all: .*'rows': 1.*override `close`"),
         (adder_faults.KeepsOutputsWhenClosed, "closed", "close frees all: .*'outputs': 1.*outputs that are lent"),
+        (adder_faults.CountsNoRows, "counted", "usage counts what is held: 'rows' was zero in every tick"),
         (adder_faults.KeepsRequests, "not_before_ready", "usage is zero when no request is there; .*'records': 1"),
     ],
 )

@@ -1,0 +1,55 @@
+"""Checks of what a worker or an adapter gives, before it goes on: so the error names who gave it, not who takes it."""
+
+from collections.abc import Mapping
+
+from omni.device import Event
+from omni.errors import ReturnedError, known, quoted, type_of
+from omni.payload import AudioChunk
+from omni.stage import Produced, StageWorker
+
+AUDIO = "audio"
+"""The modality whose outputs are sound."""
+_GIVING = "giving an output"
+
+_events: set[type] = set()
+"""Classes that were found to be right: to ask a runtime protocol takes microseconds, for every payload."""
+
+
+def check_produced(stage: str, produced: Produced, worker: StageWorker) -> None:
+    """Raises StageError for an output that no edge could send."""
+    ready: object = produced.ready
+    tensors: object = produced.payload.tensors
+    if type(ready) not in _events:
+        if not isinstance(ready, Event):
+            problem = f"the ready of a Produced is {type_of(ready)}: give an Event, such as Device.record(stream)"
+            raise known(stage, _GIVING, ReturnedError(problem, type(worker)))
+        _events.add(type(ready))
+    if not isinstance(tensors, Mapping):
+        problem = f"the tensors of a Produced's payload are {type_of(tensors)}: give a dict of tensors by name"
+        raise known(stage, _GIVING, ReturnedError(problem, type(worker)))
+
+
+def check_sound(
+    rates: dict[str, int], modality: str, stage: str, produced: Produced, worker: StageWorker, *, onward: bool
+) -> None:
+    """Checks an output of a stage for a user, if it is sound, and keeps its rate in `rates`, by stage. onward: whether the stage
+    has consumers: what is no `AudioChunk` may be for these. Raises StageError."""
+    meta = produced.payload.meta
+    sound = isinstance(meta, AudioChunk)
+    if sound or (modality == AUDIO and (produced.for_user or not onward)):
+        rates[stage] = checked_rate(stage, meta, type(worker), rates.get(stage))
+
+
+def checked_rate(source: str, meta: object, code: object, rate: int | None) -> int:
+    """Checks one piece of sound for a user, and returns its rate. source: the stage, or the edge of its adapter. code: what made
+    it. rate: of the pieces before; None for the first.
+
+    Raises StageError for what is no `AudioChunk`, or has another rate. `omni.engine.values.give` checks the samples.
+    """
+    if not isinstance(meta, AudioChunk):
+        problem = f"a {type(meta).__name__} on the output {AUDIO!r}: give an omni.payload.AudioChunk"
+        raise known(source, _GIVING, ReturnedError(problem, code))
+    if rate is not None and meta.sample_rate != rate:
+        problem = f"the rate of an AudioChunk is {quoted(meta.sample_rate)}, after {rate}: keep one rate in an answer"
+        raise known(source, _GIVING, ReturnedError(problem, code))
+    return meta.sample_rate
