@@ -134,7 +134,7 @@ class RequestHandle:
         engine.submit(request, self.sink)  # without the lock, which the sink takes: a closed engine refuses at once
         with self._lock:
             self._submitting, self._engine = False, engine
-            cancelled = self._cancelled
+            cancelled, self._cancelled = self._cancelled, None
         if cancelled is not None:
             engine.abort(self.id, cancelled)
             self._on_finished(self)
@@ -156,8 +156,10 @@ class RequestHandle:
         with self._lock:
             if self._finished:
                 return
-            self._finished, self._cancelled = True, error
-            submitting = self._submitting
+            self._finished, submitting = True, self._submitting
+            if submitting:
+                # Not kept otherwise: the frames of its traceback may refer to the user's stream, and that to this handle.
+                self._cancelled = error
             self._deliver(time.perf_counter(), RequestFailed(error))
             if self._engine is not None:
                 self._engine.abort(self.id, error)

@@ -111,9 +111,9 @@ def check_connector(
 
     check_here(devices, largest_bytes)
     if all(isinstance(each, CpuDevice) for each in devices):
-        late = SimulatedDevice(seed=1)
+        # No checker: a connector may have a host look at memory that a stream writes, an order which it does not know.
+        late = SimulatedDevice(seed=1, check=False)
         check_here((late, late), min(largest_bytes, _LATE_BYTES))
-        late.assert_no_races()
     if path is not None:
         require(beyond, "a connector between two processes reaches beyond one (Connector.reach)")
         _check_processes(

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from omni import AsyncOmni, Omni
@@ -31,7 +32,8 @@ def children() -> set[int]:
     """Processes that this one started and that run."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        found |= {int(pid) for pid in (task / "children").read_text().split()}
+        with suppress(FileNotFoundError):  # the thread has ended meanwhile
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
     return {pid for pid in found if alive(pid)}
 
 
