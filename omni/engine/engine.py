@@ -292,7 +292,8 @@ class Engine:
 
         Every worker is polled before a worker launches a step: a launch takes long, and no payload waits for it.
         """
-        moved = self._take_commands() | self._poll()
+        # A lost link is seen before a stage gives anything out for a request that needs it.
+        moved = self._take_commands() | self._route(self._orchestrator.take_from_peers) | self._poll()
         for name, worker in self._workers.items():
             if self._call(name, worker.tick):
                 moved = True

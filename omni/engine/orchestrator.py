@@ -155,7 +155,7 @@ class Orchestrator:
         Raises StageFault if a stage sends what it must not, and if the state of an edge to it is unknown; `close_stage`
         comes next.
         """
-        moved = self._take_from_peers()
+        moved = self.take_from_peers()
         moved |= self._empty_outboxes() | self._routes.tick()
         while self._changed:
             credit, _ = self._changed.popitem()
@@ -358,7 +358,8 @@ class Orchestrator:
 
     # Other engines.
 
-    def _take_from_peers(self) -> bool:
+    def take_from_peers(self) -> bool:
+        """Takes the messages of other engines, and loses those whose link has ended. Returns whether there were any."""
         messages = self._ends.take()
         for place, message in messages:
             match message:
