@@ -16,8 +16,8 @@ of `sample_tokens`; time between launches on the host; the device's idle time be
 next. Tokens (frames) per second are of the mean step, by the host's launches: a few long steps count there, and not in the median.
 Both variants of a round count as many steps, from the first such on. Experts are counted as in `decode.py`: once for both.
 
-When the numbers are told, a few steps of each are recorded again under a timeline, which cuts the graphs at phases, and are drawn
-one above the other on one scale. With several steps in flight or one, nothing can be launched while (a) waits.
+After the numbers are printed, a few steps of each are recorded again under a timeline, which cuts the graphs at phases, and are
+drawn one above the other on one scale. With several steps in flight or one, nothing can be launched while (a) waits.
 """
 
 import argparse

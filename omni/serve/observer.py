@@ -1,10 +1,10 @@
-"""What others learn of requests, such as metrics."""
+"""Callbacks for requests of the server, such as those of metrics."""
 
 from omni.api import Output
 
 
 class RequestObserver:
-    """Is told of one request, on the event loop's thread: must be brief. Override what you need."""
+    """Callbacks for one request, on the event loop's thread: they must be brief. Override what you need."""
 
     def output(self, output: Output) -> None:
         """A piece of an answer comes. The last one has the answer's metrics and usage."""
@@ -17,13 +17,13 @@ class RequestObserver:
 
 
 class Observer:
-    """Is told of every request, on the event loop's thread: must be brief. Override what you need.
+    """Callbacks for each request, on the event loop's thread: they must be brief. Override what you need.
 
     kind: of the request, such as `"chat"`, `"completions"` or `"speech"`.
     """
 
     def started(self, kind: str, answers: int) -> RequestObserver:
-        """A request has a place. answers: how many it asks for. Returns who is told of it."""
+        """A request has a place. answers: the number that it asks for. Returns the callbacks for this request."""
         return RequestObserver()
 
     def refused(self, kind: str) -> None:

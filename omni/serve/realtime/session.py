@@ -100,7 +100,7 @@ class RealtimeSession:
             except OmniError as error:
                 self._refuse(error, None)
             except Exception as error:
-                # A fault of the server: the client is told before the session ends.
+                # A fault of the server: the client gets an error event before the session ends.
                 self._refuse(error, None)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(1):

@@ -79,7 +79,9 @@ def test_each_whole_answer_keeps_to_the_types_of_the_sdk(echo: Served) -> None:
 def test_each_chunk_keeps_to_the_types_of_the_sdk(echo: Served) -> None:
     streamed = {"stream": True, "stream_options": {"include_usage": True}}
     for fields in ({}, {"n": 2}, {"logprobs": True, "top_logprobs": 2}, SPOKEN):
-        for chunk in chunks(ask(echo, **streamed, **fields)):
+        got = chunks(ask(echo, **streamed, **fields))
+        assert len(got) > 1
+        for chunk in got:
             strict(ChatCompletionChunk, chunk)
 
 
