@@ -1,95 +1,13 @@
 """The asyncio interface."""
 
 import asyncio
-from collections import deque
 from typing import Self, Unpack, overload
 
+from omni.api.arguments import GenerateArguments, Messages, Requests
 from omni.api.hidden_states import HiddenStates, HiddenStatesArguments, check_hidden_states, read_hidden_states
-from omni.api.request import GenerateArguments, Messages, Requests
-from omni.api.results import Output, Result
-from omni.api.session import CallOutputs, GenerateCall, Item, Session
-
-
-class _OutputQueue:
-    """From any thread into one event loop. A burst of items wakes the loop once. None: the reader checks for the end."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._items: deque[Item | None] = deque()
-        self._filled = asyncio.Event()
-        self._waking = False
-
-    def put(self, item: Item | None) -> None:
-        self._items.append(item)
-        if not self._waking:
-            self._waking = True
-            try:
-                self._loop.call_soon_threadsafe(self._wake)
-            except RuntimeError:
-                # The loop is closed, so no reader is left.
-                self._items.clear()
-
-    async def get(self) -> Item | None:
-        """Returns the next item. One reader at a time."""
-        if self._items:
-            # Otherwise a reader that is behind would never yield to the loop, nor see its cancellation.
-            await asyncio.sleep(0)
-        while not self._items:
-            await self._filled.wait()
-            self._filled.clear()
-        return self._items.popleft()
-
-    def _wake(self) -> None:
-        # Before the reader checks: an item that comes after its check wakes the loop again.
-        self._waking = False
-        self._filled.set()
-
-
-class AsyncOutputStream(CallOutputs):
-    """The outputs of one `generate` call, an asynchronous iterator. Its requests run from the start, whether it is read or not.
-    `aclose`, leaving its `async with` block, dropping the last reference to it (`break`) or cancelling the task that reads it
-    cancels unfinished requests. Several tasks may read it: each output or error goes to one of them, and all end with the last
-    output, when it is closed, or when one of them is cancelled."""
-
-    def __init__(self, session: Session, call: GenerateCall, queue: _OutputQueue) -> None:
-        super().__init__(session, call, queue.put)
-        self._queue = queue
-        self._reading = asyncio.Lock()
-        """Held by the task that reads: outputs are made in the order of their items."""
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Output:
-        self._call.check_owner()
-        try:
-            async with self._reading:
-                output = await self._next()
-        except BaseException:
-            self._cancel_soon()
-            raise
-        if output is None:
-            raise StopAsyncIteration
-        return output
-
-    async def _next(self) -> Output | None:
-        while not self._closed and not self._call.finished:
-            item = await self._queue.get()
-            if item is not None and not self._closed:
-                output = self._call.take(item)
-                if output is not None:
-                    return output
-        return None
-
-    async def aclose(self) -> None:
-        """Cancels unfinished requests. Idempotent."""
-        self._cancel_soon()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        self._cancel_soon()
+from omni.api.results import Result
+from omni.api.session import Session
+from omni.api.stream import AsyncItemQueue, AsyncOutputStream, GenerateCall
 
 
 class AsyncOmni(Session):
@@ -127,8 +45,8 @@ class AsyncOmni(Session):
     def _start(
         self, messages: object, arguments: GenerateArguments, *, keep: bool
     ) -> tuple[AsyncOutputStream, GenerateCall]:
-        queue = _OutputQueue()
-        call = self._call(messages, arguments, keep=keep, put=queue.put, may_wait=False)
+        queue = AsyncItemQueue()
+        call = GenerateCall(self._client, messages, arguments, keep=keep, put=queue.put, may_wait=False)
         outputs = AsyncOutputStream(self, call, queue)
         outputs.submit()
         return outputs, call

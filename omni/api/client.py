@@ -4,9 +4,10 @@ import atexit
 import itertools
 import logging
 
+from omni.api.arguments import CheckedArguments
 from omni.api.load import Loaded
 from omni.api.owner import SWITCH_INTERVAL, OwnerProcess
-from omni.api.request import CheckedArguments, Deliver, RequestHandle
+from omni.api.request import Deliver, RequestHandle
 from omni.api.request_queue import RequestPreparer, RequestQueue, check_at_stages
 from omni.api.serial_executor import SerialExecutor
 from omni.errors import InputError, StageError, known

@@ -7,7 +7,8 @@ from typing import TypedDict
 import msgspec
 import torch
 
-from omni.api.request import GenerateArguments, Sampling, reading, split_requests
+from omni.api.arguments import GenerateArguments, Sampling, reading
+from omni.api.request import split_requests
 from omni.api.results import Result
 from omni.device import name_device
 from omni.errors import ConfigError, InputError, StageError, quoted

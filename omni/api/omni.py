@@ -1,66 +1,13 @@
 """The synchronous interface."""
 
-import threading
 from queue import SimpleQueue
 from typing import Literal, Self, Unpack, overload
 
+from omni.api.arguments import GenerateArguments, Messages, Requests
 from omni.api.hidden_states import HiddenStates, HiddenStatesArguments, check_hidden_states, read_hidden_states
-from omni.api.request import GenerateArguments, Messages, Requests
-from omni.api.results import Output, Result
-from omni.api.session import CallOutputs, GenerateCall, Item, Session
-
-
-class OutputStream(CallOutputs):
-    """The outputs of one `generate` call, an iterator. Its requests run from the start, whether it is read or not. Closing it,
-    leaving its `with` block, dropping the last reference to it or an exception while it waits (Ctrl-C) cancels unfinished requests.
-    Several threads may read it: each output or error goes to one of them, and all end with the last output or when it is closed."""
-
-    def __init__(self, session: Session, call: GenerateCall, queue: "SimpleQueue[Item | None]") -> None:
-        super().__init__(session, call, queue.put)
-        self._queue = queue
-        self._reading = threading.Lock()
-        """Held by the thread that reads: outputs are made in the order of their items."""
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Output:
-        self._call.check_owner()
-        try:
-            with self._reading:
-                output = self._next()
-        except BaseException:
-            self._cancel_soon()
-            raise
-        if output is None:
-            raise StopIteration
-        return output
-
-    def _next(self) -> Output | None:
-        while not self._closed and not self._call.finished:
-            item = self._queue.get()
-            if item is None or self._closed:
-                continue
-            try:
-                output = self._call.take(item)
-            except BaseException:
-                # Before the next reader's turn.
-                self._closed = True
-                raise
-            if output is not None:
-                return output
-        return None
-
-    def close(self) -> None:
-        """Cancels unfinished requests. Idempotent."""
-        self._end()
-        self._call.cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+from omni.api.results import Result
+from omni.api.session import Session
+from omni.api.stream import GenerateCall, Item, OutputStream
 
 
 class Omni(Session):
@@ -98,7 +45,7 @@ class Omni(Session):
         request could not be prepared, which is an error of all of them.
         """
         queue: SimpleQueue[Item | None] = SimpleQueue()
-        call = self._call(messages, arguments, keep=not stream, put=queue.put, may_wait=True)
+        call = GenerateCall(self._client, messages, arguments, keep=not stream, put=queue.put, may_wait=True)
         outputs = OutputStream(self, call, queue)
         outputs.submit()
         if stream:

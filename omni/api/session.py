@@ -2,33 +2,18 @@
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from omni.api.client import Client
 from omni.api.load import Loaded, layers_of, load
-from omni.api.request import (
-    CheckedArguments,
-    Event,
-    GenerateArguments,
-    RequestHandle,
-    check_arguments,
-    read_request,
-    split_requests,
-)
-from omni.api.request_output import RequestOutput
-from omni.api.results import Output, Result
-from omni.api.unread import Unread
 from omni.engine import PipelineChoice, PipelineFunction, StageMemory
-from omni.errors import InputError, OmniError, StageError, known, plugin_call
+from omni.errors import OmniError, StageError
 from omni.media import MediaOptions
 from omni.pipeline import FRONTEND, Pipeline
 from omni.plugin.manager import Plugins
 from omni.stage import StageUsage
-from omni.utils.interrupts import is_interrupt
 
 
 class Session:
@@ -164,176 +149,3 @@ class Session:
         """No request is under way, and no stage holds anything."""
         self._client.owner.check("asking for usage")
         return not self._client.handles and self._client.engine.idle
-
-    def _call(
-        self,
-        messages: object,
-        arguments: GenerateArguments,
-        *,
-        keep: bool,
-        put: Callable[["Item"], None],
-        may_wait: bool,
-    ) -> "GenerateCall":
-        """The call. may_wait: as in `Client.check`. Raises InputError, StageError when closed, ForkError if forked."""
-        self._client.check_open()
-        checked = check_arguments(self.pipeline, arguments)
-        self._client.check(checked, may_wait=may_wait)
-        requests, many = split_requests(messages)
-        if checked.raw_prompt and not all(isinstance(each, str) for each in requests):
-            raise InputError("raw_prompt", "is given for messages", "give the prompt as a string")
-        return GenerateCall(self._client, requests, checked, many=many, keep=keep, put=put)
-
-
-Item = tuple[int, float, Event]
-"""Index of the answer in its call, time (`time.perf_counter`), event."""
-
-
-class GenerateCall:
-    """The requests of one call: their events come through one queue and become outputs. They run from `submit` on. `take` is for
-    one thread at a time.
-
-    many: whether the user gave a list. Then a request's error is in its output; otherwise it is raised. With several samples,
-    errors before the request starts are raised too; later ones are of one sample.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        requests: Sequence[object],
-        arguments: CheckedArguments,
-        *,
-        many: bool,
-        keep: bool,
-        put: Callable[[Item], None],
-    ) -> None:
-        self.many = many
-        self._client = client
-        self._samples = n = arguments.n
-        stage = client.pipeline.text_stage
-        answers = [(index, sample) for index in range(len(requests)) for sample in range(n)]
-        make = client.frontend.text_decoder
-        with plugin_call(FRONTEND, "making a text decoder", make):
-            self._outputs = [RequestOutput(*answer, make(), stage, keep) for answer in answers]
-        self._left = len(answers)
-        self._unread = [Unread(partial(_deliver, index, put), client.max_unread_bytes) for index in range(len(answers))]
-        self._handles = [client.handle(unread.deliver) for unread in self._unread]
-        for unread, handle in zip(self._unread, self._handles, strict=True):
-            # Not in the thread that delivers, which holds the handle's lock.
-            unread.cancel = partial(_cancel_for, client, handle)
-        self._requests = [
-            read_request(
-                messages, arguments, self._handles[first : first + n], client.media, client.frontend.takes_names
-            )
-            for messages, first in zip(requests, range(0, len(answers), n), strict=True)
-        ]
-
-    def submit(self) -> None:
-        """Starts the requests; returns at once. Errors of a request come as events."""
-        requests, self._requests = self._requests, []
-        self._client.handles.update({handle.id: handle for handle in self._handles})
-        self._client.executor.ask(partial(self._client.queue.add, requests))
-
-    def check_owner(self) -> None:
-        self._client.owner.check("reading a request's outputs")
-
-    @property
-    def finished(self) -> bool:
-        """Every answer has had its last event."""
-        return self._left == 0
-
-    def take(self, item: Item) -> Output | None:
-        """The output of an item from the queue, if any. Raises the error of a single request."""
-        index, at, event = item
-        self._unread[index].took(event)
-        answer = self._outputs[index]
-        if answer.finished:
-            return None
-        try:
-            output = answer.take(at, event)
-        except BaseException as error:  # a SystemExit of a text decoder would end the program
-            if is_interrupt(error):
-                raise
-            failure = known("frontend", "decoding text", error)
-            self._client.executor.ask(partial(self._handles[index].cancel, failure))
-            output = answer.end(at, failure)
-        if output is not None and output.finished:
-            self._left -= 1
-            if output.error is not None and not self.many and (self._samples == 1 or not answer.started):
-                raise output.error
-        return output
-
-    def results(self) -> Result | list[Result]:
-        """One for each request; just the one if no list was given. Needs `keep`."""
-        results = [answer.result() for answer in self._outputs]
-        groups = [results[first : first + self._samples] for first in range(0, len(results), self._samples)]
-        requests = [replace(first, alternatives=tuple(others)) for first, *others in groups]
-        return requests if self.many else requests[0]
-
-    def cancel(self) -> None:
-        """Cancels the unfinished answers, and waits until that is done. A no-op in a forked process."""
-        if self._client.owner.forked or all(handle.finished for handle in self._handles):
-            return
-        self._client.executor.call(self._cancel)
-
-    def cancel_soon(self) -> None:
-        """As `cancel`, without waiting."""
-        if not self._client.owner.forked:
-            self._client.executor.ask(self._cancel)
-
-    def abandon_with(self, stream: object) -> None:
-        """Cancels the unfinished answers when `stream` is garbage collected."""
-        # Not a method of the call: its outputs have errors, whose frames may refer to the stream, which would stay for ever.
-        weakref.finalize(stream, _abandon, self._client, self._handles).atexit = False
-
-    def _cancel(self) -> None:
-        _cancel(self._handles)
-
-
-def _abandon(client: Client, handles: Sequence[RequestHandle]) -> None:
-    if not client.owner.forked and not all(handle.finished for handle in handles):
-        client.executor.soon(partial(_cancel, handles))
-
-
-def _cancel(handles: Sequence[RequestHandle]) -> None:
-    for handle in handles:
-        handle.cancel(StageError("request", "waiting for its outputs", "it was cancelled"))
-
-
-def _cancel_for(client: "Client", handle: RequestHandle, error: OmniError) -> None:
-    client.executor.soon(partial(handle.cancel, error))
-
-
-def _deliver(index: int, put: Callable[[Item], None], at: float, event: Event) -> None:
-    put((index, at, event))
-
-
-class CallOutputs:
-    """Base class of the output streams of `Omni` and `AsyncOmni`."""
-
-    def __init__(self, session: Session, call: GenerateCall, put: Callable[[Item | None], None]) -> None:
-        """put: into the queue of `call`."""
-        # Keeps the model loaded while the stream is read.
-        self._session = session
-        self._call = call
-        self._put = put
-        self._closed = False
-        # Not a `__del__`, which would also run for an object whose `__init__` was interrupted.
-        call.abandon_with(self)
-
-    def submit(self) -> None:
-        """Starts the requests. If it is interrupted, they are cancelled."""
-        try:
-            self._call.submit()
-        except BaseException:
-            self._cancel_soon()
-            raise
-
-    def _cancel_soon(self) -> None:
-        """Ends the stream, and cancels its requests without waiting."""
-        self._end()
-        self._call.cancel_soon()
-
-    def _end(self) -> None:
-        self._closed = True
-        # Wakes the reader that waits for an item; the others wait for their turn.
-        self._put(None)

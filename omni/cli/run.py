@@ -6,7 +6,7 @@ from pathlib import Path
 import typer
 
 from omni.api import Metrics, Omni, Output
-from omni.api.request import MAX_SAMPLES
+from omni.api.arguments import MAX_SAMPLES
 from omni.cli.display import Display, summary
 from omni.cli.errors import stdout_error
 from omni.cli.interrupt import unwinding

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from omni.api import AsyncOmni
-from omni.api.request import MAX_SAMPLES
+from omni.api.arguments import MAX_SAMPLES
 from omni.errors import InputError, quoted, shortened
 from omni.sampling import SamplingParams
 from omni.serve.body import convert

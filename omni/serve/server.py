@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Unpack
 
 from omni.api import AsyncOmni, GenerateArguments, Output
-from omni.api.request import Messages, Requests
+from omni.api.arguments import Messages, Requests
 from omni.errors import InputError, LostPeerError, OverloadedError, StageError
 from omni.serve.activity import ActivityFeed
 from omni.serve.audio.voices import Voices

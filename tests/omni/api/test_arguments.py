@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni import Omni, SamplingParams
-from omni.api.request import CheckedArguments, GenerateArguments, check_arguments
+from omni.api.arguments import CheckedArguments, GenerateArguments, check_arguments
 from omni.checkpoint import Checkpoint
 from omni.errors import QUOTED, InputError
 from omni.pipeline import Pipeline

@@ -60,7 +60,13 @@ def test_while_a_model_is_started(model: Path, engine: str) -> None:
         gc.collect()
         assert eventually(lambda: set(threading.enumerate()) <= before), where
 
-    places = ("/omni/api/session.py", "/omni/api/client.py", "/omni/api/serial_executor.py", "/engine/engine.py")
+    places = (
+        "/omni/api/session.py",
+        "/omni/api/stream.py",
+        "/omni/api/client.py",
+        "/omni/api/serial_executor.py",
+        "/engine/engine.py",
+    )
     assert everywhere(start, after, places, stride=11) > 5
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from omni.api.arguments import CheckedArguments
 from omni.api.held import held_by
-from omni.api.request import CheckedArguments, Request, RequestHandle, read_request
+from omni.api.request import Request, RequestHandle, read_request
 from omni.errors import InputError
 from omni.frontend.messages import MAX_PARTS
 from omni.media import MediaOptions

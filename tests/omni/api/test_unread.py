@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from omni import AsyncOmni, Omni
-from omni.api.request import Started
-from omni.api.unread import Unread, size_of
+from omni.api.request import Started, Unread, size_of
 from omni.engine import RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.errors import OverloadedError
 from omni.payload import AudioChunk, CodecFrames, GeneratedTokens, TokenLogprobs

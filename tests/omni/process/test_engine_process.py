@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from omni import CheckpointError, ConfigError, Omni, PluginError, Result, SamplingParams, StageError, StructuredOutput
-from omni.api.request import GenerateArguments, Messages
+from omni.api.arguments import GenerateArguments, Messages
 from omni.engine import EngineOptions
 from omni.errors import InputError, LostPeerError, SyncError
 from omni.process import runs_in_process

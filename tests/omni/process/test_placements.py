@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from omni import Omni, OmniError, Result, SamplingParams
-from omni.api.request import GenerateArguments, Messages
+from omni.api.arguments import GenerateArguments, Messages
 from tests.support.csm_reference import tiny_csm
 from tests.support.echo_family import eventually
 from tests.support.patience import PATIENCE_SECONDS
