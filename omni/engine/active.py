@@ -1,10 +1,12 @@
 """A request at the stages of an engine, and the checks before it gets there."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import chain
 
+from omni.engine.credit import Credit
 from omni.engine.request import EngineRequest, SafeSink
-from omni.engine.route import Credit, InRoute, OutRoute
+from omni.engine.route import InRoute, OutRoute, Route
 from omni.engine.user_route import UserRoute
 from omni.errors import InputError, StageError
 from omni.pipeline import Pipeline
@@ -27,15 +29,19 @@ class ActiveRequest:
     _: KW_ONLY
     running: set[str]
     awaited: set[str]
-    outs: dict[str, OutRoute]
-    ins: dict[str, InRoute]
-    credits: Mapping[str, Credit]
+    outs: dict[str, OutRoute] = field(default_factory=dict)
+    ins: dict[str, InRoute] = field(default_factory=dict)
+    credits: dict[str, Credit] = field(default_factory=dict)
     given: dict[str, UserRoute] = field(default_factory=dict)
     ending: dict[str, Done] = field(default_factory=dict)
     rates: dict[str, int] = field(default_factory=dict)
 
     def given_by(self, stage: str) -> list[UserRoute]:
         return [route for route in self.given.values() if route.stage == stage]
+
+    @property
+    def routes(self) -> Iterator[Route]:
+        return chain(self.outs.values(), self.ins.values(), self.given.values())
 
     def abort_routes(self, reason: str) -> None:
         for out in self.outs.values():

@@ -1,22 +1,52 @@
-"""Connections of an engine to the engines on other places, from the first message to the end."""
+"""The engines on other places: their connections, and their messages about routes of requests here."""
 
-from omni.engine.peer_messages import Hello
+from collections.abc import Callable, Mapping
+
+from omni.engine.active import ActiveRequest
+from omni.engine.peer_messages import (
+    AcquiredOut,
+    EdgeClosed,
+    EdgeFault,
+    EndOut,
+    GiveUpOut,
+    Hello,
+    LeaveOut,
+    LostPiece,
+    PieceOut,
+    ToConsumer,
+    ToProducer,
+)
 from omni.engine.peers import EdgeEnds
 from omni.engine.request import ConnectPeer
-from omni.errors import OmniError, StageError
+from omni.errors import LostPeerError, OmniError, StageError
 
 
 class PeerConnections:
-    """Opens and closes the ends of edges to other engines, and reports both."""
+    """Opens and closes the ends of edges to other engines, and passes the messages of those to the routes.
 
-    def __init__(self, ends: EdgeEnds) -> None:
+    active: requests at the stages here. abort: `Orchestrator.abort`. is_coming: whether a request that is not active may still be,
+    by id and number.
+    """
+
+    def __init__(
+        self,
+        ends: EdgeEnds,
+        active: Mapping[str, ActiveRequest],
+        *,
+        abort: Callable[[str, OmniError], None],
+        is_coming: Callable[[str, int], bool],
+    ) -> None:
         self._ends = ends
+        self._active = active
+        self._abort = abort
+        self._is_coming = is_coming
         self._connecting: dict[str, ConnectPeer] = {}
         """By place, until the engine there has said hello."""
         self._connected: dict[str, ConnectPeer] = {}
 
     def connect(self, command: ConnectPeer) -> None:
-        """Sends the hello to an engine. `lose` comes first if an engine on the same place has ended."""
+        """Sends the hello to an engine, which may replace one that has ended."""
+        self._lose(command.place)
         self._connecting[command.place] = command
         try:
             self._ends.connect(command.place, command.link)
@@ -24,7 +54,35 @@ class PeerConnections:
             self._ends.lose(command.place)
             self._connecting.pop(command.place).on_connected(error)
 
-    def greet(self, place: str, hello: Hello) -> None:
+    def take(self) -> bool:
+        """Takes the messages of other engines, and loses those whose link has ended. Returns whether there were any."""
+        messages = self._ends.take()
+        for place, message in messages:
+            match message:
+                case None:
+                    self._lose(place)
+                case Hello():
+                    self._greet(place, message)
+                case EdgeFault():
+                    self._ends.fail_edge(place, message)
+                case EdgeClosed():
+                    self._ends.free_edge(place, message)
+                case AcquiredOut() | LeaveOut():
+                    self._take_for_producer(message)
+                case _:
+                    self._take_for_consumer(place, message)
+        return bool(messages)
+
+    def take_kept(self, request_id: str) -> None:
+        """Takes the messages that came before their request was active."""
+        for place, message in self._ends.kept(request_id):
+            self._take_for_consumer(place, message)
+
+    def drop_kept(self) -> None:
+        """Drops messages for requests that never come."""
+        self._ends.drop_kept(lambda request_id, number: not self._is_coming(request_id, number))
+
+    def _greet(self, place: str, hello: Hello) -> None:
         """Opens the receivers of the other engine's senders."""
         connecting = self._connecting.pop(place)
         try:
@@ -35,11 +93,44 @@ class PeerConnections:
             self._connected[place] = connecting
             connecting.on_connected(None)
 
-    def lose(self, place: str) -> None:
-        """Closes the ends to the engine on a place. A no-op without one."""
+    def _take_for_producer(self, message: ToProducer) -> None:
+        active = self._active.get(message.request_id)
+        out = active.outs.get(message.edge) if active is not None else None
+        if out is not None:
+            out.acquired() if isinstance(message, AcquiredOut) else out.leave()
+
+    def _take_for_consumer(self, place: str, message: ToConsumer) -> None:
+        active = self._active.get(message.request_id)
+        if active is None and self._is_coming(message.request_id, message.number):
+            self._ends.keep(place, message)
+            return
+        route = active.ins.get(message.edge) if active is not None else None
+        if route is None:
+            self._ends.drop(place, message)
+            return
+        try:
+            match message:
+                case PieceOut(_, _, _, index, piece):
+                    route.piece(index, piece.value)
+                case EndOut(_, _, _, payloads, reason):
+                    route.end(payloads, reason)
+                case GiveUpOut():
+                    route.give_up()
+                case LostPiece(_, _, edge, problem):
+                    raise StageError(edge, "receiving a payload", problem)
+        except OmniError as error:
+            self._abort(message.request_id, error)
+
+    def _lose(self, place: str) -> None:
+        """Forgets the engine on a place, and fails the requests that still need a stage there. A no-op without one."""
         self._ends.lose(place)
         if place in self._connecting:
-            error = StageError("engine", "connecting", f"the engine on {place} has ended")
-            self._connecting.pop(place).on_connected(error)
+            ended = StageError("engine", "connecting", f"the engine on {place} has ended")
+            self._connecting.pop(place).on_connected(ended)
         if place in self._connected:
             self._connected.pop(place).on_lost()
+        for active in list(self._active.values()):
+            stage = active.needs(place)
+            if stage is not None:
+                lost = LostPeerError(stage, "running a request", f"the link to its engine on {place} has ended")
+                self._abort(active.request.id, lost)

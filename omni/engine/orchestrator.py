@@ -2,25 +2,12 @@
 
 from collections.abc import Callable, Collection, Mapping
 
+from omni.device import COMPLETED
 from omni.engine.active import ActiveRequest, check_names, stages_of
 from omni.engine.admission import Admission
-from omni.engine.busy_routes import BusyRoutes
 from omni.engine.connections import PeerConnections
+from omni.engine.credit import Credit
 from omni.engine.faults import ClosedStages, StageFault, discard_work, next_message
-from omni.engine.opener import RequestOpener
-from omni.engine.peer_messages import (
-    AcquiredOut,
-    EdgeClosed,
-    EdgeFault,
-    EndOut,
-    GiveUpOut,
-    Hello,
-    LeaveOut,
-    LostPiece,
-    PieceOut,
-    ToConsumer,
-    ToProducer,
-)
 from omni.engine.peers import EdgeEnds
 from omni.engine.produced import check_produced, check_sound
 from omni.engine.ranked import Rank
@@ -33,14 +20,16 @@ from omni.engine.request import (
     StageOutput,
     SubmitRequest,
 )
-from omni.engine.route import Credit
+from omni.engine.route import BusyRoutes
+from omni.engine.route_opener import RouteOpener
 from omni.engine.user_route import UserRoute
 from omni.engine.values import check_done, check_tokens, give
-from omni.errors import InputError, LostPeerError, OmniError, ReturnedError, StageError, known
+from omni.errors import InputError, OmniError, ReturnedError, StageError, known
 from omni.payload import GeneratedTokens, RequestHiddenStates
-from omni.pipeline import Pipeline
+from omni.pipeline import FRONTEND, Pipeline
 from omni.pipeline.adapter import AdapterFactory
-from omni.stage import Abort, Done, Failed, Lease, Outbound, Produced, StageWorker
+from omni.sampling import NO_RULES, SamplingParams
+from omni.stage import Abort, Done, Ended, Failed, Feed, Lease, Open, Outbound, Produced, StageWorker
 
 
 class Orchestrator:
@@ -73,16 +62,16 @@ class Orchestrator:
         self._place = place
         self._admission = admission
         self._active: dict[str, ActiveRequest] = {}
-        self._routes = BusyRoutes(self.abort, self._given)
+        self._routes = BusyRoutes(self.abort)
         self._draining: dict[str, None] = {}
         """Requests whose stages here are done, while payloads are under way to other engines."""
         self._is_held = is_held
-        self._connections = PeerConnections(ends)
+        self._peers = PeerConnections(ends, self._active, abort=self.abort, is_coming=self._is_coming)
         self._latest = 0
         """The highest number of the requests that were submitted or aborted here."""
         self._changed: dict[Credit, None] = {}
         """Credits with changes to report."""
-        self._opener = RequestOpener(
+        self._opener = RouteOpener(
             pipeline,
             workers,
             adapters,
@@ -91,6 +80,7 @@ class Orchestrator:
             leases=self._leases,
             changed=self._changed,
             on_busy=self._routes.add_in,
+            on_finished=self._given,
         )
 
     @property
@@ -114,7 +104,7 @@ class Orchestrator:
         for each in rejected:
             self._refuse(each.waiting.item, each.error)
         self._admit()
-        self._drop_kept()
+        self._peers.drop_kept()
 
     def abort(self, request_id: str, error: OmniError, number: int = 0) -> None:
         """Aborts a request and frees its resources. A no-op if it is finished."""
@@ -126,7 +116,7 @@ class Orchestrator:
         if active is not None:
             active.sink.finish(RequestFailed(error))
             self._clear(active, str(error))
-        self._drop_kept()
+        self._peers.drop_kept()
 
     def abort_all(self, error: OmniError) -> None:
         for waiting in self._admission.leave_all():
@@ -155,7 +145,7 @@ class Orchestrator:
         Raises StageFault if a stage sends what it must not, and if the state of an edge to it is unknown; `close_stage`
         comes next.
         """
-        moved = self.take_from_peers()
+        moved = self._peers.take()
         moved |= self._empty_outboxes() | self._routes.tick()
         while self._changed:
             credit, _ = self._changed.popitem()
@@ -182,8 +172,11 @@ class Orchestrator:
 
     def connect(self, command: ConnectPeer) -> None:
         """Connects to another engine, which may replace one that has ended."""
-        self._lose(command.place)
-        self._connections.connect(command)
+        self._peers.connect(command)
+
+    def take_from_peers(self) -> bool:
+        """As `PeerConnections.take`."""
+        return self._peers.take()
 
     def _empty_outboxes(self) -> bool:
         moved = False
@@ -207,17 +200,36 @@ class Orchestrator:
     def _refuse(self, command: SubmitRequest, error: OmniError) -> None:
         """Ends a request that is not active."""
         command.sink.finish(RequestFailed(error))
-        self._drop_kept()
+        self._peers.drop_kept()
 
     def _open(self, command: SubmitRequest, rank: Rank) -> None:
         request = command.request
         stages, awaited = self._stages_of(request)
-        active, opened = self._opener.open(request, command.sink, rank, stages, awaited)
+        own = [name for name in stages if name in self._workers]
+        edges = [edge for edge in self._pipeline.edges if edge.producer in stages and edge.consumer in stages]
+        user_edges = self._opener.user_edges(request, own)
+        active = ActiveRequest(request, command.sink, running=set(own), awaited=set(awaited))
+        self._opener.open(active, edges, user_edges)
         self._active[request.id] = active
-        for stage, message in opened:
-            self._workers[stage].inbox.append(message)
-        for place, kept in self._ends.kept(request.id):
-            self._take_for_consumer(place, kept)
+        hidden_states = {edge.producer for edge in (*edges, *user_edges.values()) if edge.hidden_states}
+        for name in own:
+            inbox, inputs = self._workers[name].inbox, request.inputs.get(name)
+            sources = {edge.name for edge in edges if edge.consumer == name}
+            opened = Open(
+                request.id,
+                request.sampling.get(name, SamplingParams()),
+                frozenset(sources | {FRONTEND} if inputs else sources),
+                rank=rank,
+                cache_salt=request.cache_salt,
+                sample_index=request.sample_index,
+                rules=request.rules.get(name, NO_RULES),
+                hidden_states=name in hidden_states,
+            )
+            inbox.append(opened)
+            if inputs is not None:
+                inbox.extend(Feed(request.id, payload, COMPLETED) for payload in inputs)
+                inbox.append(Ended(request.id, FRONTEND))
+        self._peers.take_kept(request.id)
 
     def _stages_of(self, request: EngineRequest) -> tuple[frozenset[str], frozenset[str]]:
         """As `stages_of`. Raises StageError if one of them is closed."""
@@ -338,7 +350,7 @@ class Orchestrator:
     def _clear(self, active: ActiveRequest, reason: str) -> None:
         self._draining.pop(active.request.id, None)
         active.abort_routes(reason)
-        self._routes.discard(active)
+        self._routes.discard(active.routes)
         for name in active.running:
             if name not in self._closed:
                 self._workers[name].inbox.append(Abort(active.request.id))
@@ -356,67 +368,6 @@ class Orchestrator:
                 if edge.name in active.outs:
                     self.abort(active.request.id, error)
 
-    # Other engines.
-
-    def take_from_peers(self) -> bool:
-        """Takes the messages of other engines, and loses those whose link has ended. Returns whether there were any."""
-        messages = self._ends.take()
-        for place, message in messages:
-            match message:
-                case None:
-                    self._lose(place)
-                case Hello():
-                    self._connections.greet(place, message)
-                case EdgeFault():
-                    self._ends.fail_edge(place, message)
-                case EdgeClosed():
-                    self._ends.free_edge(place, message)
-                case AcquiredOut() | LeaveOut():
-                    self._take_for_producer(message)
-                case _:
-                    self._take_for_consumer(place, message)
-        return bool(messages)
-
-    def _take_for_producer(self, message: ToProducer) -> None:
-        active = self._active.get(message.request_id)
-        out = active.outs.get(message.edge) if active is not None else None
-        if out is not None:
-            out.acquired() if isinstance(message, AcquiredOut) else out.leave()
-
-    def _take_for_consumer(self, place: str, message: ToConsumer) -> None:
-        active = self._active.get(message.request_id)
-        if active is None and self._is_coming(message.request_id, message.number):
-            self._ends.keep(place, message)
-            return
-        route = active.ins.get(message.edge) if active is not None else None
-        if route is None:
-            self._ends.drop(place, message)
-            return
-        try:
-            match message:
-                case PieceOut(_, _, _, index, piece):
-                    route.piece(index, piece.value)
-                case EndOut(_, _, _, payloads, reason):
-                    route.end(payloads, reason)
-                case GiveUpOut():
-                    route.give_up()
-                case LostPiece(_, _, edge, problem):
-                    raise StageError(edge, "receiving a payload", problem)
-        except OmniError as error:
-            self.abort(message.request_id, error)
-
     def _is_coming(self, request_id: str, number: int) -> bool:
         """Whether a request that is not active may still be."""
         return number > self._latest or request_id in self._admission or self._is_held(request_id)
-
-    def _drop_kept(self) -> None:
-        self._ends.drop_kept(lambda request_id, number: not self._is_coming(request_id, number))
-
-    def _lose(self, place: str) -> None:
-        """Forgets the engine on a place, and fails the requests that still need a stage there."""
-        self._connections.lose(place)
-        for active in list(self._active.values()):
-            stage = active.needs(place)
-            if stage is not None:
-                lost = LostPeerError(stage, "running a request", f"the link to its engine on {place} has ended")
-                self.abort(active.request.id, lost)

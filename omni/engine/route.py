@@ -1,4 +1,4 @@
-"""The route of a request over an edge, in two halves that may be in two engines, and the producer's credit.
+"""The route of a request over an edge, in two halves that may be in two engines.
 
     Produced -> OutRoute -- pieces --> InRoute -> adapter -> Feed
                  Credit  <- acquired --
@@ -16,68 +16,13 @@ from typing import Protocol
 
 from omni.connector import Pending, Received, Receiver, Ref, Sender
 from omni.device import COMPLETED
+from omni.engine.credit import Credit
 from omni.errors import OmniError, known, plugin_call
 from omni.pipeline import Edge
 from omni.pipeline.adapter import Adapter, as_inputs
-from omni.stage import Ended, Feed, Inbound, Lease, Pause, Produced, Resume, StageWorker
+from omni.stage import Ended, Feed, Inbound, Lease, Produced
 
 _log = logging.getLogger(__name__)
-
-
-class Credit:
-    """Limits how far a producer runs ahead with one request: by the payloads of each of its edges that are sent but not
-    yet acquired by their consumer. While the credit of any edge is used up, the request is paused at the producer.
-
-    An edge's credit is used up when its payloads reach the limit, until half of them are back. Payloads without tensors
-    count as well: they hold host memory here, on the way, and at the consumer.
-
-    changed: collects the credits to `report`. A credit that is used up and returned in between needs no report.
-    """
-
-    def __init__(
-        self, request_id: str, producer: StageWorker, edges: Iterable[Edge], changed: "dict[Credit, None]"
-    ) -> None:
-        """edges: all edges of the producer."""
-        self._request_id = request_id
-        self._producer = producer
-        self._limits = {edge.name: edge.credit for edge in edges}
-        self._outstanding = dict.fromkeys(self._limits, 0)
-        self._used_up: set[str] = set()
-        self._changed = changed
-        self._paused = False
-        self._closed = False
-
-    def acquire(self, edge: str) -> None:
-        """Counts a payload that was sent."""
-        self._outstanding[edge] += 1
-        if edge not in self._used_up and self._outstanding[edge] >= self._limits[edge]:
-            self._used_up.add(edge)
-            self._changed[self] = None
-
-    def release(self, edge: str) -> None:
-        """Counts a payload that a consumer acquired or released."""
-        self._outstanding[edge] -= 1
-        if self._outstanding[edge] <= self._limits[edge] // 2:
-            self.close_edge(edge)
-
-    def close_edge(self, edge: str) -> None:
-        """The edge no longer pauses the producer: half of its credit is back, or it gets no more payloads."""
-        if edge in self._used_up:
-            self._used_up.discard(edge)
-            self._changed[self] = None
-
-    def report(self) -> bool:
-        """Pauses or resumes the request at the producer if necessary. Returns whether it did."""
-        paused = bool(self._used_up)
-        if self._closed or paused == self._paused:
-            return False
-        self._paused = paused
-        self._producer.inbox.append(Pause(self._request_id) if paused else Resume(self._request_id))
-        return True
-
-    def close(self) -> None:
-        """The producer is done with the request, or will be soon: no more pauses and resumes."""
-        self._closed = True
 
 
 class RouteConsumer(Protocol):
@@ -319,3 +264,80 @@ class InRoute:
             inputs = as_inputs(self._adapter.finish(reason), self._adapter.finish)
         self._consumer.inbox.extend(Feed(self.request_id, payload, COMPLETED) for payload in inputs)
         self._consumer.inbox.append(Ended(self.request_id, self.edge.name))
+
+
+class Route(Protocol):
+    """A half of a route, or a route to the user, as the engine's turn sees it."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether `tick` has something to do, now or later."""
+        ...
+
+    def tick(self) -> bool:
+        """Returns whether anything happened. Raises OmniError, which fails the request."""
+        ...
+
+
+class BusyRoutes:
+    """Routes with payloads under way, the longest busy first. Waiting requests cost no time.
+
+    fail: called with a request's id and the error of one of its routes.
+    """
+
+    def __init__(self, fail: Callable[[str, OmniError], None]) -> None:
+        self._fail = fail
+        self._outs: dict[Route, None] = {}
+        self._ins: dict[Route, None] = {}
+        self._users: dict[Route, None] = {}
+        self._new_outs: dict[Route, None] = {}
+        self._new_ins: dict[Route, None] = {}
+        """Those with something new since the last delivery."""
+
+    def add_out(self, route: Route) -> None:
+        self._new_outs[route] = None
+
+    def add_in(self, route: Route) -> None:
+        self._new_ins[route] = None
+
+    def add_user(self, route: Route) -> None:
+        self._users[route] = None
+
+    def discard(self, routes: Iterable[Route]) -> None:
+        """The routes of a request that leaves."""
+        for route in routes:
+            for busy in (self._outs, self._ins, self._users, self._new_outs, self._new_ins):
+                busy.pop(route, None)
+
+    def deliver(self) -> bool:
+        """Ticks the routes with something new once. Those still busy are ticked in later turns. Returns whether anything
+        happened."""
+        moved = False
+        if self._new_outs:
+            outs, self._new_outs = self._new_outs, {}
+            moved |= self._tick(outs)
+            self._outs |= outs
+        if self._new_ins:
+            ins, self._new_ins = self._new_ins, {}
+            moved |= self._tick(ins)
+            self._ins |= ins
+        return moved
+
+    def tick(self) -> bool:
+        """Ticks all routes once, producers' ends first. Returns whether anything happened."""
+        moved = self._tick(self._outs) | self.deliver()
+        return moved | self._tick(self._ins) | self._tick(self._users)
+
+    def _tick(self, routes: dict[Route, None]) -> bool:
+        moved = False
+        for route in list(routes):
+            try:
+                moved |= route.tick()
+            except OmniError as error:
+                self._fail(route.request_id, error)
+            if not route.busy:
+                routes.pop(route, None)
+        return moved

@@ -9,16 +9,17 @@ The user takes every payload at once, so a route never pauses its producer for l
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from omni.connector import Receiver, Sender
 from omni.device import COMPLETED
+from omni.engine.credit import Credit
 from omni.engine.host import in_slot
 from omni.engine.produced import AUDIO, checked_rate
 from omni.engine.request import SafeSink, StageOutput
-from omni.engine.route import Credit, InRoute, OutRoute
+from omni.engine.route import InRoute, OutRoute
 from omni.engine.values import give
 from omni.pipeline import Edge
 from omni.pipeline.adapter import Adapter
@@ -26,7 +27,8 @@ from omni.stage import Ended, Feed, Inbound, Produced
 
 
 class UserRoute:
-    """Delivers one output of one request to the user. finished: whether all payloads were delivered."""
+    """Delivers one output of one request to the user. finished: whether all payloads were delivered. `on_finished` is called once,
+    when they are."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class UserRoute:
         ends: tuple[Sender, Receiver],
         credit: Credit,
         sink: SafeSink,
+        on_finished: "Callable[[UserRoute], None]",
     ) -> None:
         """edge: `PipelineOutput.route`. credit: of the producer."""
         sender, receiver = ends
@@ -47,6 +50,7 @@ class UserRoute:
         self._modality = modality
         self._edge = edge
         self._sink = sink
+        self._on_finished = on_finished
         self._code = adapter.push
         self._rate: int | None = None
         self._in = InRoute(
@@ -78,6 +82,8 @@ class UserRoute:
         while self.inbox and self._take(self.inbox[0]):
             self.inbox.popleft()
             moved = True
+        if self.finished:
+            self._on_finished(self)
         return moved
 
     def abort(self, reason: str) -> None:

@@ -12,7 +12,7 @@ The messages of a request keep their order. A payload's memory belongs to its pr
 | free | earlier reads are complete too: the producer may reuse the memory | `Ref.freed` | producer |
 
 Three objects represent a payload under way: the connector's `Ref` at its producer, the consumer's `Lease` on the
-connector's `Pending`, and the producer's `Credit` (`omni.engine.route`). By reference, a payload is released and free
+connector's `Pending`, and the producer's `Credit` (`omni.engine.credit`). By reference, a payload is released and free
 when the consumer's lease is; a connector that copies it does so once its copies are launched and complete.
 """
 

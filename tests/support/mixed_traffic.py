@@ -23,9 +23,9 @@ from omni.connector.pool.sender import Stretch
 from omni.device import Device, Event
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineRequest, Sink
+from omni.engine.credit import Credit
 from omni.engine.peer_messages import ToConsumer
 from omni.engine.peers import EdgeEnds
-from omni.engine.route import Credit
 from omni.errors import OmniError
 from omni.frontend.base import Chat
 from omni.payload import Payload

@@ -493,7 +493,7 @@ def test_a_producer_goes_on_without_a_consumer_that_was_done(two: TwoEngines) ->
 def test_the_end_of_a_connection_is_told_once_before_its_requests_fail(two: TwoEngines) -> None:
     sinks, lost = two.submit("r", *BOTH), list[bool]()
     command = ConnectPeer(THERE, two.links[HERE], two.connected[HERE].append, lambda: lost.append(sinks[HERE].over))
-    two.here.orchestrator._connections._connected[THERE] = command
+    two.here.orchestrator._peers._connected[THERE] = command
     two.end(THERE)
     two.settle()
     assert lost == [False]

@@ -1,26 +1,24 @@
-"""Opens a request at the stages of an engine: its routes, its credits, and the first messages to its stages."""
+"""Opens the routes of a request at the stages of an engine."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from omni.device import COMPLETED
 from omni.engine.active import ActiveRequest
+from omni.engine.credit import Credit
 from omni.engine.peers import EdgeEnds, RemoteConsumer, RemoteProducer
-from omni.engine.ranked import Rank
-from omni.engine.request import EngineRequest, SafeSink
-from omni.engine.route import Credit, InRoute, OutRoute
+from omni.engine.request import EngineRequest
+from omni.engine.route import InRoute, OutRoute
 from omni.engine.user_route import UserRoute
 from omni.errors import LostPeerError, OmniError, ReturnedError, StageError, fault_of, plugin_call, type_of
-from omni.pipeline import FRONTEND, Edge, Pipeline
+from omni.pipeline import Edge, Pipeline
 from omni.pipeline.adapter import Adapter, AdapterFactory, as_adapter
-from omni.sampling import NO_RULES, SamplingParams
-from omni.stage import Ended, Feed, Inbound, Lease, Open, StageWorker
+from omni.stage import Lease, StageWorker
 from omni.utils.origin import origin
 
 _OPENING = "opening its adapter"
 
 
-class RequestOpener:
-    """Opens requests for an orchestrator, which runs them."""
+class RouteOpener:
+    """Opens the halves of routes that end in this engine, with the credits of their producers."""
 
     def __init__(
         self,
@@ -33,9 +31,11 @@ class RequestOpener:
         leases: Mapping[str, dict[Lease, None]],
         changed: dict[Credit, None],
         on_busy: Callable[[InRoute], None],
+        on_finished: Callable[[UserRoute], None],
     ) -> None:
         """workers: of the stages on `place`. leases: those that each stage holds. changed: gets the credits with changes
-        to report. on_busy: called when a route has something to receive."""
+        to report. on_busy: called when a route has something to receive. on_finished: called with a route to the user that has
+        delivered everything."""
         self._pipeline = pipeline
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._user_edges = {output.modality: output.route for output in pipeline.outputs}
@@ -46,47 +46,22 @@ class RequestOpener:
         self._leases = leases
         self._changed = changed
         self._on_busy = on_busy
+        self._on_finished = on_finished
 
-    def open(
-        self, request: EngineRequest, sink: SafeSink, rank: Rank, stages: Collection[str], awaited: Collection[str]
-    ) -> tuple[ActiveRequest, list[tuple[str, Inbound]]]:
-        """The request, and the messages to its stages here. stages, awaited: of `stages_of`. Raises OmniError."""
-        own = [name for name in stages if name in self._workers]
-        edges = [e for e in self._pipeline.edges if e.producer in stages and e.consumer in stages]
-        user_edges = self._wanted_edges(request, own)
-        producers = {edge.producer for edge in (*edges, *user_edges.values())}
-        credits = {name: self._credit(request.id, name) for name in own if name in producers}
-        active = ActiveRequest(request, sink, running=set(own), awaited=set(awaited), outs={}, ins={}, credits=credits)
+    def open(self, active: ActiveRequest, edges: Collection[Edge], user_edges: Mapping[str, Edge]) -> None:
+        """Opens the routes of a request over edges, and to the user by modality. Raises OmniError."""
+        for name in {edge.producer for edge in (*edges, *user_edges.values())}:
+            if name in self._workers:
+                active.credits[name] = self._credit(active.request.id, name)
         for edge in edges:
             self._add_route(active, edge)
         for modality, edge in user_edges.items():
             active.given[modality] = self._user_route(active, modality, edge)
-        asked = {edge.producer for edge in (*edges, *user_edges.values()) if edge.hidden_states}
-        return active, list(self._messages(request, rank, own, edges, asked))
 
-    def _messages(
-        self, request: EngineRequest, rank: Rank, own: Collection[str], edges: Collection[Edge], asked: Collection[str]
-    ) -> Iterator[tuple[str, Inbound]]:
-        """asked: stages whose hidden states are wanted."""
-        for name in own:
-            sources = {edge.name for edge in edges if edge.consumer == name} | (
-                {FRONTEND} if request.inputs.get(name) else set()
-            )
-            opened = Open(
-                request.id,
-                request.sampling.get(name, SamplingParams()),
-                frozenset(sources),
-                rank=rank,
-                cache_salt=request.cache_salt,
-                sample_index=request.sample_index,
-                rules=request.rules.get(name, NO_RULES),
-                hidden_states=name in asked,
-            )
-            yield name, opened
-        for name, payloads in request.inputs.items():
-            if name in own:
-                yield from ((name, Feed(request.id, payload, COMPLETED)) for payload in payloads)
-                yield name, Ended(request.id, FRONTEND)
+    def user_edges(self, request: EngineRequest, stages: Collection[str]) -> dict[str, Edge]:
+        """The edges to the user of wanted outputs with tensors of these stages, by modality."""
+        edges = {name: self._user_edges[name] for name in request.modalities if name in self._user_edges}
+        return {name: edge for name, edge in edges.items() if edge is not None and edge.producer in stages}
 
     def _add_route(self, active: ActiveRequest, edge: Edge) -> None:
         """Adds the halves of the route over an edge that are here."""
@@ -121,11 +96,6 @@ class RequestOpener:
             far_stage, at = (edge.producer, producer) if consumer == self._place else (edge.consumer, consumer)
             raise LostPeerError(far_stage, "opening a route", f"no engine runs on {at}") from None
 
-    def _wanted_edges(self, request: EngineRequest, stages: Collection[str]) -> dict[str, Edge]:
-        """The ways of wanted outputs with tensors to the user, by modality."""
-        edges = {name: self._user_edges[name] for name in request.modalities if name in self._user_edges}
-        return {name: edge for name, edge in edges.items() if edge is not None and edge.producer in stages}
-
     def _credit(self, request_id: str, stage: str) -> Credit:
         to_user = [edge for edge in self._user_edges.values() if edge is not None and edge.producer == stage]
         return Credit(request_id, self._workers[stage], (*self._edges_from[stage], *to_user), self._changed)
@@ -133,7 +103,16 @@ class RequestOpener:
     def _user_route(self, active: ActiveRequest, modality: str, edge: Edge) -> UserRoute:
         ends = self._ends.sender(edge.name, self._place), self._ends.receiver(edge.name, self._place)
         adapter, credit = self._adapter(active.request, edge), active.credits[edge.producer]
-        return UserRoute(active.request.id, modality, edge, adapter=adapter, ends=ends, credit=credit, sink=active.sink)
+        return UserRoute(
+            active.request.id,
+            modality,
+            edge,
+            adapter=adapter,
+            ends=ends,
+            credit=credit,
+            sink=active.sink,
+            on_finished=self._on_finished,
+        )
 
     def _adapter(self, request: EngineRequest, edge: Edge) -> Adapter:
         factory = self._adapters[edge.name]
