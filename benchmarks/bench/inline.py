@@ -91,7 +91,9 @@ class InlinePackaging:
     def _read_frames(self, rows_R: Tensor) -> Launch:
         runner = self._runner
         out_RG = self._frames_NG[: rows_R.shape[0]]
-        return Launch.of(read_frames, runner._state, rows_R, runner._limits.block_size, runner.pages.codes, out_RG)
+        pages = runner.pages.codes
+        assert pages is not None
+        return Launch.of(read_frames, runner._state, rows_R, runner._limits.block_size, pages, out_RG)
 
     def _copy_prompts(self, context: StepContext) -> dict[str, slice]:
         """Rows of the copy by request, for prompts that this step completes."""

@@ -157,6 +157,6 @@ def read_hidden_states(asked: Asked, result: Result) -> HiddenStates:
     given, hidden = payload.meta, payload.tensors["hidden"]
     assert isinstance(given, RequestHiddenStates)
     assert isinstance(hidden, torch.Tensor)
-    places = [given.layers.index(layer) for layer in asked.layers]
-    states = hidden.unflatten(1, (len(given.layers), -1)).transpose(0, 1)[places]
+    indexes = [given.layers.index(layer) for layer in asked.layers]
+    states = hidden.unflatten(1, (len(given.layers), -1)).transpose(0, 1)[indexes]
     return HiddenStates(states.to(asked.device), asked.layers, given.prompt_tokens, result)

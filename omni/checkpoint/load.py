@@ -105,15 +105,21 @@ def load_module(
     """
     targets: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
     stacked = stacked_destinations(module)
-    places = _places(checkpoint, targets, prefixes, stacked)
-    _check_filled(targets, places, stacked, checkpoint, prefixes)
+    destinations = _destinations(checkpoint, targets, prefixes, stacked)
+    _check_filled(targets, destinations, stacked, checkpoint, prefixes)
     with torch.inference_mode():
-        views = {name: targets[place.parameter].detach()[place.index] for name, place in places.items()}
+        views = {
+            name: targets[destination.parameter].detach()[destination.index]
+            for name, destination in destinations.items()
+        }
         there = [(span, views[name]) for name, span in checkpoint.spans(views) if not views[name].is_meta]
         # Copies within host memory have nothing to overlap: only devices with memory of their own need streams.
         apart = device is not None and device.torch_device.type == "cuda"
         stream_weights(there, device if device is not None and apart else CpuDevice())
-        filled = {id(target): target.detach() for target in (targets[place.parameter] for place in places.values())}
+        filled = {
+            id(target): target.detach()
+            for target in (targets[destination.parameter] for destination in destinations.values())
+        }
         check_finite(views, filled.values())
 
 
@@ -126,13 +132,13 @@ def stacked_destinations(module: nn.Module) -> dict[str, Destination]:
     return destinations
 
 
-def _places(
+def _destinations(
     checkpoint: Checkpoint,
     targets: Mapping[str, torch.Tensor],
     prefixes: Mapping[str, str],
     stacked: Mapping[str, Destination],
 ) -> dict[str, Destination]:
-    places: dict[str, Destination] = {}
+    destinations: dict[str, Destination] = {}
     taken: dict[tuple[str, str], str] = {}
     for name in checkpoint.names():
         prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
@@ -151,8 +157,8 @@ def _places(
             raise CheckpointError(
                 name, f"has the same destination as {other}", "use a checkpoint that holds each weight once"
             )
-        places[name] = destination
-    return places
+        destinations[name] = destination
+    return destinations
 
 
 def _key(destination: Destination) -> tuple[str, str]:
@@ -162,22 +168,22 @@ def _key(destination: Destination) -> tuple[str, str]:
 
 def _check_filled(
     targets: Mapping[str, torch.Tensor],
-    places: Mapping[str, Destination],
+    destinations: Mapping[str, Destination],
     stacked: Mapping[str, Destination],
     checkpoint: Checkpoint,
     prefixes: Mapping[str, str],
 ) -> None:
     # By identity: a tied parameter has several names, and a weight for one of them fills all.
     filled: dict[int, list[Destination]] = defaultdict(list)
-    for place in places.values():
-        filled[id(targets[place.parameter])].append(place)
+    for destination in destinations.values():
+        filled[id(targets[destination.parameter])].append(destination)
     parts: dict[str, list[str]] = defaultdict(list)
-    for part, place in stacked.items():
-        parts[place.parameter].append(part)
-    taken = {_key(place) for place in places.values()}
+    for part, destination in stacked.items():
+        parts[destination.parameter].append(part)
+    taken = {_key(destination) for destination in destinations.values()}
     missing: list[str] = []
     for name, target in targets.items():
-        if sum(target[place.index].numel() for place in filled[id(target)]) < target.numel():
+        if sum(target[destination.index].numel() for destination in filled[id(target)]) < target.numel():
             missing += [part for part in parts[name] if _key(stacked[part]) not in taken] or [name]
     if missing:
         some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")

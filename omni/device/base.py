@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, ParamSpec, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -121,6 +121,7 @@ class DeviceTimer(Protocol):
         """A done stamp of an idle stream, and the host's `perf_counter_ns` before and after it."""
 
 
+BuffersP = ParamSpec("BuffersP")
 Phase = Callable[..., None]
 """A function over preallocated buffers that returns nothing."""
 
@@ -133,7 +134,9 @@ class Launch:
     buffers: tuple[object, ...]
 
     @classmethod
-    def of(cls, phase: Phase, *buffers: object) -> "Launch":
+    def of(cls, phase: Callable[BuffersP, None], *buffers: BuffersP.args, **named: BuffersP.kwargs) -> "Launch":
+        """The types of the buffers are checked against the phase's parameters. All are given in order, none by name."""
+        assert not named
         return cls(phase, buffers)
 
 

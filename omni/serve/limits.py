@@ -37,15 +37,15 @@ class ServeLimits:
         self.refused = 0
 
     def check(self, answers: int = 1) -> None:
-        """Raises OverloadedError if there is no place for so many more. A request of more than all places gets them alone."""
+        """Raises OverloadedError if there is no room for so many more. A request of more than fit at all runs alone."""
         most = self._options.max_requests
         if self.in_flight and self.in_flight + answers > most:
             self.refused += 1
             raise OverloadedError("server", f"has {self.in_flight} answers under way, of {most}", "try again later")
 
     @contextmanager
-    def place(self, answers: int) -> Iterator[None]:
-        """Raises OverloadedError if there is none."""
+    def admit(self, answers: int) -> Iterator[None]:
+        """Raises OverloadedError if there is no room."""
         self.check(answers)
         self.in_flight += answers
         try:
@@ -55,7 +55,7 @@ class ServeLimits:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """The place of a realtime session. Raises OverloadedError if there is none."""
+        """The place of a realtime session. Raises OverloadedError if there is no room."""
         if self.sessions >= self._options.max_sessions:
             self.refused += 1
             raise OverloadedError("server", f"has {self.sessions} realtime sessions", "try again later")

@@ -56,7 +56,7 @@ class Server:
         answers = requests * arguments.get("n", 1)
         self.check_place(kind, answers)
         failure: BaseException | None = None
-        with self.limits.place(answers):
+        with self.limits.admit(answers):
             watching = [observer.started(kind, answers) for observer in self.observers]
             try:
                 with _renaming(rename):

@@ -14,7 +14,7 @@ def method_name(code: object, what: str) -> str:
 
 
 def returned_tensor(
-    given: object, what: str, shape: Sequence[int], code: object, hint: str, dtype: torch.dtype | None = None
+    given: object, what: str, *, code: object, shape: Sequence[int], dtype: torch.dtype | None = None, hint: str
 ) -> torch.Tensor:
     """Checks and returns the result of the method `code`. what, hint: its name and a remedy, for the error. dtype: None for any.
 

@@ -37,9 +37,9 @@ class VisionEncoder(PictureEncoder):
             outputs["deepstack"] = torch.stack(list(out.deepstack_features))
         return outputs
 
-    def item_outputs(self, outputs: Mapping[str, Tensor], places: slice) -> Mapping[str, Tensor]:
+    def item_outputs(self, outputs: Mapping[str, Tensor], entries: slice) -> Mapping[str, Tensor]:
         # In `deepstack` the level dimension comes first.
-        return {name: value[:, places] if name == "deepstack" else value[places] for name, value in outputs.items()}
+        return {name: value[:, entries] if name == "deepstack" else value[entries] for name, value in outputs.items()}
 
 
 def build_audio(context: StageContext) -> AudioEncoder:

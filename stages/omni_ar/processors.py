@@ -109,7 +109,8 @@ class NamedProcessor:
         """Raises ReturnedError for a result of another shape or dtype: torch would repeat or convert it silently."""
         given: object = self.processor.apply(logits_RV, rows)
         what, hint = f"apply of logits processor {self.name!r},", "return new logits"
-        return returned_tensor(given, what, logits_RV.shape, self.processor.apply, hint, logits_RV.dtype)
+        code, shape, dtype = self.processor.apply, logits_RV.shape, logits_RV.dtype
+        return returned_tensor(given, what, code=code, shape=shape, dtype=dtype, hint=hint)
 
 
 class ProcessorRegistry:

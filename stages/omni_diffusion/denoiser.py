@@ -144,8 +144,8 @@ class Denoiser:
         line[_HEAD + self._sizes.frames :].view(np.float32)[: noise.size] = noise.reshape(-1)
 
     def _begin(self, packed_BX: Tensor) -> Launch:
-        shared = (self._model, self._state, self._store.ring_RCG)
-        return Launch.of(begin_windows, *shared, packed_BX, self._sizes.frames, self.latents_RTM, self._tf32)
+        model, state, ring_RCG, frames = self._model, self._state, self._store.ring_RCG, self._sizes.frames
+        return Launch.of(begin_windows, model, state, ring_RCG, packed_BX, frames, self.latents_RTM, self._tf32)
 
     def _step(self, packed_2B: Tensor, width: int) -> Launch:
         held_RTM = self.latents_RTM[:, : width * self._sizes.repeats]

@@ -47,14 +47,14 @@ class FeatureCopy:
         """Writes the next bytes into `piece`, with zeros between sources. Returns their destination in the buffer."""
         start = end = self._sources[0][0]
         while self._sources:
-            place, data = self._sources[0]
-            room = start + piece.size - place
+            offset, data = self._sources[0]
+            room = start + piece.size - offset
             if room <= 0:
                 break
             count = min(room, data.size)
-            piece[end - start : place - start] = 0
-            piece[place - start : place - start + count] = data[:count]
-            end = place + count
+            piece[end - start : offset - start] = 0
+            piece[offset - start : offset - start + count] = data[:count]
+            end = offset + count
             self._sources.popleft()
             if count < data.size:
                 self._sources.appendleft((end, data[count:]))
@@ -74,18 +74,18 @@ class PieceUploader:
         rests: list[Tensor] = []
         sources: list[tuple[int, NDArray[np.uint8]]] = []
         for _, start, item in plan.placed():
-            place = start
+            offset = start
             for part in item.parts:
-                end = place + part.nbytes
+                end = offset + part.nbytes
                 if isinstance(part, Tensor) and part.device.type != "cpu":
                     data = part.flatten().view(torch.uint8)
-                    self._device.launch(self._stream, copy_features, buffer[place:end], data)
+                    self._device.launch(self._stream, copy_features, buffer[offset:end], data)
                 else:
                     array = part.flatten().view(torch.uint8).numpy() if isinstance(part, Tensor) else part
-                    sources.append((place, array.reshape(-1).view(np.uint8)))
-                place = end
-            if place < start + item.nbytes:
-                rests.append(buffer[place : start + item.nbytes])
+                    sources.append((offset, array.reshape(-1).view(np.uint8)))
+                offset = end
+            if offset < start + item.nbytes:
+                rests.append(buffer[offset : start + item.nbytes])
         if rests:
             self._device.launch(self._stream, clear_rest, rests)
         return FeatureCopy(buffer, [source for source in sources if source[1].size])

@@ -46,14 +46,14 @@ class EncoderModel(nn.Module, ABC):
         control flow on tensor values.
         """
 
-    def item_outputs(self, outputs: Mapping[str, Tensor], places: slice) -> Mapping[str, Tensor]:
-        """Views of one item's part of the outputs of `encode`: entries `places`, unless a model overrides it. Raises
+    def item_outputs(self, outputs: Mapping[str, Tensor], entries: slice) -> Mapping[str, Tensor]:
+        """Views of one item's part of the outputs of `encode`: `entries` of each, unless a model overrides it. Raises
         ReturnedError for outputs with fewer."""
-        parts = {name: tensor[places] for name, tensor in outputs.items()}
+        parts = {name: tensor[entries] for name, tensor in outputs.items()}
         for name, part in parts.items():
-            if len(part) != places.stop - places.start:
+            if len(part) != entries.stop - entries.start:
                 given = f"{method_name(self.encode, 'encode')} gave {list(outputs[name].shape)} as {name!r}"
-                raise ReturnedError(f"{given}, of which {places.start} to {places.stop} is an item's", self.encode)
+                raise ReturnedError(f"{given}, of which {entries.start} to {entries.stop} is an item's", self.encode)
         return parts
 
     @abstractmethod

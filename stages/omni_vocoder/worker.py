@@ -180,4 +180,5 @@ def decode_frames(
     """
     codes_BNG = ring_RCG.flatten(0, 1).index_select(0, indices_BN.flatten()).unflatten(0, indices_BN.shape)
     decoded = model.decode(codes_BNG, state, rows_B, first)
-    wav_BS.copy_(returned_tensor(decoded, "decode", wav_BS.shape, model.decode, "see VocoderModel.samples"))
+    hint = "see VocoderModel.samples"
+    wav_BS.copy_(returned_tensor(decoded, "decode", code=model.decode, shape=wav_BS.shape, hint=hint))

@@ -43,7 +43,7 @@ class Block:
         launches = top + _HOST + 2
         main = launches + _LAUNCHES + (_NOTES if self._steps else 4)
         beside = {lane: main + _MAIN + 4 + number * (_BESIDE + 3) for number, lane in enumerate(self._lanes[1:])}
-        places = {**beside, **({self._lanes[0]: main} if self._lanes else {})}
+        offsets = {**beside, **({self._lanes[0]: main} if self._lanes else {})}
         bottom = main + _MAIN + 4 + len(beside) * (_BESIDE + 3)
         gaps = self._gaps()
         for gap in gaps:
@@ -53,7 +53,7 @@ class Block:
         for phase in self._launched:
             tip = f"launch of {self._tip_of(phase)}"
             self._box(phase.launched, launches, _LAUNCHES, palette.CATEGORIES[phase.category], phase.phase, tip)
-        for lane, y in places.items():
+        for lane, y in offsets.items():
             height = _MAIN if y == main else _BESIDE
             self._name_lane("device" if lane == MAIN else f"device: {lane}", y, height)
             for span in (span for span in self._ran if span.lane == lane):

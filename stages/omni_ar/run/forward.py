@@ -13,7 +13,7 @@ from omni.device import Graph, Launch, PackedSpan, SyncPoint, may_sync
 from omni.device.graphs import CapturedGraphs
 from omni_ar.attention import AttentionBackend, AttentionMetadata, PrefillRow
 from omni_ar.kernels.step.dispatch import prepare_decodes
-from omni_ar.model import Batch, LayerSink, PayloadSink, PlacedEmbedding, PromptTokens
+from omni_ar.model import Batch, CodecModel, LayerSink, PayloadSink, PlacedEmbedding, PromptTokens
 from omni_ar.run.limits import step_fields
 from omni_ar.run.pack import PackedChunks, PackedStep, placeholders_in
 from omni_ar.run.phases import (
@@ -121,9 +121,10 @@ class Forward:
         pages: Pages,
         rows_P4: Tensor | None = None,
     ) -> list[Launch]:
-        """Places and embeds a batch with chunks, including its padding. rows_P4: an additional destination of the chunks' rows."""
+        """Uploads and embeds a batch with chunks, including its padding. rows_P4: an additional destination of the chunks' rows."""
         chunks, padded_shape, view, buffers = step.chunks, step.padded_shape, step.view, self._stage.buffers
-        targets, uploaded = [buffers.places_AT[:, padded_shape.decodes : padded_shape.total]], [view(chunks.places)]
+        targets = [buffers.positions_slots_AT[:, padded_shape.decodes : padded_shape.total]]
+        uploaded = [view(chunks.positions_slots)]
         if rows_P4 is not None:
             targets.append(rows_P4)
             uploaded.append(view(chunks.rows))
@@ -215,6 +216,7 @@ class Forward:
             saved = [_saved(chunk) for chunk in step.plan.replays]
             first = step.padded_shape.decodes
             slots_n = self._stage.buffers.slots_T[first : first + count]
+            assert isinstance(stage.model, CodecModel)
             launches.append(Launch.of(restore_frames, stage.model, saved, slots_n, pages.codes, codes_nD))
         return NextInputs(view(chunks.ids), view(chunks.steps), codes_nD), launches
 

@@ -78,8 +78,8 @@ class Limits:
         # Per token of a chunk or of padding: columns or step columns, positions, id, slot, embedding's index, payload
         # slot; and, for scoring, its index and the id after it.
         per_token = len(shape.prompt_columns) + step_fields(shape) + shape.position_axes + 6
-        # Per row: row, last, advance, row again if it decodes beside chunks, step columns, a block's place and number.
-        # There may be one chunk per row, each with the four fields that attention reads.
+        # Per row: row, last, advance, row again if it decodes beside chunks, step columns, a block's index in its table and
+        # its number. There may be one chunk per row, each with the four fields that attention reads.
         per_row = 10 + step_fields(shape)
         # Per starting row: its row, fields and blocks, and the setup of sampling.
         per_start = 16 + max_blocks + start_size(shape.vocab_size, length, processors)
@@ -112,5 +112,5 @@ def _check_layers(stage: str, layers: Sequence[int], last: int) -> None:
 
 
 def step_fields(shape: ArShape) -> int:
-    """Number of int64 fields of one step's conditioning: its columns, then the place of its vector if the model takes vectors."""
+    """Number of int64 fields of one step's conditioning: its columns, then the index of its vector if the model takes vectors."""
     return len(shape.step_columns) + (shape.step_width > 0)

@@ -115,10 +115,10 @@ class _StepInFlight:
 
 
 class _Scored(msgspec.Struct, frozen=True):
-    """A token with a pending log-probability. place: its row in the step. index: its number in the request."""
+    """A token with a pending log-probability. row: in the step. index: its number in the request."""
 
     request: ArRequest
-    place: int
+    row: int
     index: int
 
 
@@ -214,10 +214,10 @@ class OutputProcessor:
 
     def _scored(self, step: SampledStep) -> list[_Scored]:
         """The tokens whose log-probabilities the step computes, before they join `outputs`."""
-        rows = [(place, scheduled.request) for place, scheduled in enumerate(step.rows)]
+        rows = [(row, scheduled.request) for row, scheduled in enumerate(step.rows)]
         return [
-            _Scored(request, place, len(request.outputs))
-            for place, request in rows
+            _Scored(request, row, len(request.outputs))
+            for row, request in rows
             if request.sampling.logprobs is not None and request.finish_reason is None and request.status.takes_tokens
         ]
 
@@ -239,14 +239,14 @@ class OutputProcessor:
             assert request.prompt is not None
             positions_m = request.prompt.payload_positions
             self._outbox.append(self._page_slice(scheduled, PromptHidden(), "hidden", positions_m, payload.hidden))
-        for place, token in enumerate(ids, 1):
-            ends = status is RowStatus.STOPPED and place == len(ids)
+        for count, token in enumerate(ids, 1):
+            ends = status is RowStatus.STOPPED and count == len(ids)
             messages = [Produced(request.id, Payload(GeneratedTokens(ids=(token,), ends=ends)), COMPLETED)]
             if self._emits_tokens and payload.hidden is not None:
                 # The hidden state belongs to the token before and is emitted with it: this token may be withheld.
                 before = request.withheld[-1].messages if request.withheld else self._outbox
                 before.append(self._hidden(scheduled, payload.hidden))
-            if payload.codes is not None and (status.has_frame or place < len(ids)):
+            if payload.codes is not None and (status.has_frame or count < len(ids)):
                 messages.append(self._frame(scheduled, payload.codes))
             request.outputs.append(token)
             if request.stops is None:
@@ -305,10 +305,10 @@ class OutputProcessor:
             asked = one.request.sampling.logprobs
             if one.request.status is RequestStatus.FINISHED:
                 continue
-            if np.isnan(known.logprobs_nk[one.place]).any():
+            if np.isnan(known.logprobs_nk[one.row]).any():
                 self._fail_without_numbers(one.request, "reading its scores")
             elif asked is not None:
-                self._outbox.append(_for_user(one.request, known.chunk(one.place, 1, asked, one.index)))
+                self._outbox.append(_for_user(one.request, known.chunk(one.row, 1, asked, one.index)))
         for part in scores.chunks:
             asked = part.request.sampling.prompt_logprobs
             if asked is not None and part.request.status is not RequestStatus.FINISHED:

@@ -36,15 +36,15 @@ class PackedChunks:
     """The chunks of a step: `replayed` generated tokens, then prompt tokens, then padding.
 
     decodes: decode rows, then null rows. rows: int64 `[P, 4]`, row, first token in the batch, length and context length of each
-    chunk. places: `StepBuffers.places_AT` of their tokens. payload: whether a consumer needs hidden states of any token. ids,
-    steps: ids and conditioning of replays. columns, embeddings: of prompts. last: last token of each sampled row.
+    chunk. positions_slots: `StepBuffers.positions_slots_AT` of their tokens. payload: whether a consumer needs hidden states of
+    any token. ids, steps: ids and conditioning of replays. columns, embeddings: of prompts. last: last token of each sampled row.
     scored_tokens, scored_ids: batch indexes of prompt tokens, and the prompt token after each, which is scored.
     """
 
     replayed: int
     decodes: PackedSpan
     rows: PackedSpan
-    places: PackedSpan
+    positions_slots: PackedSpan
     payload: bool
     ids: PackedSpan
     steps: PackedSpan
@@ -73,15 +73,17 @@ def pack_chunks(
     columns = [np.empty((len(shape.prompt_columns), 0), np.int64)]
     columns += [_prompt(c).columns[:, c.start : c.start + c.length] for c in prompts]
     # Padding has position 0 and writes to the null block.
-    places = np.zeros((shape.position_axes + 2, padded_shape.tokens), np.int64)
+    positions_slots = np.zeros((shape.position_axes + 2, padded_shape.tokens), np.int64)
     for chunk, start in zip(chunks, starts[:-1] - padded_shape.decodes, strict=True):
-        _place(places[:, start : start + chunk.length], chunk, shape.emits_tokens, limits.block_size)
+        _set_positions_slots(
+            positions_slots[:, start : start + chunk.length], chunk, shape.emits_tokens, limits.block_size
+        )
     return PackedChunks(
         replayed=len(replays),
         decodes=upload.add(decodes),
         rows=upload.add(rows),
-        places=upload.add(places),
-        payload=bool(places[-1].any()),
+        positions_slots=upload.add(positions_slots),
+        payload=bool(positions_slots[-1].any()),
         ids=upload.add(np.array([request.outputs[index] for request, index in replays], np.int64)),
         steps=upload.add(pack_steps(replays, shape, limits, len(replays))),
         columns=upload.add(np.concatenate(columns, axis=1)),
@@ -109,8 +111,8 @@ def pack_steps(
     if shape.step_width:
         fields[-1, len(inputs) :] = limits.null_vector
     if shape.conditioned:
-        for place, (request, index) in enumerate(inputs):
-            fields[:, place] = request.step(index)
+        for column, (request, index) in enumerate(inputs):
+            fields[:, column] = request.step(index)
     return fields
 
 
@@ -132,13 +134,15 @@ def placeholders_in(chunk: PrefillChunk) -> Iterator[tuple[Placeholder, slice]]:
             yield placeholder, slice(first, last)
 
 
-def _place(places_AT: NDArray[np.int64], chunk: PrefillChunk, emits_tokens: bool, block_size: int) -> None:
+def _set_positions_slots(
+    positions_slots_AT: NDArray[np.int64], chunk: PrefillChunk, emits_tokens: bool, block_size: int
+) -> None:
     """Positions, KV slots and payload slots of a chunk's tokens."""
-    places_AT[:-2] = _positions(chunk)
+    positions_slots_AT[:-2] = _positions(chunk)
     table, tokens = chunk.request.held_table, np.arange(chunk.start, chunk.start + chunk.length)
-    places_AT[-2] = table.slots(tokens, block_size)
+    positions_slots_AT[-2] = table.slots(tokens, block_size)
     needed = _needed(chunk, emits_tokens) - chunk.start
-    places_AT[-1, needed] = places_AT[-2, needed]
+    positions_slots_AT[-1, needed] = positions_slots_AT[-2, needed]
 
 
 def _outputs(chunk: PrefillChunk) -> range:
@@ -284,7 +288,7 @@ def pack_step(
     width = padded_shape.decodes if plan.chunks else size if padded else len(inputs)
     leading = LeadingInputs(rows=rows, advance=advance, steps=pack_steps(inputs, shape, limits, width))
     spans = LeadingInputs(*map(upload.add, leading))
-    edits = [(place, request.edit) for place, request in enumerate(sampled) if request.edit is not None]
+    edits = [(row, request.edit) for row, request in enumerate(sampled) if request.edit is not None]
     return PackedStep(
         rows=PackedSpan(spans.rows.start, (len(sampled),)),
         advance=PackedSpan(spans.advance.start, (len(sampled),)),

@@ -46,7 +46,7 @@ def extend_tables(block_table: Tensor, grown_2k: Tensor) -> None:
 
 
 def place_chunks(targets: Sequence[Tensor], uploaded: Sequence[Tensor]) -> None:
-    """Copies the uploaded places of chunks' tokens into the forward's buffers, behind those of decode rows."""
+    """Copies the uploaded positions and slots of chunks' tokens into the forward's buffers, behind those of decode rows."""
     for target, source in zip(targets, uploaded, strict=True):
         target.copy_(source)
 
@@ -66,7 +66,8 @@ def restore_frames(
     codes_nG = torch.cat(list(saved))
     code_pages.flatten(0, 1).index_copy_(0, slots_n, codes_nG)
     hint = "see CodecModel.next_width"
-    next_nD.copy_(returned_tensor(model.embed_codes(codes_nG), "embed_codes", next_nD.shape, model.embed_codes, hint))
+    given, code = model.embed_codes(codes_nG), model.embed_codes
+    next_nD.copy_(returned_tensor(given, "embed_codes", code=code, shape=next_nD.shape, hint=hint))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,12 @@ def run_forward(model: ArModel, embedded: Embedded, batch: Batch, kept: SavedHid
     RuntimeError if it has not stored those of a layer that are kept."""
     shape, hint = (batch.positions_PT.shape[1], kept.hidden_RD.shape[1]), "see ArShape.hidden_width"
     hidden_TD = returned_tensor(
-        model(embedded.take(), batch), "forward", shape, model.forward, hint, kept.hidden_RD.dtype
+        model(embedded.take(), batch),
+        "forward",
+        code=model.forward,
+        shape=shape,
+        dtype=kept.hidden_RD.dtype,
+        hint=hint,
     )
     if batch.layers is not None:
         batch.layers.check()
@@ -187,7 +193,8 @@ def compute_logits(model: ArModel, hidden_RD: Tensor, logits_RV: Tensor) -> None
     """Computes logits. Raises ReturnedError if they differ from the model's shape: rounding or repeating them would be silent."""
     hint = "see ArShape.vocab_size and logits_dtype"
     given = model.logits(hidden_RD)
-    logits_RV.copy_(returned_tensor(given, "logits", logits_RV.shape, model.logits, hint, logits_RV.dtype))
+    shape, dtype = logits_RV.shape, logits_RV.dtype
+    logits_RV.copy_(returned_tensor(given, "logits", code=model.logits, shape=shape, dtype=dtype, hint=hint))
 
 
 def mark_nan(logits_RV: Tensor, ids_R: Tensor, token: int) -> None:
@@ -272,8 +279,10 @@ def _checked_codes(model: CodecModel, frame: object, rows: int) -> Codes:
         name = method_name(code, "predict_codes")
         raise ReturnedError(f"{name} gave {type_of(frame)}: return Codes", code)
     groups, width = (rows, model.num_groups), (rows, model.next_width)
-    returned_tensor(frame.codes_RG, "predict_codes, codes_RG,", groups, code, "see CodecModel.num_groups", torch.int64)
-    returned_tensor(frame.next_RD, "predict_codes, next_RD,", width, code, "see CodecModel.next_width")
+    hint = "see CodecModel.num_groups"
+    returned_tensor(frame.codes_RG, "predict_codes, codes_RG,", code=code, shape=groups, dtype=torch.int64, hint=hint)
+    hint = "see CodecModel.next_width"
+    returned_tensor(frame.next_RD, "predict_codes, next_RD,", code=code, shape=width, hint=hint)
     return frame
 
 

@@ -110,7 +110,7 @@ class StepArrival:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A stable place in per-row device state. generation: distinguishes the row's owner from earlier owners."""
+    """A stable index in per-row device state. generation: distinguishes the row's owner from earlier owners."""
 
     index: int
     generation: int
@@ -299,7 +299,7 @@ class ArRequest:
 
     @property
     def knows_all_steps(self) -> bool:
-        """Whether conditioning of every step has arrived, in its place or not."""
+        """Whether conditioning of every step has arrived, in order or not."""
         return self.step_pad is not None or any(arrival.inputs.pad is not None for arrival in self.step_arrivals)
 
     def reset_for_recompute(self) -> None:

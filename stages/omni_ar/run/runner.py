@@ -271,6 +271,7 @@ class Runner:
 
     def _codes(self, rows_R: Tensor, flags: SamplingFlags, pages: Tensor) -> Launch:
         hidden_RD, size = self._buffers.hidden[: rows_R.shape[0]], self._limits.block_size
+        assert isinstance(self._model, CodecModel)
         return Launch.of(predict_codes, self._model, self._state, hidden_RD, rows_R, flags, size, pages)
 
     def _prompt_scores(self, plan: StepPlan, packed: PackedChunks | None) -> PromptScores | None:

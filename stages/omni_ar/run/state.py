@@ -6,7 +6,7 @@
 | `StepBuffers` except `scores`, `ChunkBuffers` | phases of one step | later phases of that step, same stream |
 | `RowState.handoff[slot]` | `accept_tokens`, `predict_codes` | the host, after the token event; rewritten once read |
 | `StepBuffers.scores[slot]` | `score_tokens`, `score_prompt` | their copy, on its own stream; rewritten once the host has read it |
-| `RowState.conditioning` of a row | `gather_rows`, `copy_rows`, each place once | `embed_inputs`, same stream |
+| `RowState.conditioning` of a row | `gather_rows`, `copy_rows`, each vector once | `embed_inputs`, same stream |
 | `Pages.layers` | `run_forward`, every position | the consumer's gather, after the request's last token; freed as `codes` |
 | `Pages.codes` | `predict_codes` | the consumer's gather, after the payload event; freed with the request's blocks |
 """
@@ -66,7 +66,7 @@ def allocate_step_buffers(device: Device, model: ArModel, limits: Limits, dtype:
         ids_N=integers(rows),
         lengths_N=integers(rows),
         table_NM=integers(rows, limits.max_blocks),
-        places_AT=integers(shape.position_axes + 2, tokens),
+        positions_slots_AT=integers(shape.position_axes + 2, tokens),
         hidden=device.zeros((rows, shape.hidden_width), dtype),
         scored_TD=device.zeros((limits.scored_tokens, shape.hidden_width), dtype),
         logits_NV=device.zeros((rows, shape.vocab_size), shape.logits_dtype or dtype),

@@ -1,4 +1,4 @@
-"""A tower that encodes clips of sound, cut into chunks. The places of frames and tokens in a batch follow from the clips' lengths.
+"""A tower that encodes clips of sound, cut into chunks. The indexes of frames and tokens in a batch follow from the clips' lengths.
 
 A tower's convolutions see chunks of mel frames, with zeros behind a clip's last frame. Of the tokens that each chunk gives,
 those that saw a frame are kept. A token attends to the tokens of its clip in the same run of chunks. Tokens may then be pooled.
@@ -54,8 +54,8 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class ClipBatch:
-    """A batch whose clips `[M, frames]` are consecutive in memory. chunks_C3: int64, for each chunk: the place of its first value,
-    the frames of its clip, and its own frames. tokens_T: int64, places of the kept tokens among those of all chunks. firsts_E:
+    """A batch whose clips `[M, frames]` are consecutive in memory. chunks_C3: int64, for each chunk: the index of its first value,
+    the frames of its clip, and its own frames. tokens_T: int64, indexes of the kept tokens among those of all chunks. firsts_E:
     int64, index of each embedding's first token. sizes: embeddings of each clip. segments: lengths of segments, T in total."""
 
     chunks_C3: NDArray[np.int64]
@@ -96,8 +96,8 @@ def cut(values: Tensor, chunks_C3: Tensor, frames_F: Tensor, bins: int) -> Tenso
     starts_C11, strides_C11, lengths_C11 = (column[:, None, None] for column in chunks_C3.unbind(1))
     bins_M1 = torch.arange(bins, device=values.device)[:, None]
     behind_C1F = frames_F >= lengths_C11
-    places_CMF = (starts_C11 + bins_M1 * strides_C11 + frames_F).masked_fill(behind_C1F, 0)
-    return values.index_select(0, places_CMF.flatten()).view(places_CMF.shape).masked_fill(behind_C1F, 0)
+    indexes_CMF = (starts_C11 + bins_M1 * strides_C11 + frames_F).masked_fill(behind_C1F, 0)
+    return values.index_select(0, indexes_CMF.flatten()).view(indexes_CMF.shape).masked_fill(behind_C1F, 0)
 
 
 class ClipEncoder(EncoderModel):
@@ -105,7 +105,7 @@ class ClipEncoder(EncoderModel):
     the host: the number of frames that they are padded to, which affects the outputs. Outputs: `embeddings` `[n, D]`."""
 
     def __init__(self, tower: PreTrainedModel, chunks: Chunks) -> None:
-        """tower: a tower of transformers that takes cut chunks and the places of tokens in them. It is modified."""
+        """tower: a tower of transformers that takes cut chunks and the indexes of tokens in them. It is modified."""
         super().__init__()
         use_segments(tower)
         self.tower: Any = tower

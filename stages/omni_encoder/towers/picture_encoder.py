@@ -51,14 +51,14 @@ class Patches:
 @lru_cache(maxsize=_SIZES)
 def positions(height: int, width: int, merge: int) -> NDArray[np.int64]:
     """Row and column of each patch, int64 `[P, 2]`. height, width: patches of the frame."""
-    return np.stack(_places(height, width, merge), axis=1)
+    return np.stack(_rows_columns(height, width, merge), axis=1)
 
 
 @lru_cache(maxsize=_SIZES)
 def interpolation(height: int, width: int, merge: int, side: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The interpolation of patches' position embeddings: neighbours in a learned grid of `side` by `side`, int64 `[P, 4]`, and
     their weights, float32 `[P, 4]`. height, width: patches of the frame, over which the grid is stretched from edge to edge."""
-    rows_P, columns_P = _places(height, width, merge)
+    rows_P, columns_P = _rows_columns(height, width, merge)
     row_taps_P2, row_weights_P2 = _stretch(rows_P, height, side)
     column_taps_P2, column_weights_P2 = _stretch(columns_P, width, side)
     return (
@@ -75,17 +75,17 @@ def windows(height: int, width: int, side: int) -> tuple[NDArray[np.int64], ...]
     return tuple(blocks[top : top + side, left : left + side].ravel() for top, left in corners)
 
 
-def _places(height: int, width: int, merge: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _rows_columns(height: int, width: int, merge: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     blocks = (height // merge, width // merge, merge, merge)
     rows_P = np.broadcast_to(np.arange(height).reshape(-1, 1, merge, 1), blocks).ravel()
     columns_P = np.broadcast_to(np.arange(width).reshape(1, -1, 1, merge), blocks).ravel()
     return rows_P, columns_P
 
 
-def _stretch(places_P: NDArray[np.int64], size: int, side: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Both neighbours in a row of `side` values that is stretched from end to end over `size` places, and their weights."""
+def _stretch(indexes_P: NDArray[np.int64], size: int, side: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Both neighbours in a row of `side` values that is stretched from end to end over `size` values, and their weights."""
     # In float32 throughout, for the same weights as in transformers.
-    exact_P = places_P.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+    exact_P = indexes_P.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
     below_P = np.floor(exact_P)
     distances_P2 = np.abs((exact_P - below_P)[:, None] - np.arange(2, dtype=np.float32))
     taps_P2 = np.minimum(below_P.astype(np.int64)[:, None] + np.arange(2), side - 1)
@@ -121,10 +121,10 @@ class PictureEncoder(EncoderModel):
         frames = [(height, width) for count, height, width in grids for _ in range(count)]
         segments = tuple(height * width for height, width in frames)
         count = sum(segments) if length is None else length * block
-        places = tuple(positions(height, width, merge) for height, width in frames)
+        positions_of_frames = tuple(positions(height, width, merge) for height, width in frames)
         inputs = {
             "pixels": EncoderInput((count, self.patches.values), torch.float32, tuple(i["pixels"] for i in items)),
-            "positions": EncoderInput((count, 2), torch.int64, places),
+            "positions": EncoderInput((count, 2), torch.int64, positions_of_frames),
             "bounds": bounds_input(segments, count),
         }
         if self.patches.learned is not None:

@@ -68,7 +68,7 @@ class StepBuffers:
     """Buffers between the phases of one step. N rows, K ids of a row, P rotary axes; `tokens`: maximum tokens of a
     step.
 
-    places_AT: int64 `[P + 2, tokens]`: each token's positions, KV slot and payload slot, so that one copy fills them.
+    positions_slots_AT: int64 `[P + 2, tokens]`: each token's positions, KV slot and payload slot, so that one copy fills them.
     accepted_NW: status, count and ids of sampled tokens, as in one slot of `RowState.handoff`. hidden: `[N, D]`, hidden
     states of the sampled rows. scored_TD: hidden states of prompt tokens to be scored.
     scores: int64 `[ring, N + scored tokens, SCORE_FIELDS]`.
@@ -77,7 +77,7 @@ class StepBuffers:
     ids_N: Tensor
     lengths_N: Tensor
     table_NM: Tensor
-    places_AT: Tensor
+    positions_slots_AT: Tensor
     hidden: Tensor
     scored_TD: Tensor
     logits_NV: Tensor
@@ -87,12 +87,12 @@ class StepBuffers:
 
     @property
     def positions_PT(self) -> Tensor:
-        return self.places_AT[:-2]
+        return self.positions_slots_AT[:-2]
 
     @property
     def slots_T(self) -> Tensor:
-        return self.places_AT[-2]
+        return self.positions_slots_AT[-2]
 
     @property
     def payload_slots_T(self) -> Tensor:
-        return self.places_AT[-1]
+        return self.positions_slots_AT[-1]
