@@ -1,6 +1,8 @@
 """The origin of an error: the plugin's distribution, file and line. Only the standard library, since `omni.errors` uses it."""
 
 import inspect
+import linecache
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
@@ -118,12 +120,31 @@ def _origin_of(code: object) -> tuple[str, str, int] | None:
     else:
         kind = code if inspect.isclass(code) else type(code)
         module = kind.__module__
-        try:
-            place = str(inspect.getsourcefile(kind)), inspect.getsourcelines(kind)[1]
-        except (OSError, TypeError):  # no source: a builtin, or a class made by a call
+        found = _line_of_class(kind)
+        if found is None:
             return None
+        place = found
     package = module.partition(".")[0]
     return None if package == _FRAMEWORK else (package, *place)
+
+
+def _line_of_class(kind: type) -> tuple[str, int] | None:
+    """File and line of a class statement; None for a builtin, and for a class made by a call.
+
+    Not `inspect.getsourcelines`: it parses the whole file, which takes milliseconds of the engine's thread, and fails in Python
+    3.11 while another thread parses too (`SystemError: AST constructor recursion depth mismatch`).
+    """
+    try:
+        file = inspect.getsourcefile(kind)
+    except (OSError, TypeError):
+        return None
+    lines, number = linecache.getlines(file) if file is not None else [], 0
+    for name in kind.__qualname__.replace(".<locals>", "").split("."):
+        statement = re.compile(rf"\s*(class|(async\s+)?def)\s+{re.escape(name)}\b")
+        number = next((n for n, line in enumerate(lines[number:], number + 1) if statement.match(line)), 0)
+        if not number:
+            return None
+    return str(file), number
 
 
 def _is_inherited(method: MethodType) -> bool:

@@ -66,6 +66,21 @@ def test_a_method_a_class_and_an_object() -> None:
     assert origin(code=Named) == origin(code=Named()) == first
 
 
+def test_the_line_of_a_class_is_found_while_other_threads_parse(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Inner:
+        class Named:
+            def method(self) -> None: ...
+
+    def fail(*args: object) -> None:
+        raise SystemError("AST constructor recursion depth mismatch")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ast.parse", fail)
+        found = [origin(code=kind) for kind in (Named, Inner.Named, type("Made", (), {"__module__": __name__}))]
+    firsts = [kind.method.__code__.co_firstlineno - 1 for kind in (Named, Inner.Named)]
+    assert found == [*(f"{__file__}:{first}" for first in firsts), ""]
+
+
 @pytest.mark.parametrize("code", [len, int, None, 7, InputError, "text"])
 def test_code_without_a_line_outside_omni_has_no_origin(code: object) -> None:
     assert origin(code=code) == ""
