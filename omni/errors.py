@@ -1,8 +1,8 @@
 """Errors for users. Each has the field, the problem and the remedy."""
 
 import reprlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from omni.utils.interrupts import is_interrupt
 from omni.utils.origin import origin, with_origin, with_place
@@ -165,19 +165,25 @@ class plugin_call:  # a class, since a generator would take a microsecond more f
 
 
 @contextmanager
-def plugin_setup(field: str, remedy: str, code: object) -> Iterator[None]:
-    """Runs plugin code while a model is opened: any exception that is not omni's own becomes a PluginError about `field`.
+def errors_as(convert: Callable[[BaseException], OmniError | None]) -> Iterator[None]:
+    """Runs plugin code while a model is opened or closed: any exception that is not omni's own becomes one of omni.
 
-    code: as in `known`.
+    convert: gives that error for an exception, a SystemExit or a library's panic too; None leaves the exception as it is.
     """
     try:
         yield
     except OmniError:
         raise
-    except BaseException as error:  # a SystemExit or a library's panic too
-        if is_interrupt(error):
+    except BaseException as error:
+        converted = None if is_interrupt(error) else convert(error)
+        if converted is None:
             raise
-        raise plugin_error(field, fault_of(error, code), remedy) from error
+        raise converted from error
+
+
+def plugin_setup(field: str, remedy: str, code: object) -> AbstractContextManager[None]:
+    """`errors_as` a PluginError about `field`. code: as in `known`."""
+    return errors_as(lambda error: plugin_error(field, fault_of(error, code), remedy))
 
 
 def plugin_error(field: str, problem: str, remedy: str) -> PluginError:

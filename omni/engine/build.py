@@ -1,8 +1,8 @@
 """Builds an engine from a checkpoint: the pipeline, then its stages in order."""
 
 import logging
-from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Mapping
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -22,10 +22,7 @@ from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.request import SubmitRequest
 from omni.engine.resolve import DTYPES, Plan, check_formats
 from omni.engine.unfit import unfit
-from omni.errors import (
-    OmniError,
-    plugin_setup,
-)
+from omni.errors import OmniError, errors_as, plugin_setup
 from omni.pipeline import (
     Stage,
 )
@@ -34,7 +31,6 @@ from omni.plugin.manager import Plugins
 from omni.stage import Footprint, LoadedStage, StageContext, StageWorker, memory_errors
 from omni.timeline.file import TimelineFile
 from omni.timeline.trace import Trace
-from omni.utils.interrupts import is_interrupt
 
 _log = logging.getLogger(__name__)
 
@@ -96,22 +92,17 @@ def check_shapes(plan: Plan, checkpoint: Checkpoint, plugins: Plugins, options: 
         _log.debug("the shapes of weights could not be checked beforehand: %s", error)
 
 
-@contextmanager
-def _built(stage: Stage, code: object, device: Device) -> Iterator[None]:
+def _built(stage: Stage, code: object, device: Device) -> AbstractContextManager[None]:
     """Attributes errors of a model that is built to the plugin, or to config.json too."""
-    try:
-        yield
-    except OmniError:
-        raise
-    except BaseException as error:  # a SystemExit or a library's panic too
-        if is_interrupt(error):
-            raise
+
+    def failed(error: BaseException) -> OmniError | None:
         if isinstance(error, RuntimeError) and isinstance(device, MetaDevice):
-            raise  # for `check_shapes`
+            return None  # for `check_shapes`
         field, unfitting = f"pipeline.stages.{stage.name}.model", f"stage {stage.name!r} cannot be built from it"
         path = stage.model or f"kind {stage.kind!r}"
-        unbuilt = "cannot be built: "
-        raise unfit(error, code, field=field, unbuilt=unbuilt, unfitting=unfitting, path=path) from error
+        return unfit(error, code, field=field, unbuilt="cannot be built: ", unfitting=unfitting, path=path)
+
+    return errors_as(failed)
 
 
 def build_engine(

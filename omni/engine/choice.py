@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from omni.errors import ConfigError, OmniError, PluginError, ReturnedError, fault_of, quoted, type_of
+from omni.errors import ConfigError, OmniError, PluginError, ReturnedError, errors_as, fault_of, quoted, type_of
 from omni.pipeline import Pipeline
 from omni.pipeline.parts import check_parts
 from omni.pipeline.pipeline import UnknownPartError
@@ -71,16 +71,14 @@ def last_change(plugins: Plugins, choice: PipelineChoice) -> object:
 
 def _extend(pipeline: Pipeline, entry: PipelineExtension, plugins: Plugins) -> Pipeline:
     extend = cast(PipelineFunction, locate(entry.extend, f"extensions.{entry.name}"))
-    try:
-        return _checked(extend(pipeline), extend)
-    except OmniError:
-        raise
-    except BaseException as error:
-        if is_interrupt(error):
-            raise
+
+    def failed(error: BaseException) -> PluginError:
         what = f"pipeline extension {entry.name!r} of plugin {plugins.extensions.owners[entry.name]!r}"
         problem = f"{what} failed for family {pipeline.family!r}: {fault_of(error, extend)}; {entry.extend}"
-        raise PluginError(f"{problem}; report it to the plugin's author") from error
+        return PluginError(f"{problem}; report it to the plugin's author")
+
+    with errors_as(failed):
+        return _checked(extend(pipeline), extend)
 
 
 def _checked(pipeline: object, code: object) -> Pipeline:

@@ -14,8 +14,8 @@ the stage at the consumer's end as after a fault of its worker. Nothing reads th
 their producer gets their memory back (`EdgeGuard.free`).
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import NoReturn, TypeVar
 
 import msgspec
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from omni.connector import Connector, EdgeEnd, Pending, Received, Receiver, Ref, Sender
 from omni.device import Event
-from omni.errors import OmniError, ReturnedError, StageError, fault_of, known, plugin_error, said, type_of
+from omni.errors import OmniError, ReturnedError, StageError, errors_as, fault_of, known, plugin_error, said, type_of
 from omni.ipc import Codec, Typed
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge
@@ -304,19 +304,15 @@ def problem_of(fault: OmniError) -> str:
     return fault.problem if isinstance(fault, StageError) else str(fault)
 
 
-@contextmanager
-def _setup(edge: Edge, doing: str, code: object) -> Iterator[None]:
+def _setup(edge: Edge, doing: str, code: object) -> AbstractContextManager[None]:
     """Opens or closes an end: any exception that is not omni's own becomes a PluginError. code: what is called."""
-    try:
-        yield
-    except OmniError:
-        raise
-    except BaseException as error:  # a SystemExit or a library's panic too
-        if is_interrupt(error):
-            raise
+
+    def failed(error: BaseException) -> OmniError:
         problem = f"{doing} of edge {edge.name!r} failed: {fault_of(error, code)}"
         remedy = "correct the connector, or choose another one for the edge"
-        raise plugin_error(f"{edge.setting}.connector", problem, remedy) from error
+        return plugin_error(f"{edge.setting}.connector", problem, remedy)
+
+    return errors_as(failed)
 
 
 def _returned(value: object, kind: type[ReturnedT], method: str, code: object) -> ReturnedT:

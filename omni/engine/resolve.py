@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -16,7 +17,7 @@ from omni.engine.unfit import unfit
 from omni.errors import (
     CheckpointError,
     ConfigError,
-    OmniError,
+    errors_as,
     plugin_error,
     plugin_setup,
     quoted,
@@ -39,7 +40,6 @@ from omni.pipeline.parts import check_parts
 from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
 from omni.plugin.manager import Plugins
 from omni.stage import StageKind
-from omni.utils.interrupts import is_interrupt
 from omni.utils.origin import with_origin
 
 _STAGE_SETTINGS = (("dtype", str | None, None), ("place", str | None, None))
@@ -95,15 +95,9 @@ def resolve_pipeline(
         problem = "quantized weights are not supported"
         raise CheckpointError("config.json: quantization_config", problem, "use the checkpoint in bfloat16 or float32")
     field, remedy = f"families.{family.name}.pipeline", f"correct {family.pipeline}"
-    try:
+    unfitting = f"does not fit family {family.name!r}"
+    with errors_as(partial(unfit, code=build, field=field, unbuilt="", unfitting=unfitting, path=family.pipeline)):
         built = build(checkpoint)
-    except OmniError:
-        raise
-    except BaseException as error:  # a SystemExit or a library's panic too
-        if is_interrupt(error):
-            raise
-        unfitting = f"does not fit family {family.name!r}"
-        raise unfit(error, build, field=field, unbuilt="", unfitting=unfitting, path=family.pipeline) from error
     pipeline = expect(built, Pipeline, field, build)
     with plugin_setup(field, remedy, build):
         check_parts(pipeline, build)

@@ -5,12 +5,21 @@ from collections.abc import Callable
 from typing import cast
 
 from omni.checkpoint import Checkpoint
-from omni.errors import CheckpointError, ConfigError, OmniError, fault_of, plugin_error, plugin_setup, quoted, type_of
+from omni.errors import (
+    CheckpointError,
+    ConfigError,
+    OmniError,
+    errors_as,
+    fault_of,
+    plugin_error,
+    plugin_setup,
+    quoted,
+    type_of,
+)
 from omni.frontend.base import Frontend
 from omni.frontend.vocabulary import Vocabulary
 from omni.pipeline import Pipeline
 from omni.plugin import locate
-from omni.utils.interrupts import is_interrupt
 from omni.utils.origin import raised_in_plugin, with_origin
 
 _FIELD = "pipeline.frontend"
@@ -24,19 +33,16 @@ def build_frontend(pipeline: Pipeline, checkpoint: Checkpoint) -> Frontend:
         missing = ", ".join(sorted(vars(build)["__abstractmethods__"]))
         problem = with_origin(f"{path} is an abstract class: it lacks {missing}", code=build)
         raise plugin_error(_FIELD, problem, f"implement {missing}")
-    try:
-        frontend = build(checkpoint)
-    except OmniError:
-        raise
-    except BaseException as error:  # a SystemExit or a library's panic too
-        if is_interrupt(error):
-            raise
+
+    def failed(error: BaseException) -> OmniError:
         if not isinstance(error, Exception) or raised_in_plugin(error):
-            raise plugin_error(_FIELD, fault_of(error, build), remedy) from error
+            return plugin_error(_FIELD, fault_of(error, build), remedy)
         problem = f"its tokenizer or processor could not be read: {fault_of(error, build)}"
-        raise CheckpointError(
-            str(checkpoint.path), problem, f"download these files again; if they are right, {remedy}"
-        ) from error
+        again = f"download these files again; if they are right, {remedy}"
+        return CheckpointError(str(checkpoint.path), problem, again)
+
+    with errors_as(failed):
+        frontend = build(checkpoint)
     if not isinstance(frontend, Frontend):
         problem = with_origin(f"gave {type_of(frontend)}", code=build)
         raise ConfigError(_FIELD, problem, "derive it from omni.frontend.base.Frontend")
