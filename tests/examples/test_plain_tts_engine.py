@@ -61,7 +61,7 @@ def test_the_tiny_model_is_lively(spoken: list[Speech]) -> None:
     ],
 )
 @pytest.mark.parametrize("settings", few(2, [*SETTINGS][::-1], SLOW))
-def test_a_batch_is_said_as_each_alone(
+def test_a_batch_speaks_as_each_alone(
     folder: Path, spoken: list[Speech], settings: str, device: str, graphs: bool
 ) -> None:
     engine = OmniEngine(folder, SETTINGS[settings], device, graphs=graphs, plugins=plugins())

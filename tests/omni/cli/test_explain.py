@@ -145,7 +145,7 @@ def test_a_wrong_setting_of_an_edge_or_a_place_names_it(tiny_model: Path, settin
 
 def test_an_edge_has_a_row_for_each_pair_of_places(tiny_model: Path) -> None:
     settings = ("code2wav.place=cpu/2,cpu/3", "edges.talker-code2wav.connector=copy")
-    entry = ConnectorEntry(name="copy", connector="tests.support.two_engines:CopyConnector")
+    entry = ConnectorEntry(name="copy", connector="tests.support.copy_connector:CopyConnector")
     target = resolve_target(str(tiny_model), Choices(settings=settings, device="cpu"))
     connectors = replace(target.plugins.connectors, entries={**target.plugins.connectors.entries, "copy": entry})
     target = replace(target, plugins=replace(target.plugins, connectors=connectors))

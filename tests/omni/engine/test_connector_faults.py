@@ -14,6 +14,7 @@ from omni.engine.peers import EdgeEnds, OpenEdge
 from omni.errors import OmniError, PluginError
 from omni.payload import Payload
 from omni.pipeline import Edge
+from tests.support.copy_connector import CopyPending, CopyReceiver, CopyRef, CopySender
 from tests.support.fake_graph import (
     CountingConnector,
     CountingReceiver,
@@ -23,16 +24,7 @@ from tests.support.fake_graph import (
     host,
     lent,
 )
-from tests.support.two_engines import (
-    HERE,
-    THERE,
-    CopyPending,
-    CopyReceiver,
-    CopyRef,
-    CopySender,
-    TwoEngines,
-    rows,
-)
+from tests.support.two_engines import HERE, THERE, TwoEngines, rows
 
 pytestmark = pytest.mark.plants_faults
 

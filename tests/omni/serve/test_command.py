@@ -105,7 +105,7 @@ def test_settings_are_checked_before_a_model_is_loaded(arguments: list[str], wor
     assert words in result.stderr
 
 
-def test_a_port_in_use_is_said_before_a_model_is_loaded() -> None:
+def test_a_port_in_use_is_reported_before_a_model_is_loaded() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -119,7 +119,7 @@ def test_more_than_there_is_place_for_is_refused(small: Served) -> None:
     small.assert_nothing_held()
 
 
-def test_the_sdk_comes_back_after_the_time_it_is_told(small: Served) -> None:
+def test_the_sdk_retries_after_the_time_in_retry_after(small: Served) -> None:
     refused = small.server.limits.refused
     with _connected(small, {**ENDLESS, "n": 2}) as connection, small.client(retries=1) as client:
         assert eventually(lambda: small.server.limits.in_flight == 2)
@@ -206,7 +206,7 @@ class NotingRequest(RequestObserver):
         self._noting.notes.append(f"{self._kind} ended {type(error).__name__}")
 
 
-def test_observers_are_told_of_every_request(echo_folder: Path) -> None:
+def test_observers_see_every_request(echo_folder: Path) -> None:
     noting = Noting()
     with served(echo_omni(echo_folder), max_requests=2) as it:
         it.server.observers.append(noting)

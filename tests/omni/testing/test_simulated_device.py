@@ -184,7 +184,7 @@ def test_one_task_of_the_host_may_overtake_another():
     assert orders == {"ab", "ba"}
 
 
-def test_stalled_phases_are_as_many_as_said_and_take_as_long_as_thousands():
+def test_stalled_phases_are_as_many_as_set_and_as_long_as_thousands():
     seen = set()
     for seed in range(20):
         schedule, pace = Schedule(seed), 1e-6

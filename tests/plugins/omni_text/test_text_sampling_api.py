@@ -78,7 +78,7 @@ def test_unsupported_sampling_is_refused_at_once(omni: Omni, fields: dict[str, A
     assert caught.value.field.startswith(f"sampling.{field}")
 
 
-def test_the_end_is_said_where_a_form_may_end(omni: Omni, folder: Path):
+def test_the_end_token_is_drawn_where_a_grammar_may_end(omni: Omni, folder: Path):
     end = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(END)
     structured = StructuredOutput(regex="[a-z ]{4,}")
     ended = []

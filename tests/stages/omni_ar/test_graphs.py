@@ -160,7 +160,7 @@ def test_frames_and_conditioning_and_frames_that_are_restored(late: bool):
         device.assert_no_races()
 
 
-def test_more_tokens_and_more_chunks_run_uncaptured_and_that_is_said_once(
+def test_more_tokens_and_more_chunks_run_uncaptured_and_log_it_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("omni_ar.run.limits.MAX_CAPTURED_CHUNKS", 2)
@@ -312,7 +312,7 @@ def test_a_batch_is_padded_to_the_next_size_and_gives_the_same(sizes: tuple[int,
     assert not device.launches["sample_rows"]
 
 
-def test_a_batch_of_more_rows_runs_uncaptured_and_that_is_said_once(caplog: pytest.LogCaptureFixture):
+def test_a_batch_of_more_rows_runs_uncaptured_and_logs_it_once(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
         driver, device = run((2,), 4)
     assert driver.all_tokens(4) == [greedy(EMITTING, prompt, 9) for prompt in SHORT[:4]]
