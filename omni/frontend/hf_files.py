@@ -62,9 +62,9 @@ def check_tokenizer_files(folder: Path) -> None:
     """Raises CheckpointError, naming the field, for useless or slow values, and if tokenizer_config.json is missing."""
     config = folder / "tokenizer_config.json"
     read_object(config)
-    for place in read_as(config, _Config, MAX_BYTES).added_tokens_decoder or ():
-        if not place.isascii() or not place.isdigit() or len(place) > 8 or int(place) >= MAX_ID:
-            problem = f"{quoted(place)} is no id from 0 to {MAX_ID - 1:,}"
+    for token_id in read_as(config, _Config, MAX_BYTES).added_tokens_decoder or ():
+        if not token_id.isascii() or not token_id.isdigit() or len(token_id) > 8 or int(token_id) >= MAX_ID:
+            problem = f"{quoted(token_id)} is no id from 0 to {MAX_ID - 1:,}"
             raise CheckpointError(f"{config.name}: added_tokens_decoder", problem, "download the file again")
     whole = folder / "tokenizer.json"
     if is_file(whole):

@@ -46,10 +46,10 @@ def _writer(decoder: Mapping[str, Any]) -> Callable[[str], bytes] | None:
     if kinds == ["ByteLevel"]:
         return _byte_level
     signs = []
-    for place, step in enumerate(steps):
+    for index, step in enumerate(steps):
         match step:
             case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if (
-                "Fuse" not in kinds[:place]
+                "Fuse" not in kinds[:index]
             ):
                 signs.append((old, new))
             case {"type": "Metaspace", "replacement": str(sign)}:
@@ -57,7 +57,7 @@ def _writer(decoder: Mapping[str, Any]) -> Callable[[str], bytes] | None:
             case {"type": "ByteFallback" | "Fuse"}:
                 pass
             # After the tokens are joined, it affects only the ends of the text.
-            case {"type": "Strip"} if "Fuse" in kinds[:place]:
+            case {"type": "Strip"} if "Fuse" in kinds[:index]:
                 pass
             case _:
                 return None

@@ -71,11 +71,11 @@ class StopStrings:
         written = self._vocabulary.written(token)
         self._tokens += 1
         self._recent.append(len(written))
-        for place, byte in enumerate(written):
+        for index, byte in enumerate(written):
             self._state = self._texts.step(self._state, byte)
             found = self._texts.found[self._state]
             if found and self._tokens >= self._min_tokens:
-                return StopVerdict(self._covering(found + len(written) - place - 1), True)
+                return StopVerdict(self._covering(found + len(written) - index - 1), True)
         verdict = StopVerdict(self._covering(self._texts.held[self._state]), False)
         while len(self._recent) > verdict.held:
             self._recent.popleft()
@@ -96,9 +96,9 @@ def stopped_text(texts: StopTexts, pieces: Sequence[bytes]) -> bytes:
     as `StopVerdict.held`."""
     text = b"".join(pieces)
     state = 0
-    for place, byte in enumerate(text):
+    for index, byte in enumerate(text):
         state = texts.step(state, byte)
         # One that was complete earlier came before `min_tokens`.
-        if texts.found[state] and place >= len(text) - len(pieces[-1]):
-            return text[place + 1 - texts.found[state] :]
+        if texts.found[state] and index >= len(text) - len(pieces[-1]):
+            return text[index + 1 - texts.found[state] :]
     return b""

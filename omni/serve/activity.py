@@ -1,4 +1,4 @@
-"""What the stages are doing now: read from the engine's counters a few times a second, while someone watches."""
+"""The present work of the stages, read from the engine's counters a few times a second while someone watches."""
 
 import asyncio
 import logging

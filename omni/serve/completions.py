@@ -64,7 +64,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """Whole, or a piece of a stream: then with usage at the end alone."""
+    """The whole answer, or a piece of a stream, of which only the last has the usage."""
 
     id: str
     created: int

@@ -73,7 +73,7 @@ class _App:
                 if not self._endpoint.public:
                     check_key(self._server, request.headers.get("authorization", ""))
                 if self._endpoint.kind is not None:
-                    self._server.check_place(self._endpoint.kind)
+                    self._server.check_room(self._endpoint.kind)
                 call = Call(request, await self._body(request, held), exchange.id)
                 await while_connected(receive, self._answer(call, exchange))
         except (ClientGone, ClientDisconnect):
@@ -103,7 +103,7 @@ class _App:
 
 
 class _Exchange:
-    """What goes to the client. status: for the log, 0 while there is none."""
+    """The response to the client. status: for the log, 0 while there is none."""
 
     def __init__(self, scope: Scope, send: Send, stalled_seconds: float) -> None:
         self.id = request_id_of(scope)

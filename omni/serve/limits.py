@@ -20,7 +20,7 @@ class HeldBody:
         self.change(count)
 
     def change(self, count: int) -> None:
-        """What cannot be refused, and with a negative count what is gone."""
+        """Counts bytes that cannot be refused, or with a negative count bytes that are freed."""
         self.bytes += count
         self._limits.held_bytes += count
 
@@ -55,7 +55,7 @@ class ServeLimits:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """The place of a realtime session. Raises OverloadedError if there is no room."""
+        """Counts a realtime session. Raises OverloadedError if there is no room."""
         if self.sessions >= self._options.max_sessions:
             self.refused += 1
             raise OverloadedError("server", f"has {self.sessions} realtime sessions", "try again later")

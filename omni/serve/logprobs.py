@@ -7,7 +7,7 @@ import msgspec
 from omni.api import AsyncOmni, TokenLogprob
 
 _LEAST = -9999.0
-"""What OpenAI gives for a token that cannot come: JSON has no infinity."""
+"""OpenAI's value for an impossible token: JSON has no infinity."""
 
 
 class TopToken(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,8 +23,8 @@ class Observer:
     """
 
     def started(self, kind: str, answers: int) -> RequestObserver:
-        """A request has a place. answers: the number that it asks for. Returns the callbacks for this request."""
+        """A request is accepted. answers: the number that it asks for. Returns the callbacks for this request."""
         return RequestObserver()
 
     def refused(self, kind: str) -> None:
-        """There was no place for a request."""
+        """A request is refused, since too many answers are under way."""

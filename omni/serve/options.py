@@ -4,7 +4,7 @@ import msgspec
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the server allows, and how long it waits. What media are opened is the model's setting, `frontend.media`.
+    """Limits and waiting times of the server. Allowed sources of media are the model's setting, `frontend.media`.
 
     host, port: where it listens; port 0 takes a free one.
     api_keys: one of them is asked for as `Authorization: Bearer KEY`; without any, everyone is served.

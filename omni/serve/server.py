@@ -1,4 +1,4 @@
-"""What all handlers share."""
+"""The state that all handlers share."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -45,16 +45,16 @@ class Server:
         requests: int = 1,
         **arguments: Unpack[GenerateArguments],
     ) -> AsyncIterator[AsyncIterator[Output]]:
-        """The outputs of a request that has a place, from where it starts until the block is left, which cancels it. An error of
+        """The outputs of a request, which runs from the start of the block until it is left: that cancels it. An error of
         any answer is raised by the iterator.
 
         kind: for observers. rename: of fields in errors. requests: chats in `messages`, if it is a list of them.
-        Raises OverloadedError without a place, InputError.
+        Raises OverloadedError if too many answers are under way, and InputError.
         """
         if arguments.get("priority", 0) and not self.options.client_priority:
             raise InputError("priority", "is not taken here", "leave it out, or serve with --client-priority")
         answers = requests * arguments.get("n", 1)
-        self.check_place(kind, answers)
+        self.check_room(kind, answers)
         failure: BaseException | None = None
         with self.limits.admit(answers):
             watching = [observer.started(kind, answers) for observer in self.observers]
@@ -75,8 +75,8 @@ class Server:
                 for observer in watching:
                     observer.ended(failure)
 
-    def check_place(self, kind: str, answers: int = 1) -> None:
-        """Raises OverloadedError if there is no place for so many answers."""
+    def check_room(self, kind: str, answers: int = 1) -> None:
+        """Raises OverloadedError if there is no room for so many answers."""
         try:
             self.limits.check(answers)
         except OverloadedError:

@@ -1,4 +1,4 @@
-"""What was said in earlier answers: a later message may refer to an answer's audio by its id."""
+"""Transcripts of earlier answers: a later message may refer to an answer's audio by its id."""
 
 import time
 import uuid

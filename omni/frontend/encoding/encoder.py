@@ -96,8 +96,8 @@ class Encoder:
         if not add_special_tokens:
             return ids
         framed, inside = (_ids(self._whole, "a", special).tolist() for special in (True, False))
-        place = next(i for i in range(len(framed)) if framed[i : i + len(inside)] == inside)
-        ends = (framed[:place], ids, framed[place + len(inside) :])
+        start = next(i for i in range(len(framed)) if framed[i : i + len(inside)] == inside)
+        ends = (framed[:start], ids, framed[start + len(inside) :])
         return np.concatenate([np.asarray(each, np.int64) for each in ends])
 
 

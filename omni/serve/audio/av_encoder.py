@@ -76,7 +76,7 @@ class AvEncoder:
 
 
 class _Sink:
-    """What was written since the last look. Without `seek`, nothing is written again."""
+    """The bytes that were written since the last call. Without `seek`, nothing is written again."""
 
     def __init__(self) -> None:
         self._data = bytearray()

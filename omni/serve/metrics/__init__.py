@@ -1,4 +1,4 @@
-"""What the server and the stages do, for Prometheus."""
+"""Metrics of the server and its stages, for Prometheus."""
 
 from omni.serve.metrics.server_metrics import ServerMetrics
 

@@ -37,10 +37,12 @@ class ServerMetrics(Observer):
         self._stages = StageCollector(omni, limits)
         self._kinds: dict[str, _Kind] = {}
         kind, stage = ("kind",), ("kind", "stage")
-        self._requests = Counter("omni_requests", "Requests that had a place.", kind, registry=registry)
+        self._requests = Counter("omni_requests", "Requests that were accepted.", kind, registry=registry)
         self._finished = Counter("omni_requests_finished", "Requests that were answered.", kind, registry=registry)
         self._cancelled = Counter("omni_requests_cancelled", "Requests whose client left.", kind, registry=registry)
-        self._refused = Counter("omni_requests_refused", "Requests for which no place was.", kind, registry=registry)
+        self._refused = Counter(
+            "omni_requests_refused", "Requests that were refused: too many answers under way.", kind, registry=registry
+        )
         self._failed = Counter(
             "omni_requests_failed",
             "Requests that ended with an error, by its code.",

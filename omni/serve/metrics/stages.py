@@ -1,4 +1,4 @@
-"""What the stages hold and have done, as metrics."""
+"""Usage and counters of the stages, as metrics."""
 
 import asyncio
 from collections.abc import Iterator, Mapping

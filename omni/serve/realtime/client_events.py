@@ -1,4 +1,4 @@
-"""What a client sends, as structs of OpenAI's types."""
+"""Events of a client, as structs of OpenAI's types."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ from omni.serve.realtime.items import Item
 from omni.serve.realtime.memory import SessionMemory
 
 ROOT = "root"
-"""Stands for the place before the first item."""
+"""The id that stands before the first item."""
 
 
 class Conversation:
@@ -27,22 +27,22 @@ class Conversation:
     def last_id(self) -> str | None:
         return self._items[-1].id if self._items else None
 
-    def check_place(self) -> None:
-        """Raises InputError if no further item has a place."""
+    def check_room(self) -> None:
+        """Raises InputError if there is no room for a further item."""
         if len(self._items) >= self._most:
             raise InputError("conversation", f"has {self._most} items", "delete some")
 
     def add(self, item: Item, after: str | None = None, *, held: bool = False) -> str | None:
         """Returns the id of the item before it. after: an item, `ROOT`, or None for the end. held: whether the item's memory is
         counted already. Raises InputError, OverloadedError."""
-        self.check_place()
+        self.check_room()
         if item.id == ROOT or any(each.id == item.id for each in self._items):
             raise InputError("item.id", f"{quoted(item.id)} is taken", "use another, or leave it out")
-        place = len(self._items) if after is None else 0 if after == ROOT else self._find(after, "previous_item_id") + 1
+        index = len(self._items) if after is None else 0 if after == ROOT else self._find(after, "previous_item_id") + 1
         if not held:
             self._memory.add(item.bytes, "item")
-        self._items.insert(place, item)
-        return self._items[place - 1].id if place else None
+        self._items.insert(index, item)
+        return self._items[index - 1].id if index else None
 
     def get(self, item_id: str, field: str = "item_id") -> Item:
         """Raises InputError for an unknown id."""
@@ -53,8 +53,8 @@ class Conversation:
 
     def before(self, item_id: str) -> str | None:
         """The id of the item before one."""
-        place = self._find(item_id, "item_id")
-        return self._items[place - 1].id if place else None
+        index = self._find(item_id, "item_id")
+        return self._items[index - 1].id if index else None
 
     def delete(self, item_id: str) -> None:
         """Raises InputError for an unknown id."""

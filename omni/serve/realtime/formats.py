@@ -63,7 +63,7 @@ class FormatEncoder:
         self.ms = 0.0
 
     def push(self, samples: Samples) -> bytes:
-        """What is ready, perhaps nothing."""
+        """The bytes that are ready, perhaps none."""
         return self._encode(samples if self._resample is None else self._resample.resample_chunk(samples))
 
     def finish(self) -> bytes:

@@ -37,18 +37,18 @@ async def _realtime(server: Server, websocket: WebSocket) -> None:
     session_id = request_id_of(websocket.scope)
     protocols: list[str] = websocket.scope.get("subprotocols", [])
     since = time.perf_counter()
-    with ExitStack() as place:
+    with ExitStack() as held:
         try:
             _check_origin(server, websocket)
             check_key(server, _authorization(websocket, protocols))
             model = websocket.query_params.get("model", server.names[0])
             check_model(server, model)
-            place.enter_context(server.limits.session())
+            held.enter_context(server.limits.session())
         except Exception as error:
             described = reported(error, session_id, server.options.retry_after_seconds)
             await websocket.send_denial_response(error_response(described))
             return
-        memory = SessionMemory(place.enter_context(server.limits.body()), server.options.max_session_bytes)
+        memory = SessionMemory(held.enter_context(server.limits.body()), server.options.max_session_bytes)
         await websocket.accept(_PROTOCOL if _PROTOCOL in protocols else None)
         try:
             await RealtimeSession(server, websocket, memory, first_settings(server, model), session_id).run()

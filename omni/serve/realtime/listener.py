@@ -98,7 +98,7 @@ class TurnListener:
         """The turn is over. Raises InputError if there is too little sound."""
         if 1000 * len(self._buffer) < LEAST_MS * self._settings.input_format.rate:
             raise InputError(FIELD, f"holds less than {LEAST_MS} ms of sound", "append more before it is committed")
-        self._conversation.check_place()
+        self._conversation.check_room()
         self._commit(self._buffer.end)
         if self._detector is not None:
             self._detector.reset()
@@ -125,7 +125,7 @@ class TurnListener:
         assert turns is not None
         self._channel.put(SpeechStopped(item_id=self._item_id, audio_end_ms=self._ms(turn.at)))
         try:
-            self._conversation.check_place()
+            self._conversation.check_room()
         except InputError:
             self._buffer.drop_before(turn.at)
             raise
@@ -146,7 +146,7 @@ class TurnListener:
         self._channel.put(ItemDone(item=item.described(), previous_item_id=before))
 
     def _forget(self, detector: TurnDetector) -> None:
-        """What no turn can start in any more."""
+        """Drops sound in which no turn can start any more."""
         turns = self._settings.turn_detection
         assert turns is not None
         kept_ms = turns.prefix_padding_ms + detector.lookback_ms

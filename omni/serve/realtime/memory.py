@@ -1,4 +1,4 @@
-"""What a session holds."""
+"""The memory of a session."""
 
 from omni.errors import InputError
 from omni.serve.limits import HeldBody
@@ -19,5 +19,5 @@ class SessionMemory:
         self._held.add(count)
 
     def change(self, count: int) -> None:
-        """What cannot be refused, and with a negative count what is gone."""
+        """Counts bytes that cannot be refused, or with a negative count bytes that are freed."""
         self._held.change(count)

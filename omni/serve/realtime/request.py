@@ -52,7 +52,7 @@ def read_request(
     items = conversation.items() if own.input is None else _input(server, settings, conversation, own.input)
     kept = own.conversation != "none"
     if kept:
-        conversation.check_place()
+        conversation.check_room()
     return ResponseRequest(updated(server, settings, rest, "response"), items, kept, own.metadata)
 
 

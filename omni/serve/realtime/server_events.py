@@ -1,4 +1,4 @@
-"""What the server sends, as structs of OpenAI's types."""
+"""Events of the server, as structs of OpenAI's types."""
 
 from typing import Any
 

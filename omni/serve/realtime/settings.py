@@ -1,4 +1,4 @@
-"""What a session, or one response of it, is set to."""
+"""The settings of a session, or of one response."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ from omni.serve.sampling import stage_sampling
 from omni.serve.server import Server
 
 _NOT_SAMPLING = frozenset({"max_tokens", "logprobs", "prompt_logprobs"})
-"""The first has another name, and log-probabilities no place in events."""
+"""The first has another name, and events have no field for log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ def first_settings(server: Server, model: str) -> Settings:
 
 
 def updated(server: Server, before: Settings, given: Mapping[str, Any], at: str) -> Settings:
-    """With the fields of an event. at: their place in it, for errors. Raises InputError; nothing is changed then."""
+    """With the fields of an event. at: their path in it, for errors. Raises InputError; nothing is changed then."""
     fields, params = split_sampling(without_unsupported(given, SESSION, at), _NOT_SAMPLING)
     read = convert(fields, _Session, at)
     params = {name: value for name, value in params.items() if value is not None}
@@ -142,7 +142,7 @@ def arguments(server: Server, settings: Settings, at: str = "session") -> Genera
 
 
 def described(settings: Settings) -> dict[str, Any]:
-    """The session as events have it: OpenAI's type has no place for sampling."""
+    """The session as events have it: OpenAI's type has no field for sampling."""
     turns = settings.turn_detection
     return {
         "type": "realtime",

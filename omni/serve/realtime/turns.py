@@ -85,7 +85,7 @@ class TurnDetector:
 
     @property
     def lookback_ms(self) -> int:
-        """How long before the newest sample a turn may still be found to have started, without padding."""
+        """The longest time before the newest sample at which a turn may still be found to have started, without padding."""
         return (_WINDOW + 5) * _FRAME_MS
 
     def push(self, samples: Pcm) -> list[TurnStart | TurnEnd]:

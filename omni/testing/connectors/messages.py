@@ -24,7 +24,7 @@ class StartEnd(msgspec.Struct, frozen=True, tag=True):
 
 
 class EdgeOf(msgspec.Struct, frozen=True):
-    """What an `EdgeEnd` is made of, but its device."""
+    """The fields of an `EdgeEnd` without its device."""
 
     name: str
     pool_bytes: int

@@ -1,4 +1,4 @@
-"""What a worker reports about itself, checked in each tick."""
+"""A worker's reports about itself, checked in each tick."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,7 +22,7 @@ class WorkerWatch:
 
     @property
     def held(self) -> dict[str, int]:
-        """What `usage` reports that is not zero."""
+        """The numbers of `usage` that are not zero."""
         with calling("usage", "count from what the worker has, whatever state it is in"):
             usage: object = self._worker.usage()
         _require_numbers("usage", usage)

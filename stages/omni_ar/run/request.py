@@ -40,6 +40,9 @@ class RequestStatus(IntEnum):
     `ArRequest.paused` is not a status, since it is independent of all of them: a consumer that is behind may pause a request
     that waits for its prompt, or an isolated one, and the request has the same status when it is resumed. A paused request is
     in no step. Prefill and decode are not statuses either: `ArRequest.decoding` follows from two counts.
+
+    Other kinds of stages mark the parts of a failed batch `alone` (`omni.stage.worker.BatchPart`) and run them at once. Here a
+    request gives up its blocks first and computes its tokens again, in several steps: three statuses say how far it is.
     """
 
     WAITING_FOR_INPUTS = auto()
