@@ -1,6 +1,8 @@
 """The origin of an error: the plugin's distribution, file and line. Only the standard library, since `omni.errors` uses it."""
 
 import inspect
+import linecache
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
@@ -118,12 +120,33 @@ def _origin_of(code: object) -> tuple[str, str, int] | None:
     else:
         kind = code if inspect.isclass(code) else type(code)
         module = kind.__module__
-        try:
-            place = str(inspect.getsourcefile(kind)), inspect.getsourcelines(kind)[1]
-        except (OSError, TypeError):  # no source: a builtin, or a class made by a call
+        found = _place_of_class(kind)
+        if found is None:
             return None
+        place = found
     package = module.partition(".")[0]
     return None if package == _FRAMEWORK else (package, *place)
+
+
+def _place_of_class(kind: type) -> tuple[str, int] | None:
+    """File and line of a class; None without source: a builtin, or a class made by a call.
+
+    `inspect.getsourcelines` parses the whole file: it keeps the interpreter lock for long, and in Python 3.11 it raises SystemError
+    if another thread parses at the same time.
+    """
+    try:
+        file = inspect.getsourcefile(kind)
+    except TypeError:
+        return None
+    if file is None:
+        return None
+    header = re.compile(rf"\s*class\s+{re.escape(kind.__name__)}\b")
+    lines = [number for number, text in enumerate(linecache.getlines(file), start=1) if header.match(text)]
+    codes = [value.__code__ for value in vars(kind).values() if isinstance(value, FunctionType)]
+    first = min((code.co_firstlineno for code in codes if code.co_filename == file), default=None)
+    if first is not None:  # of several classes with this name, the one whose methods follow
+        lines = [number for number in lines if number < first][-1:]
+    return (file, lines[0]) if lines else None
 
 
 def _is_inherited(method: MethodType) -> bool:

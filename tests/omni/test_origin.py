@@ -1,5 +1,6 @@
 """Which line an error blames."""
 
+import ast
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -64,6 +65,26 @@ def test_a_method_a_class_and_an_object() -> None:
     first = f"{__file__}:{Named.method.__code__.co_firstlineno - 1}"
     assert origin(code=Named().method) == line_of(Named.method)
     assert origin(code=Named) == origin(code=Named()) == first
+
+
+def test_of_two_classes_with_one_name_the_right_line() -> None:
+    class Named:
+        value = 1
+
+        def __call__(self) -> None: ...
+
+    assert origin(code=Named) == line_of(Named.__call__, -3)
+    assert origin(code=type("Made", (), {})) == ""
+
+
+def test_a_class_is_found_without_parsing_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsing in two threads at once raises SystemError in Python 3.11."""
+
+    def parse(*_: object, **__: object) -> None:
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr(ast, "parse", parse)
+    assert origin(code=Named()) == f"{__file__}:{Named.method.__code__.co_firstlineno - 1}"
 
 
 @pytest.mark.parametrize("code", [len, int, None, 7, InputError, "text"])
