@@ -63,8 +63,8 @@ class ErrorData(msgspec.Struct, frozen=True):
         # A plugin's subclass may not have set the attributes; the other process gives a StageError then.
         arguments = tuple(_optional(vars(error).get(name)) for name in names) or (_text(error),)
         raised = error.__traceback__ is not None or error.__cause__ is not None
-        trace = _encodable("".join(traceback.format_exception(error))) if raised else ""
-        notes = tuple(_encodable(str(note)) for note in vars(error).get("__notes__", ()))
+        trace = _trace(error) if raised else ""
+        notes = _notes(error)
         name = f"{kind.__module__}.{kind.__name__}" if set(names) <= vars(error).keys() else ""
         return cls(name, arguments, said(error), notes, trace)
 
@@ -96,6 +96,20 @@ def _text(error: BaseException) -> str:
         return _encodable(str(error.args[0]) if len(error.args) == 1 else str(error))
     except Exception:  # a plugin's own `__str__` may raise
         return said(error)
+
+
+def _trace(error: BaseException) -> str:
+    try:
+        return _encodable("".join(traceback.format_exception(error)))
+    except Exception:  # a plugin's own `__str__`; in Python 3.11 also another thread that parses at the same time
+        return ""
+
+
+def _notes(error: BaseException) -> tuple[str, ...]:
+    try:
+        return tuple(_encodable(str(note)) for note in vars(error).get("__notes__", ()))
+    except Exception:  # they are a plugin's own
+        return ()
 
 
 def _optional(value: object) -> str | None:

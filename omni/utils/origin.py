@@ -120,7 +120,7 @@ def _origin_of(code: object) -> tuple[str, str, int] | None:
     else:
         kind = code if inspect.isclass(code) else type(code)
         module = kind.__module__
-        found = _line_of_class(kind)
+        found = _place_of_class(kind)
         if found is None:
             return None
         place = found
@@ -128,23 +128,25 @@ def _origin_of(code: object) -> tuple[str, str, int] | None:
     return None if package == _FRAMEWORK else (package, *place)
 
 
-def _line_of_class(kind: type) -> tuple[str, int] | None:
-    """File and line of a class statement; None for a builtin, and for a class made by a call.
+def _place_of_class(kind: type) -> tuple[str, int] | None:
+    """File and line of a class; None without source: a builtin, or a class made by a call.
 
-    Not `inspect.getsourcelines`: it parses the whole file, which takes milliseconds of the engine's thread, and fails in Python
-    3.11 while another thread parses too (`SystemError: AST constructor recursion depth mismatch`).
+    `inspect.getsourcelines` parses the whole file: it keeps the interpreter lock for long, and in Python 3.11 it raises SystemError
+    if another thread parses at the same time.
     """
     try:
         file = inspect.getsourcefile(kind)
-    except (OSError, TypeError):
+    except TypeError:
         return None
-    lines, number = linecache.getlines(file) if file is not None else [], 0
-    for name in kind.__qualname__.replace(".<locals>", "").split("."):
-        statement = re.compile(rf"\s*(class|(async\s+)?def)\s+{re.escape(name)}\b")
-        number = next((n for n, line in enumerate(lines[number:], number + 1) if statement.match(line)), 0)
-        if not number:
-            return None
-    return str(file), number
+    if file is None:
+        return None
+    header = re.compile(rf"\s*class\s+{re.escape(kind.__name__)}\b")
+    lines = [number for number, text in enumerate(linecache.getlines(file), start=1) if header.match(text)]
+    codes = [value.__code__ for value in vars(kind).values() if isinstance(value, FunctionType)]
+    first = min((code.co_firstlineno for code in codes if code.co_filename == file), default=None)
+    if first is not None:  # of several classes with this name, the one whose methods follow
+        lines = [number for number in lines if number < first][-1:]
+    return (file, lines[0]) if lines else None
 
 
 def _is_inherited(method: MethodType) -> bool:

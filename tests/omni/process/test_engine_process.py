@@ -333,6 +333,20 @@ def test_errors_are_rebuilt(error: Exception):
     assert other.__cause__ is None
 
 
+class HostileError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_error_whose_text_and_notes_raise_still_passes() -> None:
+    error = HostileError("odd")
+    error.__dict__["__notes__"] = [error]
+    error.__cause__ = ValueError("cause")
+    other = ErrorData.of(error).rebuild("running")
+    assert isinstance(other, StageError)
+    assert "HostileError" in str(other)
+
+
 def test_errors_of_unknown_types_keep_their_text_and_traceback():
     try:
         raise Odd(1, 2)
