@@ -14,6 +14,7 @@ from omni.engine.admission import Admission
 from omni.engine.command_queue import CommandQueue
 from omni.engine.engine import Engine
 from omni.engine.faults import with_boxes
+from omni.engine.launch_order import LaunchOrder, sound_stages
 from omni.engine.memory import ALONE, Budget, DeviceShare, StageMemory, budget_of, divide
 from omni.engine.options import EngineOptions
 from omni.engine.orchestrator import Orchestrator
@@ -31,7 +32,7 @@ from omni.pipeline import (
 )
 from omni.plugin import expect
 from omni.plugin.manager import Plugins
-from omni.stage import Footprint, LoadedStage, StageContext, StageWorker, memory_errors
+from omni.stage import Footprint, Listeners, LoadedStage, StageContext, StageWorker, memory_errors
 from omni.timeline.file import TimelineFile
 from omni.timeline.trace import Trace
 from omni.utils.interrupts import is_interrupt
@@ -48,10 +49,12 @@ def load_stages(
     load_format: str,
     graphs: bool = False,
     stages: Container[str] | None = None,
+    listeners: Listeners | None = None,
 ) -> dict[str, LoadedStage]:
     """Loads the weights of `stages`, by default all, onto `device`, in the pipeline's order.
 
-    dtype: of stages without a dtype of their own. graphs: whether stages capture their steps at start.
+    dtype: of stages without a dtype of their own. graphs: whether stages capture their steps at start. listeners: as in
+    `StageContext`.
 
     On `omni.device.meta.MetaDevice` with load format `"dummy"`, for footprints, no weight is read and no memory
     allocated.
@@ -73,6 +76,7 @@ def load_stages(
                 load_format=load_format,
                 logits_processors=plan.processors,
                 graphs=graphs,
+                listeners=listeners,
             )
             kind, name = plan.kinds[stage.name], stage.name
             with _built(stage, kind.load, device), memory_errors(name, "weights and buffers", device):
@@ -142,6 +146,8 @@ def build_engine(
     own = placement.on(here)
     edges = [*selector.open_edges(plan.pipeline, placement, here), *selector.open_outputs(plan.pipeline, own, here)]
     ends = EdgeEnds(here, edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
+    listeners = Listeners(device.seconds, short=options.short_slack)
+    by_slack = listeners if options.launch_order == "slack" else None
     try:
         budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device), share)
         timeline = None
@@ -150,7 +156,14 @@ def build_engine(
             timeline = TimelineFile(options.timeline, device, stages, take_timeline)
         graphs = device.captures if options.graphs is None else options.graphs
         loaded = load_stages(
-            plan, checkpoint, device, dtype=options.dtype, load_format=options.load_format, graphs=graphs, stages=own
+            plan,
+            checkpoint,
+            device,
+            dtype=options.dtype,
+            load_format=options.load_format,
+            graphs=graphs,
+            stages=own,
+            listeners=by_slack,
         )
         memory = _divide(loaded, device, budget)
         workers = _start_workers(plan, loaded, memory, device)
@@ -167,11 +180,22 @@ def build_engine(
         admission=admission,
         place=here,
         is_held=is_held,
+        listeners=listeners,
     )
+    launch_order = None
+    if by_slack is not None:
+        launch_order = LaunchOrder(tuple(workers), sound_stages(plan.pipeline), by_slack, ample=options.ample_slack)
     if timeline is not None:
         timeline.start()
     return Engine(
-        device, orchestrator, workers=workers, ends=ends, memory=memory, timeline=timeline, command_queue=command_queue
+        device,
+        orchestrator,
+        workers=workers,
+        ends=ends,
+        memory=memory,
+        timeline=timeline,
+        command_queue=command_queue,
+        launch_order=launch_order,
     )
 
 

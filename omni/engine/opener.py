@@ -1,6 +1,7 @@
 """Opens a request at the stages of an engine: its routes, its credits, and the first messages to its stages."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 
 from omni.device import COMPLETED
 from omni.engine.active import ActiveRequest
@@ -10,6 +11,7 @@ from omni.engine.request import EngineRequest, SafeSink
 from omni.engine.route import Credit, InRoute, OutRoute
 from omni.engine.user_route import UserRoute
 from omni.errors import LostPeerError, OmniError, ReturnedError, StageError, fault_of, plugin_call, type_of
+from omni.payload import AudioChunk
 from omni.pipeline import FRONTEND, Edge, Pipeline
 from omni.pipeline.adapter import Adapter, AdapterFactory, as_adapter
 from omni.sampling import NO_RULES, SamplingParams
@@ -33,9 +35,10 @@ class RequestOpener:
         leases: Mapping[str, dict[Lease, None]],
         changed: dict[Credit, None],
         on_busy: Callable[[InRoute], None],
+        hear: Callable[[str, AudioChunk], None],
     ) -> None:
         """workers: of the stages on `place`. leases: those that each stage holds. changed: gets the credits with changes
-        to report. on_busy: called when a route has something to receive."""
+        to report. on_busy: called when a route has something to receive. hear: as in `UserRoute`, with the request's id."""
         self._pipeline = pipeline
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._user_edges = {output.modality: output.route for output in pipeline.outputs}
@@ -46,6 +49,7 @@ class RequestOpener:
         self._leases = leases
         self._changed = changed
         self._on_busy = on_busy
+        self._hear = hear
 
     def open(
         self, request: EngineRequest, sink: SafeSink, rank: Rank, stages: Collection[str], awaited: Collection[str]
@@ -133,7 +137,16 @@ class RequestOpener:
     def _user_route(self, active: ActiveRequest, modality: str, edge: Edge) -> UserRoute:
         ends = self._ends.sender(edge.name, self._place), self._ends.receiver(edge.name, self._place)
         adapter, credit = self._adapter(active.request, edge), active.credits[edge.producer]
-        return UserRoute(active.request.id, modality, edge, adapter=adapter, ends=ends, credit=credit, sink=active.sink)
+        return UserRoute(
+            active.request.id,
+            modality,
+            edge,
+            adapter=adapter,
+            ends=ends,
+            credit=credit,
+            sink=active.sink,
+            hear=partial(self._hear, active.request.id),
+        )
 
     def _adapter(self, request: EngineRequest, edge: Edge) -> Adapter:
         factory = self._adapters[edge.name]

@@ -7,6 +7,7 @@ from omni.engine.admission import Admission
 from omni.engine.busy_routes import BusyRoutes
 from omni.engine.connections import PeerConnections
 from omni.engine.faults import ClosedStages, StageFault, discard_work, next_message
+from omni.engine.launch_order import sound_stages
 from omni.engine.opener import RequestOpener
 from omni.engine.peer_messages import (
     AcquiredOut,
@@ -22,7 +23,7 @@ from omni.engine.peer_messages import (
     ToProducer,
 )
 from omni.engine.peers import EdgeEnds
-from omni.engine.produced import check_produced, check_sound
+from omni.engine.produced import AUDIO, check_produced, check_sound
 from omni.engine.ranked import Rank
 from omni.engine.request import (
     ConnectPeer,
@@ -37,10 +38,10 @@ from omni.engine.route import Credit
 from omni.engine.user_route import UserRoute
 from omni.engine.values import check_done, check_tokens, give
 from omni.errors import InputError, LostPeerError, OmniError, ReturnedError, StageError, known
-from omni.payload import GeneratedTokens, RequestHiddenStates
+from omni.payload import AudioChunk, GeneratedTokens, RequestHiddenStates
 from omni.pipeline import Pipeline
 from omni.pipeline.adapter import AdapterFactory
-from omni.stage import Abort, Done, Failed, Lease, Outbound, Produced, StageWorker
+from omni.stage import Abort, Done, Failed, Lease, Listeners, Outbound, Produced, StageWorker
 
 
 class Orchestrator:
@@ -61,8 +62,10 @@ class Orchestrator:
         admission: Admission[SubmitRequest],
         place: str = "",
         is_held: Callable[[str], bool] = lambda request_id: False,
+        listeners: Listeners | None = None,
     ) -> None:
-        """workers: of the stages on this engine's place. is_held: `CommandQueue.holds`."""
+        """workers: of the stages on this engine's place. is_held: `CommandQueue.holds`. listeners: told of the sound that is
+        given."""
         self._pipeline = pipeline
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._workers = workers
@@ -77,6 +80,10 @@ class Orchestrator:
         self._draining: dict[str, None] = {}
         """Requests whose stages here are done, while payloads are under way to other engines."""
         self._is_held = is_held
+        self.listeners = listeners if listeners is not None else Listeners()
+        near = sound_stages(pipeline)
+        self._edges_to_sound = {e.name for e in pipeline.edges if e.consumer in near and e.producer not in near}
+        self._sound_stage = next((each.stage for each in pipeline.outputs if each.modality == AUDIO), None)
         self._connections = PeerConnections(ends)
         self._latest = 0
         """The highest number of the requests that were submitted or aborted here."""
@@ -91,6 +98,7 @@ class Orchestrator:
             leases=self._leases,
             changed=self._changed,
             on_busy=self._routes.add_in,
+            hear=self._hear,
         )
 
     @property
@@ -180,6 +188,10 @@ class Orchestrator:
         """Whether `tick` has something to do without a request: memory to pass back, messages to send."""
         return self._ends.busy
 
+    def counters(self, stage: str) -> Mapping[str, int]:
+        """Totals of a stage that its worker does not know: `underruns` of a stage that gives sound."""
+        return {"underruns": self.listeners.underruns} if stage == self._sound_stage else {}
+
     def connect(self, command: ConnectPeer) -> None:
         """Connects to another engine, which may replace one that has ended."""
         self._lose(command.place)
@@ -214,6 +226,8 @@ class Orchestrator:
         stages, awaited = self._stages_of(request)
         active, opened = self._opener.open(request, command.sink, rank, stages, awaited)
         self._active[request.id] = active
+        if self._sound_stage in self._workers and AUDIO in request.modalities:
+            self.listeners.join(request.id)
         for stage, message in opened:
             self._workers[stage].inbox.append(message)
         for place, kept in self._ends.kept(request.id):
@@ -258,6 +272,8 @@ class Orchestrator:
                 if route is not None and not route.closed and (edge.hidden_states or not hidden):
                     route.send(produced)
                     self._routes.add_out(route)
+                    if edge.name in self._edges_to_sound:
+                        self.listeners.approach(active.request.id)
             taken = self._give(active, stage, produced, hidden)
         finally:
             produced.close()
@@ -291,7 +307,12 @@ class Orchestrator:
                     active.sink.give(given)
                 else:
                     give(active.sink, given, stage, type(self._workers[stage]))
+                    if output.modality == AUDIO and isinstance(given.meta, AudioChunk):
+                        self._hear(active.request.id, given.meta)
         return taken
+
+    def _hear(self, request_id: str, chunk: AudioChunk) -> None:
+        self.listeners.hear(request_id, len(chunk.samples) / chunk.sample_rate)
 
     def _finish(self, active: ActiveRequest, stage: str, done: Done) -> None:
         active.running.discard(stage)
@@ -337,6 +358,7 @@ class Orchestrator:
 
     def _clear(self, active: ActiveRequest, reason: str) -> None:
         self._draining.pop(active.request.id, None)
+        self.listeners.leave(active.request.id)
         active.abort_routes(reason)
         self._routes.discard(active)
         for name in active.running:

@@ -9,7 +9,7 @@ The user takes every payload at once, so a route never pauses its producer for l
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -20,6 +20,7 @@ from omni.engine.produced import AUDIO, checked_rate
 from omni.engine.request import SafeSink, StageOutput
 from omni.engine.route import Credit, InRoute, OutRoute
 from omni.engine.values import give
+from omni.payload import AudioChunk
 from omni.pipeline import Edge
 from omni.pipeline.adapter import Adapter
 from omni.stage import Ended, Feed, Inbound, Produced
@@ -38,8 +39,9 @@ class UserRoute:
         ends: tuple[Sender, Receiver],
         credit: Credit,
         sink: SafeSink,
+        hear: Callable[[AudioChunk], None] = lambda chunk: None,
     ) -> None:
-        """edge: `PipelineOutput.route`. credit: of the producer."""
+        """edge: `PipelineOutput.route`. credit: of the producer. hear: called with sound that was given."""
         sender, receiver = ends
         self.request_id = request_id
         self.finished = False
@@ -47,6 +49,7 @@ class UserRoute:
         self._modality = modality
         self._edge = edge
         self._sink = sink
+        self._hear = hear
         self._code = adapter.push
         self._rate: int | None = None
         self._in = InRoute(
@@ -100,6 +103,8 @@ class UserRoute:
                     self._rate = checked_rate(self._edge.name, message.payload.meta, self._code, self._rate)
                 output = StageOutput(self._modality, message.payload.meta, tensors)
                 give(self._sink, output, self._edge.name, self._code)
+                if self._modality == AUDIO and isinstance(output.meta, AudioChunk):
+                    self._hear(output.meta)
             case Ended():
                 self.finished = True
         return True
