@@ -45,7 +45,7 @@ class LaunchOrder:
     def turn(self) -> tuple[Names, Names]:
         """The stages that launch first in this turn, and those that follow if `follows`."""
         listeners = self._listeners
-        if not len(listeners):
+        if not listeners.anyone:
             return self._plain
         if listeners.awaited or listeners.least < self._ample:
             return self._sound_first

@@ -43,16 +43,16 @@ class Listeners:
         self._awaited: dict[str, None] = {}
         self._earliest: float | None = math.inf
         """The first `played_until`; None if it has to be looked for."""
+        self.anyone = False
+        """Whether a request has a listener."""
         self.underruns = 0
         """Chunks that came after their listener had heard nothing for a while."""
-
-    def __len__(self) -> int:
-        return len(self._listeners)
 
     def join(self, request_id: str) -> None:
         """A request is opened that someone will listen to."""
         self._listeners[request_id] = Listener()
         self._coming[request_id] = None
+        self.anyone = True
 
     def approach(self, request_id: str) -> None:
         """The request has reached the stages that make its sound. A no-op without a listener, and when repeated."""
@@ -77,6 +77,7 @@ class Listeners:
         if self._listeners.pop(request_id, None) is not None:
             self._forget_wait(request_id)
             self._earliest = None
+            self.anyone = bool(self._listeners)
 
     def _forget_wait(self, request_id: str) -> None:
         self._coming.pop(request_id, None)
@@ -110,4 +111,4 @@ class Listeners:
     @property
     def short(self) -> bool:
         """Whether someone's slack is short."""
-        return bool(self._listeners) and self.least < self._short
+        return self.anyone and self.least < self._short

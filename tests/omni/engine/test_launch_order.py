@@ -61,7 +61,7 @@ def test_without_a_listener_slack_is_infinite(listeners: Listeners) -> None:
     listeners.approach("text")
     listeners.leave("text")
     assert listeners.slack("text") == listeners.least == math.inf
-    assert not any((listeners.short, listeners.awaited, listeners.coming, len(listeners)))
+    assert not any((listeners.short, listeners.awaited, listeners.coming, listeners.anyone))
 
 
 def test_the_least_slack_is_that_of_those_who_hear_something(clock: Clock, listeners: Listeners) -> None:
@@ -228,9 +228,9 @@ def test_the_orchestrator_tells_what_a_listener_hears(clock: Clock) -> None:
     listeners = graph.orchestrator.listeners
     listeners._clock = clock
     text = graph.submit("text", "text")
-    assert not len(listeners), "nobody listens to a text"
+    assert not listeners.anyone, "nobody listens to a text"
     graph.submit("a", "text", "audio")
-    assert (len(listeners), listeners.coming) == (1, True)
+    assert (listeners.anyone, listeners.coming) == (True, True)
     graph.seer.produce("a", host(1))
     graph.settle()
     assert (listeners.coming, listeners.awaited) == (False, True), "the writer feeds the stage that makes the sound"
@@ -246,7 +246,7 @@ def test_the_orchestrator_tells_what_a_listener_hears(clock: Clock) -> None:
     for worker in (graph.seer, graph.writer, graph.speaker):
         worker.done("a")
     graph.settle()
-    assert not len(listeners), "it is over"
+    assert not listeners.anyone, "it is over"
     assert not text.over
 
 
@@ -255,4 +255,4 @@ def test_a_request_that_fails_has_no_listener() -> None:
     graph.submit("a", "audio")
     graph.engine.abort("a", ValueError("given up"))  # type: ignore[arg-type]
     graph.settle()
-    assert not len(graph.orchestrator.listeners)
+    assert not graph.orchestrator.listeners.anyone
