@@ -7,7 +7,7 @@ one thing after another, so every run has the same times. The costs are a model 
 `--at-once` short prompts come together; `--late` longer ones follow, one `--every` seconds. Per rule: first audio, real-time
 factor, slack (see `crowd.py`), chunks, and the vocoder's steps. `--timeline` prints the order of the first steps.
 
-| rule | launch order | chunks of the vocoder |
+| rule | order of stages | chunks of the vocoder |
 |---|---|---|
 | fixed, 10 frames first | as in the pipeline | 10 frames, then 25 |
 | fixed | as in the pipeline | 4 frames, then 25 |
@@ -53,7 +53,7 @@ _CHUNK_FIXED, _CHUNK_FRAME = 4.0, 0.02
 """Milliseconds of a vocoder's step, and of a frame of each of its rows."""
 
 
-class Step(NamedTuple):
+class TimedStep(NamedTuple):
     """began: in seconds of the device's clock. work: what it ran."""
 
     began: float
@@ -67,7 +67,7 @@ class PacedDevice(CpuDevice):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.steps: list[Step] = []
+        self.steps: list[TimedStep] = []
 
     def seconds(self) -> float:
         return self.now
@@ -89,14 +89,14 @@ class PacedDevice(CpuDevice):
             self._take(stream.name, f"{decodes} rows, {prefill} prompt tokens", took)
 
     def _take(self, stage: str, work: str, milliseconds: float) -> None:
-        self.steps.append(Step(self.now, stage, work))
+        self.steps.append(TimedStep(self.now, stage, work))
         self.now += milliseconds / 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     name: str
-    launch_order: str
+    scheduling: str
     first_chunk_frames: int
 
 
@@ -104,7 +104,7 @@ RULES = (Rule("fixed, 10 frames first", "fixed", 10), Rule("fixed", "fixed", 4),
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ArrivingPrompt:
     at: float
     prompt: str
 
@@ -119,17 +119,17 @@ class Outcome:
     late: Crowd | None
     steps: int
     underruns: int
-    launches: Sequence[Step]
+    launches: Sequence[TimedStep]
 
 
-def arrivals(arguments: argparse.Namespace) -> list[Arrival]:
-    early = [Arrival(0.0, prompt_of(salt)) for salt in range(arguments.at_once)]
+def arrivals(arguments: argparse.Namespace) -> list[ArrivingPrompt]:
+    early = [ArrivingPrompt(0.0, prompt_of(salt)) for salt in range(arguments.at_once)]
     words = random.Random(1)
     long = [
         " ".join(words.choice(("one", "river", "runs", "past", "a", "town")) for _ in range(arguments.late_words))
         for _ in range(arguments.late)
     ]
-    return early + [Arrival((1 + index) * arguments.every, f"{index} {text}") for index, text in enumerate(long)]
+    return early + [ArrivingPrompt((1 + index) * arguments.every, f"{index} {text}") for index, text in enumerate(long)]
 
 
 def request_of(engine: PipelineEngine, index: int, prompt: str, arguments: argparse.Namespace) -> EngineRequest:
@@ -171,7 +171,7 @@ def listen(folder: Path, rule: Rule, arguments: argparse.Namespace) -> Outcome:
         device=device,
         overrides=settings,
         load_format="dummy",
-        launch_order=rule.launch_order,
+        scheduling=rule.scheduling,
         max_active_requests=len(waiting),
     ) as engine:
         prepared = [

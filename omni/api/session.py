@@ -176,7 +176,7 @@ class Session:
     ) -> "GenerateCall":
         """The call. may_wait: as in `Client.check`. Raises InputError, StageError when closed, ForkError if forked."""
         self._client.check_open()
-        checked = check_arguments(self.pipeline, arguments)
+        checked = replace(check_arguments(self.pipeline, arguments), listened=not keep)
         self._client.check(checked, may_wait=may_wait)
         requests, many = split_requests(messages)
         if checked.raw_prompt and not all(isinstance(each, str) for each in requests):

@@ -14,7 +14,6 @@ from omni.engine.admission import Admission
 from omni.engine.command_queue import CommandQueue
 from omni.engine.engine import Engine
 from omni.engine.faults import with_boxes
-from omni.engine.launch_order import LaunchOrder, sound_stages
 from omni.engine.memory import ALONE, Budget, DeviceShare, StageMemory, budget_of, divide
 from omni.engine.options import EngineOptions
 from omni.engine.orchestrator import Orchestrator
@@ -22,6 +21,7 @@ from omni.engine.peers import EdgeEnds
 from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.request import SubmitRequest
 from omni.engine.resolve import DTYPES, Plan, check_formats
+from omni.engine.stage_order import StageOrder, sound_stages
 from omni.engine.unfit import unfit
 from omni.errors import (
     OmniError,
@@ -147,7 +147,7 @@ def build_engine(
     edges = [*selector.open_edges(plan.pipeline, placement, here), *selector.open_outputs(plan.pipeline, own, here)]
     ends = EdgeEnds(here, edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
     listeners = Listeners(device.seconds, short=options.short_slack)
-    by_slack = listeners if options.launch_order == "slack" else None
+    by_slack = listeners if options.scheduling == "slack" else None
     try:
         budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device), share)
         timeline = None
@@ -182,9 +182,9 @@ def build_engine(
         is_held=is_held,
         listeners=listeners,
     )
-    launch_order = None
+    stage_order = None
     if by_slack is not None:
-        launch_order = LaunchOrder(tuple(workers), sound_stages(plan.pipeline), by_slack, ample=options.ample_slack)
+        stage_order = StageOrder(tuple(workers), sound_stages(plan.pipeline), by_slack, ample=options.ample_slack)
     if timeline is not None:
         timeline.start()
     return Engine(
@@ -195,7 +195,7 @@ def build_engine(
         memory=memory,
         timeline=timeline,
         command_queue=command_queue,
-        launch_order=launch_order,
+        stage_order=stage_order,
     )
 
 

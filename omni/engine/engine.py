@@ -12,7 +12,6 @@ import torch
 from omni.device import Device, SyncCheck, SyncPoint, may_sync, sync_guard
 from omni.engine.command_queue import CommandQueue, LocalCommandQueue
 from omni.engine.faults import StageFault, checked_numbers
-from omni.engine.launch_order import LaunchOrder
 from omni.engine.memory import StageMemory
 from omni.engine.orchestrator import Orchestrator
 from omni.engine.peers import EdgeEnds
@@ -25,6 +24,7 @@ from omni.engine.request import (
     Sink,
     SubmitRequest,
 )
+from omni.engine.stage_order import StageOrder
 from omni.errors import OmniError, StageError, known, plugin_call, said
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage, StageWorker
@@ -101,9 +101,9 @@ class Engine:
         memory: Mapping[str, StageMemory],
         timeline: TimelineFile | None = None,
         command_queue: CommandQueue | None = None,
-        launch_order: LaunchOrder | None = None,
+        stage_order: StageOrder | None = None,
     ) -> None:
-        """command_queue: None takes one for callers in this process. launch_order: None launches in the order of `workers`."""
+        """command_queue: None takes one for callers in this process. stage_order: None launches in the order of `workers`."""
         self.memory = memory
         """Device memory of each stage, divided at the start."""
         self._device = device
@@ -111,7 +111,7 @@ class Engine:
         self._workers = workers
         self._ends = ends
         self._timeline = timeline
-        self._launch_order = launch_order
+        self._stage_order = stage_order
         self._command_queue = command_queue or LocalCommandQueue()
         self._gate = threading.Lock()
         self._stopping = False
@@ -298,12 +298,12 @@ class Engine:
         """
         # A lost link is seen before a stage gives anything out for a request that needs it.
         moved = self._take_commands() | self._route(self._orchestrator.take_from_peers) | self._poll()
-        if self._launch_order is None:
+        if self._stage_order is None:
             moved |= self._tick(self._workers)
         else:
-            first, then = self._launch_order.turn()
+            first, then = self._stage_order.turn()
             launched = self._tick(first)
-            if then and self._launch_order.follows(launched):
+            if then and self._stage_order.follows(launched):
                 launched |= self._tick(then)
             moved |= launched
         return self._route(self._orchestrator.tick) or moved

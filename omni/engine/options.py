@@ -9,7 +9,7 @@ import torch
 from omni.config import Setting, SettingsLayer, overlay
 from omni.pipeline import ENGINE
 
-LaunchRule = Literal["slack", "fixed"]
+Scheduling = Literal["slack", "fixed"]
 """How stages schedule: by the slack of listeners, or without regard to it."""
 
 EngineProcess = Literal["auto", "thread", "process"]
@@ -28,7 +28,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         faster.
     memory_bytes: device memory that the stages share; None uses the free memory of a CUDA device, and sets no bound on
         the CPU.
-    launch_order: `"slack"`: which stages launch first, prefill and the chunks of vocoders depend on the slack of listeners;
+    scheduling: `"slack"`: which stages launch first, prefill and the chunks of vocoders depend on the slack of listeners;
         `"fixed"`: they do not.
     short_slack: seconds of sound ahead of a listener below which prefill steps are brief.
     ample_slack: seconds of sound ahead of every listener from which other stages may launch before those that make sound.
@@ -50,7 +50,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     load_format: str = "auto"
     graphs: bool | None = None
     memory_bytes: int | None = None
-    launch_order: LaunchRule = "slack"
+    scheduling: Scheduling = "slack"
     short_slack: float = 0.3
     ample_slack: float = 1.0
     timeline: str | None = None

@@ -7,7 +7,6 @@ from omni.engine.admission import Admission
 from omni.engine.busy_routes import BusyRoutes
 from omni.engine.connections import PeerConnections
 from omni.engine.faults import ClosedStages, StageFault, discard_work, next_message
-from omni.engine.launch_order import sound_stages
 from omni.engine.opener import RequestOpener
 from omni.engine.peer_messages import (
     AcquiredOut,
@@ -35,6 +34,7 @@ from omni.engine.request import (
     SubmitRequest,
 )
 from omni.engine.route import Credit
+from omni.engine.stage_order import sound_stages
 from omni.engine.user_route import UserRoute
 from omni.engine.values import check_done, check_tokens, give
 from omni.errors import InputError, LostPeerError, OmniError, ReturnedError, StageError, known
@@ -226,7 +226,7 @@ class Orchestrator:
         stages, awaited = self._stages_of(request)
         active, opened = self._opener.open(request, command.sink, rank, stages, awaited)
         self._active[request.id] = active
-        if self._sound_stage in self._workers and AUDIO in request.modalities:
+        if request.listened and AUDIO in request.modalities and self._sound_stage in self._workers:
             self.listeners.join(request.id)
         for stage, message in opened:
             self._workers[stage].inbox.append(message)

@@ -123,7 +123,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
     def _next_batch(self) -> tuple[ChunkShape, list[VocoderRequest]] | None:
         """Rows whose next chunk has the same shape, the most urgent ones. Others that are ready count that they are passed over."""
         ready: dict[VocoderRequest, tuple[ChunkShape, float]] = {}
-        smallest = self._sizes.later[0]
+        smallest = min(self._sizes.first, self._sizes.later[0])
         for request in self.rows.owners:
             if request.paused or request.in_flight or (request.buffered < smallest and not request.ended):
                 continue

@@ -269,7 +269,7 @@ class CodecWorld:
         return 10
 
     def engine(self, device: Device, settings: Mapping[str, object]) -> AnyEngine:
-        return TickedEngine(self._folder, codec_plugins(), settings, device, graphs=True, launch_order="fixed").engine
+        return TickedEngine(self._folder, codec_plugins(), settings, device, graphs=True, scheduling="fixed").engine
 
     def request(self, content: int, request_id: str, priority: int) -> EngineRequest:
         length = (1, 4, 9, 14, 6)[content % 5]
@@ -351,7 +351,7 @@ class OmniWorld:
     """The tiny Qwen3-Omni, with media, text and sound."""
 
     name = "omni"
-    _launch_order = "fixed"
+    _scheduling = "fixed"
     knobs: ClassVar[Knobs] = {
         **ar_knobs("thinker", 4, 100, 10),
         **ar_knobs("talker", 4, 100, 13),
@@ -373,7 +373,7 @@ class OmniWorld:
         return len(self._CHATS)
 
     def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
-        return OmniEngine(self._folder, settings, device, launch_order=self._launch_order).engine
+        return OmniEngine(self._folder, settings, device, scheduling=self._scheduling).engine
 
     def request(self, content: int, request_id: str, priority: int) -> EngineRequest:
         return replace(self._prepared[content], id=request_id, priority=priority)

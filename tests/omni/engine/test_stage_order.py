@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 
 from omni.device.cpu import CpuDevice
-from omni.engine import Engine
-from omni.engine.launch_order import LaunchOrder, sound_stages
+from omni.engine import Engine, EngineRequest
+from omni.engine.stage_order import StageOrder, sound_stages
 from omni.pipeline import Edge, Pipeline, PipelineOutput
 from omni.stage import Listeners
-from tests.support.fake_graph import FakeGraph, FakeWorker, fake_stage, host, sound
+from tests.support.fake_graph import FakeGraph, FakeWorker, Recorder, fake_stage, host, sound
 
 SAMPLE = 1 / 8000
 """Seconds of what the fake speaker gives at once."""
@@ -109,20 +109,18 @@ OTHERS_FIRST = (("encoder", "writer"), ("talker", "vocoder"))
 
 
 @pytest.fixture
-def order(listeners: Listeners) -> LaunchOrder:
-    return LaunchOrder(STAGES, SOUND, listeners, ample=1.0)
+def order(listeners: Listeners) -> StageOrder:
+    return StageOrder(STAGES, SOUND, listeners, ample=1.0)
 
 
-def test_stages_launch_in_the_order_of_the_pipeline_while_nobody_waits(
-    order: LaunchOrder, listeners: Listeners
-) -> None:
+def test_stages_launch_in_the_order_of_the_pipeline_while_nobody_waits(order: StageOrder, listeners: Listeners) -> None:
     assert order.turn() == PLAIN
     listeners.join("a")
     listeners.hear("a", 1.5)
     assert order.turn() == PLAIN
 
 
-def test_a_request_at_the_sound_stages_has_its_sound_made_first(order: LaunchOrder, listeners: Listeners) -> None:
+def test_a_request_at_the_sound_stages_has_its_sound_made_first(order: StageOrder, listeners: Listeners) -> None:
     listeners.join("a")
     listeners.approach("a")
     assert order.turn() == SOUND_FIRST
@@ -131,7 +129,7 @@ def test_a_request_at_the_sound_stages_has_its_sound_made_first(order: LaunchOrd
 
 
 def test_streams_with_plenty_of_slack_yield_to_prompts_and_others_do_not(
-    order: LaunchOrder, listeners: Listeners, clock: Clock
+    order: StageOrder, listeners: Listeners, clock: Clock
 ) -> None:
     listeners.join("plenty")
     listeners.hear("plenty", 1.5)
@@ -152,13 +150,13 @@ def test_streams_with_plenty_of_slack_yield_to_prompts_and_others_do_not(
     ],
 )
 def test_the_stages_that_come_second_are_never_held_twice_in_a_row(
-    order: LaunchOrder, moves: Sequence[bool], follows: Sequence[bool]
+    order: StageOrder, moves: Sequence[bool], follows: Sequence[bool]
 ) -> None:
     assert tuple(order.follows(moved) for moved in moves) == follows
 
 
 def test_a_pipeline_of_sound_stages_alone_has_one_order(listeners: Listeners) -> None:
-    order = LaunchOrder(("talker", "vocoder"), SOUND, listeners)
+    order = StageOrder(("talker", "vocoder"), SOUND, listeners)
     listeners.join("a")
     listeners.approach("a")
     assert order.turn() == (("talker", "vocoder"), ())
@@ -193,7 +191,7 @@ class Moving(FakeWorker):
         return True
 
 
-def turns_of(graph: FakeGraph, launch_order: LaunchOrder, ticked: list[str], turns: int) -> list[list[str]]:
+def turns_of(graph: FakeGraph, stage_order: StageOrder, ticked: list[str], turns: int) -> list[list[str]]:
     """The stages that tick in each of the next turns."""
     graph.workers |= {name: Moving(name, ticked) for name in graph.workers}
     engine = Engine(
@@ -202,7 +200,7 @@ def turns_of(graph: FakeGraph, launch_order: LaunchOrder, ticked: list[str], tur
         workers=graph.workers,
         ends=graph.engine._ends,
         memory={},
-        launch_order=launch_order,
+        stage_order=stage_order,
     )
     seen = []
     for _ in range(turns):
@@ -214,7 +212,7 @@ def turns_of(graph: FakeGraph, launch_order: LaunchOrder, ticked: list[str], tur
 
 def test_the_engine_ticks_held_stages_in_every_other_turn(clock: Clock, listeners: Listeners) -> None:
     graph, ticked = FakeGraph(), list[str]()
-    order = LaunchOrder(tuple(graph.workers), frozenset({"speaker"}), listeners)
+    order = StageOrder(tuple(graph.workers), frozenset({"speaker"}), listeners)
     plain = ["seer", "writer", "speaker"]
     assert turns_of(graph, order, ticked, 2) == [plain, plain]
     listeners.join("new")
@@ -248,6 +246,14 @@ def test_the_orchestrator_tells_what_a_listener_hears(clock: Clock) -> None:
     graph.settle()
     assert not listeners.anyone, "it is over"
     assert not text.over
+
+
+def test_an_answer_that_is_taken_as_a_whole_has_no_listener() -> None:
+    graph = FakeGraph()
+    request = EngineRequest("a", frozenset({"audio"}), {"writer": [host(0)]}, listened=False)
+    graph.engine.submit(request, Recorder())
+    graph.settle()
+    assert not graph.orchestrator.listeners.anyone
 
 
 def test_a_request_that_fails_has_no_listener() -> None:

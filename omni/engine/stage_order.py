@@ -15,7 +15,7 @@ def sound_stages(pipeline: Pipeline) -> frozenset[str]:
     return frozenset(makers | {edge.producer for maker in makers for edge in pipeline.edges_into(maker)})
 
 
-class LaunchOrder:
+class StageOrder:
     """Decides which stages launch first. Each turn, the first case that holds:
 
     | listeners | order |
