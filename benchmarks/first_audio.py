@@ -81,7 +81,7 @@ class PacedDevice(CpuDevice):
             self._take(stream.name, f"{rows} x {frames} frames", _CHUNK_FIXED + _CHUNK_FRAME * rows * frames)
 
     @contextmanager
-    def host_span(self, stream: Stream, name: str, **numbers: int) -> Iterator[None]:  # type: ignore[override]
+    def host_span(self, stream: Stream, name: str, **numbers: int) -> Iterator[None]:
         yield
         if name == "execute_model":
             cost, decodes, prefill = COSTS[stream.name], numbers["decodes"], numbers["prefill"]
