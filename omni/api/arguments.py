@@ -56,7 +56,7 @@ class GenerateArguments(TypedDict, total=False):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedArguments:
     """`GenerateArguments` with defaults filled in. prepared: `Pipeline.prepared` of the modalities. sampling: by stage. fields: by
-    stage, their name in errors."""
+    stage, their name in errors. listened: as in `EngineRequest`."""
 
     modalities: frozenset[str]
     prepared: frozenset[str]
@@ -67,6 +67,7 @@ class CheckedArguments:
     cache_salt: str = ""
     n: int = 1
     raw_prompt: bool = False
+    listened: bool = True
 
 
 def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> CheckedArguments:

@@ -46,7 +46,7 @@ class GenerateCall:
         Raises InputError, StageError when closed, ForkError in a forked process.
         """
         client.check_open()
-        checked = check_arguments(client.pipeline, arguments)
+        checked = replace(check_arguments(client.pipeline, arguments), listened=not keep)
         client.check(checked, may_wait=may_wait)
         requests, self.many = split_requests(messages)
         if checked.raw_prompt and not all(isinstance(each, str) for each in requests):

@@ -288,6 +288,10 @@ class Device(ABC):
         inside belong to the step `numbers["step"]`."""
         return _NOTHING if self.launch_observer is None else self.launch_observer.host_span(stream, name, numbers)
 
+    def seconds(self) -> float:
+        """The present time for schedulers, in seconds of a clock that only grows."""
+        return time.perf_counter()
+
     def host_time(self) -> int:
         """The present time for `host_did`, in nanoseconds of `perf_counter_ns`. 0 without a launch observer."""
         return 0 if self.launch_observer is None else time.perf_counter_ns()

@@ -21,6 +21,7 @@ from omni.engine.peers import EdgeEnds
 from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.request import SubmitRequest
 from omni.engine.resolve import DTYPES, Plan, check_formats
+from omni.engine.stage_order import StageOrder, sound_stages
 from omni.engine.unfit import unfit
 from omni.errors import OmniError, errors_as, plugin_setup
 from omni.pipeline import (
@@ -28,7 +29,7 @@ from omni.pipeline import (
 )
 from omni.plugin import expect
 from omni.plugin.manager import Plugins
-from omni.stage import Footprint, LoadedStage, StageContext, StageWorker, memory_errors
+from omni.stage import Footprint, Listeners, LoadedStage, StageContext, StageWorker, memory_errors
 from omni.timeline.file import TimelineFile
 from omni.timeline.trace import Trace
 
@@ -44,10 +45,12 @@ def load_stages(
     load_format: str,
     graphs: bool = False,
     stages: Container[str] | None = None,
+    listeners: Listeners | None = None,
 ) -> dict[str, LoadedStage]:
     """Loads the weights of `stages`, by default all, onto `device`, in the pipeline's order.
 
-    dtype: of stages without a dtype of their own. graphs: whether stages capture their steps at start.
+    dtype: of stages without a dtype of their own. graphs: whether stages capture their steps at start. listeners: as in
+    `StageContext`.
 
     On `omni.device.meta.MetaDevice` with load format `"dummy"`, for footprints, no weight is read and no memory
     allocated.
@@ -69,6 +72,7 @@ def load_stages(
                 load_format=load_format,
                 logits_processors=plan.processors,
                 graphs=graphs,
+                listeners=listeners,
             )
             kind, name = plan.kinds[stage.name], stage.name
             with _built(stage, kind.load, device), memory_errors(name, "weights and buffers", device):
@@ -133,6 +137,8 @@ def build_engine(
     own = placement.on(here)
     edges = [*selector.open_edges(plan.pipeline, placement, here), *selector.open_outputs(plan.pipeline, own, here)]
     ends = EdgeEnds(here, edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
+    listeners = Listeners(device.seconds, short=options.short_slack)
+    by_slack = listeners if options.scheduling == "slack" else None
     try:
         budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device), share)
         timeline = None
@@ -141,7 +147,14 @@ def build_engine(
             timeline = TimelineFile(options.timeline, device, stages, take_timeline)
         graphs = device.captures if options.graphs is None else options.graphs
         loaded = load_stages(
-            plan, checkpoint, device, dtype=options.dtype, load_format=options.load_format, graphs=graphs, stages=own
+            plan,
+            checkpoint,
+            device,
+            dtype=options.dtype,
+            load_format=options.load_format,
+            graphs=graphs,
+            stages=own,
+            listeners=by_slack,
         )
         memory = _divide(loaded, device, budget)
         workers = _start_workers(plan, loaded, memory, device)
@@ -158,11 +171,22 @@ def build_engine(
         admission=admission,
         place=here,
         is_held=is_held,
+        listeners=listeners,
     )
+    stage_order = None
+    if by_slack is not None:
+        stage_order = StageOrder(tuple(workers), sound_stages(plan.pipeline), by_slack, ample=options.ample_slack)
     if timeline is not None:
         timeline.start()
     return Engine(
-        device, orchestrator, workers=workers, ends=ends, memory=memory, timeline=timeline, command_queue=command_queue
+        device,
+        orchestrator,
+        workers=workers,
+        ends=ends,
+        memory=memory,
+        timeline=timeline,
+        command_queue=command_queue,
+        stage_order=stage_order,
     )
 
 

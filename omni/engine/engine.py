@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from omni.engine.request import (
     Sink,
     SubmitRequest,
 )
+from omni.engine.stage_order import StageOrder
 from omni.errors import OmniError, StageError, known, plugin_call, said
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage, StageWorker
@@ -100,8 +101,9 @@ class Engine:
         memory: Mapping[str, StageMemory],
         timeline: TimelineFile | None = None,
         command_queue: CommandQueue | None = None,
+        stage_order: StageOrder | None = None,
     ) -> None:
-        """command_queue: None takes one for callers in this process."""
+        """command_queue: None takes one for callers in this process. stage_order: None launches in the order of `workers`."""
         self.memory = memory
         """Device memory of each stage, divided at the start."""
         self._device = device
@@ -109,6 +111,7 @@ class Engine:
         self._workers = workers
         self._ends = ends
         self._timeline = timeline
+        self._stage_order = stage_order
         self._command_queue = command_queue or LocalCommandQueue()
         self._gate = threading.Lock()
         self._stopping = False
@@ -209,7 +212,8 @@ class Engine:
             return {}
         worker = self._workers[stage]
         with plugin_call(stage, "reporting its counters", worker.counters):
-            return checked_numbers(worker.counters(), worker, "counters")
+            counts = checked_numbers(worker.counters(), worker, "counters")
+        return {**counts, **self._orchestrator.counters(stage)}
 
     @property
     def idle(self) -> bool:
@@ -294,13 +298,26 @@ class Engine:
         """
         # A lost link is seen before a stage gives anything out for a request that needs it.
         moved = self._take_commands() | self._route(self._orchestrator.take_from_peers) | self._poll()
-        for name, worker in self._workers.items():
+        if self._stage_order is None:
+            moved |= self._tick(self._workers)
+        else:
+            first, then = self._stage_order.turn()
+            launched = self._tick(first)
+            if then and self._stage_order.follows(launched):
+                launched |= self._tick(then)
+            moved |= launched
+        return self._route(self._orchestrator.tick) or moved
+
+    def _tick(self, names: Iterable[str]) -> bool:
+        moved = False
+        for name in names:
+            worker = self._workers[name]
             if self._call(name, worker.tick):
                 moved = True
                 if worker.outbox:
                     self._route(self._orchestrator.deliver)
                 self._poll(ticked=name)
-        return self._route(self._orchestrator.tick) or moved
+        return moved
 
     def _poll(self, ticked: str | None = None) -> bool:
         """Reads the results of every stage, producers first, and delivers them to consumers before these are polled.

@@ -9,6 +9,9 @@ import torch
 from omni.config import Setting, SettingsLayer, overlay
 from omni.pipeline import ENGINE
 
+Scheduling = Literal["slack", "fixed"]
+"""How stages schedule: by the slack of listeners, or without regard to it."""
+
 EngineProcess = Literal["auto", "thread", "process"]
 """The place of the engine: a thread of the user's process, or a process of its own. `"auto"` is a process for a CUDA
 device on Linux, else a thread."""
@@ -25,6 +28,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         faster.
     memory_bytes: device memory that the stages share; None uses the free memory of a CUDA device, and sets no bound on
         the CPU.
+    scheduling: `"slack"`: which stages launch first, prefill and the chunks of vocoders depend on the slack of listeners;
+        `"fixed"`: they do not.
+    short_slack: seconds of sound ahead of a listener below which prefill steps are brief.
+    ample_slack: seconds of sound ahead of every listener from which other stages may launch before those that make sound.
     timeline: a file for the timeline of the stages' launches, written when the engine closes; None records none.
     restarts: how often an engine's process that ended is started again, before the requests of its stages are refused.
         Counted anew when it has run for a minute.
@@ -43,6 +50,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     load_format: str = "auto"
     graphs: bool | None = None
     memory_bytes: int | None = None
+    scheduling: Scheduling = "slack"
+    short_slack: float = 0.3
+    ample_slack: float = 1.0
     timeline: str | None = None
     restarts: int = 3
     restart_seconds: float = 0.5
@@ -56,6 +66,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "restarts": 0,
             "restart_seconds": 0,
             "memory_bytes": 1,
+            "short_slack": 0,
+            "ample_slack": 0,
             "max_active_requests": 1,
             "max_waiting_requests": 0,
             "max_waiting_bytes": 1,

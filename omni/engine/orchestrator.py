@@ -9,7 +9,7 @@ from omni.engine.connections import PeerConnections
 from omni.engine.credit import Credit
 from omni.engine.faults import ClosedStages, StageFault, discard_work, next_message
 from omni.engine.peers import EdgeEnds
-from omni.engine.produced import check_produced, check_sound
+from omni.engine.produced import AUDIO, check_produced, check_sound
 from omni.engine.ranked import Rank
 from omni.engine.request import (
     ConnectPeer,
@@ -22,14 +22,15 @@ from omni.engine.request import (
 )
 from omni.engine.route import BusyRoutes
 from omni.engine.route_opener import RouteOpener
+from omni.engine.stage_order import sound_stages
 from omni.engine.user_route import UserRoute
 from omni.engine.values import check_done, check_tokens, give
 from omni.errors import InputError, OmniError, ReturnedError, StageError, known
-from omni.payload import GeneratedTokens, RequestHiddenStates
+from omni.payload import AudioChunk, GeneratedTokens, RequestHiddenStates
 from omni.pipeline import FRONTEND, Pipeline
 from omni.pipeline.adapter import AdapterFactory
 from omni.sampling import NO_RULES, SamplingParams
-from omni.stage import Abort, Done, Ended, Failed, Feed, Lease, Open, Outbound, Produced, StageWorker
+from omni.stage import Abort, Done, Ended, Failed, Feed, Lease, Listeners, Open, Outbound, Produced, StageWorker
 
 
 class Orchestrator:
@@ -50,8 +51,10 @@ class Orchestrator:
         admission: Admission[SubmitRequest],
         place: str = "",
         is_held: Callable[[str], bool] = lambda request_id: False,
+        listeners: Listeners | None = None,
     ) -> None:
-        """workers: of the stages on this engine's place. is_held: `CommandQueue.holds`."""
+        """workers: of the stages on this engine's place. is_held: `CommandQueue.holds`. listeners: told of the sound that is
+        given."""
         self._pipeline = pipeline
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._workers = workers
@@ -67,6 +70,10 @@ class Orchestrator:
         """Requests whose stages here are done, while payloads are under way to other engines."""
         self._is_held = is_held
         self._peers = PeerConnections(ends, self._active, abort=self.abort, is_coming=self._is_coming)
+        self.listeners = listeners if listeners is not None else Listeners()
+        near = sound_stages(pipeline)
+        self._edges_to_sound = {e.name for e in pipeline.edges if e.consumer in near and e.producer not in near}
+        self._sound_stage = next((each.stage for each in pipeline.outputs if each.modality == AUDIO), None)
         self._latest = 0
         """The highest number of the requests that were submitted or aborted here."""
         self._changed: dict[Credit, None] = {}
@@ -81,6 +88,7 @@ class Orchestrator:
             changed=self._changed,
             on_busy=self._routes.add_in,
             on_finished=self._given,
+            hear=self._hear,
         )
 
     @property
@@ -170,6 +178,10 @@ class Orchestrator:
         """Whether `tick` has something to do without a request: memory to pass back, messages to send."""
         return self._ends.busy
 
+    def counters(self, stage: str) -> Mapping[str, int]:
+        """Totals of a stage that its worker does not know: `underruns` of a stage that gives sound."""
+        return {"underruns": self.listeners.underruns} if stage == self._sound_stage else {}
+
     def connect(self, command: ConnectPeer) -> None:
         """Connects to another engine, which may replace one that has ended."""
         self._peers.connect(command)
@@ -211,6 +223,8 @@ class Orchestrator:
         active = ActiveRequest(request, command.sink, running=set(own), awaited=set(awaited))
         self._opener.open(active, edges, user_edges)
         self._active[request.id] = active
+        if request.listened and AUDIO in request.modalities and self._sound_stage in self._workers:
+            self.listeners.join(request.id)
         hidden_states = {edge.producer for edge in (*edges, *user_edges.values()) if edge.hidden_states}
         for name in own:
             inbox, inputs = self._workers[name].inbox, request.inputs.get(name)
@@ -270,6 +284,8 @@ class Orchestrator:
                 if route is not None and not route.closed and (edge.hidden_states or not hidden):
                     route.send(produced)
                     self._routes.add_out(route)
+                    if edge.name in self._edges_to_sound:
+                        self.listeners.approach(active.request.id)
             taken = self._give(active, stage, produced, hidden)
         finally:
             produced.close()
@@ -303,7 +319,12 @@ class Orchestrator:
                     active.sink.give(given)
                 else:
                     give(active.sink, given, stage, type(self._workers[stage]))
+                    if output.modality == AUDIO and isinstance(given.meta, AudioChunk):
+                        self._hear(active.request.id, given.meta)
         return taken
+
+    def _hear(self, request_id: str, chunk: AudioChunk) -> None:
+        self.listeners.hear(request_id, len(chunk.samples) / chunk.sample_rate)
 
     def _finish(self, active: ActiveRequest, stage: str, done: Done) -> None:
         active.running.discard(stage)
@@ -349,6 +370,7 @@ class Orchestrator:
 
     def _clear(self, active: ActiveRequest, reason: str) -> None:
         self._draining.pop(active.request.id, None)
+        self.listeners.leave(active.request.id)
         active.abort_routes(reason)
         self._routes.discard(active.routes)
         for name in active.running:

@@ -26,6 +26,7 @@ class EngineRequest:
     number: its place in the order of all requests, from 1; 0 for a request of one engine alone.
     places: of its stages, by stage, if they run in several engines. Each engine gets the whole request, but only the
         inputs of its own stages.
+    listened: whether its sound is given to someone who plays it while it is made.
     rules: host-side rules by stage. text_rules: the same as data, for an engine in another process, which builds them.
     """
 
@@ -42,6 +43,7 @@ class EngineRequest:
     text_rules: Mapping[str, TextRules] = field(default_factory=dict)
     number: int = 0
     places: Mapping[str, str] = field(default_factory=dict)
+    listened: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Opens the routes of a request at the stages of an engine."""
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 from omni.engine.active import ActiveRequest
 from omni.engine.credit import Credit
@@ -9,6 +10,7 @@ from omni.engine.request import EngineRequest
 from omni.engine.route import InRoute, OutRoute
 from omni.engine.user_route import UserRoute
 from omni.errors import LostPeerError, OmniError, ReturnedError, StageError, fault_of, plugin_call, type_of
+from omni.payload import AudioChunk
 from omni.pipeline import Edge, Pipeline
 from omni.pipeline.adapter import Adapter, AdapterFactory, as_adapter
 from omni.stage import Lease, StageWorker
@@ -32,10 +34,11 @@ class RouteOpener:
         changed: dict[Credit, None],
         on_busy: Callable[[InRoute], None],
         on_finished: Callable[[UserRoute], None],
+        hear: Callable[[str, AudioChunk], None],
     ) -> None:
         """workers: of the stages on `place`. leases: those that each stage holds. changed: gets the credits with changes
         to report. on_busy: called when a route has something to receive. on_finished: called with a route to the user that has
-        delivered everything."""
+        delivered everything. hear: as in `UserRoute`, with the request's id."""
         self._pipeline = pipeline
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._user_edges = {output.modality: output.route for output in pipeline.outputs}
@@ -47,6 +50,7 @@ class RouteOpener:
         self._changed = changed
         self._on_busy = on_busy
         self._on_finished = on_finished
+        self._hear = hear
 
     def open(self, active: ActiveRequest, edges: Collection[Edge], user_edges: Mapping[str, Edge]) -> None:
         """Opens the routes of a request over edges, and to the user by modality. Raises OmniError."""
@@ -112,6 +116,7 @@ class RouteOpener:
             credit=credit,
             sink=active.sink,
             on_finished=self._on_finished,
+            hear=partial(self._hear, active.request.id),
         )
 
     def _adapter(self, request: EngineRequest, edge: Edge) -> Adapter:

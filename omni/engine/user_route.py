@@ -21,6 +21,7 @@ from omni.engine.produced import AUDIO, checked_rate
 from omni.engine.request import SafeSink, StageOutput
 from omni.engine.route import InRoute, OutRoute
 from omni.engine.values import give
+from omni.payload import AudioChunk
 from omni.pipeline import Edge
 from omni.pipeline.adapter import Adapter
 from omni.stage import Ended, Feed, Inbound, Produced
@@ -41,8 +42,9 @@ class UserRoute:
         credit: Credit,
         sink: SafeSink,
         on_finished: "Callable[[UserRoute], None]",
+        hear: Callable[[AudioChunk], None] = lambda chunk: None,
     ) -> None:
-        """edge: `PipelineOutput.route`. credit: of the producer."""
+        """edge: `PipelineOutput.route`. credit: of the producer. hear: called with sound that was given."""
         sender, receiver = ends
         self.request_id = request_id
         self.finished = False
@@ -51,6 +53,7 @@ class UserRoute:
         self._edge = edge
         self._sink = sink
         self._on_finished = on_finished
+        self._hear = hear
         self._code = adapter.push
         self._rate: int | None = None
         self._in = InRoute(
@@ -106,6 +109,8 @@ class UserRoute:
                     self._rate = checked_rate(self._edge.name, message.payload.meta, self._code, self._rate)
                 output = StageOutput(self._modality, message.payload.meta, tensors)
                 give(self._sink, output, self._edge.name, self._code)
+                if self._modality == AUDIO and isinstance(output.meta, AudioChunk):
+                    self._hear(output.meta)
             case Ended():
                 self.finished = True
         return True

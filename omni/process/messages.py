@@ -98,6 +98,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=Tru
     text_rules: dict[str, TextRules]
     number: int
     places: dict[str, str]
+    listened: bool
 
     @classmethod
     def of(cls, request: EngineRequest) -> "Submit":
@@ -117,6 +118,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=Tru
             text_rules=dict(request.text_rules),
             number=request.number,
             places=dict(request.places),
+            listened=request.listened,
         )
 
     def request(self) -> EngineRequest:
@@ -134,6 +136,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=Tru
             sample_index=self.sample_index,
             number=self.number,
             places=self.places,
+            listened=self.listened,
         )
 
 

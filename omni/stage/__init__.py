@@ -2,6 +2,7 @@
 
 from omni.payload.copier import PayloadCopier, Receipt, Transfer, as_matrix
 from omni.stage.base import Footprint, LoadedStage, StageContext, StageKind, StageUsage, StageWorker, module_bytes
+from omni.stage.listeners import Listener, Listeners
 from omni.stage.loaded import MeasuredStage, PlainStage, build_model, capture_progress, dry_run
 from omni.stage.memory_errors import memory_errors
 from omni.stage.messages import (
@@ -30,6 +31,8 @@ __all__ = [
     "Footprint",
     "Inbound",
     "Lease",
+    "Listener",
+    "Listeners",
     "LoadedStage",
     "MailboxWorker",
     "MeasuredStage",

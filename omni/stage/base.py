@@ -15,6 +15,7 @@ from omni.device import Device
 from omni.pipeline.stage import Stage
 from omni.plugin import LogitsProcessorEntry
 from omni.sampling import SamplingParams
+from omni.stage.listeners import Listeners
 from omni.stage.messages import Inbound, Outbound
 
 StageUsage = Mapping[str, int]
@@ -52,6 +53,7 @@ class StageContext:
     load_format: `"auto"` reads the checkpoint; `"dummy"` fills weights with random numbers on the device.
     graphs: whether the stage captures its steps at start.
     logits_processors: those of plugins, by name; requests of a kind that samples can select them.
+    listeners: those of the engine's requests, whose slack a stage may schedule by; None if it schedules without them.
     """
 
     stage: Stage
@@ -62,6 +64,7 @@ class StageContext:
     load_format: str
     logits_processors: Mapping[str, LogitsProcessorEntry] = field(default_factory=dict)
     graphs: bool = False
+    listeners: Listeners | None = None
 
     @property
     def dummy_seed(self) -> int:

@@ -141,4 +141,5 @@ class LoadedAr:
             options=self._options,
             num_blocks=pages,
             processors=self._processors,
+            listeners=self._context.listeners,
         )

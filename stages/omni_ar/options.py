@@ -31,6 +31,8 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     graph_chunk_sizes: numbers of tokens in prefill chunks for which a step's forward is captured at start, where graphs are on.
     A smaller step is padded to the next size, a larger one runs uncaptured. None takes sizes up to `max_num_batched_tokens`.
     attention_backend: `"auto"`, or `"torch"`, `"triton"`, `"flash_attention"` or `"flashinfer"`, the last two where installed.
+    short_slack_prefill_tokens: maximum tokens of prefill chunks in one step while the slack of a listener is short
+    (`engine.short_slack`).
     prefix_cache: whether computed blocks are kept for prompts with the same prefix.
     check_logits: whether each step checks on the device that its logits are numbers; a request with others fails. It takes one more
         pass over the logits. Without it, NaN is found where log-probabilities are asked for, or no id is left.
@@ -45,6 +47,7 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     block_size: int = 16
     num_blocks: int | None = None
     max_num_batched_tokens: int = 2048
+    short_slack_prefill_tokens: int = 512
     max_in_flight: int = 2
     graph_batch_sizes: tuple[int, ...] | None = None
     graph_chunk_sizes: tuple[int, ...] | None = None
@@ -55,7 +58,13 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sampling: SamplingParams = GREEDY
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "block_size", "max_num_batched_tokens", "num_blocks"):
+        for name in (
+            "max_num_seqs",
+            "block_size",
+            "max_num_batched_tokens",
+            "short_slack_prefill_tokens",
+            "num_blocks",
+        ):
             value = msgspec.structs.asdict(self)[name]
             if value is not None and not 1 <= value <= _MOST:
                 raise ValueError(f"{name} must be at least 1, at most {_MOST:,}")

@@ -12,9 +12,10 @@ from omni.payload import Payload
 from omni.sampling import SamplingParams
 from omni.stage import Ended, Feed, Inbound, MeasuredStage, Open, StageContext, build_model, dry_run
 from omni_frames.request import CodeFrames
+from omni_vocoder.chunks import ChunkSizes
 from omni_vocoder.model import VocoderModel
 from omni_vocoder.options import VocoderOptions
-from omni_vocoder.worker import ChunkSizes, VocoderWorker
+from omni_vocoder.worker import VocoderWorker
 
 CATEGORIES = {
     "set_null_rows": PhaseCategory.PREPROCESS,
@@ -32,7 +33,9 @@ class LoadedVocoder(MeasuredStage[VocoderWorker]):
     def __init__(self, context: StageContext, model: VocoderModel[Any]) -> None:
         options, stage, device = context.options, context.stage, context.device
         assert isinstance(options, VocoderOptions)
-        new_worker = partial(VocoderWorker, stage.name, device, model, options, priority=stage.priority)
+        new_worker = partial(
+            VocoderWorker, stage.name, device, model, options, priority=stage.priority, listeners=context.listeners
+        )
         self._options = options
         self._model = model
         super().__init__(context, model, new_worker, captured_sizes(options.graph_batch_sizes, options.max_num_seqs))
@@ -43,7 +46,7 @@ class LoadedVocoder(MeasuredStage[VocoderWorker]):
     def _all_rows(self) -> list[Inbound]:
         """One request per row, long enough for two chunks: rows in step share their chunks."""
         sizes = ChunkSizes.of(self._options, self._model)
-        count = sizes.first + sizes.later
+        count = sizes.first + sizes.largest
         codes_NG = torch.zeros((count, self._model.num_groups), dtype=torch.int64, device="cpu")
         payload = Payload(CodeFrames(count=count), {"codes": codes_NG})
         messages: list[Inbound] = []

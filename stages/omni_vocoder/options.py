@@ -12,13 +12,15 @@ class VocoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     max_num_seqs: maximum number of requests that run at once.
     first_chunk_frames: codec frames of a request's first chunk; fewer reduce the first-audio latency.
-    chunk_frames: codec frames of every later chunk; more reduce the cost per frame.
+    chunk_frames: codec frames of later chunks at the most; more reduce the cost per frame. Where stages schedule by slack
+        (`engine.scheduling`), later chunks begin with `first_chunk_frames` and grow with the sound that lies ahead of the
+        listener.
     graph_batch_sizes: numbers of rows whose chunks are captured at start, where graphs are on (`engine.graphs`). A
         smaller batch is padded to the next size, a larger one runs uncaptured. None takes sizes up to `max_num_seqs`.
     """
 
     max_num_seqs: int = 16
-    first_chunk_frames: int = 10
+    first_chunk_frames: int = 4
     chunk_frames: int = 25
     graph_batch_sizes: tuple[int, ...] | None = None
 

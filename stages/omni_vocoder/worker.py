@@ -1,77 +1,57 @@
 """The stage worker: forms batches of rows, and decodes one chunk of each."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from omni.device import Device, Graph, Launch, PackedSpan, Uploader
 from omni.device.graphs import CapturedGraphs
-from omni.stage import Open, returned_tensor, together
+from omni.stage import Listeners, Open, returned_tensor, together
 from omni_frames.request import FrameRequest
 from omni_frames.store import MAX_IN_FLIGHT, SampleBatch
 from omni_frames.worker import FrameWorker
+from omni_vocoder.chunks import ChunkShape, ChunkSizes
 from omni_vocoder.model import StateT, VocoderModel
 from omni_vocoder.options import VocoderOptions
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkSizes:
-    """Frames of a request's first chunk and of each later one. fewest: the minimum of the model's first chunk."""
-
-    first: int
-    later: int
-    fewest: int
-
-    @classmethod
-    def of(cls, options: VocoderOptions, model: VocoderModel[StateT]) -> "ChunkSizes":
-        fewest = model.min_first_frames
-        return cls(max(options.first_chunk_frames, fewest), options.chunk_frames, fewest)
-
-    @property
-    def largest(self) -> int:
-        return max(self.first, self.later)
-
-    @property
-    def capacity(self) -> int:
-        """Waiting frames of a request on the device, copied in advance to free the producer's memory."""
-        return 4 * self.largest
-
-
-class ChunkShape(NamedTuple):
-    """The properties that chunks of one step share: their frames, and whether they are the first of their requests. A request's
-    last chunk may have fewer frames, and is padded to the shape's."""
-
-    frames: int
-    first: bool
-
-
 @dataclass(slots=True, eq=False)
 class VocoderRequest(FrameRequest):
-    """A request from `Open` to its end."""
+    """A request from `Open` to its end. passed: batches that others were decoded in while its next chunk was ready."""
 
-    def next_chunk(self, sizes: ChunkSizes) -> ChunkShape | None:
-        """The next chunk; None while its frames have not arrived."""
-        wanted, fewest = (sizes.later, 1) if self.done else (sizes.first, sizes.fewest)
-        if self.in_flight or self.buffered < (fewest if self.ended else wanted):
-            return None
-        return ChunkShape(wanted, not self.done)
+    passed: int = 0
+
+
+_FIRST_SLACK = 0.1
+"""Seconds of slack as which the wait for a first chunk counts."""
+_MOST_PASSED = 8
+"""Batches of others after which a chunk is decoded whatever its slack: none starves."""
 
 
 class VocoderWorker(FrameWorker[VocoderRequest]):
     """Runs one vocoder."""
 
     def __init__(
-        self, name: str, device: Device, model: VocoderModel[Any], options: VocoderOptions, priority: int = 0
+        self,
+        name: str,
+        device: Device,
+        model: VocoderModel[Any],
+        options: VocoderOptions,
+        priority: int = 0,
+        listeners: Listeners | None = None,
     ) -> None:
-        rows, sizes = options.max_num_seqs, ChunkSizes.of(options, model)
-        most = rows * max(model.samples(sizes.first, True), model.samples(sizes.later, False))
+        """listeners: as in `StageContext`; their slack determines sizes of chunks, and which come first."""
+        rows, sizes = options.max_num_seqs, ChunkSizes.of(options, model, grow=listeners is not None)
+        most = rows * max(model.samples(*shape) for shape in sizes.shapes)
         super().__init__(name, device, model, rows=rows, capacity=sizes.capacity, most_samples=most, priority=priority)
         self._model = model
         self._sizes = sizes
+        self._listeners = listeners
         self._null_row = rows  # pads a batch, with frame 0 of the ring
         self._state = model.new_state(rows + 1)
         self._upload = Uploader(device, self.stream, rows * (1 + sizes.largest), 2 * MAX_IN_FLIGHT)
@@ -80,7 +60,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
     def capture(self, sizes: Iterable[int]) -> None:
         """Captures chunks of these numbers of rows. At start. sizes: preferably the largest first."""
         for size in sizes:
-            for chunk in (ChunkShape(self._sizes.first, True), ChunkShape(self._sizes.later, False)):
+            for chunk in sorted(self._sizes.shapes, reverse=True):
                 # The layout of the upload in `prepare`.
                 rows_B, indices_BN = PackedSpan(0, (size,)), PackedSpan(size, (size, chunk.frames))
                 views = self._upload.view(rows_B), self._upload.view(indices_BN)
@@ -94,7 +74,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         return VocoderRequest(message.request_id, set(message.inputs), message.rank)
 
     def over(self, request: VocoderRequest) -> bool:
-        return request.ended and not request.in_flight and not request.next_chunk(self._sizes)
+        return request.ended and not request.in_flight and not self._sizes.next_chunk(request)
 
     def run(self) -> bool:
         moved = False
@@ -141,18 +121,39 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         return launch
 
     def _next_batch(self) -> tuple[ChunkShape, list[VocoderRequest]] | None:
-        """Rows whose next chunk has the same shape. First chunks go before later ones: the user waits for them."""
-        waiting = (request for request in self.rows.owners if not request.paused)
-        chunks = {request: chunk for request in waiting if (chunk := request.next_chunk(self._sizes)) is not None}
+        """Rows whose next chunk has the same shape, the most urgent ones. Others that are ready count that they are passed over."""
+        ready: dict[VocoderRequest, tuple[ChunkShape, float]] = {}
+        smallest = min(self._sizes.first, self._sizes.later[0])
+        for request in self.rows.owners:
+            if request.paused or request.in_flight or (request.buffered < smallest and not request.ended):
+                continue
+            slack = self._listeners.slack(request.id) if self._listeners is not None and request.done else math.inf
+            if (chunk := self._sizes.next_chunk(request, slack)) is not None:
+                ready[request] = chunk, _urgency(request, chunk, slack)
+        if not ready:
+            return None
         groups: dict[ChunkShape, list[VocoderRequest]] = {}
-        for request in together(list(chunks)):
-            groups.setdefault(chunks[request], []).append(request)
-        return max(groups.items(), key=lambda group: group[0].first, default=None)
+        for request in together(list(ready)):
+            groups.setdefault(ready[request][0], []).append(request)
+        batch = min(groups.items(), key=lambda group: min(ready[request][1] for request in group[1]))
+        for request in ready:
+            request.passed += 1
+        for request in batch[1]:
+            request.passed = 0
+        return batch
 
     def _decode(self, chunk: ChunkShape, rows_B: Tensor, indices_BN: Tensor, slot: int) -> Launch:
         wav_BS = self.samples.buffer(slot, rows_B.shape[0], self._model.samples(*chunk))
         ring_RCG = self.store.ring_RCG
         return Launch.of(decode_frames, self._model, self._state, ring_RCG, indices_BN, rows_B, chunk.first, wav_BS)
+
+
+def _urgency(request: VocoderRequest, chunk: ChunkShape, slack: float) -> float:
+    """Of a chunk that is ready; the lowest is decoded first. A user who waits for a first chunk comes after listeners who are about
+    to run dry, and before all others."""
+    if request.passed >= _MOST_PASSED:
+        return -math.inf
+    return _FIRST_SLACK if chunk.first else slack
 
 
 def set_null_rows(rows_B: Tensor, indices_BN: Tensor, null_row: int) -> None:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Device
+from omni.stage import Listeners
 from omni_vocoder.model import VocoderModel
 from omni_vocoder.options import VocoderOptions
 from omni_vocoder.worker import VocoderWorker
@@ -85,10 +86,16 @@ def whole_wave(model: WaveMaker, codes: Sequence[Sequence[int]]) -> NDArray[np.f
 class Bench(FrameBench):
     """A vocoder and a talker's code pages."""
 
-    def __init__(self, device: Device, model: WaveMaker | None = None, /, **options: int) -> None:
+    def __init__(
+        self, device: Device, model: WaveMaker | None = None, listeners: Listeners | None = None, /, **options: int
+    ) -> None:
         self.model = model or WaveMaker()
         self.vocoder = VocoderWorker(
-            "vocoder", device, self.model, msgspec.structs.replace(VocoderOptions(), **options)
+            "vocoder",
+            device,
+            self.model,
+            msgspec.structs.replace(VocoderOptions(), **options),
+            listeners=listeners,
         )
         super().__init__(self.vocoder, self.model, device)
 

@@ -11,9 +11,9 @@ from prometheus_client.exposition import generate_latest
 from omni.api import AsyncOmni, Output
 from omni.serve.errors import describe
 from omni.serve.limits import ServeLimits
-from omni.serve.metrics.listener import Listener
 from omni.serve.metrics.stages import StageCollector
 from omni.serve.observer import Observer, RequestObserver
+from omni.stage import Listener
 from omni.version import __version__
 
 FIRST = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)

@@ -105,6 +105,10 @@ class SimulatedDevice(Device):
         if self.races:
             raise AssertionError(f"{len(self.races)} races\n" + "\n".join(str(race) for race in self.races))
 
+    def seconds(self) -> float:
+        """The device's own clock, `now`."""
+        return self.now
+
     def stream(self, name: str, *, priority: int = 0) -> SimulatedStream:
         pace = self.schedule.pace() if self.schedule is not None else 0.0
         stream = SimulatedStream(name, len(self.streams) + 1, pace)

@@ -28,8 +28,7 @@ class Limits:
     maximum tokens of one step. scored_tokens: maximum prompt tokens among them that are scored; 0 for a model whose prompt is not a
     sequence of its own tokens. upload_size: maximum number of int64 in one step's packed inputs. step_ids: maximum tokens that one
     step gives a row. max_step_vectors: conditioning vectors per request, one for each possible step; 0 for a model without them.
-    check_logits: as in `ArOptions`.
-    hidden_layers: as in `ArOptions`.
+    check_logits, hidden_layers, short_slack_prefill_tokens: as in `ArOptions`.
     """
 
     rows: int
@@ -45,6 +44,7 @@ class Limits:
     max_step_vectors: int = 0
     check_logits: bool = False
     hidden_layers: tuple[int, ...] = ()
+    short_slack_prefill_tokens: int = 512
 
     @property
     def null_row(self) -> int:
@@ -101,6 +101,7 @@ class Limits:
             max_step_vectors=length - 2 if shape.step_width else 0,
             check_logits=options.check_logits,
             hidden_layers=options.hidden_layers,
+            short_slack_prefill_tokens=options.short_slack_prefill_tokens,
         )
 
 

@@ -4,6 +4,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
 from omni.errors import InputError
+from omni.stage import Listeners
 from omni_ar.run.allocator import Allocator
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
@@ -19,12 +20,22 @@ class Scheduler:
     waiting one from paused requests only. So the request of the lowest rank always progresses, and then all others.
     """
 
-    def __init__(self, allocator: Allocator, limits: Limits, conditioned: bool, lag: int = 1) -> None:
-        """lag: `TokenSource.lag`, the minimum distance between two steps of a row."""
+    def __init__(
+        self,
+        allocator: Allocator,
+        limits: Limits,
+        conditioned: bool,
+        lag: int = 1,
+        *,
+        listeners: Listeners | None = None,
+    ) -> None:
+        """lag: `TokenSource.lag`, the minimum distance between two steps of a row. listeners: bound prefill chunks while the
+        slack of one is short; None: nothing does."""
         self._allocator = allocator
         self._limits = limits
         self._conditioned = conditioned
         self._lag = lag
+        self._listeners = listeners
         self._can_score = True
         self._requests: dict[RequestStatus, list[ArRequest]] = {status: [] for status in _SCHEDULED}
         """The requests of each status, the lowest rank first. Only `move` changes these lists."""
@@ -130,6 +141,9 @@ class Scheduler:
         # A decode may have preempted some of them.
         prefills = [request for request in running if request.table is not None and not request.decoding]
         budget = max(1, self._limits.max_num_batched_tokens - len(decodes))
+        if self._listeners is not None and (prefills or self._waiting or self._preempted) and self._listeners.short:
+            # No decode of that listener's request waits for a long step, here or at another stage of the device.
+            budget = min(budget, self._limits.short_slack_prefill_tokens)
         chunks = sorted(self._chunks(prefills, alone, budget), key=lambda chunk: not chunk.replay)
         if not decodes and not chunks:
             return None

@@ -10,7 +10,7 @@ from omni.device import COMPLETED
 from omni.errors import InputError, StageError
 from omni.payload import PageSlice, Payload, RequestHiddenStates
 from omni.sampling import GREEDY, PARAMETERS, LogitsEdit, SamplingParams
-from omni.stage import Failed, Feed, MailboxWorker, Open, Produced, StageUsage
+from omni.stage import Failed, Feed, Listeners, MailboxWorker, Open, Produced, StageUsage
 from omni_ar.inputs import MultimodalEmbedding, Prompt, StepInputs
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
@@ -43,8 +43,10 @@ class ArWorker(MailboxWorker[ArRequest]):
         options: ArOptions,
         num_blocks: int,
         processors: ProcessorRegistry | None = None,
+        listeners: Listeners | None = None,
     ) -> None:
-        """num_blocks: of the runner's allocation, without the null block. processors: None if there are none."""
+        """num_blocks: of the runner's allocation, without the null block. processors: None if there are none. listeners: as in
+        `StageContext`."""
         super().__init__(name)
         self.phase_model = runner.model
         self._runner = runner
@@ -67,7 +69,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             prefix_cache=options.prefix_cache,
             conditioned=shape.conditioned,
         )
-        self._scheduler = Scheduler(self._allocator, limits, shape.conditioned, runner.source.lag)
+        self._scheduler = Scheduler(self._allocator, limits, shape.conditioned, runner.source.lag, listeners=listeners)
         self._conditioning = ConditioningStore(
             name, runner.device, runner.stream, conditioning=runner.conditioning, shape=shape, limits=limits
         )

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from omni.api import Output
 from omni.serve.limits import ServeLimits
 from omni.serve.metrics import ServerMetrics
-from omni.serve.metrics.listener import Listener
 from omni.serve.options import ServeOptions
+from omni.stage import Listener
 from tests.support.echo_family import BREAK, BREAK_LOOP, RATE, SAMPLES
 from tests.support.entry_points import REPOSITORY
 from tests.support.http_server import Served, echo_omni, served

@@ -15,17 +15,28 @@ FEW = [
     ("hidden", range(2, 5), set()),
     ("codec", range(2), {"ran ahead"}),
     ("omni", range(2, 4), {"aborts", "stalls"}),
+    ("by slack", range(2, 3), {"aborts", "ran ahead"}),
     ("pooled", range(6, 7), {"cached_tokens"}),
     ("apart", range(36, 37), {"stalls"}),
 ]
 """Seeds of the default run, and the events that they lack. A seed has the same events in every run."""
-MANY = {"hidden": 200, "codec": 120, "listener": 50, "omni": 40, "pooled": 40, "apart": 40, "pooled codec": 10}
-"""Seeds by world: 500 in all."""
+MANY = {
+    "hidden": 200,
+    "codec": 120,
+    "listener": 50,
+    "omni": 40,
+    "by slack": 40,
+    "pooled": 40,
+    "apart": 40,
+    "pooled codec": 10,
+}
+"""Seeds by world."""
 LACKS = {
     "hidden": set(),
     "codec": {"constrained", "scored"},
     "listener": {"constrained", "scored"},
     "omni": {"constrained", "pauses and resumes"},
+    "by slack": {"constrained", "pauses and resumes"},
     "pooled": set(),
     "apart": set(),
     "pooled codec": {"constrained", "scored", "full pools"},

@@ -12,7 +12,8 @@ from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
 from omni_ar.run.worker import ArWorker
 from omni_frames.store import SampleBatch
-from omni_vocoder.worker import ChunkShape, VocoderRequest, VocoderWorker
+from omni_vocoder.chunks import ChunkShape
+from omni_vocoder.worker import VocoderRequest, VocoderWorker
 from tests.support.close_calls import Comparison
 from tests.support.omni_engine import CHATS, SHAPES, OmniEngine, answers_alone, assert_all_same
 from tests.support.reference import tiny_checkpoint

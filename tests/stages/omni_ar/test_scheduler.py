@@ -13,7 +13,7 @@ from omni.device.cpu import CpuDevice
 from omni.errors import InputError
 from omni.payload import PageSlice, Payload
 from omni.sampling import SamplingParams
-from omni.stage import Produced
+from omni.stage import Listeners, Produced
 from omni_ar.inputs import PromptHidden
 from omni_ar.options import ArOptions
 from omni_ar.run.allocator import Allocator, RowTable
@@ -39,9 +39,26 @@ def request(name: str, length: int, max_tokens: int, rank: tuple[int, ...] = ())
 class Stage:
     """A scheduler with its tables, run as a worker would, on a device that is never late."""
 
-    def __init__(self, rows: int, blocks: int, budget: int, *, prefix_cache: bool = True, lag: int = 1) -> None:
+    def __init__(
+        self,
+        rows: int,
+        blocks: int,
+        budget: int,
+        *,
+        prefix_cache: bool = True,
+        lag: int = 1,
+        listeners: Listeners | None = None,
+        short: int = 512,
+    ) -> None:
+        """short: prompt tokens of a step while the slack of one of `listeners` is short."""
         device = CpuDevice()
-        options = ArOptions(max_num_seqs=rows, max_model_len=MODEL_LEN, block_size=SIZE, max_num_batched_tokens=budget)
+        options = ArOptions(
+            max_num_seqs=rows,
+            max_model_len=MODEL_LEN,
+            block_size=SIZE,
+            max_num_batched_tokens=budget,
+            short_slack_prefill_tokens=short,
+        )
         limits = Limits.of("text", options, SmallText().shape)
         self.rows, self.blocks = RowTable(rows), BlockPool(blocks)
         spiller = Spiller(device, device.stream("ar"), MODEL_LEN)
@@ -56,7 +73,7 @@ class Stage:
             prefix_cache=prefix_cache,
             conditioned=False,
         )
-        self.scheduler = Scheduler(self.allocator, limits, conditioned=False, lag=lag)
+        self.scheduler = Scheduler(self.allocator, limits, conditioned=False, lag=lag, listeners=listeners)
         self.admitted: list[str] = []
         self.live: list[ArRequest] = []
 
@@ -180,6 +197,26 @@ def test_one_step_sets_up_so_many_rows_and_no_more():
     stage = Stage(rows=2 * MAX_STARTS, blocks=160, budget=400)
     stage.add(*lettered([(1, 9)] * 2 * MAX_STARTS))
     assert len(stage.must_step().starts) == MAX_STARTS
+
+
+def test_prompts_are_cut_short_while_the_slack_of_a_listener_is_short():
+    now = [0.0]
+    listeners = Listeners(lambda: now[0], short=0.5)
+    stage = Stage(rows=4, blocks=40, budget=20, listeners=listeners, short=3)
+    listeners.join("a")
+    stage.add(request("a", 4, 20), request("b", 9, 5))
+    assert stage.must_step().chunk_tokens == 13, "nobody hears anything yet"
+    listeners.hear("a", 1.0)
+    stage.add(request("c", 12, 5))
+    now[0] = 0.6
+    for tokens, at in ((3, 0.8), (3, 2.0), (3, 2.0)):
+        plan = stage.must_step()
+        assert (plan.chunk_tokens, len(plan.decodes)) == (tokens, 2)
+        now[0] = at
+    listeners.hear("a", 1.0)
+    assert stage.must_step().chunk_tokens == 3, "the rest of it"
+    stage.add(request("d", 12, 5))
+    assert stage.must_step().chunk_tokens == 12, "there is plenty of slack"
 
 
 def test_a_long_prompt_takes_what_decodes_leave_of_the_budget():

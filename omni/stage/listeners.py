@@ -1,0 +1,114 @@
+"""The listeners of spoken answers. Slack is the sound that lies ahead of a listener, who plays it from the first sound on."""
+
+import math
+import time
+from collections.abc import Callable
+
+
+class Listener:
+    """One listener. Where slack is below 0, the listener has heard nothing for so long, an underrun; later sound is played that
+    much later. Times in seconds, of any clock that only grows.
+
+    played_until: when the sound given so far is played; None before the first.
+    """
+
+    __slots__ = ("played_until",)
+
+    def __init__(self) -> None:
+        self.played_until: float | None = None
+
+    def hear(self, now: float, sound: float) -> float | None:
+        """A chunk comes. sound: its length. Returns the slack; None for the first chunk."""
+        until = self.played_until
+        if until is None:
+            self.played_until = now + sound
+            return None
+        self.played_until = max(until, now) + sound
+        return until - now
+
+
+class Listeners:
+    """The listeners of an engine's requests. The engine writes it when sound is given out, and stages read it when they schedule,
+    all on the engine's thread.
+
+    A request without a listener (no sound was asked for, or it is made by another engine) has infinite slack.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, *, short: float = 0.3) -> None:
+        """clock: in seconds. short: slack below it is short, in seconds."""
+        self._clock = clock
+        self._short = short
+        self._listeners: dict[str, Listener] = {}
+        self._coming: dict[str, None] = {}
+        self._awaited: dict[str, None] = {}
+        self._earliest: float | None = math.inf
+        """The first `played_until`; None if it has to be looked for."""
+        self.anyone = False
+        """Whether a request has a listener."""
+        self.underruns = 0
+        """Chunks that came after their listener had heard nothing for a while."""
+
+    def join(self, request_id: str) -> None:
+        """A request is opened that someone will listen to."""
+        self._listeners[request_id] = Listener()
+        self._coming[request_id] = None
+        self.anyone = True
+
+    def approach(self, request_id: str) -> None:
+        """The request has reached the stages that make its sound. A no-op without a listener, and when repeated."""
+        if self._coming and request_id in self._coming:
+            del self._coming[request_id]
+            self._awaited[request_id] = None
+
+    def hear(self, request_id: str, sound: float) -> None:
+        """Sound is given out, `sound` seconds. A no-op without a listener."""
+        listener = self._listeners.get(request_id)
+        if listener is None or not sound:
+            return
+        slack = listener.hear(self._clock(), sound)
+        if slack is None:
+            self._forget_wait(request_id)
+        self._earliest = None
+        if slack is not None and slack < 0:
+            self.underruns += 1
+
+    def leave(self, request_id: str) -> None:
+        """The request is over. A no-op without a listener."""
+        if self._listeners.pop(request_id, None) is not None:
+            self._forget_wait(request_id)
+            self._earliest = None
+            self.anyone = bool(self._listeners)
+
+    def _forget_wait(self, request_id: str) -> None:
+        self._coming.pop(request_id, None)
+        self._awaited.pop(request_id, None)
+
+    def slack(self, request_id: str) -> float:
+        """Seconds of sound ahead of a request's listener: 0 before the first sound, infinite without a listener."""
+        listener = self._listeners.get(request_id)
+        if listener is None:
+            return math.inf
+        return 0.0 if listener.played_until is None else listener.played_until - self._clock()
+
+    @property
+    def coming(self) -> bool:
+        """Whether a request has not reached the stages that make its sound."""
+        return bool(self._coming)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a request at the stages that make sound has given none yet."""
+        return bool(self._awaited)
+
+    @property
+    def least(self) -> float:
+        """The least slack of those who hear something, in seconds; infinite if nobody does."""
+        if self._earliest is None:
+            heard = [one.played_until for one in self._listeners.values() if one.played_until is not None]
+            self._earliest = min(heard, default=math.inf)
+        return self._earliest - self._clock()
+
+    @property
+    def short(self) -> bool:
+        """Whether someone's slack is short."""
+        return self.anyone and self.least < self._short

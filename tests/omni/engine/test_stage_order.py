@@ -1,0 +1,265 @@
+"""Slack of listeners, and the order in which stages launch by it, by a clock that the test sets."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from omni.device.cpu import CpuDevice
+from omni.engine import Engine, EngineRequest
+from omni.engine.stage_order import StageOrder, sound_stages
+from omni.pipeline import Edge, Pipeline, PipelineOutput
+from omni.stage import Listeners
+from tests.support.fake_graph import FakeGraph, FakeWorker, Recorder, fake_stage, host, sound
+
+SAMPLE = 1 / 8000
+"""Seconds of what the fake speaker gives at once."""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def listeners(clock: Clock) -> Listeners:
+    return Listeners(clock, short=0.3)
+
+
+def test_slack_is_the_sound_that_is_not_played_yet(clock: Clock, listeners: Listeners) -> None:
+    listeners.join("a")
+    assert listeners.slack("a") == 0
+    listeners.hear("a", 1.0)
+    clock.now += 0.25
+    assert listeners.slack("a") == pytest.approx(0.75)
+    listeners.hear("a", 2.0)
+    assert listeners.slack("a") == pytest.approx(2.75)
+    assert listeners.underruns == 0
+
+
+def test_after_an_underrun_sound_is_played_later(clock: Clock, listeners: Listeners) -> None:
+    listeners.join("a")
+    listeners.hear("a", 1.0)
+    clock.now += 3
+    assert listeners.slack("a") == pytest.approx(-2)
+    listeners.hear("a", 0.5)
+    assert listeners.slack("a") == pytest.approx(0.5)
+    assert listeners.underruns == 1
+
+
+def test_without_a_listener_slack_is_infinite(listeners: Listeners) -> None:
+    listeners.hear("text", 1.0)
+    listeners.approach("text")
+    listeners.leave("text")
+    assert listeners.slack("text") == listeners.least == math.inf
+    assert not any((listeners.short, listeners.awaited, listeners.coming, listeners.anyone))
+
+
+def test_the_least_slack_is_that_of_those_who_hear_something(clock: Clock, listeners: Listeners) -> None:
+    for name, seconds in (("a", 3.0), ("b", 0.4), ("c", 2.0)):
+        listeners.join(name)
+        listeners.hear(name, seconds)
+    listeners.join("waits")
+    assert listeners.least == pytest.approx(0.4)
+    short = [listeners.short]
+    clock.now += 0.2
+    short.append(listeners.short)
+    listeners.hear("b", 5.0)
+    short.append(listeners.short)
+    assert short == [False, True, False]
+    assert listeners.least == pytest.approx(1.8)
+    listeners.leave("c")
+    assert listeners.least == pytest.approx(2.8)
+    for name in ("a", "b", "waits"):
+        listeners.leave(name)
+    assert listeners.least == math.inf
+
+
+def test_a_request_comes_and_is_awaited_until_its_first_sound(listeners: Listeners) -> None:
+    listeners.join("a")
+    assert (listeners.coming, listeners.awaited) == (True, False)
+    listeners.approach("a")
+    assert (listeners.coming, listeners.awaited) == (False, True)
+    listeners.hear("a", 0.0)
+    assert listeners.awaited, "an empty chunk is no sound"
+    listeners.hear("a", 1.0)
+    listeners.approach("a")
+    assert (listeners.coming, listeners.awaited) == (False, False)
+    for name in ("left early", "left at the talker"):
+        listeners.join(name)
+    listeners.approach("left at the talker")
+    for name in ("left early", "left at the talker"):
+        listeners.leave(name)
+    assert (listeners.coming, listeners.awaited) == (False, False)
+
+
+STAGES = ("encoder", "writer", "talker", "vocoder")
+SOUND = frozenset({"talker", "vocoder"})
+PLAIN = (STAGES, ())
+SOUND_FIRST = (("talker", "vocoder"), ("encoder", "writer"))
+OTHERS_FIRST = (("encoder", "writer"), ("talker", "vocoder"))
+
+
+@pytest.fixture
+def order(listeners: Listeners) -> StageOrder:
+    return StageOrder(STAGES, SOUND, listeners, ample=1.0)
+
+
+def test_stages_launch_in_the_order_of_the_pipeline_while_nobody_waits(order: StageOrder, listeners: Listeners) -> None:
+    assert order.turn() == PLAIN
+    listeners.join("a")
+    listeners.hear("a", 1.5)
+    assert order.turn() == PLAIN
+
+
+def test_a_request_at_the_sound_stages_has_its_sound_made_first(order: StageOrder, listeners: Listeners) -> None:
+    listeners.join("a")
+    listeners.approach("a")
+    assert order.turn() == SOUND_FIRST
+    listeners.hear("a", 1.5)
+    assert order.turn() == PLAIN
+
+
+def test_streams_with_plenty_of_slack_yield_to_prompts_and_others_do_not(
+    order: StageOrder, listeners: Listeners, clock: Clock
+) -> None:
+    listeners.join("plenty")
+    listeners.hear("plenty", 1.5)
+    listeners.join("new")
+    assert order.turn() == OTHERS_FIRST
+    clock.now += 0.75
+    assert order.turn() == SOUND_FIRST, "it has 0.75 s left"
+    listeners.leave("plenty")
+    assert order.turn() == OTHERS_FIRST
+
+
+@pytest.mark.parametrize(
+    ("moves", "follows"),
+    [
+        ((True, True, True, True), (False, True, False, True)),
+        ((True, False, True, True), (False, True, False, True)),
+        ((False, False, True), (True, True, False)),
+    ],
+)
+def test_the_stages_that_come_second_are_never_held_twice_in_a_row(
+    order: StageOrder, moves: Sequence[bool], follows: Sequence[bool]
+) -> None:
+    assert tuple(order.follows(moved) for moved in moves) == follows
+
+
+def test_a_pipeline_of_sound_stages_alone_has_one_order(listeners: Listeners) -> None:
+    order = StageOrder(("talker", "vocoder"), SOUND, listeners)
+    listeners.join("a")
+    listeners.approach("a")
+    assert order.turn() == (("talker", "vocoder"), ())
+
+
+def test_sound_stages_are_those_that_make_sound_and_those_that_feed_them() -> None:
+    pipeline = Pipeline(
+        family="fake",
+        stages=tuple(fake_stage(name) for name in STAGES),
+        edges=tuple(Edge(producer=one, consumer=other) for one, other in pairwise(STAGES)),
+        outputs=(PipelineOutput(modality="text", stage="writer"), PipelineOutput(modality="audio", stage="vocoder")),
+        frontend="none:none",
+    )
+    assert sound_stages(pipeline) == SOUND
+    without = Pipeline(
+        family="fake", stages=pipeline.stages, edges=pipeline.edges, outputs=pipeline.outputs[:1], frontend="none:none"
+    )
+    assert sound_stages(without) == frozenset()
+
+
+class Moving(FakeWorker):
+    """Has always something to do. ticked: shared by the stages, the order of their ticks."""
+
+    def __init__(self, name: str, ticked: list[str]) -> None:
+        super().__init__()
+        self._name = name
+        self._ticked = ticked
+
+    def tick(self) -> bool:
+        self._ticked.append(self._name)
+        super().tick()
+        return True
+
+
+def turns_of(graph: FakeGraph, stage_order: StageOrder, ticked: list[str], turns: int) -> list[list[str]]:
+    """The stages that tick in each of the next turns."""
+    graph.workers |= {name: Moving(name, ticked) for name in graph.workers}
+    engine = Engine(
+        CpuDevice(),
+        graph.orchestrator,
+        workers=graph.workers,
+        ends=graph.engine._ends,
+        memory={},
+        stage_order=stage_order,
+    )
+    seen = []
+    for _ in range(turns):
+        ticked.clear()
+        engine.tick()
+        seen.append(list(ticked))
+    return seen
+
+
+def test_the_engine_ticks_held_stages_in_every_other_turn(clock: Clock, listeners: Listeners) -> None:
+    graph, ticked = FakeGraph(), list[str]()
+    order = StageOrder(tuple(graph.workers), frozenset({"speaker"}), listeners)
+    plain = ["seer", "writer", "speaker"]
+    assert turns_of(graph, order, ticked, 2) == [plain, plain]
+    listeners.join("new")
+    assert turns_of(graph, order, ticked, 2) == [["seer", "writer"], plain]
+    listeners.approach("new")
+    assert turns_of(graph, order, ticked, 2) == [["speaker"], ["speaker", "seer", "writer"]]
+
+
+def test_the_orchestrator_tells_what_a_listener_hears(clock: Clock) -> None:
+    graph = FakeGraph()
+    listeners = graph.orchestrator.listeners
+    listeners._clock = clock
+    text = graph.submit("text", "text")
+    assert not listeners.anyone, "nobody listens to a text"
+    graph.submit("a", "text", "audio")
+    assert (listeners.anyone, listeners.coming) == (True, True)
+    graph.seer.produce("a", host(1))
+    graph.settle()
+    assert (listeners.coming, listeners.awaited) == (False, True), "the writer feeds the stage that makes the sound"
+    graph.speaker.produce("a", sound(1))
+    graph.settle()
+    assert not listeners.awaited
+    assert listeners.slack("a") == pytest.approx(SAMPLE)
+    clock.now += 1
+    graph.speaker.produce("a", sound(2))
+    graph.settle()
+    assert listeners.underruns == graph.engine.counters()["speaker"]["underruns"] == 1
+    assert "underruns" not in graph.engine.counters()["writer"]
+    for worker in (graph.seer, graph.writer, graph.speaker):
+        worker.done("a")
+    graph.settle()
+    assert not listeners.anyone, "it is over"
+    assert not text.over
+
+
+def test_an_answer_that_is_taken_as_a_whole_has_no_listener() -> None:
+    graph = FakeGraph()
+    request = EngineRequest("a", frozenset({"audio"}), {"writer": [host(0)]}, listened=False)
+    graph.engine.submit(request, Recorder())
+    graph.settle()
+    assert not graph.orchestrator.listeners.anyone
+
+
+def test_a_request_that_fails_has_no_listener() -> None:
+    graph = FakeGraph()
+    graph.submit("a", "audio")
+    graph.engine.abort("a", ValueError("given up"))  # type: ignore[arg-type]
+    graph.settle()
+    assert not graph.orchestrator.listeners.anyone
