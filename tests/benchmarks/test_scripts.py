@@ -53,6 +53,20 @@ def test_connectors_measures_payloads_between_processes(monkeypatch: pytest.Monk
         assert 0 < one["one_way_p50_us"] <= one["one_way_p99_us"]
 
 
+def test_first_audio_compares_rules_by_a_clock_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "first.json"
+    what = ("--at-once", "2", "--late", "1", "--late-words", "30", "--every", "0.05", "--tokens", "6", "--frames", "40")
+    run_script(monkeypatch, "first_audio", *what, "--timeline", "--json", str(file))
+    ten, four, slack = json.loads(file.read_text())["numbers"]
+    assert [ten["rule"], four["rule"], slack["rule"]] == ["fixed, 10 frames first", "fixed", "slack"]
+    for one in (ten, four, slack):
+        assert (one["early"]["streams"], one["late"]["streams"]) == (2, 1)
+        assert one["early"]["chunks"][0] == pytest.approx(0.3 if one is not ten else 0.78, abs=0.01)
+    assert slack["early"]["first_audio_max"] < ten["early"]["first_audio_max"]
+    assert slack["early"]["chunks"][1] < ten["early"]["chunks"][1] == 2.0
+    assert slack["underruns"] == slack["early"]["gaps"] == slack["late"]["gaps"] == 0
+
+
 FRAME_SECONDS = {"tiny-omni": 0.08, "tiny-qwen2.5-omni": 2 * 20 / 24000}
 """Of one frame: 12.5 a second, and of the tiny checkpoint's two mel frames of 20 samples."""
 
