@@ -350,7 +350,6 @@ class Orchestrator:
     def _clear(self, active: ActiveRequest, reason: str) -> None:
         self._draining.pop(active.request.id, None)
         active.abort_routes(reason)
-        self._routes.discard(active.routes)
         for name in active.running:
             if name not in self._closed:
                 self._workers[name].inbox.append(Abort(active.request.id))
