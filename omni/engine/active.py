@@ -1,12 +1,11 @@
 """A request at the stages of an engine, and the checks before it gets there."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import chain
 
 from omni.engine.credit import Credit
 from omni.engine.request import EngineRequest, SafeSink
-from omni.engine.route import InRoute, OutRoute, Route
+from omni.engine.route import InRoute, OutRoute
 from omni.engine.user_route import UserRoute
 from omni.errors import InputError, StageError
 from omni.pipeline import Pipeline
@@ -38,10 +37,6 @@ class ActiveRequest:
 
     def given_by(self, stage: str) -> list[UserRoute]:
         return [route for route in self.given.values() if route.stage == stage]
-
-    @property
-    def routes(self) -> Iterator[Route]:
-        return chain(self.outs.values(), self.ins.values(), self.given.values())
 
     def abort_routes(self, reason: str) -> None:
         for out in self.outs.values():

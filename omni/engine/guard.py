@@ -45,7 +45,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EdgeGuard:
-    """What both ends of an edge have in common, in one engine.
+    """The state that both ends of an edge share, in one engine.
 
     remote: whether the consumer is in another engine, so that pieces are structs. free: whether nothing reads the
     payloads that were sent, whatever their refs say.

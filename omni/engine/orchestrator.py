@@ -372,7 +372,6 @@ class Orchestrator:
         self._draining.pop(active.request.id, None)
         self.listeners.leave(active.request.id)
         active.abort_routes(reason)
-        self._routes.discard(active.routes)
         for name in active.running:
             if name not in self._closed:
                 self._workers[name].inbox.append(Abort(active.request.id))

@@ -84,7 +84,7 @@ PeerMessage = Hello | ToConsumer | ToProducer | EdgeFault | EdgeClosed
 
 
 def lost_piece(message: bytes, error: Exception) -> LostPiece | None:
-    """What is left of a message that cannot be decoded, if it is a piece."""
+    """The rest of a message that cannot be decoded, if it is a piece."""
     raw = msgspec.msgpack.decode(message, ext_hook=lambda code, data: None)
     if raw[0] != PieceOut.__name__:
         return None

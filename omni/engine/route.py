@@ -283,7 +283,8 @@ class Route(Protocol):
 
 
 class BusyRoutes:
-    """Routes with payloads under way, the longest busy first. Waiting requests cost no time.
+    """Routes with payloads under way, the longest busy first. Waiting requests cost no time. The routes of a request that was
+    aborted are not busy, and leave in their next tick.
 
     fail: called with a request's id and the error of one of its routes.
     """
@@ -305,12 +306,6 @@ class BusyRoutes:
 
     def add_user(self, route: Route) -> None:
         self._users[route] = None
-
-    def discard(self, routes: Iterable[Route]) -> None:
-        """The routes of a request that leaves."""
-        for route in routes:
-            for busy in (self._outs, self._ins, self._users, self._new_outs, self._new_ins):
-                busy.pop(route, None)
 
     def deliver(self) -> bool:
         """Ticks the routes with something new once. Those still busy are ticked in later turns. Returns whether anything

@@ -92,7 +92,7 @@ def expect(made: object, expected: type[MadeT], field: str, code: object) -> Mad
 
 
 def given(made: object, expected: type) -> str:
-    """What plugin code gave instead of an `expected`, as words: its type, and the members that it lacks."""
+    """The value that plugin code gave instead of an `expected`, in words: its type, and the members that it lacks."""
     lacks = sorted(name for name in _members(expected) if name not in dir(made)) if made is not None else []
     return f"{type_of(made)} without {', '.join(lacks)}" if lacks else type_of(made)
 

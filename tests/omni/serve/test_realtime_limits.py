@@ -25,7 +25,7 @@ MESSAGE: dict[str, Any] = {"type": "message", "role": "user", "content": [{"type
 
 @pytest.fixture(scope="module")
 def voiced(echo_folder: Path) -> Iterator[Served]:
-    with served(echo_omni(echo_folder), max_sessions=50, ping_seconds=0.5) as it:
+    with served(echo_omni(echo_folder), max_sessions=50) as it:
         yield it
 
 
@@ -219,12 +219,13 @@ def _handshake(server: Served, buffer: int | None = None) -> socket.socket:
     return connection
 
 
-def test_a_half_open_connection_is_ended_by_a_ping(tidy: Served) -> None:
-    with _handshake(tidy):
-        assert eventually(lambda: tidy.server.limits.sessions == 1)
+def test_a_half_open_connection_is_ended_by_a_ping(echo_folder: Path) -> None:
+    with served(echo_omni(echo_folder), ping_seconds=0.5) as it, _handshake(it):
+        assert eventually(lambda: it.server.limits.sessions == 1)
         since = time.monotonic()
-        assert eventually(lambda: tidy.server.limits.sessions == 0)
+        assert eventually(lambda: it.server.limits.sessions == 0)
         assert time.monotonic() - since > 0.4
+        it.assert_nothing_held()
 
 
 def _frame(event: dict[str, Any]) -> bytes:
