@@ -22,7 +22,7 @@ from omni.api.request import (
 from omni.api.request_output import RequestOutput
 from omni.api.results import Output, Result
 from omni.api.unread import Unread
-from omni.engine import PipelineChoice, PipelineFunction, StageMemory
+from omni.engine import PipelineChoice, PipelineFunction, StageMemory, StartReport
 from omni.errors import InputError, OmniError, StageError, known, plugin_call
 from omni.media import MediaOptions
 from omni.pipeline import FRONTEND, Pipeline
@@ -145,6 +145,11 @@ class Session:
     def memory(self) -> Mapping[str, StageMemory]:
         """Device memory of each stage, divided at the start."""
         return self._client.engine.memory
+
+    @property
+    def start_reports(self) -> Mapping[str, StartReport]:
+        """What the start of each engine took, by place: seconds of its parts, and kernels that were compiled."""
+        return self._client.engine.start_reports
 
     def usage(self) -> Mapping[str, StageUsage]:
         """Resources in use at each stage (requests, rows, blocks, ...), all zero when idle. `"frontend"` is for waiting requests:

@@ -1,8 +1,10 @@
 """Builds an engine from a checkpoint: the pipeline, then its stages in order."""
 
 import logging
+import time
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 
 import torch
 
@@ -21,11 +23,14 @@ from omni.engine.peers import EdgeEnds
 from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.request import SubmitRequest
 from omni.engine.resolve import DTYPES, Plan, check_formats
+from omni.engine.start import StartReport
 from omni.engine.unfit import unfit
+from omni.engine.warm import KernelWarmup, warming
 from omni.errors import (
     OmniError,
     plugin_setup,
 )
+from omni.kernels import CompileCounter, Compiled, process_count
 from omni.pipeline import (
     Stage,
 )
@@ -139,6 +144,7 @@ def build_engine(
         placement = Placement({stage.name: (here,) for stage in plan.pipeline.stages}, here)
     else:
         placement = Placement.of(plan.pipeline, options.device or here)
+    engines = len(placement.places)
     own = placement.on(here)
     edges = [*selector.open_edges(plan.pipeline, placement, here), *selector.open_outputs(plan.pipeline, own, here)]
     ends = EdgeEnds(here, edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
@@ -149,11 +155,22 @@ def build_engine(
             stages = tuple(stage.name for stage in plan.pipeline.order() if stage.name in own)
             timeline = TimelineFile(options.timeline, device, stages, take_timeline)
         graphs = device.captures if options.graphs is None else options.graphs
-        loaded = load_stages(
-            plan, checkpoint, device, dtype=options.dtype, load_format=options.load_format, graphs=graphs, stages=own
-        )
-        memory = _divide(loaded, device, budget)
-        workers = _start_workers(plan, loaded, memory, device)
+        kernels = _kernel_warmup(plan, checkpoint, device, options, own=own, graphs=graphs, engines=engines)
+        times = [time.perf_counter()]
+        with warming(kernels):
+            loaded = load_stages(
+                plan, checkpoint, device, dtype=options.dtype, load_format=options.load_format, graphs=graphs, stages=own
+            )
+            times.append(time.perf_counter())
+            compiled = kernels.wait() if kernels is not None else Compiled()
+        times.append(time.perf_counter())
+        counter = CompileCounter()
+        with counter.counting():
+            memory = _divide(loaded, device, budget)
+            times.append(time.perf_counter())
+            workers = _start_workers(plan, loaded, memory, device)
+        times.append(time.perf_counter())
+        report = _report(times, compiled, counter)
     except BaseException:
         ends.close_after_error()
         raise
@@ -171,8 +188,52 @@ def build_engine(
     if timeline is not None:
         timeline.start()
     return Engine(
-        device, orchestrator, workers=workers, ends=ends, memory=memory, timeline=timeline, command_queue=command_queue
+        device, orchestrator, workers=workers, ends=ends, memory=memory, timeline=timeline, command_queue=command_queue, report=report
     )
+
+
+def _kernel_warmup(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    device: Device,
+    options: EngineOptions,
+    *,
+    own: Container[str],
+    graphs: bool,
+    engines: int,
+) -> KernelWarmup | None:
+    """Begins to compile kernels in processes, if there are any to compile. engines: of the model."""
+    processes = process_count(options.compile_processes, engines)
+    if device.kernel_device.type != "cuda" or not processes:
+        return None
+    dtype = options.dtype
+    assert dtype is not None
+
+    def load(onto: Device, name: str) -> LoadedStage:
+        return load_stages(plan, checkpoint, onto, dtype=dtype, load_format="dummy", graphs=graphs, stages=(name,))[name]
+
+    names = [stage.name for stage in plan.pipeline.order() if stage.name in own]
+    try:
+        return KernelWarmup(device.torch_device, names, load, processes)
+    except OSError as error:
+        _log.warning("no process can compile kernels, so the start takes longer: %s", error)
+        return None
+
+
+def _report(times: list[float], compiled: Compiled, counter: CompileCounter) -> StartReport:
+    """times: at the beginning and after each part of the start."""
+    load, waited, measure, capture = (end - begin for begin, end in pairwise(times))
+    report = StartReport(
+        load_seconds=load,
+        compile_seconds=waited,
+        measure_seconds=measure,
+        capture_seconds=capture,
+        kernels_known=compiled.known,
+        kernels_compiled=compiled.compiled,
+        kernels_late=counter.compiled,
+    )
+    _log.debug("%s", report)
+    return report
 
 
 def _start_workers(

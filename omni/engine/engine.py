@@ -24,6 +24,7 @@ from omni.engine.request import (
     Sink,
     SubmitRequest,
 )
+from omni.engine.start import StartReport
 from omni.errors import OmniError, StageError, known, plugin_call, said
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage, StageWorker
@@ -44,6 +45,11 @@ class EngineClient(Protocol):
 
     @property
     def memory(self) -> Mapping[str, StageMemory]: ...
+
+    @property
+    def start_reports(self) -> Mapping[str, StartReport]:
+        """What the latest start of each engine took, by place."""
+        ...
 
     @property
     def takes_text_rules(self) -> bool:
@@ -100,10 +106,13 @@ class Engine:
         memory: Mapping[str, StageMemory],
         timeline: TimelineFile | None = None,
         command_queue: CommandQueue | None = None,
+        report: StartReport | None = None,
     ) -> None:
-        """command_queue: None takes one for callers in this process."""
+        """command_queue: None takes one for callers in this process. report: of the start."""
         self.memory = memory
         """Device memory of each stage, divided at the start."""
+        self.start_report = report or StartReport()
+        self.start_reports: Mapping[str, StartReport] = {str(device.torch_device): self.start_report}
         self._device = device
         self._orchestrator = orchestrator
         self._workers = workers

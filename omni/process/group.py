@@ -17,6 +17,7 @@ from omni.engine import (
     Sink,
     StageFinished,
     StageMemory,
+    StartReport,
     StageOutput,
 )
 from omni.engine.engine import LANE, closed_after_error
@@ -85,6 +86,11 @@ class EngineGroup:
     def pids(self) -> Mapping[str, int]:
         """The ids of the processes, by place."""
         return {place: placed.engine.pid for place, placed in self._placed.by_place.items()}
+
+    @property
+    def start_reports(self) -> Mapping[str, StartReport]:
+        """See `EngineClient.start_reports`."""
+        return {place: placed.engine.start_report for place, placed in self._placed.by_place.items()}
 
     @property
     def takes_text_rules(self) -> bool:
