@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 _plain: ContextVar[bool] = ContextVar("plain", default=False)
-_recorded: ContextVar[torch.device | None] = ContextVar("recorded", default=None)
+_chosen: ContextVar[torch.device | None] = ContextVar("chosen", default=None)
 
 
 def runs_kernel(tensor: Tensor) -> bool:
@@ -17,21 +17,19 @@ def runs_kernel(tensor: Tensor) -> bool:
 
 
 def kernel_device(tensor: Tensor) -> torch.device:
-    """The device that kernels on `tensor` are chosen and compiled for: its own, except inside `recorded_for`."""
-    if tensor.is_meta:
-        return _recorded.get() or tensor.device
-    return tensor.device
+    """The device that kernels on `tensor` are chosen for: its own, except inside `kernels_of`."""
+    return _chosen.get() or tensor.device
 
 
 @contextmanager
-def recorded_for(device: torch.device) -> Iterator[None]:
-    """While entered, operations of this thread on meta tensors choose the kernels of `device`, so that their launches can
-    be recorded (`omni.kernels`). A launch that nobody records fails."""
-    token = _recorded.set(device)
+def kernels_of(device: torch.device) -> Iterator[None]:
+    """While entered, operations of this thread choose the kernels of `device`, wherever their tensors are: for launches that
+    are only recorded (`omni.kernels`), or interpreted."""
+    token = _chosen.set(device)
     try:
         yield
     finally:
-        _recorded.reset(token)
+        _chosen.reset(token)
 
 
 @contextmanager

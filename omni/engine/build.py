@@ -1,10 +1,10 @@
 """Builds an engine from a checkpoint: the pipeline, then its stages in order."""
 
 import logging
-import time
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import pairwise
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -23,14 +23,14 @@ from omni.engine.peers import EdgeEnds
 from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.request import SubmitRequest
 from omni.engine.resolve import DTYPES, Plan, check_formats
-from omni.engine.start import StartReport
+from omni.engine.start import StartClock, StartReport
 from omni.engine.unfit import unfit
-from omni.engine.warm import KernelWarmup, warming
+from omni.engine.warm import compiling
 from omni.errors import (
     OmniError,
     plugin_setup,
 )
-from omni.kernels import CompileCounter, Compiled, process_count
+from omni.kernels import CompileCounter, process_count
 from omni.pipeline import (
     Stage,
 )
@@ -144,7 +144,6 @@ def build_engine(
         placement = Placement({stage.name: (here,) for stage in plan.pipeline.stages}, here)
     else:
         placement = Placement.of(plan.pipeline, options.device or here)
-    engines = len(placement.places)
     own = placement.on(here)
     edges = [*selector.open_edges(plan.pipeline, placement, here), *selector.open_outputs(plan.pipeline, own, here)]
     ends = EdgeEnds(here, edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
@@ -155,22 +154,9 @@ def build_engine(
             stages = tuple(stage.name for stage in plan.pipeline.order() if stage.name in own)
             timeline = TimelineFile(options.timeline, device, stages, take_timeline)
         graphs = device.captures if options.graphs is None else options.graphs
-        kernels = _kernel_warmup(plan, checkpoint, device, options, own=own, graphs=graphs, engines=engines)
-        times = [time.perf_counter()]
-        with warming(kernels):
-            loaded = load_stages(
-                plan, checkpoint, device, dtype=options.dtype, load_format=options.load_format, graphs=graphs, stages=own
-            )
-            times.append(time.perf_counter())
-            compiled = kernels.wait() if kernels is not None else Compiled()
-        times.append(time.perf_counter())
-        counter = CompileCounter()
-        with counter.counting():
-            memory = _divide(loaded, device, budget)
-            times.append(time.perf_counter())
-            workers = _start_workers(plan, loaded, memory, device)
-        times.append(time.perf_counter())
-        report = _report(times, compiled, counter)
+        started = _start(
+            plan, checkpoint, device, options, own=own, graphs=graphs, budget=budget, engines=len(placement.places)
+        )
     except BaseException:
         ends.close_after_error()
         raise
@@ -178,7 +164,7 @@ def build_engine(
     is_held = command_queue.holds if command_queue is not None else _never
     orchestrator = Orchestrator(
         plan.pipeline,
-        workers=workers,
+        workers=started.workers,
         adapters=plan.adapters,
         ends=ends,
         admission=admission,
@@ -188,11 +174,25 @@ def build_engine(
     if timeline is not None:
         timeline.start()
     return Engine(
-        device, orchestrator, workers=workers, ends=ends, memory=memory, timeline=timeline, command_queue=command_queue, report=report
+        device,
+        orchestrator,
+        workers=started.workers,
+        ends=ends,
+        memory=started.memory,
+        timeline=timeline,
+        command_queue=command_queue,
+        report=started.report,
     )
 
 
-def _kernel_warmup(
+@dataclass(frozen=True, slots=True)
+class _Started:
+    memory: Mapping[str, StageMemory]
+    workers: Mapping[str, StageWorker]
+    report: StartReport
+
+
+def _start(
     plan: Plan,
     checkpoint: Checkpoint,
     device: Device,
@@ -200,40 +200,36 @@ def _kernel_warmup(
     *,
     own: Container[str],
     graphs: bool,
+    budget: Budget | None,
     engines: int,
-) -> KernelWarmup | None:
-    """Begins to compile kernels in processes, if there are any to compile. engines: of the model."""
-    processes = process_count(options.compile_processes, engines)
-    if device.kernel_device.type != "cuda" or not processes:
-        return None
-    dtype = options.dtype
-    assert dtype is not None
-
-    def load(onto: Device, name: str) -> LoadedStage:
-        return load_stages(plan, checkpoint, onto, dtype=dtype, load_format="dummy", graphs=graphs, stages=(name,))[name]
-
+) -> _Started:
+    """own: the stages of this engine. engines: of the model."""
+    assert options.dtype is not None, "the caller chose it for the device"
+    load = partial(load_stages, plan, checkpoint, dtype=options.dtype, graphs=graphs)
     names = [stage.name for stage in plan.pipeline.order() if stage.name in own]
-    try:
-        return KernelWarmup(device.torch_device, names, load, processes)
-    except OSError as error:
-        _log.warning("no process can compile kernels, so the start takes longer: %s", error)
-        return None
+    clock, counter = StartClock(), CompileCounter()
 
+    def load_empty(onto: Device, name: str) -> LoadedStage:
+        return load(onto, load_format="dummy", stages=(name,))[name]
 
-def _report(times: list[float], compiled: Compiled, counter: CompileCounter) -> StartReport:
-    """times: at the beginning and after each part of the start."""
-    load, waited, measure, capture = (end - begin for begin, end in pairwise(times))
+    with compiling(device.kernel_device, names, load_empty, process_count(options.compile_processes, engines)) as wait:
+        with clock.part("load"):
+            loaded = load(device, load_format=options.load_format, stages=own)
+        with clock.part("compile"):
+            compiled = wait()
+    with counter.counting():
+        with clock.part("measure"):
+            memory = _divide(loaded, device, budget)
+        with clock.part("capture"):
+            workers = _start_workers(plan, loaded, memory, device)
     report = StartReport(
-        load_seconds=load,
-        compile_seconds=waited,
-        measure_seconds=measure,
-        capture_seconds=capture,
+        **clock.seconds,
         kernels_known=compiled.known,
         kernels_compiled=compiled.compiled,
         kernels_late=counter.compiled,
     )
     _log.debug("%s", report)
-    return report
+    return _Started(memory, workers, report)
 
 
 def _start_workers(

@@ -1,10 +1,14 @@
 """What a start took, and where."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import msgspec
 
 
 class StartReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of an engine's start, in order, in seconds; and Triton kernels, each variant counted ([kernels](docs/kernels.md)).
+    """The parts of an engine's start, in order, in seconds; and the variants of Triton kernels.
 
     load_seconds: weights and buffers.
     compile_seconds: the wait for processes that compile kernels, after that.
@@ -26,3 +30,17 @@ class StartReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def seconds(self) -> float:
         return self.load_seconds + self.compile_seconds + self.measure_seconds + self.capture_seconds
+
+
+class StartClock:
+    """seconds: by field of `StartReport`."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Times a part, `load` for `load_seconds`."""
+        since = time.perf_counter()
+        yield
+        self.seconds[f"{name}_seconds"] = time.perf_counter() - since

@@ -73,10 +73,21 @@ def record_stage(name: str, load: Load, device: RecordingDevice) -> None:
 
 
 @contextmanager
-def warming(warmup: KernelWarmup | None) -> Iterator[None]:
-    """Closes a warm-up at the end, whatever happens."""
+def compiling(
+    device: torch.device, stages: Iterable[str], load: Load, processes: int
+) -> Iterator[Callable[[], Compiled]]:
+    """While entered, processes compile the kernels of stages, if `device` runs any. Gives a function that waits for them.
+    Nothing of it is left at the end. processes: 0 for none."""
+    if device.type != "cuda" or not processes:
+        yield Compiled
+        return
     try:
-        yield
+        warmup = KernelWarmup(device, stages, load, processes)
+    except OSError as error:
+        _log.warning("no process can compile kernels, so the start takes longer: %s", error)
+        yield Compiled
+        return
+    try:
+        yield warmup.wait
     finally:
-        if warmup is not None:
-            warmup.close()
+        warmup.close()

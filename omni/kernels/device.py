@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from omni.device.base import Graph, Launch, LaunchList, Phase, SharedMemory, Stream
-from omni.device.kernel_choice import recorded_for
+from omni.device.kernel_choice import kernels_of
 from omni.device.meta import MetaDevice
 from omni.kernels.recorder import VariantRecorder
 
@@ -36,7 +36,7 @@ class RecordingDevice(MetaDevice):
     def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
         outer, self.launching = self.launching, phase.__name__
         try:
-            with recorded_for(self._kernel_device), self._recorder.recording():
+            with kernels_of(self._kernel_device), self._recorder.recording():
                 phase(*buffers)
         except Exception as error:
             if phase.__name__ not in self.failed:

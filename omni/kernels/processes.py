@@ -84,10 +84,16 @@ class CompileProcesses:
         paths = [path for path in sys.path if isinstance(path, str)]  # Python ignores others too
         # -P: no folder of the user's comes before `sys.path` is theirs. In a session of its own, no Ctrl-C reaches it.
         command = [sys.executable, "-P", "-c", _BOOT, str(os.getpid()), json.dumps(paths)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         # One thread each: the workers are the parallelism.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        self._process = subprocess.Popen(command, start_new_session=True, env=environment, **pipes)
+        self._process = subprocess.Popen(
+            command,
+            start_new_session=True,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
 
     def compile(self, variants: Iterable[Variant], capability: tuple[int, int]) -> None:
         """Begins to compile the variants that no earlier start has compiled, for devices of a compute capability. Once."""

@@ -17,8 +17,8 @@ from omni.engine import (
     Sink,
     StageFinished,
     StageMemory,
-    StartReport,
     StageOutput,
+    StartReport,
 )
 from omni.engine.engine import LANE, closed_after_error
 from omni.engine.request import SafeSink

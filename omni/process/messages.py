@@ -178,7 +178,7 @@ ToEngine = Start | Submit | AbortSubmitted | Check | AskState | Connect | Close
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The stages are loaded. longest_prompts: by stage. report: of the start. The message brings the ring of the outputs' arrays."""
+    """The stages are loaded. longest_prompts: by stage. report: of the start. The message brings the ring for arrays of outputs."""
 
     memory: dict[str, StageMemory]
     longest_prompts: dict[str, int | None]

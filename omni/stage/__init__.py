@@ -1,7 +1,16 @@
 """The stage contract: stage kinds, loaded stages, stage workers and their messages."""
 
 from omni.payload.copier import PayloadCopier, Receipt, Transfer, as_matrix
-from omni.stage.base import Footprint, LoadedStage, StageContext, StageKind, StageUsage, StageWorker, WarmStage, module_bytes
+from omni.stage.base import (
+    Footprint,
+    LoadedStage,
+    StageContext,
+    StageKind,
+    StageUsage,
+    StageWorker,
+    WarmStage,
+    module_bytes,
+)
 from omni.stage.loaded import MeasuredStage, PlainStage, build_model, capture_progress, dry_run
 from omni.stage.memory_errors import memory_errors
 from omni.stage.messages import (
@@ -45,8 +54,8 @@ __all__ = [
     "StageKind",
     "StageUsage",
     "StageWorker",
-    "WarmStage",
     "Transfer",
+    "WarmStage",
     "as_matrix",
     "build_model",
     "capture_progress",
