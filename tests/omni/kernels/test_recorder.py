@@ -22,8 +22,8 @@ def double(x_ptr, count, BLOCK: tl.constexpr):
     tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < count) * 2, mask=at < count)
 
 
-def launch(count: int = 3, block: int = 4) -> torch.Tensor:
-    x = torch.ones(4)
+def launch(count: int = 3, block: int = 4, at: int = 0) -> torch.Tensor:
+    x = torch.ones(4 + at)[at:]
     double[(1,)](x, count, BLOCK=block)
     return x
 
@@ -36,7 +36,8 @@ def test_a_launch_is_recorded_and_not_made():
         launch(count=4)
         launch(count=16)
         launch(block=8)
-    assert [dict(variant.arguments)["BLOCK"] for variant in recorder.variants] == [4, 4, 8]
+        launch(block=8, at=1)
+    assert [dict(variant.arguments)["BLOCK"] for variant in recorder.variants] == [4, 4, 8, 8]
 
 
 @interpreted
@@ -49,7 +50,7 @@ def test_a_launch_may_also_be_made():
 
 @interpreted
 def test_other_threads_and_later_launches_are_as_always():
-    outer, inner, results = VariantRecorder(), VariantRecorder(), []
+    outer, inner, results, run = VariantRecorder(), VariantRecorder(), [], type(double).run
     with outer.recording():
         thread = threading.Thread(target=lambda: results.append(launch()))
         thread.start()
@@ -57,6 +58,7 @@ def test_other_threads_and_later_launches_are_as_always():
         with inner.recording():
             launch()
         launch(block=8)
+    assert type(double).run is run
     results.append(launch())
     assert [result.tolist() for result in results] == [[2, 2, 2, 1]] * 2
     assert [len(recorder.variants) for recorder in (outer, inner)] == [1, 1]
