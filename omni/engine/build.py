@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Callable, Container, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -22,8 +24,11 @@ from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.request import SubmitRequest
 from omni.engine.resolve import DTYPES, Plan, check_formats
 from omni.engine.stage_order import StageOrder, sound_stages
+from omni.engine.start import StartClock, StartReport
 from omni.engine.unfit import unfit
+from omni.engine.warm import compiling
 from omni.errors import OmniError, errors_as, plugin_setup
+from omni.kernels import CompileCounter, process_count
 from omni.pipeline import (
     Stage,
 )
@@ -146,18 +151,17 @@ def build_engine(
             stages = tuple(stage.name for stage in plan.pipeline.order() if stage.name in own)
             timeline = TimelineFile(options.timeline, device, stages, take_timeline)
         graphs = device.captures if options.graphs is None else options.graphs
-        loaded = load_stages(
+        started = _start(
             plan,
             checkpoint,
             device,
-            dtype=options.dtype,
-            load_format=options.load_format,
+            options,
+            own=own,
             graphs=graphs,
-            stages=own,
+            budget=budget,
+            engines=len(placement.places),
             listeners=by_slack,
         )
-        memory = _divide(loaded, device, budget)
-        workers = _start_workers(plan, loaded, memory, device)
     except BaseException:
         ends.close_after_error()
         raise
@@ -165,7 +169,7 @@ def build_engine(
     is_held = command_queue.holds if command_queue is not None else _never
     orchestrator = Orchestrator(
         plan.pipeline,
-        workers=workers,
+        workers=started.workers,
         adapters=plan.adapters,
         ends=ends,
         admission=admission,
@@ -175,19 +179,70 @@ def build_engine(
     )
     stage_order = None
     if by_slack is not None:
-        stage_order = StageOrder(tuple(workers), sound_stages(plan.pipeline), by_slack, ample=options.ample_slack)
+        stage_order = StageOrder(
+            tuple(started.workers), sound_stages(plan.pipeline), by_slack, ample=options.ample_slack
+        )
     if timeline is not None:
         timeline.start()
     return Engine(
         device,
         orchestrator,
-        workers=workers,
+        workers=started.workers,
         ends=ends,
-        memory=memory,
+        memory=started.memory,
         timeline=timeline,
         command_queue=command_queue,
         stage_order=stage_order,
+        report=started.report,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    memory: Mapping[str, StageMemory]
+    workers: Mapping[str, StageWorker]
+    report: StartReport
+
+
+def _start(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    device: Device,
+    options: EngineOptions,
+    *,
+    own: Container[str],
+    graphs: bool,
+    budget: Budget | None,
+    engines: int,
+    listeners: Listeners | None,
+) -> _Started:
+    """own: the stages of this engine. engines: of the model. listeners: as in `StageContext`."""
+    assert options.dtype is not None, "the caller chose it for the device"
+    load = partial(load_stages, plan, checkpoint, dtype=options.dtype, graphs=graphs, listeners=listeners)
+    names = [stage.name for stage in plan.pipeline.order() if stage.name in own]
+    clock, counter = StartClock(), CompileCounter()
+
+    def load_empty(onto: Device, name: str) -> LoadedStage:
+        return load(onto, load_format="dummy", stages=(name,))[name]
+
+    with compiling(device.kernel_device, names, load_empty, process_count(options.compile_processes, engines)) as wait:
+        with clock.part("load"):
+            loaded = load(device, load_format=options.load_format, stages=own)
+        with clock.part("compile"):
+            compiled = wait()
+    with counter.counting():
+        with clock.part("measure"):
+            memory = _divide(loaded, device, budget)
+        with clock.part("capture"):
+            workers = _start_workers(plan, loaded, memory, device)
+    report = StartReport(
+        **clock.seconds,
+        kernels_known=compiled.known,
+        kernels_compiled=compiled.compiled,
+        kernels_late=counter.compiled,
+    )
+    _log.debug("%s", report)
+    return _Started(memory, workers, report)
 
 
 def _start_workers(

@@ -1,7 +1,16 @@
 """The stage contract: stage kinds, loaded stages, stage workers and their messages."""
 
 from omni.payload.copier import PayloadCopier, Receipt, Transfer, as_matrix
-from omni.stage.base import Footprint, LoadedStage, StageContext, StageKind, StageUsage, StageWorker, module_bytes
+from omni.stage.base import (
+    Footprint,
+    LoadedStage,
+    StageContext,
+    StageKind,
+    StageUsage,
+    StageWorker,
+    WarmStage,
+    module_bytes,
+)
 from omni.stage.listeners import Listener, Listeners
 from omni.stage.loaded import MeasuredStage, PlainStage, build_model, capture_progress, dry_run
 from omni.stage.memory_errors import memory_errors
@@ -49,6 +58,7 @@ __all__ = [
     "StageUsage",
     "StageWorker",
     "Transfer",
+    "WarmStage",
     "as_matrix",
     "build_model",
     "capture_progress",

@@ -125,6 +125,16 @@ class LoadedStage(Protocol):
 
 
 @runtime_checkable
+class WarmStage(LoadedStage, Protocol):
+    """A loaded stage whose phases launch Triton kernels, which can be compiled before there are weights."""
+
+    def warm_up(self) -> None:
+        """Launches what `measure` and `start` launch, on a device that records the kernels instead of running them
+        (`omni.kernels.RecordingDevice`): no tensor has contents, and no result has a meaning. Called once, and nothing after
+        it. An error costs time at start only: what is not recorded is compiled at its first launch."""
+
+
+@runtime_checkable
 class StageKind(Protocol):
     """A way of running stages, registered by `omni_stage_kinds`."""
 

@@ -92,6 +92,13 @@ class LoadedAr:
         with self._room_for(_BUFFERS, *_ROWS):
             return self._new_worker(pages)
 
+    def warm_up(self) -> None:
+        self._runner.allocate(self._limits.max_blocks)
+        run_largest_steps(self._runner, self._model.shape, self._limits)
+        if self._context.graphs:
+            self._runner.capture_chunks(self._chunk_sizes)
+            self._runner.capture(self._batch_sizes)
+
     def _capture(self) -> None:
         name, chunks = self._context.stage.name, self._chunk_sizes
         if not self._runner.captures_chunks:

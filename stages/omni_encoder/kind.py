@@ -42,6 +42,10 @@ class LoadedEncoder(MeasuredStage[EncoderWorker]):
     def largest_batches(self) -> Callable[[EncoderWorker], None]:
         return partial(dry_run, self._context.stage.name, device=self._context.device, messages=self._largest_batch())
 
+    def warm_up(self) -> None:
+        self._worker.capture(self._sizes)
+        self.largest_batches()(self._worker)
+
     def _largest_batch(self) -> list[Inbound]:
         feeds: list[Inbound] = []
         left = self._options.max_batch_length

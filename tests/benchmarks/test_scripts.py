@@ -274,3 +274,14 @@ def test_neighbour_measures_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert one["requests"] == 2
         assert one["rtf"] > 0
         assert one["first_audio_ms"] > 0
+
+
+def test_start_measures_the_parts_of_a_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "start.json"
+    what = ("--shape", "tiny-omni", "--device", "cpu", "--set", "engine.compile_processes=0")
+    run_script(monkeypatch, "start", *what, "--starts", "1", "--json", str(file))
+    [row] = json.loads(file.read_text())["numbers"]
+    parts = sum(row[name] for name in ("imports", "other", "load", "compile", "measure", "capture"))
+    assert row["total"] == pytest.approx(parts)
+    assert min(row["imports"], row["other"], row["load"]) > 0
+    assert (row["caches"], row["known"], row["compiled"], row["late"]) == ("empty", 0, 0, 0)

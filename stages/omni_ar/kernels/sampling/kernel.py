@@ -11,6 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
+from omni.device.kernel_choice import kernel_device
 from omni_ar.kernels.sampling.finish import finish
 from omni_ar.kernels.sampling.scan import scan
 from omni_ar.kernels.sampling.settings import RowSettings, WideSettings, row_settings, wide_settings
@@ -65,10 +66,10 @@ def sample(
     """position: `[N]` if `by_row`, else `[R]`. use: group and purpose, as in `gumbel`."""
     vocab = logits_RV.shape[1]
     if vocab <= _ROOM:
-        narrow = row_settings(logits_RV.device, "sample", _block(vocab))
+        narrow = row_settings(kernel_device(logits_RV), "sample", _block(vocab))
         sample_narrow(logits_RV, state, rows_R, position, by_row, use, out_R, narrow)
     else:
-        wide = wide_settings(logits_RV.device, vocab)
+        wide = wide_settings(kernel_device(logits_RV), vocab)
         sample_wide(logits_RV, state, rows_R, position, by_row, use, out_R, wide)
 
 
@@ -83,7 +84,7 @@ def draw(
     """settings: None for the measured ones."""
     rows, vocab = logits_RV.shape
     block = triton.next_power_of_2(vocab)
-    settings = settings or row_settings(logits_RV.device, "draw", block)
+    settings = settings or row_settings(kernel_device(logits_RV), "draw", block)
     out_R = torch.empty(rows, dtype=torch.int64, device=logits_RV.device)
     spare_x_RF, spare_ids_RF = _spare(logits_RV, _FEW)
     draw_row[(rows,)](
