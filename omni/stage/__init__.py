@@ -2,8 +2,8 @@
 
 from omni.payload.copier import PayloadCopier, Receipt, Transfer, as_matrix
 from omni.stage.base import Footprint, LoadedStage, StageContext, StageKind, StageUsage, StageWorker, module_bytes
-from omni.stage.loaded import MeasuredStage, PlainStage, build_model, capture_progress, dry_run
-from omni.stage.memory_errors import memory_errors
+from omni.stage.loaded import MeasuredRowStage, MeasuredStage, PlainStage, build_model, capture_progress, dry_run
+from omni.stage.memory_errors import NoRoomError, memory_errors
 from omni.stage.messages import (
     Abort,
     Done,
@@ -19,9 +19,13 @@ from omni.stage.messages import (
     Resume,
 )
 from omni.stage.returned import method_name, returned_tensor
+from omni.stage.rows import MOST_CPU_ROWS, MOST_ROWS, ROW_NUMBERS, RowCost, RowStage, most_rows, rows_or_default
 from omni.stage.worker import MailboxWorker, together
 
 __all__ = [
+    "MOST_CPU_ROWS",
+    "MOST_ROWS",
+    "ROW_NUMBERS",
     "Abort",
     "Done",
     "Ended",
@@ -32,7 +36,9 @@ __all__ = [
     "Lease",
     "LoadedStage",
     "MailboxWorker",
+    "MeasuredRowStage",
     "MeasuredStage",
+    "NoRoomError",
     "Open",
     "Outbound",
     "Pause",
@@ -41,6 +47,8 @@ __all__ = [
     "Produced",
     "Receipt",
     "Resume",
+    "RowCost",
+    "RowStage",
     "StageContext",
     "StageKind",
     "StageUsage",
@@ -53,6 +61,8 @@ __all__ = [
     "memory_errors",
     "method_name",
     "module_bytes",
+    "most_rows",
     "returned_tensor",
+    "rows_or_default",
     "together",
 ]

@@ -9,10 +9,14 @@ from omni.device import Device
 from omni.errors import ConfigError
 
 
+class NoRoomError(ConfigError):
+    """The device has too little memory for what the settings ask for."""
+
+
 @contextmanager
 def memory_errors(stage: str, what: str, device: Device, options: Sequence[str] = ()) -> Iterator[None]:
-    """Raises ConfigError if the device has no memory for `what`, or a phase cannot be captured. The innermost of nested
-    contexts applies: a kind's message is more specific than its caller's.
+    """Raises NoRoomError if the device has no memory for `what`, and ConfigError if a phase cannot be captured. The innermost of
+    nested contexts applies: a kind's message is more specific than its caller's.
 
     options: options of the stage that reduce its memory.
     """
@@ -29,7 +33,7 @@ def memory_errors(stage: str, what: str, device: Device, options: Sequence[str] 
         if not full and "alloc" not in str(error):
             raise
         problem = f"{device.torch_device} has no room for {what} of stage {stage!r}"
-        raise ConfigError("engine.device", problem, _remedy(stage, options)) from error
+        raise NoRoomError("engine.device", problem, _remedy(stage, options)) from error
 
 
 def _remedy(stage: str, options: Sequence[str]) -> str:

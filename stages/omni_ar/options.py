@@ -19,7 +19,7 @@ MAX_IN_FLIGHT = 8
 class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of stage kind `"ar"`.
 
-    max_num_seqs: maximum number of requests that run at once.
+    max_num_seqs: maximum number of requests that run at once; None derives it from memory, at most 128.
     max_model_len: maximum tokens of a request, prompt and output together; None takes the model's maximum, up to 8,192. A model
     with conditioned decode steps allocates that many vectors for each of `max_num_seqs`. block_size: tokens per KV block.
     num_blocks: KV blocks of the stage; None divides the device's memory among the stages, or, where memory is
@@ -40,7 +40,7 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sampling: defaults for parameters that a request does not set.
     """
 
-    max_num_seqs: int = 16
+    max_num_seqs: int | None = None
     max_model_len: int | None = None
     block_size: int = 16
     num_blocks: int | None = None

@@ -10,14 +10,14 @@ _MOST = 2**16
 class VocoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of stage kind `"vocoder"`.
 
-    max_num_seqs: maximum number of requests that run at once.
+    max_num_seqs: maximum number of requests that run at once; None derives it from memory, at most 128.
     first_chunk_frames: codec frames of a request's first chunk; fewer reduce the first-audio latency.
     chunk_frames: codec frames of every later chunk; more reduce the cost per frame.
     graph_batch_sizes: numbers of rows whose chunks are captured at start, where graphs are on (`engine.graphs`). A
         smaller batch is padded to the next size, a larger one runs uncaptured. None takes sizes up to `max_num_seqs`.
     """
 
-    max_num_seqs: int = 16
+    max_num_seqs: int | None = None
     first_chunk_frames: int = 10
     chunk_frames: int = 25
     graph_batch_sizes: tuple[int, ...] | None = None
@@ -26,5 +26,5 @@ class VocoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         check_sizes(self.graph_batch_sizes, self.max_num_seqs)
         for name in ("max_num_seqs", "first_chunk_frames", "chunk_frames"):
             value = msgspec.structs.asdict(self)[name]
-            if not 1 <= value <= _MOST:
+            if value is not None and not 1 <= value <= _MOST:
                 raise ValueError(f"{name} must be at least 1, at most {_MOST:,}")

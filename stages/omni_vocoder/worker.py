@@ -10,7 +10,7 @@ from torch import Tensor
 
 from omni.device import Device, Graph, Launch, PackedSpan, Uploader
 from omni.device.graphs import CapturedGraphs
-from omni.stage import Open, returned_tensor, together
+from omni.stage import Open, returned_tensor, rows_or_default, together
 from omni_frames.request import FrameRequest
 from omni_frames.store import MAX_IN_FLIGHT, SampleBatch
 from omni_frames.worker import FrameWorker
@@ -67,7 +67,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
     def __init__(
         self, name: str, device: Device, model: VocoderModel[Any], options: VocoderOptions, priority: int = 0
     ) -> None:
-        rows, sizes = options.max_num_seqs, ChunkSizes.of(options, model)
+        rows, sizes = rows_or_default(options.max_num_seqs), ChunkSizes.of(options, model)
         most = rows * max(model.samples(sizes.first, True), model.samples(sizes.later, False))
         super().__init__(name, device, model, rows=rows, capacity=sizes.capacity, most_samples=most, priority=priority)
         self._model = model
