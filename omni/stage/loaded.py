@@ -16,7 +16,7 @@ from omni.device.graphs import captured_sizes
 from omni.errors import ConfigError, StageError, plugin_error, type_of
 from omni.plugin import locate
 from omni.stage.base import Footprint, StageContext, StageWorker, module_bytes
-from omni.stage.memory_errors import memory_errors
+from omni.stage.memory_errors import full_memory, memory_errors
 from omni.stage.messages import Done, Failed, Inbound, Open, Produced
 from omni.stage.rows import RowCost
 from omni.utils.origin import with_origin
@@ -216,8 +216,8 @@ def capture_progress(stage: str, sizes: Sequence[SizeT]) -> Iterator[SizeT]:
 def dry_run(name: str, worker: StageWorker, device: Device, messages: Sequence[Inbound]) -> None:
     """Sends `messages` to the worker of stage `name` and drives it until the requests that they open are finished.
 
-    Waits for the device after every tick: only at start-up. Raises a failed request's error, and StageError if a
-    request is unfinished and nothing happens any more.
+    Waits for the device after every tick: only at start-up. Raises a failed request's error, or the error of full memory
+    that it is due to, and StageError if a request is unfinished and nothing happens any more.
     """
     under_way = {message.request_id for message in messages if isinstance(message, Open)}
     worker.inbox.extend(messages)
@@ -230,7 +230,8 @@ def dry_run(name: str, worker: StageWorker, device: Device, messages: Sequence[I
                 case Produced() as produced:
                     produced.close()
                 case Failed(error=error):
-                    raise error
+                    # For `memory_errors` around this.
+                    raise full_memory(error) or error
                 case Done(request_id=request_id):
                     under_way.discard(request_id)
                     moved = True
