@@ -146,6 +146,12 @@ def test_the_pages_of_typical_requests_leave_the_rest_to_the_prefix_cache() -> N
     assert divided({"it": stage}, 1600).memory["it"].rows == 64
 
 
+def test_stages_that_have_many_rows_can_be_divided_again_for_few() -> None:
+    stage = Rows(row_bytes=100, page_bytes=1, row_pages=FULL)
+    assert divided({"it": stage}, 10**9).memory["it"].rows == MOST_ROWS
+    assert divided({"it": stage}, stage.needed(2)).memory["it"].rows == 2
+
+
 @pytest.mark.parametrize(("caches", "pages"), [(True, 64 + 15), (False, 64)])
 def test_full_requests_in_all_rows_leave_the_rest_to_the_prefix_cache(caches: bool, pages: int) -> None:
     stage = Rows(page_bytes=10, row_pages=FULL, caches=caches)
