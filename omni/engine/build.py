@@ -16,13 +16,14 @@ from omni.engine.admission import Admission
 from omni.engine.command_queue import CommandQueue
 from omni.engine.engine import Engine
 from omni.engine.faults import with_boxes
-from omni.engine.memory import ALONE, Budget, DeviceShare, StageMemory, budget_of, divide
+from omni.engine.memory import ALONE, Budget, DeviceShare, StageMemory, budget_of
 from omni.engine.options import EngineOptions
 from omni.engine.orchestrator import Orchestrator
 from omni.engine.peers import EdgeEnds
 from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.request import SubmitRequest
 from omni.engine.resolve import DTYPES, Plan, check_formats
+from omni.engine.rows import divide_memory
 from omni.engine.stage_order import StageOrder, sound_stages
 from omni.engine.start import StartClock, StartReport
 from omni.engine.unfit import unfit
@@ -34,7 +35,7 @@ from omni.pipeline import (
 )
 from omni.plugin import expect
 from omni.plugin.manager import Plugins
-from omni.stage import Footprint, Listeners, LoadedStage, StageContext, StageWorker, memory_errors
+from omni.stage import Listeners, LoadedStage, StageContext, StageWorker, memory_errors, most_rows
 from omni.timeline.file import TimelineFile
 from omni.timeline.trace import Trace
 
@@ -225,14 +226,15 @@ def _start(
     def load_empty(onto: Device, name: str) -> LoadedStage:
         return load(onto, load_format="dummy", stages=(name,))[name]
 
-    with compiling(device.kernel_device, names, load_empty, process_count(options.compile_processes, engines)) as wait:
+    processes = process_count(options.compile_processes, engines)
+    with compiling(device.kernel_device, names, load_empty, budget, processes) as wait:
         with clock.part("load"):
             loaded = load(device, load_format=options.load_format, stages=own)
         with clock.part("compile"):
             compiled = wait()
     with counter.counting():
         with clock.part("measure"):
-            memory = _divide(loaded, device, budget)
+            memory = divide_memory(loaded, device, budget, measure_stages, most_rows(device.torch_device)).memory
         with clock.part("capture"):
             workers = _start_workers(plan, loaded, memory, device)
     report = StartReport(
@@ -266,21 +268,6 @@ def _start_workers(
 
 def _never(request_id: str) -> bool:
     return False
-
-
-def _divide(loaded: Mapping[str, LoadedStage], device: Device, budget: Budget | None) -> dict[str, StageMemory]:
-    footprints = {name: _footprint(name, stage) for name, stage in loaded.items()}
-    working: dict[str, int] = {}
-    if budget is not None:
-        divide(footprints, working, budget)  # raises before measuring if the rest does not fit
-        working = measure_stages(loaded, device)
-    return divide(footprints, working, budget)
-
-
-def _footprint(name: str, stage: LoadedStage) -> Footprint:
-    field = f"{name}.footprint"
-    with plugin_setup(field, "correct it", type(stage)):
-        return expect(stage.footprint, Footprint, field, type(stage))
 
 
 def measure_stages(loaded: Mapping[str, LoadedStage], device: Device) -> dict[str, int]:

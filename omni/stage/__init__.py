@@ -12,8 +12,8 @@ from omni.stage.base import (
     module_bytes,
 )
 from omni.stage.listeners import Listener, Listeners
-from omni.stage.loaded import MeasuredStage, PlainStage, build_model, capture_progress, dry_run
-from omni.stage.memory_errors import memory_errors
+from omni.stage.loaded import MeasuredRowStage, MeasuredStage, PlainStage, build_model, capture_progress, dry_run
+from omni.stage.memory_errors import NoRoomError, memory_errors
 from omni.stage.messages import (
     Abort,
     Done,
@@ -29,9 +29,13 @@ from omni.stage.messages import (
     Resume,
 )
 from omni.stage.returned import method_name, returned_tensor
+from omni.stage.rows import MOST_CPU_ROWS, MOST_ROWS, ROW_NUMBERS, RowCost, RowStage, most_rows, rows_or_default
 from omni.stage.worker import MailboxWorker, together
 
 __all__ = [
+    "MOST_CPU_ROWS",
+    "MOST_ROWS",
+    "ROW_NUMBERS",
     "Abort",
     "Done",
     "Ended",
@@ -44,7 +48,9 @@ __all__ = [
     "Listeners",
     "LoadedStage",
     "MailboxWorker",
+    "MeasuredRowStage",
     "MeasuredStage",
+    "NoRoomError",
     "Open",
     "Outbound",
     "Pause",
@@ -53,6 +59,8 @@ __all__ = [
     "Produced",
     "Receipt",
     "Resume",
+    "RowCost",
+    "RowStage",
     "StageContext",
     "StageKind",
     "StageUsage",
@@ -66,6 +74,8 @@ __all__ = [
     "memory_errors",
     "method_name",
     "module_bytes",
+    "most_rows",
     "returned_tensor",
+    "rows_or_default",
     "together",
 ]

@@ -43,8 +43,9 @@ class LoadedEncoder(MeasuredStage[EncoderWorker]):
         return partial(dry_run, self._context.stage.name, device=self._context.device, messages=self._largest_batch())
 
     def warm_up(self) -> None:
-        self._worker.capture(self._sizes)
-        self.largest_batches()(self._worker)
+        worker = self._present_worker
+        worker.capture(self._sizes)
+        self.largest_batches()(worker)
 
     def _largest_batch(self) -> list[Inbound]:
         feeds: list[Inbound] = []

@@ -23,7 +23,7 @@ from omni.engine import (
 from omni.errors import ConfigError
 from omni.kernels import Compiled, RecordingDevice, Variant, VariantRecorder
 from omni.plugin.manager import load_plugins
-from omni.stage import LoadedStage
+from omni.stage import MOST_CPU_ROWS, LoadedStage
 from omni_qwen3_omni.tiny import write_tiny
 from tests.support.launched import GPU, LaunchedDevice, pretend_gpu
 from tests.support.tiny_text import write_text_model
@@ -91,7 +91,7 @@ def test_a_start_launches_what_was_recorded(model: str, graphs: bool, tmp_path: 
     for name in MODELS[model]:
         recorder, device = VariantRecorder(), LaunchedDevice()
         record_device = RecordingDevice(GPU, recorder)
-        warm.record_stage(name, lambda onto, stage: start.load(onto, stage, graphs), record_device)
+        warm.record_stages([name], lambda onto, stage: start.load(onto, stage, graphs), record_device, None)
         with torch.inference_mode():
             stage = start.load(device, name, graphs)
             stage.measure()
@@ -156,6 +156,15 @@ def test_an_engine_compiles_before_its_first_launch(made: list[Processes], tmp_p
     assert engine.start_reports == {"cpu": report}
 
 
+def test_kernels_of_rows_that_follow_from_memory_are_recorded(made: list[Processes], tmp_path: Path):
+    settings = {name: value for name, value in ROWS.items() if name != "max_num_seqs"}
+    device = OnGpu()
+    engine = Start(written(tmp_path, "tied"), {"text": settings}).engine(device)
+    engine.close()
+    assert engine.memory["text"].rows == MOST_CPU_ROWS
+    assert set(made[0].variants) >= set(device.recorder.variants)
+
+
 def test_processes_are_closed_if_weights_cannot_be_loaded(made: list[Processes], tmp_path: Path):
     start = Start(written(tmp_path, "tied"), {"text": {**AR, "num_blocks": 1, "max_model_len": 256}})
     with pytest.raises(ConfigError, match="num_blocks"):
@@ -186,7 +195,7 @@ def test_what_cannot_be_recorded_is_left_out(made: list[Processes], tmp_path: Pa
         raise SystemExit("a plugin's")
 
     start = Start(written(tmp_path, "tied"), MODELS["tied"])
-    warmup = warm.KernelWarmup(GPU, ["other", "text"], load, 1)
+    warmup = warm.KernelWarmup(GPU, ["other", "text"], load, None, 1)
     assert warmup.wait().compiled > 10
     warmup.close()
 
@@ -197,7 +206,7 @@ def test_a_device_that_cannot_be_asked_ends_the_warmup(made: list[Processes], mo
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", fail)
     start = Start(written(tmp_path, "tied"), MODELS["tied"])
-    warmup = warm.KernelWarmup(GPU, ["text"], start.load, 1)
+    warmup = warm.KernelWarmup(GPU, ["text"], start.load, None, 1)
     warmup.wait()
     assert made[0].closed
     assert not made[0].variants
