@@ -56,7 +56,7 @@ def test_connectors_measures_payloads_between_processes(monkeypatch: pytest.Monk
 def test_first_audio_compares_rules_by_a_clock_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "first.json"
     what = ("--at-once", "2", "--late", "1", "--late-words", "30", "--every", "0.05", "--tokens", "6", "--frames", "40")
-    run_script(monkeypatch, "first_audio", *what, "--timeline", "--json", str(file))
+    run_script(monkeypatch, "first_audio", *what, "--steps", "--json", str(file))
     ten, four, slack = json.loads(file.read_text())["numbers"]
     assert [ten["rule"], four["rule"], slack["rule"]] == ["fixed, 10 frames first", "fixed", "slack"]
     for one in (ten, four, slack):

@@ -9,8 +9,8 @@ import pytest
 from omni.connector import EdgeEnd
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineRequest
+from omni.engine.credit import Credit
 from omni.engine.request import SafeSink
-from omni.engine.route import Credit
 from omni.engine.stage_order import StageOrder, sound_stages
 from omni.engine.user_route import UserRoute
 from omni.payload import AudioChunk
@@ -270,6 +270,7 @@ def test_sound_that_an_adapter_makes_is_heard_too() -> None:
         ends=(sender, connector.receiver(end, sender.address)),
         credit=Credit("a", worker, (edge,), {}),
         sink=SafeSink("a", Recorder()),
+        on_finished=lambda route: None,
         hear=heard.append,
     )
     route.send(worker.produce("a", sound(1)))
