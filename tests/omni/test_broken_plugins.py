@@ -16,6 +16,7 @@ from omni.errors import OmniError, StageError
 from omni.plugin.manager import Plugins, load_plugins
 from tests.examples.plain_speech import write_tiny
 from tests.omni.broken_plugins.at_edge import OPENING, TRAVEL, UNKNOWN
+from tests.omni.broken_plugins.at_graph import GRAPH
 from tests.omni.broken_plugins.at_load import LOAD
 from tests.omni.broken_plugins.at_model import RETURNS, WEIGHTS
 from tests.omni.broken_plugins.at_open import OPEN
@@ -114,11 +115,11 @@ def loaded(plugin: Installed) -> Plugins:
     return load_plugins([*plugin.points, *own_entry_points("ar", "vocoder", "local", "shm")])
 
 
-@by_name(OPEN, OPENING, WEIGHTS)
+@by_name(OPEN, GRAPH, OPENING, WEIGHTS)
 def test_a_model_that_is_not_opened(fault: Fault, model: Path, plugin: Installed) -> None:
     plugins = loaded(plugin)
     with pytest.raises(fault.kind) as caught:
-        within(lambda: Omni(model, device="cpu", plugins=plugins))
+        within(lambda: Omni(model, device="cpu", plugins=plugins, overrides=dict(fault.settings)))
     assert type(caught.value) is fault.kind
     check(fault, plugin, caught.value)
 

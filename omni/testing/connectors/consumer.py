@@ -27,6 +27,10 @@ from omni.testing.connectors.values import Meta, fetch
 
 MOST_KEPT = 48
 """Memories of payloads that are over which a receiver may keep, to use them again."""
+_KEEP = (
+    "give a piece once its copy is done, give Received.ready as the event behind the last copy, and use no memory again "
+    "before its payload is free (Ref.freed) or the event of Pending.release is done"
+)
 
 
 @dataclass
@@ -267,7 +271,7 @@ class Consumer:
             same = np.array_equal(reading.host[index].numpy(), taken.meta.expected(index))
             again = ", also when it is read late" if state.reads else ""
             kind = f"{each.dtype} {list(each.shape)}, {each.layout}"
-            require(same, taken.of(f"tensor {each.name!r} ({kind}) keeps its contents{again}"))
+            require(same, f"{taken.of(f'tensor {each.name!r} ({kind}) keeps its contents{again}')}: {_KEEP}")
         state.reads += 1
         self.changed[state.number] = state
 

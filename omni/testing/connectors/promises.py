@@ -51,6 +51,11 @@ def calling(call: str) -> Iterator[None]:
     except AssertionError as error:
         if str(error).startswith("connector contract broken"):
             raise
-        raise AssertionError(f"connector contract broken: {call} does not fail ({error!r})") from error
+        raise _failed(call, error) from error
     except Exception as error:
-        raise AssertionError(f"connector contract broken: {call} does not fail ({error!r})") from error
+        raise _failed(call, error) from error
+
+
+def _failed(call: str, error: Exception) -> AssertionError:
+    remedy = "let it return, also when there is nothing left to do and when it is called twice"
+    return AssertionError(f"connector contract broken: {call} does not fail ({error!r}): {remedy}")

@@ -100,10 +100,14 @@ class SimulatedDevice(Device):
 
     def assert_no_races(self) -> None:
         """Raises AssertionError with a description of the races. Runs and checks pending operations first."""
-        while self.skip():
-            pass
+        self.run_pending()
         if self.races:
             raise AssertionError(f"{len(self.races)} races\n" + "\n".join(str(race) for race in self.races))
+
+    def run_pending(self) -> None:
+        """Runs and checks all pending operations."""
+        while self.skip():
+            pass
 
     def seconds(self) -> float:
         """The device's own clock, `now`."""

@@ -132,7 +132,7 @@ def test_tokens_of_the_autoregressive_kind_are_compared_with_the_authors():
         (
             adder_faults.ReleasesBeforeItReads,
             "late_devices|alone",
-            "release an input with an event|is in use until then|itself",
+            "overwrites it .`spoil`.: add_numbers .*call Feed.release with the event that is recorded behind",
         ),
         (adder_faults.ReusesItsOutput, "together|read_late", "keep everything by request|as it is until Produced.free"),
         (
@@ -142,7 +142,7 @@ def test_tokens_of_the_autoregressive_kind_are_compared_with_the_authors():
         ),
         (adder_faults.KeepsInputs, "foreign_input|aborted", "every input is released.*in `drop`"),
         (adder_faults.IgnoresPauses, "paused", "paused from the start gives nothing.*between `pause` and `resume`"),
-        (adder_faults.ForgetsToResume, "paused", "requests end: nothing happens any more"),
+        (adder_faults.ForgetsToResume, "paused", "requests end: nothing happens any more, and '0-0' is not over .the"),
         (adder_faults.LosesInputsInAPause, "paused", "go on where it stopped"),
         (
             adder_faults.GivesAfterAnAbort,
