@@ -95,7 +95,7 @@ class Consumer:
     def do(self, command: Command) -> None:
         match command:
             case OpenReceiver():
-                with calling("Connector.receiver"):
+                with calling("Connector.receiver", opens=True):
                     end, address = command.edge.end(self._device), command.address.value
                     self.receivers[command.key] = self._connector.receiver(end, address)
             case Expect():
@@ -202,7 +202,7 @@ class Consumer:
 
     def _close(self, key: int) -> None:
         self._require_memory_dropped()
-        with calling("Receiver.close"):
+        with calling("Receiver.close", opens=True):
             self.receivers[key].close()
             self.receivers[key].close()
         del self.receivers[key]
