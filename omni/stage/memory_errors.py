@@ -14,39 +14,54 @@ _HOST = "DefaultCPUAllocator"
 """In the message of the allocator of host memory, whose error has no type of its own."""
 
 
+class NoRoomError(ConfigError):
+    """The device has too little memory for what the settings ask for."""
+
+
 @contextmanager
 def memory_errors(stage: str, what: str, device: Device, options: Sequence[str] = ()) -> Iterator[None]:
-    """Raises ConfigError if the device has no memory for `what`, or a phase cannot be captured. The innermost of nested
-    contexts applies: a kind's message is more specific than its caller's.
+    """Raises NoRoomError if the device has no memory for `what`, and ConfigError if a phase cannot be captured. The innermost of
+    nested contexts applies: a kind's message is more specific than its caller's.
 
     options: options of the stage that reduce its memory.
     """
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        full = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        full = full_memory(error) is error
         notes: list[str] = vars(error).get("__notes__", [])
-        if not full and any("captured" in note for note in notes):
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and any("captured" in note for note in notes):
             problem = f"stage {stage!r} cannot be captured: {error} ({', '.join(notes)})"
             remedy = "remove the synchronization from the phase, or run without graphs (--eager, engine.graphs=false)"
             raise ConfigError("engine.graphs", problem, remedy) from error
-        # The CPU's allocator has no exception type of its own.
-        if not full and "alloc" not in str(error):
+        if not full:
             raise
         on_host = not isinstance(error, torch.OutOfMemoryError) and device.torch_device.type != "cpu"
         if on_host and (isinstance(error, MemoryError) or device.torch_device.type == "meta" or _HOST in str(error)):
             raise _full_host(error, stage, what, device, options) from error
         problem = f"{device.torch_device} has no room for {what} of stage {stage!r}"
         problem = with_place(problem, origin_outside(error))
-        raise ConfigError("engine.device", problem, _remedy(_LARGER, stage, options)) from error
+        raise NoRoomError("engine.device", problem, _remedy(_LARGER, stage, options)) from error
 
 
-def _full_host(error: BaseException, stage: str, what: str, device: Device, options: Sequence[str]) -> ConfigError:
+def full_memory(error: BaseException) -> BaseException | None:
+    """The error of full memory that `error` is, or is caused by; None if it has another reason."""
+    cause: BaseException | None = error
+    while cause is not None:
+        # The CPU's allocator has no exception type of its own.
+        allocating = isinstance(cause, RuntimeError) and "alloc" in str(cause)
+        if allocating or isinstance(cause, torch.OutOfMemoryError | MemoryError):
+            return cause
+        cause = cause.__cause__
+    return None
+
+
+def _full_host(error: BaseException, stage: str, what: str, device: Device, options: Sequence[str]) -> NoRoomError:
     """The error of memory that the stage allocated on the host, while the device had some, or needs none (`MetaDevice`)."""
     measured = ", while its footprint was measured without a device" if device.torch_device.type == "meta" else ""
     problem = with_place(f"the host has no room for {what} of stage {stage!r}{measured}", origin_outside(error))
     larger = "create tensors on the device of the StageContext, or free memory of the host"
-    return ConfigError(f"pipeline.stages.{stage}", problem, _remedy(larger, stage, options))
+    return NoRoomError(f"pipeline.stages.{stage}", problem, _remedy(larger, stage, options))
 
 
 def _remedy(larger: str, stage: str, options: Sequence[str]) -> str:
