@@ -35,12 +35,12 @@ from omni.pipeline import (
     Pipeline,
     PipelineOutput,
     Stage,
-    check_unique,
     hidden_states_of,
     validate,
 )
 from omni.pipeline.adapter import AdapterFactory
 from omni.pipeline.parts import check_parts
+from omni.pipeline.validate import check_unique
 from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
 from omni.plugin.locate import is_import_path
 from omni.plugin.manager import Plugins

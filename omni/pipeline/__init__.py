@@ -2,7 +2,7 @@
 
 from omni.pipeline.pipeline import ENGINE, FRONTEND, Pipeline
 from omni.pipeline.stage import EDGES, Edge, EdgeSettings, PipelineOutput, Stage, hidden_states_of
-from omni.pipeline.validate import check_unique, validate
+from omni.pipeline.validate import validate
 
 __all__ = [
     "EDGES",
@@ -13,7 +13,6 @@ __all__ = [
     "Pipeline",
     "PipelineOutput",
     "Stage",
-    "check_unique",
     "hidden_states_of",
     "validate",
 ]

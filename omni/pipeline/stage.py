@@ -59,9 +59,7 @@ class EdgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
         for name, value, least, most in bounds:
             if not isinstance(value, int) or not least <= value <= most:
-                raise ValueError(
-                    f"{name} is {quoted(value)}: it must be a number, at least {least:,}, at most {most:,}"
-                )
+                raise ValueError(f"{name} must be at least {least}, at most {most:,}, not {quoted(value)}")
 
 
 class Edge(EdgeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

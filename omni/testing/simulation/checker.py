@@ -43,11 +43,6 @@ class Race:
         return f"unordered: {self.first}\n      and: {self.second}\n      buffer: {self.buffer}, byte {self.byte}"
 
     @property
-    def described(self) -> str:
-        """On one line."""
-        return f"{self.first}, unordered with {self.second}, both on {self.buffer}, byte {self.byte}"
-
-    @property
     def places(self) -> tuple[str, ...]:
         """The identity of a race: the places of its two accesses, whatever their time."""
         return tuple(

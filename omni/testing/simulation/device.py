@@ -100,14 +100,10 @@ class SimulatedDevice(Device):
 
     def assert_no_races(self) -> None:
         """Raises AssertionError with a description of the races. Runs and checks pending operations first."""
-        self.run_pending()
-        if self.races:
-            raise AssertionError(f"{len(self.races)} races\n" + "\n".join(str(race) for race in self.races))
-
-    def run_pending(self) -> None:
-        """Runs and checks all pending operations."""
         while self.skip():
             pass
+        if self.races:
+            raise AssertionError(f"{len(self.races)} races\n" + "\n".join(str(race) for race in self.races))
 
     def seconds(self) -> float:
         """The device's own clock, `now`."""

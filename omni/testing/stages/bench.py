@@ -20,7 +20,7 @@ from omni.sampling import SamplingParams
 from omni.stage import MOST_CPU_ROWS, Done, Footprint, LoadedStage, StageContext, StageKind, StageWorker
 from omni.testing.simulation.device import SimulatedDevice
 from omni.testing.stages.promises import calling, require
-from omni.testing.stages.session import StageSession, ordered
+from omni.testing.stages.session import StageSession, broken_by
 from omni.testing.stages.values import Values
 
 NAME = "checked"
@@ -139,10 +139,10 @@ class StageBench:
                 session.worker.close()
                 session.worker.close()
         if isinstance(session.device, SimulatedDevice):
-            session.device.run_pending()
-            for race in session.device.races:
-                promise, remedy = ordered(race)
-                require(False, f"{promise}: {race.described}", remedy)
+            try:
+                session.device.assert_no_races()
+            except AssertionError as error:
+                raise broken_by(session.device.races[0]) from error
 
     def require_right(self, session: StageSession, name: str, index: int, remedy: str) -> None:
         """The request is done, with the expected outputs."""

@@ -376,27 +376,28 @@ class StageSession:
         return ", ".join(repr(name) for name in self.opened if not self.over(name)) or "a request"
 
 
-def ordered(race: Race) -> tuple[str, str]:
-    """The promise that a worker breaks whose work is in a race, and the remedy."""
+def broken_by(race: Race) -> AssertionError:
+    """The error of a race with the worker's work: the promise that it breaks, and the remedy."""
     by = {race.first.by, race.second.by}
+    promise = "work that uses the same memory is ordered by streams and events"
+    remedy = "launch work that reads a result on the same stream, or let its stream wait for the event of the result"
     if spoil.__name__ in by:
         promise = (
-            "an input is read before the event that it is released with, and then its producer overwrites it (`spoil`)"
+            "an input is read before the event that it is released with, and its producer overwrites it then (`spoil`)"
         )
-        return (
-            promise,
-            "call Feed.release with the event that is recorded behind the last use, on the stream of that use",
+        remedy = "call Feed.release with the event that is recorded behind the last use, on the stream of that use"
+    elif by & {copy.__name__, scatter.__name__}:
+        promise, remedy = (
+            "an input is read once it has arrived",
+            "ask Feed.arrived before you launch work that reads it",
         )
-    if by & {copy.__name__, scatter.__name__}:
-        return "an input is read once it has arrived", "ask Feed.arrived before you launch work that reads an input"
-    if fetch.__name__ in by:
-        promise = "an output has its values from Produced.ready on, until it is free; its consumer reads it (`fetch`)"
-        return promise, "record `ready` behind the work that writes an output, and reuse its memory once Produced.free"
-    promise = "work of the worker that uses the same memory is ordered by streams and events"
-    return (
-        promise,
-        "launch work that reads a result on the same stream, or let its stream wait for the event of the result",
-    )
+    elif fetch.__name__ in by:
+        promise = (
+            "an output has its values from Produced.ready on, until it is free, and its consumer reads it (`fetch`)"
+        )
+        remedy = "record `ready` behind the work that writes an output, and use its memory again once Produced.free"
+    accesses = f"{race.first}, unordered with {race.second}, both on {race.buffer}, byte {race.byte}"
+    return AssertionError(f"stage contract broken: {promise}: {accesses}; {remedy}")
 
 
 def _no_guard(device: Device) -> AbstractContextManager[object]:

@@ -1,6 +1,7 @@
 """Faults of a pipeline's parts and of what they name, for which a model is not opened."""
 
 from omni.errors import ConfigError, OmniError, PluginError
+from omni.stage import NoRoomError
 from tests.omni.broken_plugins.fault import Fault
 
 _PLUGIN = "(plugin plain-talk-plugin, "
@@ -48,7 +49,7 @@ def _credit(name: str, value: str) -> Fault:
         PluginError,
         _EDGE,
         f"edges=(Edge(producer='writer', consumer='singer', credit={value}),),  # here",
-        f"families.talk.pipeline: ValueError: credit is {value}: it must be a number, at least 1",
+        f"families.talk.pipeline: ValueError: credit must be at least 1, at most 2,147,483,648, not {value}",
         "correct plain_talk.pipeline:pipeline",
     )
 
@@ -56,7 +57,7 @@ def _credit(name: str, value: str) -> Fault:
 def _room(name: str, line: str) -> Fault:
     return _stages(
         name,
-        ConfigError,
+        NoRoomError,
         _LOAD,
         f"        {line}  # here\n{_LOAD}",
         "pipeline.stages.singer: the host has no room for weights and buffers of stage 'singer'",
