@@ -191,7 +191,7 @@ def _with_hidden_states(pipeline: Pipeline) -> Pipeline:
         for name in keeping
         if name not in given
     ]
-    return pipeline.extended(outputs=more) if more else pipeline
+    return pipeline.extended(outputs=more)
 
 
 def _settable(stage: Stage) -> msgspec.Struct:
