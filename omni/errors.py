@@ -1,8 +1,10 @@
 """Errors for users. Each has the field, the problem and the remedy."""
 
 import reprlib
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import cast
 
 from omni.utils.interrupts import is_interrupt
 from omni.utils.origin import origin, with_origin, with_place
@@ -30,16 +32,45 @@ def shortened(text: str) -> str:
 
 def type_of(value: object) -> str:
     """A value's type as words, for an error: `"None"`, or `"a list"`."""
-    return "None" if value is None else f"a {type(value).__name__}"
+    return "None" if value is None else f"a {name_of(type(value))}"
+
+
+def name_of(kind: type) -> str:
+    """A class's name, `shortened`, whatever its metaclass makes of it."""
+    return shortened(_NAME.__get__(kind))
 
 
 def said(error: BaseException) -> str:
-    """Type and message of any exception, `shortened`, for another error. Its `__str__` may raise."""
+    """Type and message of any exception, `shortened`, for another error. Its `__str__` may raise, or return a `str` of its own."""
     try:
-        text = str(error)
-    except Exception:  # a library's or a user's own exception may raise here
+        text = str.__str__(str(error))
+    except BaseException as raised:  # a library's or a user's own exception may raise here, SystemExit too
+        if is_interrupt(raised):
+            raise
         text = "without a message"
-    return shortened(f"{type(error).__name__}: {text}")
+    return shortened(f"{name_of(type(error))}: {text}")
+
+
+def loggable(error: BaseException) -> BaseException | None:
+    """The error for a log record's `exc_info`; None if Python cannot format its traceback, which would raise out of the call that
+    logs. Classes and properties of a plugin's exception, or of its causes, may raise then."""
+    return error if traced(error) else None
+
+
+def traced(error: BaseException) -> str:
+    """The error's traceback as text; empty if Python cannot format it."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:  # a plugin's own; in Python 3.11 also another thread that parses at the same time
+        return ""
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """See `BaseException.add_note`. Without those that are no text."""
+    try:
+        return [str.__str__(note) for note in vars(error).get("__notes__", ()) if isinstance(note, str)]
+    except Exception:  # they are a plugin's own
+        return []
 
 
 class _Repr(reprlib.Repr):
@@ -65,6 +96,7 @@ class _Repr(reprlib.Repr):
 
 
 _REPR = _Repr()
+_NAME = vars(type)["__name__"]
 
 
 class OmniError(Exception):
@@ -129,8 +161,8 @@ def known(stage: str, doing: str, error: BaseException, code: object = None) -> 
 
     code: the called function, named if the error's traceback has no code of a plugin.
     """
-    if isinstance(error, OmniError):
-        return error
+    if issubclass(type(error), OmniError):  # `isinstance` also asks for `__class__`, which may be a plugin's property
+        return cast(OmniError, error)
     failure = StageError(stage, doing, fault_of(error, code))
     failure.__cause__ = error
     return failure
@@ -138,7 +170,8 @@ def known(stage: str, doing: str, error: BaseException, code: object = None) -> 
 
 def fault_of(error: BaseException, code: object = None) -> str:
     """Type, message and origin of an exception of a plugin, as the problem of another error. code: as in `known`."""
-    if isinstance(error, ReturnedError):
+    if issubclass(type(error), ReturnedError):
+        error = cast(ReturnedError, error)
         return with_place(str(error), origin(code=error.code) or origin(error))
     return with_origin(said(error), error, code)
 

@@ -13,7 +13,7 @@ from omni.device.meta import MetaDevice
 from omni.engine.admission import Admission
 from omni.engine.command_queue import CommandQueue
 from omni.engine.engine import Engine
-from omni.engine.faults import with_boxes
+from omni.engine.faults import Boxes
 from omni.engine.memory import ALONE, Budget, DeviceShare, StageMemory, budget_of, divide
 from omni.engine.options import EngineOptions
 from omni.engine.orchestrator import Orchestrator
@@ -157,7 +157,7 @@ def build_engine(
             listeners=by_slack,
         )
         memory = _divide(loaded, device, budget)
-        workers = _start_workers(plan, loaded, memory, device)
+        workers, boxes = _start_workers(plan, loaded, memory, device)
     except BaseException:
         ends.close_after_error()
         raise
@@ -166,6 +166,7 @@ def build_engine(
     orchestrator = Orchestrator(
         plan.pipeline,
         workers=workers,
+        boxes=boxes,
         adapters=plan.adapters,
         ends=ends,
         admission=admission,
@@ -192,9 +193,10 @@ def build_engine(
 
 def _start_workers(
     plan: Plan, loaded: Mapping[str, LoadedStage], memory: Mapping[str, StageMemory], device: Device
-) -> dict[str, StageWorker]:
-    """The workers of loaded stages, which allocate their pages and capture their steps."""
+) -> tuple[dict[str, StageWorker], dict[str, Boxes]]:
+    """The workers of loaded stages, which allocate their pages and capture their steps, and their boxes."""
     workers: dict[str, StageWorker] = {}
+    boxes: dict[str, Boxes] = {}
     with torch.inference_mode():
         for name, stage in loaded.items():
             field, remedy = f"{name}.start", f"correct kind {plan.pipeline.stage(name).kind!r}"
@@ -203,10 +205,10 @@ def _start_workers(
                 memory_errors(name, f"{memory[name].pages} pages", device),
             ):
                 worker = expect(stage.start(memory[name].pages), StageWorker, field, stage.start)  # type: ignore[type-abstract]
-                workers[name] = with_boxes(worker)
+                workers[name], boxes[name] = worker, Boxes.of(worker)
     with may_sync(SyncPoint.LOAD):
         device.synchronize()
-    return workers
+    return workers, boxes
 
 
 def _never(request_id: str) -> bool:

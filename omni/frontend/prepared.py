@@ -1,7 +1,7 @@
 """Checks of prepared requests: a front end's mistake fails the request in its name, before a stage sees it."""
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import torch
@@ -10,23 +10,28 @@ from omni.errors import ReturnedError, said, type_of
 from omni.frontend.base import Prepared
 from omni.ipc import Codec, Typed
 from omni.payload import Payload
+from omni.payload.checks import checked_tensors
 from omni.pipeline import Pipeline
 
 
 def checked_prepared(returned: object, pipeline: Pipeline, code: object) -> Prepared:
     """Checks and returns the result of `prepare`.
 
-    Raises ReturnedError, about the method `code`, unless it is a `Prepared` for this pipeline.
+    Its dicts and lists are plain ones then. Raises ReturnedError, about the method `code`, unless it is a `Prepared` for this
+    pipeline.
     """
     if not isinstance(returned, Prepared):
         raise ReturnedError(f"prepare returned {type_of(returned)}: return a Prepared", code)
     _check_names("inputs", returned.inputs, [stage.name for stage in pipeline.stages], code)
     _check_names("edges", returned.edges, [edge.name for edge in pipeline.edges], code)
+    inputs: dict[str, Sequence[Payload]] = {}
     for stage, payloads in returned.inputs.items():
         if not isinstance(payloads, list | tuple) or not all(isinstance(each, Payload) for each in payloads):
             raise ReturnedError(f"Prepared.inputs[{stage!r}] is {type_of(payloads)}: give a list of Payload", code)
-        for index, payload in enumerate(payloads):
-            _check_payload(f"Prepared.inputs[{stage!r}][{index}]", payload, code)
+        inputs[stage] = [
+            _checked_payload(f"Prepared.inputs[{stage!r}][{index}]", payload, code)
+            for index, payload in enumerate(payloads)
+        ]
     for edge, args in returned.edges.items():
         if not isinstance(args, msgspec.Struct):
             raise ReturnedError(f"Prepared.edges[{edge!r}] is {type_of(args)}: give a msgspec.Struct", code)
@@ -36,18 +41,20 @@ def checked_prepared(returned: object, pipeline: Pipeline, code: object) -> Prep
         raise ReturnedError(f"Prepared.prompt_tokens is {type_of(tokens)}: give a number", code)
     if tokens < 0:
         raise ReturnedError(f"Prepared.prompt_tokens is {tokens}: give 0 or more", code)
-    return returned
+    return Prepared(inputs, dict(returned.edges), tokens)
 
 
-def _check_payload(field: str, payload: Payload, code: object) -> None:
+def _checked_payload(field: str, payload: Payload, code: object) -> Payload:
     meta: object = payload.meta
     if not isinstance(meta, msgspec.Struct):
         raise ReturnedError(f"{field}.meta is {type_of(meta)}: give a msgspec.Struct", code)
     _check_sendable(f"{field}.meta", meta, code)
-    for name, tensor in payload.tensors.items():
+    tensors = checked_tensors(payload.tensors, f"{field}.tensors", code)
+    for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
             given = f"on {tensor.device}" if isinstance(tensor, torch.Tensor) else type_of(tensor)
             raise ReturnedError(f"{field}.tensors[{name!r}] is {given}: give a tensor on the CPU", code)
+    return payload if tensors is payload.tensors else Payload(meta, tensors)
 
 
 def _check_sendable(field: str, struct: msgspec.Struct, code: object) -> None:

@@ -389,7 +389,7 @@ MESSAGES = (
         "an outbox that is a list",
         "def feed(self, request, message):",
         "super().feed(request, message); self.outbox = [None]",
-        f"{_RUNNING}the outbox is a list, not the deque that it was: append to it",
+        f"{_RUNNING}the outbox is a list now, not the one of the start",
         _PLUGIN,
     ),
     _worker(
