@@ -4,10 +4,9 @@ import reprlib
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import cast
 
 from omni.utils.interrupts import is_interrupt
-from omni.utils.origin import origin, with_origin, with_place
+from omni.utils.origin import origin, traceback_of, with_origin, with_place
 
 QUOTED = 200
 """Longest quotation of a user's input in an error, in characters."""
@@ -51,10 +50,22 @@ def said(error: BaseException) -> str:
     return shortened(f"{name_of(type(error))}: {text}")
 
 
-def loggable(error: BaseException) -> BaseException | None:
-    """The error for a log record's `exc_info`; None if Python cannot format its traceback, which would raise out of the call that
-    logs. Classes and properties of a plugin's exception, or of its causes, may raise then."""
-    return error if traced(error) else None
+def plain(error: BaseException) -> BaseException:
+    """The error; or one of its type's name, its text and its traceback, if it cannot be printed.
+
+    A plugin's exception, or one of its causes, may raise when its class or attributes are read: out of whatever handles it, logs
+    it or shows it to the user.
+    """
+    try:
+        isinstance(error, OmniError)
+        found = traceback.TracebackException(type(error), error, traceback_of(error), limit=0, compact=True)
+        for _ in found.format():
+            pass
+    except Exception:
+        kind, _, text = said(error).partition(": ")
+        readable: BaseException = type(kind, (Exception,), {})(text)
+        return readable.with_traceback(traceback_of(error))
+    return error
 
 
 def traced(error: BaseException) -> str:
@@ -161,8 +172,9 @@ def known(stage: str, doing: str, error: BaseException, code: object = None) -> 
 
     code: the called function, named if the error's traceback has no code of a plugin.
     """
-    if issubclass(type(error), OmniError):  # `isinstance` also asks for `__class__`, which may be a plugin's property
-        return cast(OmniError, error)
+    error = plain(error)
+    if isinstance(error, OmniError):
+        return error
     failure = StageError(stage, doing, fault_of(error, code))
     failure.__cause__ = error
     return failure
@@ -170,8 +182,7 @@ def known(stage: str, doing: str, error: BaseException, code: object = None) -> 
 
 def fault_of(error: BaseException, code: object = None) -> str:
     """Type, message and origin of an exception of a plugin, as the problem of another error. code: as in `known`."""
-    if issubclass(type(error), ReturnedError):
-        error = cast(ReturnedError, error)
+    if isinstance(error, ReturnedError):
         return with_place(str(error), origin(code=error.code) or origin(error))
     return with_origin(said(error), error, code)
 
@@ -194,7 +205,7 @@ class plugin_call:  # a class, since a generator would take a microsecond more f
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None and not is_interrupt(error):  # a SystemExit or a library's panic too
-            raise known(self._stage, self._doing, error, self._code) from error
+            raise known(self._stage, self._doing, error, self._code) from plain(error)
 
 
 @contextmanager
@@ -208,10 +219,11 @@ def errors_as(convert: Callable[[BaseException], OmniError | None]) -> Iterator[
     except OmniError:
         raise
     except BaseException as error:
-        converted = None if is_interrupt(error) else convert(error)
+        given = plain(error)
+        converted = None if is_interrupt(error) else convert(given)
         if converted is None:
             raise
-        raise converted from error
+        raise converted from given
 
 
 def plugin_setup(field: str, remedy: str, code: object) -> AbstractContextManager[None]:

@@ -157,7 +157,7 @@ def build_engine(
             listeners=by_slack,
         )
         memory = _divide(loaded, device, budget)
-        workers, boxes = _start_workers(plan, loaded, memory, device)
+        workers = _start_workers(plan, loaded, memory, device)
     except BaseException:
         ends.close_after_error()
         raise
@@ -166,7 +166,6 @@ def build_engine(
     orchestrator = Orchestrator(
         plan.pipeline,
         workers=workers,
-        boxes=boxes,
         adapters=plan.adapters,
         ends=ends,
         admission=admission,
@@ -193,10 +192,9 @@ def build_engine(
 
 def _start_workers(
     plan: Plan, loaded: Mapping[str, LoadedStage], memory: Mapping[str, StageMemory], device: Device
-) -> tuple[dict[str, StageWorker], dict[str, Boxes]]:
-    """The workers of loaded stages, which allocate their pages and capture their steps, and their boxes."""
+) -> dict[str, StageWorker]:
+    """The workers of loaded stages, which allocate their pages and capture their steps."""
     workers: dict[str, StageWorker] = {}
-    boxes: dict[str, Boxes] = {}
     with torch.inference_mode():
         for name, stage in loaded.items():
             field, remedy = f"{name}.start", f"correct kind {plan.pipeline.stage(name).kind!r}"
@@ -205,10 +203,11 @@ def _start_workers(
                 memory_errors(name, f"{memory[name].pages} pages", device),
             ):
                 worker = expect(stage.start(memory[name].pages), StageWorker, field, stage.start)  # type: ignore[type-abstract]
-                workers[name], boxes[name] = worker, Boxes.of(worker)
+                Boxes.of(worker)  # raises for boxes that are none
+                workers[name] = worker
     with may_sync(SyncPoint.LOAD):
         device.synchronize()
-    return workers, boxes
+    return workers
 
 
 def _never(request_id: str) -> bool:

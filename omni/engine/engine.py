@@ -26,7 +26,7 @@ from omni.engine.request import (
     SubmitRequest,
 )
 from omni.engine.stage_order import StageOrder
-from omni.errors import OmniError, StageError, known, loggable, plugin_call, said
+from omni.errors import OmniError, StageError, known, plain, plugin_call, said
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage, StageWorker
 from omni.stage.returned import checked_moved
@@ -372,7 +372,7 @@ class Engine:
         """Closes a stage after a fault of its worker, on the loop's thread; see `Orchestrator.close_stage`. Tests fail on it
         (`omni.testing.no_retries`)."""
         failure = known(name, "running", error, type(self._workers[name]))
-        _log.error("stage %r is closed, and requests that need it fail: %s", name, failure, exc_info=loggable(error))
+        _log.error("stage %r is closed, and requests that need it fail: %s", name, failure, exc_info=plain(error))
         with may_sync(SyncPoint.CLOSE_STAGE):
             self._device.synchronize()
         self._orchestrator.close_stage(name, failure)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from omni.engine.values import is_number, is_text
-from omni.errors import OmniError, ReturnedError, StageError, loggable, quoted, said, type_of
+from omni.errors import OmniError, ReturnedError, StageError, plain, quoted, said, type_of
 from omni.payload import Payload
 from omni.stage import Done, Failed, Inbound, Lease, Outbound, Produced, StageWorker
 from omni.utils.interrupts import is_interrupt
@@ -102,7 +102,7 @@ def discard_work(stage: str, worker: StageWorker, boxes: Boxes, leases: Iterable
     except BaseException as error:  # a SystemExit or a library's panic too
         if is_interrupt(error):
             raise
-        _log.error("stage %r could not be closed after its fault: %s", stage, said(error), exc_info=loggable(error))
+        _log.error("stage %r could not be closed after its fault: %s", stage, said(error), exc_info=plain(error))
     for lease in list(leases):
         lease.revoke()
     for message in boxes.outbox:

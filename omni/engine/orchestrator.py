@@ -53,7 +53,6 @@ class Orchestrator:
         pipeline: Pipeline,
         *,
         workers: Mapping[str, StageWorker],
-        boxes: Mapping[str, Boxes],
         adapters: Mapping[str, AdapterFactory],
         ends: EdgeEnds,
         admission: Admission[SubmitRequest],
@@ -61,12 +60,12 @@ class Orchestrator:
         is_held: Callable[[str], bool] = lambda request_id: False,
         listeners: Listeners | None = None,
     ) -> None:
-        """workers, boxes: of the stages on this engine's place. is_held: `CommandQueue.holds`. listeners: told of the sound that is
+        """workers: of the stages on this engine's place. is_held: `CommandQueue.holds`. listeners: told of the sound that is
         given."""
         self._pipeline = pipeline
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._workers = workers
-        self.boxes = boxes
+        self.boxes = {name: Boxes.of(worker) for name, worker in workers.items()}
         self._leases: dict[str, dict[Lease, None]] = {name: {} for name in workers}
         """Leases that each stage holds."""
         self._closed = ClosedStages()
@@ -90,7 +89,7 @@ class Orchestrator:
         self._opener = RouteOpener(
             pipeline,
             workers,
-            boxes,
+            self.boxes,
             adapters,
             ends,
             place,

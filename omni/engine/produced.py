@@ -9,7 +9,7 @@ from omni.stage import Produced, StageWorker
 AUDIO = "audio"
 """The modality whose outputs are sound."""
 _GIVING = "giving an output"
-_TENSORS = "the tensors of a Produced's payload"
+_TENSORS = "Produced.payload.tensors"
 
 _events: set[type] = set()
 """Classes that were found to be right: to ask a runtime protocol takes microseconds, for every payload."""

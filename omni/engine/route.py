@@ -17,7 +17,7 @@ from typing import Protocol
 from omni.connector import Pending, Received, Receiver, Ref, Sender
 from omni.device import COMPLETED
 from omni.engine.credit import Credit
-from omni.errors import OmniError, known, plugin_call
+from omni.errors import OmniError, known, plain, plugin_call
 from omni.pipeline import Edge
 from omni.pipeline.adapter import Adapter, as_inputs
 from omni.stage import Ended, Feed, Inbound, Lease, Produced
@@ -237,7 +237,7 @@ class InRoute:
             except BaseException as error:
                 if is_interrupt(error):
                     raise
-                raise known(self.edge.name, "receiving a payload", error) from error
+                raise known(self.edge.name, "receiving a payload", error) from plain(error)
             if received is None:
                 return moved
             self._deliver(pending, received)

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from omni.engine.request import SafeSink, StageOutput, UnsendableOutput
-from omni.errors import ReturnedError, is_unicode, known, quoted, type_of
+from omni.errors import ReturnedError, is_unicode, known, plain, quoted, type_of
 from omni.payload import AudioChunk, GeneratedTokens
 from omni.stage import Done
 
@@ -60,7 +60,7 @@ def give(sink: SafeSink, output: StageOutput, stage: str, code: object) -> None:
     except UnsendableOutput as error:
         raise known(stage, _GIVING, ReturnedError(str(error), code)) from error
     except Exception as error:  # what a value raises when it is read
-        raise known(stage, _GIVING, error, code) from error
+        raise known(stage, _GIVING, error, code) from plain(error)
 
 
 def _problem(meta: msgspec.Struct) -> str | None:

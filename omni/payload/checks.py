@@ -13,13 +13,13 @@ _MOST_EXPANDED = 1 << 32
 
 
 def checked_tensors(tensors: object, what: str, code: object) -> dict[str, torch.Tensor | PageSlice]:
-    """The tensors of a payload, as a plain dict. what: the tensors, for errors. code: what made them.
+    """The tensors of a payload, as a plain dict. what: their field, for errors. code: what made them.
 
     Raises ReturnedError unless they are dense tensors or page slices by name, and what a mapping of the plugin's own raises.
     """
     if type(tensors) is not dict:
         if not isinstance(tensors, Mapping):
-            raise ReturnedError(f"{what} are {type_of(tensors)}: give a dict of tensors by name", code)
+            raise ReturnedError(f"{what} is {type_of(tensors)}: give a dict of tensors by name", code)
         tensors = dict(tensors)
     for name, tensor in tensors.items():
         if type(name) is not str or not name.isascii():
@@ -32,11 +32,11 @@ def checked_tensors(tensors: object, what: str, code: object) -> dict[str, torch
 
 def _check_name(name: object, what: str, code: object) -> None:
     if type(name) is not str or not is_unicode(name):
-        raise ReturnedError(f"{what} have the name {quoted(name)}: give names of valid Unicode", code)
+        raise ReturnedError(f"{what} has the name {quoted(name)}: give names of valid Unicode", code)
 
 
 def _check_tensor(name: str, tensor: object, what: str, code: object) -> None:
-    problem = f"{what} have {quoted(name)}, which is"
+    problem = f"{what}[{quoted(name)}] is"
     if not isinstance(tensor, torch.Tensor | PageSlice):
         raise ReturnedError(f"{problem} {type_of(tensor)}: give a torch.Tensor", code)
     if isinstance(tensor, PageSlice):

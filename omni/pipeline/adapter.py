@@ -9,7 +9,7 @@ from omni.errors import ReturnedError, type_of
 from omni.payload import Payload
 from omni.payload.checks import checked_tensors
 
-_TENSORS = "the tensors of a payload that the adapter returned"
+_TENSORS = "the adapter returned a payload whose tensors"
 
 
 @runtime_checkable

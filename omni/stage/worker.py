@@ -15,16 +15,16 @@ from omni.errors import (
     ReturnedError,
     StageError,
     known,
-    loggable,
     name_of,
     notes_of,
+    plain,
     quoted,
     type_of,
 )
 from omni.sampling import SamplingParams
 from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Resume
 from omni.stage.returned import checked_moved
-from omni.utils.origin import caller, was_raised, with_place, worked_on
+from omni.utils.origin import caller, traceback_of, with_place, worked_on
 
 RequestT = TypeVar("RequestT")
 
@@ -184,11 +184,11 @@ class MailboxWorker(ABC, Generic[RequestT]):
     def retried(self, batch: str, error: Exception) -> None:
         """Counts and logs a retry. Retries also hide our own bugs: tests fail on them (`omni.testing.no_retries`)."""
         self.retries += 1
-        _log.warning("%s: %s failed; its parts run again, each alone", self.name, batch, exc_info=loggable(error))
+        _log.warning("%s: %s failed; its parts run again, each alone", self.name, batch, exc_info=plain(error))
 
     def _known(self, doing: str, error: Exception) -> OmniError:
         notes = notes_of(error)  # names the phase, see Device.launch
-        code: object = type(self) if not was_raised(error) else None
+        code: object = type(self) if traceback_of(error) is None else None
         if notes and self.phase_model is not None and worked_on(error, self.phase_model):
             code = type(self.phase_model)
             doing = f"{doing} of {name_of(type(self.phase_model))}"

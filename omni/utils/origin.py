@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
 from importlib.metadata import Distribution, entry_points
 from traceback import walk_tb
-from types import FrameType, FunctionType, MethodType
+from types import FrameType, FunctionType, MethodType, TracebackType
 from typing import NamedTuple
 
 _GROUP = "omni"
@@ -56,14 +56,15 @@ def raised_in_plugin(error: BaseException) -> bool:
     return bool(frames) and (_package(frames[-1]) == _FRAMEWORK or _of_plugin(frames[-1]))
 
 
-def was_raised(error: BaseException) -> bool:
-    """False for an exception that was only made."""
-    return _TRACEBACK.__get__(error) is not None
+def traceback_of(error: BaseException) -> TracebackType | None:
+    """None for an exception that was only made."""
+    traceback: TracebackType | None = _TRACEBACK.__get__(error)  # a plugin's class may have a property of the name
+    return traceback
 
 
 def _frames(error: BaseException) -> Iterable[tuple[FrameType, int]]:
     """The frames of its traceback, the outermost first, with their lines."""
-    return walk_tb(_TRACEBACK.__get__(error))  # a plugin's class may have a property of the name
+    return walk_tb(traceback_of(error))
 
 
 def is_omni(kind: type) -> bool:
