@@ -1,11 +1,11 @@
 """First audio and slack of many prompts at once, by the rules that stages launch by, on a device with a clock of its own.
 
-    python benchmarks/first_audio.py [--at-once 16] [--late 8 --late-words 400 --every 0.25] [--timeline] [--json FILE]
+    python benchmarks/first_audio.py [--at-once 16] [--late 8 --late-words 400 --every 0.25] [--steps] [--json FILE]
 
 A tiny Qwen3-Omni runs on the CPU. The clock does not measure it: it advances by the costs below for each step, as if one device did
 one thing after another, so every run has the same times. The costs are a model of a large checkpoint, not a measurement of one.
 `--at-once` short prompts come together; `--late` longer ones follow, one `--every` seconds. Per rule: first audio, real-time
-factor, slack (see `crowd.py`), chunks, and the vocoder's steps. `--timeline` prints the order of the first steps.
+factor, slack (see `crowd.py`), chunks, and the vocoder's steps. `--steps` prints the order of the first steps.
 
 | rule | order of stages | chunks of the vocoder |
 |---|---|---|
@@ -228,14 +228,14 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--every", type=positive_float, default=0.25, help="seconds between them")
     parser.add_argument("--tokens", type=positive_int, default=40)
     parser.add_argument("--frames", type=positive_int, default=100)
-    parser.add_argument("--timeline", action="store_true", help="print the first steps")
+    parser.add_argument("--steps", action="store_true", help="print the first steps")
     parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args(given)
     with tempfile.TemporaryDirectory() as folder:
         SHAPES["tiny-omni"](Path(folder))
         outcomes = [listen(Path(folder), rule, arguments) for rule in RULES]
     print_outcomes(outcomes)
-    for outcome in outcomes if arguments.timeline else ():
+    for outcome in outcomes if arguments.steps else ():
         print_timeline(outcome)
     facts = environment()
     print_facts(facts)

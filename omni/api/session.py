@@ -8,7 +8,7 @@ import torch
 
 from omni.api.client import Client
 from omni.api.load import Loaded, layers_of, load
-from omni.engine import PipelineChoice, PipelineFunction, StageMemory
+from omni.engine import PipelineChoice, PipelineFunction, StageMemory, StartReport
 from omni.errors import OmniError, StageError
 from omni.media import MediaOptions
 from omni.pipeline import FRONTEND, Pipeline
@@ -130,6 +130,11 @@ class Session:
     def memory(self) -> Mapping[str, StageMemory]:
         """Device memory of each stage, divided at the start."""
         return self._client.engine.memory
+
+    @property
+    def start_reports(self) -> Mapping[str, StartReport]:
+        """What the start of each engine took, by place: seconds of its parts, and kernels that were compiled."""
+        return self._client.engine.start_reports
 
     def usage(self) -> Mapping[str, StageUsage]:
         """Resources in use at each stage (requests, rows, blocks, ...), all zero when idle. `"frontend"` is for waiting requests:

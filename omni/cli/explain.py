@@ -211,6 +211,7 @@ def _memory(memory: MemoryReport) -> Iterator[str]:
     if memory.stages:
         yield from _fixed_parts(memory)
         yield from _pages(memory)
+        yield from _rows(memory)
     budget = f"{memory.budget:,}, {memory.bound}" if memory.budget is not None else memory.bound
     yield f"  pool: {budget}"
     if memory.measured:
@@ -223,12 +224,12 @@ def _memory(memory: MemoryReport) -> Iterator[str]:
 
 
 def _fixed_parts(memory: MemoryReport) -> Iterator[str]:
-    parts = ("weights", "fixed", "working", "least", "most")
+    parts = ("rows", "weights", "fixed", "working", "least", "most")
     shares = {name: msgspec.structs.asdict(share) for name, share in memory.stages.items()}
     rows = [(name, *(_number(share[part]) for part in parts)) for name, share in shares.items()]
-    sums = ([share[part] for share in shares.values()] for part in parts)
-    total = ("sum", *(_number(None if None in numbers else sum(numbers)) for numbers in sums))
-    yield from columns([("STAGE", *(part.upper() for part in parts)), *rows, total], right=(1, 2, 3, 4, 5))
+    sums = ([share[part] for share in shares.values()] for part in parts[1:])
+    total = ("sum", "", *(_number(None if None in numbers else sum(numbers)) for numbers in sums))
+    yield from columns([("STAGE", *(part.upper() for part in parts)), *rows, total], right=(1, 2, 3, 4, 5, 6))
 
 
 def _pages(memory: MemoryReport) -> Iterator[str]:
@@ -242,6 +243,22 @@ def _pages(memory: MemoryReport) -> Iterator[str]:
         for name, share in paged.items()
     ]
     yield from columns([header, *rows], right=(1, 2, 3, 4))
+
+
+def _rows(memory: MemoryReport) -> Iterator[str]:
+    rows = memory.rows
+    if rows is None:
+        return
+    if rows.stages:
+        yield ""
+        header = ("STAGE", "BYTES PER ROW", "PAGES PER ROW", "BYTES OF ALL ROWS", "LEFT FOR THE PREFIX CACHE")
+        numbers = [
+            (name, *map(_number, (row.row_bytes, row.row_pages, row.typical, row.free)))
+            for name, row in rows.stages.items()
+        ]
+        yield from columns([header, *numbers], right=(1, 2, 3, 4))
+    bound = "" if memory.measured or memory.budget is None else ", before the working memory of steps"
+    yield f"  rows: {rows.rows} of at most {rows.most}{bound}: {rows.why}"
 
 
 def _number(value: int | None) -> str:

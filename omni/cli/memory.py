@@ -10,14 +10,17 @@ from omni.cli.target import Target
 from omni.device import Device, open_device
 from omni.device.meta import MetaDevice
 from omni.engine import Placement, StageMemory, device_of, load_stages, measure_stages
-from omni.engine.memory import Budget, DeviceShare, budget_of, divide
+from omni.engine.memory import Budget, DeviceShare, budget_of
+from omni.engine.rows import Division, divide_memory, footprints_of
 from omni.errors import ConfigError
-from omni.stage import Footprint
+from omni.stage import Footprint, LoadedStage, RowCost, most_rows
 
 
 class StageShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes, and counts of pages. working, pages: None unless measured. least, most: sums with the fewest and the most pages."""
+    """Bytes, and counts of pages and rows. working, pages: None unless measured. least, most: sums with the fewest and the most
+    pages. rows: None for a kind without rows."""
 
+    rows: int | None
     weights: int
     fixed: int
     working: int | None
@@ -36,6 +39,7 @@ class StageShare(msgspec.Struct, frozen=True, kw_only=True):
         working = memory.working if memory is not None else None
         needed = footprint.weights + footprint.fixed + (working or 0)
         return cls(
+            rows=footprint.rows,
             weights=footprint.weights,
             fixed=footprint.fixed,
             working=working,
@@ -48,21 +52,41 @@ class StageShare(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class RowShare(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a stage has its number of rows. row_bytes, row_pages: of fixed memory for each row, and of a request of typical length.
+    typical: bytes of all rows with such requests. free: bytes of pages beyond them, for the prefix cache and longer requests;
+    an upper limit unless measured."""
+
+    row_bytes: int
+    row_pages: int
+    typical: int
+    free: int
+
+
+class RowsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of rows that follows from memory. stages: those with it; empty where memory has no bound. most: the maximum."""
+
+    rows: int
+    most: int
+    why: str
+    stages: Mapping[str, RowShare]
+
+
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of a place. budget: bytes that its stages share, None if unknown or unbounded. bound: its source. problem:
-    why the stages do not fit, or why their memory is unknown."""
+    """Memory of a place. budget: bytes that its stages share, None if unknown or unbounded. bound: its source. rows: None if every
+    number of rows is the user's, or the stages do not fit. problem: why the stages do not fit, or why their memory is unknown."""
 
     measured: bool
     budget: int | None
     bound: str
     stages: Mapping[str, StageShare]
+    rows: RowsReport | None = None
     problem: str | None = None
 
 
-def sketch(target: Target) -> dict[str, Footprint]:
-    """The footprint of each stage, from its shapes alone. Raises any error of building a stage."""
-    loaded = load_stages(target.plan, target.checkpoint, MetaDevice(), dtype=target.engine.dtype, load_format="dummy")
-    return {name: stage.footprint for name, stage in loaded.items()}
+def sketch(target: Target) -> dict[str, LoadedStage]:
+    """Each stage from its shapes alone, for footprints. Raises any error of building a stage."""
+    return load_stages(target.plan, target.checkpoint, MetaDevice(), dtype=target.engine.dtype, load_format="dummy")
 
 
 def count_memory(target: Target, placement: Placement) -> dict[str, MemoryReport]:
@@ -73,7 +97,7 @@ def count_memory(target: Target, placement: Placement) -> dict[str, MemoryReport
         here = device.type == "cuda" and torch.cuda.is_available() and device.index < torch.cuda.device_count()
         found[device] = open_device(str(device)).free_memory() if here else None
     try:
-        footprints = sketch(target)
+        loaded = sketch(target)
     # A plugin's model may raise anything on the meta device: the rest of the report stands.
     except Exception as error:
         problem = f"unknown: {type(error).__name__}: {error}"
@@ -82,26 +106,29 @@ def count_memory(target: Target, placement: Placement) -> dict[str, MemoryReport
             place: MemoryReport(measured=False, budget=None, bound=bound, stages={}, problem=problem)
             for place, bound in bounds.items()
         }
-    return {place: _count(place, placement, footprints, asked, found[device_of(place)]) for place in placement.places}
+    return {place: _count(place, placement, loaded, asked, found[device_of(place)]) for place in placement.places}
 
 
 def _count(
-    place: str, placement: Placement, footprints: Mapping[str, Footprint], asked: int | None, free: int | None
+    place: str, placement: Placement, loaded: Mapping[str, LoadedStage], asked: int | None, free: int | None
 ) -> MemoryReport:
     device = device_of(place)
-    own = {name: footprint for name, footprint in footprints.items() if name in placement.on(place)}
+    own = {name: stage for name, stage in loaded.items() if name in placement.on(place)}
     budget: Budget | None = None
+    division: Division | None = None
     misfit = None
     try:
         budget = budget_of(asked, free, str(device), _share(place, placement))
-        divide(own, {}, budget)
+        division = divide_memory(own, MetaDevice(), budget, None, most_rows(device))
     except ConfigError as error:
         misfit = str(error)
+    footprints = division.footprints if division is not None else footprints_of(own)
     return MemoryReport(
         measured=False,
         budget=budget.bytes if budget is not None else None,
         bound=_bound(device, asked, free),
-        stages={name: StageShare.of(footprint, None) for name, footprint in own.items()},
+        stages={name: StageShare.of(footprint, None) for name, footprint in footprints.items()},
+        rows=_rows(division, budget, most_rows(device)) if division is not None else None,
         problem=misfit,
     )
 
@@ -127,17 +154,49 @@ def _measure(target: Target, placement: Placement, place: str, device: Device, f
     loaded = load_stages(
         target.plan, target.checkpoint, device, dtype=target.engine.dtype, load_format=options.load_format, stages=own
     )
-    footprints = {name: stage.footprint for name, stage in loaded.items()}
-    divide(footprints, {}, budget)  # raises before measuring if the rest does not fit
-    working = measure_stages(loaded, device)
-    # Without a budget an engine measures nothing, so the division has no measurements.
-    divided = divide(footprints, working, budget).items()
-    memory = {name: replace(share, working=working[name]) for name, share in divided}
+    division = divide_memory(loaded, device, budget, measure_stages, most_rows(name))
+    memory = division.memory
+    if budget is None:
+        # An engine measures nothing then.
+        working = measure_stages(loaded, device)
+        memory = {name: replace(share, working=working[name]) for name, share in memory.items()}
     return MemoryReport(
         measured=True,
         budget=budget.bytes if budget is not None else None,
         bound=_bound(name, options.memory_bytes, free),
-        stages={name: StageShare.of(footprint, memory[name]) for name, footprint in footprints.items()},
+        stages={name: StageShare.of(footprint, memory[name]) for name, footprint in division.footprints.items()},
+        rows=_rows(division, budget, most_rows(name)),
+    )
+
+
+def _rows(division: Division, budget: Budget | None, most: int) -> RowsReport | None:
+    derived = division.derived
+    if derived is None:
+        return None
+    if budget is None:
+        why = "the maximum, as nothing bounds memory"
+    elif derived.rows == most:
+        why = "the maximum, which fits"
+    else:
+        why = "the largest number that fits, with a request of typical length in every row"
+    return RowsReport(
+        rows=derived.rows,
+        most=most,
+        why=why,
+        stages={
+            name: _row_share(division.footprints[name], division.memory[name], cost, derived.rows)
+            for name, cost in derived.costs.items()
+        },
+    )
+
+
+def _row_share(footprint: Footprint, memory: StageMemory, cost: RowCost, rows: int) -> RowShare:
+    pages = rows * cost.pages * footprint.page_bytes
+    return RowShare(
+        row_bytes=cost.bytes,
+        row_pages=cost.pages,
+        typical=rows * cost.bytes + pages,
+        free=max(0, memory.pages * footprint.page_bytes - pages),
     )
 
 
@@ -152,5 +211,5 @@ def _bound(device: torch.device, asked: int | None, free: int | None) -> str:
     if free is not None:
         return f"free on {device}, minus a reserve"
     if device.type == "cpu":
-        return "none on the CPU: every stage gets its maximum of pages"
+        return "none on the CPU: every stage gets its maximum of rows, and pages for them"
     return f"free on {device}, which does not exist here"

@@ -203,6 +203,11 @@ class Device(ABC):
         self.launch_observer: LaunchObserver | None = None
         """Observes launches. To see the phases of graphs, set it before their capture."""
 
+    @property
+    def kernel_device(self) -> torch.device:
+        """The device that kernels are chosen for: `torch_device`, except where launches are only recorded."""
+        return self.torch_device
+
     @abstractmethod
     def stream(self, name: str, *, priority: int = 0) -> Stream:
         """A new stream. Streams of lower priority numbers run first where the device supports it."""

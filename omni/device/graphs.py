@@ -6,19 +6,20 @@ from collections.abc import Hashable, Iterable
 from operator import itemgetter
 from typing import Generic, TypeVar
 
-_MOST_CAPTURED = 512
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Numbers of rows that are captured by default. Each takes time at start, so they are sparse. Padding is cheap for an
+autoregressive stage: null rows have nothing to attend to and share their experts, and the weights are read anyway."""
 _FEWEST_TOKENS, _MOST_TOKENS = 16, 8192
 _STEPS = {256: 2, 1024: 4}
 """Sizes up to the next power of two, from this many tokens on: the device then has more to do than the host."""
 
 
 def captured_sizes(given: Iterable[int] | None, most: int) -> tuple[int, ...]:
-    """`given`, or sizes up to `most`, closer together where a step's time depends more on its rows. The largest first:
-    the memory of a smaller step fits into that of a larger one."""
+    """`given`, none above `most`, or sizes up to `most`. The largest first: the memory of a smaller step fits into that of a larger
+    one."""
     if given is not None:
-        return _largest_first(given)
-    sizes = {1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, _MOST_CAPTURED + 1, 32)}
-    return _largest_first({size for size in sizes if size < most} | {min(most, _MOST_CAPTURED)})
+        return _largest_first(min(size, most) for size in given)
+    return _largest_first({size for size in BATCH_SIZES if size < most} | {min(most, BATCH_SIZES[-1])})
 
 
 def captured_lengths(given: Iterable[int] | None, most: int) -> tuple[int, ...]:
@@ -36,11 +37,13 @@ def captured_lengths(given: Iterable[int] | None, most: int) -> tuple[int, ...]:
 
 
 def check_sizes(
-    given: Iterable[int] | None, most: int, option: str = "graph_batch_sizes", bound: str = "max_num_seqs"
+    given: Iterable[int] | None, most: int | None, option: str = "graph_batch_sizes", bound: str = "max_num_seqs"
 ) -> None:
-    """Raises ValueError for sizes over `most`. option, bound: names of the options that set the sizes and `most`."""
-    if any(not 1 <= size <= most for size in given or ()):
-        raise ValueError(f"{option} must be at least 1, at most {bound}, {most}")
+    """Raises ValueError for sizes below 1 or over `most`, which may be open. option, bound: names of the options that set the sizes
+    and `most`."""
+    if any(size < 1 or (most is not None and size > most) for size in given or ()):
+        limit = "" if most is None else f", at most {bound}, {most}"
+        raise ValueError(f"{option} must be at least 1{limit}")
 
 
 def _largest_first(sizes: Iterable[int]) -> tuple[int, ...]:

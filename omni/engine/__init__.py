@@ -18,6 +18,7 @@ from omni.engine.request import (
     StageOutput,
 )
 from omni.engine.resolve import Plan, check_formats, check_pipeline, open_checkpoint, plan_of, resolve_pipeline
+from omni.engine.start import StartReport
 
 __all__ = [
     "Admission",
@@ -41,6 +42,7 @@ __all__ = [
     "StageFinished",
     "StageMemory",
     "StageOutput",
+    "StartReport",
     "build_engine",
     "check_formats",
     "check_pipeline",

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Callable, Container, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -14,22 +16,26 @@ from omni.engine.admission import Admission
 from omni.engine.command_queue import CommandQueue
 from omni.engine.engine import Engine
 from omni.engine.faults import Boxes
-from omni.engine.memory import ALONE, Budget, DeviceShare, StageMemory, budget_of, divide
+from omni.engine.memory import ALONE, Budget, DeviceShare, StageMemory, budget_of
 from omni.engine.options import EngineOptions
 from omni.engine.orchestrator import Orchestrator
 from omni.engine.peers import EdgeEnds
 from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.request import SubmitRequest
 from omni.engine.resolve import DTYPES, Plan, check_formats
+from omni.engine.rows import divide_memory
 from omni.engine.stage_order import StageOrder, sound_stages
+from omni.engine.start import StartClock, StartReport
 from omni.engine.unfit import unfit
+from omni.engine.warm import compiling
 from omni.errors import OmniError, errors_as, plugin_setup
+from omni.kernels import CompileCounter, process_count
 from omni.pipeline import (
     Stage,
 )
 from omni.plugin import expect
 from omni.plugin.manager import Plugins
-from omni.stage import Footprint, Listeners, LoadedStage, StageContext, StageWorker, memory_errors
+from omni.stage import Listeners, LoadedStage, StageContext, StageWorker, memory_errors, most_rows
 from omni.timeline.file import TimelineFile
 from omni.timeline.trace import Trace
 
@@ -146,18 +152,17 @@ def build_engine(
             stages = tuple(stage.name for stage in plan.pipeline.order() if stage.name in own)
             timeline = TimelineFile(options.timeline, device, stages, take_timeline)
         graphs = device.captures if options.graphs is None else options.graphs
-        loaded = load_stages(
+        started = _start(
             plan,
             checkpoint,
             device,
-            dtype=options.dtype,
-            load_format=options.load_format,
+            options,
+            own=own,
             graphs=graphs,
-            stages=own,
+            budget=budget,
+            engines=len(placement.places),
             listeners=by_slack,
         )
-        memory = _divide(loaded, device, budget)
-        workers = _start_workers(plan, loaded, memory, device)
     except BaseException:
         ends.close_after_error()
         raise
@@ -165,7 +170,7 @@ def build_engine(
     is_held = command_queue.holds if command_queue is not None else _never
     orchestrator = Orchestrator(
         plan.pipeline,
-        workers=workers,
+        workers=started.workers,
         adapters=plan.adapters,
         ends=ends,
         admission=admission,
@@ -175,19 +180,71 @@ def build_engine(
     )
     stage_order = None
     if by_slack is not None:
-        stage_order = StageOrder(tuple(workers), sound_stages(plan.pipeline), by_slack, ample=options.ample_slack)
+        stage_order = StageOrder(
+            tuple(started.workers), sound_stages(plan.pipeline), by_slack, ample=options.ample_slack
+        )
     if timeline is not None:
         timeline.start()
     return Engine(
         device,
         orchestrator,
-        workers=workers,
+        workers=started.workers,
         ends=ends,
-        memory=memory,
+        memory=started.memory,
         timeline=timeline,
         command_queue=command_queue,
         stage_order=stage_order,
+        report=started.report,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    memory: Mapping[str, StageMemory]
+    workers: Mapping[str, StageWorker]
+    report: StartReport
+
+
+def _start(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    device: Device,
+    options: EngineOptions,
+    *,
+    own: Container[str],
+    graphs: bool,
+    budget: Budget | None,
+    engines: int,
+    listeners: Listeners | None,
+) -> _Started:
+    """own: the stages of this engine. engines: of the model. listeners: as in `StageContext`."""
+    assert options.dtype is not None, "the caller chose it for the device"
+    load = partial(load_stages, plan, checkpoint, dtype=options.dtype, graphs=graphs, listeners=listeners)
+    names = [stage.name for stage in plan.pipeline.order() if stage.name in own]
+    clock, counter = StartClock(), CompileCounter()
+
+    def load_empty(onto: Device, name: str) -> LoadedStage:
+        return load(onto, load_format="dummy", stages=(name,))[name]
+
+    processes = process_count(options.compile_processes, engines)
+    with compiling(device.kernel_device, names, load_empty, budget, processes) as wait:
+        with clock.part("load"):
+            loaded = load(device, load_format=options.load_format, stages=own)
+        with clock.part("compile"):
+            compiled = wait()
+    with counter.counting():
+        with clock.part("measure"):
+            memory = divide_memory(loaded, device, budget, measure_stages, most_rows(device.torch_device)).memory
+        with clock.part("capture"):
+            workers = _start_workers(plan, loaded, memory, device)
+    report = StartReport(
+        **clock.seconds,
+        kernels_known=compiled.known,
+        kernels_compiled=compiled.compiled,
+        kernels_late=counter.compiled,
+    )
+    _log.debug("%s", report)
+    return _Started(memory, workers, report)
 
 
 def _start_workers(
@@ -212,21 +269,6 @@ def _start_workers(
 
 def _never(request_id: str) -> bool:
     return False
-
-
-def _divide(loaded: Mapping[str, LoadedStage], device: Device, budget: Budget | None) -> dict[str, StageMemory]:
-    footprints = {name: _footprint(name, stage) for name, stage in loaded.items()}
-    working: dict[str, int] = {}
-    if budget is not None:
-        divide(footprints, working, budget)  # raises before measuring if the rest does not fit
-        working = measure_stages(loaded, device)
-    return divide(footprints, working, budget)
-
-
-def _footprint(name: str, stage: LoadedStage) -> Footprint:
-    field = f"{name}.footprint"
-    with plugin_setup(field, "correct it", type(stage)):
-        return expect(stage.footprint, Footprint, field, type(stage))
 
 
 def measure_stages(loaded: Mapping[str, LoadedStage], device: Device) -> dict[str, int]:

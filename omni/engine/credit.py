@@ -1,10 +1,10 @@
 """The credit of a request's producer on each of its edges."""
 
-from collections import deque
 from collections.abc import Iterable
 
+from omni.engine.faults import Boxes
 from omni.pipeline import Edge
-from omni.stage import Inbound, Pause, Resume
+from omni.stage import Pause, Resume, StageWorker
 
 
 class Credit:
@@ -18,9 +18,9 @@ class Credit:
     """
 
     def __init__(
-        self, request_id: str, producer: deque[Inbound], edges: Iterable[Edge], changed: "dict[Credit, None]"
+        self, request_id: str, producer: Boxes | StageWorker, edges: Iterable[Edge], changed: "dict[Credit, None]"
     ) -> None:
-        """producer: its inbox. edges: all edges of the producer."""
+        """producer: of the inbox that gets the messages. edges: all of the producer."""
         self._request_id = request_id
         self._producer = producer
         self._limits = {edge.name: edge.credit for edge in edges}
@@ -55,7 +55,7 @@ class Credit:
         if self._closed or paused == self._paused:
             return False
         self._paused = paused
-        self._producer.append(Pause(self._request_id) if paused else Resume(self._request_id))
+        self._producer.inbox.append(Pause(self._request_id) if paused else Resume(self._request_id))
         return True
 
     def close(self) -> None:

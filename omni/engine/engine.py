@@ -26,6 +26,7 @@ from omni.engine.request import (
     SubmitRequest,
 )
 from omni.engine.stage_order import StageOrder
+from omni.engine.start import StartReport
 from omni.errors import OmniError, StageError, known, plain, plugin_call, said
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage, StageWorker
@@ -53,6 +54,11 @@ class EngineClient(Protocol):
 
     @property
     def memory(self) -> Mapping[str, StageMemory]: ...
+
+    @property
+    def start_reports(self) -> Mapping[str, StartReport]:
+        """What the latest start of each engine took, by place."""
+        ...
 
     @property
     def takes_text_rules(self) -> bool:
@@ -110,10 +116,14 @@ class Engine:
         timeline: TimelineFile | None = None,
         command_queue: CommandQueue | None = None,
         stage_order: StageOrder | None = None,
+        report: StartReport | None = None,
     ) -> None:
-        """command_queue: None takes one for callers in this process. stage_order: None launches in the order of `workers`."""
+        """command_queue: None takes one for callers in this process. stage_order: None launches in the order of `workers`. report:
+        of the start."""
         self.memory = memory
         """Device memory of each stage, divided at the start."""
+        self.start_report = report or StartReport()
+        self.start_reports: Mapping[str, StartReport] = {str(device.torch_device): self.start_report}
         self._device = device
         self._orchestrator = orchestrator
         self._workers = workers

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from omni.errors import ConfigError
-from omni.stage import Footprint
+from omni.stage import Footprint, NoRoomError
 from omni.utils.table import columns
 
 _RESERVE_SHARE = 50
@@ -13,13 +13,15 @@ _RESERVE_FLOOR = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """A stage's bytes of device memory. working: peak of its steps; None if not measured."""
+    """A stage's bytes of device memory. working: peak of its steps; None if not measured. rows: number of requests that run at
+    once; None for a kind without rows."""
 
     weights: int
     fixed: int
     working: int | None
     page_bytes: int
     pages: int
+    rows: int | None = None
 
     @property
     def total(self) -> int:
@@ -75,7 +77,7 @@ def divide(
 
     With a budget, stages get the pages of their options, or their minimum; the rest is divided in proportion to the
     pages that each could still use. Less than one page of each stage remains, unless every stage is at its maximum.
-    Raises ConfigError, with the numbers of every stage, if the minimum does not fit.
+    Raises NoRoomError, with the numbers of every stage, if the minimum does not fit.
     """
     if budget is None:
         return {name: _memory(f, None, _pages(f, f.most_pages)) for name, f in footprints.items()}
@@ -97,24 +99,28 @@ def _pages(footprint: Footprint, default: int) -> int:
 
 
 def _memory(f: Footprint, working: int | None, pages: int) -> StageMemory:
-    return StageMemory(weights=f.weights, fixed=f.fixed, working=working, page_bytes=f.page_bytes, pages=pages)
+    return StageMemory(
+        weights=f.weights, fixed=f.fixed, working=working, page_bytes=f.page_bytes, pages=pages, rows=f.rows
+    )
 
 
-def _too_small(least: Mapping[str, StageMemory], budget: Budget) -> ConfigError:
+def _too_small(least: Mapping[str, StageMemory], budget: Budget) -> NoRoomError:
     needed = sum(memory.total for memory in least.values())
     problem = f"the stages need {needed:,} bytes and may take {budget.bytes:,}"
     more = "raise it" if budget.field == "engine.memory_bytes" else "take a device with more memory free"
-    options = "options such as max_model_len, max_num_seqs and cache_bytes"
-    return ConfigError(budget.field, problem, f"{more}, or lower the stages' {options}:\n{table(least)}")
+    # With one row each there is no fewer.
+    rows = "max_num_seqs" if any((memory.rows or 1) > 1 for memory in least.values()) else "max_num_batched_tokens"
+    options = f"options such as max_model_len, {rows} and cache_bytes"
+    return NoRoomError(budget.field, problem, f"{more}, or lower the stages' {options}:\n{table(least)}")
 
 
 def table(stages: Mapping[str, StageMemory]) -> str:
     """One line per stage, in bytes, under a header."""
-    header = ("stage", "weights", "fixed", "working", "pages", "bytes per page", "sum")
+    header = ("stage", "rows", "weights", "fixed", "working", "pages", "bytes per page", "sum")
     lines = [header, *((name, *_cells(memory)) for name, memory in stages.items())]
     return "\n".join(columns(lines, right=range(1, len(header)), indent=""))
 
 
 def _cells(memory: StageMemory) -> tuple[str, ...]:
-    numbers = (memory.weights, memory.fixed, memory.working, memory.pages, memory.page_bytes, memory.total)
+    numbers = (memory.rows, memory.weights, memory.fixed, memory.working, memory.pages, memory.page_bytes, memory.total)
     return tuple("-" if number is None else f"{number:,}" for number in numbers)

@@ -26,6 +26,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     load_format: `"auto"` reads the checkpoint; `"dummy"` fills weights with random numbers on the device.
     graphs: whether stages capture their steps at start and replay them; None does so on a CUDA device, where it is
         faster.
+    compile_processes: processes that compile the kernels of CUDA devices while weights load; None is one for each core less two,
+        divided among the engines of the model. 0 compiles each kernel at its first launch, one after the other.
     memory_bytes: device memory that the stages share; None uses the free memory of a CUDA device, and sets no bound on
         the CPU.
     scheduling: `"slack"`: which stages launch first, prefill and the chunks of vocoders depend on the slack of listeners;
@@ -49,6 +51,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     dtype: str | None = None
     load_format: str = "auto"
     graphs: bool | None = None
+    compile_processes: int | None = None
     memory_bytes: int | None = None
     scheduling: Scheduling = "slack"
     short_slack: float = 0.3
@@ -65,6 +68,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         limits = {
             "restarts": 0,
             "restart_seconds": 0,
+            "compile_processes": 0,
             "memory_bytes": 1,
             "short_slack": 0,
             "ample_slack": 0,

@@ -105,15 +105,14 @@ class RouteOpener:
 
     def _credit(self, request_id: str, stage: str) -> Credit:
         to_user = [edge for edge in self._user_edges.values() if edge is not None and edge.producer == stage]
-        return Credit(request_id, self._boxes[stage].inbox, (*self._edges_from[stage], *to_user), self._changed)
+        return Credit(request_id, self._boxes[stage], (*self._edges_from[stage], *to_user), self._changed)
 
     def _user_route(self, active: ActiveRequest, modality: str, edge: Edge) -> UserRoute:
         ends = self._ends.sender(edge.name, self._place), self._ends.receiver(edge.name, self._place)
         adapter, credit = self._adapter(active.request, edge), active.credits[edge.producer]
-        source: str = edge.name
-        code: object = adapter.push
+        made_by = None
         if is_omni(type(adapter)):  # it passes on what the worker made
-            source, code = edge.producer, type(self._workers[edge.producer])
+            made_by = edge.producer, type(self._workers[edge.producer])
         return UserRoute(
             active.request.id,
             modality,
@@ -122,10 +121,9 @@ class RouteOpener:
             ends=ends,
             credit=credit,
             sink=active.sink,
-            source=source,
-            code=code,
             on_finished=self._on_finished,
             hear=partial(self._hear, active.request.id),
+            made_by=made_by,
         )
 
     def _adapter(self, request: EngineRequest, edge: Edge) -> Adapter:

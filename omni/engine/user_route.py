@@ -41,13 +41,12 @@ class UserRoute:
         ends: tuple[Sender, Receiver],
         credit: Credit,
         sink: SafeSink,
-        source: str,
-        code: object,
         on_finished: "Callable[[UserRoute], None]",
         hear: Callable[[AudioChunk], None] = lambda chunk: None,
+        made_by: tuple[str, object] | None = None,
     ) -> None:
-        """edge: `PipelineOutput.route`. credit: of the producer. source, code: what made the outputs, for errors. hear: called
-        with sound that was given."""
+        """edge: `PipelineOutput.route`. credit: of the producer. hear: called with sound that was given. made_by: the stage and
+        the code that errors name; None for the edge and its adapter."""
         sender, receiver = ends
         self.request_id = request_id
         self.finished = False
@@ -57,8 +56,7 @@ class UserRoute:
         self._sink = sink
         self._on_finished = on_finished
         self._hear = hear
-        self._source = source
-        self._code = code
+        self._source, self._code = made_by or (edge.name, adapter.push)
         self._rate: int | None = None
         self._in = InRoute(
             request_id, edge, adapter=adapter, receiver=receiver, consumer=self, on_busy=lambda route: None, leases={}

@@ -18,6 +18,7 @@ from omni.engine import (
     StageFinished,
     StageMemory,
     StageOutput,
+    StartReport,
 )
 from omni.engine.engine import LANE, closed_after_error
 from omni.engine.request import SafeSink
@@ -85,6 +86,11 @@ class EngineGroup:
     def pids(self) -> Mapping[str, int]:
         """The ids of the processes, by place."""
         return {place: placed.engine.pid for place, placed in self._placed.by_place.items()}
+
+    @property
+    def start_reports(self) -> Mapping[str, StartReport]:
+        """See `EngineClient.start_reports`."""
+        return {place: placed.engine.start_report for place, placed in self._placed.by_place.items()}
 
     @property
     def takes_text_rules(self) -> bool:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import select
 import socket
 import sys
 import threading
@@ -25,6 +24,7 @@ from omni.process.messages import Closed, FromEngine, ProcessFailed, Ready, Star
 from omni.process.server import EngineEnd, EngineServer
 from omni.timeline.trace import Trace
 from omni.utils.interrupts import ignore_interrupts
+from omni.utils.parent import exit_with
 
 RING_BYTES = 32 * 2**20
 """Memory for arrays in outputs on their way. 16 requests with 0.3 s of sound each take 0.5 MB."""
@@ -35,7 +35,7 @@ def main(descriptor: int, parent: int) -> None:
     ignore_interrupts()
     with suppress(OSError):  # output of a plugin must not come between the bytes of `omni run --out -`
         os.dup2(2, 1)
-    _exit_with(parent)
+    exit_with(parent)
     sends: Codec[FromEngine] = Codec(FromEngine)
     channel: EngineEnd = Channel(socket.socket(fileno=descriptor), sends, Codec(ToEngine))
     server = EngineServer(channel)
@@ -70,7 +70,7 @@ def _serve(channel: EngineEnd, sends: Codec[FromEngine], server: EngineServer) -
     prompts = {stage: engine.longest_prompt(stage) for stage in engine.memory}
     server.finish()
     try:
-        channel.send(Ready(dict(engine.memory), prompts), extra=ring)
+        channel.send(Ready(dict(engine.memory), prompts, engine.start_report), extra=ring)
     finally:
         os.close(ring)
     server.serve(engine, rules)
@@ -139,22 +139,3 @@ def _close(engine: Engine) -> ErrorData | None:
     except BaseException as error:
         return ErrorData.of(error)
     return None
-
-
-def _exit_with(parent: int) -> None:
-    """Ends this process when the user's process ends, in whatever way. An open socket does not show it: a process that the user's
-    forked may hold the other end."""
-    try:
-        watched = os.pidfd_open(parent)
-    except ProcessLookupError:
-        os._exit(1)
-    if os.getppid() != parent:
-        os._exit(1)  # it ended before, and its id may be another's now
-
-    def watch() -> None:
-        poll = select.poll()
-        poll.register(watched, select.POLLIN)
-        poll.poll()
-        os._exit(1)
-
-    threading.Thread(target=watch, name="omni-parent", daemon=True).start()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omni.engine import EngineOptions, EngineRequest, StageMemory
+from omni.engine import EngineOptions, EngineRequest, StageMemory, StartReport
 from omni.engine.memory import DeviceShare
 from omni.engine.request import StageFinished, StageOutput
 from omni.ipc import Typed
@@ -181,10 +181,11 @@ ToEngine = Start | Submit | AbortSubmitted | Check | AskState | Connect | Close
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The stages are loaded. longest_prompts: by stage. The message brings the ring of the outputs' arrays."""
+    """The stages are loaded. longest_prompts: by stage. report: of the start. The message brings the ring for arrays of outputs."""
 
     memory: dict[str, StageMemory]
     longest_prompts: dict[str, int | None]
+    report: StartReport
 
 
 class ProcessFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):

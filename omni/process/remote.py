@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from omni.engine import EngineRequest, RequestFailed, RequestFinished, Sink, StageMemory
+from omni.engine import EngineRequest, RequestFailed, RequestFinished, Sink, StageMemory, StartReport
 from omni.engine.request import SafeSink
 from omni.errors import LostPeerError, OmniError, StageError, known, said
 from omni.ipc import Channel, ChannelClosed, Codec, Undecodable
@@ -67,6 +67,8 @@ class RemoteEngine:
         self._process = EngineProcess(theirs, self._channel)
         self.memory: Mapping[str, StageMemory] = {}
         """Device memory of each stage, divided at the start."""
+        self.start_report = StartReport()
+        """After `ready`."""
         self.closed_stages: frozenset[str] = frozenset()
         """Those that are closed since a fault."""
         self.timeline: Trace | None = None
@@ -110,10 +112,10 @@ class RemoteEngine:
                 raise self._death("starting") from None
             assert received is not None
             match received:
-                case Ready(memory, longest_prompts), ring:
+                case Ready(memory, longest_prompts, report), ring:
                     assert ring is not None
                     self._receives.ring = OutputRing(map_memory(ring))
-                    self.memory, self._longest_prompts = memory, longest_prompts
+                    self.memory, self._longest_prompts, self.start_report = memory, longest_prompts, report
                     return
                 case ProcessFailed(error), _:
                     raise error.rebuild("starting")

@@ -1,10 +1,19 @@
 """The stage contract: stage kinds, loaded stages, stage workers and their messages."""
 
 from omni.payload.copier import PayloadCopier, Receipt, Transfer, as_matrix
-from omni.stage.base import Footprint, LoadedStage, StageContext, StageKind, StageUsage, StageWorker, module_bytes
+from omni.stage.base import (
+    Footprint,
+    LoadedStage,
+    StageContext,
+    StageKind,
+    StageUsage,
+    StageWorker,
+    WarmStage,
+    module_bytes,
+)
 from omni.stage.listeners import Listener, Listeners
-from omni.stage.loaded import MeasuredStage, PlainStage, build_model, capture_progress, dry_run
-from omni.stage.memory_errors import memory_errors
+from omni.stage.loaded import MeasuredRowStage, MeasuredStage, PlainStage, build_model, capture_progress, dry_run
+from omni.stage.memory_errors import NoRoomError, memory_errors
 from omni.stage.messages import (
     Abort,
     Done,
@@ -20,9 +29,13 @@ from omni.stage.messages import (
     Resume,
 )
 from omni.stage.returned import method_name, returned_tensor
+from omni.stage.rows import MOST_CPU_ROWS, MOST_ROWS, ROW_NUMBERS, RowCost, RowStage, most_rows, rows_or_default
 from omni.stage.worker import MailboxWorker, together
 
 __all__ = [
+    "MOST_CPU_ROWS",
+    "MOST_ROWS",
+    "ROW_NUMBERS",
     "Abort",
     "Done",
     "Ended",
@@ -35,7 +48,9 @@ __all__ = [
     "Listeners",
     "LoadedStage",
     "MailboxWorker",
+    "MeasuredRowStage",
     "MeasuredStage",
+    "NoRoomError",
     "Open",
     "Outbound",
     "Pause",
@@ -44,11 +59,14 @@ __all__ = [
     "Produced",
     "Receipt",
     "Resume",
+    "RowCost",
+    "RowStage",
     "StageContext",
     "StageKind",
     "StageUsage",
     "StageWorker",
     "Transfer",
+    "WarmStage",
     "as_matrix",
     "build_model",
     "capture_progress",
@@ -56,6 +74,8 @@ __all__ = [
     "memory_errors",
     "method_name",
     "module_bytes",
+    "most_rows",
     "returned_tensor",
+    "rows_or_default",
     "together",
 ]

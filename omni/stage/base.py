@@ -29,6 +29,7 @@ class Footprint:
     weights: parameters and buffers. fixed: other allocations, independent of the number of pages.
     page_bytes: of one page; 0 for a kind without pages. fewest_pages: the minimum for a request of full length.
     most_pages: the maximum that the stage can use; at least `fewest_pages`. chosen_pages: the user's number, or None.
+    rows: number of requests that run at once, of which `fixed` has the buffers; None for a kind without rows.
     """
 
     weights: int = 0
@@ -37,6 +38,7 @@ class Footprint:
     fewest_pages: int = 0
     most_pages: int = 0
     chosen_pages: int | None = None
+    rows: int | None = None
 
 
 def module_bytes(module: nn.Module) -> int:
@@ -122,6 +124,16 @@ class LoadedStage(Protocol):
 
     def start(self, pages: int) -> StageWorker:
         """Allocates the pages and returns the worker. Called once, last."""
+
+
+@runtime_checkable
+class WarmStage(LoadedStage, Protocol):
+    """A loaded stage whose phases launch Triton kernels, which can be compiled before there are weights."""
+
+    def warm_up(self) -> None:
+        """Launches what `measure` and `start` launch, on a device that records the kernels instead of running them
+        (`omni.kernels.RecordingDevice`): no tensor has contents, and no result has a meaning. Called once, and nothing after
+        it. An error costs time at start only: what is not recorded is compiled at its first launch."""
 
 
 @runtime_checkable

@@ -4,18 +4,21 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Generic, Protocol, TypeVar, cast
 
 from torch import nn
 from tqdm import tqdm
 
 from omni.device import AllocationCount, Device, SyncPoint, may_sync
+from omni.device.graphs import captured_sizes
 from omni.errors import ConfigError, StageError, plugin_error, type_of
 from omni.plugin import locate
 from omni.stage.base import Footprint, StageContext, StageWorker, module_bytes
-from omni.stage.memory_errors import memory_errors
+from omni.stage.memory_errors import full_memory, memory_errors
 from omni.stage.messages import Done, Failed, Inbound, Open, Produced
+from omni.stage.rows import RowCost
 from omni.utils.origin import with_origin
 
 ModelT = TypeVar("ModelT")
@@ -114,10 +117,9 @@ class MeasuredStage(ABC, Generic[WorkerT]):
         self._context = context
         self._new_worker = new_worker
         self._sizes = sizes if context.graphs else ()
-        count = AllocationCount(context.device.torch_device)
-        with count, self._room_for(_BUFFERS):
-            self._worker = new_worker()
-        self.footprint = Footprint(weights=module_bytes(model), fixed=reserved + count.live)
+        self._worker: WorkerT | None
+        self._worker, fixed = self._counted(new_worker)
+        self.footprint = Footprint(weights=module_bytes(model), fixed=reserved + fixed)
 
     @abstractmethod
     def largest_batches(self) -> Callable[[WorkerT], None]:
@@ -128,14 +130,14 @@ class MeasuredStage(ABC, Generic[WorkerT]):
         run_largest = self.largest_batches()
 
         def run_and_capture() -> None:
-            run_largest(self._worker)
-            self._worker.capture(self._sizes[:1])  # smaller captures reuse its memory
+            worker = self._present_worker
+            run_largest(worker)
+            worker.capture(self._sizes[:1])  # smaller captures reuse its memory
 
         with self._room_for("the largest batches"):
             peak = self._context.device.measure_peak(run_and_capture)
-        # Replace the worker, so that its counters are 0 and it has no graphs. Free it first: both may not fit.
-        self._worker.close()
-        del self._worker
+        # Replace the worker, so that its counters are 0 and it has no graphs.
+        self._free_worker()
         with self._room_for(_BUFFERS):
             self._worker = self._new_worker()
         return peak
@@ -143,11 +145,67 @@ class MeasuredStage(ABC, Generic[WorkerT]):
     def start(self, pages: int) -> WorkerT:
         if self._sizes:
             with self._room_for("the captured batches"):
-                self._worker.capture(capture_progress(self._context.stage.name, self._sizes))
+                self._present_worker.capture(capture_progress(self._context.stage.name, self._sizes))
+        return self._present_worker
+
+    def _counted(self, new_worker: Callable[[], WorkerT]) -> tuple[WorkerT, int]:
+        """A worker, and the bytes that it allocates."""
+        count = AllocationCount(self._context.device.torch_device)
+        with count, self._room_for(_BUFFERS):
+            worker = new_worker()
+        return worker, count.live
+
+    @property
+    def _present_worker(self) -> WorkerT:
+        assert self._worker is not None
         return self._worker
+
+    def _free_worker(self) -> None:
+        """Before the next one is made: both may not fit."""
+        if self._worker is not None:
+            self._worker.close()
+        self._worker = None
 
     def _room_for(self, what: str) -> AbstractContextManager[None]:
         return memory_errors(self._context.stage.name, what, self._context.device, self.memory_options)
+
+
+class MeasuredRowStage(MeasuredStage[WorkerT]):
+    """A `MeasuredStage` whose worker runs each request in a row: a `RowStage`.
+
+    rows: the present number. chosen_rows: the user's number, or None.
+    """
+
+    def __init__(
+        self,
+        context: StageContext,
+        model: nn.Module,
+        new_worker: Callable[[int], WorkerT],
+        *,
+        chosen_rows: int | None,
+        graph_batch_sizes: Iterable[int] | None = None,
+    ) -> None:
+        """new_worker: makes a worker of so many rows. graph_batch_sizes: numbers of rows whose batches are captured; None takes
+        sizes up to the number of rows."""
+        self.rows = 1 if chosen_rows is None else chosen_rows
+        self.chosen_rows = chosen_rows
+        self._new_worker_of = new_worker
+        self._graph_batch_sizes = graph_batch_sizes
+        super().__init__(context, model, partial(new_worker, self.rows), captured_sizes(graph_batch_sizes, self.rows))
+        self.footprint = replace(self.footprint, rows=self.rows)
+
+    def count_row(self) -> RowCost:
+        worker, fixed = self._counted(partial(self._new_worker_of, self.rows + 1))
+        worker.close()
+        return RowCost(bytes=fixed - self.footprint.fixed)
+
+    def set_rows(self, rows: int) -> None:
+        self._free_worker()
+        self.rows = rows
+        self._new_worker = partial(self._new_worker_of, rows)
+        self._sizes = captured_sizes(self._graph_batch_sizes, rows) if self._context.graphs else ()
+        self._worker, fixed = self._counted(self._new_worker)
+        self.footprint = replace(self.footprint, fixed=fixed, rows=rows)
 
 
 def capture_progress(stage: str, sizes: Sequence[SizeT]) -> Iterator[SizeT]:
@@ -158,8 +216,8 @@ def capture_progress(stage: str, sizes: Sequence[SizeT]) -> Iterator[SizeT]:
 def dry_run(name: str, worker: StageWorker, device: Device, messages: Sequence[Inbound]) -> None:
     """Sends `messages` to the worker of stage `name` and drives it until the requests that they open are finished.
 
-    Waits for the device after every tick: only at start-up. Raises a failed request's error, and StageError if a
-    request is unfinished and nothing happens any more.
+    Waits for the device after every tick: only at start-up. Raises a failed request's error, or the error of full memory
+    that it is due to, and StageError if a request is unfinished and nothing happens any more.
     """
     under_way = {message.request_id for message in messages if isinstance(message, Open)}
     worker.inbox.extend(messages)
@@ -172,7 +230,8 @@ def dry_run(name: str, worker: StageWorker, device: Device, messages: Sequence[I
                 case Produced() as produced:
                     produced.close()
                 case Failed(error=error):
-                    raise error
+                    # For `memory_errors` around this.
+                    raise full_memory(error) or error
                 case Done(request_id=request_id):
                     under_way.discard(request_id)
                     moved = True

@@ -9,27 +9,42 @@ from omni.device import Device
 from omni.errors import ConfigError
 
 
+class NoRoomError(ConfigError):
+    """The device has too little memory for what the settings ask for."""
+
+
 @contextmanager
 def memory_errors(stage: str, what: str, device: Device, options: Sequence[str] = ()) -> Iterator[None]:
-    """Raises ConfigError if the device has no memory for `what`, or a phase cannot be captured. The innermost of nested
-    contexts applies: a kind's message is more specific than its caller's.
+    """Raises NoRoomError if the device has no memory for `what`, and ConfigError if a phase cannot be captured. The innermost of
+    nested contexts applies: a kind's message is more specific than its caller's.
 
     options: options of the stage that reduce its memory.
     """
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        full = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        full = full_memory(error) is error
         notes: list[str] = vars(error).get("__notes__", [])
-        if not full and any("captured" in note for note in notes):
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and any("captured" in note for note in notes):
             problem = f"stage {stage!r} cannot be captured: {error} ({', '.join(notes)})"
             remedy = "remove the synchronization from the phase, or run without graphs (--eager, engine.graphs=false)"
             raise ConfigError("engine.graphs", problem, remedy) from error
-        # The CPU's allocator has no exception type of its own.
-        if not full and "alloc" not in str(error):
+        if not full:
             raise
         problem = f"{device.torch_device} has no room for {what} of stage {stage!r}"
-        raise ConfigError("engine.device", problem, _remedy(stage, options)) from error
+        raise NoRoomError("engine.device", problem, _remedy(stage, options)) from error
+
+
+def full_memory(error: BaseException) -> BaseException | None:
+    """The error of full memory that `error` is, or is caused by; None if it has another reason."""
+    cause: BaseException | None = error
+    while cause is not None:
+        # The CPU's allocator has no exception type of its own.
+        allocating = isinstance(cause, RuntimeError) and "alloc" in str(cause)
+        if allocating or isinstance(cause, torch.OutOfMemoryError | MemoryError):
+            return cause
+        cause = cause.__cause__
+    return None
 
 
 def _remedy(stage: str, options: Sequence[str]) -> str:

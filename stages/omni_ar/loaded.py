@@ -4,11 +4,12 @@ import logging
 from contextlib import AbstractContextManager
 from itertools import islice
 
-from omni.device import AllocationCount
+from omni.device import AllocationCount, Device
 from omni.device.graphs import captured_lengths, captured_sizes
+from omni.device.meta import MetaDevice
 from omni.errors import ConfigError
 from omni.sampling import GREEDY
-from omni.stage import Footprint, StageContext, capture_progress, memory_errors, module_bytes
+from omni.stage import Footprint, RowCost, StageContext, capture_progress, memory_errors, module_bytes
 from omni_ar.attention.select import select_backend
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
@@ -26,6 +27,12 @@ _HARDLY_ANY = 3
 _BUFFERS = "the row buffers"
 _ROWS = ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
 """Options that reduce the buffers of rows and steps."""
+_COUNTED = 16
+_TYPICAL_TOKENS = 1024
+_TYPICAL_SHARE = 8
+"""A request of typical length: a spoken turn with a page of text or a picture before it, or a part of `max_model_len` where the
+user wants long ones. Pages for requests of full length would remain unused, or leave few rows. Longer requests take blocks of the
+prefix cache, and in the end those of others, which are preempted."""
 
 
 class LoadedAr:
@@ -42,24 +49,58 @@ class LoadedAr:
         sampling, field = self._options.sampling, f"{context.stage.name}.sampling"
         self._processors.check_defaults(sampling.processors, f"{field}.processors")
         check_defaults(sampling, field, model.shape.vocab_size)
-        self._limits = Limits.of(context.stage.name, context.options, model.shape, self._processors.on_device)
+        self.chosen_rows = context.options.max_num_seqs
+        self._weights = module_bytes(model)
+        self._runner: Runner | None = None
+        self.set_rows(1 if self.chosen_rows is None else self.chosen_rows)
+
+    @property
+    def rows(self) -> int:
+        return self._limits.rows
+
+    def set_rows(self, rows: int) -> None:
+        self._runner = None  # free the old one's memory first: both may not fit
+        self._limits = self._limits_of(rows)
         self._check_blocks()
-        count = AllocationCount(context.device.torch_device)
+        count = AllocationCount(self._context.device.torch_device)
         with count, self._room_for(_BUFFERS, *_ROWS):
             self._runner = self._new_runner()
-            worker = self._new_worker(0)
+            worker = self._new_worker(self._runner, 0)
         lengths = captured_lengths(self._options.graph_chunk_sizes, self._limits.max_num_batched_tokens)
         self._chunk_sizes = lengths if self._runner.captures_chunks else ()
-        self._batch_sizes = captured_sizes(self._options.graph_batch_sizes, self._limits.rows)
+        self._batch_sizes = captured_sizes(self._options.graph_batch_sizes, rows)
+        layers = len(self._limits.hidden_layers)
         self.footprint = Footprint(
-            weights=module_bytes(model),
+            weights=self._weights,
             fixed=count.live,
-            page_bytes=block_bytes(model, self._limits.block_size, context.dtype, len(self._limits.hidden_layers)),
+            page_bytes=block_bytes(self._model, self._limits.block_size, self._context.dtype, layers),
             fewest_pages=self._limits.max_blocks,
-            most_pages=self._limits.rows * self._limits.max_blocks,
+            most_pages=rows * self._limits.max_blocks,
             chosen_pages=self._options.num_blocks,
+            rows=rows,
         )
         worker.close()
+
+    def count_row(self) -> RowCost:
+        """Counts on the meta device, between two numbers of rows beyond which all buffers grow in proportion."""
+        few, many = (self._sketched_bytes(_COUNTED * count) for count in (1, 2))
+        length, size = self._limits.max_model_len, self._limits.block_size
+        typical = max(min(length, _TYPICAL_TOKENS), length // _TYPICAL_SHARE)
+        pages = -(-typical // size)
+        return RowCost(bytes=-(-(many - few) // _COUNTED), pages=pages, caches=self._options.prefix_cache)
+
+    def _sketched_bytes(self, rows: int) -> int:
+        device, limits = MetaDevice(), self._limits_of(rows)
+        with AllocationCount(device.torch_device) as count:
+            runner = self._new_runner(device, limits)
+            worker = self._new_worker(runner, 0, limits)
+            live: int = count.live
+        worker.close()
+        return live
+
+    def _limits_of(self, rows: int) -> Limits:
+        name, processors = self._context.stage.name, self._processors.on_device
+        return Limits.of(name, self._options, self._model.shape, processors, rows)
 
     def _check_blocks(self) -> None:
         """Raises ConfigError for `_HARDLY_ANY` blocks or fewer if no request of default length fits. More blocks are
@@ -77,41 +118,57 @@ class LoadedAr:
     def measure(self) -> int:
         with self._room_for("the largest steps", *_ROWS):
             peak = self._context.device.measure_peak(self._run_largest_steps)
-        # The old runner's memory is freed first: both may not fit.
-        del self._runner
+        self._runner = None  # free the old one's memory first: both may not fit
         with self._room_for(_BUFFERS, *_ROWS):
             self._runner = self._new_runner()
         return peak
 
     def start(self, pages: int) -> ArWorker:
+        runner = self._present_runner
         with self._room_for(f"{pages} KV blocks", "num_blocks", "max_num_seqs", "max_model_len"):
-            self._runner.allocate(pages)
+            runner.allocate(pages)
         if self._context.graphs:
             with self._room_for("the captured steps", "graph_batch_sizes", "graph_chunk_sizes"):
-                self._capture()
+                self._capture(runner)
         with self._room_for(_BUFFERS, *_ROWS):
-            return self._new_worker(pages)
+            return self._new_worker(runner, pages)
 
-    def _capture(self) -> None:
+    def warm_up(self) -> None:
+        runner = self._present_runner
+        runner.allocate(self._limits.max_blocks)
+        run_largest_steps(runner, self._model.shape, self._limits)
+        if self._context.graphs:
+            runner.capture_chunks(self._chunk_sizes)
+            runner.capture(self._batch_sizes)
+
+    @property
+    def _present_runner(self) -> Runner:
+        assert self._runner is not None
+        return self._runner
+
+    def _capture(self, runner: Runner) -> None:
         name, chunks = self._context.stage.name, self._chunk_sizes
-        if not self._runner.captures_chunks:
+        if not runner.captures_chunks:
             backend, own = f"attention_backend {self._options.attention_backend!r}", "the attention of this model"
             cause = backend if self._model.shape.captures_prefills else own
             _log.warning("%s: steps with prompts run uncaptured, as always with %s", name, cause)
         sizes = capture_progress(name, (*chunks, *self._batch_sizes))
-        self._runner.capture_chunks(islice(sizes, len(chunks)))
-        self._runner.capture(sizes)
+        runner.capture_chunks(islice(sizes, len(chunks)))
+        runner.capture(sizes)
 
     def _run_largest_steps(self) -> None:
-        run_largest_steps(self._runner, self._model.shape, self._limits)
+        runner = self._present_runner
+        run_largest_steps(runner, self._model.shape, self._limits)
         if self._context.graphs:
             # The smaller captures fit into the memory of the largest.
-            self._runner.capture_chunks(self._chunk_sizes[:1])
-            self._runner.capture(self._batch_sizes[:1])
+            runner.capture_chunks(self._chunk_sizes[:1])
+            runner.capture(self._batch_sizes[:1])
 
-    def _new_runner(self) -> Runner:
+    def _new_runner(self, device: Device | None = None, limits: Limits | None = None) -> Runner:
+        """device, limits: the stage's own by default."""
         context = self._context
-        name, device, dtype = context.stage.name, context.device, context.dtype
+        device, limits = device or context.device, limits or self._limits
+        name, dtype = context.stage.name, context.dtype
         chosen, size = self._options.attention_backend, self._limits.block_size
         backend = select_backend(name, chosen, device, shape=self._model.shape, dtype=dtype, block_size=size)
         processors = self._processors.on_device
@@ -120,7 +177,7 @@ class LoadedAr:
             device,
             model=self._model,
             backend=backend,
-            limits=self._limits,
+            limits=limits,
             dtype=dtype,
             priority=context.stage.priority,
             processors=processors,
@@ -131,13 +188,13 @@ class LoadedAr:
     def _room_for(self, what: str, *options: str) -> AbstractContextManager[None]:
         return memory_errors(self._context.stage.name, what, self._context.device, options)
 
-    def _new_worker(self, pages: int) -> ArWorker:
+    def _new_worker(self, runner: Runner, pages: int, limits: Limits | None = None) -> ArWorker:
         shape, name = self._model.shape, self._context.stage.name
         return ArWorker(
             name,
-            self._runner,
+            runner,
             shape=shape,
-            limits=self._limits,
+            limits=limits or self._limits,
             options=self._options,
             num_blocks=pages,
             processors=self._processors,

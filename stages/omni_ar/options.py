@@ -19,11 +19,11 @@ MAX_IN_FLIGHT = 8
 class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of stage kind `"ar"`.
 
-    max_num_seqs: maximum number of requests that run at once.
+    max_num_seqs: maximum number of requests that run at once; None derives it from memory, at most 128.
     max_model_len: maximum tokens of a request, prompt and output together; None takes the model's maximum, up to 8,192. A model
     with conditioned decode steps allocates that many vectors for each of `max_num_seqs`. block_size: tokens per KV block.
     num_blocks: KV blocks of the stage; None divides the device's memory among the stages, or, where memory is
-        unbounded, allocates blocks for `max_num_seqs` requests of full length.
+        unbounded, allocates blocks for `max_num_seqs` requests of full length, or for 16 if that is None.
     max_num_batched_tokens: token budget of one step: one token per decoding row; the rest, at least one token, is for prefill
     chunks. max_in_flight: number of steps launched before the tokens of the first of them are read; 1 waits for each step's
     tokens. graph_batch_sizes: numbers of rows whose decode steps are captured at start, where graphs are on (`engine.graphs`).
@@ -42,7 +42,7 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sampling: defaults for parameters that a request does not set.
     """
 
-    max_num_seqs: int = 16
+    max_num_seqs: int | None = None
     max_model_len: int | None = None
     block_size: int = 16
     num_blocks: int | None = None

@@ -1,12 +1,12 @@
 """Stage kind `"diffusion"`: how a stage is loaded."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
+import msgspec
+
 from omni.device import PhaseCategory, declare_categories
-from omni.device.graphs import captured_sizes
-from omni.stage import MeasuredStage, StageContext, build_model
+from omni.stage import MeasuredRowStage, StageContext, build_model
 from omni_diffusion.model import DiffusionModel
 from omni_diffusion.options import DiffusionOptions
 from omni_diffusion.worker import DiffusionWorker
@@ -20,15 +20,20 @@ CATEGORIES = {
 declare_categories(CATEGORIES)
 
 
-class LoadedDiffusion(MeasuredStage[DiffusionWorker]):
+class LoadedDiffusion(MeasuredRowStage[DiffusionWorker]):
     memory_options = ("max_num_seqs", "chunk_blocks", "blocks_before", "blocks_after")
 
     def __init__(self, context: StageContext, model: DiffusionModel[Any]) -> None:
         options, stage, device = context.options, context.stage, context.device
         assert isinstance(options, DiffusionOptions)
-        new_worker = partial(DiffusionWorker, stage.name, device, model, options, priority=stage.priority)
         self.model = model
-        super().__init__(context, model, new_worker, captured_sizes(options.graph_batch_sizes, options.max_num_seqs))
+
+        def new_worker(rows: int) -> DiffusionWorker:
+            own = msgspec.structs.replace(options, max_num_seqs=rows, graph_batch_sizes=None)
+            return DiffusionWorker(stage.name, device, model, own, priority=stage.priority)
+
+        chosen, sizes = options.max_num_seqs, options.graph_batch_sizes
+        super().__init__(context, model, new_worker, chosen_rows=chosen, graph_batch_sizes=sizes)
 
     def largest_batches(self) -> Callable[[DiffusionWorker], None]:
         return DiffusionWorker.run_largest

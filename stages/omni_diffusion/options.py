@@ -13,7 +13,7 @@ _MOST = 2**12
 class DiffusionOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of stage kind `"diffusion"`.
 
-    max_num_seqs: maximum number of requests that run at once.
+    max_num_seqs: maximum number of requests that run at once; None derives it from memory, at most 128.
     first_chunk_blocks: blocks of a request's first chunk; fewer reduce the first-audio latency.
     chunk_blocks: blocks of every later chunk; more reduce the cost per block.
     blocks_before: blocks in front of a chunk that are denoised again with it, as context. With 0, a model that supports
@@ -28,7 +28,7 @@ class DiffusionOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     sampling: defaults for parameters that a request does not set. The only supported parameter is `seed`.
     """
 
-    max_num_seqs: int = 16
+    max_num_seqs: int | None = None
     first_chunk_blocks: int = 1
     chunk_blocks: int = 4
     blocks_before: int = 2

@@ -7,7 +7,7 @@ from functools import partial
 from omni.device import Device
 from omni.errors import InputError, StageError
 from omni.sampling import SamplingParams
-from omni.stage import Feed, Open, StageUsage, together
+from omni.stage import Feed, Open, StageUsage, rows_or_default, together
 from omni_diffusion.denoiser import MOST_BEGUN, Denoiser
 from omni_diffusion.inputs import Voice
 from omni_diffusion.model import DiffusionModel, StateT
@@ -25,11 +25,12 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
     def __init__(
         self, name: str, device: Device, model: DiffusionModel[StateT], options: DiffusionOptions, priority: int = 0
     ) -> None:
-        rows, sizes = options.max_num_seqs, WindowSizes.of(options, model)
+        rows, sizes = rows_or_default(options.max_num_seqs), WindowSizes.of(options, model)
         most = rows * (sizes.most_fresh + sizes.context) * model.samples_per_latent
         super().__init__(name, device, model, rows=rows, capacity=sizes.capacity, most_samples=most, priority=priority)
         self._model = model
         self._options = options
+        self._num_rows = rows
         self._sizes = sizes
         self._denoiser = Denoiser(
             device, self.stream, model, store=self.store, rows=rows, sizes=sizes, tf32=options.tf32
@@ -48,7 +49,7 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
 
     def run_largest(self) -> None:
         """Launches the largest possible beginning, step and rendering, on null rows. At start."""
-        rows, sizes = self._options.max_num_seqs, self._sizes
+        rows, sizes = self._num_rows, self._sizes
         last = RenderPart(sizes.most_fresh, sizes.context, sizes.most_fresh + sizes.context, 0)
         for launches in (
             self._denoiser.null_begin(min(rows, MOST_BEGUN)),

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 
 from omni.device import COMPLETED, PhaseCategory, declare_categories
-from omni.device.graphs import captured_sizes
 from omni.payload import Payload
 from omni.sampling import SamplingParams
-from omni.stage import Ended, Feed, Inbound, MeasuredStage, Open, StageContext, build_model, dry_run
+from omni.stage import Ended, Feed, Inbound, MeasuredRowStage, Open, StageContext, build_model, dry_run
 from omni_frames.request import CodeFrames
 from omni_vocoder.chunks import ChunkSizes
 from omni_vocoder.model import VocoderModel
@@ -27,18 +27,21 @@ _SOURCE = "frontend"
 declare_categories(CATEGORIES)
 
 
-class LoadedVocoder(MeasuredStage[VocoderWorker]):
+class LoadedVocoder(MeasuredRowStage[VocoderWorker]):
     memory_options = ("max_num_seqs", "first_chunk_frames", "chunk_frames")
 
     def __init__(self, context: StageContext, model: VocoderModel[Any]) -> None:
         options, stage, device = context.options, context.stage, context.device
         assert isinstance(options, VocoderOptions)
-        new_worker = partial(
-            VocoderWorker, stage.name, device, model, options, priority=stage.priority, listeners=context.listeners
-        )
         self._options = options
         self._model = model
-        super().__init__(context, model, new_worker, captured_sizes(options.graph_batch_sizes, options.max_num_seqs))
+
+        def new_worker(rows: int) -> VocoderWorker:
+            own = msgspec.structs.replace(options, max_num_seqs=rows, graph_batch_sizes=None)
+            return VocoderWorker(stage.name, device, model, own, priority=stage.priority, listeners=context.listeners)
+
+        chosen, sizes = options.max_num_seqs, options.graph_batch_sizes
+        super().__init__(context, model, new_worker, chosen_rows=chosen, graph_batch_sizes=sizes)
 
     def largest_batches(self) -> Callable[[VocoderWorker], None]:
         return partial(dry_run, self._context.stage.name, device=self._context.device, messages=self._all_rows())
@@ -50,7 +53,7 @@ class LoadedVocoder(MeasuredStage[VocoderWorker]):
         codes_NG = torch.zeros((count, self._model.num_groups), dtype=torch.int64, device="cpu")
         payload = Payload(CodeFrames(count=count), {"codes": codes_NG})
         messages: list[Inbound] = []
-        for request in map(str, range(self._options.max_num_seqs)):
+        for request in map(str, range(self.rows)):
             messages.append(Open(request, SamplingParams(), frozenset({_SOURCE})))
             messages += Feed(request, payload, COMPLETED), Ended(request, _SOURCE)
         return messages

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from omni.device import Device, Graph, Launch, PackedSpan, Uploader
 from omni.device.graphs import CapturedGraphs
-from omni.stage import Listeners, Open, returned_tensor, together
+from omni.stage import Listeners, Open, returned_tensor, rows_or_default, together
 from omni_frames.request import FrameRequest
 from omni_frames.store import MAX_IN_FLIGHT, SampleBatch
 from omni_frames.worker import FrameWorker
@@ -46,7 +46,8 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         listeners: Listeners | None = None,
     ) -> None:
         """listeners: as in `StageContext`; their slack determines sizes of chunks, and which come first."""
-        rows, sizes = options.max_num_seqs, ChunkSizes.of(options, model, grow=listeners is not None)
+        rows = rows_or_default(options.max_num_seqs)
+        sizes = ChunkSizes.of(options, model, grow=listeners is not None)
         most = rows * max(model.samples(*shape) for shape in sizes.shapes)
         super().__init__(name, device, model, rows=rows, capacity=sizes.capacity, most_samples=most, priority=priority)
         self._model = model

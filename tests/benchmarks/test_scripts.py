@@ -56,7 +56,7 @@ def test_connectors_measures_payloads_between_processes(monkeypatch: pytest.Monk
 def test_first_audio_compares_rules_by_a_clock_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "first.json"
     what = ("--at-once", "2", "--late", "1", "--late-words", "30", "--every", "0.05", "--tokens", "6", "--frames", "40")
-    run_script(monkeypatch, "first_audio", *what, "--timeline", "--json", str(file))
+    run_script(monkeypatch, "first_audio", *what, "--steps", "--json", str(file))
     ten, four, slack = json.loads(file.read_text())["numbers"]
     assert [ten["rule"], four["rule"], slack["rule"]] == ["fixed, 10 frames first", "fixed", "slack"]
     for one in (ten, four, slack):
@@ -274,3 +274,14 @@ def test_neighbour_measures_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert one["requests"] == 2
         assert one["rtf"] > 0
         assert one["first_audio_ms"] > 0
+
+
+def test_start_measures_the_parts_of_a_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "start.json"
+    what = ("--shape", "tiny-omni", "--device", "cpu", "--set", "engine.compile_processes=0")
+    run_script(monkeypatch, "start", *what, "--starts", "1", "--json", str(file))
+    [row] = json.loads(file.read_text())["numbers"]
+    parts = sum(row[name] for name in ("imports", "other", "load", "compile", "measure", "capture"))
+    assert row["total"] == pytest.approx(parts)
+    assert min(row["imports"], row["other"], row["load"]) > 0
+    assert (row["caches"], row["known"], row["compiled"], row["late"]) == ("empty", 0, 0, 0)

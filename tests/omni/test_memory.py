@@ -1,5 +1,7 @@
 """The division of a device's memory among stages."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,16 +107,20 @@ def test_the_refusal_names_every_stage_and_its_numbers() -> None:
         "thinker": Footprint(weights=60_000_000, fixed=1000, page_bytes=2000, fewest_pages=30, most_pages=90),
         "tower": Footprint(weights=5_000_000),
     }
+    footprints["thinker"] = replace(footprints["thinker"], rows=16)
     with pytest.raises(ConfigError) as error:
         divide(footprints, {"thinker": 4000, "tower": 1}, Budget(64_000_000, "engine.memory_bytes"))
     assert error.value.field == "engine.memory_bytes"
     assert "65,065,001" in error.value.problem
     assert "64,000,000" in error.value.problem
     lines = str(error.value).splitlines()
-    assert lines[2].split() == ["thinker", "60,000,000", "1,000", "4,000", "30", "2,000", "60,065,000"]
-    assert lines[3].split() == ["tower", "5,000,000", "0", "1", "0", "0", "5,000,001"]
+    assert lines[2].split() == ["thinker", "16", "60,000,000", "1,000", "4,000", "30", "2,000", "60,065,000"]
+    assert lines[3].split() == ["tower", "-", "5,000,000", "0", "1", "0", "0", "5,000,001"]
     assert len({len(line) for line in lines[1:4]}) == 1
-    assert "max_model_len" in error.value.remedy
+    assert "options such as max_model_len, max_num_seqs and cache_bytes" in error.value.remedy
+    footprints["thinker"] = replace(footprints["thinker"], rows=1)
+    with pytest.raises(ConfigError, match="options such as max_model_len, max_num_batched_tokens and cache_bytes"):
+        divide(footprints, {}, Budget(64_000_000, "engine.memory_bytes"))
 
 
 def test_the_budget_is_memory_bytes_or_most_of_the_free_memory() -> None:
@@ -133,7 +139,7 @@ def test_the_table_of_memory_has_names_left_and_numbers_right() -> None:
         for name, weights in (("a", 1000), ("longer", 5))
     }
     assert table(stages).splitlines() == [
-        "stage   weights  fixed  working  pages  bytes per page    sum",
-        "a         1,000      0        -      3               2  1,006",
-        "longer        5      0        -      3               2     11",
+        "stage   rows  weights  fixed  working  pages  bytes per page    sum",
+        "a          -    1,000      0        -      3               2  1,006",
+        "longer     -        5      0        -      3               2     11",
     ]

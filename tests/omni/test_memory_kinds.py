@@ -2,13 +2,17 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from omni.checkpoint import Checkpoint
 from omni.device.cpu import CpuDevice
+from omni.engine import measure_stages
+from omni.engine.memory import Budget
+from omni.engine.rows import divide_memory
 from omni.errors import OmniError, StageError
 from omni.pipeline import Stage
 from omni.sampling import SamplingParams
-from omni.stage import Open, StageContext, dry_run
+from omni.stage import MOST_CPU_ROWS, NoRoomError, Open, StageContext, dry_run
 from omni_encoder.kind import LoadedEncoder
 from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.options import EncoderOptions
@@ -17,7 +21,7 @@ from omni_vocoder.kind import LoadedVocoder
 from omni_vocoder.options import VocoderOptions
 from tests.support.fake_graph import FakeWorker
 from tests.support.tower import Tower, encode
-from tests.support.wavemaker import WaveMaker
+from tests.support.wavemaker import WaveMaker, WaveState
 
 
 def _context(checkpoint: Checkpoint, kind: str, options: EncoderOptions | VocoderOptions) -> StageContext:
@@ -67,6 +71,26 @@ def test_a_vocoder_is_measured_on_its_chunks_with_all_rows(checkpoint: Checkpoin
     worker = loaded.start(0)
     assert not any(worker.usage().values())
     assert not any(worker.counters().values())
+
+
+class Crowded(WaveMaker):
+    """The device has no memory for chunks of more than eight rows."""
+
+    def decode(self, codes_BNG: Tensor, state: WaveState, rows_B: Tensor, first: bool) -> Tensor:
+        if len(rows_B) > 8:
+            raise torch.OutOfMemoryError("out of memory")
+        return super().decode(codes_BNG, state, rows_B, first)
+
+
+def test_chunks_that_run_out_of_memory_are_tried_with_fewer_rows(checkpoint: Checkpoint) -> None:
+    loaded = LoadedVocoder(_context(checkpoint, "vocoder", VocoderOptions()), Crowded())
+    division = divide_memory(
+        {"it": loaded}, CpuDevice(), Budget(10**9, "engine.memory_bytes"), measure_stages, MOST_CPU_ROWS
+    )
+    assert (loaded.rows, division.memory["it"].rows) == (8, 8)
+    chosen = LoadedVocoder(_context(checkpoint, "vocoder", VocoderOptions(max_num_seqs=9)), Crowded())
+    with pytest.raises(NoRoomError, match=r"no room for the largest batches of stage 'it'; lower it\.max_num_seqs"):
+        chosen.measure()
 
 
 @pytest.mark.parametrize("length", [1, 2, 12, 13, 14, 100, 1000])

@@ -9,7 +9,18 @@ import msgspec
 from omni.engine import Plan
 from omni.payload import GeneratedTokens, Payload
 from omni.sampling import SamplingParams
-from omni.stage import Feed, Footprint, LoadedStage, Produced, StageContext, StageKind, StageUsage, StageWorker
+from omni.stage import (
+    Feed,
+    Footprint,
+    LoadedStage,
+    Produced,
+    RowCost,
+    RowStage,
+    StageContext,
+    StageKind,
+    StageUsage,
+    StageWorker,
+)
 from omni.stage.messages import Inbound, Outbound
 
 
@@ -38,7 +49,10 @@ class _WatchedKind:
         self._watch = watch
 
     def load(self, context: StageContext) -> LoadedStage:
-        return _WatchedStage(self._kind.load(context), self._watch)
+        stage = self._kind.load(context)
+        return (
+            _WatchedRowStage(stage, self._watch) if isinstance(stage, RowStage) else _WatchedStage(stage, self._watch)
+        )
 
 
 class _WatchedStage:
@@ -55,6 +69,26 @@ class _WatchedStage:
 
     def start(self, pages: int) -> StageWorker:
         return _WatchedWorker(self._stage.start(pages), self._watch)
+
+
+class _WatchedRowStage(_WatchedStage):
+    def __init__(self, stage: RowStage, watch: Watch) -> None:
+        super().__init__(stage, watch)
+        self._row_stage = stage
+
+    @property
+    def rows(self) -> int:
+        return self._row_stage.rows
+
+    @property
+    def chosen_rows(self) -> int | None:
+        return self._row_stage.chosen_rows
+
+    def count_row(self) -> RowCost:
+        return self._row_stage.count_row()
+
+    def set_rows(self, rows: int) -> None:
+        self._row_stage.set_rows(rows)
 
 
 class _WatchedWorker:

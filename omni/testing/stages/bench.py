@@ -13,11 +13,11 @@ import torch
 from omni.checkpoint import Checkpoint
 from omni.device import Device
 from omni.device.cpu import CpuDevice
-from omni.engine.memory import divide
+from omni.engine.rows import divide_memory
 from omni.payload import Payload
 from omni.pipeline import Stage
 from omni.sampling import SamplingParams
-from omni.stage import Done, Footprint, LoadedStage, StageContext, StageKind, StageWorker
+from omni.stage import MOST_CPU_ROWS, Done, Footprint, LoadedStage, StageContext, StageKind, StageWorker
 from omni.testing.simulation.device import SimulatedDevice
 from omni.testing.stages.promises import calling, require
 from omni.testing.stages.session import StageSession
@@ -97,7 +97,7 @@ class StageBench:
         device = device or CpuDevice()
         loaded = self.load(device)
         with torch.inference_mode():
-            worker = loaded.start(divide({NAME: loaded.footprint}, {}, None)[NAME].pages)
+            worker = loaded.start(divide_memory({NAME: loaded}, device, None, None, MOST_CPU_ROWS).memory[NAME].pages)
         require(
             isinstance(worker, StageWorker),
             f"start returns an omni.stage.StageWorker, not {type(worker).__name__}",

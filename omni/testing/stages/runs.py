@@ -7,7 +7,7 @@ import msgspec
 import torch
 
 from omni.device import COMPLETED, Device, SyncCheck, sync_guard
-from omni.stage import StageKind
+from omni.stage import RowStage, StageKind
 from omni.testing.connectors.promises import Gate
 from omni.testing.launch_guard import LaunchGuard
 from omni.testing.simulation.device import SimulatedDevice
@@ -17,6 +17,7 @@ from omni.testing.stages.promises import calling, require
 
 _RANKED = 8
 """Requests of different ranks: more than small options have rows."""
+_SET_ROWS = 3
 
 
 def declares(bench: StageBench) -> None:
@@ -35,6 +36,16 @@ def declares(bench: StageBench) -> None:
     )
     device = FailingDevice()
     loaded = bench.load(device)
+    if isinstance(loaded, RowStage) and loaded.chosen_rows is None:
+        with (
+            torch.inference_mode(),
+            calling("RowStage.set_rows", "allocate so many rows, in place of the present ones"),
+        ):
+            require(loaded.rows == 1, "a stage without a number of rows is loaded with one", "wait for set_rows")
+            loaded.set_rows(_SET_ROWS)
+        found = loaded.rows, loaded.footprint.rows
+        what = f"rows and footprint.rows are {_SET_ROWS} after set_rows({_SET_ROWS}), not {found}"
+        require(found == (_SET_ROWS, _SET_ROWS), what, "count the buffers again, for Footprint(rows=)")
     with torch.inference_mode(), calling("LoadedStage.measure", "run the largest steps with inputs of its own"):
         working: object = loaded.measure()
     require(isinstance(working, int) and working >= 0, "measure returns bytes", "return 0 if it is negligible")

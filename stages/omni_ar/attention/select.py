@@ -20,7 +20,7 @@ def select_backend(
 
     Raises ConfigError for a backend that is not installed or cannot serve the stage.
     """
-    field, kind = f"{stage}.attention_backend", device.torch_device.type
+    field, kind = f"{stage}.attention_backend", device.kernel_device.type
     # A model on the meta device is only measured: it computes nothing.
     if name == "torch" or kind == "meta" or (name == "auto" and kind != "cuda"):
         attention = TorchPagedAttention()

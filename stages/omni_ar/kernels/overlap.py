@@ -26,12 +26,15 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from omni.device.kernel_choice import kernel_device
+
 _in_turn: ContextVar[bool] = ContextVar("in_turn", default=False)
 
 
 def overlaps(tensor: Tensor) -> bool:
     """Whether kernels on the device of `tensor` overlap."""
-    return tensor.is_cuda and not _in_turn.get() and _device_can(tensor.device)
+    device = kernel_device(tensor)
+    return device.type == "cuda" and not _in_turn.get() and _device_can(device)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni.errors import ConfigError
+from omni.stage import rows_or_default
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
 from omni_ar.processors import NamedProcessor
@@ -66,14 +67,27 @@ class Limits:
         return self.max_in_flight + 1
 
     @classmethod
-    def of(cls, stage: str, options: ArOptions, shape: ArShape, processors: Sequence[NamedProcessor] = ()) -> "Limits":
-        """Raises ConfigError for a length beyond the model's positions, and for layers that it does not have."""
+    def of(
+        cls,
+        stage: str,
+        options: ArOptions,
+        shape: ArShape,
+        processors: Sequence[NamedProcessor] = (),
+        rows: int | None = None,
+    ) -> "Limits":
+        """rows: the number to use if the options leave it open.
+
+        Raises ConfigError for a length beyond the model's positions, and for layers that it does not have."""
         _check_layers(stage, options.hidden_layers, shape.num_layers)
         length = options.max_model_len or min(shape.max_positions, _DEFAULT_MODEL_LEN)
         if length > shape.max_positions:
             problem = f"{length} is longer than the model's {shape.max_positions} positions"
             raise ConfigError(f"{stage}.max_model_len", problem, "lower it")
-        rows, size, budget = options.max_num_seqs, options.block_size, options.max_num_batched_tokens
+        rows, size, budget = (
+            options.max_num_seqs or rows_or_default(rows),
+            options.block_size,
+            options.max_num_batched_tokens,
+        )
         max_blocks = -(-length // size)
         # Per token of a chunk or of padding: columns or step columns, positions, id, slot, embedding's index, payload
         # slot; and, for scoring, its index and the id after it.

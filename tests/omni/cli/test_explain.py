@@ -199,6 +199,78 @@ def test_measuring_divides_as_an_engine_does(tiny_model: Path) -> None:
         assert share["pages"] < share["most_pages"] or not share["most_pages"]
 
 
+def rows_of(memory: Any) -> set[int]:
+    return {memory["stages"][name]["rows"] for name in ("thinker", "talker", "code2wav") if name in memory["stages"]}
+
+
+QUICK = {"thinker.max_model_len": 256, "talker.max_model_len": 256, "code2wav.chunk_frames": 2}
+QUICK_SET = [word for path, value in QUICK.items() for word in ("--set", f"{path}={value}")]
+
+
+def test_the_report_says_how_rows_follow_from_memory(tiny_model: Path) -> None:
+    bounded = [tiny_model, *QUICK_SET, "--device", "cuda", "--set"]
+    most = memory_of(report(*bounded, "engine.memory_bytes=10000000000"))
+    assert (rows_of(most), most["rows"]["rows"], most["rows"]["most"]) == ({128}, 128, 128)
+    assert most["rows"]["why"] == "the maximum, which fits"
+    budget = sum(each["least"] for each in most["stages"].values())
+    few = memory_of(report(*bounded, f"engine.memory_bytes={budget}"))
+    rows, stages = few["rows"], few["rows"]["stages"]
+    assert rows_of(few) == {rows["rows"]}
+    assert 1 < rows["rows"] < 128
+    assert rows["why"] == "the largest number that fits, with a request of typical length in every row"
+    assert stages.keys() == {"thinker", "talker", "code2wav"}
+    for name, row in stages.items():
+        share = few["stages"][name]
+        assert row["typical"] == rows["rows"] * (row["row_bytes"] + row["row_pages"] * share["page_bytes"])
+        assert row["row_pages"] == (0 if name == "code2wav" else 256 // 16)
+    # All is used up to less than a page of each.
+    used = sum(share["weights"] + share["fixed"] for share in few["stages"].values())
+    used += sum(row["typical"] - rows["rows"] * row["row_bytes"] + row["free"] for row in stages.values())
+    assert 0 <= budget - used < sum(share["page_bytes"] for share in few["stages"].values())
+    text = [" ".join(line.split()) for line in call(*bounded, f"engine.memory_bytes={budget}").stdout.splitlines()]
+    assert f"rows: {rows['rows']} of at most 128, before the working memory of steps: {rows['why']}" in text
+    header = "STAGE BYTES PER ROW PAGES PER ROW BYTES OF ALL ROWS LEFT FOR THE PREFIX CACHE"
+    talker = next(line for line in text[text.index(header) :] if line.startswith("talker "))
+    assert talker.replace(",", "").split()[1:] == [str(stages["talker"][part]) for part in stages["talker"]]
+
+
+def test_measured_rows_are_those_of_an_engine(tiny_model: Path) -> None:
+    towers = {f"{tower}.{name}": 32 for tower in ("audio_encoder", "vision_encoder") for name in _TOWER}
+    settings = {**QUICK, **towers, "thinker.max_num_batched_tokens": 64, "talker.max_num_batched_tokens": 64}
+    words = [word for path, value in settings.items() for word in ("--set", f"{path}={value}")]
+    memory_bytes = 15_000_000 + 2 * 512 * 2**20  # for the towers' held outputs
+    found = memory_of(report(tiny_model, *words, "--set", f"engine.memory_bytes={memory_bytes}", "--measure"))
+    engine = TickedEngine(tiny_model, load_plugins(), settings, memory_bytes=memory_bytes).engine
+    engine.close()
+    assert rows_of(found) == {engine.memory["thinker"].rows} == {found["rows"]["rows"]}
+    assert 1 < found["rows"]["rows"] < 32
+    assert found["stages"]["thinker"]["pages"] == engine.memory["thinker"].pages
+
+
+def test_rows_follow_from_the_part_of_each_place(tiny_model: Path) -> None:
+    places = ["--place", "talker=cuda:1,cuda:1/b", "--place", "code2wav=cuda:2"]
+    chosen = ["--set", "code2wav.max_num_seqs=5", "--set", "engine.memory_bytes=8000000"]
+    encoders = ["--place", "audio_encoder=cpu", "--place", "vision_encoder=cpu"]
+    found = report(tiny_model, *QUICK_SET, *places, *encoders, *chosen, "--device", "cuda:0")["memory"]
+    assert found["cuda:2"]["rows"] is None
+    assert rows_of(found["cuda:2"]) == {5}
+    # The two engines of a device have half of it each.
+    assert found["cuda:1"]["rows"] == found["cuda:1/b"]["rows"]
+    assert found["cuda:1"]["budget"] == 4_000_000
+    alone = report(tiny_model, *QUICK_SET, *encoders, "--place", "talker=cuda:1", *chosen, "--device", "cuda:0")[
+        "memory"
+    ]
+    assert alone["cuda:1"]["rows"]["rows"] > found["cuda:1"]["rows"]["rows"] > 1
+
+
+def test_rows_on_unbounded_memory_and_chosen_ones(tiny_model: Path) -> None:
+    found = memory_of(report(tiny_model))
+    assert (rows_of(found), found["rows"]["rows"], found["rows"]["stages"]) == ({32}, 32, {})
+    assert "rows: 32 of at most 32: the maximum, as nothing bounds memory" in call(tiny_model).stdout
+    assert memory_of(report(tiny_model, *SET))["rows"] is None
+    assert "rows:" not in call(tiny_model, *SET).stdout
+
+
 def test_measuring_without_a_bound_measures_all_the_same(tiny_model: Path) -> None:
     result = call(tiny_model, *SET, "--measure")
     assert "working memory and pages: measured and divided as at start" in result.stdout

@@ -6,11 +6,18 @@ from itertools import pairwise
 
 import pytest
 
+from omni.connector import EdgeEnd
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineRequest
+from omni.engine.credit import Credit
+from omni.engine.request import SafeSink
 from omni.engine.stage_order import StageOrder, sound_stages
+from omni.engine.user_route import UserRoute
+from omni.payload import AudioChunk
 from omni.pipeline import Edge, Pipeline, PipelineOutput
+from omni.pipeline.adapter import PassThrough
 from omni.stage import Listeners
+from omni_local.connector import LocalConnector
 from tests.support.fake_graph import FakeGraph, FakeWorker, Recorder, fake_stage, host, sound
 
 SAMPLE = 1 / 8000
@@ -247,6 +254,29 @@ def test_the_orchestrator_tells_what_a_listener_hears(clock: Clock) -> None:
     graph.settle()
     assert not listeners.anyone, "it is over"
     assert not text.over
+
+
+def test_sound_that_an_adapter_makes_is_heard_too() -> None:
+    output = PipelineOutput(modality="audio", stage="speaker", adapter="omni.pipeline.adapter:PassThrough")
+    edge, end = output.route, EdgeEnd("speaker->user:audio", CpuDevice(), 0)
+    assert edge is not None
+    connector, worker, heard = LocalConnector(), FakeWorker(), list[AudioChunk]()
+    sender = connector.sender(end)
+    route = UserRoute(
+        "a",
+        "audio",
+        edge,
+        adapter=PassThrough(None),
+        ends=(sender, connector.receiver(end, sender.address)),
+        credit=Credit("a", worker, (edge,), {}),
+        sink=SafeSink("a", Recorder()),
+        on_finished=lambda route: None,
+        hear=heard.append,
+    )
+    route.send(worker.produce("a", sound(1)))
+    while route.tick():
+        pass
+    assert [len(chunk.samples) for chunk in heard] == [1]
 
 
 def test_an_answer_that_is_taken_as_a_whole_has_no_listener() -> None:

@@ -93,7 +93,7 @@ def test_of_sampling_parameters_the_seed_alone_is_known() -> None:
         ({"num_steps": 0}, "num_steps must be at least 1"),
         ({"guidance": -0.5}, "guidance must be a finite number"),
         ({"guidance": float("nan")}, "guidance must be a finite number"),
-        ({"graph_batch_sizes": (17,)}, "graph_batch_sizes must be"),
+        ({"max_num_seqs": 16, "graph_batch_sizes": (17,)}, "graph_batch_sizes must be"),
         ({"sampling": SamplingParams(temperature=1.0)}, r"sampling\.temperature has no effect"),
     ],
 )

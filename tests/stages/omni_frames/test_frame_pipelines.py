@@ -113,7 +113,7 @@ def test_a_denoiser_is_measured_on_its_largest_batches(graphs: bool, tmp_path: P
     loaded = LoadedDiffusion(context_of(tmp_path, paint_pipeline().stages[0], graphs=graphs), model)
     assert loaded.footprint.weights == model.weights.nbytes
     latents = (1 + 2 + 1) * model.block_frames * model.repeats
-    assert loaded.footprint.fixed > (OPTIONS.max_num_seqs + 1) * latents * model.latent_width * 4
+    assert loaded.footprint.fixed > (loaded.rows + 1) * latents * model.latent_width * 4
     assert loaded.measure() > 0
     assert (3, latents) in {(rows, length) for rows, length, _ in model.steps}
     most_fresh = (2 + 1) * model.block_frames * model.repeats

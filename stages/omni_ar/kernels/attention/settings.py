@@ -10,6 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from omni.device.kernel_choice import kernel_device
 from omni_ar.kernels.tuning import looked_up_once, tuned
 
 MAX_SPLITS = 64
@@ -59,7 +60,7 @@ def decode_settings(q_RHD: Tensor, key_NBKD: Tensor) -> DecodeSettings:
     """Settings for a batch of R rows."""
     rows, kv_heads = q_RHD.shape[0], key_NBKD.shape[2]
     return _decode_settings(
-        q_RHD.device, shape_key(q_RHD, key_NBKD), rows, kv_heads, q_RHD.shape[2], q_RHD.element_size()
+        kernel_device(q_RHD), shape_key(q_RHD, key_NBKD), rows, kv_heads, q_RHD.shape[2], q_RHD.element_size()
     )
 
 
@@ -69,7 +70,7 @@ def prefill_settings(tokens: int, q_THD: Tensor, key_NBKD: Tensor) -> PrefillSet
     tokens = 1 << (tokens - 1).bit_length()
     heads, head_dim = q_THD.shape[1:]
     group, itemsize = heads // key_NBKD.shape[2], q_THD.element_size()
-    return _prefill_settings(q_THD.device, shape_key(q_THD, key_NBKD), tokens, group, head_dim, itemsize)
+    return _prefill_settings(kernel_device(q_THD), shape_key(q_THD, key_NBKD), tokens, group, head_dim, itemsize)
 
 
 @looked_up_once

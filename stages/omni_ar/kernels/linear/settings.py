@@ -4,6 +4,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from omni.device.kernel_choice import kernel_device
 from omni_ar.kernels.tuning import looked_up_once, tuned
 
 MOST_ROWS = 64
@@ -60,7 +61,7 @@ def settings(kind: str, x_TD: Tensor, weight_ND: Tensor) -> LinearSettings | Non
     rows = x_TD.shape[0]
     if not 0 < rows <= MOST_ROWS:
         return None
-    return _settings(x_TD.device, key(kind, weight_ND), rows)
+    return _settings(kernel_device(x_TD), key(kind, weight_ND), rows)
 
 
 def key(kind: str, weight_ND: Tensor) -> str:

@@ -5,6 +5,7 @@ import torch
 import triton
 from torch import Tensor
 
+from omni.device.kernel_choice import kernel_device
 from omni_ar.kernels.tuning import looked_up_once, tuned
 
 _FEW = 4
@@ -60,7 +61,7 @@ MoeSettings = FewSettings | GroupedSettings
 def settings(x_TD: Tensor, down_EDI: Tensor, top_k: int) -> MoeSettings:
     """Measured settings, or an estimate for a shape without measurements."""
     experts, width, intermediate = down_EDI.shape
-    return _settings(x_TD.device, x_TD.shape[0], experts, top_k, width, intermediate, x_TD.dtype)
+    return _settings(kernel_device(x_TD), x_TD.shape[0], experts, top_k, width, intermediate, x_TD.dtype)
 
 
 def shape_key(experts: int, top_k: int, width: int, intermediate: int, dtype: torch.dtype) -> str:

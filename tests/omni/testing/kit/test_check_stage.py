@@ -15,6 +15,7 @@ from omni_ar.inputs import Prompt
 from omni_ar.options import ArOptions
 from omni_diffusion.inputs import Voice
 from omni_frames.request import CodeFrames
+from omni_vocoder.kind import LoadedVocoder, VocoderStageKind
 from omni_vocoder.options import VocoderOptions
 from tests.omni.testing.kit import adder_faults
 from tests.omni.testing.kit.adder import REFUSED, SAMPLES, AdderKind, AdderOptions, sums
@@ -77,6 +78,38 @@ def test_the_vocoder_kind_keeps_the_contract():
         model=f"{HERE}:build_vocoder",
         seeds=(1,),
     )
+
+
+class LoadedWithoutCount(LoadedVocoder):
+    """Its footprint remains that of one row."""
+
+    def set_rows(self, rows: int) -> None:
+        before = self.footprint
+        super().set_rows(rows)
+        self.footprint = before
+
+
+class ForgetsToCount(VocoderStageKind):
+    def load(self, context: StageContext) -> LoadedVocoder:
+        return LoadedWithoutCount(context, SmallVocoder())
+
+
+@pytest.mark.parametrize("kind", [VocoderStageKind, ForgetsToCount])
+def test_rows_that_the_engine_sets_are_counted(kind: type[VocoderStageKind]):
+    def check() -> None:
+        check_stage(
+            kind,
+            options=VocoderOptions(),
+            inputs=[_frames(0, 3), _frames(1, 2)],
+            model=f"{HERE}:build_vocoder",
+            seeds=(1,),
+        )
+
+    if kind is VocoderStageKind:
+        check()
+    else:
+        with finds("declares", r"footprint\.rows are 3 after set_rows\(3\), not \(3, 1\); count the buffers again"):
+            check()
 
 
 def test_the_diffusion_kind_keeps_the_contract():

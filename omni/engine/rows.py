@@ -1,0 +1,197 @@
+"""The number of rows of stages, from the memory of their device."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from omni.device import Device
+from omni.engine.memory import Budget, StageMemory, divide
+from omni.errors import plugin_setup
+from omni.plugin import expect
+from omni.stage import ROW_NUMBERS, Footprint, LoadedStage, NoRoomError, RowCost, RowStage
+
+Measure = Callable[[Mapping[str, LoadedStage], Device], Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedRows:
+    """rows: of every stage of the place whose number follows from memory. costs: of a row, by stage; empty where memory has no
+    bound."""
+
+    rows: int
+    costs: Mapping[str, RowCost] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """The memory of a place's stages. derived: None if the user chose all numbers of rows, or no stage has rows."""
+
+    footprints: Mapping[str, Footprint]
+    memory: Mapping[str, StageMemory]
+    derived: DerivedRows | None
+
+
+def divide_memory(
+    loaded: Mapping[str, LoadedStage], device: Device, budget: Budget | None, measure: Measure | None, most: int
+) -> Division:
+    """Sets the number of rows of stages whose users left it open, and divides the memory.
+
+    measure: the working memory of stages; None counts without it. It is called where memory is bounded, and again for fewer rows
+    where the first number of rows turns out not to fit. most: the maximum (`omni.stage.most_rows`).
+
+    All of these stages get the same number, the largest of `ROW_NUMBERS` up to `most` that fits: a request passes through all of
+    them, and a row of one stage without a row of the next only waits. A number fits if, beside all other memory, there is room for
+    a request of typical length in every row. One row fits if a request of full length does. The stages and the budget alone
+    determine the number. Raises NoRoomError, with the numbers of every stage, if one row does not fit.
+    """
+    stages = {
+        name: stage for name, stage in loaded.items() if isinstance(stage, RowStage) and stage.chosen_rows is None
+    }
+    with torch.inference_mode():
+        if budget is None:
+            _set_rows(stages, most)
+            # Nothing bounds the pages either: half of what all rows could use is enough.
+            halves = {name: _halved(f) if name in stages else f for name, f in footprints_of(loaded).items()}
+            return Division(halves, divide(halves, {}, None), DerivedRows(most) if stages else None)
+        if not stages:
+            footprints = footprints_of(loaded)
+            least = divide(footprints, {}, budget)  # raises before measuring if the rest does not fit
+            return Division(footprints, divide(footprints, measure(loaded, device), budget) if measure else least, None)
+        return _Search(loaded, stages, device, budget, measure, most).run()
+
+
+def footprints_of(loaded: Mapping[str, LoadedStage]) -> dict[str, Footprint]:
+    return {name: _footprint(name, stage) for name, stage in loaded.items()}
+
+
+def _footprint(name: str, stage: LoadedStage) -> Footprint:
+    path = f"{name}.footprint"
+    with plugin_setup(path, "correct it", type(stage)):
+        return expect(stage.footprint, Footprint, path, type(stage))
+
+
+def _halved(footprint: Footprint) -> Footprint:
+    return replace(footprint, most_pages=max(footprint.fewest_pages, footprint.most_pages // 2))
+
+
+def _set_rows(stages: Mapping[str, RowStage], rows: int) -> None:
+    for name, stage in stages.items():
+        with plugin_setup(f"{name}.set_rows", "correct it", type(stage)):
+            stage.set_rows(rows)
+
+
+class _Search:
+    """For the largest number of rows that fits: estimated from counts first, then allocated and measured."""
+
+    def __init__(
+        self,
+        loaded: Mapping[str, LoadedStage],
+        stages: Mapping[str, RowStage],
+        device: Device,
+        budget: Budget,
+        measure: Measure | None,
+        most: int,
+    ) -> None:
+        self._loaded = loaded
+        self._stages = stages
+        self._device = device
+        self._budget = budget
+        self._measure = measure
+        self._most = most
+        # They have one row if they are new, and any number if they were divided before.
+        _set_rows({name: stage for name, stage in stages.items() if stage.rows != 1}, 1)
+        self._costs = {name: stage.count_row() for name, stage in stages.items()}
+        self._single = footprints_of(loaded)
+        self._measured: list[tuple[int, dict[str, int]]] = []
+        """The working memory of all stages by number of rows, as measured."""
+        self._kept: dict[str, int] = {}
+        """What stayed allocated after a stage's measurement, such as the code of kernels: no later one shows it again."""
+
+    def run(self) -> Division:
+        divide(self._single, {}, self._budget)  # raises at once if one row does not fit
+        below = self._most + 1
+        while True:
+            rows = self._estimate(below)
+            division = self._try(rows)
+            if division is not None:
+                return division
+            # Without a measurement nothing is known but that it was too much.
+            below = rows if self._measured and self._measured[-1][0] == rows else rows // 2 + 1
+
+    def _try(self, rows: int) -> Division | None:
+        """The division with so many rows; None if it does not fit. Raises NoRoomError if a single row does not."""
+        try:
+            _set_rows(self._stages, rows)
+            footprints = self._with_cache(footprints_of(self._loaded), rows)
+            divide(footprints, {}, self._budget)
+            working = self._working(rows)
+            memory = divide(footprints, working, self._budget)
+        except NoRoomError:
+            if rows == 1:
+                raise
+            return None
+        if rows > 1 and self._needed(footprints, working, rows) > self._budget.bytes:
+            return None
+        return Division(footprints, memory, DerivedRows(rows, self._costs))
+
+    def _with_cache(self, footprints: dict[str, Footprint], rows: int) -> dict[str, Footprint]:
+        """Pages that the rows cannot use, up to those of the maximum of rows, go to the prefix cache."""
+        caching = {name for name, cost in self._costs.items() if cost.caches}
+        return {
+            name: replace(f, most_pages=f.most_pages * self._most // rows) if name in caching else f
+            for name, f in footprints.items()
+        }
+
+    def _working(self, rows: int) -> dict[str, int]:
+        """Of all stages. Those without derived rows are measured once."""
+        if self._measure is None:
+            return {}
+        working: dict[str, int] = {}
+        earlier = self._measured[-1][1] if self._measured else {}
+        for name, stage in self._loaded.items():
+            if name in earlier and name not in self._stages:
+                working[name] = earlier[name]
+                continue
+            before = self._device.free_memory()
+            kept = self._kept.get(name, 0)
+            working[name] = kept + self._measure({name: stage}, self._device)[name]
+            after = self._device.free_memory()
+            if before is not None and after is not None:
+                self._kept[name] = kept + max(before - after, 0)
+        self._measured.append((rows, working))
+        return working
+
+    def _estimate(self, below: int) -> int:
+        """The largest number of rows under `below` that seems to fit; 1 if none does."""
+        for rows in reversed(ROW_NUMBERS):
+            if rows < below and self._needed(self._single, self._expected(rows), rows) <= self._budget.bytes:
+                return rows
+        return 1
+
+    def _needed(self, footprints: Mapping[str, Footprint], working: Mapping[str, int], rows: int) -> int:
+        """Bytes of all stages with a request of typical length in each of `rows` rows. footprints: those of any number of rows."""
+        total = 0
+        for name, footprint in footprints.items():
+            pages, fixed = footprint.fewest_pages, footprint.fixed
+            if name in self._costs:
+                cost, counted = self._costs[name], footprint.rows or 0
+                pages, fixed = max(pages, rows * cost.pages), fixed + (rows - counted) * cost.bytes
+            if footprint.chosen_pages is not None:
+                pages = footprint.chosen_pages
+            total += footprint.weights + fixed + working.get(name, 0) + pages * footprint.page_bytes
+        return total
+
+    def _expected(self, rows: int) -> dict[str, int]:
+        """The working memory with so many rows: on the line through the last two measurements, or through one and none for no row.
+        That may be too little once, and not twice where the memory grows as the rows do."""
+        if not self._measured:
+            return {}
+        count, working = self._measured[-1]
+        other, others = self._measured[-2] if len(self._measured) > 1 else (0, dict.fromkeys(working, 0))
+        return {
+            name: min(size, max(0, size - (others[name] - size) * (count - rows) // (other - count)))
+            if name in self._stages
+            else size
+            for name, size in working.items()
+        }

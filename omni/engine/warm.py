@@ -1,0 +1,120 @@
+"""Compiles the kernels of an engine's stages while their weights are loaded."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from omni.device import Device
+from omni.engine.memory import Budget
+from omni.engine.rows import divide_memory
+from omni.kernels import Compiled, CompileProcesses, RecordingDevice, Variant, VariantRecorder
+from omni.stage import LoadedStage, WarmStage, most_rows
+
+_log = logging.getLogger(__name__)
+
+Load = Callable[[Device, str], LoadedStage]
+"""Loads a stage, by name, onto a device without memory."""
+
+
+class KernelWarmup:
+    """Records the variants of kernels that stages need, in a thread, and has processes compile them.
+
+    Errors here are logged at debug level and otherwise ignored: what is not compiled is compiled at its first launch.
+    """
+
+    def __init__(
+        self, device: torch.device, stages: Iterable[str], load: Load, budget: Budget | None, processes: int
+    ) -> None:
+        """device: the device that kernels are compiled for. budget: memory of the stages. processes: at least 1."""
+        self._device = device
+        self._stages = tuple(stages)
+        self._load = load
+        self._budget = budget
+        self._closed = threading.Event()
+        self._processes = CompileProcesses(processes)
+        self._thread = threading.Thread(target=self._run, name="omni-kernels", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> Compiled:
+        """Waits until all variants are recorded and compiled, or cannot be."""
+        self._thread.join()
+        return self._processes.wait()
+
+    def close(self) -> None:
+        """Ends the processes and the thread. Idempotent."""
+        self._closed.set()
+        self._processes.close()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            variants = self._recorded()
+            if not self._closed.is_set():
+                self._processes.compile(variants, torch.cuda.get_device_capability(self._device))
+        except BaseException as error:  # also what a plugin raises
+            _log.debug("kernels are not compiled by processes", exc_info=error)
+            self._processes.close()
+
+    def _recorded(self) -> list[Variant]:
+        recorder = VariantRecorder()
+        device = RecordingDevice(self._device, recorder)
+        record_stages(self._stages, self._load, device, self._budget, closed=self._closed.is_set)
+        return list(recorder.variants)
+
+
+def record_stages(
+    stages: Iterable[str],
+    load: Load,
+    device: RecordingDevice,
+    budget: Budget | None,
+    *,
+    closed: Callable[[], bool] = lambda: False,
+) -> None:
+    """Records the launches of stages at start. Errors end the recording of a stage. closed: whether to end early.
+
+    Rows that follow from memory are counted without the working memory of steps, which nothing has measured yet. So there may be
+    more of them than later, and their kernels are recorded too.
+    """
+    loaded: dict[str, LoadedStage] = {}
+    for name in stages:
+        with _recorded_in_part(name):
+            if not closed():
+                loaded[name] = load(device, name)
+    with _recorded_in_part(*loaded):
+        divide_memory(loaded, device, budget, None, most_rows(device.kernel_device))
+    for name, stage in loaded.items():
+        with _recorded_in_part(name), torch.inference_mode():
+            if isinstance(stage, WarmStage) and not closed():
+                stage.warm_up()
+
+
+@contextmanager
+def _recorded_in_part(*stages: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:  # a stage may support no such device; an engine without weights cannot say so
+        _log.debug("the kernels of %s are recorded in part", ", ".join(stages), exc_info=error)
+
+
+@contextmanager
+def compiling(
+    device: torch.device, stages: Iterable[str], load: Load, budget: Budget | None, processes: int
+) -> Iterator[Callable[[], Compiled]]:
+    """While entered, processes compile the kernels of stages, if `device` runs any. Gives a function that waits for them.
+    Nothing of it is left at the end. budget: as in `KernelWarmup`. processes: 0 for none."""
+    if device.type != "cuda" or not processes:
+        yield Compiled
+        return
+    try:
+        warmup = KernelWarmup(device, stages, load, budget, processes)
+    except OSError as error:
+        _log.warning("no process can compile kernels, so the start takes longer: %s", error)
+        yield Compiled
+        return
+    try:
+        yield warmup.wait
+    finally:
+        warmup.close()

@@ -1,0 +1,149 @@
+"""The process that compiles: it imports once, and then forks a worker for each core.
+
+    python -c "... from omni.kernels.compiler import main; main(PARENT)"
+
+It reads a pickled `Task` from its input, and writes a line to its output for each variant: its number, and an error if it
+could not be compiled.
+"""
+
+import ctypes
+import os
+import pickle
+import signal
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omni.kernels.variant import Variant
+from omni.utils.parent import exit_with
+
+_NUMBER = 4
+"""Bytes of a variant's number: a read of so few from a pipe is whole, whoever else reads."""
+_MOST = 16_384
+"""Numbers that a pipe holds."""
+_SHOWN = 500
+"""Characters of an error. A line of less than a page is written whole, whoever else writes."""
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """capability: compute capability of the device, 90 for 9.0. variants: each with the file that is created once it is in the
+    cache."""
+
+    processes: int
+    capability: int
+    variants: tuple[tuple[Variant, Path], ...]
+
+
+def main(parent: int) -> None:
+    """parent: the process that started this one, and whose end is the end of this one. Exits the interpreter."""
+    exit_with(parent)
+    # Output of others must not come between the lines.
+    results = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    warnings.simplefilter("ignore")
+    try:
+        import triton  # noqa: F401  # while the variants are recorded
+
+        task: Task = pickle.load(sys.stdin.buffer)
+    except (ImportError, EOFError):
+        os._exit(1)
+    numbers, left = os.pipe()
+    for number in _longest_first([variant for variant, _ in task.variants])[:_MOST]:
+        os.write(left, number.to_bytes(_NUMBER, "little"))
+    os.close(left)
+    server = os.getpid()
+    workers = []
+    for _ in range(min(task.processes, len(task.variants))):
+        worker = os.fork()
+        if not worker:
+            _exit_after(server)
+            _work(task, numbers, results)
+            os._exit(0)
+        workers.append(worker)
+    with suppress(Exception):  # without it, the first launch makes it
+        from triton.backends.nvidia.driver import CudaUtils
+
+        CudaUtils()  # compiles C code too, also into the cache
+    for worker in workers:
+        os.waitpid(worker, 0)
+    os._exit(0)
+
+
+def _longest_first(variants: Sequence[Variant]) -> list[int]:
+    """Their numbers, so that no long compilation begins last: it takes longer the more code a kernel reaches."""
+    code: dict[str, int] = {}
+    for variant in variants:
+        if variant.kernel not in code:
+            with suppress(ImportError, AttributeError):  # the worker has the error
+                code[variant.kernel] = sum(len(kernel.fn.__code__.co_code) for kernel in _reached(variant.found(), {}))
+    return sorted(range(len(variants)), key=lambda number: -code.get(variants[number].kernel, 0))
+
+
+def _reached(kernel: Any, found: dict[int, Any]) -> list[Any]:
+    """A kernel, and those that it calls by name."""
+    if id(kernel) not in found:
+        found[id(kernel)] = kernel
+        for name in kernel.fn.__code__.co_names:
+            called = kernel.fn.__globals__.get(name)
+            if isinstance(called, type(kernel)):
+                _reached(called, found)
+    return list(found.values())
+
+
+def _exit_after(server: int) -> None:
+    """The kernel ends this worker when its server ends; a fork has no thread to watch it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:
+        os._exit(1)
+
+
+def _work(task: Task, numbers: int, results: int) -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    driver.set_active(_Target(GPUTarget("cuda", task.capability, 32)))
+    while taken := os.read(numbers, _NUMBER):
+        number = int.from_bytes(taken, "little")
+        variant, marker = task.variants[number]
+        error = ""
+        try:
+            compile_variant(variant)
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
+        except BaseException as failed:  # whatever it is, the others are compiled
+            error = " ".join(f"{type(failed).__name__}: {failed}".split())
+        os.write(results, f"{number} {error[:_SHOWN]}".encode(errors="replace").strip() + b"\n")
+
+
+class _Target:
+    """What compiling asks Triton's driver: it opens no device, so a process takes no device memory."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+
+def compile_variant(variant: Variant) -> None:
+    """Compiles into Triton's cache, for the active driver's target. Raises whatever Triton raises."""
+    kernel = variant.found()
+    compiled = kernel.run(grid=(1,), warmup=True, **variant.rebuilt())
+    try:
+        from triton.backends.nvidia.driver import CudaLauncher, make_launcher  # noqa: F401  # up to Triton 3.6
+    except ImportError:
+        return
+    with suppress(Exception):  # without it, the launch makes it
+        CudaLauncher(compiled.src, compiled.metadata)  # compiles the C code of the launch, also into the cache

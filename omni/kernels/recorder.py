@@ -1,0 +1,121 @@
+"""Records the variants of Triton kernels that a thread launches."""
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any
+
+from torch import Tensor
+
+from omni.kernels.variant import ALIGNMENT, Parameters, Variant
+
+_log = logging.getLogger(__name__)
+
+_recorder: ContextVar["VariantRecorder | None"] = ContextVar("recorder", default=None)
+_lock = threading.Lock()
+_entered = 0
+_replaced: dict[Any, Callable[..., object]] = {}
+"""Triton's own `run` of each class whose method is replaced."""
+
+
+class VariantRecorder:
+    """variants: of the recorded launches, in order. unnamed: kernels with launches that another process could not compile."""
+
+    def __init__(self, *, launches: bool = False) -> None:
+        """launches: whether recorded launches are also made. Without that, arguments need no contents."""
+        self.variants: dict[Variant, None] = {}
+        self.unnamed: set[str] = set()
+        self._launches = launches
+        self._parameters: dict[int, Parameters] = {}
+        self._seen: set[Hashable] = set()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """While entered, records what this thread launches. Launches of other threads are as always."""
+        token = _recorder.set(self)
+        _replace()
+        try:
+            yield
+        finally:
+            _restore()
+            _recorder.reset(token)
+
+    def take(
+        self, launch: Callable[..., object], kernel: Any, args: tuple[object, ...], kwargs: dict[str, Any]
+    ) -> object:
+        """launch: Triton's function. Its result, or None if launches are not made."""
+        given = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
+        # The layers of a model launch alike: only the first of them is looked at.
+        seen = (id(kernel), tuple(map(_glance, args)), tuple(zip(given, map(_glance, given.values()), strict=True)))
+        if seen not in self._seen:
+            self._seen.add(seen)
+            self._record(kernel, args, given)
+        return launch(kernel, *args, **kwargs) if self._launches else None
+
+    def _record(self, kernel: Any, args: tuple[object, ...], given: dict[str, Any]) -> None:
+        parameters = self._parameters.get(id(kernel))
+        if parameters is None:
+            parameters = self._parameters[id(kernel)] = Parameters.of(kernel)
+        try:
+            self.variants.setdefault(Variant.of(parameters, dict(zip(parameters.names, args, strict=False)) | given))
+        except TypeError as error:
+            if parameters.kernel not in self.unnamed:
+                self.unnamed.add(parameters.kernel)
+                _log.debug("launches of %s are not recorded: %s", parameters.kernel, error)
+
+
+def _glance(value: object) -> Hashable:
+    """What of an argument may matter."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.data_ptr() % ALIGNMENT
+    if isinstance(value, tuple):
+        return type(value), *map(_glance, value)
+    # Others, such as descriptors of tensors, are looked at each time.
+    return value if isinstance(value, bool | int | float | str | None) else object()
+
+
+def _replace() -> None:
+    """Replaces `run` of Triton's functions while a thread records, so that launches at other times cost no more than ever."""
+    global _entered
+    with _lock:
+        _entered += 1
+        if _entered > 1:
+            return
+        for function in _functions():
+            _replaced[function] = function.run
+            function.run = _observed(function.run)
+
+
+def _restore() -> None:
+    global _entered
+    with _lock:
+        _entered -= 1
+        if not _entered:
+            for function, run in _replaced.items():
+                function.run = run
+            _replaced.clear()
+
+
+def _functions() -> list[Any]:
+    """Triton's classes of kernels: compiled ones, and interpreted ones if they are loaded."""
+    try:
+        from triton.runtime.jit import JITFunction
+    except ImportError:
+        return []  # a torch for the CPU
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    return [JITFunction] if interpreter is None else [JITFunction, interpreter.InterpretedFunction]
+
+
+def _observed(launch: Callable[..., object]) -> Callable[..., object]:
+    @wraps(launch)
+    def run(kernel: Any, *args: object, **kwargs: Any) -> object:
+        recorder = _recorder.get()
+        if recorder is None:
+            return launch(kernel, *args, **kwargs)
+        return recorder.take(launch, kernel, args, kwargs)
+
+    return run

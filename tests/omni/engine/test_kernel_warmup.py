@@ -1,0 +1,212 @@
+"""The kernels that are compiled before the weights are there are those that the start launches."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from omni.config import SettingsLayer
+from omni.device import Device
+from omni.engine import (
+    Engine,
+    EngineOptions,
+    PipelineChoice,
+    build_engine,
+    load_stages,
+    open_checkpoint,
+    resolve_pipeline,
+    warm,
+)
+from omni.errors import ConfigError
+from omni.kernels import Compiled, RecordingDevice, Variant, VariantRecorder
+from omni.plugin.manager import load_plugins
+from omni.stage import MOST_CPU_ROWS, LoadedStage
+from omni_qwen3_omni.tiny import write_tiny
+from tests.support.launched import GPU, LaunchedDevice, pretend_gpu
+from tests.support.tiny_text import write_text_model
+
+Options = dict[str, object]
+ROWS: Options = {"max_num_seqs": 3, "max_model_len": 24, "max_num_batched_tokens": 16, "block_size": 8}
+SIZES: Options = {"graph_batch_sizes": "[1, 3]", "graph_chunk_sizes": "[16]"}
+AR: Options = ROWS | SIZES
+TOWER: Options = {"max_batch_length": 64, "graph_lengths": "[32]"}
+VOCODER: Options = {"max_num_seqs": 1, "graph_batch_sizes": "[1]"}
+OMNI: dict[str, Options] = {
+    "audio_encoder": TOWER,
+    "vision_encoder": TOWER,
+    "thinker": AR,
+    "talker": AR,
+    "code2wav": VOCODER,
+}
+MODELS: dict[str, dict[str, Options]] = {kind: {"text": AR} for kind in ("tied", "moe", "window")} | {"omni": OMNI}
+
+
+def written(folder: Path, model: str) -> Path:
+    if model == "omni":
+        write_tiny(folder)
+    else:
+        write_text_model(folder, model)
+    return folder
+
+
+class Start:
+    """A model's plan, and its engine's start on a device."""
+
+    def __init__(self, folder: Path, settings: dict[str, Options]) -> None:
+        self.plugins = load_plugins()
+        self.checkpoint = open_checkpoint(folder, self.plugins)
+        given = {f"{stage}.{name}": value for stage, options in settings.items() for name, value in options.items()}
+        layers = [SettingsLayer("--set", given)]
+        self.plan = resolve_pipeline(self.checkpoint, self.plugins, layers, PipelineChoice())
+
+    def load(self, device: Device, name: str, graphs: bool = True) -> LoadedStage:
+        return load_stages(
+            self.plan,
+            self.checkpoint,
+            device,
+            dtype="float32",
+            load_format="dummy",
+            graphs=graphs,
+            stages=(name,),
+        )[name]
+
+    def engine(self, device: Device, graphs: bool = True) -> Engine:
+        settings = EngineOptions(dtype="float32", load_format="dummy", compile_processes=1, graphs=graphs)
+        return build_engine(self.plan, self.checkpoint, self.plugins, device, settings)
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(monkeypatch)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("graphs", [True, False], ids=["captured", "eager"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_start_launches_what_was_recorded(model: str, graphs: bool, tmp_path: Path):
+    start = Start(written(tmp_path, model), MODELS[model])
+    for name in MODELS[model]:
+        recorder, device = VariantRecorder(), LaunchedDevice()
+        record_device = RecordingDevice(GPU, recorder)
+        warm.record_stages([name], lambda onto, stage: start.load(onto, stage, graphs), record_device, None)
+        with torch.inference_mode():
+            stage = start.load(device, name, graphs)
+            stage.measure()
+            stage.start(stage.footprint.fewest_pages).close()
+        assert set(recorder.variants) == set(device.recorder.variants), name
+        assert bool(recorder.variants) == (name != "code2wav")
+        # A copy into host memory, after the kernels of a step.
+        assert record_device.failed <= {"copy_scores"}
+
+
+class Processes:
+    """In the place of `CompileProcesses`."""
+
+    made: "list[Processes]"
+
+    def __init__(self, processes: int) -> None:
+        self.processes = processes
+        self.variants: list[Variant] = []
+        self.capability = (0, 0)
+        self.waited = self.closed = False
+        self.made.append(self)
+
+    def compile(self, variants: Iterable[Variant], capability: tuple[int, int]) -> None:
+        self.variants, self.capability = list(variants), capability
+
+    def wait(self) -> Compiled:
+        self.waited = True
+        return Compiled(compiled=len(self.variants), known=2)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Processes]:
+    Processes.made = []
+    monkeypatch.setattr(warm, "CompileProcesses", Processes)
+    return Processes.made
+
+
+class OnGpu(LaunchedDevice):
+    """With memory to divide, as a GPU has."""
+
+    def free_memory(self) -> int:
+        return 2**31
+
+
+def test_an_engine_compiles_before_its_first_launch(made: list[Processes], tmp_path: Path):
+    device = OnGpu()
+    engine = Start(written(tmp_path, "moe"), MODELS["moe"]).engine(device)
+    engine.close()
+    [processes] = made
+    assert processes.waited
+    assert processes.closed
+    assert processes.processes == 1
+    assert processes.capability == (9, 0)
+    assert set(processes.variants) == set(device.recorder.variants)
+    report = engine.start_report
+    assert (report.kernels_compiled, report.kernels_known) == (len(processes.variants), 2)
+    assert report.kernels_late == 0
+    assert min(report.load_seconds, report.measure_seconds, report.capture_seconds) > 0
+    assert engine.start_reports == {"cpu": report}
+
+
+def test_kernels_of_rows_that_follow_from_memory_are_recorded(made: list[Processes], tmp_path: Path):
+    settings = {name: value for name, value in ROWS.items() if name != "max_num_seqs"}
+    device = OnGpu()
+    engine = Start(written(tmp_path, "tied"), {"text": settings}).engine(device)
+    engine.close()
+    assert engine.memory["text"].rows == MOST_CPU_ROWS
+    assert set(made[0].variants) >= set(device.recorder.variants)
+
+
+def test_processes_are_closed_if_weights_cannot_be_loaded(made: list[Processes], tmp_path: Path):
+    start = Start(written(tmp_path, "tied"), {"text": {**AR, "num_blocks": 1, "max_model_len": 256}})
+    with pytest.raises(ConfigError, match="num_blocks"):
+        start.engine(OnGpu())
+    assert made[0].closed
+    assert not made[0].variants
+
+
+def test_an_engine_starts_without_processes(made: list[Processes], monkeypatch, caplog, tmp_path: Path):
+    start = Start(written(tmp_path, "tied"), MODELS["tied"])
+
+    def refuse(processes: int) -> None:
+        raise OSError("no memory")
+
+    start.engine(LaunchedDevice(), graphs=False).close()
+    assert len(made) == 1
+    monkeypatch.setattr(warm, "CompileProcesses", refuse)
+    engine = start.engine(LaunchedDevice(), graphs=False)
+    engine.close()
+    assert engine.start_report.kernels_compiled == 0
+    assert "the start takes longer: no memory" in caplog.text
+
+
+def test_what_cannot_be_recorded_is_left_out(made: list[Processes], tmp_path: Path):
+    def load(device: Device, name: str) -> LoadedStage:
+        if name == "text":
+            return start.load(device, name)
+        raise SystemExit("a plugin's")
+
+    start = Start(written(tmp_path, "tied"), MODELS["tied"])
+    warmup = warm.KernelWarmup(GPU, ["other", "text"], load, None, 1)
+    assert warmup.wait().compiled > 10
+    warmup.close()
+
+
+def test_a_device_that_cannot_be_asked_ends_the_warmup(made: list[Processes], monkeypatch, tmp_path: Path):
+    def fail(device: object) -> None:
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", fail)
+    start = Start(written(tmp_path, "tied"), MODELS["tied"])
+    warmup = warm.KernelWarmup(GPU, ["text"], start.load, None, 1)
+    warmup.wait()
+    assert made[0].closed
+    assert not made[0].variants

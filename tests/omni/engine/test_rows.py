@@ -1,0 +1,247 @@
+"""The number of rows that follows from memory: the largest that fits, by brute force over stages whose memory is a formula."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni.device import Device
+from omni.device.cpu import CpuDevice
+from omni.engine import measure_stages
+from omni.engine.memory import Budget
+from omni.engine.rows import Division, divide_memory
+from omni.errors import ConfigError
+from omni.stage import (
+    MOST_CPU_ROWS,
+    MOST_ROWS,
+    ROW_NUMBERS,
+    Footprint,
+    LoadedStage,
+    NoRoomError,
+    PlainStage,
+    RowCost,
+    RowStage,
+    StageWorker,
+    most_rows,
+)
+from tests.support.fake_graph import FakeWorker
+
+FULL = 16
+"""Pages of a request of full length."""
+
+
+@dataclass
+class Rows:
+    """A stage of rows. room: the most rows for which the device can allocate and run steps."""
+
+    weights: int = 0
+    row_bytes: int = 0
+    working: int = 0
+    working_row: int = 0
+    page_bytes: int = 0
+    row_pages: int = 2
+    caches: bool = True
+    chosen_rows: int | None = None
+    chosen_pages: int | None = None
+    room: int = 10**9
+    rows: int = 0
+    measured: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.set_rows(self.chosen_rows or 1)
+
+    def set_rows(self, rows: int) -> None:
+        self.rows = rows
+        self.footprint = Footprint(
+            weights=self.weights,
+            fixed=rows * self.row_bytes,
+            page_bytes=self.page_bytes,
+            fewest_pages=FULL,
+            most_pages=rows * FULL,
+            chosen_pages=self.chosen_pages,
+            rows=rows,
+        )
+
+    def count_row(self) -> RowCost:
+        return RowCost(bytes=self.row_bytes, pages=self.row_pages, caches=self.caches)
+
+    def measure(self) -> int:
+        self.measured.append(self.rows)
+        if self.rows > self.room:
+            raise torch.OutOfMemoryError("out of memory")
+        return self.working + self.working_row * self.rows
+
+    def start(self, pages: int) -> StageWorker:
+        return FakeWorker()
+
+    def needed(self, rows: int) -> int:
+        pages = max(FULL, rows * self.row_pages) if self.chosen_pages is None else self.chosen_pages
+        fixed = self.weights + rows * self.row_bytes + pages * self.page_bytes
+        return fixed + self.working + self.working_row * rows
+
+
+def divided(
+    stages: Mapping[str, Rows], memory: int | None, device: Device | None = None, most: int = MOST_ROWS
+) -> Division:
+    budget = None if memory is None else Budget(memory, "engine.memory_bytes")
+    return divide_memory(stages, device or CpuDevice(), budget, measure_stages, most)
+
+
+_bytes = st.integers(0, 10**6)
+_stages = st.lists(
+    st.builds(
+        Rows,
+        weights=_bytes,
+        row_bytes=_bytes,
+        working=_bytes,
+        working_row=_bytes,
+        page_bytes=st.integers(0, 10**5),
+        row_pages=st.integers(0, 4),
+        caches=st.booleans(),
+        chosen_pages=st.none() | st.integers(1, 300),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(stages=_stages, extra=st.integers(0, 5 * 10**8))
+def test_the_largest_number_that_fits_is_found_and_is_that_of_all_stages(stages: list[Rows], extra: int) -> None:
+    named = {str(index): stage for index, stage in enumerate(stages)}
+    memory = sum(stage.needed(1) for stage in stages) + extra
+    division = divided(named, memory)
+    (rows,) = {stage.rows for stage in stages}
+    assert rows == max(number for number in ROW_NUMBERS if sum(stage.needed(number) for stage in stages) <= memory)
+    assert sum(each.total for each in division.memory.values()) <= memory
+    assert {each.rows for each in division.memory.values()} == {rows}
+    assert all(division.memory[name].pages == stage.chosen_pages for name, stage in named.items() if stage.chosen_pages)
+    # The first estimate knows no working memory, the second guesses that all of it grows with the rows.
+    assert all(len(stage.measured) <= 3 for stage in stages)
+
+
+@given(stages=_stages, short=st.integers(1, 10**6))
+def test_less_than_one_row_is_refused(stages: list[Rows], short: int) -> None:
+    memory = sum(stage.needed(1) for stage in stages) - short
+    with pytest.raises(NoRoomError, match=r"^engine\.memory_bytes: the stages need ") as error:
+        divided({str(index): stage for index, stage in enumerate(stages)}, memory)
+    assert "max_num_seqs" not in error.value.remedy
+    assert {line.split()[1] for line in str(error.value).splitlines()[2:]} == {"1"}
+
+
+def test_what_cannot_fit_is_refused_without_measuring() -> None:
+    stage = Rows(weights=1000)
+    with pytest.raises(NoRoomError):
+        divided({"it": stage}, 999)
+    assert not stage.measured
+
+
+def test_the_pages_of_typical_requests_leave_the_rest_to_the_prefix_cache() -> None:
+    stage = Rows(row_bytes=5, page_bytes=10, row_pages=2)
+    # A row takes 25 bytes, 1,200 of 48 rows; 64 do not fit.
+    division = divided({"it": stage}, 1599)
+    assert (stage.rows, division.memory["it"].pages) == (48, (1599 - 48 * 5) // 10)
+    assert divided({"it": stage}, 1600).memory["it"].rows == 64
+
+
+def test_stages_that_have_many_rows_can_be_divided_again_for_few() -> None:
+    stage = Rows(row_bytes=100, page_bytes=1, row_pages=FULL)
+    assert divided({"it": stage}, 10**9).memory["it"].rows == MOST_ROWS
+    assert divided({"it": stage}, stage.needed(2)).memory["it"].rows == 2
+
+
+@pytest.mark.parametrize(("caches", "pages"), [(True, 64 + 15), (False, 64)])
+def test_full_requests_in_all_rows_leave_the_rest_to_the_prefix_cache(caches: bool, pages: int) -> None:
+    stage = Rows(page_bytes=10, row_pages=FULL, caches=caches)
+    division = divided({"it": stage}, 64 * 10 + 159)
+    assert (stage.rows, division.memory["it"].pages) == (4, pages)
+
+
+def test_the_prefix_cache_has_at_most_the_pages_of_the_maximum_of_rows() -> None:
+    stage = Rows(row_bytes=1000, page_bytes=1, row_pages=1)
+    assert divided({"it": stage}, 127_000).memory["it"].pages == MOST_ROWS * FULL
+    assert stage.rows == 96
+
+
+def test_numbers_of_the_user_are_kept_and_counted() -> None:
+    chosen, derived = Rows(row_bytes=100, chosen_rows=7), Rows(row_bytes=10)
+    divided({"chosen": chosen, "derived": derived}, 700 + 330)
+    assert (chosen.rows, derived.rows) == (7, 32)
+    assert len(chosen.measured) == 1
+    only = Rows(row_bytes=100, chosen_rows=200)
+    assert divided({"only": only}, 10**6).derived is None
+    assert only.rows == 200
+
+
+def test_stages_without_rows_are_measured_once() -> None:
+    class Plain(PlainStage):
+        def measure(self) -> int:
+            found.append("plain")
+            return 100
+
+    found: list[str] = []
+    stage = Rows(working_row=10)
+    stages: dict[str, LoadedStage] = {"plain": Plain(FakeWorker()), "it": stage}
+    division = divide_memory(stages, CpuDevice(), Budget(500, "engine.memory_bytes"), measure_stages, MOST_ROWS)
+    assert found == ["plain"]
+    assert stage.measured == [MOST_ROWS, 32]
+    assert (division.memory["plain"].working, division.memory["plain"].rows) == (100, None)
+
+
+@pytest.mark.parametrize(("room", "rows"), [(127, 64), (63, 32), (1, 1)])
+def test_rows_that_exceed_the_device_in_a_step_are_halved(room: int, rows: int) -> None:
+    stage = Rows(room=room)
+    divided({"it": stage}, 10**9)
+    assert stage.rows == rows
+    assert stage.measured == [number for number in (128, 64, 32, 16, 8, 4, 2, 1) if number >= rows]
+
+
+def test_one_row_that_exceeds_the_device_and_other_errors_are_reported() -> None:
+    with pytest.raises(NoRoomError, match="cpu has no room for the largest step of stage 'it'"):
+        divided({"it": Rows(room=0)}, 10**9)
+
+    class Broken(Rows):
+        def measure(self) -> int:
+            raise ConfigError("it.option", "is wrong", "correct it")
+
+    with pytest.raises(ConfigError, match=r"it\.option"):
+        divided({"it": Broken()}, 10**9)
+
+
+def test_memory_that_stays_after_a_measurement_counts_for_later_ones() -> None:
+    class Card(CpuDevice):
+        def free_memory(self) -> int:
+            return 10**6 - (100 if stage.measured else 0)
+
+    class Compiled(Rows):
+        def measure(self) -> int:
+            first = not self.measured
+            return super().measure() + (100 if first else 0)
+
+    stage = Compiled(working_row=10)
+    division = divided({"it": stage}, 500, Card())
+    assert stage.measured == [128, 32]
+    assert division.memory["it"].working == 100 + 320
+
+
+def test_unbounded_memory_gives_the_maximum_and_measures_nothing() -> None:
+    stage, chosen = Rows(page_bytes=10), Rows(page_bytes=10, chosen_rows=200)
+    division = divided({"it": stage, "chosen": chosen}, None, most=MOST_CPU_ROWS)
+    assert (stage.rows, chosen.rows) == (MOST_CPU_ROWS, 200)
+    assert division.memory["it"].pages == MOST_CPU_ROWS * FULL // 2
+    assert division.memory["chosen"].pages == 200 * FULL
+    assert not stage.measured
+
+
+@pytest.mark.parametrize(("device", "most"), [("cpu", MOST_CPU_ROWS), ("cuda:1", MOST_ROWS)])
+def test_the_maximum_is_that_of_the_device(device: str, most: int) -> None:
+    assert most_rows(torch.device(device)) == most
+    stage = Rows()
+    divided({"it": stage}, 10**9, most=most)
+    assert stage.measured == [most]
+
+
+def test_the_fake_keeps_the_contract() -> None:
+    assert isinstance(Rows(), RowStage)

@@ -1,0 +1,179 @@
+"""Runs where kernels are compiled, not interpreted: `test_processes` starts it. Prints what it has found, as JSON.
+
+python compile_here.py CASE
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections import namedtuple
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from omni.kernels import CompileCounter, CompileProcesses, VariantRecorder
+from omni.kernels.compiler import _Target
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+@triton.jit(do_not_specialize=["count"])
+def add(pair, out_ptr, count, stride, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK) * stride
+    total = tl.load(pair.left + at, mask=at < count) + tl.load(pair.right + at, mask=at < count)
+    tl.store(out_ptr + at, total, mask=at < count)
+
+
+@triton.jit
+def copy_tile(source, out_ptr, scale, FIRST: tl.constexpr):
+    tile = source.load([FIRST, 0])
+    at = tl.arange(0, 16)[:, None] * 64 + tl.arange(0, 64)[None, :]
+    tl.store(out_ptr + at, tile * scale)
+
+
+@triton.jit
+def broken(x_ptr, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), tl.no_such_function())
+
+
+@triton.jit
+def endless(x_ptr, LOOPS: tl.constexpr):
+    for loop in tl.static_range(LOOPS):
+        tl.store(x_ptr + loop, tl.load(x_ptr + loop) + tl.load(x_ptr + 2 * loop))
+
+
+def launches(device: str) -> None:
+    """The launches of a start, with tensors of a device."""
+    x: Tensor = torch.zeros(256, dtype=torch.float32, device=device)
+    for count, stride, at in ((3, 1, 0), (16, 16, 0), (5, 17, 0), (7, 2, 1)):
+        add[(1,)](Pair(x[at:], x), x, count, stride, BLOCK=64, num_warps=1 + (count == 3))
+    tile = TensorDescriptor.from_tensor(torch.zeros(64, 64, dtype=torch.bfloat16, device=device), [16, 64])
+    copy_tile[(1,)](tile, x, 0.25, FIRST=16)
+
+
+def recorded(run: Callable[[], None]) -> VariantRecorder:
+    recorder = VariantRecorder()
+    with recorder.recording():
+        run()
+    return recorder
+
+
+def asked_of_triton() -> CompileCounter:
+    """Triton looks up the kernels of launches as for a GPU, and compiles those that it does not find."""
+    counter, run = CompileCounter(), JITFunction.run
+    JITFunction.run = lambda kernel, *args, **kwargs: run(kernel, *args, **kwargs | {"warmup": True})
+    driver.set_active(_Target(GPUTarget("cuda", 90, 32)))
+    with counter.counting():
+        launches("cpu")
+    return counter
+
+
+def cached() -> dict[str, Any]:
+    """Processes compile what Triton looks up later, and a further start compiles nothing."""
+    variants = recorded(lambda: launches("meta")).variants
+    starts = []
+    for _ in range(2):
+        processes = CompileProcesses(2)
+        processes.compile(variants, (9, 0))
+        done = processes.wait()
+        starts.append((done.compiled, done.failed, done.known))
+    counter = asked_of_triton()
+    return {"variants": len(variants), "starts": starts, "compiled": counter.compiled, "cached": counter.cached}
+
+
+def missing() -> dict[str, Any]:
+    """What no process compiled is counted."""
+    counter = asked_of_triton()
+    return {"compiled": counter.compiled, "cached": counter.cached}
+
+
+def failing() -> dict[str, Any]:
+    """A kernel that does not compile, and one that does."""
+    x = torch.zeros(256, device="meta")
+
+    def run() -> None:
+        broken[(1,)](x, BLOCK=4)
+        add[(1,)](Pair(x, x), x, 3, 1, BLOCK=64)
+
+    processes = CompileProcesses(1)
+    processes.compile(recorded(run).variants, (9, 0))
+    done = processes.wait()
+    return {"compiled": done.compiled, "failed": done.failed}
+
+
+def slow(processes: CompileProcesses) -> None:
+    x = torch.zeros(256, device="meta")
+    processes.compile(recorded(lambda: endless[(1,)](x, LOOPS=100_000)).variants, (9, 0))
+
+
+def group(server: int) -> list[int]:
+    """The processes of a server's session that run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, of = path.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(of) == server and state != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def wait_for(workers: int, server: int) -> None:
+    while len(group(server)) < 1 + workers:
+        time.sleep(0.05)
+
+
+def closed() -> dict[str, Any]:
+    """An error of the start closes the processes while they compile."""
+    processes = CompileProcesses(2)
+    slow(processes)
+    wait_for(1, processes._process.pid)
+    processes.close()
+    processes.close()
+    return {"left": group(processes._process.pid), "threads": threading.active_count()}
+
+
+def killed() -> dict[str, Any]:
+    """The server of the processes is killed, by the system for memory, say: the start goes on, and no worker is left."""
+    processes = CompileProcesses(2)
+    slow(processes)
+    server = processes._process.pid
+    wait_for(1, server)
+    os.kill(server, signal.SIGKILL)
+    done = processes.wait()
+    while group(server):
+        time.sleep(0.05)
+    return {"compiled": done.compiled, "left": group(server)}
+
+
+def abandoned() -> dict[str, Any]:
+    """This process is killed by the test, which is told of the processes first."""
+    processes = CompileProcesses(2)
+    slow(processes)
+    wait_for(1, processes._process.pid)
+    print(json.dumps(group(processes._process.pid)), flush=True)
+    time.sleep(3600)
+    return {}
+
+
+CASES = {case.__name__: case for case in (cached, missing, failing, closed, killed, abandoned)}
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.DEBUG)
+    # Kernels are found by the name of their module, which `__main__` is not elsewhere.
+    print(json.dumps(import_module("compile_here").CASES[sys.argv[1]]()))
