@@ -1,11 +1,12 @@
 """Errors for users. Each has the field, the problem and the remedy."""
 
 import reprlib
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from omni.utils.interrupts import is_interrupt
-from omni.utils.origin import origin, with_origin, with_place
+from omni.utils.origin import origin, traceback_of, with_origin, with_place
 
 QUOTED = 200
 """Longest quotation of a user's input in an error, in characters."""
@@ -30,16 +31,57 @@ def shortened(text: str) -> str:
 
 def type_of(value: object) -> str:
     """A value's type as words, for an error: `"None"`, or `"a list"`."""
-    return "None" if value is None else f"a {type(value).__name__}"
+    return "None" if value is None else f"a {name_of(type(value))}"
+
+
+def name_of(kind: type) -> str:
+    """A class's name, `shortened`, whatever its metaclass makes of it."""
+    return shortened(_NAME.__get__(kind))
 
 
 def said(error: BaseException) -> str:
-    """Type and message of any exception, `shortened`, for another error. Its `__str__` may raise."""
+    """Type and message of any exception, `shortened`, for another error. Its `__str__` may raise, or return a `str` of its own."""
     try:
-        text = str(error)
-    except Exception:  # a library's or a user's own exception may raise here
+        text = str.__str__(str(error))
+    except BaseException as raised:  # a library's or a user's own exception may raise here, SystemExit too
+        if is_interrupt(raised):
+            raise
         text = "without a message"
-    return shortened(f"{type(error).__name__}: {text}")
+    return shortened(f"{name_of(type(error))}: {text}")
+
+
+def plain(error: BaseException) -> BaseException:
+    """The error; or one of its type's name, its text and its traceback, if it cannot be printed.
+
+    A plugin's exception, or one of its causes, may raise when its class or attributes are read: out of whatever handles it, logs
+    it or shows it to the user.
+    """
+    try:
+        isinstance(error, OmniError)
+        found = traceback.TracebackException(type(error), error, traceback_of(error), limit=0, compact=True)
+        for _ in found.format():
+            pass
+    except Exception:
+        kind, _, text = said(error).partition(": ")
+        readable: BaseException = type(kind, (Exception,), {})(text)
+        return readable.with_traceback(traceback_of(error))
+    return error
+
+
+def traced(error: BaseException) -> str:
+    """The error's traceback as text; empty if Python cannot format it."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:  # a plugin's own; in Python 3.11 also another thread that parses at the same time
+        return ""
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """See `BaseException.add_note`. Without those that are no text."""
+    try:
+        return [str.__str__(note) for note in vars(error).get("__notes__", ()) if isinstance(note, str)]
+    except Exception:  # they are a plugin's own
+        return []
 
 
 class _Repr(reprlib.Repr):
@@ -65,6 +107,7 @@ class _Repr(reprlib.Repr):
 
 
 _REPR = _Repr()
+_NAME = vars(type)["__name__"]
 
 
 class OmniError(Exception):
@@ -129,6 +172,7 @@ def known(stage: str, doing: str, error: BaseException, code: object = None) -> 
 
     code: the called function, named if the error's traceback has no code of a plugin.
     """
+    error = plain(error)
     if isinstance(error, OmniError):
         return error
     failure = StageError(stage, doing, fault_of(error, code))
@@ -161,7 +205,7 @@ class plugin_call:  # a class, since a generator would take a microsecond more f
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None and not is_interrupt(error):  # a SystemExit or a library's panic too
-            raise known(self._stage, self._doing, error, self._code) from error
+            raise known(self._stage, self._doing, error, self._code) from plain(error)
 
 
 @contextmanager
@@ -175,10 +219,11 @@ def errors_as(convert: Callable[[BaseException], OmniError | None]) -> Iterator[
     except OmniError:
         raise
     except BaseException as error:
-        converted = None if is_interrupt(error) else convert(error)
+        given = plain(error)
+        converted = None if is_interrupt(error) else convert(given)
         if converted is None:
             raise
-        raise converted from error
+        raise converted from given
 
 
 def plugin_setup(field: str, remedy: str, code: object) -> AbstractContextManager[None]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from omni.engine.faults import Boxes
 from omni.pipeline import Edge
 from omni.stage import Pause, Resume, StageWorker
 
@@ -17,9 +18,9 @@ class Credit:
     """
 
     def __init__(
-        self, request_id: str, producer: StageWorker, edges: Iterable[Edge], changed: "dict[Credit, None]"
+        self, request_id: str, producer: Boxes | StageWorker, edges: Iterable[Edge], changed: "dict[Credit, None]"
     ) -> None:
-        """edges: all edges of the producer."""
+        """producer: of the inbox that gets the messages. edges: all of the producer."""
         self._request_id = request_id
         self._producer = producer
         self._limits = {edge.name: edge.credit for edge in edges}

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Protocol
 
 import torch
@@ -26,19 +27,26 @@ from omni.engine.request import (
 )
 from omni.engine.stage_order import StageOrder
 from omni.engine.start import StartReport
-from omni.errors import OmniError, StageError, known, plugin_call, said
+from omni.errors import OmniError, StageError, known, plain, plugin_call, said
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage, StageWorker
+from omni.stage.returned import checked_moved
 from omni.timeline.file import TimelineFile
 from omni.utils.interrupts import is_interrupt
+from omni.utils.origin import with_origin
 
 _log = logging.getLogger(__name__)
 
 _SPIN_SECONDS = 0.002
 _NAP_SECONDS = 0.0001
+_DRAIN_TURNS = 1000
+"""Turns after which `close` no longer waits for stages that have nothing left, and still say that they did something."""
 LANE = "engine"
 """The timeline's lane of the loop's thread: the turns of each stage's worker and of the orchestrator."""
 _CLOSED = StageError("engine", "closing", "the engine was closed")
+
+_TICK: Callable[[StageWorker], Callable[[], bool]] = attrgetter("tick")
+_POLL: Callable[[StageWorker], Callable[[], bool]] = attrgetter("poll")
 
 
 class EngineClient(Protocol):
@@ -298,8 +306,13 @@ class Engine:
     def _drain(self) -> None:
         """Lets stages process the last aborts, so that they release the inputs."""
         with torch.inference_mode():
-            while self.tick():
-                pass
+            for _ in range(_DRAIN_TURNS):
+                if not self.tick():
+                    return
+            restless = [name for name in self._workers if self._call(name, _TICK)]
+        for name in restless:
+            problem = "says after every tick that it did something: return False if there was nothing to do"
+            _log.error("stage %r %s", name, with_origin(problem, code=type(self._workers[name])))
 
     def tick(self) -> bool:
         """One round: commands, every worker, the orchestrator. Returns whether anything happened.
@@ -319,12 +332,11 @@ class Engine:
         return self._route(self._orchestrator.tick) or moved
 
     def _tick(self, names: Iterable[str]) -> bool:
-        moved = False
+        moved, boxes = False, self._orchestrator.boxes
         for name in names:
-            worker = self._workers[name]
-            if self._call(name, worker.tick):
+            if self._call(name, _TICK):
                 moved = True
-                if worker.outbox:
+                if boxes[name].outbox:
                     self._route(self._orchestrator.deliver)
                 self._poll(ticked=name)
         return moved
@@ -333,24 +345,30 @@ class Engine:
         """Reads the results of every stage, producers first, and delivers them to consumers before these are polled.
         ticked: a stage that has just done so: it is polled only if it is given something."""
         moved = False
-        for name, worker in self._workers.items():
-            if name != ticked or worker.inbox:
-                moved |= self._call(name, worker.poll)
-                if worker.outbox:
+        for name, boxes in self._orchestrator.boxes.items():
+            if name != ticked or boxes.inbox:
+                moved |= self._call(name, _POLL)
+                if boxes.outbox:
                     moved |= self._route(self._orchestrator.deliver)
         return moved
 
-    def _call(self, name: str, call: Callable[[], bool]) -> bool:
+    def _call(self, name: str, method: "Callable[[StageWorker], Callable[[], bool]]") -> bool:
         """Calls a method of a worker, unless its stage is closed."""
         if name in self._orchestrator.closed_stages:
             return False
+        worker, boxes = self._workers[name], self._orchestrator.boxes[name]
         try:
-            return bool(self._turn(name, call))  # a worker's may return None
+            moved: object = self._turn(name, method(worker))
+            if moved is not True and moved is not False:
+                moved = checked_moved(moved, "tick" if method is _TICK else "poll", method(worker))
+            if worker.outbox is not boxes.outbox or worker.inbox is not boxes.inbox:
+                boxes.check(worker)
+            return moved is True
         except BaseException as error:  # includes panics of libraries
             if is_interrupt(error):
                 raise
             # Workers isolate the errors of a request. After any other error the state of the stage is unknown.
-            self.close_stage(name, error)
+            self.close_stage(name, boxes.cause_of(error, worker))
             return True
 
     def _route(self, route: Callable[[], bool]) -> bool:
@@ -364,7 +382,7 @@ class Engine:
         """Closes a stage after a fault of its worker, on the loop's thread; see `Orchestrator.close_stage`. Tests fail on it
         (`omni.testing.no_retries`)."""
         failure = known(name, "running", error, type(self._workers[name]))
-        _log.error("stage %r is closed, and requests that need it fail: %s", name, failure, exc_info=error)
+        _log.error("stage %r is closed, and requests that need it fail: %s", name, failure, exc_info=plain(error))
         with may_sync(SyncPoint.CLOSE_STAGE):
             self._device.synchronize()
         self._orchestrator.close_stage(name, failure)

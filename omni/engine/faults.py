@@ -2,27 +2,25 @@
 
 import logging
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
 from omni.engine.values import is_number, is_text
-from omni.errors import OmniError, ReturnedError, StageError, quoted, type_of
+from omni.errors import OmniError, ReturnedError, StageError, plain, quoted, said, type_of
 from omni.payload import Payload
-from omni.stage import Done, Failed, Lease, Outbound, Produced, StageWorker
+from omni.stage import Done, Failed, Inbound, Lease, Outbound, Produced, StageWorker
 from omni.utils.interrupts import is_interrupt
 
 _log = logging.getLogger(__name__)
-
-_events: set[type] = set()
-"""Classes of events that were found to be right: to ask a runtime protocol takes microseconds, for every payload."""
 
 
 class StageFault(Exception):
     """A worker broke its contract outside of `tick`, or a connector its own. stage: to be closed."""
 
-    def __init__(self, stage: str, error: Exception) -> None:
-        super().__init__(f"{stage}: {error}")
+    def __init__(self, stage: str, error: BaseException) -> None:
+        super().__init__(f"{stage}: {said(error)}")
         self.stage = stage
         self.error = error
 
@@ -54,42 +52,83 @@ class ClosedStages:
                 raise StageError(stage, "running", f"it is closed since a fault, {problem}; open the model again")
 
 
-def with_boxes(worker: StageWorker) -> StageWorker:
-    """A new worker. Raises ReturnedError if its inbox or outbox is no deque."""
-    boxes: dict[str, object] = {"inbox": worker.inbox, "outbox": worker.outbox}
-    for name, box in boxes.items():
-        if not isinstance(box, deque):
-            problem = f"gave {type_of(worker)} whose {name} is {type_of(box)}: make it a collections.deque"
-            raise ReturnedError(problem, type(worker))
-    return worker
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """The inbox and the outbox of a worker. The engine takes them once, when the stage is started: whatever the worker puts in
+    their place, its messages come and go here, and it is found by its next tick (`check`)."""
+
+    inbox: deque[Inbound]
+    outbox: deque[Outbound]
+
+    @classmethod
+    def of(cls, worker: StageWorker) -> "Boxes":
+        """Of a new worker. Raises ReturnedError if one of them is no deque, or one that drops messages."""
+        boxes = cls(worker.inbox, worker.outbox)
+        for name, box in (("inbox", boxes.inbox), ("outbox", boxes.outbox)):
+            given: object = box
+            problem = f"gave {type_of(worker)} whose {name} is"
+            if type(given) is not deque:
+                raise ReturnedError(f"{problem} {type_of(given)}: make it a collections.deque", type(worker))
+            if given.maxlen is not None:
+                remedy = "which drops messages: leave maxlen out"
+                raise ReturnedError(f"{problem} a deque of at most {given.maxlen}, {remedy}", type(worker))
+        boxes.check(worker)
+        return boxes
+
+    def check(self, worker: StageWorker) -> None:
+        """Raises ReturnedError if the worker has others now."""
+        for name, own, box in (("inbox", self.inbox, worker.inbox), ("outbox", self.outbox, worker.outbox)):
+            if box is not own:
+                given = "another deque" if type(box) is deque else type_of(box)
+                problem = f"the {name} is {given} now, not the one of the start, which the engine reads and writes"
+                raise ReturnedError(f"{problem}: keep that, and append to it", type(worker))
+
+    def cause_of(self, error: BaseException, worker: StageWorker) -> BaseException:
+        """The cause of an error of the worker: that it has other boxes now, or else the error itself."""
+        try:
+            self.check(worker)
+        except ReturnedError as replaced:
+            replaced.__cause__ = error
+            return replaced
+        except Exception:  # it has none now
+            return error
+        return error
 
 
-def discard_work(stage: str, worker: StageWorker, leases: Iterable[Lease]) -> None:
+def discard_work(stage: str, worker: StageWorker, boxes: Boxes, leases: Iterable[Lease]) -> None:
     """Closes the worker of a closed stage, and drops its messages. leases: those that it holds."""
     try:
         worker.close()
     except BaseException as error:  # a SystemExit or a library's panic too
         if is_interrupt(error):
             raise
-        _log.exception("stage %r could not be closed after its fault", stage)
+        _log.error("stage %r could not be closed after its fault: %s", stage, said(error), exc_info=plain(error))
     for lease in list(leases):
         lease.revoke()
-    # They may be anything by now.
-    left: object = worker.outbox
-    worker.inbox, worker.outbox = deque(), deque()
-    for message in left if isinstance(left, Iterable) else ():
-        if isinstance(message, Produced):
+    for message in boxes.outbox:
+        if type(message) is Produced:  # they may be anything by now
             message.close()
+    boxes.inbox.clear()
+    boxes.outbox.clear()
 
 
-def next_message(stage: str, worker: StageWorker) -> Outbound:
-    """Takes the next message of a worker out of its outbox. Raises StageFault for one that a stage must not send: nothing says
-    which request it belongs to."""
+def empty_outbox(stage: str, worker: StageWorker, boxes: Boxes, take: Callable[[str, Outbound], None]) -> None:
+    """Passes the messages of a worker to `take`. Raises StageFault for one that a stage must not send, which is of no request that
+    is known, and for whatever else is raised: the messages are objects of the worker, and may do anything when they are read."""
+    outbox = boxes.outbox
     try:
-        message: object = worker.outbox.popleft()
-    except Exception as error:
-        problem = f"the outbox is {type_of(worker.outbox)}, not the deque that it was: append to it"
-        raise StageFault(stage, ReturnedError(problem, type(worker))) from error
+        while outbox:
+            take(stage, _checked(outbox.popleft(), worker))
+    except StageFault:
+        raise
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        raise StageFault(stage, error) from error
+
+
+def _checked(message: object, worker: StageWorker) -> Outbound:
+    """A message of an outbox. Raises ReturnedError for one that a stage must not send."""
     match message:
         case Produced(str(), Payload(meta=msgspec.Struct())):
             return message
@@ -110,7 +149,7 @@ def next_message(stage: str, worker: StageWorker) -> Outbound:
             problem = f"the error of a Failed is {type_of(other)}: give an exception"
         case other:
             problem = f"the outbox has {type_of(other)}: put a Produced, Done or Failed there"
-    raise StageFault(stage, ReturnedError(problem, type(worker)))
+    raise ReturnedError(problem, type(worker))
 
 
 def checked_numbers(returned: object, worker: StageWorker, method: str) -> Mapping[str, int]:

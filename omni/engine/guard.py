@@ -23,7 +23,18 @@ from torch import Tensor
 
 from omni.connector import Connector, EdgeEnd, Pending, Received, Receiver, Ref, Sender
 from omni.device import Event
-from omni.errors import OmniError, ReturnedError, StageError, errors_as, fault_of, known, plugin_error, said, type_of
+from omni.errors import (
+    OmniError,
+    ReturnedError,
+    StageError,
+    errors_as,
+    fault_of,
+    known,
+    plain,
+    plugin_error,
+    said,
+    type_of,
+)
 from omni.ipc import Codec, Typed
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge
@@ -64,7 +75,7 @@ class EdgeGuard:
         """Raises an error of a call as one of omni. code: what was called."""
         if is_interrupt(error):
             raise error
-        raise known(self.edge.name, doing, error, code) from error
+        raise known(self.edge.name, doing, error, code) from plain(error)
 
     def break_off(self, doing: str, error: BaseException, code: object) -> None:
         """The state of the ends is unknown."""

@@ -7,7 +7,7 @@ from omni.engine.active import ActiveRequest, check_names, stages_of
 from omni.engine.admission import Admission
 from omni.engine.connections import PeerConnections
 from omni.engine.credit import Credit
-from omni.engine.faults import ClosedStages, StageFault, discard_work, next_message
+from omni.engine.faults import Boxes, ClosedStages, StageFault, discard_work, empty_outbox
 from omni.engine.peers import EdgeEnds
 from omni.engine.produced import AUDIO, check_produced, check_sound
 from omni.engine.ranked import Rank
@@ -24,13 +24,20 @@ from omni.engine.route import BusyRoutes
 from omni.engine.route_opener import RouteOpener
 from omni.engine.stage_order import sound_stages
 from omni.engine.user_route import UserRoute
-from omni.engine.values import check_done, check_tokens, give
+from omni.engine.values import check_tokens, checked_done, give
 from omni.errors import InputError, OmniError, ReturnedError, StageError, known
 from omni.payload import AudioChunk, GeneratedTokens, RequestHiddenStates
 from omni.pipeline import FRONTEND, Pipeline
 from omni.pipeline.adapter import AdapterFactory
 from omni.sampling import NO_RULES, SamplingParams
 from omni.stage import Abort, Done, Ended, Failed, Feed, Lease, Listeners, Open, Outbound, Produced, StageWorker
+from omni.utils.interrupts import is_interrupt
+
+_DOING: dict[type[Outbound], str] = {
+    Produced: "giving an output",
+    Done: "ending a request",
+    Failed: "failing a request",
+}
 
 
 class Orchestrator:
@@ -58,6 +65,7 @@ class Orchestrator:
         self._pipeline = pipeline
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._workers = workers
+        self.boxes = {name: Boxes.of(worker) for name, worker in workers.items()}
         self._leases: dict[str, dict[Lease, None]] = {name: {} for name in workers}
         """Leases that each stage holds."""
         self._closed = ClosedStages()
@@ -81,6 +89,7 @@ class Orchestrator:
         self._opener = RouteOpener(
             pipeline,
             workers,
+            self.boxes,
             adapters,
             ends,
             place,
@@ -139,7 +148,7 @@ class Orchestrator:
         for active in list(self._active.values()):
             if stage in active.running:
                 self.abort(active.request.id, error)
-        discard_work(stage, self._workers[stage], self._leases[stage])
+        discard_work(stage, self._workers[stage], self.boxes[stage], self._leases[stage])
         self._ends.close_consumer(stage)
 
     @property
@@ -192,9 +201,9 @@ class Orchestrator:
 
     def _empty_outboxes(self) -> bool:
         moved = False
-        for name, worker in self._workers.items():
-            while worker.outbox:
-                self._take(name, next_message(name, worker))
+        for name, boxes in self.boxes.items():
+            if boxes.outbox:
+                empty_outbox(name, self._workers[name], boxes, self._take)
                 moved = True
         return moved
 
@@ -227,7 +236,7 @@ class Orchestrator:
             self.listeners.join(request.id)
         hidden_states = {edge.producer for edge in (*edges, *user_edges.values()) if edge.hidden_states}
         for name in own:
-            inbox, inputs = self._workers[name].inbox, request.inputs.get(name)
+            inbox, inputs = self.boxes[name].inbox, request.inputs.get(name)
             sources = {edge.name for edge in edges if edge.consumer == name}
             opened = Open(
                 request.id,
@@ -269,8 +278,11 @@ class Orchestrator:
                 case Failed():
                     active.running.discard(stage)
                     self.abort(message.request_id, known(stage, "running", message.error))
-        except OmniError as error:
-            self.abort(message.request_id, error)
+        except BaseException as error:  # also what a value of the worker raises when it is read
+            if is_interrupt(error):
+                raise
+            doing = _DOING.get(type(message), "taking a message")
+            self.abort(active.request.id, known(stage, doing, error, type(self._workers[stage])))
 
     def _forward(self, active: ActiveRequest, stage: str, produced: Produced) -> None:
         try:
@@ -328,7 +340,7 @@ class Orchestrator:
 
     def _finish(self, active: ActiveRequest, stage: str, done: Done) -> None:
         active.running.discard(stage)
-        check_done(stage, done, type(self._workers[stage]))
+        done = checked_done(stage, done, type(self._workers[stage]))
         if stage in active.credits:
             active.credits[stage].close()
         for edge in self._edges_from[stage]:
@@ -374,7 +386,7 @@ class Orchestrator:
         active.abort_routes(reason)
         for name in active.running:
             if name not in self._closed:
-                self._workers[name].inbox.append(Abort(active.request.id))
+                self.boxes[name].inbox.append(Abort(active.request.id))
 
     def _close_broken_edges(self) -> None:
         """Raises StageFault for an edge whose ends are in an unknown state: its consumer may hold memory of theirs."""

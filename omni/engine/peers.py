@@ -24,7 +24,7 @@ from omni.engine.peer_messages import (
     PieceOut,
     ToConsumer,
 )
-from omni.errors import OmniError, StageError, known, said
+from omni.errors import OmniError, StageError, known, plain, said
 from omni.ipc import Typed
 from omni.pipeline import Edge
 from omni.utils.origin import with_origin
@@ -185,7 +185,7 @@ class EdgeEnds:
                 opened = self._arriving[edge, place]
                 receivers[edge] = self._open_receiver(opened, self._new_guard(opened), address.value)
             except Exception as error:
-                raise known(edge, "opening its connector", error) from error
+                raise known(edge, "opening its connector", error) from plain(error)
         self._list_receivers()
 
     def take(self) -> list[tuple[str, PeerMessage | None]]:

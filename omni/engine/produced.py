@@ -1,32 +1,32 @@
 """Checks of what a worker or an adapter gives, before it goes on: so the error names who gave it, not who takes it."""
 
-from collections.abc import Mapping
-
 from omni.device import Event
 from omni.errors import ReturnedError, known, quoted, type_of
-from omni.payload import AudioChunk
+from omni.payload import AudioChunk, Payload
+from omni.payload.checks import checked_tensors
 from omni.stage import Produced, StageWorker
 
 AUDIO = "audio"
 """The modality whose outputs are sound."""
 _GIVING = "giving an output"
+_TENSORS = "Produced.payload.tensors"
 
 _events: set[type] = set()
 """Classes that were found to be right: to ask a runtime protocol takes microseconds, for every payload."""
 
 
 def check_produced(stage: str, produced: Produced, worker: StageWorker) -> None:
-    """Raises StageError for an output that no edge could send."""
+    """Raises StageError or ReturnedError for an output that no edge could send."""
     ready: object = produced.ready
-    tensors: object = produced.payload.tensors
     if type(ready) not in _events:
         if not isinstance(ready, Event):
             problem = f"the ready of a Produced is {type_of(ready)}: give an Event, such as Device.record(stream)"
             raise known(stage, _GIVING, ReturnedError(problem, type(worker)))
         _events.add(type(ready))
-    if not isinstance(tensors, Mapping):
-        problem = f"the tensors of a Produced's payload are {type_of(tensors)}: give a dict of tensors by name"
-        raise known(stage, _GIVING, ReturnedError(problem, type(worker)))
+    given = produced.payload.tensors
+    tensors = checked_tensors(given, _TENSORS, type(worker))
+    if tensors is not given:
+        produced.payload = Payload(produced.payload.meta, tensors)
 
 
 def check_sound(

@@ -17,10 +17,11 @@ from typing import Protocol
 from omni.connector import Pending, Received, Receiver, Ref, Sender
 from omni.device import COMPLETED
 from omni.engine.credit import Credit
-from omni.errors import OmniError, known, plugin_call
+from omni.errors import OmniError, known, plain, plugin_call
 from omni.pipeline import Edge
 from omni.pipeline.adapter import Adapter, as_inputs
 from omni.stage import Ended, Feed, Inbound, Lease, Produced
+from omni.utils.interrupts import is_interrupt
 
 _log = logging.getLogger(__name__)
 
@@ -156,7 +157,8 @@ class OutRoute:
 class FeedTaker(Protocol):
     """The interface of a route's consumer: the inbox of a stage worker, or of an output's end."""
 
-    inbox: deque[Inbound]
+    @property
+    def inbox(self) -> deque[Inbound]: ...
 
 
 class InRoute:
@@ -232,8 +234,10 @@ class InRoute:
         while (pending := self._receiving.get(self._delivered)) is not None:
             try:
                 received = pending.poll()
-            except Exception as error:
-                raise known(self.edge.name, "receiving a payload", error) from error
+            except BaseException as error:
+                if is_interrupt(error):
+                    raise
+                raise known(self.edge.name, "receiving a payload", error) from plain(error)
             if received is None:
                 return moved
             self._deliver(pending, received)
@@ -271,6 +275,9 @@ class Route(Protocol):
 
     @property
     def request_id(self) -> str: ...
+
+    @property
+    def edge(self) -> Edge: ...
 
     @property
     def busy(self) -> bool:
@@ -331,8 +338,10 @@ class BusyRoutes:
         for route in list(routes):
             try:
                 moved |= route.tick()
-            except OmniError as error:
-                self._fail(route.request_id, error)
+            except BaseException as error:  # also what a value of a plugin raises when it is read
+                if is_interrupt(error):
+                    raise
+                self._fail(route.request_id, known(route.edge.name, "passing on a payload", error))
             if not route.busy:
                 routes.pop(route, None)
         return moved

@@ -5,6 +5,7 @@ from functools import partial
 
 from omni.engine.active import ActiveRequest
 from omni.engine.credit import Credit
+from omni.engine.faults import Boxes
 from omni.engine.peers import EdgeEnds, RemoteConsumer, RemoteProducer
 from omni.engine.request import EngineRequest
 from omni.engine.route import InRoute, OutRoute
@@ -14,7 +15,7 @@ from omni.payload import AudioChunk
 from omni.pipeline import Edge, Pipeline
 from omni.pipeline.adapter import Adapter, AdapterFactory, as_adapter
 from omni.stage import Lease, StageWorker
-from omni.utils.origin import origin
+from omni.utils.origin import is_omni, origin
 
 _OPENING = "opening its adapter"
 
@@ -26,6 +27,7 @@ class RouteOpener:
         self,
         pipeline: Pipeline,
         workers: Mapping[str, StageWorker],
+        boxes: Mapping[str, Boxes],
         adapters: Mapping[str, AdapterFactory],
         ends: EdgeEnds,
         place: str,
@@ -36,13 +38,14 @@ class RouteOpener:
         on_finished: Callable[[UserRoute], None],
         hear: Callable[[str, AudioChunk], None],
     ) -> None:
-        """workers: of the stages on `place`. leases: those that each stage holds. changed: gets the credits with changes
+        """workers, boxes: of the stages on `place`. leases: those that each stage holds. changed: gets the credits with changes
         to report. on_busy: called when a route has something to receive. on_finished: called with a route to the user that has
         delivered everything. hear: as in `UserRoute`, with the request's id."""
         self._pipeline = pipeline
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._user_edges = {output.modality: output.route for output in pipeline.outputs}
         self._workers = workers
+        self._boxes = boxes
         self._adapters = adapters
         self._ends = ends
         self._place = place
@@ -77,14 +80,14 @@ class RouteOpener:
             here = None
             if consumer == self._place:
                 receiver = self._ends.receiver(edge.name, producer)
-                worker, leases = self._workers[edge.consumer], self._leases[edge.consumer]
+                boxes, leases = self._boxes[edge.consumer], self._leases[edge.consumer]
                 adapter, on_busy = self._adapter(request, edge), self._on_busy
                 here = InRoute(
                     request.id,
                     edge,
                     adapter=adapter,
                     receiver=receiver,
-                    consumer=worker,
+                    consumer=boxes,
                     on_busy=on_busy,
                     leases=leases,
                 )
@@ -102,11 +105,14 @@ class RouteOpener:
 
     def _credit(self, request_id: str, stage: str) -> Credit:
         to_user = [edge for edge in self._user_edges.values() if edge is not None and edge.producer == stage]
-        return Credit(request_id, self._workers[stage], (*self._edges_from[stage], *to_user), self._changed)
+        return Credit(request_id, self._boxes[stage], (*self._edges_from[stage], *to_user), self._changed)
 
     def _user_route(self, active: ActiveRequest, modality: str, edge: Edge) -> UserRoute:
         ends = self._ends.sender(edge.name, self._place), self._ends.receiver(edge.name, self._place)
         adapter, credit = self._adapter(active.request, edge), active.credits[edge.producer]
+        made_by = None
+        if is_omni(type(adapter)):  # it passes on what the worker made
+            made_by = edge.producer, type(self._workers[edge.producer])
         return UserRoute(
             active.request.id,
             modality,
@@ -117,6 +123,7 @@ class RouteOpener:
             sink=active.sink,
             on_finished=self._on_finished,
             hear=partial(self._hear, active.request.id),
+            made_by=made_by,
         )
 
     def _adapter(self, request: EngineRequest, edge: Edge) -> Adapter:

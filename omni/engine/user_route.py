@@ -43,18 +43,20 @@ class UserRoute:
         sink: SafeSink,
         on_finished: "Callable[[UserRoute], None]",
         hear: Callable[[AudioChunk], None] = lambda chunk: None,
+        made_by: tuple[str, object] | None = None,
     ) -> None:
-        """edge: `PipelineOutput.route`. credit: of the producer. hear: called with sound that was given."""
+        """edge: `PipelineOutput.route`. credit: of the producer. hear: called with sound that was given. made_by: the stage and
+        the code that errors name; None for the edge and its adapter."""
         sender, receiver = ends
         self.request_id = request_id
         self.finished = False
         self.inbox: deque[Inbound] = deque()
         self._modality = modality
-        self._edge = edge
+        self.edge = edge
         self._sink = sink
         self._on_finished = on_finished
         self._hear = hear
-        self._code = adapter.push
+        self._source, self._code = made_by or (edge.name, adapter.push)
         self._rate: int | None = None
         self._in = InRoute(
             request_id, edge, adapter=adapter, receiver=receiver, consumer=self, on_busy=lambda route: None, leases={}
@@ -64,7 +66,7 @@ class UserRoute:
 
     @property
     def stage(self) -> str:
-        return self._edge.producer
+        return self.edge.producer
 
     @property
     def busy(self) -> bool:
@@ -106,9 +108,9 @@ class UserRoute:
                 tensors = _own(message.payload.tensors)
                 message.release(COMPLETED)
                 if self._modality == AUDIO:
-                    self._rate = checked_rate(self._edge.name, message.payload.meta, self._code, self._rate)
+                    self._rate = checked_rate(self._source, message.payload.meta, self._code, self._rate)
                 output = StageOutput(self._modality, message.payload.meta, tensors)
-                give(self._sink, output, self._edge.name, self._code)
+                give(self._sink, output, self._source, self._code)
                 if self._modality == AUDIO and isinstance(output.meta, AudioChunk):
                     self._hear(output.meta)
             case Ended():

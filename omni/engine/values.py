@@ -7,11 +7,12 @@ import msgspec
 import numpy as np
 
 from omni.engine.request import SafeSink, StageOutput, UnsendableOutput
-from omni.errors import ReturnedError, is_unicode, known, quoted, type_of
+from omni.errors import ReturnedError, is_unicode, known, plain, quoted, type_of
 from omni.payload import AudioChunk, GeneratedTokens
 from omni.stage import Done
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
+_GIVING = "giving an output"
 _VALUES = msgspec.msgpack.Encoder(enc_hook=lambda value: None)
 """Encodes text and numbers only: arrays and other objects are checked where they are sent."""
 
@@ -30,11 +31,12 @@ def check_tokens(stage: str, tokens: GeneratedTokens, code: object) -> None:
     """Raises StageError for ids that are no tuple of numbers. code: what made them."""
     problem = _tokens_problem(tokens)
     if problem is not None:
-        raise known(stage, "giving an output", ReturnedError(problem, code))
+        raise known(stage, _GIVING, ReturnedError(problem, code))
 
 
-def check_done(stage: str, done: Done, code: object) -> None:
-    """Raises StageError for a reason, counts or held tokens that cannot be given to the user. code: what made it."""
+def checked_done(stage: str, done: Done, code: object) -> Done:
+    """Raises StageError for a reason, counts or held tokens that cannot be given to the user. code: what made it. Returns it with
+    plain values."""
     if not is_text(done.reason):
         problem = f"the reason of a Done is {quoted(done.reason)}: give valid Unicode"
     elif not all(is_text(name) and is_number(count) for name, count in done.counts.items()):
@@ -42,7 +44,8 @@ def check_done(stage: str, done: Done, code: object) -> None:
     elif not _are_numbers(done.held):
         problem = f"the held tokens of a Done are {quoted(done.held)}: give a tuple of numbers of 64 bits"
     else:
-        return
+        counts = {str.__str__(name): int(count) for name, count in done.counts.items()}
+        return Done(done.request_id, str.__str__(done.reason), counts, tuple(done.held))
     raise known(stage, "running", ReturnedError(problem, code))
 
 
@@ -55,7 +58,9 @@ def give(sink: SafeSink, output: StageOutput, stage: str, code: object) -> None:
             raise UnsendableOutput(problem)
         sink.give(output)
     except UnsendableOutput as error:
-        raise known(stage, "giving an output", ReturnedError(str(error), code)) from error
+        raise known(stage, _GIVING, ReturnedError(str(error), code)) from error
+    except Exception as error:  # what a value raises when it is read
+        raise known(stage, _GIVING, error, code) from plain(error)
 
 
 def _problem(meta: msgspec.Struct) -> str | None:

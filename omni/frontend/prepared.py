@@ -1,7 +1,7 @@
 """Checks of prepared requests: a front end's mistake fails the request in its name, before a stage sees it."""
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 import torch
@@ -10,6 +10,7 @@ from omni.errors import ReturnedError, quoted, said, type_of
 from omni.frontend.base import Prepared
 from omni.ipc import Codec, Typed
 from omni.payload import Payload
+from omni.payload.checks import checked_tensors
 from omni.pipeline import Pipeline
 
 _MOST_TOKENS = 2**63
@@ -19,17 +20,21 @@ _MOST_TOKENS = 2**63
 def checked_prepared(returned: object, pipeline: Pipeline, modalities: Collection[str], code: object) -> Prepared:
     """Checks and returns the result of `prepare`. modalities: that the user asked for.
 
-    Raises ReturnedError, about the method `code`, unless it is a `Prepared` for this pipeline.
+    Its dicts and lists are plain ones then. Raises ReturnedError, about the method `code`, unless it is a `Prepared` for this
+    pipeline.
     """
     if not isinstance(returned, Prepared):
         raise ReturnedError(f"prepare returned {type_of(returned)}: return a Prepared", code)
     _check_names("inputs", returned.inputs, [stage.name for stage in pipeline.stages], code)
     _check_names("edges", returned.edges, [edge.name for edge in pipeline.edges], code)
+    inputs: dict[str, Sequence[Payload]] = {}
     for stage, payloads in returned.inputs.items():
         if not isinstance(payloads, list | tuple) or not all(isinstance(each, Payload) for each in payloads):
             raise ReturnedError(f"Prepared.inputs[{stage!r}] is {type_of(payloads)}: give a list of Payload", code)
-        for index, payload in enumerate(payloads):
-            _check_payload(f"Prepared.inputs[{stage!r}][{index}]", payload, code)
+        inputs[stage] = [
+            _checked_payload(f"Prepared.inputs[{stage!r}][{index}]", payload, code)
+            for index, payload in enumerate(payloads)
+        ]
     for edge, args in returned.edges.items():
         if not isinstance(args, msgspec.Struct):
             raise ReturnedError(f"Prepared.edges[{edge!r}] is {type_of(args)}: give a msgspec.Struct", code)
@@ -41,7 +46,7 @@ def checked_prepared(returned: object, pipeline: Pipeline, modalities: Collectio
     if not 0 <= tokens < _MOST_TOKENS:
         problem = f"Prepared.prompt_tokens is {quoted(tokens)}: give 0 or more, below {_MOST_TOKENS:,}"
         raise ReturnedError(problem, code)
-    return returned
+    return Prepared(inputs, dict(returned.edges), tokens)
 
 
 def _check_reach(prepared: Prepared, pipeline: Pipeline, modalities: Collection[str], code: object) -> None:
@@ -55,15 +60,17 @@ def _check_reach(prepared: Prepared, pipeline: Pipeline, modalities: Collection[
             raise ReturnedError(f"Prepared.inputs {given}, {problem}: {remedy}", code)
 
 
-def _check_payload(field: str, payload: Payload, code: object) -> None:
+def _checked_payload(field: str, payload: Payload, code: object) -> Payload:
     meta: object = payload.meta
     if not isinstance(meta, msgspec.Struct):
         raise ReturnedError(f"{field}.meta is {type_of(meta)}: give a msgspec.Struct", code)
     _check_sendable(f"{field}.meta", meta, code)
-    for name, tensor in payload.tensors.items():
+    tensors = checked_tensors(payload.tensors, f"{field}.tensors", code)
+    for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
             given = f"on {tensor.device}" if isinstance(tensor, torch.Tensor) else type_of(tensor)
             raise ReturnedError(f"{field}.tensors[{name!r}] is {given}: give a tensor on the CPU", code)
+    return payload if tensors is payload.tensors else Payload(meta, tensors)
 
 
 def _check_sendable(field: str, struct: msgspec.Struct, code: object) -> None:

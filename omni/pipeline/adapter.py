@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from inspect import isclass
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from omni.errors import ReturnedError, type_of
 from omni.payload import Payload
+from omni.payload.checks import checked_tensors
+
+_TENSORS = "the adapter returned a payload whose tensors"
 
 
 @runtime_checkable
@@ -55,24 +58,27 @@ def as_inputs(returned: object, code: object) -> Sequence[Payload]:
     if not isinstance(returned, list | tuple):
         problem = f"the adapter returned {type_of(returned)}: return a list of Payload, empty if no input is complete"
         raise ReturnedError(problem, code)
-    for index, each in enumerate(returned):
+    inputs = list(returned)  # one that the plugin derived from list may change, or raise, when it is read again
+    for index, each in enumerate(inputs):
         if not isinstance(each, Payload):
             raise ReturnedError(
                 f"the adapter returned {type_of(each)} at index {index}: return a list of Payload", code
             )
-        _check_payload(each, index, code)
-    return cast(Sequence[Payload], returned)
+        inputs[index] = _checked_payload(each, index, code)
+    return inputs
 
 
-def _check_payload(payload: Payload, index: int, code: object) -> None:
+def _checked_payload(payload: Payload, index: int, code: object) -> Payload:
     meta: object = payload.meta
     tensors: object = payload.tensors
     if not isinstance(meta, msgspec.Struct):
         problem = f"the payload at index {index} has {type_of(meta)} as meta: give a msgspec.Struct"
         raise ReturnedError(f"the adapter returned a list, and {problem}", code)
-    if not isinstance(tensors, Mapping):
+    if type(tensors) is not dict and not isinstance(tensors, Mapping):
         problem = f"the payload at index {index} has {type_of(tensors)} as tensors: give a dict of tensors by name"
         raise ReturnedError(f"the adapter returned a list, and {problem}", code)
+    plain = checked_tensors(tensors, _TENSORS, code)
+    return payload if plain is tensors else Payload(payload.meta, plain)
 
 
 def as_adapter(made: object, code: object) -> Adapter:

@@ -1,7 +1,6 @@
 """Errors as data: the other process raises one of the same type with the same text."""
 
 import builtins
-import traceback
 
 import msgspec
 import torch
@@ -17,7 +16,9 @@ from omni.errors import (
     PluginError,
     StageError,
     SyncError,
+    notes_of,
     said,
+    traced,
 )
 
 _ARGUMENTS: dict[type[BaseException], tuple[str, ...]] = {
@@ -58,6 +59,13 @@ class ErrorData(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: BaseException) -> "ErrorData":
+        try:
+            return cls._of(error)
+        except Exception:  # what a plugin's class makes of its own attributes
+            return cls("", (_encodable(said(error)),), _encodable(said(error)), trace=_trace(error))
+
+    @classmethod
+    def _of(cls, error: BaseException) -> "ErrorData":
         kind = next((kind for kind in type(error).__mro__ if kind in _ARGUMENTS), type(error))
         names = _ARGUMENTS.get(kind, ())
         # A plugin's subclass may not have set the attributes; the other process gives a StageError then.
@@ -99,17 +107,11 @@ def _text(error: BaseException) -> str:
 
 
 def _trace(error: BaseException) -> str:
-    try:
-        return _encodable("".join(traceback.format_exception(error)))
-    except Exception:  # a plugin's own `__str__`; in Python 3.11 also another thread that parses at the same time
-        return ""
+    return _encodable(traced(error))
 
 
 def _notes(error: BaseException) -> tuple[str, ...]:
-    try:
-        return tuple(_encodable(str(note)) for note in vars(error).get("__notes__", ()))
-    except Exception:  # they are a plugin's own
-        return ()
+    return tuple(map(_encodable, notes_of(error)))
 
 
 def _optional(value: object) -> str | None:

@@ -1,7 +1,8 @@
-"""Checks of the tensors that a model's methods return, by shape and dtype alone: nothing waits for the device."""
+"""Checks of what methods return: a model's tensors, by shape and dtype alone, so that nothing waits for the device, and whether a
+worker did something."""
 
 from collections.abc import Sequence
-from types import MethodType
+from types import CoroutineType, MethodType
 
 import torch
 
@@ -11,6 +12,20 @@ from omni.errors import ReturnedError, type_of
 def method_name(code: object, what: str) -> str:
     """`what` a method gave, with the class of the method's object, for an error: `"Talker.forward"`."""
     return f"{type(code.__self__).__name__}.{what}" if isinstance(code, MethodType) else what
+
+
+def checked_moved(returned: object, method: str, code: object) -> bool:
+    """Whether a worker's method did something: the truth of what it returned. method, code: its name and itself.
+
+    Raises ReturnedError for an object that is always true, such as a generator or a coroutine, of which nothing has run.
+    """
+    if any("__bool__" in vars(kind) or "__len__" in vars(kind) for kind in type(returned).__mro__):
+        return bool(returned)
+    if isinstance(returned, CoroutineType):
+        returned.close()  # Python would warn that nothing has awaited it
+    raise ReturnedError(
+        f"{method} returned {type_of(returned)}: return whether something was done, True or False", code
+    )
 
 
 def returned_tensor(

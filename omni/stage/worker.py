@@ -9,10 +9,22 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from omni.device import COMPLETED
-from omni.errors import InputError, OmniError, ReturnedError, StageError, known, quoted, type_of
+from omni.errors import (
+    InputError,
+    OmniError,
+    ReturnedError,
+    StageError,
+    known,
+    name_of,
+    notes_of,
+    plain,
+    quoted,
+    type_of,
+)
 from omni.sampling import SamplingParams
 from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Resume
-from omni.utils.origin import caller, with_place, worked_on
+from omni.stage.returned import checked_moved
+from omni.utils.origin import caller, traceback_of, with_place, worked_on
 
 RequestT = TypeVar("RequestT")
 
@@ -108,7 +120,8 @@ class MailboxWorker(ABC, Generic[RequestT]):
 
     def tick(self) -> bool:
         moved = self.empty_inbox()
-        moved = self.advance() or moved
+        advanced = self.advance()
+        moved |= advanced if advanced is True or advanced is False else checked_moved(advanced, "advance", self.advance)
         if len(self._open_ids) != len(self.requests):
             self._report_lost()
         return moved
@@ -138,7 +151,14 @@ class MailboxWorker(ABC, Generic[RequestT]):
         """Fails the request here. Errors that are not omni's own are wrapped with the stage's name. For what is no exception
         the error says so."""
         given: object = error
-        if not isinstance(given, Exception):
+        words: object = doing
+        if not isinstance(words, str):
+            problem = f"fail got {type_of(words)} as doing, {quoted(words)}: give words, such as 'taking its input'"
+            doing, error = (
+                "failing a request",
+                StageError(self.name, "failing a request", with_place(problem, caller())),
+            )
+        elif not issubclass(type(given), Exception):
             problem = f"fail got {type_of(given)} as its error, {quoted(given)}: give an exception"
             error = StageError(self.name, doing, with_place(problem, caller()))
         self.drop(self._remove_record(request_id))
@@ -164,14 +184,14 @@ class MailboxWorker(ABC, Generic[RequestT]):
     def retried(self, batch: str, error: Exception) -> None:
         """Counts and logs a retry. Retries also hide our own bugs: tests fail on them (`omni.testing.no_retries`)."""
         self.retries += 1
-        _log.warning("%s: %s failed; its parts run again, each alone", self.name, batch, exc_info=error)
+        _log.warning("%s: %s failed; its parts run again, each alone", self.name, batch, exc_info=plain(error))
 
     def _known(self, doing: str, error: Exception) -> OmniError:
-        notes: list[str] = vars(error).get("__notes__", [])  # names the phase, see Device.launch
-        code = None
+        notes = notes_of(error)  # names the phase, see Device.launch
+        code: object = type(self) if traceback_of(error) is None else None
         if notes and self.phase_model is not None and worked_on(error, self.phase_model):
             code = type(self.phase_model)
-            doing = f"{doing} of {code.__name__}"
+            doing = f"{doing} of {name_of(type(self.phase_model))}"
         return known(self.name, ", ".join([doing, *notes]), error, code)
 
     def _dispatch(self, message: Inbound) -> None:

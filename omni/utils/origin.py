@@ -10,12 +10,14 @@ from functools import lru_cache, partial
 from importlib.metadata import Distribution, entry_points
 from pathlib import Path
 from traceback import walk_tb
-from types import FrameType, FunctionType, MethodType, ModuleType
+from types import FrameType, FunctionType, MethodType, ModuleType, TracebackType
 from typing import NamedTuple
 
 _GROUP = "omni"
 _FRAMEWORK = "omni"
 """The package of this file. The stage kinds and families beside it are of its distribution: others are blamed before them."""
+_TRACEBACK = vars(BaseException)["__traceback__"]
+_NAME, _MODULE = vars(type)["__name__"], vars(type)["__module__"]
 _LIBRARIES = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -26,9 +28,7 @@ def origin(error: BaseException | None = None, code: object = None) -> str:
     was called) if that is of such a plugin, else of the innermost frame of one of omni's own, else of `code`. A method that a
     plugin's class inherits from omni is that class's: omni's part only calls what the class defines.
     """
-    frames = (
-        [] if error is None else [(frame, line) for frame, line in walk_tb(error.__traceback__) if _of_plugin(frame)]
-    )
+    frames = [] if error is None else [(frame, line) for frame, line in _frames(error) if _of_plugin(frame)]
     places = [(_is_own(_package(frame)), frame, line) for frame, line in reversed(frames)]
     for own, frame, line in places:
         if not own:
@@ -61,7 +61,7 @@ def origin_of_module(module: ModuleType) -> str:
 def worked_on(error: BaseException, thing: object) -> bool:
     """Whether omni's code was working on `thing`, a local variable of it, when the error was raised: then the cause may be what
     `thing` returned. False if a plugin's code raised it."""
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    frames = [frame for frame, _ in _frames(error)]
     if any(_of_plugin(frame) and not _is_own(_package(frame)) for frame in frames):
         return False
     return any(value is thing for frame in frames for value in frame.f_locals.values())
@@ -75,8 +75,24 @@ def raised_in(error: BaseException, package: str) -> bool:
 
 def raised_in_plugin(error: BaseException) -> bool:
     """Whether the innermost frame is of a plugin or of omni, not of a library that it called."""
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    frames = [frame for frame, _ in _frames(error)]
     return bool(frames) and (_package(frames[-1]) == _FRAMEWORK or _of_plugin(frames[-1]))
+
+
+def traceback_of(error: BaseException) -> TracebackType | None:
+    """None for an exception that was only made."""
+    traceback: TracebackType | None = _TRACEBACK.__get__(error)  # a plugin's class may have a property of the name
+    return traceback
+
+
+def _frames(error: BaseException) -> Iterable[tuple[FrameType, int]]:
+    """The frames of its traceback, the outermost first, with their lines."""
+    return walk_tb(traceback_of(error))
+
+
+def is_omni(kind: type) -> bool:
+    """Whether a class is of omni, or of one of omni's own plugins."""
+    return _is_omni(_module_of(kind).partition(".")[0])
 
 
 def caller() -> str:
@@ -151,8 +167,8 @@ def _origin_of(code: object) -> tuple[str, str, int] | None:
     if isinstance(code, FunctionType):
         place, module = (code.__code__.co_filename, code.__code__.co_firstlineno), code.__module__
     else:
-        kind = code if inspect.isclass(code) else type(code)
-        module = kind.__module__
+        kind = code if isinstance(code, type) else type(code)
+        module = _module_of(kind)
         found = _place_of_class(kind)
         if found is None:
             return None
@@ -169,17 +185,23 @@ def _place_of_class(kind: type) -> tuple[str, int] | None:
     """
     try:
         file = inspect.getsourcefile(kind)
-    except TypeError:
+    except Exception:  # TypeError of a builtin; others of a plugin's metaclass
         return None
     if file is None:
         return None
-    header = re.compile(rf"\s*class\s+{re.escape(kind.__name__)}\b")
+    header = re.compile(rf"\s*class\s+{re.escape(_NAME.__get__(kind))}\b")
     lines = [number for number, text in enumerate(linecache.getlines(file), start=1) if header.match(text)]
     codes = [value.__code__ for value in vars(kind).values() if isinstance(value, FunctionType)]
     first = min((code.co_firstlineno for code in codes if code.co_filename == file), default=None)
     if first is not None:  # of several classes with this name, the one whose methods follow
         lines = [number for number in lines if number < first][-1:]
     return (file, lines[0]) if lines else None
+
+
+def _module_of(kind: type) -> str:
+    """The name of a class's module, whatever its metaclass makes of it."""
+    module = _MODULE.__get__(kind)
+    return module if isinstance(module, str) else ""
 
 
 def _is_inherited(method: MethodType) -> bool:

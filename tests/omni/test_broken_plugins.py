@@ -17,6 +17,16 @@ from omni.errors import ConfigError, OmniError, StageError
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins, load_plugins
 from tests.examples.plain_speech import write_tiny
+from tests.omni.broken_plugins.at_boundary import (
+    BOXES,
+    CLOSED_BOX,
+    MOVED,
+    RAISED,
+    RAISED_AT_LOAD,
+    READ,
+    RESTLESS,
+    TENSORS,
+)
 from tests.omni.broken_plugins.at_edge import OPENING, TRAVEL, UNKNOWN
 from tests.omni.broken_plugins.at_graph import GRAPH
 from tests.omni.broken_plugins.at_load import LOAD
@@ -51,7 +61,11 @@ def by_name(*tables: tuple[Fault, ...]) -> pytest.MarkDecorator:
 
 @pytest.fixture
 def plugin(fault: Fault, tmp_path: Path) -> Iterator[Installed]:
-    with installed(fault.package, {fault.file: (fault.old, fault.new)}, tmp_path / "site") as plugin:
+    changes = {fault.file: (fault.old, fault.new)}
+    if fault.also is not None:
+        file, old, new = fault.also
+        changes[file] = old, new
+    with installed(fault.package, changes, tmp_path / "site") as plugin:
         yield plugin
 
 
@@ -117,7 +131,7 @@ def loaded(plugin: Installed) -> Plugins:
     return load_plugins([*plugin.points, *own_entry_points("ar", "vocoder", "local", "shm")])
 
 
-@by_name(OPEN, GRAPH, OPENING, WEIGHTS)
+@by_name(OPEN, GRAPH, OPENING, WEIGHTS, RAISED_AT_LOAD, (CLOSED_BOX,))
 def test_a_model_that_is_not_opened(fault: Fault, model: Path, plugin: Installed) -> None:
     plugins = loaded(plugin)
     with pytest.raises(fault.kind) as caught:
@@ -159,7 +173,10 @@ def answered(omni: Omni, *, audio: bool) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@by_name(ADAPTERS, FRONT, WORKERS, SOUNDS, MESSAGES, TRAVEL, UNKNOWN, VALUES, INTERRUPTS)
+@by_name(
+    *(ADAPTERS, FRONT, WORKERS, SOUNDS, MESSAGES, TRAVEL, UNKNOWN, VALUES, INTERRUPTS),
+    *(BOXES, MOVED, READ, TENSORS, RAISED),
+)
 def test_a_request_that_fails(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
     fail_one(fault, model, plugin, engine)
 
@@ -168,8 +185,7 @@ def test_a_request_that_fails(fault: Fault, model: Path, plugin: Installed, engi
     tuple(
         each for each in (*ADAPTERS, *FRONT, *WORKERS, *SOUNDS, *TRAVEL, *UNKNOWN, *VALUES) if each.name in IN_PROCESS
     ),
-    INTERRUPTS[:1],
-    UNSENDABLE,
+    *(INTERRUPTS[:1], UNSENDABLE, BOXES[:1], READ[:4], TENSORS[-2:], RAISED[:4]),
 )
 def test_a_request_that_fails_in_a_process(fault: Fault, model: Path, plugin: Installed) -> None:
     fail_one(fault, model, plugin, "process")
@@ -191,6 +207,19 @@ def fail_one(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
             answered(omni, audio=False)
         assert eventually(lambda: omni.idle)
         assert not any(count for usage in omni.usage().values() for count in usage.values())
+
+
+@pytest.mark.parametrize("engine", ["thread", "process"])
+@by_name(RESTLESS)
+def test_close_ends_though_a_stage_is_never_done(
+    fault: Fault, model: Path, plugin: Installed, engine: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names it."""
+    omni = Omni(model, device="cpu", plugins=loaded(plugin), overrides={"engine.process": engine})
+    answered(omni, audio=True)
+    within(omni.close)
+    problem = "stage 'singer' says after every tick that it did something: return False if there was nothing to do"
+    assert f"{problem} (plugin {plugin.distribution}, {plugin.place})" in caplog.text
 
 
 SILENT = Fault(

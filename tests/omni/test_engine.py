@@ -9,6 +9,7 @@ import pytest
 
 from omni.engine import EngineOptions, EngineOutput, RequestFailed, RequestFinished
 from omni.engine.command_queue import LocalCommandQueue
+from omni.engine.faults import Boxes
 from omni.engine.request import EngineCommand
 from omni.errors import OmniError, StageError
 from omni.stage import Feed
@@ -129,6 +130,7 @@ def test_a_stage_that_raised_never_runs_again_and_the_engine_sleeps():
     graph, broken, command_queue = FakeGraph(), Breaking(), CountedCommandQueue()
     graph.workers["writer"] = broken
     vars(graph.engine)["_workers"] = graph.workers
+    graph.orchestrator.boxes["writer"] = Boxes.of(broken)
     graph.engine._command_queue = command_queue
     graph.engine.start()
     for number in range(3):
@@ -230,6 +232,7 @@ def polled_graph() -> tuple[FakeGraph, PolledWorker, PolledWorker]:
     graph.workers |= {"writer": writer, "speaker": speaker}
     vars(graph.orchestrator)["_workers"] = vars(graph.engine)["_workers"] = graph.workers
     vars(graph.orchestrator._opener)["_workers"] = graph.workers
+    graph.orchestrator.boxes.update({"writer": Boxes.of(writer), "speaker": Boxes.of(speaker)})
     return graph, writer, speaker
 
 

@@ -161,7 +161,7 @@ FRONT = (
     _prepare(
         "a tensor that is a list",
         "return Prepared(inputs={'writer': [Payload(Line(text=text), {'x': [1]})]})",
-        "Prepared.inputs['writer'][0].tensors['x'] is a list: give a tensor on the CPU",
+        "Prepared.inputs['writer'][0].tensors['x'] is a list: give a torch.Tensor",
     ),
     _pipeline(
         "a decoder that cannot be made later",
@@ -291,7 +291,7 @@ SOUNDS = (
     _sung(
         "tensors that are None",
         "Payload(AudioChunk(samples=self.model.samples(letter), sample_rate=8000), None)",
-        "the tensors of a Produced's payload are None: give a dict of tensors by name",
+        "Produced.payload.tensors is None: give a dict of tensors by name",
     ),
     _worker(
         "an output that is never ready",
@@ -426,7 +426,7 @@ MESSAGES = (
         "an outbox that is a list",
         "def feed(self, request, message):",
         "super().feed(request, message); self.outbox = [None]",
-        f"{_RUNNING}the outbox is a list, not the deque that it was: append to it",
+        f"{_RUNNING}the outbox is a list now, not the one of the start",
         _PLUGIN,
     ),
     _worker(

@@ -1,0 +1,49 @@
+"""Checks of the tensors of payloads where plugins make them, by type and layout alone: so the error names who made them, not the
+connector or the stage that reads them."""
+
+from collections.abc import Mapping
+
+import torch
+
+from omni.errors import ReturnedError, is_unicode, quoted, type_of
+from omni.payload.payload import PageSlice
+
+_MOST_EXPANDED = 1 << 32
+"""Bytes of an expanded tensor, whose copy needs memory that the tensor itself does not have."""
+
+
+def checked_tensors(tensors: object, what: str, code: object) -> dict[str, torch.Tensor | PageSlice]:
+    """The tensors of a payload, as a plain dict. what: their field, for errors. code: what made them.
+
+    Raises ReturnedError unless they are dense tensors or page slices by name, and what a mapping of the plugin's own raises.
+    """
+    if type(tensors) is not dict:
+        if not isinstance(tensors, Mapping):
+            raise ReturnedError(f"{what} is {type_of(tensors)}: give a dict of tensors by name", code)
+        tensors = dict(tensors)
+    for name, tensor in tensors.items():
+        if type(name) is not str or not name.isascii():
+            _check_name(name, what, code)
+        # False for sparse tensors too. It runs for each payload.
+        if not (tensor.is_contiguous() if type(tensor) is torch.Tensor else type(tensor) is PageSlice):
+            _check_tensor(name, tensor, what, code)
+    return tensors
+
+
+def _check_name(name: object, what: str, code: object) -> None:
+    if type(name) is not str or not is_unicode(name):
+        raise ReturnedError(f"{what} has the name {quoted(name)}: give names of valid Unicode", code)
+
+
+def _check_tensor(name: str, tensor: object, what: str, code: object) -> None:
+    problem = f"{what}[{quoted(name)}] is"
+    if not isinstance(tensor, torch.Tensor | PageSlice):
+        raise ReturnedError(f"{problem} {type_of(tensor)}: give a torch.Tensor", code)
+    if isinstance(tensor, PageSlice):
+        return
+    if tensor.layout is not torch.strided:
+        raise ReturnedError(f"{problem} {tensor.layout}: give a dense tensor, as of Tensor.to_dense", code)
+    held = tensor.untyped_storage().nbytes()
+    if tensor.nbytes > max(held, _MOST_EXPANDED):
+        shape = f"{list(tensor.shape)}, expanded from {held:,} bytes to {tensor.nbytes:,}"
+        raise ReturnedError(f"{problem} {shape}: give one that fits into memory", code)
