@@ -30,7 +30,7 @@ BENT = """
 
     def pipeline(checkpoint):
         pipeline = straight(checkpoint)
-        return msgspec.structs.replace(pipeline, {change})
+        return msgspec.structs.replace(pipeline, family="bent", {change})
 """
 
 Install = Callable[..., None]
@@ -80,7 +80,7 @@ def test_a_broken_plugin_that_is_not_needed(install: Install) -> None:
     assert result.usage.tokens == {"thinker": 4, "talker": 5}
 
 
-KINDS = "there is no stage kind 'vocoder': known are ar, encoder; install the plugin that brings it"
+KINDS = "pipeline.stages.code2wav.kind: there is no stage kind 'vocoder': known are ar, encoder; install the plugin that brings it"
 UNSERVED = "config.json: model_type: no plugin serves model type 'qwen3_omni_moe'; known are"
 LACKS: dict[str, tuple[str, type[OmniError], str, str]] = {
     "a kind": ("vocoder", PluginError, KINDS, "; these plugins failed to load: vocoder (see `omni plugins`)"),
