@@ -91,7 +91,8 @@ class RequestPreparer:
             raw=arguments.raw_prompt,
         )
         with plugin_call("frontend", "preparing the request", frontend.prepare):
-            prepared = checked_prepared(frontend.prepare(chat), self.pipeline, frontend.prepare)
+            returned, modalities = frontend.prepare(chat), arguments.modalities
+            prepared = checked_prepared(returned, self.pipeline, modalities, frontend.prepare)
         compiled = self.compiler.compile(arguments.sampling, arguments.fields, arguments.n)
         self.engine.check({stage: compiled.sampling[stage] for stage in arguments.sampling}, arguments.fields)
         remote = self.engine.takes_text_rules

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import msgspec
 
 from omni.config.layer import SettingsLayer
-from omni.errors import ConfigError
+from omni.errors import ConfigError, OmniError, fault_of, said
+from omni.utils.interrupts import is_interrupt
 
 
 class Draft:
@@ -36,11 +37,20 @@ class Draft:
         fields = {n: value.build(origins) if isinstance(value, Draft) else value for n, value in self._changed.items()}
         try:
             return msgspec.structs.replace(self._before, **fields)
-        except (ValueError, TypeError) as error:
-            refused = self._refused(str(error), list(origins))
-            remedy = "use a value in the range it names" if len(refused) == 1 else "use values that go together"
+        except OmniError:
+            raise
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            refused = self._refused(said(error), list(origins))
             field = ", ".join(origins[path].name(path) for path in refused)
-            raise ConfigError(field, str(error), remedy) from error
+            if isinstance(error, ValueError | TypeError):
+                remedy = "use a value in the range it names" if len(refused) == 1 else "use values that go together"
+                raise ConfigError(field, str(error), remedy) from error
+            # Not the way to refuse a value: whoever wrote the options may not have thought of it.
+            problem = f"{self.type.__name__} cannot be made with this value: {fault_of(error)}"
+            remedy = f"use another value; if it is right, correct {self.type.__name__}.__post_init__"
+            raise ConfigError(field, problem, remedy) from error
 
     def _refused(self, problem: str, paths: list[str]) -> list[str]:
         """The paths in this struct that the problem names; all paths in this struct if it names none."""

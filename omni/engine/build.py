@@ -144,7 +144,8 @@ def build_engine(
     edges = [*selector.open_edges(plan.pipeline, placement, here), *selector.open_outputs(plan.pipeline, own, here)]
     ends = EdgeEnds(here, edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
     listeners = Listeners(device.seconds, short=options.short_slack)
-    by_slack = listeners if options.scheduling == "slack" else None
+    scheduling = options.scheduling or ("slack" if device.torch_device.type == "cuda" else "fixed")
+    by_slack = listeners if scheduling == "slack" else None
     try:
         budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device), share)
         timeline = None

@@ -31,7 +31,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     memory_bytes: device memory that the stages share; None uses the free memory of a CUDA device, and sets no bound on
         the CPU.
     scheduling: `"slack"`: which stages launch first, prefill and the chunks of vocoders depend on the slack of listeners;
-        `"fixed"`: they do not.
+        `"fixed"`: they do not. None is `"slack"` on a CUDA device, else `"fixed"`: on the CPU, samples are then the same
+        bits in every run.
     short_slack: seconds of sound ahead of a listener below which prefill steps are brief.
     ample_slack: seconds of sound ahead of every listener from which other stages may launch before those that make sound.
     timeline: a file for the timeline of the stages' launches, written when the engine closes; None records none.
@@ -53,7 +54,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     graphs: bool | None = None
     compile_processes: int | None = None
     memory_bytes: int | None = None
-    scheduling: Scheduling = "slack"
+    scheduling: Scheduling | None = None
     short_slack: float = 0.3
     ample_slack: float = 1.0
     timeline: str | None = None

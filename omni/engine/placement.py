@@ -183,6 +183,7 @@ class ConnectorSelector:
             with plugin_setup(field, f"correct {path}", locate(path, field)):  # its properties are asked too
                 made = call_entry(path, field, Connector)  # type: ignore[type-abstract]
                 expect(made.reach, Reach, f"{field}.reach", type(made))
+                expect(made.raw_device_tensors, bool, f"{field}.raw_device_tensors", type(made))
             self._made[name] = made
         return self._made[name]
 

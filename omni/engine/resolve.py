@@ -1,7 +1,8 @@
 """The pipeline of a checkpoint: that of its family, with extensions and settings, checked before any weight is read."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ from omni.engine.unfit import unfit
 from omni.errors import (
     CheckpointError,
     ConfigError,
+    PluginError,
+    ReturnedError,
     errors_as,
     plugin_error,
     plugin_setup,
@@ -37,7 +40,9 @@ from omni.pipeline import (
 )
 from omni.pipeline.adapter import AdapterFactory
 from omni.pipeline.parts import check_parts
+from omni.pipeline.validate import check_unique
 from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
+from omni.plugin.locate import is_import_path
 from omni.plugin.manager import Plugins
 from omni.stage import StageKind
 from omni.utils.origin import with_origin
@@ -101,6 +106,9 @@ def resolve_pipeline(
     pipeline = expect(built, Pipeline, field, build)
     with plugin_setup(field, remedy, build):
         check_parts(pipeline, build)
+        if pipeline.family != family.name:
+            problem = f"pipeline.family is {quoted(pipeline.family)}, and its entry's name is {family.name!r}"
+            raise ReturnedError(f"{problem}: give both the same", build)
     return plan_of(pipeline, plugins, layers, choice, build)
 
 
@@ -113,9 +121,54 @@ def plan_of(
 ) -> Plan:
     """The pipeline with the user's changes, then with settings applied, checked as a whole. Raises ConfigError or PluginError.
     code: the function that made it, to be named in errors."""
-    configured, settings = configure(apply_choice(pipeline, plugins, choice), layers)
-    plan = check_pipeline(configured, plugins, last_change(plugins, choice) or code)
+    with _named(code):
+        check_unique(pipeline)  # before an extension replaces one of two equal parts
+    changed, code = apply_choice(pipeline, plugins, choice), last_change(plugins, choice) or code
+    with _named(code):
+        check_unique(changed)
+        _check_texts(changed)
+    configured, settings = configure(changed, layers)
+    _check_connectors(configured, plugins, settings, layers, code)
+    plan = check_pipeline(configured, plugins, code)
     return replace(plan, settings=settings, extensions=tuple(choice.extensions))
+
+
+@contextmanager
+def _named(code: object) -> Iterator[None]:
+    """Adds the `origin` of the function that made a pipeline to the ConfigErrors of its checks."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(error.field, with_origin(error.problem, code=code), error.remedy) from error
+
+
+def _check_texts(pipeline: Pipeline) -> None:
+    """Raises ConfigError for texts of a pipeline that are read later, where its author is unknown."""
+    if not is_import_path(pipeline.frontend):
+        raise ConfigError(
+            "pipeline.frontend", f"{quoted(pipeline.frontend)} is not an import path", 'write "module:class"'
+        )
+    for stage in pipeline.stages:
+        if stage.dtype is not None:
+            check_formats(stage.dtype, field=f"pipeline.stages.{stage.name}.dtype")
+
+
+def _check_connectors(
+    pipeline: Pipeline, plugins: Plugins, settings: Sequence[Setting], layers: Sequence[SettingsLayer], code: object
+) -> None:
+    """Raises PluginError for the name of a connector that is not installed. code: as of `plan_of`."""
+    for edge in pipeline.edges:
+        if edge.connector is None:
+            continue
+        try:
+            plugins.connectors[edge.connector]
+        except PluginError as error:
+            path = f"{edge.setting}.connector"
+            origin = next(setting.origin for setting in settings if setting.path == path)
+            by_user = next((layer for layer in layers if layer.origin == origin), None)
+            if by_user is not None:
+                raise PluginError(f"{by_user.name(path)}: {error}") from error
+            raise PluginError(with_origin(f"{path}: {error}", code=code)) from error
 
 
 def configure(pipeline: Pipeline, layers: Sequence[SettingsLayer]) -> tuple[Pipeline, tuple[Setting, ...]]:
@@ -133,13 +186,12 @@ def _with_hidden_states(pipeline: Pipeline) -> Pipeline:
     """An output on request for the hidden states that a stage keeps."""
     given = {output.stage for output in pipeline.outputs if output.hidden_states}
     keeping = [s.name for s in pipeline.stages if msgspec.structs.asdict(s.options).get("hidden_layers")]
-    return pipeline.extended(
-        outputs=[
-            PipelineOutput(modality=hidden_states_of(name), stage=name, default=False, hidden_states=True)
-            for name in keeping
-            if name not in given
-        ]
-    )
+    more = [
+        PipelineOutput(modality=hidden_states_of(name), stage=name, default=False, hidden_states=True)
+        for name in keeping
+        if name not in given
+    ]
+    return pipeline.extended(outputs=more)
 
 
 def _settable(stage: Stage) -> msgspec.Struct:
@@ -190,38 +242,44 @@ def _unserved(model_type: str, plugins: Plugins) -> CheckpointError:
 def check_pipeline(pipeline: Pipeline, plugins: Plugins, code: object = None) -> Plan:
     """Checks a pipeline against the graph rules and the registered kinds, and imports its models and adapters. code: as of
     `plan_of`."""
-    try:
+    with _named(code):
         validate(pipeline)
-    except ConfigError as error:
-        raise ConfigError(error.field, with_origin(error.problem, code=code), error.remedy) from error
     kinds: dict[str, StageKind] = {}
     for stage in pipeline.stages:
-        entry = plugins.kinds[stage.kind]
+        try:
+            entry = plugins.kinds[stage.kind]
+        except PluginError as error:
+            raise PluginError(with_origin(f"pipeline.stages.{stage.name}.kind: {error}", code=code)) from error
         kind = call_entry(entry.kind, f"kinds.{entry.name}", StageKind)  # type: ignore[type-abstract]
+        if kind.name != entry.name:
+            problem = with_origin(f"is {quoted(kind.name)}, and its entry's name is {entry.name!r}", code=type(kind))
+            raise plugin_error(f"kinds.{entry.name}.name", problem, "give both the same")
         wanted: object = kind.options
         if not inspect.isclass(wanted):
             problem = with_origin(f"is {quoted(wanted)}, not a class", code=type(kind))
             raise plugin_error(f"kinds.{entry.name}.options", problem, "name the class of the stages' options")
         if not isinstance(stage.options, wanted):
-            problem = f"is a {type(stage.options).__name__}"
+            problem = with_origin(f"is a {type(stage.options).__name__}", code=code)
             remedy = f"kind {stage.kind!r} takes {kind.options.__name__}"
             raise ConfigError(f"pipeline.stages.{stage.name}.options", problem, remedy)
         if stage.model is not None:
-            locate(stage.model, f"pipeline.stages.{stage.name}.model")
+            locate(stage.model, f"pipeline.stages.{stage.name}.model", code)
         if stage.dtype is not None:
             check_formats(stage.dtype, field=f"{stage.name}.dtype")
         kinds[stage.name] = kind
-    adapters = {edge.name: _adapter(edge.adapter, f"pipeline.edges.{edge.name}.adapter") for edge in pipeline.edges}
+    adapters = {
+        edge.name: _adapter(edge.adapter, f"pipeline.edges.{edge.name}.adapter", code) for edge in pipeline.edges
+    }
     for output in pipeline.outputs:
         if output.route is not None:
             field = f"pipeline.outputs.{output.modality}.adapter"
-            adapters[output.route.name] = _adapter(output.route.adapter, field)
+            adapters[output.route.name] = _adapter(output.route.adapter, field, code)
     return Plan(pipeline, kinds, adapters, processors=plugins.processors.entries)
 
 
-def _adapter(path: str, field: str) -> AdapterFactory:
+def _adapter(path: str, field: str, code: object) -> AdapterFactory:
     """Raises ConfigError for what cannot be called."""
-    factory = locate(path, field)
+    factory = locate(path, field, code)
     if not callable(factory):
         remedy = "name a class or a function that takes the edge's arguments and returns an Adapter"
         raise ConfigError(field, with_origin(f"{path} is {type_of(factory)}", code=factory), remedy)

@@ -4,6 +4,7 @@ import re
 
 from omni.errors import CheckpointError, OmniError, ReturnedError, fault_of, plugin_error
 from omni.pipeline.pipeline import UnknownPartError
+from omni.utils.origin import raised_in
 
 _FROM_VALUES = (ValueError, TypeError, ArithmeticError, LookupError)
 """Errors of code that computes with a value of config.json that it did not expect."""
@@ -27,6 +28,8 @@ def may_be_of_config(error: BaseException) -> bool:
     """Whether a value of config.json may be the cause: one that is missing, null, zero, or of another type."""
     match error:
         case ReturnedError() | UnknownPartError():
+            return False
+        case _ if raised_in(error, "omni.pipeline"):  # a field of an Edge, which config.json does not have
             return False
         case AttributeError(obj=None | bool() | int() | float() | str() | list()):
             return error.name is not None  # an error of Python, not one that a function raised

@@ -4,7 +4,7 @@ their own, outside of the engine's."""
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -85,6 +85,7 @@ class Prepared:
     prompt_tokens: int = 0
 
 
+@runtime_checkable
 class TextDecoder(Protocol):
     """Token ids to text, incrementally. One per request."""
 

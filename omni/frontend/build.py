@@ -16,10 +16,10 @@ from omni.errors import (
     quoted,
     type_of,
 )
-from omni.frontend.base import Frontend
+from omni.frontend.base import Frontend, TextDecoder
 from omni.frontend.vocabulary import Vocabulary
 from omni.pipeline import Pipeline
-from omni.plugin import locate
+from omni.plugin import expect, locate
 from omni.utils.origin import raised_in_plugin, with_origin
 
 _FIELD = "pipeline.frontend"
@@ -66,6 +66,37 @@ def _check(frontend: Frontend, pipeline: Pipeline) -> None:
             raise ConfigError(
                 f"{_FIELD}.{name}", problem, f"give a {kind.__name__ if isinstance(kind, type) else kind}"
             )
-    if pipeline.text_stage is not None and frontend.text_decoder() is None:
+    _check_numbers(frontend)
+    decoder: object = frontend.text_decoder()
+    if pipeline.text_stage is not None and decoder is None:
         problem = f"has no text decoder, but stage {pipeline.text_stage!r} writes text"
         raise ConfigError(_FIELD, with_origin(problem, code=type(frontend)), "make one in Frontend.text_decoder")
+    if decoder is not None:
+        _check_decoder(decoder, frontend)
+
+
+def _check_numbers(frontend: Frontend) -> None:
+    """Raises ConfigError for voices that are no names, and numbers out of range."""
+    names: tuple[object, ...] = frontend.voices
+    rate, shortest = frontend.sample_rate, frontend.shortest_prompt
+    for name, value, right, remedy in (
+        ("voices", names, all(isinstance(voice, str) and voice for voice in names), 'give names: ("one", "two")'),
+        ("sample_rate", rate, rate > 0 and not isinstance(rate, bool), "give Hz, a positive number"),
+        ("shortest_prompt", shortest, shortest >= 0 and not isinstance(shortest, bool), "give tokens, 0 or more"),
+    ):
+        if not right:
+            raise ConfigError(f"{_FIELD}.{name}", with_origin(f"is {quoted(value)}", code=type(frontend)), remedy)
+
+
+def _check_decoder(decoder: object, frontend: Frontend) -> None:
+    """Raises PluginError for a text decoder that is a class, or lacks a method. One that works is made for each request."""
+    field, code = f"{_FIELD}.text_decoder", frontend.text_decoder
+    if inspect.isclass(decoder):
+        problem = with_origin(f"gave the class {decoder.__name__}", code=code)
+        raise plugin_error(field, problem, f"return an object of it: {decoder.__name__}()")
+    found = expect(decoder, TextDecoder, field, code)  # type: ignore[type-abstract]
+    methods: tuple[tuple[str, object], ...] = (("push", found.push), ("finish", found.finish))
+    for name, method in methods:
+        if not callable(method):
+            problem = with_origin(f"gave {type_of(decoder)} whose {name} is {type_of(method)}", code=code)
+            raise plugin_error(field, problem, f"make {name} a method")

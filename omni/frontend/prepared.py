@@ -1,21 +1,24 @@
 """Checks of prepared requests: a front end's mistake fails the request in its name, before a stage sees it."""
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 import torch
 
-from omni.errors import ReturnedError, said, type_of
+from omni.errors import ReturnedError, quoted, said, type_of
 from omni.frontend.base import Prepared
 from omni.ipc import Codec, Typed
 from omni.payload import Payload
 from omni.payload.checks import checked_tensors
 from omni.pipeline import Pipeline
 
+_MOST_TOKENS = 2**63
+"""The engine may run in another process: messages hold numbers of 64 bits."""
 
-def checked_prepared(returned: object, pipeline: Pipeline, code: object) -> Prepared:
-    """Checks and returns the result of `prepare`.
+
+def checked_prepared(returned: object, pipeline: Pipeline, modalities: Collection[str], code: object) -> Prepared:
+    """Checks and returns the result of `prepare`. modalities: that the user asked for.
 
     Its dicts and lists are plain ones then. Raises ReturnedError, about the method `code`, unless it is a `Prepared` for this
     pipeline.
@@ -36,12 +39,25 @@ def checked_prepared(returned: object, pipeline: Pipeline, code: object) -> Prep
         if not isinstance(args, msgspec.Struct):
             raise ReturnedError(f"Prepared.edges[{edge!r}] is {type_of(args)}: give a msgspec.Struct", code)
         _check_sendable(f"Prepared.edges[{edge!r}]", args, code)
+    _check_reach(returned, pipeline, modalities, code)
     tokens: object = returned.prompt_tokens
-    if not isinstance(tokens, int):
+    if not isinstance(tokens, int) or isinstance(tokens, bool):
         raise ReturnedError(f"Prepared.prompt_tokens is {type_of(tokens)}: give a number", code)
-    if tokens < 0:
-        raise ReturnedError(f"Prepared.prompt_tokens is {tokens}: give 0 or more", code)
+    if not 0 <= tokens < _MOST_TOKENS:
+        problem = f"Prepared.prompt_tokens is {quoted(tokens)}: give 0 or more, below {_MOST_TOKENS:,}"
+        raise ReturnedError(problem, code)
     return Prepared(inputs, dict(returned.edges), tokens)
+
+
+def _check_reach(prepared: Prepared, pipeline: Pipeline, modalities: Collection[str], code: object) -> None:
+    """The inputs lead to every output that the user asked for."""
+    reached = pipeline.active(modalities, prepared.inputs)
+    for output in pipeline.outputs:
+        if output.modality in modalities and output.stage not in reached:
+            given = f"names {', '.join(map(repr, prepared.inputs))}" if prepared.inputs else "is empty"
+            problem = f"and output {output.modality!r} comes from stage {output.stage!r}, to which no input leads"
+            remedy = f"give payloads for {output.stage!r}, or for a stage before it"
+            raise ReturnedError(f"Prepared.inputs {given}, {problem}: {remedy}", code)
 
 
 def _checked_payload(field: str, payload: Payload, code: object) -> Payload:

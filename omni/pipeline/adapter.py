@@ -1,6 +1,7 @@
 """The adapter contract: the conversion of produced payloads into inputs of the consumer."""
 
 from collections.abc import Mapping, Sequence
+from inspect import isclass
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -85,4 +86,11 @@ def as_adapter(made: object, code: object) -> Adapter:
     if not isinstance(made, Adapter):
         problem = f"the factory returned {type_of(made)}: return an Adapter, with the methods push and finish"
         raise ReturnedError(problem, code)
+    if isclass(made):
+        raise ReturnedError(f"the factory returned the class {made.__name__}: return an object of it", code)
+    methods: tuple[tuple[str, object], ...] = (("push", made.push), ("finish", made.finish))
+    for name, method in methods:
+        if not callable(method):
+            problem = f"the adapter's {name} is {type_of(method)}, not a method: give the attribute another name"
+            raise ReturnedError(problem, code)
     return made

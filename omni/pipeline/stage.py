@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from omni.errors import quoted
+
 EDGES = "edges"
 """The first part of the paths of edges' settings; no stage may have this name."""
 Memory = Literal["device", "host"]
@@ -51,12 +53,13 @@ class EdgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pool_bytes: int = 256 * 2**20
 
     def __post_init__(self) -> None:
-        for name, value, least, most in (
+        bounds: tuple[tuple[str, object, int, int], ...] = (
             ("credit", self.credit, 1, 2**31),
             ("pool_bytes", self.pool_bytes, 2**16, MOST_POOL_BYTES),
-        ):
-            if not least <= value <= most:
-                raise ValueError(f"{name} must be at least {least}, at most {most:,}")
+        )
+        for name, value, least, most in bounds:
+            if not isinstance(value, int) or not least <= value <= most:
+                raise ValueError(f"{name} must be at least {least}, at most {most:,}, not {quoted(value)}")
 
 
 class Edge(EdgeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

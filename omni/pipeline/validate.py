@@ -15,8 +15,7 @@ def validate(pipeline: Pipeline) -> None:
     """Raises ConfigError for faults of the graph: names, dangling edges, cycles, stages without effect."""
     names = [stage.name for stage in pipeline.stages]
     _check_names(names)
-    _check_unique("pipeline.edges", (edge.name for edge in pipeline.edges))
-    _check_unique("pipeline.outputs", (output.modality for output in pipeline.outputs))
+    check_unique(pipeline)
     for index, edge in enumerate(pipeline.edges):
         for end, name in (("producer", edge.producer), ("consumer", edge.consumer)):
             _check_known(f"pipeline.edges[{index}].{end}", name, names)
@@ -25,6 +24,9 @@ def validate(pipeline: Pipeline) -> None:
             raise ConfigError(f"pipeline.edges[{index}].memory", problem, f"use one of {', '.join(get_args(Memory))}")
     for index, output in enumerate(pipeline.outputs):
         _check_known(f"pipeline.outputs[{index}].stage", output.stage, names)
+        if not output.modality.isprintable() or not output.modality.strip():
+            field, problem = f"pipeline.outputs[{index}].modality", f"{output.modality!r} is no name"
+            raise ConfigError(field, problem, 'give printable text, such as "text"')
     if not pipeline.outputs:
         raise ConfigError("pipeline.outputs", "is empty", "name a stage and the modality it gives")
     if not pipeline.default_modalities:
@@ -38,10 +40,16 @@ def validate(pipeline: Pipeline) -> None:
             raise ConfigError(f"pipeline.stages.{stage.name}", problem, "add an edge or an output, or remove the stage")
 
 
+def check_unique(pipeline: Pipeline) -> None:
+    """Raises ConfigError for two parts of one name, of which `Pipeline.extended` would keep the last."""
+    _check_unique("pipeline.stages", (stage.name for stage in pipeline.stages))
+    _check_unique("pipeline.edges", (edge.name for edge in pipeline.edges))
+    _check_unique("pipeline.outputs", (output.modality for output in pipeline.outputs))
+
+
 def _check_names(names: list[str]) -> None:
     if not names:
         raise ConfigError("pipeline.stages", "is empty", "add a stage")
-    _check_unique("pipeline.stages", names)
     for name in names:
         if name in (EDGES, ENGINE, FRONTEND) or not name.isidentifier():
             remedy = f"use an identifier other than {FRONTEND!r}, {ENGINE!r} and {EDGES!r}"

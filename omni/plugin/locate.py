@@ -8,31 +8,38 @@ import msgspec
 
 from omni.errors import ConfigError, OmniError, fault_of, plugin_error, plugin_setup, quoted, type_of
 from omni.plugin.entries import ModelFamily
-from omni.utils.origin import with_origin
+from omni.utils.origin import origin_of_module, with_origin, with_place
 
 _PATHS = ("connector", "kind", "pipeline", "processor", "tiny")
 """Fields of entries that are import paths."""
 
+LONGEST_NAME = 100
+"""Of an entry, in characters."""
+
 MadeT = TypeVar("MadeT")
 
 
-def locate(path: str, field: str) -> object:
-    """The object at `path`. Raises ConfigError for a malformed path or a missing object, PluginError if the import fails."""
+def locate(path: str, field: str, code: object = None) -> object:
+    """The object at `path`. Raises ConfigError for a malformed path or a missing object, PluginError if the import fails.
+
+    code: the function that gave the path, named in errors.
+    """
     if not is_import_path(path):
-        raise ConfigError(field, f"{quoted(path)} is not an import path", 'write "module:attribute"')
+        problem = with_origin(f"{quoted(path)} is not an import path", code=code)
+        raise ConfigError(field, problem, 'write "module:attribute"')
     module_name, _, attribute = path.partition(":")
     try:
         module = import_module(module_name)
     except OmniError:
         raise
     except (Exception, SystemExit) as error:
-        problem = f"importing {module_name} failed: {fault_of(error)}"
+        problem = f"importing {module_name} failed: {fault_of(error, code)}"
         raise plugin_error(field, problem, "correct the plugin, or install what it imports") from error
     if attribute in vars(module):
         return vars(module)[attribute]
     near = get_close_matches(attribute, vars(module), n=1)
     hint = f"did you mean {near[0]!r}?" if near else "name an attribute of the module"
-    raise ConfigError(field, f"{module_name} has no {attribute!r} ({module.__file__})", hint)
+    raise ConfigError(field, with_place(f"{module_name} has no {attribute!r}", origin_of_module(module)), hint)
 
 
 def is_import_path(path: object) -> bool:
@@ -43,6 +50,11 @@ def is_import_path(path: object) -> bool:
     return bool(colon) and attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
+def is_name(value: object) -> bool:
+    """Whether errors and lists can show it as the name of a family, a kind, a modality, ..."""
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable() and value == value.strip()
+
+
 def _check_types(types: object, field: str) -> None:
     if isinstance(types, str):
         raise plugin_error(
@@ -50,14 +62,19 @@ def _check_types(types: object, field: str) -> None:
         )
     if not isinstance(types, list | tuple) or not all(isinstance(each, str) and each for each in types):
         raise plugin_error(field, f"{quoted(types)} is no tuple of model types", 'write ("my_model",)')
+    if not types:
+        raise plugin_error(field, "is empty, so that no checkpoint is of this family", 'write ("my_model",)')
+    if len({*types}) < len(types):
+        raise plugin_error(field, f"{quoted(types)} names one twice", "name each once")
 
 
 def check_entry(entry: msgspec.Struct) -> None:
     """Raises PluginError for fields of an entry that cannot be right."""
     fields = msgspec.structs.asdict(entry)
     field = f"{type(entry).__name__} {quoted(fields['name'])}"
-    if not isinstance(fields["name"], str) or not fields["name"]:
-        raise plugin_error(f"{field}.name", "is no name", "give text")
+    if not is_name(fields["name"]):
+        remedy = f"give printable text of at most {LONGEST_NAME} characters, without spaces around it"
+        raise plugin_error(f"{field}.name", "is no name", remedy)
     if isinstance(entry, ModelFamily):
         _check_types(entry.model_types, f"{field}.model_types")
     for name, path in fields.items():

@@ -233,6 +233,11 @@ def _flat(hook: pluggy.HookCaller, kind: type[EntryT]) -> list[EntryT]:
                 problem = with_origin(f"expected {kind.__name__} entries, got {quoted(entry)}", code=function)
                 raise plugin_error(hook.name, problem, f"return a list: [{kind.__name__}(...)]")
         found += returned
+        names = [entry.name for entry in found]
+        for name in names:
+            if names.count(name) > 1:
+                problem = with_origin(f"lists {quoted(name)} {names.count(name)} times", code=function)
+                raise plugin_error(hook.name, problem, "list each entry once, under a name of its own")
     return found
 
 
@@ -262,9 +267,10 @@ def _claims(
     contested: dict[str, str] = {}
     for plugin, name, item in claims:
         if name in owners:
-            contested[name] = (
-                f"plugins {owners[name]!r} and {plugin!r} both claim the {what} {name!r}: uninstall one of them"
-            )
+            who = f"plugins {owners[name]!r} and {plugin!r} both claim"
+            if owners[name] == plugin:  # two entry points of that name, or two families of one plugin
+                who = f"plugin {plugin!r} claims twice"
+            contested[name] = f"{who} the {what} {name!r}: uninstall one of them"
             items.pop(name, None)
         else:
             owners[name], items[name] = plugin, item

@@ -7,6 +7,11 @@ import torch
 
 from omni.device import Device
 from omni.errors import ConfigError
+from omni.utils.origin import origin_outside, with_place
+
+_LARGER = "take a device with more memory free"
+_HOST = "DefaultCPUAllocator"
+"""In the message of the allocator of host memory, whose error has no type of its own."""
 
 
 class NoRoomError(ConfigError):
@@ -31,8 +36,12 @@ def memory_errors(stage: str, what: str, device: Device, options: Sequence[str] 
             raise ConfigError("engine.graphs", problem, remedy) from error
         if not full:
             raise
+        on_host = not isinstance(error, torch.OutOfMemoryError) and device.torch_device.type != "cpu"
+        if on_host and (isinstance(error, MemoryError) or device.torch_device.type == "meta" or _HOST in str(error)):
+            raise _full_host(error, stage, what, device, options) from error
         problem = f"{device.torch_device} has no room for {what} of stage {stage!r}"
-        raise NoRoomError("engine.device", problem, _remedy(stage, options)) from error
+        problem = with_place(problem, origin_outside(error))
+        raise NoRoomError("engine.device", problem, _remedy(_LARGER, stage, options)) from error
 
 
 def full_memory(error: BaseException) -> BaseException | None:
@@ -47,8 +56,15 @@ def full_memory(error: BaseException) -> BaseException | None:
     return None
 
 
-def _remedy(stage: str, options: Sequence[str]) -> str:
-    larger = "take a device with more memory free"
+def _full_host(error: BaseException, stage: str, what: str, device: Device, options: Sequence[str]) -> NoRoomError:
+    """The error of memory that the stage allocated on the host, while the device had some, or needs none (`MetaDevice`)."""
+    measured = ", while its footprint was measured without a device" if device.torch_device.type == "meta" else ""
+    problem = with_place(f"the host has no room for {what} of stage {stage!r}{measured}", origin_outside(error))
+    larger = "create tensors on the device of the StageContext, or free memory of the host"
+    return NoRoomError(f"pipeline.stages.{stage}", problem, _remedy(larger, stage, options))
+
+
+def _remedy(larger: str, stage: str, options: Sequence[str]) -> str:
     if not options:
         return f"{larger}, or smaller options"
     *others, last = [f"{stage}.{option}" for option in options]

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 from omni.engine import Engine
 from omni.stage import MailboxWorker
+from omni.utils.origin import with_origin
 
 Worker = MailboxWorker[Any]
 _count = MailboxWorker.retried
@@ -56,5 +57,6 @@ def planted_faults() -> Iterator[None]:
 
 
 def _report(failed: list[tuple[str, BaseException]]) -> str:
-    lines = [f"- {batch}: {type(error).__name__}: {error}" for batch, error in failed[:10]]
-    return "\n".join([f"batches failed and were run again, {len(failed)} in all:", *lines])
+    lines = [with_origin(f"- {batch}: {type(error).__name__}: {error}", error) for batch, error in failed[:10]]
+    remedy = "the second run, of each part alone, hides the fault from users: correct what raised"
+    return "\n".join([f"batches failed and were run again, {len(failed)} in all:", *lines, remedy])

@@ -8,8 +8,9 @@ import sysconfig
 from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
 from importlib.metadata import Distribution, entry_points
+from pathlib import Path
 from traceback import walk_tb
-from types import FrameType, FunctionType, MethodType, TracebackType
+from types import FrameType, FunctionType, MethodType, ModuleType, TracebackType
 from typing import NamedTuple
 
 _GROUP = "omni"
@@ -32,6 +33,8 @@ def origin(error: BaseException | None = None, code: object = None) -> str:
     for own, frame, line in places:
         if not own:
             return _place(_package(frame), frame.f_code.co_filename, line)
+    if isinstance(error, SyntaxError) and (place := _place_of_syntax(error)):
+        return place
     called = _origin_of(code) if code is not None else None
     if called is not None and (not places or not _is_own(called[0])):
         return _place(*called)
@@ -41,6 +44,20 @@ def origin(error: BaseException | None = None, code: object = None) -> str:
     return _place(_package(frame), frame.f_code.co_filename, line)
 
 
+def origin_outside(error: BaseException) -> str:
+    """As `origin`, but empty if no plugin ran that is installed and not omni's own."""
+    for frame, line in reversed(list(walk_tb(error.__traceback__))):
+        if _package(frame) in _distributions() and not _is_omni(_package(frame)):
+            return _place(_package(frame), frame.f_code.co_filename, line)
+    return ""
+
+
+def origin_of_module(module: ModuleType) -> str:
+    """Distribution and file of a module; without the distribution if it is of no plugin."""
+    distribution = _distributions().get(module.__name__.partition(".")[0])
+    return f"plugin {distribution}, {module.__file__}" if distribution is not None else f"{module.__file__}"
+
+
 def worked_on(error: BaseException, thing: object) -> bool:
     """Whether omni's code was working on `thing`, a local variable of it, when the error was raised: then the cause may be what
     `thing` returned. False if a plugin's code raised it."""
@@ -48,6 +65,12 @@ def worked_on(error: BaseException, thing: object) -> bool:
     if any(_of_plugin(frame) and not _is_own(_package(frame)) for frame in frames):
         return False
     return any(value is thing for frame in frames for value in frame.f_locals.values())
+
+
+def raised_in(error: BaseException, package: str) -> bool:
+    """Whether the innermost frame is of a package, given by its full name."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).startswith(f"{package}.")
 
 
 def raised_in_plugin(error: BaseException) -> bool:
@@ -120,6 +143,16 @@ def _place(package: str, file: str, line: int) -> str:
     distribution = _distributions().get(package)
     place = f"{file}:{line}"
     return f"plugin {distribution}, {place}" if distribution is not None else place
+
+
+def _place_of_syntax(error: SyntaxError) -> str:
+    """File and line of a module that cannot be parsed: it has no frame. Empty for text that was compiled."""
+    if error.filename is None or error.filename.startswith("<"):
+        return ""
+    file = Path(error.filename)
+    names = (file.stem, *(folder.name for folder in file.parents))
+    package = next((name for name in names if name in _distributions()), "")
+    return _place(package, error.filename, error.lineno or 1)
 
 
 def _origin_of(code: object) -> tuple[str, str, int] | None:

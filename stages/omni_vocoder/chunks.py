@@ -8,6 +8,8 @@ from omni_frames.request import FrameRequest
 from omni_vocoder.model import StateT, VocoderModel
 from omni_vocoder.options import VocoderOptions
 
+_FIRST_GROWING, _FIRST = 4, 10
+"""Default frames of a first chunk. Where the second one has the full size, the first must last until its frames have come."""
 _GROWTH = 2.5
 """Of a size over the one before. Each size has graphs of its own."""
 _LEAST_GROWTH = 1.5
@@ -38,9 +40,10 @@ class ChunkSizes:
     def of(cls, options: VocoderOptions, model: VocoderModel[StateT], *, grow: bool = False) -> "ChunkSizes":
         """grow: whether later chunks begin with the size of the first; else all have `chunk_frames`."""
         fewest, most = model.min_first_frames, options.chunk_frames
-        later = _growing(options.first_chunk_frames, most) if grow else (most,)
+        first = options.first_chunk_frames or (_FIRST_GROWING if grow else _FIRST)
+        later = _growing(first, most) if grow else (most,)
         seconds = model.samples(1, False) / model.sample_rate
-        return cls(max(options.first_chunk_frames, fewest), later, fewest, seconds)
+        return cls(max(first, fewest), later, fewest, seconds)
 
     @property
     def shapes(self) -> tuple[ChunkShape, ...]:

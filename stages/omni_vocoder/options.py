@@ -11,7 +11,8 @@ class VocoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Options of stage kind `"vocoder"`.
 
     max_num_seqs: maximum number of requests that run at once; None derives it from memory, at most 128.
-    first_chunk_frames: codec frames of a request's first chunk; fewer reduce the first-audio latency.
+    first_chunk_frames: codec frames of a request's first chunk; fewer reduce the first-audio latency. None is 4 where stages
+        schedule by slack, else 10, so that the second chunk comes before the first one is played.
     chunk_frames: codec frames of later chunks at the most; more reduce the cost per frame. Where stages schedule by slack
         (`engine.scheduling`), later chunks begin with `first_chunk_frames` and grow with the sound that lies ahead of the
         listener.
@@ -20,7 +21,7 @@ class VocoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     max_num_seqs: int | None = None
-    first_chunk_frames: int = 4
+    first_chunk_frames: int | None = None
     chunk_frames: int = 25
     graph_batch_sizes: tuple[int, ...] | None = None
 

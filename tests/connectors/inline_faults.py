@@ -1,6 +1,7 @@
 """Connectors with inline pieces that break one promise each."""
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -52,6 +53,13 @@ class InlineIgnoresMoved(_Inline):
         @property
         def readable(self) -> bool:
             return self._ready.done()
+
+
+class InlineSleeps(_Inline):
+    class ref(InlineRef):
+        def pieces(self) -> Sequence[object]:
+            time.sleep(0.01)
+            return super().pieces()
 
 
 class InlineClaimsRawTensors(_Inline):

@@ -64,6 +64,7 @@ def test_inline_pieces_keep_the_contract_on_a_late_device():
         (inline_faults.InlineChangesADtype, "keeps its dtype"),
         (inline_faults.InlineLosesEmptyPayloads, "a payload that is ready arrives"),
         (inline_faults.InlineWaits, "no call waits"),
+        (inline_faults.InlineSleeps, "no call waits: Ref.pieces sleeps for 0.01 s: return, and ask again"),
         (inline_faults.InlineSendsAborted, "an aborted payload"),
         (inline_faults.InlineSendsNoStructs, "a piece is a msgspec.Struct"),
         (inline_faults.InlineHasNoAddress, "an address is a msgspec.Struct"),

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import pytest
 
 from omni import Omni, SamplingParams
-from omni.errors import OmniError, StageError
+from omni.errors import ConfigError, OmniError, StageError
+from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins, load_plugins
 from tests.examples.plain_speech import write_tiny
 from tests.omni.broken_plugins.at_boundary import (
@@ -26,6 +28,7 @@ from tests.omni.broken_plugins.at_boundary import (
     TENSORS,
 )
 from tests.omni.broken_plugins.at_edge import OPENING, TRAVEL, UNKNOWN
+from tests.omni.broken_plugins.at_graph import GRAPH
 from tests.omni.broken_plugins.at_load import LOAD
 from tests.omni.broken_plugins.at_model import RETURNS, WEIGHTS
 from tests.omni.broken_plugins.at_open import OPEN
@@ -128,13 +131,38 @@ def loaded(plugin: Installed) -> Plugins:
     return load_plugins([*plugin.points, *own_entry_points("ar", "vocoder", "local", "shm")])
 
 
-@by_name(OPEN, OPENING, WEIGHTS, RAISED_AT_LOAD, (CLOSED_BOX,))
+@by_name(OPEN, GRAPH, OPENING, WEIGHTS, RAISED_AT_LOAD, (CLOSED_BOX,))
 def test_a_model_that_is_not_opened(fault: Fault, model: Path, plugin: Installed) -> None:
     plugins = loaded(plugin)
     with pytest.raises(fault.kind) as caught:
-        within(lambda: Omni(model, device="cpu", plugins=plugins))
+        within(lambda: Omni(model, device="cpu", plugins=plugins, overrides=dict(fault.settings)))
     assert type(caught.value) is fault.kind
     check(fault, plugin, caught.value)
+
+
+TWICE, MISSPELLED = (
+    next(f for f in GRAPH if f.name == name)
+    for name in ("two edges between the same stages", "a connector that a setting misspells")
+)
+
+
+@by_name((TWICE,))
+def test_equal_parts_are_refused_before_a_change_merges_them(fault: Fault, model: Path, plugin: Installed) -> None:
+    with pytest.raises(ConfigError, match="'writer->singer' appears 2 times"):
+        Omni(model, device="cpu", plugins=loaded(plugin), pipeline=lambda pipeline: pipeline.extended())
+
+
+@by_name((MISSPELLED,))
+def test_a_fault_of_the_user_does_not_blame_the_plugin(fault: Fault, model: Path, plugin: Installed) -> None:
+    def doubled(pipeline: Pipeline) -> Pipeline:
+        return msgspec.structs.replace(pipeline, outputs=pipeline.outputs * 2)
+
+    with pytest.raises(OmniError) as misspelled:
+        Omni(model, device="cpu", plugins=loaded(plugin), overrides=dict(fault.settings))
+    with pytest.raises(ConfigError, match=r"'text' appears 2 times \(.*test_broken_plugins.py") as twice:
+        Omni(model, device="cpu", plugins=loaded(plugin), pipeline=doubled)
+    for caught in (misspelled, twice):
+        assert plugin.distribution not in str(caught.value)
 
 
 def answered(omni: Omni, *, audio: bool) -> None:

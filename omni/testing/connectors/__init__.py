@@ -162,6 +162,6 @@ def _named(check: Callable[..., None], bench: ConnectorBench, *ends: RemoteEnd) 
 def _make(factory: Callable[[], Connector] | str) -> Connector:
     made = locate(factory, "factory") if isinstance(factory, str) else factory
     assert callable(made)
-    with calling("the factory"):
+    with calling("the factory", opens=True):
         connector: Connector = made()
     return connector

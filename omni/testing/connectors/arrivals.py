@@ -75,7 +75,11 @@ def not_before_ready(bench: ConnectorBench) -> None:
         gate = bench.gate()
         sent = bench.send(edge, meta, gate)
         bench.idle()
-        require(not bench.state(sent).ready, "nothing is ready before the payload's `ready` (Received.ready)")
+        require(
+            not bench.state(sent).ready,
+            "nothing is ready before the payload's `ready` (Received.ready): copy it only once that is done "
+            "(CopiedRef.may_copy), or pass the event on",
+        )
         bench.fill(sent)
         gate.open = True
         bench.take(sent)
@@ -134,7 +138,7 @@ def claims(bench: ConnectorBench) -> None:
     """Catches a connector that does not serve the devices it is checked on, or answers with something else."""
     connector = bench.connector
     devices = bench.producer.device.torch_device, bench.consumer_device.torch_device
-    with calling("Connector.serves"):
+    with calling("Connector.serves", opens=True):
         serves = connector.serves(*devices)
     require(
         serves is True,

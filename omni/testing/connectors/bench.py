@@ -83,7 +83,7 @@ class ConnectorBench:
             sent.gone = True
         for sender in (True, False) if sender_first else (False, True):
             if sender:
-                with calling("Sender.close"):
+                with calling("Sender.close", opens=True):
                     self.producer.senders[key].close()
                     self.producer.senders[key].close()
             else:

@@ -27,6 +27,10 @@ from omni.testing.connectors.values import Meta, fetch
 
 MOST_KEPT = 48
 """Memories of payloads that are over which a receiver may keep, to use them again."""
+_KEEP = (
+    "give a piece once its copy is done, give Received.ready as the event behind the last copy, and use no memory again "
+    "before its payload is free (Ref.freed) or the event of Pending.release is done"
+)
 
 
 @dataclass
@@ -91,7 +95,7 @@ class Consumer:
     def do(self, command: Command) -> None:
         match command:
             case OpenReceiver():
-                with calling("Connector.receiver"):
+                with calling("Connector.receiver", opens=True):
                     end, address = command.edge.end(self._device), command.address.value
                     self.receivers[command.key] = self._connector.receiver(end, address)
             case Expect():
@@ -198,7 +202,7 @@ class Consumer:
 
     def _close(self, key: int) -> None:
         self._require_memory_dropped()
-        with calling("Receiver.close"):
+        with calling("Receiver.close", opens=True):
             self.receivers[key].close()
             self.receivers[key].close()
         del self.receivers[key]
@@ -267,7 +271,7 @@ class Consumer:
             same = np.array_equal(reading.host[index].numpy(), taken.meta.expected(index))
             again = ", also when it is read late" if state.reads else ""
             kind = f"{each.dtype} {list(each.shape)}, {each.layout}"
-            require(same, taken.of(f"tensor {each.name!r} ({kind}) keeps its contents{again}"))
+            require(same, f"{taken.of(f'tensor {each.name!r} ({kind}) keeps its contents{again}')}: {_KEEP}")
         state.reads += 1
         self.changed[state.number] = state
 

@@ -62,7 +62,7 @@ class Producer:
 
     def open(self, key: int, edge: EdgeOf) -> object:
         """Opens a sender. Returns its address."""
-        with calling("Connector.sender"):
+        with calling("Connector.sender", opens=True):
             self.senders[key] = self._connector.sender(edge.end(self.device))
             address: object = self.senders[key].address
         require(

@@ -1,8 +1,10 @@
 """The error of a check: the broken promise of `omni.connector.base`."""
 
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from unittest.mock import patch
 
 PATIENCE_SECONDS = 60.0
 """Seconds that a check waits before it fails; more for large payloads."""
@@ -44,13 +46,33 @@ def require(kept: bool, promise: str) -> None:
 
 
 @contextmanager
-def calling(call: str) -> Iterator[None]:
-    """While entered, an exception is one that the contract does not allow: it becomes an AssertionError."""
+def calling(call: str, *, opens: bool = False) -> Iterator[None]:
+    """While entered, an exception is one that the contract does not allow: it becomes an AssertionError. So does a call of
+    `time.sleep`, unless the call `opens` or closes something, when the engine serves no requests."""
     try:
-        yield
+        with nullcontext() if opens else _no_sleep(call):
+            yield
     except AssertionError as error:
         if str(error).startswith("connector contract broken"):
             raise
-        raise AssertionError(f"connector contract broken: {call} does not fail ({error!r})") from error
+        raise _failed(call, error) from error
     except Exception as error:
-        raise AssertionError(f"connector contract broken: {call} does not fail ({error!r})") from error
+        raise _failed(call, error) from error
+
+
+@contextmanager
+def _no_sleep(call: str) -> Iterator[None]:
+    caller, sleep = threading.get_ident(), time.sleep
+
+    def refuse(seconds: float) -> None:
+        remedy = "return, and ask again in the next call: the engine's thread serves all requests"
+        require(threading.get_ident() != caller, f"no call waits: {call} sleeps for {seconds} s: {remedy}")
+        sleep(seconds)
+
+    with patch.object(time, "sleep", refuse):
+        yield
+
+
+def _failed(call: str, error: Exception) -> AssertionError:
+    remedy = "let it return, also when there is nothing left to do and when it is called twice"
+    return AssertionError(f"connector contract broken: {call} does not fail ({error!r}): {remedy}")

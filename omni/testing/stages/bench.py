@@ -20,7 +20,7 @@ from omni.sampling import SamplingParams
 from omni.stage import MOST_CPU_ROWS, Done, Footprint, LoadedStage, StageContext, StageKind, StageWorker
 from omni.testing.simulation.device import SimulatedDevice
 from omni.testing.stages.promises import calling, require
-from omni.testing.stages.session import StageSession
+from omni.testing.stages.session import StageSession, broken_by
 from omni.testing.stages.values import Values
 
 NAME = "checked"
@@ -142,11 +142,7 @@ class StageBench:
             try:
                 session.device.assert_no_races()
             except AssertionError as error:
-                raise AssertionError(
-                    f"stage contract broken: memory is used in an order that events and streams say ({error}); launch "
-                    "work that reads a result on the same stream, or after its event, and release an input with an event "
-                    "recorded behind its last use"
-                ) from error
+                raise broken_by(session.device.races[0]) from error
 
     def require_right(self, session: StageSession, name: str, index: int, remedy: str) -> None:
         """The request is done, with the expected outputs."""

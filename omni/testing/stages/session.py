@@ -13,6 +13,7 @@ from omni.device import COMPLETED, Device, Event
 from omni.payload import PageSlice, Payload
 from omni.sampling import SamplingParams
 from omni.stage import Abort, Done, Ended, Failed, Feed, Lease, Open, Produced, StageWorker
+from omni.testing.simulation.checker import Race
 from omni.testing.simulation.device import SimulatedDevice
 from omni.testing.stages.devices import OWN
 from omni.testing.stages.loan import Loan, lend
@@ -209,8 +210,8 @@ class StageSession:
             quiet = 0 if self.advance(quiet) or left else quiet + 1
             require(
                 quiet < 5 * _QUIET and tick < _MOST_TICKS,
-                f"requests end: nothing happens any more, and {self._unfinished(names)} are not over "
-                f"(the worker holds {self.held})",
+                f"requests end: nothing happens any more, and {self._unfinished()} "
+                f"{'are' if self._unfinished().count(',') else 'is'} not over (the worker holds {self.held})",
                 _ENDS,
             )
 
@@ -370,8 +371,33 @@ class StageSession:
                 if given.lease is not None and given.feed.payload.tensors and not given.lease.ref.released:
                     yield f"input {number} of request {name!r}"
 
-    def _unfinished(self, names: Sequence[str]) -> str:
-        return ", ".join(repr(name) for name in names if not self.over(name))
+    def _unfinished(self) -> str:
+        """All requests: those that are played may have been opened before."""
+        return ", ".join(repr(name) for name in self.opened if not self.over(name)) or "a request"
+
+
+def broken_by(race: Race) -> AssertionError:
+    """The error of a race with the worker's work: the promise that it breaks, and the remedy."""
+    by = {race.first.by, race.second.by}
+    promise = "work that uses the same memory is ordered by streams and events"
+    remedy = "launch work that reads a result on the same stream, or let its stream wait for the event of the result"
+    if spoil.__name__ in by:
+        promise = (
+            "an input is read before the event that it is released with, and its producer overwrites it then (`spoil`)"
+        )
+        remedy = "call Feed.release with the event that is recorded behind the last use, on the stream of that use"
+    elif by & {copy.__name__, scatter.__name__}:
+        promise, remedy = (
+            "an input is read once it has arrived",
+            "ask Feed.arrived before you launch work that reads it",
+        )
+    elif fetch.__name__ in by:
+        promise = (
+            "an output has its values from Produced.ready on, until it is free, and its consumer reads it (`fetch`)"
+        )
+        remedy = "record `ready` behind the work that writes an output, and use its memory again once Produced.free"
+    accesses = f"{race.first}, unordered with {race.second}, both on {race.buffer}, byte {race.byte}"
+    return AssertionError(f"stage contract broken: {promise}: {accesses}; {remedy}")
 
 
 def _no_guard(device: Device) -> AbstractContextManager[object]:

@@ -9,7 +9,7 @@ from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.errors import ConfigError
 from omni.testing.vocoders import checks
-from omni.testing.vocoders.bench import TestedVocoder, VocoderBench
+from omni.testing.vocoders.bench import TestedVocoder, VocoderBench, require
 
 __all__ = ["CHECKS", "TestedVocoder", "check_vocoder"]
 
@@ -87,8 +87,12 @@ def _expect(bench: VocoderBench, whole: Callable[[Tensor], Tensor] | None) -> No
         with torch.inference_mode():
             wave_S = bench.stream(codes_NG, [len(codes_NG)]) if whole is None else whole(codes_NG).float().cpu()
         bench.waves.append(wave_S)
-    if min(float(wave_S.abs().max()) if len(wave_S) else 0.0 for wave_S in bench.waves) < _LOUD:
-        problem = f"a waveform's peak is below {_LOUD}, so that nothing can be compared"
-        raise ConfigError(
-            "model" if whole is None else "whole", problem, "give weights that make sound (omni.tiny.scale_peak)"
-        )
+    quietest = min(float(wave_S.abs().max()) if len(wave_S) else 0.0 for wave_S in bench.waves)
+    peak = f"the peak of a waveform is {quietest:.1e}, below {_LOUD}, so that nothing can be compared"
+    if quietest < _LOUD and whole is not None:
+        raise ConfigError("whole", peak, "give a function that makes sound")
+    require(
+        quietest >= _LOUD,
+        f"decode gives sound: {peak}",
+        "see that weights are loaded and that random ones make sound (omni.tiny.scale_peak)",
+    )

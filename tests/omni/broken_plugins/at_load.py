@@ -101,5 +101,32 @@ LOAD = (
         "SystemExit: 3",
         "plain_talk/plugin.py",
     ),
+    _load(
+        "model types that are empty",
+        'model_types=("talk",)',
+        "model_types=()",
+        "ModelFamily 'talk'.model_types: is empty, so that no checkpoint is of this family",
+        'write ("my_model",)',
+    ),
+    _load(
+        "a model type that is listed twice",
+        'model_types=("talk",)',
+        'model_types=("talk", "talk")',
+        "ModelFamily 'talk'.model_types: ('talk', 'talk') names one twice",
+    ),
+    _load(
+        "a name of two lines",
+        'name="talk"',
+        'name="ta\\nlk"',
+        "ModelFamily 'ta\\nlk'.name: is no name; give printable text",
+    ),
+    _load("a name that is a page", 'name="talk"', 'name="t" * 101', "give printable text of at most 100 characters"),
+    _load(
+        "an entry that is listed twice",
+        f"@hookimpl\ndef omni_model_families() -> Sequence[ModelFamily]:\n    {_ENTRIES}",
+        f"@hookimpl  # here\ndef omni_model_families():\n    {_ENTRIES} * 2",
+        "omni_model_families: lists 'talk' 2 times",
+        "list each entry once",
+    ),
     _load("an unknown field of an entry", 'name="write", kind', 'name="write", speed=1, kind', "speed"),
 )

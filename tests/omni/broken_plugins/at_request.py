@@ -107,6 +107,18 @@ ADAPTERS = (
         f"{_EDGE}opening its adapter: the factory returned a Sung",
         "with the methods push and finish",
     ),
+    _pipeline(
+        "an adapter that overwrites its push",
+        'class Sung:\n    """The adapter."""\n\n' + _MAKE,
+        "class Sung:  # here\n    def __init__(self, args):\n        self.push = self.pushed = 0\n",
+        f"{_EDGE}opening its adapter: the adapter's push is a int, not a method: give the attribute another name",
+    ),
+    _pipeline(
+        "a factory that returns the class",
+        'class Sung:\n    """The adapter."""\n',
+        "def Sung(args):  # here\n    return Sung2\n\n\nclass Sung2:\n    pass\n",
+        f"{_EDGE}opening its adapter: the factory returned the class Sung2: return an object of it",
+    ),
 )
 
 FRONT = (
@@ -178,6 +190,31 @@ FRONT = (
         "inputs of a stage that is not there",
         "return Prepared(inputs={'write': []})",
         "Prepared.inputs names 'write': use one of writer, singer",
+    ),
+    _prepare(
+        "inputs that are empty",
+        "return Prepared(inputs={})",
+        "Prepared.inputs is empty, and output 'text' comes from stage 'writer', to which no input leads",
+        "give payloads for 'writer', or for a stage before it",
+        "(plugin plain-talk-plugin, ",
+    ),
+    _prepare(
+        "inputs that lead to no text",
+        "return Prepared(inputs={'singer': [Payload(Line(text=text))]})",
+        "Prepared.inputs names 'singer', and output 'text' comes from stage 'writer'",
+        "(plugin plain-talk-plugin, ",
+    ),
+    _prepare(
+        "a number of tokens that is a bool",
+        "return Prepared(inputs={'writer': [Payload(Line(text=text))]}, prompt_tokens=True)",
+        "Prepared.prompt_tokens is a bool: give a number",
+        "(plugin plain-talk-plugin, ",
+    ),
+    _prepare(
+        "a number of tokens of 71 bits",
+        "return Prepared(inputs={'writer': [Payload(Line(text=text))]}, prompt_tokens=2**70)",
+        "Prepared.prompt_tokens is 1180591620717411303424: give 0 or more, below 9,223,372,036,854,775,808",
+        "(plugin plain-talk-plugin, ",
     ),
     _prepare("inputs that are None", "return Prepared(inputs=None)", "Prepared.inputs is None: give a dict"),
     _prepare(

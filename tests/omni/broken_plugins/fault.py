@@ -14,7 +14,7 @@ At = Literal["load", "open", "request", "stage"]
 @dataclass(frozen=True, slots=True)
 class Fault:
     """file, old, new: the change; None for the whole file. `# here` marks the line that the error names. says: parts of the
-    message: field, problem and remedy. at: when it shows. also: a change of a second file.
+    message: field, problem and remedy. at: when it shows. settings: of the user, by path. also: a change of a second file.
 
     "load": the plugin is recorded as broken. "open": the model is not opened. "request": its request fails, and every
     other one is answered. "stage": the stage `closed` is closed too; requests that do not need it are answered.
@@ -30,4 +30,5 @@ class Fault:
     package: str = "plain_talk"
     closed: str = ""
     bad: str = "break!"
+    settings: tuple[tuple[str, object], ...] = ()
     also: tuple[str, str, str] | None = None

@@ -144,11 +144,14 @@ def test_a_wrong_setting_of_an_edge_or_a_place_names_it(tiny_model: Path, settin
 
 
 def test_an_edge_has_a_row_for_each_pair_of_places(tiny_model: Path) -> None:
-    settings = ("code2wav.place=cpu/2,cpu/3", "edges.talker-code2wav.connector=copy")
+    settings = ("code2wav.place=cpu/2,cpu/3",)
     entry = ConnectorEntry(name="copy", connector="tests.support.copy_connector:CopyConnector")
     target = resolve_target(str(tiny_model), Choices(settings=settings, device="cpu"))
     connectors = replace(target.plugins.connectors, entries={**target.plugins.connectors.entries, "copy": entry})
-    target = replace(target, plugins=replace(target.plugins, connectors=connectors))
+    pipeline = target.plan.pipeline
+    edge = msgspec.structs.replace(pipeline.edge("talker", "code2wav"), connector="copy")
+    plan = replace(target.plan, pipeline=pipeline.extended(edges=[edge]))
+    target = replace(target, plan=plan, plugins=replace(target.plugins, connectors=connectors))
     rows = [edge for edge in make_report(str(tiny_model), target, measure=False).edges if edge.producer == "talker"]
     assert [(row.producer_place, row.consumer_place, row.why) for row in rows] == [
         ("cpu", "cpu/2", "as set; two processes on cpu"),

@@ -120,7 +120,7 @@ def test_chunks_grow_with_the_sound_ahead_and_make_the_whole_wave() -> None:
     assert 16 in frames
 
 
-def test_chunks_stay_small_where_frames_come_no_faster_than_they_are_played() -> None:
+def test_chunks_stay_small_where_frames_come_no_faster_than_played() -> None:
     bench, codes = HeardBench(CpuDevice(), first_chunk_frames=2, chunk_frames=16), random_codes(40)
     bench.listeners.join("a")
     bench.open("a")

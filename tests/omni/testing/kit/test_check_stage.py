@@ -1,5 +1,6 @@
 """The conformance suite of stage kinds passes kinds that keep the contract, and finds each broken promise."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from omni.errors import ConfigError
 from omni.payload import Payload
 from omni.sampling import SamplingParams
 from omni.stage import StageContext
-from omni.testing import check_stage
+from omni.testing import Race, check_stage
+from omni.testing.simulation.checker import Access
+from omni.testing.stages.session import broken_by
 from omni_ar.inputs import Prompt
 from omni_ar.options import ArOptions
 from omni_diffusion.inputs import Voice
@@ -165,7 +168,7 @@ def test_tokens_of_the_autoregressive_kind_are_compared_with_the_authors():
         (
             adder_faults.ReleasesBeforeItReads,
             "late_devices|alone",
-            "release an input with an event|is in use until then|itself",
+            "overwrites it then .`spoil`.: add_numbers .*call Feed.release with the event that is recorded behind",
         ),
         (adder_faults.ReusesItsOutput, "together|read_late", "keep everything by request|as it is until Produced.free"),
         (
@@ -175,7 +178,7 @@ def test_tokens_of_the_autoregressive_kind_are_compared_with_the_authors():
         ),
         (adder_faults.KeepsInputs, "foreign_input|aborted", "every input is released.*in `drop`"),
         (adder_faults.IgnoresPauses, "paused", "paused from the start gives nothing.*between `pause` and `resume`"),
-        (adder_faults.ForgetsToResume, "paused", "requests end: nothing happens any more"),
+        (adder_faults.ForgetsToResume, "paused", "requests end: nothing happens any more, and '0-0' is not over .the"),
         (adder_faults.LosesInputsInAPause, "paused", "go on where it stopped"),
         (
             adder_faults.GivesAfterAnAbort,
@@ -229,3 +232,22 @@ def test_the_suite_finds_a_broken_kind(broken: Any, found_by: str, message: str)
 def test_arguments_that_show_nothing_are_refused(arguments: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         check_adder(AdderKind, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ("spoil", "before the event that it is released with, .*; call Feed.release with the event"),
+        ("copy", "an input is read once it has arrived: .*; ask Feed.arrived"),
+        ("scatter", "an input is read once it has arrived: .*; ask Feed.arrived"),
+        ("fetch", "has its values from Produced.ready on, .*; record `ready` behind the work"),
+        ("add_more", "ordered by streams and events: .*; launch work that reads a result on the same stream"),
+    ],
+)
+def test_a_race_names_the_broken_promise_and_the_remedy(other: str, message: str):
+    own, far = (
+        Access(agent=n, tick=1, stream=f"s{n}", by=by, launch=n, operation="add_", writes=bool(n))
+        for n, by in enumerate(("add", other), 1)
+    )
+    error = broken_by(Race("sums (float32 [4])", 0, own, far))
+    assert re.search(f"stage contract broken: .*{message}", str(error))
