@@ -10,6 +10,7 @@ from omni.connector import EdgeEnd
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineRequest
 from omni.engine.credit import Credit
+from omni.engine.faults import Boxes
 from omni.engine.request import SafeSink
 from omni.engine.stage_order import StageOrder, sound_stages
 from omni.engine.user_route import UserRoute
@@ -202,6 +203,7 @@ class Moving(FakeWorker):
 def turns_of(graph: FakeGraph, stage_order: StageOrder, ticked: list[str], turns: int) -> list[list[str]]:
     """The stages that tick in each of the next turns."""
     graph.workers |= {name: Moving(name, ticked) for name in graph.workers}
+    graph.orchestrator.boxes.update({name: Boxes.of(worker) for name, worker in graph.workers.items()})
     engine = Engine(
         CpuDevice(),
         graph.orchestrator,
