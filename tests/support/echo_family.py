@@ -18,6 +18,7 @@ import numpy as np
 
 from omni.checkpoint import Checkpoint
 from omni.device import COMPLETED
+from omni.engine.orchestrator import Orchestrator
 from omni.errors import InputError
 from omni.frontend.base import AudioPart, Chat, Frontend, ImagePart, Prepared, TextDecoder, TextPart
 from omni.frontend.vocabulary import Vocabulary
@@ -25,7 +26,7 @@ from omni.payload import AudioChunk, GeneratedTokens, Payload, TokenLogprobs
 from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from omni.plugin.manager import Plugins, load_plugins
 from omni.sampling import HostRules, LogitsEdit, SamplingParams, StopVerdict
-from omni.stage import Feed, MailboxWorker, Open, Outbound, PlainStage, Produced, StageContext, StageUsage
+from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage
 from tests.support.echo_plugin import POINT
 from tests.support.entry_points import own_entry_points
 from tests.support.patience import PATIENCE_SECONDS
@@ -160,11 +161,15 @@ def _lowest(edit: LogitsEdit) -> int:
     return int(np.flatnonzero(bits)[0])
 
 
-class _Unasked(deque[Outbound]):
-    """An outbox that fails the engine's loop: nothing isolates the question whether it is empty."""
+def _break_loop() -> None:
+    """Fails the engine's loop, in this process and once: no fault of a plugin ends it."""
+    tick = Orchestrator.tick
 
-    def __bool__(self) -> bool:
+    def fail(self: Orchestrator) -> bool:
+        Orchestrator.tick = tick  # type: ignore[method-assign]
         raise RuntimeError("boom")
+
+    Orchestrator.tick = fail  # type: ignore[method-assign]
 
 
 class EchoWorker(MailboxWorker[_Echo]):
@@ -210,7 +215,7 @@ class EchoWorker(MailboxWorker[_Echo]):
         if chr(token) == EXPLODE:
             raise RuntimeError("boom")
         if chr(token) == BREAK_LOOP:
-            self.outbox = _Unasked()
+            _break_loop()
             return
         if chr(token) == BREAK:
             self.fail(request.id, "writing", ValueError("a broken character"))

@@ -189,7 +189,7 @@ def test_a_model_that_breaks_its_promise_of_samples_is_found_out() -> None:
     bench = Bench(CpuDevice(), Short())
     bench.speak("a", random_codes(3))
     bench.settle(bench.device)
-    assert "decode gave [1, 10], not [1, 11]" in bench.error("a")
+    assert "decode gave [1, 28], not [1, 29]" in bench.error("a")
 
 
 def test_a_first_chunk_without_samples_gives_no_chunk() -> None:
