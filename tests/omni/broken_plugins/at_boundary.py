@@ -202,6 +202,22 @@ READ = (
     ),
     _feed(
         "request",
+        "samples that omni's adapter passes on and that fit into no memory",
+        "samples = np.broadcast_to(np.float32(0), (10**15,))\n"
+        "self.outbox.append(Produced(request.id, Payload(AudioChunk(samples=samples, sample_rate=8000)), COMPLETED))",
+        f"{_GIVING}MemoryError: Unable to allocate",
+        also=("pipeline.py", _SOUND, _PASSED),
+    ),
+    _feed(
+        "request",
+        "an event that cannot be asked",
+        "class Ready:\n    def done(self):\n        raise OSError('done')  # here\n\n"
+        "chunk = self.made('x').meta\nself.outbox.append(Produced(request.id, Payload(chunk), Ready()))",
+        "stage 'singer->user:audio' failed while passing on a payload: OSError: done",
+        also=("pipeline.py", _SOUND, _PASSED),
+    ),
+    _feed(
+        "request",
         "a failure that was never raised",
         "self.fail(request.id, 'singing', ValueError('too high'))",
         "stage 'singer' failed while singing: ValueError: too high",
