@@ -162,7 +162,7 @@ def killed() -> dict[str, Any]:
 
 
 def abandoned() -> dict[str, Any]:
-    """This process is killed by the test, which is told of the processes first."""
+    """Prints the processes; then the test kills this process."""
     processes = CompileProcesses(2)
     slow(processes)
     wait_for(1, processes._process.pid)

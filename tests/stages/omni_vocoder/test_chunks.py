@@ -88,7 +88,7 @@ def test_a_first_chunk_has_one_size_whatever_the_slack() -> None:
 
 
 class HeardBench(Bench):
-    """A vocoder whose listeners are told what it gives. A frame is 0.125 s of sound. now: of the clock, in seconds."""
+    """A vocoder with listeners of its sound. A frame is 0.125 s of sound. now: of the clock, in seconds."""
 
     def __init__(self, device: CpuDevice | QueuedDevice, **options: int) -> None:
         self.now = 0.0
