@@ -12,9 +12,11 @@ import soxr
 
 from tests.support.echo_family import OPENED, RATE, SAMPLES, eventually, pitch
 from tests.support.http_server import Served, echo_omni, served
-from tests.support.realtime import Client, session, silence, speech
+from tests.support.realtime import PCM_RATE, Client, session, silence, speech
 
 ENDLESS: dict[str, Any] = {"max_output_tokens": 10**9}
+# Of an answer, before the user interrupts it. How much more comes is up to the scheduler of the machine.
+HEARD_SECONDS = 0.3
 
 
 @pytest.fixture(scope="module")
@@ -259,11 +261,14 @@ def test_turns_may_be_found_without_an_answer(voiced: Served) -> None:
 
 
 async def _talking(client: Client, **session: Any) -> str:
-    """An endless answer is under way; its item."""
+    """An endless answer is under way, of which `HEARD_SECONDS` have come; its item."""
     await client.update(**ENDLESS, **session)
     await client.say("hello world, how are you")
     await client.send(type="response.create")
-    return str((await client.until("response.output_audio.delta")).item_id)
+    item_id = str((await client.until("response.output_audio.delta")).item_id)
+    while len(client.sound()) < HEARD_SECONDS * PCM_RATE:
+        await client.until("response.output_audio.delta")
+    return item_id
 
 
 def test_speech_of_the_user_ends_the_answer(voiced: Served) -> None:
@@ -278,7 +283,10 @@ def test_speech_of_the_user_ends_the_answer(voiced: Served) -> None:
             assert response.output[0].status == "incomplete"
             assert voiced.server.limits.in_flight == 0
             assert eventually(lambda: voiced.omni.idle)
-            await client.send(type="conversation.item.truncate", item_id=item_id, content_index=0, audio_end_ms=300)
+            heard_ms = round(1000 * HEARD_SECONDS)
+            await client.send(
+                type="conversation.item.truncate", item_id=item_id, content_index=0, audio_end_ms=heard_ms
+            )
             await client.until("conversation.item.truncated")
             await client.update(max_output_tokens=200)
             await client.append(silence(1.0))
