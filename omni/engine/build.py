@@ -1,6 +1,7 @@
 """Builds an engine from a checkpoint: the pipeline, then its stages in order."""
 
 import logging
+import threading
 from collections.abc import Callable, Container, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ from omni.timeline.file import TimelineFile
 from omni.timeline.trace import Trace
 
 _log = logging.getLogger(__name__)
+# While transformers builds a module, its dtype is the process's default: two threads would leave it set.
+_building = threading.RLock()
 
 
 def load_stages(
@@ -64,7 +67,7 @@ def load_stages(
     """
     check_formats(dtype, load_format)
     loaded: dict[str, LoadedStage] = {}
-    with torch.inference_mode():
+    with _building, torch.inference_mode():
         for stage in plan.pipeline.order():
             if stages is not None and stage.name not in stages:
                 continue

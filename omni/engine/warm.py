@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from omni.device import Device
 from omni.engine.memory import Budget
 from omni.engine.rows import divide_memory
-from omni.kernels import Compiled, CompileProcesses, RecordingDevice, Variant, VariantRecorder
+from omni.kernels import Compiled, CompileProcesses, RecordingDevice, VariantRecorder
 from omni.stage import LoadedStage, WarmStage, most_rows
 
 _log = logging.getLogger(__name__)
@@ -28,13 +28,16 @@ class KernelWarmup:
     def __init__(
         self, device: torch.device, stages: Iterable[str], load: Load, budget: Budget | None, processes: int
     ) -> None:
-        """device: the device that kernels are compiled for. budget: memory of the stages. processes: at least 1."""
+        """Loads the stages. device: the device that kernels are compiled for. budget: memory of the stages. processes: at
+        least 1."""
         self._device = device
-        self._stages = tuple(stages)
-        self._load = load
         self._budget = budget
         self._closed = threading.Event()
+        self._recorder = VariantRecorder()
+        self._record_device = RecordingDevice(device, self._recorder)
         self._processes = CompileProcesses(processes)
+        # Not in the thread: while transformers builds a module, its dtype is the process's default.
+        self._loaded = load_empty(stages, load, self._record_device)
         self._thread = threading.Thread(target=self._run, name="omni-kernels", daemon=True)
         self._thread.start()
 
@@ -51,23 +54,26 @@ class KernelWarmup:
 
     def _run(self) -> None:
         try:
-            variants = self._recorded()
+            record_stages(self._loaded, self._record_device, self._budget, closed=self._closed.is_set)
             if not self._closed.is_set():
-                self._processes.compile(variants, torch.cuda.get_device_capability(self._device))
+                capability = torch.cuda.get_device_capability(self._device)
+                self._processes.compile(list(self._recorder.variants), capability)
         except BaseException as error:  # also what a plugin raises
             _log.debug("kernels are not compiled by processes", exc_info=error)
             self._processes.close()
 
-    def _recorded(self) -> list[Variant]:
-        recorder = VariantRecorder()
-        device = RecordingDevice(self._device, recorder)
-        record_stages(self._stages, self._load, device, self._budget, closed=self._closed.is_set)
-        return list(recorder.variants)
+
+def load_empty(stages: Iterable[str], load: Load, device: RecordingDevice) -> dict[str, LoadedStage]:
+    """Those of `stages` that can be loaded onto `device`."""
+    loaded: dict[str, LoadedStage] = {}
+    for name in stages:
+        with _recorded_in_part(name):
+            loaded[name] = load(device, name)
+    return loaded
 
 
 def record_stages(
-    stages: Iterable[str],
-    load: Load,
+    loaded: Mapping[str, LoadedStage],
     device: RecordingDevice,
     budget: Budget | None,
     *,
@@ -78,11 +84,6 @@ def record_stages(
     Rows that follow from memory are counted without the working memory of steps, which nothing has measured yet. So there may be
     more of them than later, and their kernels are recorded too.
     """
-    loaded: dict[str, LoadedStage] = {}
-    for name in stages:
-        with _recorded_in_part(name):
-            if not closed():
-                loaded[name] = load(device, name)
     with _recorded_in_part(*loaded):
         divide_memory(loaded, device, budget, None, most_rows(device.kernel_device))
     for name, stage in loaded.items():
@@ -95,7 +96,10 @@ def record_stages(
 def _recorded_in_part(*stages: str) -> Iterator[None]:
     try:
         yield
-    except BaseException as error:  # a stage may support no such device; an engine without weights cannot say so
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a stage may support no such device; an engine without weights cannot say so
         _log.debug("the kernels of %s are recorded in part", ", ".join(stages), exc_info=error)
 
 

@@ -45,7 +45,8 @@ class AudioEncoder(EncoderModel):
         return {"codes": torch.cat([self._frames(clip) for clip in samples.split(list(segments or ()))])}
 
     def largest_item(self, length: int) -> SampleItem:
-        return SampleItem(length, {"samples": torch.zeros(length * self.samples_per_frame, device="cpu")})
+        samples = torch.zeros(length * self.samples_per_frame, dtype=torch.float32, device="cpu")
+        return SampleItem(length, {"samples": samples})
 
     def _frames(self, clip_S: Tensor) -> Tensor:
         """The codes `[n, G]` of a clip of S samples, at least 1: n is S over the samples of a frame, rounded up."""

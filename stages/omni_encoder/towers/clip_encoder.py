@@ -156,7 +156,7 @@ class ClipEncoder(EncoderModel):
 
     def largest_item(self, length: int) -> SampleItem:
         frames = self.chunks.longest(length)
-        features = torch.zeros((self.tower.num_mel_bins, frames), device="cpu")
+        features = torch.zeros((self.tower.num_mel_bins, frames), dtype=torch.float32, device="cpu")
         return SampleItem(self.chunks.embeddings(frames), {"features": features})
 
     def _padding(self, item: Mapping[str, Tensor]) -> int:

@@ -158,7 +158,9 @@ class PictureEncoder(EncoderModel):
         height = math.isqrt(length)
         width = length // height
         grid = torch.tensor([1, height * merge, width * merge])
-        pixels = torch.zeros((height * width * self.patches.block, self.patches.values), device="cpu")
+        pixels = torch.zeros(
+            (height * width * self.patches.block, self.patches.values), dtype=torch.float32, device="cpu"
+        )
         return SampleItem(height * width, {"pixels": pixels, "grid": grid})
 
 

@@ -1,5 +1,6 @@
 """The kernels that are compiled before the weights are there are those that the start launches."""
 
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def test_a_start_launches_what_was_recorded(model: str, graphs: bool, tmp_path: 
     for name in MODELS[model]:
         recorder, device = VariantRecorder(), LaunchedDevice()
         record_device = RecordingDevice(GPU, recorder)
-        warm.record_stages([name], lambda onto, stage: start.load(onto, stage, graphs), record_device, None)
+        warm.record_stages({name: start.load(record_device, name, graphs)}, record_device, None)
         with torch.inference_mode():
             stage = start.load(device, name, graphs)
             stage.measure()
@@ -186,6 +187,22 @@ def test_an_engine_starts_without_processes(made: list[Processes], monkeypatch, 
     engine.close()
     assert engine.start_report.kernels_compiled == 0
     assert "the start takes longer: no memory" in caplog.text
+
+
+def test_stages_are_built_one_at_a_time(made: list[Processes], tmp_path: Path):
+    """The dtype of a module that is being built is the process's default dtype, which two threads cannot set and reset at once."""
+    threads = []
+
+    def load(device: Device, name: str) -> LoadedStage:
+        threads.append(threading.current_thread())
+        return start.load(device, name)
+
+    start = Start(written(tmp_path, "tied"), MODELS["tied"])
+    warmup = warm.KernelWarmup(GPU, ["text"], load, None, 1)
+    assert threads == [threading.current_thread()]
+    warmup.wait()
+    assert threads == [threading.current_thread()]
+    warmup.close()
 
 
 def test_what_cannot_be_recorded_is_left_out(made: list[Processes], tmp_path: Path):
