@@ -35,7 +35,7 @@ find_sanitizer() {
 # they are written to one place. It looks at tiles that fill their blocks.
 tiny='not gpu'
 served='served and not fp32 and not fp16 and not reference'
-shards=(layers frames linear tiles overlap attention segments experts sampling flat_rows steep_rows steps)
+shards=(layers linear tiles overlap attention segments experts sampling flat_rows steep_rows steps)
 tiny_shards=(tiny_layers tiny_segments tiny_linear tiny_experts)
 select_tests() {
     case $1 in
@@ -44,7 +44,6 @@ select_tests() {
         tiny_linear) selection=(-m "$tiny" "$tests/test_linear_kernels.py") ;;
         tiny_experts) selection=(-m "$tiny" "$tests/test_moe_kernels.py") ;;
         layers) selection=(-m gpu -k "$served" "$tests"/test_{norm,rope,activation,frame}_kernels.py) ;;
-        frames) selection=(-m gpu -k "all_programs and bf16 and not 16 and not 32" "$tests/test_frame_decoder_kernels.py") ;;
         linear) selection=(-m gpu -k "$served and not test_tiles" "$tests/test_linear_kernels.py") ;;
         tiles) selection=(-m gpu -k "$served and test_tiles" "$tests/test_linear_kernels.py") ;;
         overlap) selection=(-m gpu -k "not captured" "$tests/test_overlapping_kernels.py") ;;

@@ -22,10 +22,6 @@ class FrameEmbedding(nn.Embedding):
         """`[R, B]`."""
         return super().forward(codes_R + group * self._size)
 
-    def tables(self) -> list[Tensor]:
-        """`[V, B]` of each group."""
-        return list(self.weight.split(self._size))
-
     def forward(self, codes_RG: Tensor) -> Tensor:
         """`[R, B]`, summed in fp32 for every dtype."""
         first_G = torch.arange(0, self.num_embeddings, self._size, device=codes_RG.device)
@@ -68,11 +64,5 @@ class DepthDecoder(FrameLayers):
             return entered_RD
 
         first_TD = self.inputs_embeds_projector(first_pass(hidden_RB, self.embed_tokens.code(code0_R, 0)))
-        tables = self.embed_tokens.tables()[1:]
-        heads = list(self.heads.parameters())
-        fused = self.run_fused(first_TD, heads, tables, draw, project=self.inputs_embeds_projector.weight)
-        if fused is not None:
-            codes_RG = torch.cat([code0_R[:, None], fused[0]], 1)
-        else:
-            codes_RG = torch.stack([code0_R, *self.run(first_TD, self._groups, choose, enter)], 1)
+        codes_RG = torch.stack([code0_R, *self.run(first_TD, self._groups, choose, enter)], 1)
         return Codes(codes_RG, embed(codes_RG))

@@ -28,13 +28,6 @@ class CodePredictor(nn.Module):
     def predict(self, hidden_RD: Tensor, code0_R: Tensor, code0_RD: Tensor, draw: DrawCode) -> Codes:
         """Predicts the frame that begins with `code0_R`, whose embedding is `code0_RD`. The next input's codec part is
         the sum of the codes' embeddings."""
-        first_TD = first_pass(hidden_RD, code0_RD)
-        heads, tables = list(self.lm_head.parameters()), list(self.model.codec_embedding.parameters())
-        fused = self.model.run_fused(first_TD, heads, tables, draw, sum_RE=code0_RD)
-        if fused is not None:
-            codes_RG, next_RD = fused
-            assert next_RD is not None
-            return Codes(torch.cat([code0_R[:, None], codes_RG], 1), next_RD)
         embedded = [code0_RD]
 
         def choose(last_RD: Tensor, group: int) -> Tensor:
@@ -44,7 +37,7 @@ class CodePredictor(nn.Module):
             embedded.append(self.model.codec_embedding[group - 1](code_R))
             return embedded[-1]
 
-        codes = self.model.run(first_TD, self._groups, choose, embed)
+        codes = self.model.run(first_pass(hidden_RD, code0_RD), self._groups, choose, embed)
         embed(codes[-1], self._groups - 1)
         next_RD = code0_RD
         for code_RD in embedded[1:]:

@@ -4,7 +4,7 @@ Shape legend: R rows, T tokens of a pass, D width, G positions of a frame, K key
 width of one token's queries, keys and values.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -15,10 +15,8 @@ from omni.errors import CheckpointError
 from omni_ar.kernels.frame import attend_frame
 from omni_ar.layers.attention import AttentionProjections
 from omni_ar.layers.decoder import DecoderConfig, decoder_layer
-from omni_ar.layers.frame_kernel import FrameKernel
 from omni_ar.layers.linear import Factory, RMSNorm
 from omni_ar.layers.rotary import RotaryEmbedding
-from omni_ar.model import DrawCode
 
 ChooseCode = Callable[[Tensor, int], Tensor]
 """Chooses the codes of a group, int64 `[R]`, given normalized hidden states `[R, D]` and the group's number."""
@@ -70,12 +68,11 @@ class FrameLayers(nn.Module):
         self._heads = (config.num_kv_heads, config.head_dim)
         self.norm = RMSNorm(config.width, config.rms_norm_eps, **factory)
         self.rotary = RotaryEmbedding(config.head_dim, config.rope_theta, scaling=config.rope_scaling)
-        self._kernel = FrameKernel(config)
 
     def run(self, first_TD: Tensor, num_groups: int, choose: ChooseCode, embed: EmbedCode) -> list[Tensor]:
         """Returns the codes of groups 1 to `num_groups - 1`, chosen one after another. All but the last are embedded. first_TD:
         inputs of the first two positions, `[2 * R, D]` (`first_pass`)."""
-        cos_GW, sin_GW = self._tables(first_TD, num_groups)
+        cos_GW, sin_GW = self.rotary(torch.arange(num_groups, device=first_TD.device)[None], first_TD.dtype)
         shape = (first_TD.shape[0] // 2, num_groups, *self._heads)
         cache = [FrameCache(first_TD.new_empty(shape), first_TD.new_empty(shape)) for _ in self.layers]
         codes: list[Tensor] = []
@@ -90,31 +87,6 @@ class FrameLayers(nn.Module):
             normed_TD, _ = self.norm.add(x_TD, delta_TD)
             codes.append(choose(normed_TD[count - 1 :: count], group))
         return codes
-
-    def run_fused(
-        self,
-        first_TD: Tensor,
-        heads: Sequence[Tensor],
-        tables: Sequence[Tensor],
-        draw: DrawCode,
-        *,
-        project: Tensor | None = None,
-        sum_RE: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None] | None:
-        """As `run`, in one kernel where that was measured to be faster; None elsewhere, and for layers and draws that the kernel
-        does not support. Returns the codes, int64 `[R, G - 1]`, and `sum_RE` plus the embeddings of these codes, added one after
-        another.
-
-        heads, tables: of each group but the first, the weights of its map to logits, `[V, D]`, and the embeddings of its codes,
-        `[V, E]`. project: weights `[D, E]` of the map of embeddings to inputs; None for embeddings that are inputs. sum_RE: None
-        without the sum. No map has a bias.
-        """
-        return self._kernel.run(self.layers, self.norm, heads, tables, project, first_TD, sum_RE, self._tables, draw)
-
-    def _tables(self, first_TD: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of a frame's positions."""
-        cos_GW, sin_GW = self.rotary(torch.arange(num_groups, device=first_TD.device)[None], first_TD.dtype)
-        return cos_GW, sin_GW
 
 
 def first_pass(hidden_RD: Tensor, code0_RD: Tensor) -> Tensor:

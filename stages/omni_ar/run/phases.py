@@ -24,7 +24,7 @@ from omni_ar.model import ArModel, Batch, CodecModel, Codes, NextTokens, PromptT
 from omni_ar.processors import NamedProcessor
 from omni_ar.sampling.edits import StepEdits
 from omni_ar.sampling.pack import SamplingStart, start_sampling
-from omni_ar.sampling.sampler import DrawCodes, sample, top_logprobs
+from omni_ar.sampling.sampler import draw, sample, top_logprobs
 
 
 def start_rows(state: RowState, rows_n: Tensor, fields_nC: Tensor, table_nM: Tensor, sampling: SamplingStart) -> None:
@@ -260,7 +260,10 @@ def predict_codes(
     """Predicts the frame that each sampled token begins, and stores it in the token's page slot, and its part of the next input."""
     # The count includes this step's token, so it is one past the position of the draw.
     last_R, position_R = step.frame_inputs(state, rows_R)
-    draw_code = DrawCodes(state.sampling, rows_R, position_R, flags)
+
+    def draw_code(logits_RV: Tensor, group: int) -> Tensor:
+        return draw(logits_RV, state.sampling, rows_R, position_R, group, flags)
+
     frame = _checked_codes(model, model.predict_codes(hidden_RD, last_R, draw_code), rows_R.shape[0])
     # Also for a row that its token has ended: the host decides whether the frame is emitted.
     step.place_frames(state, rows_R, frame.codes_RG, frame.next_RD, block_size, code_pages)

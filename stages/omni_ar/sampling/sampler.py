@@ -1,14 +1,13 @@
 """Draws ids from logits, and log-probabilities."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels.sampling import fused_draw, fused_sample
-from omni_ar.kernels.sampling.state import NO_TOKEN, CodeDraws, Need, SamplingFlags, SamplingState
+from omni_ar.kernels.sampling.state import NO_TOKEN, Need, SamplingFlags, SamplingState
 from omni_ar.processors import NamedProcessor, ProcessedRows
 from omni_ar.sampling.edits import StepEdits, apply_edits
 from omni_ar.sampling.penalties import MASKED, apply_penalties, sanitize
@@ -69,16 +68,6 @@ def draw(
         return ids_R
     drawn_R = _draw(warp_codes(logits_RV, state, rows_R, flags.needs), state, rows_R, position_R, group, 0)
     return torch.where(state.code_temperature.index_select(0, rows_R) == 0, ids_R, drawn_R)
-
-
-@dataclass(frozen=True, slots=True)
-class DrawCodes(CodeDraws):
-    """The `DrawCode` of a step's rows. flags: of these rows."""
-
-    flags: SamplingFlags
-
-    def __call__(self, logits_RV: Tensor, group: int) -> Tensor:
-        return draw(logits_RV, self.state, self.rows_R, self.position_R, group, self.flags)
 
 
 def _draw(

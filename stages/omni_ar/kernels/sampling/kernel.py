@@ -21,7 +21,7 @@ from omni_ar.kernels.sampling.state import SamplingState
 # Values that one program holds: a row of a narrow vocabulary, or the gathered values of a row of a wide one.
 _ROOM: Final = 4096
 # Maximum number of values for which all pairs are compared.
-FEW: Final = 128
+_FEW: Final = 128
 
 _COLUMNS = [
     field.name
@@ -49,7 +49,7 @@ def _pointers(state: SamplingState) -> Any:
     return Pointers(*(t.view(torch.uint8) if t.dtype == torch.bool else t for t in tensors))
 
 
-def code_pointers(state: SamplingState) -> CodePointers:
+def _code_pointers(state: SamplingState) -> CodePointers:
     return CodePointers(
         needs=state.needs,
         temperature=state.code_temperature,
@@ -86,20 +86,20 @@ def draw(
     block = triton.next_power_of_2(vocab)
     settings = settings or row_settings(kernel_device(logits_RV), "draw", block)
     out_R = torch.empty(rows, dtype=torch.int64, device=logits_RV.device)
-    spare_x_RF, spare_ids_RF = spare_memory(logits_RV, rows, FEW)
+    spare_x_RF, spare_ids_RF = _spare(logits_RV, _FEW)
     draw_row[(rows,)](
         logits_RV,
         logits_RV.stride(0),
         rows_R,
         position_R,
-        code_pointers(state),
+        _code_pointers(state),
         spare_x_RF,
         spare_ids_RF,
         out_R,
         use,
         vocab,
         BLOCK=block,
-        FEW=FEW,
+        FEW=_FEW,
         num_warps=settings.warps,
     )
     return out_R
@@ -116,7 +116,7 @@ def sample_narrow(
     settings: RowSettings,
 ) -> None:
     rows, vocab = logits_RV.shape
-    spare_x_RF, spare_ids_RF = spare_memory(logits_RV, rows, FEW)
+    spare_x_RF, spare_ids_RF = _spare(logits_RV, _FEW)
     sample_row[(rows,)](
         logits_RV,
         logits_RV.stride(0),
@@ -133,7 +133,7 @@ def sample_narrow(
         vocab,
         BY_ROW=by_row,
         BLOCK=_block(vocab),
-        FEW=FEW,
+        FEW=_FEW,
         num_warps=settings.warps,
         enable_fp_fusion=False,
     )
@@ -178,7 +178,7 @@ def sample_wide(
         *drawn_of,
         *left,
         torch.empty(rows, segments, dtype=torch.int32, device=device),
-        *spare_memory(logits_RV, rows, _ROOM + FEW),
+        *_spare(logits_RV, _ROOM + _FEW),
         out_R,
         out_R.stride(0),
         use,
@@ -191,7 +191,7 @@ def sample_wide(
         PADDED_SEGMENTS=triton.next_power_of_2(segments),
         NUCLEUS=settings.nucleus,
         ROOM=_ROOM,
-        FEW=FEW,
+        FEW=_FEW,
         num_warps=settings.finish_warps,
     )
 
@@ -205,7 +205,7 @@ def _work(logits_RV: Tensor) -> Tensor:
     return torch.empty(logits_RV.shape, dtype=torch.float32, device=logits_RV.device)
 
 
-def spare_memory(logits_RV: Tensor, rows: int, width: int) -> tuple[Tensor, Tensor]:
-    """Spare memory for `width` values and ids of each row, on the device of `logits_RV`."""
-    shape, device = (rows, width), logits_RV.device
+def _spare(logits_RV: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Spare memory for `width` values and ids of each row."""
+    shape, device = (logits_RV.shape[0], width), logits_RV.device
     return torch.empty(shape, device=device), torch.empty(shape, dtype=torch.int32, device=device)

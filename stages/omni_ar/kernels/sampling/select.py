@@ -57,9 +57,9 @@ def code_selection_of(parameters, row, needs, vocab):
 
 
 @triton.jit
-def draw_from_values(x, ids, selection, draw, index, spare_x_ptr, spare_ids_ptr, FEW: tl.constexpr):
-    """The rank of the id that is drawn from a row that one program holds. index: int64, of the row in the batch. spare:
-    memory for FEW values and ids of each row."""
+def draw_from_values(x, ids, selection, draw, spare_x_ptr, spare_ids_ptr, FEW: tl.constexpr):
+    """The rank of the id that is drawn from a row that one program holds. spare: memory for FEW values and ids of each
+    row."""
     most = tl.max(x)
     most = tl.where(most == float("-inf"), 0.0, most)
     floor = tl.full([], LOWEST + 1, tl.int32)
@@ -69,7 +69,7 @@ def draw_from_values(x, ids, selection, draw, index, spare_x_ptr, spare_ids_ptr,
         apart = tl.where(possible, x - tl.sum(tl.where(possible, x, 0.0)) / count, 0.0)
         scale = tl.maximum(tl.max(tl.abs(apart)), 1.0)
         floor = _sigma_floor(most, scale * tl.sqrt(tl.sum((apart / scale) * (apart / scale)) / count), selection)
-    first = index * FEW
+    first = tl.program_id(0).to(tl.int64) * FEW
     return _choose(x, ids, most, floor, 0.0, selection, draw, Spare(spare_x_ptr + first, spare_ids_ptr + first), FEW)
 
 

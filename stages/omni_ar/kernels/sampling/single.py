@@ -51,7 +51,7 @@ def sample_row(
         x = tl.div_rn(x, tl.load(parameters.temperature + row))
         selection = selection_of(parameters, row, needs, vocab)
         draw = draw_of(parameters, row, position, use)
-        best = draw_from_values(x, ids, selection, draw, index, spare_x_ptr, spare_ids_ptr, FEW)
+        best = draw_from_values(x, ids, selection, draw, spare_x_ptr, spare_ids_ptr, FEW)
     else:
         best = tl.max(rank_of(x, ids))
     tl.store(out_ptr + index * out_stride, id_of(best))
@@ -72,42 +72,21 @@ def draw_row(
     BLOCK: tl.constexpr,
     FEW: tl.constexpr,
 ):
-    """A code of a frame after the first. Arguments: of `drawn_code`."""
+    """A code of a frame after the first. parameters: as `CodePointers`. spare_x, spare_ids: as in `sample_row`."""
     index = tl.program_id(0).to(tl.int64)
-    code = drawn_code(
-        index, logits_ptr + index * logits_stride, rows_ptr, position_ptr, parameters, spare_x_ptr, spare_ids_ptr, use,
-        vocab, BLOCK, FEW,
-    )  # fmt: skip
-    tl.store(out_ptr + index, code)
-
-
-@triton.jit
-def drawn_code(
-    index,
-    logits_ptr,
-    rows_ptr,
-    position_ptr,
-    parameters,
-    spare_x_ptr,
-    spare_ids_ptr,
-    use,
-    vocab,
-    BLOCK: tl.constexpr,
-    FEW: tl.constexpr,
-):
-    """The code that is drawn for a row of the batch, int64. index: int64, of the row. logits: of this row. parameters:
-    as `CodePointers`. spare_x, spare_ids: as in `sample_row`. use: the code group."""
     row = tl.load(rows_ptr + index)
     ids = tl.arange(0, BLOCK)
-    x = sanitized(tl.load(logits_ptr + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32))
+    x = sanitized(
+        tl.load(logits_ptr + index * logits_stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+    )
     best = tl.full([], NOTHING, tl.int64)
     needs = (tl.load(parameters.needs + row) >> CODES).to(tl.int32)
     if (needs & RANDOM) != 0:
         x = tl.div_rn(x, tl.load(parameters.temperature + row))
         selection = code_selection_of(parameters, row, needs, vocab)
         draw = draw_of(parameters, row, tl.load(position_ptr + index), use)
-        best = draw_from_values(x, ids, selection, draw, index, spare_x_ptr, spare_ids_ptr, FEW)
+        best = draw_from_values(x, ids, selection, draw, spare_x_ptr, spare_ids_ptr, FEW)
     else:
         best = tl.max(rank_of(x, ids))
     # The code is an index into a table next, so a row without a possible code gets code 0.
-    return tl.maximum(id_of(best), 0)
+    tl.store(out_ptr + index, tl.maximum(id_of(best), 0))

@@ -150,15 +150,3 @@ COLUMNS: Mapping[str, Column] = {
     if get_origin(hint) is Annotated
 }
 """Names of the fields with a `Column`, in the order of declaration."""
-
-
-@dataclass(frozen=True, slots=True)
-class CodeDraws:
-    """What the draws of a step's codes depend on besides the logits: each row's parameters and seed, and its position.
-
-    rows_R: int64, rows of `state`. position_R: int64, index of the frame in its request.
-    """
-
-    state: SamplingState
-    rows_R: Tensor
-    position_R: Tensor

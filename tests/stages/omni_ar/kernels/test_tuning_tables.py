@@ -10,7 +10,6 @@ import torch
 
 from omni_ar.kernels import tuning
 from omni_ar.kernels.attention.settings import DecodeSettings, PrefillSettings
-from omni_ar.kernels.frame_decoder import FrameSettings
 from omni_ar.kernels.linear.settings import LinearSettings
 from omni_ar.kernels.linear.settings import settings as linear_settings
 from omni_ar.kernels.tuning import table
@@ -24,7 +23,6 @@ from omni_ar.kernels.sampling.settings import RowSettings, WideSettings, wide_se
 KINDS = {
     "attention_decode": DecodeSettings,
     "attention_prefill": PrefillSettings,
-    "frame_decoder": FrameSettings,
     "linear": LinearSettings,
     "moe": MoeSettings,
 }
