@@ -69,7 +69,6 @@ class DenoiserBench:
         )
         loaded = DiffusionStageKind().load(context)
         self.worker: DiffusionWorker = loaded.start(0)
-        self._device = device
         with may_sync(SyncPoint.MEASURE):
             device.synchronize()
         groups = loaded.model.num_groups

@@ -70,7 +70,6 @@ class Orchestrator:
         """Leases that each stage holds."""
         self._closed = ClosedStages()
         self._ends = ends
-        self._place = place
         self._admission = admission
         self._active: dict[str, ActiveRequest] = {}
         self._routes = BusyRoutes(self.abort)

@@ -1,14 +1,10 @@
 """Answers, whole and in pieces, as structs of OpenAI's types."""
 
-from typing import Literal
-
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from omni.serve.logprobs import ChoiceLogprobs
 from omni.serve.usage import TokenUsage
-
-FinishReason = Literal["stop", "length"]
 
 
 class Audio(msgspec.Struct, frozen=True, kw_only=True):
