@@ -1,7 +1,9 @@
-"""One set of dummy weights per stage and process, whatever number of engines is built over it."""
+"""One set of dummy weights per stage, device and process, whatever number of engines is built over it."""
 
 from collections.abc import Callable
 from typing import cast
+
+import torch
 
 from omni.pipeline import Stage
 from omni.plugin import locate
@@ -9,7 +11,8 @@ from omni.stage import StageContext
 from omni_ar.model import ArModel
 
 _makers: dict[str, str] = {}
-_models: dict[str, ArModel] = {}
+_models: dict[tuple[str, torch.device], ArModel] = {}
+"""By stage and device: an engine also builds stages on a device without memory."""
 
 
 def shared(stage: Stage) -> str:
@@ -21,11 +24,12 @@ def shared(stage: Stage) -> str:
 
 
 def model_of(name: str, context: StageContext) -> ArModel:
-    """The model of the stage `name`, built at the first call."""
-    if name not in _models:
+    """The model of the stage `name`, built at the first call for a device."""
+    key = name, context.device.torch_device
+    if key not in _models:
         make = cast(Callable[[StageContext], ArModel], locate(_makers[name], "bench.weights"))
-        _models[name] = make(context)
-    return _models[name]
+        _models[key] = make(context)
+    return _models[key]
 
 
 def build(context: StageContext) -> ArModel:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omni.kernels.variant import Variant
+from omni.kernels.variant import Variant, reached
 from omni.utils.parent import exit_with
 
 _NUMBER = 4
@@ -81,19 +81,8 @@ def _longest_first(variants: Sequence[Variant]) -> list[int]:
     for variant in variants:
         if variant.kernel not in code:
             with suppress(ImportError, AttributeError):  # the worker has the error
-                code[variant.kernel] = sum(len(kernel.fn.__code__.co_code) for kernel in _reached(variant.found(), {}))
+                code[variant.kernel] = sum(len(kernel.fn.__code__.co_code) for kernel in reached(variant.found()))
     return sorted(range(len(variants)), key=lambda number: -code.get(variants[number].kernel, 0))
-
-
-def _reached(kernel: Any, found: dict[int, Any]) -> list[Any]:
-    """A kernel, and those that it calls by name."""
-    if id(kernel) not in found:
-        found[id(kernel)] = kernel
-        for name in kernel.fn.__code__.co_names:
-            called = kernel.fn.__globals__.get(name)
-            if isinstance(called, type(kernel)):
-                _reached(called, found)
-    return list(found.values())
 
 
 def _exit_after(server: int) -> None:

@@ -111,12 +111,38 @@ class Variant:
         return cls(parameters.kernel, arguments, tuple(options))
 
     def found(self) -> Any:
-        """The kernel. Raises ImportError or AttributeError if there is none."""
-        return _at(self.kernel)
+        """The kernel. Raises ImportError or AttributeError if there is none.
+
+        Up to Triton 3.6, the key of a kernel in the cache depends on which of the functions that it calls have keys already: all of
+        them get theirs here, before it, so that the keys of all processes are equal.
+        """
+        kernel = _at(self.kernel)
+        for function in reached(kernel):
+            getattr(function, "cache_key", None)  # the interpreter's functions have none
+        return kernel
 
     def rebuilt(self) -> dict[str, object]:
         """Keyword arguments of a launch that is of this variant."""
         return {name: _rebuilt(value) for name, value in (*self.arguments, *self.options)}
+
+
+def reached(kernel: Any) -> list[Any]:
+    """A kernel, and the functions of Triton that it calls by name, each behind those that it calls itself."""
+    found: list[Any] = []
+    seen: set[int] = set()
+
+    def visit(function: Any) -> None:
+        if id(function) in seen:
+            return
+        seen.add(id(function))
+        for name in function.fn.__code__.co_names:
+            called = function.fn.__globals__.get(name)
+            if isinstance(called, type(kernel)):
+                visit(called)
+        found.append(function)
+
+    visit(kernel)
+    return found
 
 
 def _reduced(value: object, specialized: bool) -> object:

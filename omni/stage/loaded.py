@@ -142,6 +142,12 @@ class MeasuredStage(ABC, Generic[WorkerT]):
             self._worker = self._new_worker()
         return peak
 
+    def warm_up(self) -> None:
+        """See `WarmStage`."""
+        worker = self._present_worker
+        worker.capture(self._sizes)
+        self.largest_batches()(worker)
+
     def start(self, pages: int) -> WorkerT:
         if self._sizes:
             with self._room_for("the captured batches"):

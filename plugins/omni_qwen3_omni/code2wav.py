@@ -12,11 +12,11 @@ from omni_qwen3_omni.config import read_config
 from omni_vocoder.layers import (
     GatedMLP,
     RMSNorm,
+    SnakeDecoder,
     UpsamplingRates,
     WindowShape,
     WindowTransformer,
     convnext_upsampling,
-    snake_decoder,
 )
 from omni_vocoder.state import StreamChunk
 from omni_vocoder.streaming import StreamingVocoder
@@ -43,7 +43,7 @@ class Code2Wav(StreamingVocoder):
             final_norm=True,
         )
         self.upsample = convnext_upsampling(self.layout, width, ratios)
-        self.decoder = snake_decoder(self.layout, width, config["decoder_dim"], rates)
+        self.decoder = SnakeDecoder(self.layout, width, config["decoder_dim"], rates)
 
     def waveform(self, codes_BGN: Tensor, chunk: StreamChunk) -> Tensor:
         signal_BCT = self.pre_transformer(self._embed(codes_BGN), chunk).transpose(1, 2)

@@ -19,7 +19,7 @@ from omni_diffusion.model import DiffusionModel, StateT
 from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
 from omni_diffusion.windows import RenderPart, WindowSizes
-from omni_frames.store import MAX_IN_FLIGHT, SampleBatch, SampleRing
+from omni_frames.store import SampleBatch, SampleRing
 
 _UPLOADS = 4
 
@@ -50,20 +50,19 @@ class Renderer:
         self._kept_RCM = device.zeros((num_rows, sizes.kept, width), torch.float32)
         self._upload = Uploader(device, stream, rows * (2 * sizes.most_fresh + sizes.kept), _UPLOADS)
         others = "parts of other sizes, at the end of requests,"
-        self._graphs = CapturedGraphs[RenderPart, list[Graph]](stream.name, others=others)
+        self._graphs = CapturedGraphs[RenderPart, Graph](stream.name, others=others)
 
     def capture(self, size: int) -> None:
         """Captures the parts of long streams for `size` rows. At start, before there are requests."""
         for part in self._sizes.usual_parts():
             name = f"{self._stream.name}-{part.fresh}-{part.count}-latents-{size}"
-            slots = range(MAX_IN_FLIGHT)
-            graphs = [self._device.capture(self._stream, name, self.null_parts(size, part, slot)) for slot in slots]
-            self._graphs.add(part, size, graphs)
+            graph = self._device.capture(self._stream, name, self.null_parts(size, part))
+            self._graphs.add(part, size, graph)
 
-    def null_parts(self, count: int, part: RenderPart, slot: int = 0) -> list[Launch]:
+    def null_parts(self, count: int, part: RenderPart) -> list[Launch]:
         packed_BX = self._upload.view(PackedSpan(0, (count, 2 * part.fresh + part.seen)))
         self._device.enqueue(self._stream, [Launch.of(set_null_part, packed_BX)])
-        return [self._render(part, packed_BX, slot)]
+        return [self._render(part, packed_BX)]
 
     @property
     def ready(self) -> bool:
@@ -74,7 +73,7 @@ class Renderer:
     ) -> Callable[[], SampleBatch[DiffusionRequest] | None]:
         """Enqueues the indices of each request's latents. Returns a function that enqueues keeping, rendering and the
         copy to the host, and returns None if nothing is rendered. Both can be retried."""
-        size, graphs = self._graphs.find(part, len(requests))
+        size, graph = self._graphs.find(part, len(requests))
         packed = np.empty((size, 2 * part.fresh + part.seen), np.int64)
         packed[:, : part.fresh] = self._null_row * self._window_latents
         packed[:, part.fresh :] = self._null_row * self._sizes.kept
@@ -83,9 +82,7 @@ class Renderer:
         (packed_BX,) = self._upload.send([packed])
 
         def launch() -> SampleBatch[DiffusionRequest] | None:
-            slot = self._samples.next_slot
-            graph = graphs[slot] if graphs is not None else None
-            self._device.replay_or_enqueue(self._stream, graph, [self._render(part, packed_BX, slot)])
+            self._device.replay_or_enqueue(self._stream, graph, [self._render(part, packed_BX)])
             samples = part.count * self._model.samples_per_latent
             return self._samples.download(requests, samples) if samples else None
 
@@ -101,8 +98,8 @@ class Renderer:
         first = request.rendered - part.left
         line[2 * part.fresh :] = request.row * kept + np.arange(first, first + part.seen) % kept
 
-    def _render(self, part: RenderPart, packed_BX: Tensor, slot: int) -> Launch:
-        wav_BS = self._samples.buffer(slot, packed_BX.shape[0], part.count * self._model.samples_per_latent)
+    def _render(self, part: RenderPart, packed_BX: Tensor) -> Launch:
+        wav_BS = self._samples.buffer(packed_BX.shape[0], part.count * self._model.samples_per_latent)
         latents_RTM, kept_RCM = self._latents_RTM, self._kept_RCM
         return Launch.of(render_part, self._model, latents_RTM, kept_RCM, packed_BX, part, wav_BS, self._tf32)
 

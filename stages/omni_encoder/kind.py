@@ -42,11 +42,6 @@ class LoadedEncoder(MeasuredStage[EncoderWorker]):
     def largest_batches(self) -> Callable[[EncoderWorker], None]:
         return partial(dry_run, self._context.stage.name, device=self._context.device, messages=self._largest_batch())
 
-    def warm_up(self) -> None:
-        worker = self._present_worker
-        worker.capture(self._sizes)
-        self.largest_batches()(worker)
-
     def _largest_batch(self) -> list[Inbound]:
         feeds: list[Inbound] = []
         left = self._options.max_batch_length

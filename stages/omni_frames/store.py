@@ -72,7 +72,7 @@ MAX_IN_FLIGHT = 2
 """Maximum batches whose samples the host has not read: one runs, one is queued; the next takes all rows that are
 ready."""
 
-declare_categories({"download_samples": PhaseCategory.COPIES})
+declare_categories({"keep_samples": PhaseCategory.COPIES, "download_samples": PhaseCategory.COPIES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,29 +95,36 @@ class SampleBatch(Generic[RequestT]):
 
 
 class SampleRing(Downloader):
-    """`MAX_IN_FLIGHT` float32 buffers of `most` samples on the device, and their copies on the host."""
+    """The samples of `MAX_IN_FLIGHT` batches, float32, at most `most` each: on the device, and copies on the host. Every batch is
+    computed in one buffer, so that a captured batch has a single graph."""
 
     def __init__(self, device: Device, stream: Stream, copy_stream: Stream, most: int) -> None:
         super().__init__(device, stream, copy_stream, shape=(most,), dtype=torch.float32, slots=MAX_IN_FLIGHT)
-        self._wav = device.zeros((MAX_IN_FLIGHT, most), torch.float32)
+        self._wav_S = device.zeros((most,), torch.float32)
+        self._kept = device.zeros((MAX_IN_FLIGHT, most), torch.float32)
 
-    def buffer(self, slot: int, count: int, samples: int) -> Tensor:
+    def buffer(self, count: int, samples: int) -> Tensor:
         """The output `[count, samples]` of a phase that computes `samples` samples for each of `count` rows."""
-        return self._wav[slot, : count * samples].view(count, samples)
+        return self._wav_S[: count * samples].view(count, samples)
 
     def download(
         self, requests: Sequence[RequestT], width: int, samples: Sequence[int] | None = None
     ) -> SampleBatch[RequestT]:
-        """Enqueues the copy of the buffer of `next_slot`, `[requests, width]`, and advances `next_slot`. samples: of each request;
-        None for `width`."""
+        """Enqueues the copy of the buffer, `[requests, width]`. samples: of each request; None for `width`."""
         self.begin()
         try:
-            host, *_ = self.send(download_samples, self._wav[self.next_slot, : len(requests) * width])
+            kept_S = self._kept[self.next_slot, : len(requests) * width]
+            self._device.launch(self._after, keep_samples, kept_S, self._wav_S[: kept_S.shape[0]])
+            host, *_ = self.send(download_samples, kept_S)
         except Exception:
             self.forget()
             raise
         counts = tuple(samples) if samples is not None else (width,) * len(requests)
         return SampleBatch(tuple(requests), counts, width, host)
+
+
+def keep_samples(kept_S: Tensor, wav_S: Tensor) -> None:
+    kept_S.copy_(wav_S)
 
 
 def download_samples(host: Tensor, wav_S: Tensor) -> None:

@@ -56,7 +56,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         self._null_row = rows  # pads a batch, with frame 0 of the ring
         self._state = model.new_state(rows + 1)
         self._upload = Uploader(device, self.stream, rows * (1 + sizes.largest), 2 * MAX_IN_FLIGHT)
-        self._graphs = CapturedGraphs[ChunkShape, list[Graph]](name)
+        self._graphs = CapturedGraphs[ChunkShape, Graph](name)
 
     def capture(self, sizes: Iterable[int]) -> None:
         """Captures chunks of these numbers of rows. At start. sizes: preferably the largest first."""
@@ -67,9 +67,8 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
                 views = self._upload.view(rows_B), self._upload.view(indices_BN)
                 self.device.launch(self.stream, set_null_rows, *views, self._null_row)
                 name = f"{self.stream.name}-{chunk.frames}-frames-{size}"
-                decodes = [[self._decode(chunk, *views, slot)] for slot in range(MAX_IN_FLIGHT)]
-                graphs = [self.device.capture(self.stream, name, decode) for decode in decodes]
-                self._graphs.add(chunk, size, graphs)
+                graph = self.device.capture(self.stream, name, [self._decode(chunk, *views)])
+                self._graphs.add(chunk, size, graph)
 
     def open(self, message: Open) -> VocoderRequest:
         return VocoderRequest(message.request_id, set(message.inputs), message.rank)
@@ -102,7 +101,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         """
         count = len(requests)
         frames = [min(chunk.frames, request.buffered) for request in requests]
-        size, graphs = self._graphs.find(chunk, count)
+        size, graph = self._graphs.find(chunk, count)
         rows, indices = np.full(size, self._null_row), np.zeros((size, chunk.frames), np.int64)
         rows[:count] = [request.row for request in requests]
         for index, (request, own) in enumerate(zip(requests, frames, strict=True)):
@@ -113,9 +112,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
             self.device.launch(self.stream, reset_rows, self._model, self._state, rows_B)
 
         def launch() -> SampleBatch[VocoderRequest]:
-            slot = self.samples.next_slot
-            graph = graphs[slot] if graphs is not None else None
-            self.device.replay_or_enqueue(self.stream, graph, [self._decode(chunk, rows_B, indices_BN, slot)])
+            self.device.replay_or_enqueue(self.stream, graph, [self._decode(chunk, rows_B, indices_BN)])
             samples = [self._model.samples(own, chunk.first) for own in frames]
             return self.samples.download(requests, self._model.samples(*chunk), samples)
 
@@ -143,8 +140,8 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
             request.passed = 0
         return batch
 
-    def _decode(self, chunk: ChunkShape, rows_B: Tensor, indices_BN: Tensor, slot: int) -> Launch:
-        wav_BS = self.samples.buffer(slot, rows_B.shape[0], self._model.samples(*chunk))
+    def _decode(self, chunk: ChunkShape, rows_B: Tensor, indices_BN: Tensor) -> Launch:
+        wav_BS = self.samples.buffer(rows_B.shape[0], self._model.samples(*chunk))
         ring_RCG = self.store.ring_RCG
         return Launch.of(decode_frames, self._model, self._state, ring_RCG, indices_BN, rows_B, chunk.first, wav_BS)
 

@@ -47,6 +47,7 @@ LEAVES = {
     "omni_ar/layers": {"omni_ar.attention", "omni_ar.kernels", "omni_ar.layers", "omni_ar.model"},
     "omni_ar/sampling": {"omni_ar.kernels", "omni_ar.processors", "omni_ar.sampling"},
     "omni_encoder/kernels": {"omni_encoder.kernels"},
+    "omni_vocoder/kernels": {"omni_vocoder.kernels"},
 }
 """Folders of a kind that do not import the code that runs the stage, and the modules of their own kind that they import."""
 

@@ -1,5 +1,6 @@
 """Modules for vocoders. The output for a piece of a stream equals that part of the output for the whole stream."""
 
+from omni_vocoder.layers.snake_decoder import SnakeDecoder
 from omni_vocoder.layers.stream_layer import CausalConv, CausalTransposedConv, Residual, Serial, StreamLayer
 from omni_vocoder.layers.transformer import GatedMLP, RMSNorm, WindowShape, WindowTransformer, window_shape
 from omni_vocoder.layers.upsampling import (
@@ -8,7 +9,6 @@ from omni_vocoder.layers.upsampling import (
     SnakeUpsampling,
     UpsamplingRates,
     convnext_upsampling,
-    snake_decoder,
 )
 
 __all__ = [
@@ -20,12 +20,12 @@ __all__ = [
     "Residual",
     "Serial",
     "SnakeBeta",
+    "SnakeDecoder",
     "SnakeUpsampling",
     "StreamLayer",
     "UpsamplingRates",
     "WindowShape",
     "WindowTransformer",
     "convnext_upsampling",
-    "snake_decoder",
     "window_shape",
 ]

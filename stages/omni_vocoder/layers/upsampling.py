@@ -117,12 +117,3 @@ def convnext_upsampling(layout: StateLayout, channels: int, ratios: Sequence[int
     """Stretches a signal by each ratio in turn, without lookahead, each followed by a `ConvNeXtBlock`."""
     stretch = (nn.ConvTranspose1d(channels, channels, ratio, stride=ratio) for ratio in ratios)
     return Serial(Serial([CausalTransposedConv(layout, conv), ConvNeXtBlock(layout, channels)]) for conv in stretch)
-
-
-def snake_decoder(layout: StateLayout, in_channels: int, channels: int, rates: Sequence[int]) -> Serial:
-    """`[B, in_channels, T]` to a waveform `[B, 1, S]`: `SnakeUpsampling` by each rate in turn, which halves the channels."""
-    widths = [channels // 2**level for level in range(len(rates) + 1)]
-    inlet = CausalConv(layout, nn.Conv1d(in_channels, channels, 7))
-    blocks = [SnakeUpsampling(layout, widths[level], widths[level + 1], rate) for level, rate in enumerate(rates)]
-    outlet = CausalConv(layout, nn.Conv1d(widths[-1], 1, 7))
-    return Serial([inlet, *blocks, SnakeBeta(widths[-1]), outlet])

@@ -98,9 +98,9 @@ def test_a_start_launches_what_was_recorded(model: str, graphs: bool, tmp_path: 
             stage.measure()
             stage.start(stage.footprint.fewest_pages).close()
         assert set(recorder.variants) == set(device.recorder.variants), name
-        assert bool(recorder.variants) == (name != "code2wav")
-        # A copy into host memory, after the kernels of a step.
-        assert record_device.failed <= {"copy_scores"}
+        assert recorder.variants
+        # Copies into host memory, after the kernels of a step.
+        assert record_device.failed <= {"copy_scores", "download_samples"}
 
 
 class Processes:

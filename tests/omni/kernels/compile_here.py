@@ -25,7 +25,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from omni.kernels import CompileCounter, CompileProcesses, VariantRecorder
+from omni.kernels import CompileCounter, CompileProcesses, Variant, VariantRecorder
 from omni.kernels.compiler import _Target
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -54,6 +54,24 @@ def broken(x_ptr, BLOCK: tl.constexpr):
 def endless(x_ptr, LOOPS: tl.constexpr):
     for loop in tl.static_range(LOOPS):
         tl.store(x_ptr + loop, tl.load(x_ptr + loop) + tl.load(x_ptr + 2 * loop))
+
+
+WIDTH = tl.constexpr(64)
+
+
+@triton.jit
+def positions():
+    return tl.arange(0, WIDTH)
+
+
+@triton.jit
+def clear(x_ptr):
+    tl.store(x_ptr + positions(), 0.0)
+
+
+@triton.jit
+def double(x_ptr):
+    tl.store(x_ptr + positions(), 2 * tl.load(x_ptr + positions()))
 
 
 def launches(device: str) -> None:
@@ -171,9 +189,14 @@ def abandoned() -> dict[str, Any]:
     return {}
 
 
-CASES = {case.__name__: case for case in (cached, missing, failing, closed, killed, abandoned)}
+def keys(first: str, second: str) -> dict[str, Any]:
+    """The keys of two kernels that share a function, looked up in this order."""
+    return {name: Variant(f"compile_here:{name}", (), ()).found().cache_key for name in (first, second)}
+
+
+CASES = {case.__name__: case for case in (cached, missing, failing, closed, killed, abandoned, keys)}
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.DEBUG)
     # Kernels are found by the name of their module, which `__main__` is not elsewhere.
-    print(json.dumps(import_module("compile_here").CASES[sys.argv[1]]()))
+    print(json.dumps(import_module("compile_here").CASES[sys.argv[1]](*sys.argv[2:])))

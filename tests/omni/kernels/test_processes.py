@@ -23,15 +23,15 @@ pytestmark = [
 SCRIPT = Path(__file__).parent / "compile_here.py"
 
 
-def start(case: str, cache: Path) -> "subprocess.Popen[str]":
+def start(case: str, cache: Path, *arguments: str) -> "subprocess.Popen[str]":
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'stages'}"}
-    command = [sys.executable, str(SCRIPT), case]
+    command = [sys.executable, str(SCRIPT), case, *arguments]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def found(case: str, cache: Path) -> Any:
-    with start(case, cache) as process:
+def found(case: str, cache: Path, *arguments: str) -> Any:
+    with start(case, cache, *arguments) as process:
         out, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, errors
     return {**json.loads(out), "log": errors}
@@ -47,6 +47,11 @@ def test_a_start_counts_what_it_compiles_itself(tmp_path: Path):
     done = found("missing", tmp_path)
     assert (done["compiled"], done["cached"]) == (5, 0)
     assert "compiled copy_tile at its first launch" in done["log"]
+
+
+def test_keys_do_not_depend_on_what_was_looked_up_before(tmp_path: Path):
+    keys = [found("keys", tmp_path, *order) for order in (("clear", "double"), ("double", "clear"))]
+    assert keys[0]["clear"] == keys[1]["clear"] != keys[0]["double"] == keys[1]["double"]
 
 
 def test_a_kernel_that_does_not_compile_stops_no_other(tmp_path: Path):

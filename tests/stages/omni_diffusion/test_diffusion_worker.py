@@ -163,7 +163,15 @@ def test_device_memory_is_touched_in_phases_only() -> None:
     with LaunchGuard(device) as guard:
         bench.settle(device)
     bench.expect("a", codes)
-    phases = {"copy_upload", "gather_rows", "begin_windows", "denoise_rows", "render_part", "download_samples"}
+    phases = {
+        "copy_upload",
+        "gather_rows",
+        "begin_windows",
+        "denoise_rows",
+        "render_part",
+        "keep_samples",
+        "download_samples",
+    }
     assert guard.launched == phases
 
 
@@ -287,7 +295,13 @@ CODES = {name: random_codes(11, seed) for seed, name in enumerate("ab")}
 @pytest.mark.parametrize(
     ("phase", "number"),
     # The first upload is that of the frames into the rows' rings.
-    [("begin_windows", 0), ("render_part", 0), ("download_samples", 0), *(("copy_upload", n) for n in range(1, 7))],
+    [
+        ("begin_windows", 0),
+        ("render_part", 0),
+        ("keep_samples", 0),
+        ("download_samples", 0),
+        *(("copy_upload", n) for n in range(1, 7)),
+    ],
 )
 def test_work_that_can_be_retried_fails_no_request(phase: str, number: int, after: bool) -> None:
     device = FaultyDevice()

@@ -57,7 +57,7 @@ class Adder(FrameWorker[FrameRequest]):
 
     def _add(self, batch: Sequence[FrameRequest], count: int) -> Callable[[], SampleBatch[FrameRequest]]:
         (indices_BN,) = self._upload.send([np.stack([self.store.indices(request, 0, count) for request in batch])])
-        wav_BN = self.samples.buffer(self.samples.next_slot, len(batch), count)
+        wav_BN = self.samples.buffer(len(batch), count)
         self.device.launch(self.stream, add_codes, self.store.ring_RCG, indices_BN, wav_BN)
         return partial(self.samples.download, batch, count)
 

@@ -140,7 +140,14 @@ def test_device_memory_is_touched_in_phases_only() -> None:
     with LaunchGuard(device) as guard:
         bench.settle(device)
     bench.expect_whole("a", codes)
-    assert guard.launched == {"copy_upload", "gather_rows", "reset_rows", "decode_frames", "download_samples"}
+    assert guard.launched == {
+        "copy_upload",
+        "gather_rows",
+        "reset_rows",
+        "decode_frames",
+        "keep_samples",
+        "download_samples",
+    }
 
 
 def test_a_row_starts_anew_for_its_next_request() -> None:

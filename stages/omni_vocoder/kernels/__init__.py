@@ -1,0 +1,1 @@
+"""Operations of vocoders, one folder each, structured as in `docs/kernels.md`."""

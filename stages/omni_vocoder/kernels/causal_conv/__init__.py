@@ -1,0 +1,48 @@
+"""Convolution of a signal with its past, with the addition and the `SnakeBeta` behind it.
+
+Shape legend: B rows, T positions, L positions with those before them, C channels in, N channels out, K taps.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from omni.device.kernel_choice import runs_kernel
+from omni_vocoder.kernels.causal_conv import reference
+
+__all__ = ["Snake", "causal_conv"]
+
+
+class Snake(NamedTuple):
+    """Parameters of a `SnakeBeta`, logarithms, one per channel."""
+
+    alpha: Tensor
+    beta: Tensor
+
+
+def causal_conv(
+    x_BLC: Tensor,
+    weight_KCN: Tensor,
+    bias_N: Tensor,
+    dilation: int,
+    *,
+    residual_BTN: Tensor | None = None,
+    snake: Snake | None = None,
+    sum_BTN: Tensor | None = None,
+    activated_BTN: Tensor | None = None,
+) -> None:
+    """Writes `conv(x) + bias + residual` to `sum_BTN`, and its `snake` to `activated_BTN`, each if it is given.
+
+    Output t is a sum over the positions t, t + dilation, ... of `x_BLC`: T is L - (K - 1) dilation. All tensors have one
+    float dtype; sums are float32, and rounded where they are written. Rows of B may lie apart; the dimensions behind B are
+    contiguous. snake: of channel n modulo its channels, since outputs of an upsampling convolution are `[rate, channels]`.
+    """
+    if not runs_kernel(x_BLC):
+        reference.causal_conv(x_BLC, weight_KCN, bias_N, dilation, residual_BTN, snake, sum_BTN, activated_BTN)
+        return
+    from omni_vocoder.kernels.causal_conv import kernel
+
+    settings = kernel.choose_settings(x_BLC, weight_KCN)
+    kernel.causal_conv(
+        x_BLC, weight_KCN, bias_N, dilation, residual_BTN, snake, sum_BTN, activated_BTN, settings=settings
+    )
