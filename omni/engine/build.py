@@ -231,7 +231,9 @@ def _start(
         return load(onto, load_format="dummy", stages=(name,))[name]
 
     processes = process_count(options.compile_processes, engines)
-    with compiling(device.kernel_device, names, load_empty, budget, processes) as wait:
+    settings = checkpoint.config, plan.pipeline, sorted(plan.processors), options.dtype, graphs, listeners is not None
+    packages = plan.packages()
+    with compiling(device.kernel_device, names, load_empty, budget, processes, settings, packages) as wait:
         with clock.part("load"):
             loaded = load(device, load_format=options.load_format, stages=own)
         with clock.part("compile"):

@@ -82,6 +82,12 @@ class Plan:
     processors: Mapping[str, LogitsProcessorEntry] = field(default_factory=dict)
     extensions: tuple[str, ...] = ()
 
+    def packages(self) -> frozenset[str]:
+        """The top-level packages of the stages' code, and of omni."""
+        kinds = {type(kind).__module__ for kind in self.kinds.values()}
+        models = {stage.model for stage in self.pipeline.stages if stage.model is not None}
+        return frozenset(name.partition(":")[0].partition(".")[0] for name in kinds | models | {"omni"})
+
 
 def resolve_pipeline(
     checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[SettingsLayer] = (), choice: PipelineChoice = _ANY

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from omni.device import Device
 from omni.engine.memory import Budget
 from omni.engine.rows import divide_memory
-from omni.kernels import Compiled, CompileProcesses, RecordingDevice, VariantRecorder
+from omni.kernels import Compiled, CompileProcesses, RecordingDevice, StartRecord, Variant, VariantRecorder
 from omni.stage import LoadedStage, WarmStage, most_rows
 
 _log = logging.getLogger(__name__)
@@ -26,11 +26,20 @@ class KernelWarmup:
     """
 
     def __init__(
-        self, device: torch.device, stages: Iterable[str], load: Load, budget: Budget | None, processes: int
+        self,
+        device: torch.device,
+        stages: Iterable[str],
+        load: Load,
+        budget: Budget | None,
+        processes: int,
+        settings: object = None,
+        packages: Collection[str] = (),
     ) -> None:
         """Loads the stages. device: the device that kernels are compiled for. budget: memory of the stages. processes: at
-        least 1."""
+        least 1. settings, packages: as for `StartRecord`, beside the stages; without settings no record is kept."""
         self._device = device
+        self._settings = settings
+        self._packages = packages
         self._budget = budget
         self._closed = threading.Event()
         self._recorder = VariantRecorder()
@@ -54,13 +63,29 @@ class KernelWarmup:
 
     def _run(self) -> None:
         try:
-            record_stages(self._loaded, self._record_device, self._budget, closed=self._closed.is_set)
+            variants = self._variants()
             if not self._closed.is_set():
-                capability = torch.cuda.get_device_capability(self._device)
-                self._processes.compile(list(self._recorder.variants), capability)
+                self._processes.compile(variants, torch.cuda.get_device_capability(self._device))
         except BaseException as error:  # also what a plugin raises
             _log.debug("kernels are not compiled by processes", exc_info=error)
             self._processes.close()
+
+    def _variants(self) -> Sequence[Variant]:
+        """Those of an equal start before this one, or recorded."""
+        # Rows follow from the budget, which is never the same to the byte.
+        room = None if self._budget is None else round(self._budget.bytes / 2**30)
+        record = None
+        if self._settings is not None:
+            gpu = torch.cuda.get_device_properties(self._device).name
+            record = StartRecord((self._settings, sorted(self._loaded), gpu, room), self._packages)
+            known = record.read()
+            if known is not None:
+                return known
+        record_stages(self._loaded, self._record_device, self._budget, closed=self._closed.is_set)
+        variants = tuple(self._recorder.variants)
+        if record is not None and not self._closed.is_set():
+            record.write(variants)
+        return variants
 
 
 def load_empty(stages: Iterable[str], load: Load, device: RecordingDevice) -> dict[str, LoadedStage]:
@@ -105,15 +130,21 @@ def _recorded_in_part(*stages: str) -> Iterator[None]:
 
 @contextmanager
 def compiling(
-    device: torch.device, stages: Iterable[str], load: Load, budget: Budget | None, processes: int
+    device: torch.device,
+    stages: Iterable[str],
+    load: Load,
+    budget: Budget | None,
+    processes: int,
+    settings: object = None,
+    packages: Collection[str] = (),
 ) -> Iterator[Callable[[], Compiled]]:
     """While entered, processes compile the kernels of stages, if `device` runs any. Gives a function that waits for them.
-    Nothing of it is left at the end. budget: as in `KernelWarmup`. processes: 0 for none."""
+    Nothing of it is left at the end. processes: 0 for none. Others: as in `KernelWarmup`."""
     if device.type != "cuda" or not processes:
         yield Compiled
         return
     try:
-        warmup = KernelWarmup(device, stages, load, budget, processes)
+        warmup = KernelWarmup(device, stages, load, budget, processes, settings, packages)
     except OSError as error:
         _log.warning("no process can compile kernels, so the start takes longer: %s", error)
         yield Compiled

@@ -3,11 +3,14 @@
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
+
+import triton
 
 from omni.config import SettingsLayer
 from omni.device import Device
@@ -80,8 +83,10 @@ class Start:
 
 
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With an empty cache."""
     pretend_gpu(monkeypatch)
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "cache"))
 
 
 @pytest.mark.thorough
@@ -203,6 +208,18 @@ def test_stages_are_built_one_at_a_time(made: list[Processes], tmp_path: Path):
     warmup.wait()
     assert threads == [threading.current_thread()]
     warmup.close()
+
+
+def test_an_equal_start_records_nothing(made: list[Processes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    recorded = Mock(wraps=warm.record_stages)
+    monkeypatch.setattr(warm, "record_stages", recorded)
+    folder = written(tmp_path, "tied")
+    other = AR | {"graph_batch_sizes": "[2]"}
+    for options, count in ((AR, 1), (AR, 1), (other, 2), (other, 2), (AR, 2)):
+        Start(folder, {"text": options}).engine(OnGpu()).close()
+        assert recorded.call_count == count
+    assert made[0].variants == made[1].variants == made[4].variants
+    assert set(made[2].variants) != set(made[0].variants)
 
 
 def test_what_cannot_be_recorded_is_left_out(made: list[Processes], tmp_path: Path):
