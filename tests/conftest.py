@@ -1,5 +1,6 @@
 """Tests run offline, on one thread, and on the CPU unless they are marked `gpu`."""
 
+import gc
 import os
 import signal
 from collections.abc import Generator
@@ -49,6 +50,28 @@ def pytest_configure(config: pytest.Config) -> None:
     if engine is not None:
         patched = lambda options, _: (engine if options.process == "auto" else options.process) == "process"  # noqa: E731
         pytest.MonkeyPatch().setattr(load, "runs_in_process", patched)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collection makes objects that last: the garbage collector would visit them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+def pytest_runtestloop() -> None:
+    """Takes all objects so far out of later collections, which would take most of a second each. They would find none of them:
+    what is imported and collected lasts to the end."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """The interpreter collects at its exit."""
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
