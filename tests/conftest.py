@@ -76,7 +76,9 @@ def pytest_sessionfinish() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives tests marked `slow` their time. Skips those marked `gpu` where there is no CUDA device, and those marked `browser`
-    where there is no browser."""
+    where there is no browser. Long files come first, so that workers end at nearly the same time."""
+    long = {item.path for item in items if item.get_closest_marker("thorough")}
+    items.sort(key=lambda item: item.path not in long)
     if chromium() is None:
         no_browser = pytest.mark.skip(reason="no Chromium: run make browser, or set OMNI_CHROMIUM to its path")
         for item in items:

@@ -17,6 +17,8 @@ from omni.testing.connectors.promises import PATIENCE_SECONDS
 from tests.connectors import inline_faults, local_faults
 from tests.connectors.inline import InlineConnector, InlinePending, InlineReceiver
 
+pytestmark = pytest.mark.thorough
+
 SMALL = 2**19
 
 

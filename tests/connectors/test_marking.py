@@ -13,6 +13,8 @@ from omni.testing import SimulatedDevice, check_connector
 from tests.connectors.marking import MarkingConnector
 from tests.support.tiers import SLOW, few
 
+pytestmark = pytest.mark.thorough
+
 QUARTER = 2**14
 POOL = 4 * QUARTER
 
