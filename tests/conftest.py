@@ -54,19 +54,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collection makes objects that last: the garbage collector would visit them again and again."""
+    """Takes what is imported and collected out of the garbage collector's later work, which would take most of a second each time:
+    it lasts to the end."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
-
-
-def pytest_runtestloop() -> None:
-    """Takes all objects so far out of later collections, which would take most of a second each. They would find none of them:
-    what is imported and collected lasts to the end."""
-    gc.collect()
-    gc.freeze()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_sessionfinish() -> None:
