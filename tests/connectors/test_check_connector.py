@@ -12,6 +12,7 @@ from omni.device.cpu import CpuDevice
 from omni.errors import ConfigError
 from omni.testing import SimulatedDevice, check_connector
 from omni.testing.connectors.bench import ConnectorBench
+from omni.testing.connectors.endings import dropped_after_the_release_event
 from omni.testing.connectors.ends import LocalEnd
 from omni.testing.connectors.promises import PATIENCE_SECONDS
 from tests.connectors import inline_faults, local_faults
@@ -113,9 +114,12 @@ class LeavesCycles(InlineConnector):
 
 
 def test_memory_in_cycles_is_not_kept() -> None:
+    connector, devices = LeavesCycles(), (CpuDevice(), CpuDevice())
+    bench = ConnectorBench(connector, devices, LocalEnd(connector, devices[1]), SMALL, itertools.count(1).__next__)
     gc.disable()
     try:
-        check_connector(LeavesCycles, CpuDevice(), processes=False, largest_bytes=SMALL)
+        dropped_after_the_release_event(bench)
+        bench.settle()
     finally:
         gc.enable()
 
