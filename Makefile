@@ -34,7 +34,7 @@ demo: $(MODEL)/config.json
 check: lint types
 	$(PYTEST) -m "not gpu and not slow and not mutation and not clients and not thorough" tests/omni tests/connectors tests/stages
 
-# A file's tests share what is costly to make, so a file stays in one process. Files come in the shuffled order, not the largest first.
+# A file's tests share what is costly to make, so a file stays in one process. tests/conftest.py orders the files, not their number of tests.
 test: $(INSTALLED)
 	$(PYTEST)
 

@@ -1,5 +1,6 @@
 """Tests run offline, on one thread, and on the CPU unless they are marked `gpu`."""
 
+import gc
 import os
 import signal
 from collections.abc import Generator
@@ -51,9 +52,29 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.MonkeyPatch().setattr(load, "runs_in_process", patched)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Takes what is imported and collected out of the garbage collector's later work, which would take most of a second each time:
+    it lasts to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """The interpreter collects at its exit."""
+    gc.unfreeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives tests marked `slow` their time. Skips those marked `gpu` where there is no CUDA device, and those marked `browser`
-    where there is no browser."""
+    where there is no browser. Long files come first, so that workers end at nearly the same time."""
+    long = {item.path for item in items if item.get_closest_marker("thorough")}
+    items.sort(key=lambda item: item.path not in long)
     if chromium() is None:
         no_browser = pytest.mark.skip(reason="no Chromium: run make browser, or set OMNI_CHROMIUM to its path")
         for item in items:

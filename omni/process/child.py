@@ -20,7 +20,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """They may reach both processes. The user's decides what they mean, and its end is the engine's."""
 
 _BOOT = (
-    "import signal\n"
+    "import gc, signal\n"
+    "gc.disable()\n"  # until `main`: what is imported lasts to the end
     f"for each in {[int(each) for each in _SIGNALS]}: signal.signal(each, signal.SIG_IGN)\n"
     "signal.pthread_sigmask(signal.SIG_SETMASK, [])\n"
     "import json, sys\n"

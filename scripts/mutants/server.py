@@ -51,6 +51,7 @@ class FaultServer:
         # As they are now: whoever changes a file meanwhile is not waited for.
         self._texts = {path: (self.settings.root / path).read_text() for path in self.paths}
         self._items = {item.nodeid: item for item in session.items}
+        gc.unfreeze()  # tests/conftest.py freezes what it has collected, and `find_functions` asks the collector
         self._functions: Functions = find_functions(self.settings.root, self.paths)
         self._record = Record(self.settings.build / "tests", self.settings.root)
         self._unreliable: set[str] = set()

@@ -1,20 +1,24 @@
 """The conformance suite of connectors passes a reference connector and finds each broken promise, in one thread."""
 
+import gc
 import itertools
 import time
 from collections.abc import Callable
 
 import pytest
 
-from omni.connector import Connector, EdgeEnd, Reach, Receiver, Sender
+from omni.connector import Connector, EdgeEnd, Reach, Received, Receiver, Sender
 from omni.device.cpu import CpuDevice
 from omni.errors import ConfigError
 from omni.testing import SimulatedDevice, check_connector
 from omni.testing.connectors.bench import ConnectorBench
+from omni.testing.connectors.endings import dropped_after_the_release_event
 from omni.testing.connectors.ends import LocalEnd
 from omni.testing.connectors.promises import PATIENCE_SECONDS
 from tests.connectors import inline_faults, local_faults
-from tests.connectors.inline import InlineConnector
+from tests.connectors.inline import InlineConnector, InlinePending, InlineReceiver
+
+pytestmark = pytest.mark.thorough
 
 SMALL = 2**19
 
@@ -98,6 +102,26 @@ def test_a_receiver_that_is_always_busy_is_found_soon(monkeypatch: pytest.Monkey
     with pytest.raises(AssertionError, match=r"not busy any more .*give False once tick has nothing left to do"):
         check_connector(inline_faults.InlineIsAlwaysBusy, CpuDevice(), processes=False, largest_bytes=SMALL)
     assert time.monotonic() - since < PATIENCE_SECONDS / 2
+
+
+class LeavesCycles(InlineConnector):
+    """What is released refers to itself: the garbage collector finds it."""
+
+    class receiver_type(InlineReceiver):
+        def upload(self, pending: InlinePending) -> Received:
+            vars(pending)["itself"] = pending
+            return super().upload(pending)
+
+
+def test_memory_in_cycles_is_not_kept() -> None:
+    connector, devices = LeavesCycles(), (CpuDevice(), CpuDevice())
+    bench = ConnectorBench(connector, devices, LocalEnd(connector, devices[1]), SMALL, itertools.count(1).__next__)
+    gc.disable()
+    try:
+        dropped_after_the_release_event(bench)
+        bench.settle()
+    finally:
+        gc.enable()
 
 
 def test_a_factory_that_a_second_process_cannot_import_is_refused():

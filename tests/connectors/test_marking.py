@@ -13,14 +13,15 @@ from omni.testing import SimulatedDevice, check_connector
 from tests.connectors.marking import MarkingConnector
 from tests.support.tiers import SLOW, few
 
+pytestmark = pytest.mark.thorough
+
 QUARTER = 2**14
 POOL = 4 * QUARTER
 
 
-@pytest.mark.parametrize("processes", [False, True])
-def test_keeps_the_contract(processes: bool) -> None:
+def test_keeps_the_contract() -> None:
     path = f"{MarkingConnector.__module__}:{MarkingConnector.__qualname__}"
-    check_connector(path, CpuDevice(), processes=processes, largest_bytes=2**19)
+    check_connector(path, CpuDevice(), processes=True, largest_bytes=2**19)
 
 
 @pytest.mark.parametrize("seed", few(2, range(12), SLOW))

@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.patience import PATIENCE_SECONDS
@@ -37,9 +39,25 @@ class Environment:
             for path in Path(site).iterdir():
                 if not path.name.startswith(_OURS):
                     (self.site / path.name).symlink_to(path)
+        self._folder = folder
         if wheels:
-            options = ["--quiet", "--no-deps", "--no-index", "--no-compile"]
-            _run([str(self.bin / "python"), *_PIP, "install", *options, *map(str, wheels)], folder)
+            self._install(*wheels)
+
+    @contextmanager
+    def having(self, wheel: Path) -> Iterator[None]:
+        """While entered, the distribution of a wheel is installed too."""
+        self._install(wheel)
+        try:
+            yield
+        finally:
+            _run(
+                [str(self.bin / "python"), *_PIP, "uninstall", "--quiet", "--yes", wheel.name.split("-")[0]],
+                self._folder,
+            )
+
+    def _install(self, *wheels: Path) -> None:
+        options = ["--quiet", "--no-deps", "--no-index", "--no-compile"]
+        _run([str(self.bin / "python"), *_PIP, "install", *options, *map(str, wheels)], self._folder)
 
     def python(self, program: str, folder: Path, *arguments: str) -> str:
         """What a program prints. folder: the current one. Raises AssertionError if it fails."""

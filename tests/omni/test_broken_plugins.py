@@ -41,18 +41,18 @@ from tests.support.entry_points import SOURCE_ROOTS, own_entry_points
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiers import few
 
-pytestmark = pytest.mark.plants_faults
+pytestmark = [pytest.mark.plants_faults, pytest.mark.thorough]
 
 T = TypeVar("T")
 
 ENGINES = few(1, ["thread", "process"], pytest.mark.slow)
 """Of most faults; those of `IN_PROCESS` are planted in a process by default too."""
 IN_PROCESS = (
-    *("a push that returns None", "a prepare that returns None", "a drop that raises"),
-    *("an input of a struct made on the spot", "an output that is never ready", "a struct that is no sound"),
-    *("a send that exits", "a poll that returns the payload", "a tick that raises", "a release that raises"),
-    *("ids that are None", "ids of 71 bits", "counts of 71 bits", "an error of lone surrogates"),
+    *("an input of a struct made on the spot", "an error of lone surrogates", "counts of 71 bits", "a sparse input"),
+    *("a send that exits", "a push that is interrupted", "a tick that raises", "an outbox that is None"),
+    *("samples that fit into no memory", "an exception with a class of its own of a step"),
 )
+"""Those that messages between the processes cannot carry, that would end a process, and one of each way out of a stage."""
 
 
 def by_name(*tables: tuple[Fault, ...]) -> pytest.MarkDecorator:
@@ -181,12 +181,23 @@ def test_a_request_that_fails(fault: Fault, model: Path, plugin: Installed, engi
     fail_one(fault, model, plugin, engine)
 
 
-@by_name(
-    tuple(
-        each for each in (*ADAPTERS, *FRONT, *WORKERS, *SOUNDS, *TRAVEL, *UNKNOWN, *VALUES) if each.name in IN_PROCESS
-    ),
-    *(INTERRUPTS[:1], UNSENDABLE, BOXES[:1], READ[:4], TENSORS[-2:], RAISED[:4]),
+PLANTED = (
+    *ADAPTERS,
+    *FRONT,
+    *WORKERS,
+    *SOUNDS,
+    *TRAVEL,
+    *UNKNOWN,
+    *VALUES,
+    *INTERRUPTS,
+    *BOXES,
+    *READ,
+    *TENSORS,
+    *RAISED,
 )
+
+
+@by_name(tuple(each for each in PLANTED if each.name in IN_PROCESS), UNSENDABLE)
 def test_a_request_that_fails_in_a_process(fault: Fault, model: Path, plugin: Installed) -> None:
     fail_one(fault, model, plugin, "process")
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from omni.connector import Connector, Reach
 from omni.device import Device, SyncPoint, may_sync
@@ -102,6 +103,7 @@ def check_connector(
     if processes is None:
         processes = beyond and all(isinstance(each, CpuDevice | CudaDevice) for each in devices)
     path = path_of(factory) if processes else None
+    require(path is None or beyond, "a connector between two processes reaches beyond one (Connector.reach)")
     numbers = itertools.count(1).__next__
 
     def check_here(devices: tuple[Device, Device], largest_bytes: int) -> None:
@@ -109,31 +111,32 @@ def check_connector(
             connector = _make(factory)
             _run(check, ConnectorBench(connector, devices, LocalEnd(connector, devices[1]), largest_bytes, numbers))
 
-    check_here(devices, largest_bytes)
-    if all(isinstance(each, CpuDevice) for each in devices):
-        # No checker: a connector may have a host look at memory that a stream writes, an order which it does not know.
-        late = SimulatedDevice(seed=1, check=False)
-        check_here((late, late), min(largest_bytes, _LATE_BYTES))
-    if path is not None:
-        require(beyond, "a connector between two processes reaches beyond one (Connector.reach)")
-        _check_processes(
-            path, devices[1], lambda end: ConnectorBench(_make(factory), devices, end, largest_bytes, numbers)
-        )
+    with ExitStack() as started:
+        # First, so that they import what they need while the checks here run.
+        ends = [_started(path, devices[1], started) for _ in range(2)] if path is not None else []
+        check_here(devices, largest_bytes)
+        if all(isinstance(each, CpuDevice) for each in devices):
+            # No checker: a connector may have a host look at memory that a stream writes, an order which it does not know.
+            late = SimulatedDevice(seed=1, check=False)
+            check_here((late, late), min(largest_bytes, _LATE_BYTES))
+        if ends:
+            _check_processes(ends, lambda end: ConnectorBench(_make(factory), devices, end, largest_bytes, numbers))
 
 
-def _check_processes(path: str, device: Device, bench: Callable[[End], ConnectorBench]) -> None:
-    """device: of the other process. bench: with an end of its consumer."""
-    ends: list[RemoteEnd] = []
-    try:
-        ends += [RemoteEnd(path, device), RemoteEnd(path, device)]
-        first, second = ends
-        for check in CHECKS:
-            _run(check, bench(first))
-        _named(deaths.consumer_killed, bench(first), first, second)
-        _named(deaths.sender_killed, bench(second), second)
-    finally:
-        for end in ends:
-            end.kill()
+def _started(path: str, device: Device, until: ExitStack) -> RemoteEnd:
+    """A second process, which ends with `until`. device: of its end."""
+    end = RemoteEnd(path, device)
+    until.callback(end.kill)
+    return end
+
+
+def _check_processes(ends: list[RemoteEnd], bench: Callable[[End], ConnectorBench]) -> None:
+    """ends: two; the checks end both. bench: with an end of its consumer."""
+    first, second = ends
+    for check in CHECKS:
+        _run(check, bench(first))
+    _named(deaths.consumer_killed, bench(first), first, second)
+    _named(deaths.sender_killed, bench(second), second)
 
 
 def _run(check: Callable[[ConnectorBench], None], bench: ConnectorBench) -> None:

@@ -190,8 +190,9 @@ class Consumer:
 
     def _require_memory_dropped(self) -> None:
         """The memory of payloads that are over is dropped, or used again. A pool's is one."""
-        gc.collect()
-        kept = {memory.cdata for memory in self._over if not memory.expired()}
+        if len(self._memory_kept()) > MOST_KEPT:
+            gc.collect()  # the collector finds it in cycles of the receiver's objects; it takes as long as all else
+        kept = self._memory_kept()
         self._over.clear()
         require(
             len(kept) <= MOST_KEPT or self._connector.reach is Reach.PROCESS,
@@ -199,6 +200,10 @@ class Consumer:
             "are still there; drop it in Receiver.tick, and give True from Receiver.busy until then: the engine ticks "
             "no other receiver",
         )
+
+    def _memory_kept(self) -> set[int]:
+        """The memory of payloads that are over, each once."""
+        return {memory.cdata for memory in self._over if not memory.expired()}
 
     def _close(self, key: int) -> None:
         self._require_memory_dropped()

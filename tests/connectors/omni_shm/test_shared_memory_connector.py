@@ -18,9 +18,10 @@ from omni_shm.connector import SharedMemoryConnector
 from omni_shm.plugin import omni_connectors
 
 
-@pytest.mark.parametrize("processes", [False, True])
-def test_keeps_the_contract(processes: bool) -> None:
-    check_connector(SharedMemoryConnector, CpuDevice(), processes=processes)
+@pytest.mark.thorough
+def test_keeps_the_contract() -> None:
+    """With both ends in one thread, and then in two processes."""
+    check_connector(SharedMemoryConnector, CpuDevice(), processes=True)
 
 
 @pytest.mark.gpu

@@ -1,12 +1,17 @@
 """The processes of a model's engines, and what they hold."""
 
 import os
+import signal
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from omni import AsyncOmni, Omni
 from omni.process import EngineGroup
+from tests.support.echo_family import echo_plugins, eventually
+
+WRITER, SINGER, OTHER_SINGER = "cpu", "cpu/2", "cpu/3"
 
 
 def group_of(omni: Omni | AsyncOmni) -> EngineGroup:
@@ -45,3 +50,24 @@ def descriptors(pids: Iterable[int]) -> list[int]:
 def shared_mappings(pids: Iterable[int]) -> list[int]:
     """How many pools of edges each process has mapped."""
     return [Path(f"/proc/{pid}/maps").read_text().count("omni-edge") for pid in pids]
+
+
+def opened_apart(model: Path, overrides: Mapping[str, object] = MappingProxyType({}), singer: str = SINGER) -> Omni:
+    """The writer in one process, the singer in another."""
+    settings = {"singer.place": singer, "engine.restart_seconds": 0}
+    return Omni(model, device="cpu", plugins=echo_plugins(), overrides={**settings, **overrides})
+
+
+def kill(omni: Omni, *places: str) -> None:
+    """Returns when the group knows."""
+    pids = {place: pids_of(omni)[place] for place in places}
+    engines = group_of(omni)._placed.by_place
+    for pid in pids.values():
+        os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: all(not engines[at].up or engines[at].engine.pid != pid for at, pid in pids.items()))
+
+
+def assert_answers(omni: Omni, text: str = "abc") -> None:
+    result = omni.generate(text, stream=False)
+    assert result.text == text
+    assert result.audio is not None

@@ -25,7 +25,7 @@ from omni.process.errors import ErrorData, RemoteTraceback
 from omni.process.select import threads_of
 from tests.omni.process.engines import alive, pids_of
 from tests.support.echo_family import BREAK, echo_model, echo_plugins, eventually
-from tests.support.echo_omni import ENDLESS, assert_nothing_held
+from tests.support.echo_omni import ENDLESS, assert_nothing_held, run_program
 from tests.support.entry_points import SOURCE_ROOTS
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.reference import tiny_checkpoint
@@ -240,6 +240,20 @@ print(*omni._client.engine.pids.values(), "end")
     assert end == "end"
     assert done.stderr == ""
     assert eventually(lambda: not alive(int(pid)))
+
+
+def test_its_process_collects_garbage_and_leaves_out_what_is_imported():
+    """With a user's process that has ended, in place of which this one asks it."""
+    done = run_program("""
+import gc, socket
+gc.disable()  # as its start does
+from omni.process.main import main
+os._exit = lambda status: print(gc.isenabled(), gc.get_freeze_count() > 100_000, file=sys.stderr)
+ours, theirs = socket.socketpair()
+ours.close()
+main(theirs.detach(), os.getppid())
+""")
+    assert done.stderr.split() == ["True", "True"]
 
 
 def test_nothing_of_many_requests_stays(omni: Omni):

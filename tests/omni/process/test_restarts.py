@@ -1,28 +1,35 @@
 """Engines in several processes of which one ends: it is started again, and every request has a result or an error."""
 
 import gc
-import logging
 import os
 import random
-import shutil
 import signal
-import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 
 from omni import Omni, OmniError, StageError
 from omni.engine import EngineOutput, EngineRequest, RequestFailed
 from omni.errors import LostPeerError
-from omni.ipc import Channel
 from omni.payload import Payload
-from tests.omni.process.engines import alive, children, descriptors, group_of, pids_of, shared_mappings
-from tests.support.echo_family import BREAK_LOOP, Prompt, echo_model, echo_plugins, eventually
+from tests.omni.process.engines import (
+    OTHER_SINGER,
+    SINGER,
+    WRITER,
+    assert_answers,
+    children,
+    descriptors,
+    group_of,
+    kill,
+    opened_apart,
+    pids_of,
+    shared_mappings,
+)
+from tests.support.echo_family import BREAK_LOOP, Prompt, echo_model, eventually
 from tests.support.echo_omni import ENDLESS, assert_nothing_held
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.resources import open_files
@@ -32,7 +39,6 @@ pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
 ]
-WRITER, SINGER, OTHER_SINGER = "cpu", "cpu/2", "cpu/3"
 
 
 @pytest.fixture(scope="module")
@@ -40,31 +46,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return echo_model(tmp_path_factory.mktemp("model"))
 
 
-def opened(model: Path, overrides: Mapping[str, object] = MappingProxyType({}), singer: str = SINGER) -> Omni:
-    """The writer in one process, the singer in another."""
-    settings = {"singer.place": singer, "engine.restart_seconds": 0}
-    return Omni(model, device="cpu", plugins=echo_plugins(), overrides={**settings, **overrides})
-
-
-def kill(omni: Omni, *places: str) -> None:
-    """Returns when the group knows."""
-    pids = {place: pids_of(omni)[place] for place in places}
-    engines = group_of(omni)._placed.by_place
-    for pid in pids.values():
-        os.kill(pid, signal.SIGKILL)
-    assert eventually(lambda: all(not engines[at].up or engines[at].engine.pid != pid for at, pid in pids.items()))
-
-
-def assert_answers(omni: Omni, text: str = "abc") -> None:
-    result = omni.generate(text, stream=False)
-    assert result.text == text
-    assert result.audio is not None
-
-
 @pytest.fixture(scope="module")
 def lasting(model: Path) -> Iterator[Omni]:
     """For tests after which all engines run: their start takes longer than such a test."""
-    with opened(model, {"engine.restarts": 1000}) as omni:
+    with opened_apart(model, {"engine.restarts": 1000}) as omni:
         yield omni
 
 
@@ -124,69 +109,8 @@ def test_one_of_several_engines_whose_loop_fails_is_started_again(omni: Omni):
 
 
 def test_the_only_engine_whose_loop_fails_is_started_again(model: Path):
-    with opened(model, {"singer.place": WRITER, "engine.process": "process"}) as omni:
+    with opened_apart(model, {"singer.place": WRITER, "engine.process": "process"}) as omni:
         assert_restarts_after_failures(omni)
-
-
-def test_a_loop_that_fails_again_and_again_ends_the_restarts(model: Path):
-    """A request of which nothing was given out starts again, and the loop fails again."""
-    with opened(model, {"engine.restarts": 1}) as omni:
-        with pytest.raises(LostPeerError, match="boom"):
-            list(omni.generate(BREAK_LOOP))
-        with pytest.raises(StageError, match=r"'writer' .*boom; it was started again 1 times; load the model again"):
-            omni.generate("abc", stream=False)
-
-
-@pytest.fixture
-def connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[socket.socket]]:
-    """Of the user's process and the engines, and between engines, in the order in which they were made."""
-    made: list[socket.socket] = []
-    make = Channel.pair
-
-    def pair() -> tuple[socket.socket, socket.socket]:
-        ends = make()
-        made.append(ends[0].dup())
-        return ends
-
-    monkeypatch.setattr(Channel, "pair", pair)
-    yield made
-    for end in made:
-        end.close()
-
-
-@pytest.mark.parametrize("given", [False, True])
-def test_requests_run_after_a_connection_of_two_engines_has_ended(
-    model: Path, connections: list[socket.socket], given: bool
-):
-    """Both processes run when it ends. One of them is started again."""
-    with opened(model) as omni:
-        pids = dict(pids_of(omni))
-        if not given:
-            os.kill(pids[WRITER], signal.SIGSTOP)
-        stream = omni.generate("abc", sampling=ENDLESS if given else None)
-        if given:
-            next(stream)
-        else:
-            assert eventually(lambda: group_of(omni)._placed.by_place[WRITER].engine.requests == 1)
-        connections[2].shutdown(socket.SHUT_RDWR)
-        os.kill(pids[WRITER], signal.SIGCONT)
-        if given:
-            with pytest.raises(LostPeerError):
-                list(stream)
-        else:
-            assert "".join(output.text for output in stream) == "abc"
-        assert_answers(omni)
-        assert sum(pid != pids[place] for place, pid in pids_of(omni).items()) == 1
-        assert_nothing_held(omni)
-
-
-def test_a_connection_that_ends_without_requests_is_made_again(model: Path, connections: list[socket.socket]):
-    with opened(model) as omni:
-        pids = set(pids_of(omni).values())
-        connections[2].shutdown(socket.SHUT_RDWR)
-        assert eventually(lambda: len(pids - children()) == 1)
-        assert_answers(omni)
-        assert_nothing_held(omni)
 
 
 def test_stages_that_do_not_use_a_dead_engine_go_on(omni: Omni):
@@ -199,7 +123,7 @@ def test_stages_that_do_not_use_a_dead_engine_go_on(omni: Omni):
 
 
 def test_requests_of_another_replica_go_on(model: Path):
-    with opened(model, {"engine.restarts": 0}, f"{SINGER},{OTHER_SINGER}") as omni:
+    with opened_apart(model, {"engine.restarts": 0}, f"{SINGER},{OTHER_SINGER}") as omni:
         streams = [omni.generate("abc", sampling=ENDLESS) for _ in range(4)]
         for stream in streams:
             next(stream)
@@ -232,66 +156,6 @@ def test_two_that_end_at_once_find_each_other_again(omni: Omni):
         assert_answers(omni)
 
 
-def test_a_request_that_waits_for_a_restart_can_be_given_up(model: Path):
-    with opened(model, {"engine.restart_seconds": PATIENCE_SECONDS}) as omni:
-        pid = pids_of(omni)[SINGER]
-        kill(omni, SINGER)
-        assert eventually(lambda: not group_of(omni)._placed.by_place[SINGER].up)
-        stream = omni.generate("abc")
-        assert eventually(lambda: len(group_of(omni)._waiting) == 1)
-        stream.close()
-        assert_nothing_held(omni)
-        stream = omni.generate("abc")
-        assert eventually(lambda: len(group_of(omni)._waiting) == 1)
-    with pytest.raises(StageError, match="closed"):
-        list(stream)
-    assert not alive(pid)
-
-
-def test_restarts_wait_longer_each_time_and_end(model: Path, caplog: pytest.LogCaptureFixture):
-    with (
-        caplog.at_level(logging.WARNING),
-        opened(model, {"engine.restarts": 2, "engine.restart_seconds": 0.1}) as omni,
-    ):
-        for _ in range(2):
-            kill(omni, SINGER)
-            assert_answers(omni)
-        kill(omni, SINGER)
-        for _ in range(2):
-            with pytest.raises(
-                StageError, match=r"singer.*SIGKILL; it was started again 2 times; load the model again"
-            ):
-                omni.generate("abc", stream=False)
-        assert omni.generate("abc", stream=False, modalities=("text",)).text == "abc"
-    waits = [record.getMessage() for record in caplog.records if "started again in" in record.getMessage()]
-    assert [wait.rpartition(" in ")[2] for wait in waits] == ["0.1 s", "0.2 s"]
-
-
-def test_a_place_that_cannot_start_again_fails_its_requests(tmp_path: Path):
-    before = children()
-    folder = echo_model(tmp_path)
-    with opened(folder, {"engine.restarts": 2}) as omni:
-        shutil.rmtree(folder)
-        kill(omni, SINGER)
-        with pytest.raises(StageError, match=r"singer.*(config\.json|No such file).*started again 2 times"):
-            omni.generate("abc", stream=False)
-        assert omni.generate("abc", stream=False, modalities=("text",)).text == "abc"
-    assert children() == before
-
-
-@pytest.mark.parametrize("delay", few(1, (0.3, 0.0, 0.6, 1.2, 2.4), SLOW))
-def test_closing_does_not_wait_for_an_engine_that_starts(model: Path, delay: float):
-    gc.collect()
-    before = children(), open_files()
-    omni = opened(model)
-    kill(omni, SINGER)
-    time.sleep(delay)
-    omni.close()
-    del omni
-    gc.collect()
-    assert eventually(lambda: (children(), open_files()) == before)
-
-
 def test_a_request_that_cannot_be_sent_to_one_engine_leaves_the_others(omni: Omni):
     group, outputs = group_of(omni), list[EngineOutput]()
     endless = {"writer": ENDLESS}
@@ -306,20 +170,6 @@ def test_a_request_that_cannot_be_sent_to_one_engine_leaves_the_others(omni: Omn
     assert all(isinstance(output, RequestFailed) for output in outputs)
     assert_nothing_held(omni)
     assert_answers(omni)
-
-
-def test_many_waiting_requests_fail_with_their_engine(model: Path):
-    """However many: none of them fails inside of another."""
-    with opened(model, {"engine.restarts": 0, "engine.max_active_requests": 4}) as omni:
-        os.kill(pids_of(omni)[WRITER], signal.SIGSTOP)
-        streams = [omni.generate("abc") for _ in range(1500)]
-        assert eventually(lambda: group_of(omni)._placed.by_place[SINGER].engine.requests == 4)
-        kill(omni, SINGER)
-        os.kill(pids_of(omni)[WRITER], signal.SIGCONT)
-        for stream in streams:
-            with pytest.raises(StageError, match="SIGKILL"):
-                list(stream)
-        assert_nothing_held(omni)
 
 
 def _ask(omni: Omni, prompt: str, modalities: tuple[str, ...], ends: list[str]) -> None:
@@ -350,7 +200,7 @@ def test_kills_at_random_moments_end_every_request(model: Path, place: str, seed
     chance = random.Random(f"{place} {seed}")
     gc.collect()
     before = children(), open_files(), threading.active_count()
-    with opened(model, singer=f"{SINGER},{OTHER_SINGER}") as omni:
+    with opened_apart(model, singer=f"{SINGER},{OTHER_SINGER}") as omni:
         assert_answers(omni)
         held = _held(omni)
         ends: list[str] = []

@@ -1,0 +1,124 @@
+"""Restarts of engines that end: how often, after which waits, and what waits for them."""
+
+import gc
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from omni import StageError
+from omni.errors import LostPeerError
+from tests.omni.process.engines import (
+    SINGER,
+    WRITER,
+    alive,
+    assert_answers,
+    children,
+    group_of,
+    kill,
+    opened_apart,
+    pids_of,
+)
+from tests.support.echo_family import BREAK_LOOP, echo_model, eventually
+from tests.support.echo_omni import assert_nothing_held
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.resources import open_files
+from tests.support.tiers import SLOW, few
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return echo_model(tmp_path_factory.mktemp("model"))
+
+
+def test_a_loop_that_fails_again_and_again_ends_the_restarts(model: Path):
+    """A request of which nothing was given out starts again, and the loop fails again."""
+    with opened_apart(model, {"engine.restarts": 1}) as omni:
+        with pytest.raises(LostPeerError, match="boom"):
+            list(omni.generate(BREAK_LOOP))
+        with pytest.raises(StageError, match=r"'writer' .*boom; it was started again 1 times; load the model again"):
+            omni.generate("abc", stream=False)
+
+
+def test_a_request_that_waits_for_a_restart_can_be_given_up(model: Path):
+    with opened_apart(model, {"engine.restart_seconds": PATIENCE_SECONDS}) as omni:
+        pid = pids_of(omni)[SINGER]
+        kill(omni, SINGER)
+        assert eventually(lambda: not group_of(omni)._placed.by_place[SINGER].up)
+        stream = omni.generate("abc")
+        assert eventually(lambda: len(group_of(omni)._waiting) == 1)
+        stream.close()
+        assert_nothing_held(omni)
+        stream = omni.generate("abc")
+        assert eventually(lambda: len(group_of(omni)._waiting) == 1)
+    with pytest.raises(StageError, match="closed"):
+        list(stream)
+    assert not alive(pid)
+
+
+def test_restarts_wait_longer_each_time_and_end(model: Path, caplog: pytest.LogCaptureFixture):
+    with (
+        caplog.at_level(logging.WARNING),
+        opened_apart(model, {"engine.restarts": 2, "engine.restart_seconds": 0.1}) as omni,
+    ):
+        for _ in range(2):
+            kill(omni, SINGER)
+            assert_answers(omni)
+        kill(omni, SINGER)
+        for _ in range(2):
+            with pytest.raises(
+                StageError, match=r"singer.*SIGKILL; it was started again 2 times; load the model again"
+            ):
+                omni.generate("abc", stream=False)
+        assert omni.generate("abc", stream=False, modalities=("text",)).text == "abc"
+    waits = [record.getMessage() for record in caplog.records if "started again in" in record.getMessage()]
+    assert [wait.rpartition(" in ")[2] for wait in waits] == ["0.1 s", "0.2 s"]
+
+
+def test_a_place_that_cannot_start_again_fails_its_requests(tmp_path: Path):
+    before = children()
+    folder = echo_model(tmp_path)
+    with opened_apart(folder, {"engine.restarts": 2}) as omni:
+        shutil.rmtree(folder)
+        kill(omni, SINGER)
+        with pytest.raises(StageError, match=r"singer.*(config\.json|No such file).*started again 2 times"):
+            omni.generate("abc", stream=False)
+        assert omni.generate("abc", stream=False, modalities=("text",)).text == "abc"
+    assert children() == before
+
+
+@pytest.mark.parametrize("delay", few(1, (0.3, 0.0, 0.6, 1.2, 2.4), SLOW))
+def test_closing_does_not_wait_for_an_engine_that_starts(model: Path, delay: float):
+    gc.collect()
+    before = children(), open_files()
+    omni = opened_apart(model)
+    kill(omni, SINGER)
+    time.sleep(delay)
+    omni.close()
+    del omni
+    gc.collect()
+    assert eventually(lambda: (children(), open_files()) == before)
+
+
+def test_many_waiting_requests_fail_with_their_engine(model: Path):
+    """However many: none of them fails inside of another."""
+    with opened_apart(model, {"engine.restarts": 0, "engine.max_active_requests": 4}) as omni:
+        os.kill(pids_of(omni)[WRITER], signal.SIGSTOP)
+        streams = [omni.generate("abc") for _ in range(1500)]
+        assert eventually(lambda: group_of(omni)._placed.by_place[SINGER].engine.requests == 4)
+        kill(omni, SINGER)
+        os.kill(pids_of(omni)[WRITER], signal.SIGCONT)
+        for stream in streams:
+            with pytest.raises(StageError, match="SIGKILL"):
+                list(stream)
+        assert_nothing_held(omni)
