@@ -82,4 +82,4 @@ def test_no_number_at_all_is_the_model_s_fault() -> None:
 def test_no_number_where_parameters_exclude_ids_may_be_either_s_fault() -> None:
     error = run(Spoilt(AT, NAN, all_ids=True), logit_bias={1: -1.0}).error("bad")
     assert isinstance(error, InputError)
-    assert "or the model's logits were no numbers" in str(error)
+    assert "(or logits of the model were no numbers)" in str(error)
