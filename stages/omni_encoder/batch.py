@@ -169,6 +169,9 @@ class BatchEncoder:
         else:
             length, captured = self._graphs.find(None, length)
         plan = self._model.plan(items, length if captured is not None else None)
+        if not isinstance(plan, EncodePlan):
+            name = method_name(self._model.plan, "plan")
+            raise ReturnedError(f"{name} gave {type_of(plan)}: return an EncodePlan", self._model.plan)
         if len(plan.sizes) != len(items):
             problem = f"{type(self._model).__name__} planned {len(plan.sizes)} outputs for {len(items)} items"
             raise ReturnedError(problem, self._model.plan)

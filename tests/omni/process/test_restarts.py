@@ -137,6 +137,14 @@ def test_a_loop_that_fails_again_and_again_ends_the_restarts(model: Path):
             omni.generate("abc", stream=False)
 
 
+def test_a_request_that_always_ends_the_process_leaves_a_restart(model: Path):
+    """For the requests of others."""
+    with opened(model, {"engine.restarts": 2, "engine.restart_seconds": 0.1}) as omni:
+        with pytest.raises(LostPeerError, match="boom"):
+            list(omni.generate(BREAK_LOOP))
+        assert_answers(omni)
+
+
 @pytest.fixture
 def connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[socket.socket]]:
     """Of the user's process and the engines, and between engines, in the order in which they were made."""
