@@ -55,7 +55,9 @@ def _check_tensor(name: str, tensor: object, what: str, code: object) -> None:
     if tensor.is_quantized:
         raise ReturnedError(f"{problem} quantized: give its values, as of Tensor.dequantize", code)
     if tensor.is_meta:
-        raise ReturnedError(f"{problem} on the meta device, which holds no values: give one of the stage's device", code)
+        raise ReturnedError(
+            f"{problem} on the meta device, which holds no values: give one of the stage's device", code
+        )
     held = tensor.untyped_storage().nbytes()
     if _end(tensor) > held:  # to read it would end the process
         problem = f"{problem} {list(tensor.shape)}, and its memory was freed: it has {held:,} bytes"
@@ -70,4 +72,4 @@ def _end(tensor: torch.Tensor) -> int:
     if not tensor.numel():
         return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return int(tensor.storage_offset() + last + 1) * tensor.element_size()

@@ -208,7 +208,9 @@ def _module_of(kind: type) -> str:
 
 def _is_of_text(code: object) -> bool:
     """Whether it is a function that was made of text, as a library does: it has no file, and no module."""
-    return isinstance(code, FunctionType) and (code.__code__.co_filename.startswith("<") or not _module_of_function(code))
+    return isinstance(code, FunctionType) and (
+        code.__code__.co_filename.startswith("<") or not _module_of_function(code)
+    )
 
 
 def _is_wrapped_in_itself(function: Callable[..., object]) -> bool:

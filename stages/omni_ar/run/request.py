@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import COMPLETED, Event
-from omni.errors import InputError, StageError
+from omni.errors import StageError
 from omni.payload import PageSlice
 from omni.sampling import HostLogitsProcessor, LogitsEdit, SamplingParams, StopMatcher
 from omni.stage import Feed, Produced
@@ -274,7 +274,9 @@ class ArRequest:
             for name, tensor in self.embeddings[placeholder.name, placeholder.index].tensors.items():
                 vectors, positions = tensor.shape[-2], placeholder.positions.size
                 if vectors != positions:
-                    problem = f"{placeholder.called}: tensor {name!r} has {vectors} vectors for {positions} prompt positions"
+                    problem = (
+                        f"{placeholder.called}: tensor {name!r} has {vectors} vectors for {positions} prompt positions"
+                    )
                     remedy = "correct the encoder that gave it, or the placeholders of the front end"
                     raise StageError(stage, "taking its input", f"{problem}: {remedy}")
 

@@ -115,7 +115,9 @@ def test_errors_name_the_embedding_of_a_medium_by_its_field():
     bench.request.prompt = plain_prompt(range(9), placeholders=(slot,))
     bench.add(0, [1, 2])
     bench.receive()
-    problem = r"'text' failed while taking its input: messages\[0\]\.content\[1\]\.input_audio: tensor .* 2 vectors for 4 "
+    problem = (
+        r"'text' failed while taking its input: messages\[0\]\.content\[1\]\.input_audio: tensor .* 2 vectors for 4 "
+    )
     with pytest.raises(StageError, match=problem):
         bench.request.check_embeddings("text")
     with pytest.raises(InputError, match="was given twice") as twice:

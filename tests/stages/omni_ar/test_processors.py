@@ -193,7 +193,10 @@ REFUSED: dict[str, tuple[dict[str, dict[str, object]], str]] = {
     ),
     "its own complaint": ({"add": {"by": 0}}, "f.add.by: is 0; add something"),
     "a missing argument": ({"add": {}}, "f.add: KeyError: 'by' ("),
-    "an argument of a wrong type": ({"add": {"by": "x"}}, f"f.add: ValueError: could not convert string to float: 'x' ({__file__}:"),
+    "an argument of a wrong type": (
+        {"add": {"by": "x"}},
+        f"f.add: ValueError: could not convert string to float: 'x' ({__file__}:",
+    ),
     "an invalid one": ({"count": {"a": "x"}}, "f.count: Expected `int`, got `str` - at `$[...]`; give the arguments"),
     "no number": ({"add": {"by": float("nan")}}, f"f.add: packs (nan,): not finite numbers, 1 of them ({__file__}:"),
     "too many numbers": (
