@@ -57,12 +57,24 @@ class Checkpoint:
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         check_folder(self._path)
-        self.config: dict[str, Any] = read_object(self._path / "config.json")
-        check_counts(self.config)
-        self.generation_config: dict[str, Any] = read_optional_object(self._path / "generation_config.json")
+        self._config: dict[str, Any] = read_object(self._path / "config.json")
+        check_counts(self._config)
+        self._generation_config: dict[str, Any] = read_optional_object(self._path / "generation_config.json")
         self.reads = 0
         """Number of accesses to weights or to the folder. It reveals a model that was built without weights."""
+        self.config_reads = 0
+        """Number of accesses to the configuration. It reveals a fault that no value of it can have caused."""
         self._shards: dict[Path, Shard] = {}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        self.config_reads += 1
+        return self._config
+
+    @property
+    def generation_config(self) -> dict[str, Any]:
+        self.config_reads += 1
+        return self._generation_config
 
     @property
     def path(self) -> Path:

@@ -31,9 +31,7 @@ class PipelineChoice:
 def apply_choice(pipeline: Pipeline, plugins: Plugins, choice: PipelineChoice) -> Pipeline:
     """The family's pipeline, extended. Raises PluginError for an extension that is not installed or fails, and
     ConfigError for one that is not for this family and for a `wrap` that fails."""
-    if isinstance(choice.extensions, str):
-        problem = f"{choice.extensions!r} is a string"
-        raise ConfigError("extensions", problem, f"give a list: [{choice.extensions!r}]")
+    _check_names(choice.extensions)
     for name in choice.extensions:
         if list(choice.extensions).count(name) > 1:
             raise ConfigError("extensions", f"{name!r} is named twice", "name each extension once")
@@ -57,6 +55,14 @@ def apply_choice(pipeline: Pipeline, plugins: Plugins, choice: PipelineChoice) -
             problem = f"the function failed: {fault_of(error, choice.wrap)}"
             raise ConfigError("pipeline", problem, _REMEDY) from error
     return pipeline
+
+
+def _check_names(names: object) -> None:
+    """Raises ConfigError for extensions that are no list of names."""
+    if isinstance(names, str):
+        raise ConfigError("extensions", f"{names!r} is a string", f"give a list: [{names!r}]")
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise ConfigError("extensions", f"{quoted(names)} is no list of names", 'give a list: ["name"]')
 
 
 def last_change(plugins: Plugins, choice: PipelineChoice) -> object:

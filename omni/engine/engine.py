@@ -221,16 +221,20 @@ class Engine:
     def _usage_of(self, stage: str) -> StageUsage:
         if stage in self._orchestrator.closed_stages:
             return {}
-        worker = self._workers[stage]
-        with plugin_call(stage, "reporting its usage", worker.usage):
-            return checked_numbers(worker.usage(), worker, "usage")
+        worker, doing = self._workers[stage], "reporting its usage"
+        with plugin_call(stage, doing, type(worker)):
+            usage = worker.usage
+        with plugin_call(stage, doing, usage):
+            return checked_numbers(usage(), worker, "usage")
 
     def _counters_of(self, stage: str) -> Mapping[str, int]:
         if stage in self._orchestrator.closed_stages:
             return {}
-        worker = self._workers[stage]
-        with plugin_call(stage, "reporting its counters", worker.counters):
-            counts = checked_numbers(worker.counters(), worker, "counters")
+        worker, doing = self._workers[stage], "reporting its counters"
+        with plugin_call(stage, doing, type(worker)):
+            counters = worker.counters
+        with plugin_call(stage, doing, counters):
+            counts = checked_numbers(counters(), worker, "counters")
         return {**counts, **self._orchestrator.counters(stage)}
 
     @property
@@ -289,7 +293,9 @@ class Engine:
 
     def _close_worker(self, name: str) -> None:
         if name not in self._orchestrator.closed_stages:
-            close = self._workers[name].close
+            worker = self._workers[name]
+            with plugin_call(name, "closing", type(worker)):
+                close = worker.close
             with plugin_call(name, "closing", close):
                 close()
 

@@ -10,7 +10,7 @@ import torch
 from omni.connector import Connector, Reach
 from omni.device import name_device
 from omni.engine.peers import OpenEdge
-from omni.errors import ConfigError, plugin_setup
+from omni.errors import ConfigError, plugin_setup, quoted
 from omni.pipeline import Edge, Pipeline
 from omni.plugin import call_entry, expect, locate
 from omni.plugin.manager import Plugins
@@ -34,7 +34,7 @@ class Placement:
     def of(cls, pipeline: Pipeline, device: str) -> "Placement":
         """By `Stage.place`. device: `engine.device`. Raises ConfigError for a place that is no device."""
         main = str(name_device(device))
-        stages = {stage.name: _places(stage.place, f"{stage.name}.place") or (main,) for stage in pipeline.order()}
+        stages = {stage.name: places_of(stage.place, f"{stage.name}.place") or (main,) for stage in pipeline.order()}
         return cls(stages, main)
 
     @cached_property
@@ -100,19 +100,20 @@ def device_of(place: str) -> torch.device:
     return name_device(place.partition("/")[0])
 
 
-def _places(text: str | None, field: str) -> tuple[str, ...]:
+def places_of(text: str | None, field: str) -> tuple[str, ...]:
+    """The places that a stage's `place` names, none for None. Raises ConfigError about `field` for one that is none."""
     places: list[str] = []
     for each in text.split(",") if text is not None else ():
         device, slash, name = each.strip().partition("/")
         try:
             place = f"{name_device(device)}{slash}{name}"
         except ConfigError:
-            problem = f"{each.strip()!r} is not a device"
+            problem = f"{quoted(each.strip())} is not a device"
             raise ConfigError(field, problem, 'use "cpu" or "cuda:N"; "cpu/2" is one more process there') from None
         if slash and not name.isidentifier() and not name.isalnum():
-            raise ConfigError(field, f"{each.strip()!r} has no name after the slash", 'use a word: "cpu/2"')
+            raise ConfigError(field, f"{quoted(each.strip())} has no name after the slash", 'use a word: "cpu/2"')
         if place in places:
-            raise ConfigError(field, f"{place!r} is named twice", "name each place once")
+            raise ConfigError(field, f"{quoted(place)} is named twice", "name each place once")
         places.append(place)
     return tuple(places)
 

@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -14,13 +13,16 @@ import torch
 from omni.checkpoint import Checkpoint, resolve
 from omni.config import Setting, SettingsLayer, overlay
 from omni.engine.choice import PipelineChoice, apply_choice, last_change
+from omni.engine.placement import places_of
 from omni.engine.unfit import unfit
 from omni.errors import (
     CheckpointError,
     ConfigError,
+    OmniError,
     PluginError,
     ReturnedError,
     errors_as,
+    fault_of,
     plugin_error,
     plugin_setup,
     quoted,
@@ -106,8 +108,14 @@ def resolve_pipeline(
         problem = "quantized weights are not supported"
         raise CheckpointError("config.json: quantization_config", problem, "use the checkpoint in bfloat16 or float32")
     field, remedy = f"families.{family.name}.pipeline", f"correct {family.pipeline}"
-    unfitting = f"does not fit family {family.name!r}"
-    with errors_as(partial(unfit, code=build, field=field, unbuilt="", unfitting=unfitting, path=family.pipeline)):
+    unfitting, before = f"does not fit family {family.name!r}", (checkpoint.reads, checkpoint.config_reads)
+
+    def failed(error: BaseException) -> OmniError:
+        if (checkpoint.reads, checkpoint.config_reads) == before:
+            return plugin_error(field, fault_of(error, build), remedy)
+        return unfit(error, build, field=field, unbuilt="", unfitting=unfitting, path=family.pipeline)
+
+    with errors_as(failed):
         built = build(checkpoint)
     pipeline = expect(built, Pipeline, field, build)
     with plugin_setup(field, remedy, build):
@@ -157,6 +165,7 @@ def _check_texts(pipeline: Pipeline) -> None:
     for stage in pipeline.stages:
         if stage.dtype is not None:
             check_formats(stage.dtype, field=f"pipeline.stages.{stage.name}.dtype")
+        places_of(stage.place, f"pipeline.stages.{stage.name}.place")
 
 
 def _check_connectors(

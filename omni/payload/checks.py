@@ -24,10 +24,17 @@ def checked_tensors(tensors: object, what: str, code: object) -> dict[str, torch
     for name, tensor in tensors.items():
         if type(name) is not str or not name.isascii():
             _check_name(name, what, code)
-        # False for sparse tensors too. It runs for each payload.
-        if not (tensor.is_contiguous() if type(tensor) is torch.Tensor else type(tensor) is PageSlice):
+        if not (_is_plain(tensor) if type(tensor) is torch.Tensor else type(tensor) is PageSlice):
             _check_tensor(name, tensor, what, code)
     return tensors
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its values are in memory, one after the other: of a tensor that is sparse or on meta, or whose memory was freed, they
+    are not. It runs for each payload."""
+    if not tensor.is_contiguous() or not tensor.data_ptr():
+        return False
+    return not tensor.is_nested and not tensor.is_quantized
 
 
 def _check_name(name: object, what: str, code: object) -> None:
@@ -43,7 +50,26 @@ def _check_tensor(name: str, tensor: object, what: str, code: object) -> None:
         return
     if tensor.layout is not torch.strided:
         raise ReturnedError(f"{problem} {tensor.layout}: give a dense tensor, as of Tensor.to_dense", code)
+    if tensor.is_nested:
+        raise ReturnedError(f"{problem} nested: give a tensor for each of its parts", code)
+    if tensor.is_quantized:
+        raise ReturnedError(f"{problem} quantized: give its values, as of Tensor.dequantize", code)
+    if tensor.is_meta:
+        raise ReturnedError(
+            f"{problem} on the meta device, which holds no values: give one of the stage's device", code
+        )
     held = tensor.untyped_storage().nbytes()
+    if _end(tensor) > held:  # to read it would end the process
+        problem = f"{problem} {list(tensor.shape)}, and its memory was freed: it has {held:,} bytes"
+        raise ReturnedError(f"{problem}; give a tensor that owns its values, as of Tensor.clone", code)
     if tensor.nbytes > max(held, _MOST_EXPANDED):
         shape = f"{list(tensor.shape)}, expanded from {held:,} bytes to {tensor.nbytes:,}"
         raise ReturnedError(f"{problem} {shape}: give one that fits into memory", code)
+
+
+def _end(tensor: torch.Tensor) -> int:
+    """The end of its last value in its storage, in bytes."""
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.storage_offset() + last + 1) * tensor.element_size()

@@ -6,9 +6,10 @@ from typing import get_args
 
 import msgspec
 
-from omni.errors import ConfigError
+from omni.errors import ConfigError, quoted
 from omni.pipeline.pipeline import ENGINE, FRONTEND, Pipeline
 from omni.pipeline.stage import EDGES, Memory
+from omni.plugin.locate import LONGEST_NAME, is_name
 
 
 def validate(pipeline: Pipeline) -> None:
@@ -20,13 +21,14 @@ def validate(pipeline: Pipeline) -> None:
         for end, name in (("producer", edge.producer), ("consumer", edge.consumer)):
             _check_known(f"pipeline.edges[{index}].{end}", name, names)
         if edge.memory not in get_args(Memory):
-            problem = f"{edge.memory!r} is unknown"
+            problem = f"{quoted(edge.memory)} is unknown"
             raise ConfigError(f"pipeline.edges[{index}].memory", problem, f"use one of {', '.join(get_args(Memory))}")
     for index, output in enumerate(pipeline.outputs):
         _check_known(f"pipeline.outputs[{index}].stage", output.stage, names)
-        if not output.modality.isprintable() or not output.modality.strip():
-            field, problem = f"pipeline.outputs[{index}].modality", f"{output.modality!r} is no name"
-            raise ConfigError(field, problem, 'give printable text, such as "text"')
+        if not output.hidden_states and not is_name(output.modality):
+            field, problem = f"pipeline.outputs[{index}].modality", f"{quoted(output.modality)} is no name"
+            remedy = f'give printable text of at most {LONGEST_NAME} characters, such as "text"'
+            raise ConfigError(field, problem, remedy)
     if not pipeline.outputs:
         raise ConfigError("pipeline.outputs", "is empty", "name a stage and the modality it gives")
     if not pipeline.default_modalities:
@@ -51,20 +53,21 @@ def _check_names(names: list[str]) -> None:
     if not names:
         raise ConfigError("pipeline.stages", "is empty", "add a stage")
     for name in names:
-        if name in (EDGES, ENGINE, FRONTEND) or not name.isidentifier():
-            remedy = f"use an identifier other than {FRONTEND!r}, {ENGINE!r} and {EDGES!r}"
-            raise ConfigError("pipeline.stages", f"{name!r} is no valid name of a stage", remedy)
+        if name in (EDGES, ENGINE, FRONTEND) or not name.isidentifier() or not is_name(name):
+            most = f"of at most {LONGEST_NAME} characters"
+            remedy = f"use an identifier {most}, other than {FRONTEND!r}, {ENGINE!r} and {EDGES!r}"
+            raise ConfigError("pipeline.stages", f"{quoted(name)} is no valid name of a stage", remedy)
 
 
 def _check_unique(field: str, names: Iterable[str]) -> None:
     for name, count in Counter(names).items():
         if count > 1:
-            raise ConfigError(field, f"{name!r} appears {count} times", "give each its own name")
+            raise ConfigError(field, f"{quoted(name)} appears {count} times", "give each its own name")
 
 
 def _check_known(field: str, stage: str, names: list[str]) -> None:
     if stage not in names:
-        raise ConfigError(field, f"{stage!r} is not a stage", f"use one of {', '.join(names)}")
+        raise ConfigError(field, f"{quoted(stage)} is not a stage", f"use one of {', '.join(names)}")
 
 
 def _check_hidden_states(pipeline: Pipeline) -> None:

@@ -309,7 +309,7 @@ class EngineGroup:
         if tracked.places.get(error.stage, place) in tracked.parts:
             tracked.lost = error
             return
-        final = tracked.started or tracked.attempt >= self._options.restarts or self._placed.closing.is_set()
+        final = tracked.started or tracked.attempt >= self._retries or self._placed.closing.is_set()
         if final or tracked.aborted is not None:
             self._finish(tracked, RequestFailed(tracked.aborted or error))
             return
@@ -317,6 +317,12 @@ class EngineGroup:
         tracked.attempt += 1
         _log.warning("request %s starts again: %s", tracked.request.id, error)
         self._place(tracked)
+
+    @property
+    def _retries(self) -> int:
+        """How often a request starts again: a request that ends the process each time leaves a restart for the others."""
+        restarts = self._options.restarts
+        return restarts - 1 if restarts > 1 else restarts
 
     def _finish(self, tracked: _Tracked, output: RequestFinished | RequestFailed) -> None:
         with tracked.lock:

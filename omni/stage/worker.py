@@ -24,7 +24,7 @@ from omni.errors import (
 from omni.sampling import SamplingParams
 from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Resume
 from omni.stage.returned import checked_moved
-from omni.utils.origin import caller, traceback_of, with_place, worked_on
+from omni.utils.origin import caller, origin, with_place, worked_on
 
 RequestT = TypeVar("RequestT")
 
@@ -188,7 +188,8 @@ class MailboxWorker(ABC, Generic[RequestT]):
 
     def _known(self, doing: str, error: Exception) -> OmniError:
         notes = notes_of(error)  # names the phase, see Device.launch
-        code: object = type(self) if traceback_of(error) is None else None
+        # Without a line of a plugin: an error that was only made, or a method that does not take its arguments.
+        code: object = type(self) if not origin(error) else None
         if notes and self.phase_model is not None and worked_on(error, self.phase_model):
             code = type(self.phase_model)
             doing = f"{doing} of {name_of(type(self.phase_model))}"

@@ -5,7 +5,7 @@ import linecache
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from importlib.metadata import Distribution, entry_points
 from pathlib import Path
@@ -158,14 +158,16 @@ def _place_of_syntax(error: SyntaxError) -> str:
 def _origin_of(code: object) -> tuple[str, str, int] | None:
     """Package, file and line of what was called; None if they are unknown, and for the framework's."""
     while isinstance(code, partial | MethodType):
-        if isinstance(code, MethodType) and _is_inherited(code):
+        if isinstance(code, MethodType) and (_is_inherited(code) or _is_of_text(code.__func__)):
             code = type(code.__self__)
         else:
             code = code.func if isinstance(code, partial) else code.__func__
     if inspect.isfunction(code):
-        code = inspect.unwrap(code)
+        code = inspect.unwrap(code, stop=_is_wrapped_in_itself)
+    if _is_of_text(code):
+        return None
     if isinstance(code, FunctionType):
-        place, module = (code.__code__.co_filename, code.__code__.co_firstlineno), code.__module__
+        place, module = (code.__code__.co_filename, code.__code__.co_firstlineno), _module_of_function(code)
     else:
         kind = code if isinstance(code, type) else type(code)
         module = _module_of(kind)
@@ -204,9 +206,26 @@ def _module_of(kind: type) -> str:
     return module if isinstance(module, str) else ""
 
 
+def _is_of_text(code: object) -> bool:
+    """Whether it is a function that was made of text, as a library does: it has no file, and no module."""
+    return isinstance(code, FunctionType) and (
+        code.__code__.co_filename.startswith("<") or not _module_of_function(code)
+    )
+
+
+def _is_wrapped_in_itself(function: Callable[..., object]) -> bool:
+    return vars(function).get("__wrapped__") is function
+
+
+def _module_of_function(function: FunctionType) -> str:
+    """The name of a function's module; empty for one that was made of text, and has none."""
+    module: object = function.__module__
+    return module if isinstance(module, str) else ""
+
+
 def _is_inherited(method: MethodType) -> bool:
     """Whether a class of another plugin has the method from omni."""
-    package = type(method.__self__).__module__.partition(".")[0]
+    package = _module_of(type(method.__self__)).partition(".")[0]
     return _is_omni(str(method.__func__.__module__).partition(".")[0]) and not _is_omni(package)
 
 

@@ -5,9 +5,10 @@ Shape legend: R rows of a batch, N rows of the stage, V vocabulary, W parameters
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import isclass
 from math import isfinite
 
 import msgspec
@@ -19,6 +20,7 @@ from omni.errors import (
     OmniError,
     PluginError,
     fault_of,
+    name_of,
     plugin_error,
     plugin_setup,
     quoted,
@@ -98,11 +100,17 @@ class NamedProcessor:
     width: int
 
     def pack(self, args: Mapping[str, object], vocab_size: int) -> tuple[float, ...]:
-        """`width` numbers. Raises InputError naming the argument."""
-        with _naming(self.name):
-            params = tuple(float(param) for param in self.processor.pack(args, vocab_size))
+        """`width` numbers. Raises InputError naming the argument, and PluginError for what no arguments should give."""
+        pack = self.processor.pack
+        with _naming(self.name, pack):
+            packed: object = pack(args, vocab_size)
+            params = tuple(float(param) for param in packed) if isinstance(packed, Iterable) else None
+        if params is None:
+            problem = with_origin(f"gave {type_of(packed)}", code=pack)
+            raise plugin_error(f"processors.{self.name}.pack", problem, "return a list of numbers")
         if len(params) != self.width or not all(map(isfinite, params)):
-            raise InputError(self.name, f"packs {params}: not finite numbers, {self.width} of them", _REMEDY)
+            problem = f"packs {params}: not finite numbers, {self.width} of them"
+            raise InputError(self.name, with_origin(problem, code=pack), _REMEDY)
         return params
 
     def apply(self, logits_RV: Tensor, rows: ProcessedRows) -> Tensor:
@@ -173,15 +181,20 @@ class ProcessorRegistry:
 
     def _open(self, name: str, args: Mapping[str, object]) -> HostLogitsProcessor:
         processor = self._history[name]
-        with _naming(name):
-            opened = processor.open(args, self._vocab_size)
-        return expect(opened, HostLogitsProcessor, f"processors.{name}.open", processor.open)  # type: ignore[type-abstract]
+        with _naming(name, processor.open):
+            opened: object = processor.open(args, self._vocab_size)
+        field = f"processors.{name}.open"
+        if isclass(opened):
+            problem = with_origin(f"gave the class {name_of(opened)}", code=processor.open)
+            raise plugin_error(field, problem, "return an object of it")
+        return expect(opened, HostLogitsProcessor, field, processor.open)  # type: ignore[type-abstract]
 
 
 def _build(entry: LogitsProcessorEntry) -> LogitsProcessor | HistoryProcessor:
     build = locate(entry.processor, f"processors.{entry.name}")
     if not callable(build):
-        raise PluginError(f"{entry.processor} cannot be called")
+        problem = with_origin(f"is {type_of(build)}, which cannot be called", code=build)
+        raise plugin_error(entry.processor, problem, "name a class or a function")
     with plugin_setup(entry.processor, "correct it", build):
         processor = build()
         width: object = processor.width if isinstance(processor, LogitsProcessor) else 0
@@ -199,7 +212,8 @@ def _is_width(width: object) -> bool:
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
+def _naming(name: str, code: object) -> Iterator[None]:
+    """Names the argument in errors of `code`, a method of the processor of this name."""
     try:
         yield
     except InputError as error:
@@ -209,4 +223,4 @@ def _naming(name: str) -> Iterator[None]:
     except msgspec.ValidationError as error:
         raise InputError(name, str(error), _REMEDY) from error
     except Exception as error:
-        raise InputError(name, fault_of(error), _REMEDY) from error
+        raise InputError(name, fault_of(error, code), _REMEDY) from error

@@ -168,7 +168,11 @@ class BatchEncoder:
             self._graphs.log_uncaptured("media that the model cannot pad")
         else:
             length, captured = self._graphs.find(None, length)
-        plan = self._model.plan(items, length if captured is not None else None)
+        given: object = self._model.plan(items, length if captured is not None else None)
+        if not isinstance(given, EncodePlan):
+            name = method_name(self._model.plan, "plan")
+            raise ReturnedError(f"{name} gave {type_of(given)}: return an EncodePlan", self._model.plan)
+        plan = given
         if len(plan.sizes) != len(items):
             problem = f"{type(self._model).__name__} planned {len(plan.sizes)} outputs for {len(items)} items"
             raise ReturnedError(problem, self._model.plan)

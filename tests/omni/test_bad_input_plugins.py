@@ -125,4 +125,4 @@ def test_a_bad_pipeline(install: Install, weightless: Path, change: str, message
 def test_a_pipeline_that_raises(install: Install, weightless: Path) -> None:
     family = family_of("bent", "qwen3_omni_moe")
     install(QWEN[:-1], bent=family + "def pipeline(checkpoint):\n    return 1 / 0\n")
-    assert "does not fit family 'bent': ZeroDivisionError" in error_of(weightless, CheckpointError)
+    assert "families.bent.pipeline: ZeroDivisionError" in error_of(weightless, PluginError)

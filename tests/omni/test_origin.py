@@ -67,6 +67,30 @@ def test_a_method_a_class_and_an_object() -> None:
     assert origin(code=Named) == origin(code=Named()) == first
 
 
+def made_of_text() -> Callable[..., None]:
+    """A function without a file and without a module, as a library makes it."""
+    names: dict[str, Callable[..., None]] = {}
+    exec("def made(self): ...", {}, names)
+    return names["made"]
+
+
+def test_a_method_that_was_made_of_text_is_its_class_s() -> None:
+    class Generated:
+        def written(self) -> None: ...
+
+        made = made_of_text()
+
+    assert origin(code=Generated().made) == line_of(Generated.written, -1)
+    assert origin(code=made_of_text()) == ""
+
+
+def test_a_function_that_wraps_itself() -> None:
+    def looped() -> None: ...
+
+    looped.__wrapped__ = looped  # type: ignore[attr-defined]
+    assert origin(code=looped) == line_of(looped)
+
+
 def test_of_two_classes_with_one_name_the_right_line() -> None:
     class Named:
         value = 1

@@ -232,7 +232,10 @@ class OutputProcessor:
             return
         if IMPOSSIBLE in ids:
             problem = "leaves no token that may come next"
-            remedy = "suppress, bias or structure less, or allow more (or the model's logits were no numbers)"
+            makers = ["the model", *(f"processor {name!r}" for name in sorted(request.sampling.processors or ()))]
+            remedy = (
+                f"suppress, bias or structure less, or allow more (or logits of {' or '.join(makers)} were no numbers)"
+            )
             self._callbacks.fail_request(request, "sampling", InputError("sampling", problem, remedy))
             return
         if scheduled.emits_hidden and payload.hidden is not None:

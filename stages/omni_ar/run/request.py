@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import COMPLETED, Event
-from omni.errors import InputError
+from omni.errors import StageError
 from omni.payload import PageSlice
 from omni.sampling import HostLogitsProcessor, LogitsEdit, SamplingParams, StopMatcher
 from omni.stage import Feed, Produced
@@ -266,15 +266,19 @@ class ArRequest:
             return False
         return all((p.name, p.index) in self.embeddings for p in self.prompt.placeholders)
 
-    def check_embeddings(self) -> None:
-        """Raises InputError for an embedding whose number of vectors is not its placeholder's number of positions."""
+    def check_embeddings(self, stage: str) -> None:
+        """Raises StageError for an embedding whose number of vectors is not its placeholder's number of positions: the encoder and
+        the front end disagree, and the request is not to blame."""
         assert self.prompt is not None
         for placeholder in self.prompt.placeholders:
             for name, tensor in self.embeddings[placeholder.name, placeholder.index].tensors.items():
                 vectors, positions = tensor.shape[-2], placeholder.positions.size
                 if vectors != positions:
-                    problem = f"tensor {name!r} has {vectors} vectors for {positions} prompt positions"
-                    raise InputError(placeholder.called, problem, "give one vector for each position")
+                    problem = (
+                        f"{placeholder.called}: tensor {name!r} has {vectors} vectors for {positions} prompt positions"
+                    )
+                    remedy = "correct the encoder that gave it, or the placeholders of the front end"
+                    raise StageError(stage, "taking its input", f"{problem}: {remedy}")
 
     @property
     def inputs_ready(self) -> bool:

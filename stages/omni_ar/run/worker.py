@@ -332,7 +332,7 @@ class ArWorker(MailboxWorker[ArRequest]):
 
     def _queue(self, request: ArRequest) -> None:
         if request.status is RequestStatus.WAITING_FOR_INPUTS and request.inputs_ready:
-            request.check_embeddings()
+            request.check_embeddings(self.name)
             self._scheduler.add(request)
 
     def _timed(self, activity: str, work: Callable[[], T]) -> T:

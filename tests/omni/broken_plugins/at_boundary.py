@@ -23,6 +23,9 @@ _GIVING = "stage 'singer' failed while giving an output: "
 _WRITER = "stage 'writer' failed while giving an output: Produced.payload.tensors"
 _READER = "stage 'frontend' failed while preparing the request: Prepared.inputs['writer'][0].tensors"
 _DENSE = "['x'] is torch.sparse_coo: give a dense tensor"
+_FREED = "['x'] is [8], and its memory was freed: it has 0 bytes; give a tensor that owns its values"
+_META = "['x'] is on the meta device, which holds no values: give one of the stage's device"
+_FREE = "{'x': [x := torch.zeros(8), x.untyped_storage().resize_(0)][0]}"
 _EXPANDED = "['x'] is [1000000000000], expanded from 4 bytes to 4,000,000,000,000: give one that fits into memory"
 
 _RAISES = """
@@ -236,10 +239,13 @@ TENSORS = (
     _produced("a tensor without a name", "{1: torch.zeros(2)}", " has the name 1: give names of valid Unicode"),
     _produced("a name of lone surrogates", "{'\\ud800': torch.zeros(2)}", " has the name '\\ud800': give names"),
     _produced("a sparse tensor", "{'x': torch.eye(3).to_sparse()}", _DENSE),
+    _produced("a tensor without memory", _FREE, _FREED),
+    _produced("a tensor on meta", "{'x': torch.zeros(8, device='meta')}", _META),
     _produced("a tensor of 4 TB", "{'x': torch.zeros(1).expand(10**12)}", _EXPANDED),
     _prepared("an array for an input", "{'x': np.zeros(3)}", "['x'] is a ndarray: give a torch.Tensor"),
     _prepared("an input without a name", "{1: torch.zeros(2)}", " has the name 1: give names of valid Unicode"),
     _prepared("a sparse input", "{'x': torch.eye(3).to_sparse()}", _DENSE),
+    _prepared("an input without memory", _FREE, _FREED),
     _prepared("an input of 4 TB", "{'x': torch.zeros(1).expand(10**12)}", _EXPANDED),
 )
 

@@ -103,6 +103,28 @@ GRAPH = (
         "use one of float32",
     ),
     _graph(
+        "a place that is no device",
+        _SINGER,
+        _SINGER.replace("options", "place='gpu', options"),
+        "pipeline.stages.singer.place: 'gpu' is not a device",
+        'use "cpu" or "cuda:N"',
+    ),
+    _graph(
+        "a modality of a page",
+        _OUTPUTS,
+        _OUTPUTS.replace('"audio"', "'x' * 10_000"),
+        "pipeline.outputs[1].modality: 'xxx",
+        "... is no name",
+    ),
+    _graph(
+        "a stage whose name is a page",
+        _SINGER,
+        _SINGER.replace('"singer"', "'x' * 10_000"),
+        "pipeline.stages: 'xxx",
+        "... is no valid name of a stage",
+        "use an identifier of at most 100 characters",
+    ),
+    _graph(
         "an adapter without a colon",
         '"plain_talk.pipeline:Sung"',
         '"plain_talk.pipeline.Sung"',

@@ -96,13 +96,25 @@ OPEN = (
         "pipeline.edges[0].keyed is 'yes': Expected `bool`",
     ),
     _open(
-        "a pipeline that raises",
-        CheckpointError,
+        "a pipeline that raises and reads no file",
+        PluginError,
         "pipeline.py",
         _BUILD,
         f"{_BUILD}    1 / 0  # here\n",
-        "does not fit family 'talk': ZeroDivisionError",
-        "correct plain_talk.pipeline:pipeline",
+        "families.talk.pipeline: ZeroDivisionError",
+        _TALK,
+    ),
+    *(
+        _open(
+            f"a pipeline that raises after it has read {what}",
+            CheckpointError,
+            "pipeline.py",
+            _BUILD,
+            f"{_BUILD}    {what}; 1 / 0  # here\n",
+            "config.json: does not fit family 'talk': ZeroDivisionError",
+            _TALK,
+        )
+        for what in ("checkpoint.config", "checkpoint.generation_config", "checkpoint.path")
     ),
     _open(
         "a pipeline that returns None",

@@ -252,6 +252,12 @@ def _worker(name: str, old: str, new: str, *says: str, closed: str = "") -> Faul
     return Fault(name, "stage" if closed else "request", StageError, "stages.py", old, new, says, closed=closed)
 
 
+def _marked(name: str, method: str, *says: str) -> Fault:
+    """A method that takes no arguments: the error names the class."""
+    new = f"class Singer(Worker):  # here\n    def {method}(self):\n        self.requests.clear()\n\n"
+    return _worker(name, "class Singer(Worker):\n", new, *says)
+
+
 _OPEN = "        return Record(message.request_id)\n"
 _FEED = "        meta = message.payload.meta\n"
 _END = "        request.ended = True\n"
@@ -320,6 +326,9 @@ WORKERS = (
         "stage 'singer' failed while opening a request: KeyError: 'rank'",
         closed="",
     ),
+    _marked("an open of nothing", "open", "stage 'singer' failed while opening a request: TypeError"),
+    _marked("a feed of nothing", "feed", "stage 'singer' failed while taking its input: TypeError"),
+    _marked("an end of nothing", "end", "stage 'singer' failed while taking its input: TypeError"),
     _singer(
         "an open that returns None",
         "def open(self, message):  # here",
@@ -445,7 +454,20 @@ def _usage(name: str, method: str, new: str, *says: str) -> Fault:
     )
 
 
+def _later(name: str, method: str) -> Fault:
+    """An attribute that cannot be read once the singer has sung."""
+    new = (
+        f"{_SINGER}    sung = False\n\n    def advance(self):\n        self.sung |= bool(self.requests)\n"
+        "        return super().advance()\n\n"
+        f"    @property\n    def {method}(self):\n        if self.sung:\n"
+        f"            raise KeyError('rows')  # here\n        return super().{method}\n\n"
+    )
+    return _worker(name, _SINGER, new, f"stage 'singer' failed while reporting its {method}: KeyError: 'rows'")
+
+
 REPORTS = (
+    _later("a usage that cannot be read", "usage"),
+    _later("counters that cannot be read", "counters"),
     _usage("a usage that raises", "usage", "raise KeyError('rows')  # here", "KeyError: 'rows'"),
     _usage("a usage that returns None", "usage", "return None", "usage returned None: return whole numbers by name"),
     _usage(

@@ -50,6 +50,14 @@ def test_a_loop_that_fails_again_and_again_ends_the_restarts(model: Path):
             omni.generate("abc", stream=False)
 
 
+def test_a_request_that_always_ends_the_process_leaves_a_restart(model: Path):
+    """For the requests of others."""
+    with opened_apart(model, {"engine.restarts": 2, "engine.restart_seconds": 0.1}) as omni:
+        with pytest.raises(LostPeerError, match="boom"):
+            list(omni.generate(BREAK_LOOP))
+        assert_answers(omni)
+
+
 def test_a_request_that_waits_for_a_restart_can_be_given_up(model: Path):
     with opened_apart(model, {"engine.restart_seconds": PATIENCE_SECONDS}) as omni:
         pid = pids_of(omni)[SINGER]

@@ -1,14 +1,22 @@
 """Logits that are no numbers: found on the host's copy of what it reads anyway, or at every step if a stage checks them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from omni import SamplingParams
 from omni.errors import InputError, StageError
+from omni.hookspecs import hookimpl
+from omni.plugin import LogitsProcessorEntry
+from omni.testing import engine_for
 from omni_ar.options import ArOptions
+from omni_ar.processors import LogitsProcessor
+from omni_text.tiny import write_tiny
 from tests.support.ar_driver import ArDriver
+from tests.support.engines import plugins_of
 from tests.support.small_text import SmallText, greedy
 
 PROMPT, OTHER, TOKENS = [5, 17, 3, 44, 8], [9, 2, 31], 6
@@ -82,4 +90,28 @@ def test_no_number_at_all_is_the_model_s_fault() -> None:
 def test_no_number_where_parameters_exclude_ids_may_be_either_s_fault() -> None:
     error = run(Spoilt(AT, NAN, all_ids=True), logit_bias={1: -1.0}).error("bad")
     assert isinstance(error, InputError)
-    assert "or the model's logits were no numbers" in str(error)
+    assert "(or logits of the model were no numbers)" in str(error)
+
+
+class Numberless(LogitsProcessor):
+    width = 0
+
+    def pack(self, args, vocab_size):
+        return []
+
+    def apply(self, logits_RV, rows):
+        return logits_RV * NAN
+
+
+@hookimpl
+def omni_logits_processors():
+    return [LogitsProcessorEntry(name="numberless", processor=f"{__name__}:Numberless")]
+
+
+def test_no_number_after_a_processor_may_be_its_fault(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "model", seed=1)
+    sampling = SamplingParams(max_tokens=2, processors={"numberless": {}})
+    plugins = plugins_of("ar", "local", "text", mine=__name__)
+    problem = "logits of the model or processor 'numberless' were no numbers"
+    with engine_for(tmp_path / "model", plugins=plugins) as engine, pytest.raises(InputError, match=problem):
+        engine.answer("hello", sampling)

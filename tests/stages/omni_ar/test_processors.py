@@ -64,6 +64,16 @@ class Forgetful(HistoryProcessor):
         return None
 
 
+class Classy(HistoryProcessor):
+    def open(self, args, vocab_size):
+        return Count
+
+
+class Unpacked(Add):
+    def pack(self, args, vocab_size):
+        return args.get("by")
+
+
 def stranger():
     return 7
 
@@ -82,6 +92,8 @@ def omni_logits_processors():
         "widthless": "Widthless",
         "unknowable": "Unknowable",
         "forgetful": "Forgetful",
+        "classy": "Classy",
+        "unpacked": "Unpacked",
     }
     paths = {
         name: f"{__name__}:{kept}" for name, kept in {**here, "stranger": "stranger", "nothing": "NOTHING"}.items()
@@ -117,7 +129,7 @@ def test_a_broken_one_fails_only_requests_for_it(registry: ProcessorRegistry, na
 
 
 def test_device_processors_are_in_the_order_of_their_names(registry: ProcessorRegistry):
-    assert [processor.name for processor in registry.on_device] == ["add", "zoom"]
+    assert [processor.name for processor in registry.on_device] == ["add", "unpacked", "zoom"]
     assert list(registry.params({"zoom": {"by": 2.0}, "count": {}, "add": {"by": 1.0}})) == ["add", "zoom"]
     assert registry.params({"zoom": {"by": 2.0}}) == {"zoom": (2.0,)}
     assert registry.params({}) == registry.params(None) == {}
@@ -131,10 +143,17 @@ def test_each_request_has_a_guide_of_its_own(registry: ProcessorRegistry):
     assert registry.host_processors({"add": {"by": 1.0}}) == registry.host_processors(None) == ()
 
 
-def test_a_history_processor_that_opens_nothing_is_blamed(registry: ProcessorRegistry):
-    problem = rf"processors.forgetful.open: gave None \({__file__}:\d+\); return an .*HostLogitsProcessor"
-    with pytest.raises(PluginError, match=problem):
-        registry.check({"forgetful": {}}, "f")
+RETURNS = {
+    "forgetful": r"processors.forgetful.open: gave None \(HERE\); return an .*HostLogitsProcessor",
+    "classy": r"processors.classy.open: gave the class Count \(HERE\); return an object of it",
+    "unpacked": r"processors.unpacked.pack: gave None \(HERE\); return a list of numbers",
+}
+
+
+@pytest.mark.parametrize("name", RETURNS)
+def test_a_processor_that_returns_something_else_is_blamed(registry: ProcessorRegistry, name: str):
+    with pytest.raises(PluginError, match=RETURNS[name].replace("HERE", rf"{__file__}:\d+")):
+        registry.check({name: {}}, "f")
 
 
 @pytest.mark.parametrize(
@@ -166,18 +185,24 @@ def test_logits_of_another_shape_or_dtype_are_the_processor_s_fault(given, probl
 REFUSED: dict[str, tuple[dict[str, dict[str, object]], str]] = {
     "an unknown name": (
         {"ad": {}},
-        "f.ad: is no logits processor; known are add, count, forgetful, zoom; see `omni plugins`",
+        "f.ad: is no logits processor; known are add, classy, count, forgetful, unpacked, zoom; see `omni plugins`",
     ),
     "a long name": (
         {"x" * 10_000: {}},
-        f"f.{'x' * 197}...: is no logits processor; known are add, count, forgetful, zoom; see `omni plugins`",
+        f"f.{'x' * 197}...: is no logits processor; known are add, classy, count, forgetful, unpacked, zoom; see `omni plugins`",
     ),
     "its own complaint": ({"add": {"by": 0}}, "f.add.by: is 0; add something"),
     "a missing argument": ({"add": {}}, "f.add: KeyError: 'by' ("),
-    "an argument of a wrong type": ({"add": {"by": "x"}}, "f.add: ValueError: could not convert string to float: 'x'"),
+    "an argument of a wrong type": (
+        {"add": {"by": "x"}},
+        f"f.add: ValueError: could not convert string to float: 'x' ({__file__}:",
+    ),
     "an invalid one": ({"count": {"a": "x"}}, "f.count: Expected `int`, got `str` - at `$[...]`; give the arguments"),
-    "no number": ({"add": {"by": float("nan")}}, "f.add: packs (nan,): not finite numbers, 1 of them"),
-    "too many numbers": ({"add": {"by": [1.0, 2.0]}}, "f.add: packs (1.0, 2.0): not finite numbers, 1 of them"),
+    "no number": ({"add": {"by": float("nan")}}, f"f.add: packs (nan,): not finite numbers, 1 of them ({__file__}:"),
+    "too many numbers": (
+        {"add": {"by": [1.0, 2.0]}},
+        f"f.add: packs (1.0, 2.0): not finite numbers, 1 of them ({__file__}:",
+    ),
 }
 
 

@@ -56,7 +56,10 @@ INPUTS: list[tuple[list[Payload], str]] = [
     ([Payload(StepInputs(columns=np.zeros((2, 3), np.int64)))], "is int64 [2, 3]; give int64 [0, any]"),
     (embedding(), "it ended before embedding sound[0]"),
     (embedding(2), "while taking its input: IndexError"),
-    (embedding(1, 2), "embedding.sound[0]: tensor 'x' has 1 vectors for 2 prompt positions"),
+    (
+        embedding(1, 2),
+        "stage 'text' failed while taking its input: embedding.sound[0]: tensor 'x' has 1 vectors for 2 prompt positions",
+    ),
     (embedding(3, 2), "embedding.sound[0]: tensor 'x' has 3 vectors for 2 prompt positions"),
 ]
 

@@ -1,5 +1,7 @@
 """The encoder stage, driven by hand-made messages."""
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 import pytest
@@ -14,8 +16,9 @@ from omni.testing.simulation.late import QueuedDevice
 from omni.testing.stages.loan import lend
 from omni_encoder.inputs import Encoded
 from omni_encoder.options import EncoderOptions
+from omni_encoder.plan import EncodePlan
 from tests.stages.omni_encoder.bench import Bench, media
-from tests.support.tower import POISON
+from tests.support.tower import POISON, Tower
 
 
 def done(request_id: str, items: int, cached: int = 0) -> Done:
@@ -149,6 +152,25 @@ def test_a_failing_item_fails_its_requests_only() -> None:
     assert bench.sums("good") == {0: [1.0]}
     assert bench.sums("shares") == {0: [7.0]}
     assert bench.encoder.counters()["retries"] == 1
+    assert not bench.held
+
+
+@pytest.mark.parametrize(
+    ("plan", "problem"),
+    [
+        (lambda items, length=None: None, "gave None: return an EncodePlan"),
+        (lambda items, length=None: Tower().plan([*items, *items], length), "planned 2 outputs for 1 items"),
+    ],
+)
+def test_a_plan_that_is_none_is_the_model_s_fault(
+    plan: Callable[..., EncodePlan], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(CpuDevice())
+    monkeypatch.setattr(bench.tower, "plan", plan)
+    bench.ask("bad", [1.0])
+    bench.settle(bench.device)
+    assert problem in bench.error("bad")
+    assert f"({__file__}:" in bench.error("bad")
     assert not bench.held
 
 
