@@ -3,7 +3,8 @@
     python benchmarks/tune/causal_conv.py --rows 32 --frames 25
 
 Every candidate is checked against torch, then replayed. The tiles that are good in all layers are for `choose_settings` in
-`omni_vocoder/kernels/causal_conv/kernel.py`; there is no table. The floor is that of the products alone.
+`omni_vocoder/kernels/causal_conv/kernel.py`; there is no table. Both outputs are
+written, and dilation is 1. The floor is that of the products alone.
 """
 
 import argparse
@@ -70,14 +71,19 @@ class ConvCase:
 
     def seconds(self, settings: ConvSettings) -> float:
         """inf where the settings do not fit the device."""
+        outputs = [self.sum_BTN] if self.activated_BTN is None else [self.sum_BTN, self.activated_BTN]
+        for output in outputs:
+            output.fill_(float("nan"))  # of the candidate before
         try:
             self.run(settings)
         except (TritonError, RuntimeError) as error:
             print(f"    refused: {settings}: {str(error)[:100]}")
             return float("inf")
-        expected = torch.empty_like(self.sum_BTN)
-        reference.causal_conv(self.x_BLC, self.weight_KCN, self.bias_N, 1, self.residual_BTN, None, expected, None)
-        refuse_wrong(distance(self.sum_BTN, expected), settings)
+        expected = [torch.empty_like(output) for output in outputs]
+        given = self.x_BLC, self.weight_KCN, self.bias_N, 1, self.residual_BTN, self.snake
+        reference.causal_conv(*given, *expected, *[None] * (2 - len(expected)))
+        for output, right in zip(outputs, expected, strict=True):
+            refuse_wrong(distance(output, right), settings)
         return replayed_seconds([partial(self.run, settings)] * 4, tidy=False)
 
 

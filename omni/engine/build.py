@@ -30,7 +30,7 @@ from omni.engine.start import StartClock, StartReport
 from omni.engine.unfit import unfit
 from omni.engine.warm import compiling
 from omni.errors import OmniError, errors_as, plugin_setup
-from omni.kernels import CompileCounter, process_count
+from omni.kernels import CompileCounter, Compiled, process_count
 from omni.pipeline import (
     Stage,
 )
@@ -233,16 +233,18 @@ def _start(
     processes = process_count(options.compile_processes, engines)
     settings = checkpoint.config, plan.pipeline, sorted(plan.processors), options.dtype, graphs, listeners is not None
     packages = plan.packages()
-    with compiling(device.kernel_device, names, load_empty, budget, processes, settings, packages) as wait:
+    with compiling(device.kernel_device, names, load_empty, budget, processes, settings, packages) as warmup:
         with clock.part("load"):
             loaded = load(device, load_format=options.load_format, stages=own)
         with clock.part("compile"):
-            compiled = wait()
+            compiled = warmup.wait() if warmup is not None else Compiled()
     with counter.counting():
         with clock.part("measure"):
             memory = divide_memory(loaded, device, budget, measure_stages, most_rows(device.torch_device)).memory
         with clock.part("capture"):
             workers = _start_workers(plan, loaded, memory, device)
+    if warmup is not None and counter.compiled:
+        warmup.forget_record()
     report = StartReport(
         **clock.seconds,
         kernels_known=compiled.known,

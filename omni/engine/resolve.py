@@ -1,6 +1,7 @@
 """The pipeline of a checkpoint: that of its family, with extensions and settings, checked before any weight is read."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -85,10 +86,13 @@ class Plan:
     extensions: tuple[str, ...] = ()
 
     def packages(self) -> frozenset[str]:
-        """The top-level packages of the stages' code, and of omni."""
+        """The top-level packages of the stages' code: of their kinds, models and logits processors, and omni's."""
         kinds = {type(kind).__module__ for kind in self.kinds.values()}
         models = {stage.model for stage in self.pipeline.stages if stage.model is not None}
-        return frozenset(name.partition(":")[0].partition(".")[0] for name in kinds | models | {"omni"})
+        processors = {entry.processor for entry in self.processors.values()}
+        named = {name.partition(":")[0].partition(".")[0] for name in kinds | models | processors}
+        # The stage kinds of omni share code.
+        return frozenset(named | {name for name in list(sys.modules) if name.startswith("omni") and "." not in name})
 
 
 def resolve_pipeline(

@@ -44,9 +44,15 @@ class KernelWarmup:
         self._closed = threading.Event()
         self._recorder = VariantRecorder()
         self._record_device = RecordingDevice(device, self._recorder)
+        self._record: StartRecord | None = None
+        self._stages = tuple(stages)
         self._processes = CompileProcesses(processes)
-        # Not in the thread: while transformers builds a module, its dtype is the process's default.
-        self._loaded = load_empty(stages, load, self._record_device)
+        try:
+            # Not in the thread: while transformers builds a module, its dtype is the process's default.
+            self._loaded = load_empty(self._stages, load, self._record_device)
+        except BaseException:
+            self._processes.close()
+            raise
         self._thread = threading.Thread(target=self._run, name="omni-kernels", daemon=True)
         self._thread.start()
 
@@ -54,6 +60,11 @@ class KernelWarmup:
         """Waits until all variants are recorded and compiled, or cannot be."""
         self._thread.join()
         return self._processes.wait()
+
+    def forget_record(self) -> None:
+        """Has the next start record its variants: this one launched others."""
+        if self._record is not None:
+            self._record.forget()
 
     def close(self) -> None:
         """Ends the processes and the thread. Idempotent."""
@@ -71,20 +82,19 @@ class KernelWarmup:
             self._processes.close()
 
     def _variants(self) -> Sequence[Variant]:
-        """Those of an equal start before this one, or recorded."""
-        # Rows follow from the budget, which is never the same to the byte.
-        room = None if self._budget is None else round(self._budget.bytes / 2**30)
-        record = None
+        """The variants that an equal earlier start recorded; else records them."""
         if self._settings is not None:
+            # Rows follow from the budget, which is never the same to the byte.
+            budget_gib = None if self._budget is None else round(self._budget.bytes / 2**30)
             gpu = torch.cuda.get_device_properties(self._device).name
-            record = StartRecord((self._settings, sorted(self._loaded), gpu, room), self._packages)
-            known = record.read()
+            self._record = StartRecord((self._settings, sorted(self._loaded), gpu, budget_gib), self._packages)
+            known = self._record.read()
             if known is not None:
                 return known
-        record_stages(self._loaded, self._record_device, self._budget, closed=self._closed.is_set)
+        whole = record_stages(self._loaded, self._record_device, self._budget, closed=self._closed.is_set)
         variants = tuple(self._recorder.variants)
-        if record is not None and not self._closed.is_set():
-            record.write(variants)
+        if self._record is not None and whole and len(self._loaded) == len(self._stages):
+            self._record.write(variants)
         return variants
 
 
@@ -103,28 +113,31 @@ def record_stages(
     budget: Budget | None,
     *,
     closed: Callable[[], bool] = lambda: False,
-) -> None:
-    """Records the launches of stages at start. Errors end the recording of a stage. closed: whether to end early.
+) -> bool:
+    """Records the launches of stages at start. Errors end the recording of a stage. closed: whether to end early. Returns whether
+    every stage was recorded to its end.
 
     Rows that follow from memory are counted without the working memory of steps, which nothing has measured yet. So there may be
     more of them than later, and their kernels are recorded too.
     """
+    ended = []
     with _recorded_in_part(*loaded):
         divide_memory(loaded, device, budget, None, most_rows(device.kernel_device))
+        ended.append("division")
     for name, stage in loaded.items():
         with _recorded_in_part(name), torch.inference_mode():
             if isinstance(stage, WarmStage) and not closed():
                 stage.warm_up()
+            ended.append(name)
+    return len(ended) == 1 + len(loaded) and not closed()
 
 
 @contextmanager
 def _recorded_in_part(*stages: str) -> Iterator[None]:
     try:
         yield
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # a stage may support no such device; an engine without weights cannot say so
+    # A stage may support no such device; a start without weights cannot report it.
+    except (Exception, SystemExit) as error:
         _log.debug("the kernels of %s are recorded in part", ", ".join(stages), exc_info=error)
 
 
@@ -137,19 +150,19 @@ def compiling(
     processes: int,
     settings: object = None,
     packages: Collection[str] = (),
-) -> Iterator[Callable[[], Compiled]]:
-    """While entered, processes compile the kernels of stages, if `device` runs any. Gives a function that waits for them.
-    Nothing of it is left at the end. processes: 0 for none. Others: as in `KernelWarmup`."""
+) -> Iterator[KernelWarmup | None]:
+    """While entered, processes compile the kernels of stages; None if `device` runs none, or none can be compiled so. Nothing of it
+    is left at the end. processes: 0 for none. Others: as in `KernelWarmup`."""
     if device.type != "cuda" or not processes:
-        yield Compiled
+        yield None
         return
     try:
         warmup = KernelWarmup(device, stages, load, budget, processes, settings, packages)
     except OSError as error:
         _log.warning("no process can compile kernels, so the start takes longer: %s", error)
-        yield Compiled
+        yield None
         return
     try:
-        yield warmup.wait
+        yield warmup
     finally:
         warmup.close()

@@ -98,7 +98,12 @@ class CompileProcesses:
     def compile(self, variants: Iterable[Variant], capability: tuple[int, int]) -> None:
         """Begins to compile the variants that no earlier start has compiled, for devices of a compute capability. Once."""
         number = 10 * capability[0] + capability[1]
-        marked = [(variant, _marker(variant, number)) for variant in variants]
+        marked = []
+        for variant in variants:
+            try:
+                marked.append((variant, _marker(variant, number)))
+            except Exception as error:  # a kernel that is no more, or that Triton wraps: its first launch compiles it
+                _log.debug("%s is not compiled by a process: %s", variant.kernel, error)
         self._variants = tuple((variant, marker) for variant, marker in marked if not marker.exists())
         self._known = len(marked) - len(self._variants)
         if not self._variants:

@@ -1,29 +1,35 @@
 """The variants that a start has recorded, kept for the next start of the same stages, settings and code."""
 
 import hashlib
-import importlib.metadata
 import os
 import pickle
 import sys
+import tempfile
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import torch
+import transformers
+
 from omni.kernels.variant import Variant
 
-_LIBRARIES = ("torch", "transformers", "triton")
+_CODE = (".py", ".json")
+"""Endings of files that determine launches: modules, and tables of launch settings."""
 
 
 class StartRecord:
-    """A file beside the entries of Triton's cache. Where code that it does not know of has changed, the record is of other kernels
-    than the start launches, and those are compiled at their first launches."""
+    """A file beside the entries of Triton's cache.
+
+    If something that is not part of its name changes, the record is stale: it names variants that the start does not launch, and
+    those that it lacks are compiled at their first launches. `forget` it then.
+    """
 
     def __init__(self, settings: object, packages: Collection[str]) -> None:
-        """settings: all that determines what the stages launch; equal where its text is. packages: top-level ones with their code,
-        whose modules are imported."""
+        """settings: all that determines what the stages launch, compared as text. packages: top-level packages with their code."""
         import triton
 
-        versions = [importlib.metadata.version(name) for name in _LIBRARIES]
+        versions = torch.__version__, transformers.__version__, triton.__version__
         digest = hashlib.sha256(repr((settings, versions, _code(packages))).encode()).hexdigest()
         self._path = Path(triton.knobs.cache.dir) / "omni-starts" / digest
 
@@ -36,18 +42,27 @@ class StartRecord:
     def write(self, variants: Sequence[Variant]) -> None:
         with suppress(OSError):  # a later start records again
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            part = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-            part.write_bytes(pickle.dumps(tuple(variants)))
-            part.replace(self._path)  # another engine may write it too
+            descriptor, part = tempfile.mkstemp(dir=self._path.parent)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(pickle.dumps(tuple(variants)))
+            os.replace(part, self._path)  # another engine may write it too
+
+    def forget(self) -> None:
+        with suppress(OSError):
+            self._path.unlink()
 
 
 def _code(packages: Collection[str]) -> list[tuple[str, int, int]]:
-    """The files of loaded modules."""
+    """The files of packages: modules are loaded when their code is first used, so those that are loaded do not tell."""
     found = []
-    for name, module in sorted(sys.modules.items()):
-        path = getattr(module, "__file__", None)
-        if path and name.partition(".")[0] in packages:
-            with suppress(OSError):
-                stat = os.stat(path)
-                found.append((name, stat.st_mtime_ns, stat.st_size))
-    return found
+    for package in packages:
+        file = getattr(sys.modules.get(package), "__file__", None)
+        if file is None:
+            continue
+        path = Path(file)
+        for source in path.parent.rglob("*") if path.name == "__init__.py" else [path]:
+            if source.suffix in _CODE:
+                with suppress(OSError):
+                    stat = source.stat()
+                    found.append((str(source), stat.st_mtime_ns, stat.st_size))
+    return sorted(found)

@@ -32,9 +32,12 @@ def checked_tensors(tensors: object, what: str, code: object) -> dict[str, torch
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether its values are in memory, one after the other: of a tensor that is sparse or on meta, or whose memory was freed, they
     are not. It runs for each payload."""
-    if not tensor.is_contiguous() or not tensor.data_ptr():
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized:
         return False
-    return not tensor.is_nested and not tensor.is_quantized
+    if not tensor.is_contiguous():
+        return False
+    end = tensor.storage_offset() + tensor.numel()
+    return end * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def _check_name(name: object, what: str, code: object) -> None:

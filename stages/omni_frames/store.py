@@ -2,10 +2,11 @@
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
-| `wav[k]` | the stage's phase | `download_samples` of that batch, on the copy stream | the host's reading |
+| `wav_S` | the stage's phase | `keep_samples` of that batch | stream order |
+| `kept[k]` | `keep_samples` | `download_samples` of that batch, on the copy stream | the host's reading |
 | download slot `k` | `download_samples` | host, once `SampleBatch.ready` | the host's reading of the batch |
 
-Batches use the buffers in turn and are read in order. A batch whose launch or copy failed is not read: its buffer is
+Batches use the slots in turn and are read in order. A batch whose launch or copy failed is not read: its slot is
 reused once the device has finished the work that it may have launched.
 """
 

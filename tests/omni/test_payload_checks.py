@@ -7,9 +7,9 @@ from omni.errors import ReturnedError
 from omni.payload.checks import checked_tensors
 
 
-def freed(held: int, step: int = 1) -> torch.Tensor:
-    """Each `step`-th of 8 values, of whose memory `held` bytes are left."""
-    tensor = torch.zeros(8)[::step]
+def freed(held: int, first: int = 0, step: int = 1) -> torch.Tensor:
+    """Each `step`-th of 8 values from `first` on, of whose memory `held` bytes are left."""
+    tensor = torch.zeros(8)[first::step]
     tensor.untyped_storage().resize_(held)
     return tensor
 
@@ -41,6 +41,10 @@ def test_tensors_of_values_are_passed_on(make) -> None:
         (lambda: freed(0, step=2), r"\[4\], and its memory was freed: it has 0 bytes"),
         (lambda: freed(16, step=2), r"\[4\], and its memory was freed: it has 16 bytes"),
         (lambda: torch.nn.Parameter(freed(16)), r"\[8\], and its memory was freed: it has 16 bytes"),
+        (lambda: freed(16), r"\[8\], and its memory was freed: it has 16 bytes"),
+        (lambda: freed(0, first=2), r"\[6\], and its memory was freed: it has 0 bytes"),
+        (lambda: torch.zeros(3, device="meta")[1:], "on the meta device, which holds no values"),
+        (lambda: torch.eye(3).to_sparse_csr(), "torch.sparse_csr: give a dense tensor"),
         (lambda: torch.zeros(3, device="meta"), "on the meta device, which holds no values"),
         (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), "quantized: give its values"),
         (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested: give a tensor for each"),

@@ -39,9 +39,9 @@ class AliasFree(nn.Module):
         self.act = act
         taps = _filter().flip(0)
         # Doubling: the even sample uses the odd taps, and the odd sample the even taps one sample later.
-        up = torch.zeros(2, 1, 2 * _HALF + 1, device="cpu")
+        up = torch.zeros(2, 1, 2 * _HALF + 1, dtype=torch.float32, device="cpu")
         up[0, 0, :-1], up[1, 0, 1:] = 2 * taps[0::2], 2 * taps[1::2]
-        down = torch.zeros(1, 2, 2 * _HALF + 1, device="cpu")
+        down = torch.zeros(1, 2, 2 * _HALF + 1, dtype=torch.float32, device="cpu")
         down[0, 0, 1:], down[0, 1, :-1] = taps[1::2], taps[0::2]
         self.up = nn.Buffer(up.to(torch.get_default_device()), persistent=False)
         self.down = nn.Buffer(down.to(torch.get_default_device()), persistent=False)

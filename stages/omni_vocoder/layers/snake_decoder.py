@@ -1,10 +1,10 @@
 """A convolutional decoder of `SnakeUpsampling` blocks. On a GPU each of its convolutions is one launch, with the addition and the
 activation behind it. Shapes as in `stream_layer`; besides, N outputs of a position: the channels of all samples it becomes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 
 from omni.device.kernel_choice import runs_kernel
@@ -26,15 +26,15 @@ class SnakeDecoder(Serial):
         self._steps = list(_steps(inlet, blocks, last, outlet))
 
     def forward(self, signal_BCT: Tensor, chunk: StreamChunk | None) -> Tensor:
-        if chunk is None or not runs_kernel(signal_BCT) or signal_BCT.dtype == torch.float64:
+        if chunk is None or not runs_kernel(signal_BCT):
             return super().forward(signal_BCT, chunk)
         return self.fused(signal_BCT, chunk)
 
     def fused(self, signal_BCT: Tensor, chunk: StreamChunk) -> Tensor:
         """As `forward`, with the channels of a sample together in memory, as matrix products read them."""
-        inputs_BLC = self._steps[0].inputs(signal_BCT, chunk, signal_BCT.shape[2])
-        self._steps[0].new(inputs_BLC, chunk).copy_(signal_BCT.transpose(1, 2))
-        kept_BTC = inputs_BLC
+        inputs_BLC = self._steps[0].input_buffer(signal_BCT, chunk, signal_BCT.shape[2])
+        self._steps[0].new_part(inputs_BLC, chunk).copy_(signal_BCT.transpose(1, 2))
+        kept_BTC: Tensor | None = None
         for step, following in zip(self._steps, [*self._steps[1:], None], strict=True):
             step.keep_past(inputs_BLC, chunk)
             conv = step.packed()
@@ -42,8 +42,8 @@ class SnakeDecoder(Serial):
             sum_BTN = signal_BCT.new_empty(rows, positions, conv.bias_N.shape[0]) if step.keeps else None
             next_BLC = activated_BTN = None
             if following is not None:
-                next_BLC = following.inputs(signal_BCT, chunk, positions * step.rate)
-                activated_BTN = following.new(next_BLC, chunk).unflatten(1, (positions, step.rate)).flatten(2)
+                next_BLC = following.input_buffer(signal_BCT, chunk, positions * step.rate)
+                activated_BTN = following.new_part(next_BLC, chunk).unflatten(1, (positions, step.rate)).flatten(2)
             causal_conv(
                 inputs_BLC,
                 conv.weight_KCN,
@@ -58,7 +58,21 @@ class SnakeDecoder(Serial):
                 kept_BTC = sum_BTN.view(rows, positions * step.rate, -1)
             if next_BLC is not None:
                 inputs_BLC = next_BLC
+        assert kept_BTC is not None
         return kept_BTC.transpose(1, 2)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._forget_packed()
+        applied: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return applied
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._forget_packed()
+        super()._load_from_state_dict(*args)
+
+    def _forget_packed(self) -> None:
+        for step in self._steps:
+            step.forget_packed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +105,7 @@ class _Step:
         return None if self.activation is None else Snake(self.activation.alpha, self.activation.beta)
 
     def packed(self) -> _Packed:
-        """The weights, which a forward packs when it first needs them: those of the module may be loaded until then."""
+        """The weights, packed when a forward first needs them: `SnakeDecoder` forgets them when its own change."""
         if self._packed is None:
             conv = self.conv.conv
             assert conv.bias is not None
@@ -104,7 +118,10 @@ class _Step:
                 self._packed = _Packed(conv.weight.permute(2, 1, 0).contiguous(), conv.bias, conv.dilation[0])
         return self._packed
 
-    def inputs(self, like: Tensor, chunk: StreamChunk, count: int) -> Tensor:
+    def forget_packed(self) -> None:
+        self._packed = None
+
+    def input_buffer(self, like: Tensor, chunk: StreamChunk, count: int) -> Tensor:
         """Room for `count` new positions, behind the past ones."""
         past = self._past(chunk)
         inputs_BLC = like.new_empty(like.shape[0], past + count, self.conv.conv.in_channels)
@@ -112,7 +129,7 @@ class _Step:
             inputs_BLC[:, :past] = self.conv.past.of(chunk.carried_BW).transpose(1, 2)
         return inputs_BLC
 
-    def new(self, inputs_BLC: Tensor, chunk: StreamChunk) -> Tensor:
+    def new_part(self, inputs_BLC: Tensor, chunk: StreamChunk) -> Tensor:
         """The new positions, a view."""
         return inputs_BLC[:, self._past(chunk) :]
 

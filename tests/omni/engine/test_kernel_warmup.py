@@ -2,8 +2,9 @@
 
 import threading
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -25,9 +26,10 @@ from omni.engine import (
     warm,
 )
 from omni.errors import ConfigError
-from omni.kernels import Compiled, RecordingDevice, Variant, VariantRecorder
+from omni.kernels import CompileCounter, Compiled, RecordingDevice, Variant, VariantRecorder
 from omni.plugin.manager import load_plugins
 from omni.stage import MOST_CPU_ROWS, LoadedStage
+from omni_ar.loaded import LoadedAr
 from omni_qwen3_omni.tiny import write_tiny
 from tests.support.launched import GPU, LaunchedDevice, pretend_gpu
 from tests.support.tiny_text import write_text_model
@@ -220,6 +222,31 @@ def test_an_equal_start_records_nothing(made: list[Processes], monkeypatch: pyte
         assert recorded.call_count == count
     assert made[0].variants == made[1].variants == made[4].variants
     assert set(made[2].variants) != set(made[0].variants)
+
+
+def test_a_start_that_launches_other_kernels_forgets_the_record(made: list[Processes], monkeypatch, tmp_path: Path):
+    recorded = Mock(wraps=warm.record_stages)
+    monkeypatch.setattr(warm, "record_stages", recorded)
+    folder = written(tmp_path, "tied")
+    Start(folder, {"text": AR}).engine(OnGpu()).close()
+
+    def late(counter: CompileCounter) -> AbstractContextManager[None]:
+        counter.compiled = 1
+        return nullcontext()
+
+    with patch.object(CompileCounter, "counting", late):
+        Start(folder, {"text": AR}).engine(OnGpu()).close()
+    assert recorded.call_count == 1
+    Start(folder, {"text": AR}).engine(OnGpu()).close()
+    assert recorded.call_count == 2
+
+
+def test_a_partial_record_is_not_kept(made: list[Processes], monkeypatch, tmp_path: Path):
+    start = Start(written(tmp_path, "tied"), {"text": AR})
+    with patch.object(LoadedAr, "warm_up", side_effect=RuntimeError("in part")) as warm_up:
+        for _ in range(2):
+            start.engine(OnGpu()).close()
+    assert warm_up.call_count == 2
 
 
 def test_what_cannot_be_recorded_is_left_out(made: list[Processes], tmp_path: Path):

@@ -120,7 +120,7 @@ def missing() -> dict[str, Any]:
 
 
 def failing() -> dict[str, Any]:
-    """A kernel that does not compile, and one that does."""
+    """A kernel that is no more, one that does not compile, and one that does."""
     x = torch.zeros(256, device="meta")
 
     def run() -> None:
@@ -128,7 +128,7 @@ def failing() -> dict[str, Any]:
         add[(1,)](Pair(x, x), x, 3, 1, BLOCK=64)
 
     processes = CompileProcesses(1)
-    processes.compile(recorded(run).variants, (9, 0))
+    processes.compile([Variant("compile_here:gone", (), ()), *recorded(run).variants], (9, 0))
     done = processes.wait()
     return {"compiled": done.compiled, "failed": done.failed}
 

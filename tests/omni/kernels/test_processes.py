@@ -58,6 +58,7 @@ def test_a_kernel_that_does_not_compile_stops_no_other(tmp_path: Path):
     done = found("failing", tmp_path)
     assert (done["compiled"], done["failed"]) == (1, 1)
     assert "no_such_function" in done["log"]
+    assert "compile_here:gone is not compiled by a process" in done["log"]
 
 
 def test_closed_processes_leave_nothing(tmp_path: Path):

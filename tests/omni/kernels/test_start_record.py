@@ -40,6 +40,28 @@ def test_code_that_changes_has_another_record(monkeypatch: pytest.MonkeyPatch, c
     assert StartRecord(None, ["stage_of_an_author"]).read() is None
 
 
+def test_a_forgotten_record_is_none():
+    record = StartRecord(None, [])
+    record.write(VARIANTS)
+    record.forget()
+    assert record.read() is None
+    record.forget()
+
+
+def test_modules_that_are_not_loaded_yet_and_tables_count(monkeypatch: pytest.MonkeyPatch, cache: Path):
+    monkeypatch.syspath_prepend(str(cache))
+    package = cache / "package_of_an_author"
+    package.mkdir()
+    for name in ("__init__.py", "kernel.py", "table.json"):
+        (package / name).write_text("")
+    importlib.import_module(package.name)
+    for changed in ("kernel.py", "table.json"):
+        StartRecord(None, [package.name]).write(VARIANTS)
+        assert StartRecord(None, [package.name]).read() == VARIANTS
+        os.utime(package / changed, ns=(1, 1))
+        assert StartRecord(None, [package.name]).read() is None
+
+
 def test_a_damaged_record_is_none(cache: Path):
     record = StartRecord(None, [])
     record.write(VARIANTS)

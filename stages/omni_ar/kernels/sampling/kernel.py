@@ -156,9 +156,9 @@ def sample_wide(
     # Buffers from the first kernel to the second.
     left = (
         _work(logits_RV),
-        torch.empty(rows, segments, device=device),
+        torch.empty(rows, segments, dtype=torch.float32, device=device),
         torch.empty(rows, blocks, dtype=torch.int64, device=device),
-        torch.empty(rows, blocks, device=device),
+        torch.empty(rows, blocks, dtype=torch.float32, device=device),
     )
     scan[(blocks, rows)](
         logits_RV,
@@ -208,4 +208,5 @@ def _work(logits_RV: Tensor) -> Tensor:
 def _spare(logits_RV: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Spare memory for `width` values and ids of each row."""
     shape, device = (logits_RV.shape[0], width), logits_RV.device
-    return torch.empty(shape, device=device), torch.empty(shape, dtype=torch.int32, device=device)
+    values = torch.empty(shape, dtype=torch.float32, device=device)
+    return values, torch.empty(shape, dtype=torch.int32, device=device)

@@ -5,6 +5,7 @@ Shape legend: B rows, T positions, L positions with those before them, C channel
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from omni.device.kernel_choice import runs_kernel
@@ -34,10 +35,11 @@ def causal_conv(
     """Writes `conv(x) + bias + residual` to `sum_BTN`, and its `snake` to `activated_BTN`, each if it is given.
 
     Output t is a sum over the positions t, t + dilation, ... of `x_BLC`: T is L - (K - 1) dilation. All tensors have one
-    float dtype; sums are float32, and rounded where they are written. Rows of B may lie apart; the dimensions behind B are
-    contiguous. snake: of channel n modulo its channels, since outputs of an upsampling convolution are `[rate, channels]`.
+    float dtype; kernels have sums in float32, rounded where they are written. Rows of B may lie apart; the dimensions behind
+    B are contiguous. snake: output n has the parameters of channel n % channels, since the outputs of an upsampling
+    convolution are `[rate, channels]`.
     """
-    if not runs_kernel(x_BLC):
+    if not runs_kernel(x_BLC) or x_BLC.dtype == torch.float64:
         reference.causal_conv(x_BLC, weight_KCN, bias_N, dilation, residual_BTN, snake, sum_BTN, activated_BTN)
         return
     from omni_vocoder.kernels.causal_conv import kernel

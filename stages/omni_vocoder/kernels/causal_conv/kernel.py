@@ -45,9 +45,12 @@ def choose_settings(x_BLC: Tensor, weight_KCN: Tensor) -> ConvSettings:
         return ConvSettings(block_m=32, block_n=32, block_k=16, num_warps=4, num_stages=1)
     taps, channels, outputs = weight_KCN.shape
     positions = x_BLC.shape[0] * x_BLC.shape[1]
-    # Few outputs leave columns of a wide tile empty, and a product of one tap waits for memory alone.
-    widest = max(16, triton.next_power_of_2(outputs)) if outputs < 32 else 32 if taps == 1 else 64
-    widest = widest if outputs < 320 else 128
+    if outputs >= 320:
+        widest = 128
+    elif outputs < 32:
+        widest = max(16, triton.next_power_of_2(outputs))  # more columns would be empty
+    else:
+        widest = 32 if taps == 1 else 64  # a product of one tap waits for memory alone
     for tile in _TILES:
         chosen = tile._replace(block_n=min(tile.block_n, widest), block_k=64 if channels % 64 == 0 else 32)
         if triton.cdiv(positions, chosen.block_m) * triton.cdiv(outputs, chosen.block_n) >= _PROGRAMS:
@@ -107,7 +110,7 @@ def causal_conv(
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """A pointer that the kernel does not read has some value too."""
+    """A stand-in for an absent tensor, never read or written."""
     return other if tensor is None else tensor
 
 
@@ -127,7 +130,7 @@ def _causal_conv(
     outputs,
     taps,
     dilation,
-    snakes,
+    snake_channels,
     tiles_n,
     x_stride,
     residual_stride,
@@ -180,10 +183,10 @@ def _causal_conv(
         kept_mn = sum_mn.to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + (row_m * sum_stride)[:, None] + at_mn, kept_mn, mask=live_mn)
     if ACTIVATED:
-        frequency_n = tl.exp(tl.load(alpha_ptr + n % snakes, mask=live_n, other=0.0).to(tl.float32))
-        inverse_n = tl.exp(tl.load(beta_ptr + n % snakes, mask=live_n, other=0.0).to(tl.float32)) + 1e-9
+        frequency_n = tl.exp(tl.load(alpha_ptr + n % snake_channels, mask=live_n, other=0.0).to(tl.float32))
+        divisor_n = tl.exp(tl.load(beta_ptr + n % snake_channels, mask=live_n, other=0.0).to(tl.float32)) + 1e-9
         sine_mn = _sine_of_half_turns(sum_mn * frequency_n[None, :])
-        active_mn = sum_mn + sine_mn * sine_mn / inverse_n[None, :]
+        active_mn = sum_mn + sine_mn * sine_mn / divisor_n[None, :]
         active_mn = active_mn.to(activated_ptr.dtype.element_ty)
         tl.store(activated_ptr + (row_m * activated_stride)[:, None] + at_mn, active_mn, mask=live_mn)
 
@@ -193,7 +196,7 @@ def _sine_of_half_turns(x):
     """The sine of x but for its sign, which its square does not need: x is reduced by multiples of pi. A polynomial, since the
     exact sine of CUDA's library takes several times as long."""
     turns = tl.floor(x * 0.3183098861837907 + 0.5)
-    # pi in three parts: products with the first two are exact.
+    # pi in three parts: products with the first two are exact up to 2^15 turns.
     x = x - turns * 3.140625
     x = x - turns * 0.0009670257568359375
     x = x - turns * 6.278329571e-07

@@ -53,6 +53,22 @@ def test_a_row_starts_anew_after_another_stream() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("how", ["load_state_dict", "to"])
+def test_weights_that_change_are_packed_anew(how: str) -> None:
+    layout, net = decoder()
+    state, rows_B = fresh_state(2, layout), torch.tensor([0, 1])
+    net.fused(signal_BCT(), state.load(rows_B, first=True))
+    halved = {name: weight / 2 for name, weight in net.state_dict().items()}
+    if how == "to":
+        net.load_state_dict(halved, assign=True)
+        net.to(torch.float32).to(torch.float64)
+    else:
+        net.load_state_dict(halved)
+    found = net.fused(signal_BCT(), state.load(rows_B, first=True))
+    torch.testing.assert_close(found, net(signal_BCT(), None))
+
+
+@torch.no_grad()
 def test_kernels_are_chosen_for_streams_on_a_gpu() -> None:
     """Under the interpreter, in float32; a whole signal, and float64, are computed by plain layers."""
     pytest.importorskip("triton")
