@@ -7,10 +7,10 @@ import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
-import transformers
 
 from omni.kernels.variant import Variant
 
@@ -29,7 +29,7 @@ class StartRecord:
         """settings: all that determines what the stages launch, compared as text. packages: top-level packages with their code."""
         import triton
 
-        versions = torch.__version__, transformers.__version__, triton.__version__
+        versions = torch.__version__, version("transformers"), triton.__version__
         digest = hashlib.sha256(repr((settings, versions, _code(packages))).encode()).hexdigest()
         self._path = Path(triton.knobs.cache.dir) / "omni-starts" / digest
 
