@@ -279,7 +279,12 @@ def test_tensors_of_outputs_are_the_user_s_own(process: str) -> None:
 @pytest.mark.parametrize(
     ("extensions", "wrap", "error", "words"),
     [
-        (["missing"], None, PluginError, r"there is no pipeline extension 'missing': known are broken, mood, quiet"),
+        (
+            ["missing"],
+            None,
+            PluginError,
+            r"there is no pipeline extension 'missing': known are broken, mood, quiet, renaming",
+        ),
         (
             ["broken"],
             None,
@@ -287,6 +292,14 @@ def test_tensors_of_outputs_are_the_user_s_own(process: str) -> None:
             r"pipeline extension 'broken' of plugin 'broken' failed for family 'qwen3_omni': "
             r"UnknownPartError: pipeline.edges: there is no edge 'nobody->thinker'; "
             r".* \(.*broken_extension\.py:\d+\); tests\.plugins\.broken_extension:broken; report it",
+        ),
+        (
+            ["renaming"],
+            None,
+            PluginError,
+            r"pipeline extension 'renaming' of plugin 'broken' failed for family 'qwen3_omni': "
+            r"pipeline\.family is 'qwen2_5_omni' now, not 'qwen3_omni': leave the family as it is "
+            r"\(.*broken_extension\.py:\d+\); tests\.plugins\.broken_extension:renaming; report it",
         ),
         ("mood", None, ConfigError, r"extensions: 'mood' is a string; give a list: \['mood'\]"),
         ([], lambda pipeline: None, ConfigError, "pipeline: the function failed: it returned None, not a Pipeline"),
