@@ -4,6 +4,7 @@ import reprlib
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import cast
 
 from omni.utils.interrupts import is_interrupt
 from omni.utils.origin import origin, traceback_of, with_origin, with_place
@@ -62,10 +63,27 @@ def plain(error: BaseException) -> BaseException:
         for _ in found.format():
             pass
     except Exception:
-        kind, _, text = said(error).partition(": ")
-        readable: BaseException = type(kind, (Exception,), {})(text)
-        return readable.with_traceback(traceback_of(error))
+        return _readable(error)
     return error
+
+
+def exception_of(error: BaseException) -> Exception:
+    """What plugin code raised, as an Exception: that of a SystemExit or a library's panic has its type's name, text, notes and
+    traceback. Raises the user's Ctrl-C."""
+    if issubclass(type(error), Exception):  # `isinstance` also asks for `__class__`
+        return cast(Exception, error)
+    if is_interrupt(error):
+        raise error
+    exception = _readable(error)
+    for note in notes_of(error):
+        exception.add_note(note)
+    return exception
+
+
+def _readable(error: BaseException) -> Exception:
+    kind, _, text = said(error).partition(": ")
+    readable: Exception = type(kind, (Exception,), {})(text)
+    return readable.with_traceback(traceback_of(error))
 
 
 def traced(error: BaseException) -> str:

@@ -29,7 +29,7 @@ from omni.frontend.build import build_frontend
 from omni.frontend.compile import SamplingCompiler
 from omni.frontend.encoding import PromptLimit
 from omni.frontend.options import FrontendOptions, frontend_options
-from omni.pipeline import ENGINE, Pipeline
+from omni.pipeline import ENGINE, FRONTEND, Pipeline
 from omni.plugin.manager import Plugins, load_plugins
 from omni.process import EngineGroup, runs_in_process
 
@@ -100,11 +100,12 @@ def _load(asked: _Asked, place: EngineGroup | Device) -> Loaded:
             return _load_in_processes(asked)
     if isinstance(place, EngineGroup):
         place.load(str(checkpoint.path), plan.pipeline, plugins, options)
-    frontend = build_frontend(plan.pipeline, checkpoint)
+    frontend = build_frontend(plan.pipeline, checkpoint, plan.makers[FRONTEND])
     compiler = SamplingCompiler(plan.pipeline, plan.pipeline.text_stage, frontend.vocabulary())
     engine: EngineClient
     if isinstance(place, EngineGroup):
-        place.ready()
+        with plan.naming_makers():
+            place.ready()
         engine = place
     else:
         if options.load_format == "auto":

@@ -269,7 +269,7 @@ class Device(ABC):
         try:
             with self._on(stream):
                 phase(*buffers)
-        except Exception as error:
+        except BaseException as error:  # of a plugin, which may raise SystemExit
             error.add_note(f"in phase {phase.__name__}")
             raise
         finally:

@@ -67,7 +67,7 @@ def load_stages(
     """
     check_formats(dtype, load_format)
     loaded: dict[str, LoadedStage] = {}
-    with _building, torch.inference_mode():
+    with _building, torch.inference_mode(), plan.naming_makers():
         for stage in plan.pipeline.order():
             if stages is not None and stage.name not in stages:
                 continue

@@ -84,7 +84,11 @@ def _extend(pipeline: Pipeline, entry: PipelineExtension, plugins: Plugins) -> P
         return PluginError(f"{problem}; report it to the plugin's author")
 
     with errors_as(failed):
-        return _checked(extend(pipeline), extend)
+        extended = _checked(extend(pipeline), extend)
+        if extended.family != pipeline.family:
+            problem = f"pipeline.family is {quoted(extended.family)} now, not {quoted(pipeline.family)}"
+            raise ReturnedError(f"{problem}: leave the family as it is", extend)
+    return extended
 
 
 def _checked(pipeline: object, code: object) -> Pipeline:

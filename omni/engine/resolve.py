@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from omni.checkpoint import Checkpoint, resolve
-from omni.config import Setting, SettingsLayer, overlay
+from omni.config import FAMILY, Setting, SettingsLayer, overlay
 from omni.engine.choice import PipelineChoice, apply_choice, last_change
 from omni.engine.placement import places_of
 from omni.engine.unfit import unfit
@@ -48,7 +48,7 @@ from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
 from omni.plugin.locate import is_import_path
 from omni.plugin.manager import Plugins
 from omni.stage import StageKind
-from omni.utils.origin import with_origin
+from omni.utils.origin import origin, with_origin, with_place
 
 _STAGE_SETTINGS = (("dtype", str | None, None), ("place", str | None, None))
 """Fields of `Stage` that users set beside its options."""
@@ -76,7 +76,8 @@ def open_checkpoint(
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A checked pipeline with all named objects imported, before any weight is read. settings: of its stages.
-    processors: logits processors for its requests, by name. extensions: that were applied, in order."""
+    processors: logits processors for its requests, by name. extensions: that were applied, in order. makers: the `origin` of the
+    function that chose each stage, and the front end as `FRONTEND`; empty where it is unknown."""
 
     pipeline: Pipeline
     kinds: Mapping[str, StageKind]
@@ -84,6 +85,25 @@ class Plan:
     settings: tuple[Setting, ...] = ()
     processors: Mapping[str, LogitsProcessorEntry] = field(default_factory=dict)
     extensions: tuple[str, ...] = ()
+    makers: Mapping[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def naming_makers(self) -> Iterator[None]:
+        """Adds the maker to ConfigErrors of stages that are loaded, about what they lack, or about options that no user set."""
+        try:
+            yield
+        except ConfigError as error:
+            maker = self._maker_of(error.field)
+            if not maker:
+                raise
+            raise ConfigError(error.field, with_place(error.problem, maker), error.remedy) from error
+
+    def _maker_of(self, field: str) -> str:
+        lacking = [
+            s.name for s in self.pipeline.stages if s.model is None and field == f"pipeline.stages.{s.name}.model"
+        ]
+        chosen = [s.path.partition(".")[0] for s in self.settings if s.path == field and s.origin == FAMILY]
+        return next((self.makers.get(stage, "") for stage in (*lacking, *chosen)), "")
 
     def packages(self) -> frozenset[str]:
         """The top-level packages of the stages' code: of their kinds, models and logits processors, and omni's."""
@@ -141,14 +161,27 @@ def plan_of(
     code: the function that made it, to be named in errors."""
     with _named(code):
         check_unique(pipeline)  # before an extension replaces one of two equal parts
-    changed, code = apply_choice(pipeline, plugins, choice), last_change(plugins, choice) or code
+    changed, last = apply_choice(pipeline, plugins, choice), last_change(plugins, choice)
+    makers = _makers(pipeline, changed, code, last if _changes(choice) == 1 else None)
+    code = last or code
     with _named(code):
         check_unique(changed)
         _check_texts(changed)
     configured, settings = configure(changed, layers)
     _check_connectors(configured, plugins, settings, layers, code)
     plan = check_pipeline(configured, plugins, code)
-    return replace(plan, settings=settings, extensions=tuple(choice.extensions))
+    return replace(plan, settings=settings, extensions=tuple(choice.extensions), makers=makers)
+
+
+def _changes(choice: PipelineChoice) -> int:
+    return len(choice.extensions) + (choice.wrap is not None)
+
+
+def _makers(given: Pipeline, changed: Pipeline, code: object, change: object) -> Mapping[str, str]:
+    """See `Plan`. code: the function that made `given`. change: the only one that changed it; None if several did."""
+    kept = {stage.name: stage in given.stages for stage in changed.stages}
+    kept[FRONTEND] = changed.frontend == given.frontend
+    return {name: origin(code=code if is_kept else change) for name, is_kept in kept.items()}
 
 
 @contextmanager
@@ -183,8 +216,8 @@ def _check_connectors(
             plugins.connectors[edge.connector]
         except PluginError as error:
             path = f"{edge.setting}.connector"
-            origin = next(setting.origin for setting in settings if setting.path == path)
-            by_user = next((layer for layer in layers if layer.origin == origin), None)
+            chosen = next(setting.origin for setting in settings if setting.path == path)
+            by_user = next((layer for layer in layers if layer.origin == chosen), None)
             if by_user is not None:
                 raise PluginError(f"{by_user.name(path)}: {error}") from error
             raise PluginError(with_origin(f"{path}: {error}", code=code)) from error

@@ -260,14 +260,16 @@ class InRoute:
         del self._receiving[self._delivered]
         self._delivered += 1
         lease = Lease(pending, inputs, self.producer.acquired, self._leases)
-        self._consumer.inbox.extend(Feed(self.request_id, payload, received.ready, lease) for payload in inputs)
+        name = self.edge.name
+        self._consumer.inbox.extend(Feed(self.request_id, payload, received.ready, lease, name) for payload in inputs)
 
     def _finish(self, reason: str) -> None:
         self.closed = True
         with plugin_call(self.edge.name, "adapting a payload", self._adapter.finish):
             inputs = as_inputs(self._adapter.finish(reason), self._adapter.finish)
-        self._consumer.inbox.extend(Feed(self.request_id, payload, COMPLETED) for payload in inputs)
-        self._consumer.inbox.append(Ended(self.request_id, self.edge.name))
+        name = self.edge.name
+        self._consumer.inbox.extend(Feed(self.request_id, payload, COMPLETED, source=name) for payload in inputs)
+        self._consumer.inbox.append(Ended(self.request_id, name))
 
 
 class Route(Protocol):

@@ -20,15 +20,22 @@ from omni.frontend.base import Frontend, TextDecoder
 from omni.frontend.vocabulary import Vocabulary
 from omni.pipeline import Pipeline
 from omni.plugin import expect, locate
-from omni.utils.origin import raised_in_plugin, with_origin
+from omni.utils.origin import raised_in_plugin, with_origin, with_place
 
 _FIELD = "pipeline.frontend"
 
 
-def build_frontend(pipeline: Pipeline, checkpoint: Checkpoint) -> Frontend:
-    """The family's front end for the checkpoint. Raises CheckpointError if its files cannot be read, ConfigError if it is none."""
+def build_frontend(pipeline: Pipeline, checkpoint: Checkpoint, maker: str = "") -> Frontend:
+    """The family's front end for the checkpoint. maker: the `origin` of the function that named it, for errors.
+
+    Raises CheckpointError if its files cannot be read, ConfigError if it is none.
+    """
     path, remedy = pipeline.frontend, f"correct {pipeline.frontend}"
-    build = cast(Callable[[Checkpoint], object], locate(path, _FIELD))
+    located = locate(path, _FIELD)
+    if not callable(located):
+        problem = with_place(f"{path} is {type_of(located)}, which cannot be called", maker)
+        raise ConfigError(_FIELD, problem, "name a class or a function that takes a Checkpoint and returns a Frontend")
+    build = cast(Callable[[Checkpoint], object], located)
     if inspect.isabstract(build):
         missing = ", ".join(sorted(vars(build)["__abstractmethods__"]))
         problem = with_origin(f"{path} is an abstract class: it lacks {missing}", code=build)

@@ -115,7 +115,7 @@ class Feed:
     """An input. Its device tensors may be used from `arrived` until the consumer releases it.
 
     ready: done once the producer's work is. Page slices may have moved since, so consumers check `arrived`.
-    lease: None for an input that came over no edge, or of an edge's end.
+    lease: None for an input that came over no edge, or of an edge's end. source: as of `Ended`.
 
     A consumer may leave an input neither acquired nor released only while it waits for its own room or time, never
     while it waits for another input of the request: the producer may be paused until then, and so never send that
@@ -126,6 +126,7 @@ class Feed:
     payload: Payload
     ready: Event
     lease: Lease | None = None
+    source: str = "frontend"
     _acquired: bool = field(default=False, init=False)
     _released: bool = field(default=False, init=False)
 

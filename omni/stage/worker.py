@@ -14,6 +14,7 @@ from omni.errors import (
     OmniError,
     ReturnedError,
     StageError,
+    exception_of,
     known,
     name_of,
     notes_of,
@@ -203,8 +204,8 @@ class MailboxWorker(ABC, Generic[RequestT]):
                     raise ReturnedError("open returned None: return the request's record", self.open)
                 self.requests[message.request_id] = opened
                 self._open_ids.add(message.request_id)
-            except Exception as error:
-                self.outbox.append(Failed(message.request_id, self._known("opening a request", error)))
+            except BaseException as error:
+                self.outbox.append(Failed(message.request_id, self._known("opening a request", exception_of(error))))
             return
         request = self.requests.get(message.request_id)
         if request is None:
@@ -224,9 +225,9 @@ class MailboxWorker(ABC, Generic[RequestT]):
                     self.pause(request)
                 case Resume():
                     self.resume(request)
-        except Exception as error:
+        except BaseException as error:
             if message.request_id not in self.requests:
                 raise  # it has ended twice
-            self.fail(message.request_id, _DOING[type(message)], error)
+            self.fail(message.request_id, _DOING[type(message)], exception_of(error))
             if isinstance(message, Feed) and not message.acquired:
                 message.release(COMPLETED)  # `feed` did not come to the point of keeping it

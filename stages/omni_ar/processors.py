@@ -19,6 +19,7 @@ from omni.errors import (
     InputError,
     OmniError,
     PluginError,
+    ReturnedError,
     fault_of,
     name_of,
     plugin_error,
@@ -29,7 +30,7 @@ from omni.errors import (
 )
 from omni.plugin import LogitsProcessorEntry, expect, locate
 from omni.sampling import HostLogitsProcessor
-from omni.stage import returned_tensor
+from omni.stage import method_name, returned_tensor
 from omni.utils.origin import with_origin
 
 
@@ -114,11 +115,18 @@ class NamedProcessor:
         return params
 
     def apply(self, logits_RV: Tensor, rows: ProcessedRows) -> Tensor:
-        """Raises ReturnedError for a result of another shape or dtype: torch would repeat or convert it silently."""
+        """Raises ReturnedError for a result of another shape or dtype, which torch would repeat or convert silently, and for one
+        on another device."""
         given: object = self.processor.apply(logits_RV, rows)
         what, hint = f"apply of logits processor {self.name!r},", "return new logits"
         code, shape, dtype = self.processor.apply, logits_RV.shape, logits_RV.dtype
-        return returned_tensor(given, what, code=code, shape=shape, dtype=dtype, hint=hint)
+        made = returned_tensor(given, what, code=code, shape=shape, dtype=dtype, hint=hint)
+        if made.device != logits_RV.device:
+            problem = (
+                f"gave logits on {made.device}, not on {logits_RV.device}: make them on the device of its argument"
+            )
+            raise ReturnedError(f"{method_name(code, what)} {problem}", code)
+        return made
 
 
 class ProcessorRegistry:

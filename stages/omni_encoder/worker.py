@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch import Tensor
 
 from omni.device import COMPLETED, Device
-from omni.errors import InputError, StageError
+from omni.errors import InputError, StageError, exception_of
 from omni.payload import PageSlice, Payload
 from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage
 from omni_encoder.batch import BatchEncoder, EncodedBatch, PreparedBatch
@@ -133,8 +133,8 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
             job.launched = True
         try:
             self._sending = jobs, self._encoder.prepare([job.features for job in jobs])
-        except Exception as error:
-            self._isolate(jobs, error)
+        except BaseException as error:
+            self._isolate(jobs, exception_of(error))
 
     def _send(self, jobs: list[Job], prepared: PreparedBatch) -> bool:
         """Sends one piece per tick, and launches the encoding after the last."""
@@ -143,7 +143,8 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
             if not prepared.transfer.over:
                 return moved
             batch = self._encoder.launch(prepared)
-        except Exception as error:
+        except BaseException as raised:
+            error = exception_of(raised)
             self._sending = None
             self._isolate(jobs, error)
             return True

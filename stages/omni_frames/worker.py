@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from omni.device import COMPLETED, Device
-from omni.errors import ReturnedError, StageError
+from omni.errors import ReturnedError, StageError, exception_of
 from omni.payload import AudioChunk, Payload
 from omni.stage import Feed, MailboxWorker, Produced, StageUsage
 from omni_frames.request import Arrival, RequestT, RowQueue, read_arrival
@@ -147,7 +147,8 @@ class FrameWorker(MailboxWorker[RequestT]):
             launch = prepare()
             launching = True
             samples = launch()
-        except Exception as error:
+        except BaseException as raised:
+            error = exception_of(raised)
             retried = (again or not launching) and self.retry_each(batch, doing, error)
             for request in batch:
                 if retried:

@@ -1,10 +1,12 @@
-"""What errors quote."""
+"""What errors quote, and what becomes of exceptions of plugins."""
+
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-from omni.errors import QUOTED, quoted, shortened
+from omni.errors import QUOTED, exception_of, fault_of, quoted, shortened
 
 
 class Unwritable:
@@ -54,3 +56,17 @@ def test_long_texts_are_cut_at_their_end() -> None:
     assert shortened("x" * (QUOTED + 1)) == "x" * (QUOTED - 3) + "..."
     assert shortened("a\nb\ud800\0é") == "a\\nb\\ud800\\x00é"
     assert len(shortened("\ud800" * 190)) == QUOTED
+
+
+def test_an_exit_of_a_plugin_becomes_an_exception_and_ctrl_c_does_not() -> None:
+    try:
+        sys.exit(3)
+    except SystemExit as error:
+        error.add_note("in phase x")
+        made = exception_of(error)
+    assert fault_of(made).startswith("SystemExit: 3")
+    assert f"({__file__}:" in fault_of(made)
+    assert vars(made)["__notes__"] == ["in phase x"]
+    assert exception_of(made) is made
+    with pytest.raises(KeyboardInterrupt):
+        exception_of(KeyboardInterrupt())

@@ -50,6 +50,16 @@ def test_a_payload_that_the_adapter_splits_is_released_with_its_last_part():
     assert produced.free
 
 
+def test_an_input_names_the_edge_that_it_came_over():
+    graph, _ = graph_with((1, 1), at_end=1)
+    graph.submit("r", *BOTH)
+    graph.writer.produce("r", lent(1))
+    graph.settle()
+    graph.writer.done("r")
+    graph.settle()
+    assert [feed.source for feed in graph.speaker.fed("r")] == [EDGE] * 3
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=8))
 def test_every_payload_is_released_once_whatever_the_adapter_returns(copies: list[tuple[int, int]]):
     graph, _ = graph_with(*copies)

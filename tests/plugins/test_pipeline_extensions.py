@@ -229,11 +229,25 @@ def test_an_edge_of_hidden_states_that_are_not_kept_is_refused() -> None:
         opened(("mood",), thinker__hidden_layers=())
 
 
+@pytest.mark.parametrize("process", ["thread", "process"])
+def test_layers_that_an_extension_chose_name_it(process: str) -> None:
+    """Not if the user chose them, or if another extension may have."""
+    problem = r"^thinker\.hidden_layers: \[99\] are not distinct layers of this model"
+    with pytest.raises(ConfigError, match=rf"{problem} \(.*broken_extension\.py:\d+\); use"):
+        opened(("deep",), engine__process=process)
+    for extensions, settings in ((("quiet",), {"thinker__hidden_layers": (99,)}), (("deep", "quiet"), {})):
+        with pytest.raises(ConfigError, match=rf"{problem}; use"):
+            opened(extensions, engine__process=process, **settings)
+
+
 def test_a_stage_that_needs_a_model_says_so() -> None:
     def without_model(pipeline: Pipeline) -> Pipeline:
         return pipeline.extended(stages=[msgspec.structs.replace(pipeline.stage("talker"), model=None)])
 
-    words = r"pipeline\.stages\.talker\.model: is missing; kind 'ar' takes a function that returns a ArModel"
+    words = (
+        r"pipeline\.stages\.talker\.model: is missing \(.*test_pipeline_extensions.py:\d+\); "
+        "kind 'ar' takes a function that returns a ArModel"
+    )
     with pytest.raises(ConfigError, match=words):
         Omni(folder(), device="cpu", plugins=plugins(), pipeline=without_model)
 
@@ -279,7 +293,12 @@ def test_tensors_of_outputs_are_the_user_s_own(process: str) -> None:
 @pytest.mark.parametrize(
     ("extensions", "wrap", "error", "words"),
     [
-        (["missing"], None, PluginError, r"there is no pipeline extension 'missing': known are broken, mood, quiet"),
+        (
+            ["missing"],
+            None,
+            PluginError,
+            r"there is no pipeline extension 'missing': known are broken, deep, mood, quiet, renaming",
+        ),
         (
             ["broken"],
             None,
@@ -287,6 +306,14 @@ def test_tensors_of_outputs_are_the_user_s_own(process: str) -> None:
             r"pipeline extension 'broken' of plugin 'broken' failed for family 'qwen3_omni': "
             r"UnknownPartError: pipeline.edges: there is no edge 'nobody->thinker'; "
             r".* \(.*broken_extension\.py:\d+\); tests\.plugins\.broken_extension:broken; report it",
+        ),
+        (
+            ["renaming"],
+            None,
+            PluginError,
+            r"pipeline extension 'renaming' of plugin 'broken' failed for family 'qwen3_omni': "
+            r"pipeline\.family is 'qwen2_5_omni' now, not 'qwen3_omni': leave the family as it is "
+            r"\(.*broken_extension\.py:\d+\); tests\.plugins\.broken_extension:renaming; report it",
         ),
         ("mood", None, ConfigError, r"extensions: 'mood' is a string; give a list: \['mood'\]"),
         ([], lambda pipeline: None, ConfigError, "pipeline: the function failed: it returned None, not a Pipeline"),

@@ -22,6 +22,7 @@ from omni_ar.attention import AttentionBackend, TorchPagedAttention
 from omni_ar.inputs import Prompt, PromptHidden, StepInputs, TokenCodes, TokenHidden
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
+from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.limits import Limits
 from omni_ar.run.runner import Runner, SourceFactory
 from omni_ar.run.worker import ArWorker
@@ -259,15 +260,25 @@ class ArDriver(ArWorkerDriver):
         captured: bool = False,
         backend: AttentionBackend | None = None,
         dtype: torch.dtype = torch.float32,
+        processors: ProcessorRegistry | None = None,
     ) -> None:
         """captured: whether steps are, in `graph_batch_sizes` and `graph_chunk_sizes`. backend: None takes that of plain torch."""
         device = device or CpuDevice()
         options = options or ArOptions(max_num_seqs=4, block_size=4)
-        limits = Limits.of("text", options, model.shape)
+        on_device = processors.on_device if processors is not None else ()
+        limits = Limits.of("text", options, model.shape, on_device)
         with torch.inference_mode():
             backend = backend or TorchPagedAttention()
             runner = Runner(
-                "ar", device, model=model, backend=backend, limits=limits, dtype=dtype, priority=0, source=source
+                "ar",
+                device,
+                model=model,
+                backend=backend,
+                limits=limits,
+                dtype=dtype,
+                priority=0,
+                processors=on_device,
+                source=source,
             )
             blocks = options.num_blocks or limits.rows * limits.max_blocks
             runner.allocate(blocks)
@@ -275,7 +286,15 @@ class ArDriver(ArWorkerDriver):
                 if runner.captures_chunks:
                     runner.capture_chunks(captured_lengths(options.graph_chunk_sizes, limits.max_num_batched_tokens))
                 runner.capture(captured_sizes(options.graph_batch_sizes, limits.rows))
-            worker = ArWorker("text", runner, shape=model.shape, limits=limits, options=options, num_blocks=blocks)
+            worker = ArWorker(
+                "text",
+                runner,
+                shape=model.shape,
+                limits=limits,
+                options=options,
+                num_blocks=blocks,
+                processors=processors,
+            )
         # As an engine does: buffers are zeroed on a stream that no stage's stream waits for.
         device.synchronize()
         super().__init__(worker, device, runner.stream)

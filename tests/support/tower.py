@@ -24,6 +24,9 @@ class Tower(EncoderModel):
     those of each that was not padded.
     """
 
+    poisoned: type[BaseException] = ValueError
+    """What a `POISON` raises."""
+
     def __init__(self) -> None:
         super().__init__()
         self.batches: list[int] = []
@@ -38,7 +41,7 @@ class Tower(EncoderModel):
         if items:
             self.batches.append(len(items))
         if any((feature.numpy() == POISON).any() for feature in features):
-            raise ValueError("poisoned")
+            raise self.poisoned("poisoned")
         sizes = tuple(feature.shape[0] for feature in features)
         rows = sum(sizes) if length is None else length
         owners = np.full(rows, -1)

@@ -30,6 +30,9 @@ class WaveMaker(VocoderModel[WaveState]):
     """Every frame adds its weighted codes to a decaying memory and gives `spread` samples of it; sample t then takes in
     sample t + lookahead, so the first chunk is that much shorter. `whole_wave` is the same by the book."""
 
+    poisoned: type[BaseException] = ValueError
+    """What a `POISON` raises."""
+
     def __init__(self, num_groups: int = 2, spread: int = 3, lookahead: int = 2, device: str = "cpu") -> None:
         super().__init__()
         self.num_groups, self.sample_rate = num_groups, 24000
@@ -56,7 +59,7 @@ class WaveMaker(VocoderModel[WaveState]):
         rows, frames, _ = codes_BNG.shape
         self.batches.append((rows, frames, first))
         if bool((codes_BNG == POISON).any()):
-            raise ValueError("poisoned")
+            raise self.poisoned("poisoned")
         drive_BN = (codes_BNG * torch.arange(1, self.num_groups + 1, device=self._device)).sum(-1).double() / 1000
         memory_B1, values = state.memory[rows_B], []
         for n in range(frames):

@@ -17,6 +17,7 @@ from omni.engine import Placement, load_stages, resolve_pipeline
 from omni.errors import CheckpointError
 from omni.frontend.base import Frontend
 from omni.frontend.build import build_frontend
+from omni.pipeline import FRONTEND
 from omni.plugin.manager import Plugins
 
 _GROUP = "model"
@@ -55,7 +56,8 @@ def _pipeline_needs(
         return
     target, pipeline = Target(checkpoint, plugins, plan.value, engine), plan.value.pipeline
     yield from _check_weights(target)
-    yield attempt(_GROUP, "processor", lambda: build_frontend(pipeline, checkpoint), _describe_front_end).check
+    maker = plan.value.makers[FRONTEND]
+    yield attempt(_GROUP, "processor", lambda: build_frontend(pipeline, checkpoint, maker), _describe_front_end).check
     yield from _room(target)
 
 

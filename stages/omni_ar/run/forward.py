@@ -231,12 +231,11 @@ class Forward:
 
 
 def _placed(chunks: PackedChunks, view: View) -> tuple[PlacedEmbedding, ...]:
-    """The chunks' parts of embeddings: views of the tensors, whose second-last dimension is that of positions."""
-    placed = []
-    for packed in chunks.embeddings:
-        tensors = {name: tensor[..., packed.part, :] for name, tensor in packed.embedding.tensors.items()}
-        placed.append(PlacedEmbedding(packed.name, view(packed.tokens), tensors))
-    return tuple(placed)
+    """The chunks' parts of embeddings."""
+    return tuple(
+        PlacedEmbedding(packed.name, view(packed.tokens), packed.embedding.part(packed.name, packed.part))
+        for packed in chunks.embeddings
+    )
 
 
 def _saved(chunk: PrefillChunk) -> Tensor:

@@ -83,14 +83,39 @@ TRANSITIONS: Mapping[RequestStatus, set[RequestStatus]] = {
 """The statuses that may follow each status."""
 
 
+class EmbeddingTensors(dict[str, Tensor]):
+    """An embedding's tensors by name, for the model. Raises StageError for one that its producer has not given."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], name: str, source: str) -> None:
+        """name: the embedding's. source: as in `Feed`."""
+        super().__init__(tensors)
+        self._name = name
+        self._source = source
+
+    def __missing__(self, name: str) -> Tensor:
+        producer, arrow, _ = self._source.partition("->")
+        given = ", ".join(map(repr, self)) or "none"
+        problem = f"it gave the tensors {given} as embedding {self._name!r}, and the model reads {name!r}"
+        remedy = f"give them the model's names, in the stage or in the adapter of {self._source}"
+        if not arrow:
+            remedy = "give them the model's names in Frontend.prepare"
+        raise StageError(producer, "giving an embedding", f"{problem}: {remedy}")
+
+
 @dataclass(frozen=True, slots=True)
 class ReadyEmbedding:
     """An embedding's tensors, usable on the stage's stream. copied: end of the copies. message: of tensors that still belong to
-    their producer; None if all are copies."""
+    their producer; None if all are copies. source: as in `Feed`."""
 
     tensors: dict[str, Tensor]
     copied: Event
     message: Feed | None
+    source: str
+
+    def part(self, name: str, entries: slice) -> "EmbeddingTensors":
+        """Views of the tensors, whose second-last dimension is that of positions. name: the embedding's."""
+        parts = {each: tensor[..., entries, :] for each, tensor in self.tensors.items()}
+        return EmbeddingTensors(parts, name, self.source)
 
     def release(self, after: Event) -> None:
         """after: the end of the request's last step; COMPLETED if no step was launched. Steps follow the copies."""

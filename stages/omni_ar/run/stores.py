@@ -224,7 +224,7 @@ class EmbeddingStore:
             if arrival not in failed:
                 # The copies run on the stream that will read them, so the prompt need not wait for them.
                 copied = receipt.end if count else COMPLETED
-                made = ReadyEmbedding(tensors[arrival], copied, None if whole else message)
+                made = ReadyEmbedding(tensors[arrival], copied, None if whole else message, message.source)
                 arrival.request.embeddings[arrival.key] = made
         self._waiting = [arrival for arrival in self._waiting if arrival not in ready]
         taken = [arrival.request for arrival in ready if arrival not in failed]

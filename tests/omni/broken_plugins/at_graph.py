@@ -66,7 +66,37 @@ def _room(name: str, line: str) -> Fault:
     )
 
 
+_TALKER = 'model="plain_tts.talker:build", options=ArOptions(sampling=sampling))'
+
+
+def _talker(name: str, new: str, *says: str) -> Fault:
+    """Found as the stage is loaded: the error names the pipeline function too."""
+    says = (*says, "(plugin plain-tts-plugin, ", "/plain_tts/pipeline.py:11)")
+    return Fault(name, "open", ConfigError, "pipeline.py", _TALKER, new, says, "plain_tts")
+
+
 GRAPH = (
+    _talker(
+        "a model that is missing",
+        "options=ArOptions(sampling=sampling))",
+        "pipeline.stages.talker.model: is missing (plugin",
+        "kind 'ar' takes a function that returns a ArModel",
+    ),
+    _talker(
+        "layers that are not there",
+        'model="plain_tts.talker:build", options=ArOptions(sampling=sampling, hidden_layers=(99,)))',
+        "talker.hidden_layers: [99] are not distinct layers of this model (plugin",
+        "use numbers from 0",
+    ),
+    _pipeline(
+        "a front end that is no function",
+        ConfigError,
+        '"plain_talk.pipeline:Reader"',
+        '"plain_talk.pipeline:__name__"',
+        "pipeline.frontend: plain_talk.pipeline:__name__ is a str, which cannot be called (plugin",
+        "name a class or a function that takes a Checkpoint",
+        _IN_PIPELINE,
+    ),
     _credit("a credit of nothing", "0"),
     _credit("a credit that is text", "'1'"),
     _graph(

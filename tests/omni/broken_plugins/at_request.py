@@ -311,7 +311,41 @@ SOUNDS = (
     ),
 )
 
+_CREDIT = 'connector="wire"', 'connector="wire", credit=1'
+_ENDING = "\n    def end(self, request: Record, source: str) -> None:\n        request.ended = True\n"
+_PAUSE = "\n    def pause(self, request: Record) -> None:\n"
+_TAKING = f"        message.release(COMPLETED)\n{_ENDING}{_PAUSE}        pass\n"
+_KEEPING = (
+    f"        self.kept = [*vars(self).get('kept', ()), message]\n{_ENDING}"
+    "        for message in self.kept:\n            message.release(COMPLETED)\n"
+    f"{_PAUSE}        if '!' in request.letters:\n            raise SystemExit(3)  # here\n"
+)
+"""Inputs are kept until the last, so that the writer is paused after its first payload. It writes on anyway."""
+
+
+def _exits(method: str, doing: str) -> Fault:
+    return _singer(
+        f"an {method.partition('(')[0]} that exits",
+        f"def {method}:",
+        "raise SystemExit(3)  # here",
+        f"stage 'singer' failed while {doing}: SystemExit: 3",
+        closed="",
+    )
+
+
 WORKERS = (
+    _exits("open(self, message)", "opening a request"),
+    _exits("end(self, request, source)", "taking its input"),
+    Fault(
+        "a pause that exits",
+        "request",
+        StageError,
+        "stages.py",
+        _TAKING,
+        _KEEPING,
+        ("stage 'writer' failed while pausing: SystemExit: 3",),
+        also=("pipeline.py", *_CREDIT),
+    ),
     _singer(
         "a failure that is a text",
         "def feed(self, request, message):",

@@ -164,11 +164,12 @@ def test_a_processor_that_returns_something_else_is_blamed(registry: ProcessorRe
         (lambda logits_RV: logits_RV[:1], "gave torch.float32 [1, 5], not torch.float32 [2, 5]"),
         (lambda logits_RV: logits_RV.double(), "gave torch.float64 [2, 5], not torch.float32 [2, 5]"),
         (lambda logits_RV: logits_RV > 0, "gave torch.bool [2, 5], not torch.float32 [2, 5]"),
+        (lambda logits_RV: logits_RV.to("meta"), "gave logits on meta, not on cpu: make them on the device of"),
     ],
-    ids=["nothing", "one column", "one row", "another dtype", "a mask"],
+    ids=["nothing", "one column", "one row", "another dtype", "a mask", "another device"],
 )
-def test_logits_of_another_shape_or_dtype_are_the_processor_s_fault(given, problem):
-    """`torch.where` would repeat or convert them silently."""
+def test_logits_of_another_shape_dtype_or_device_are_its_fault(given, problem):
+    """`torch.where` would repeat or convert them silently, or blame the sampler."""
 
     class Given(Add):
         def apply(self, logits_RV, rows):

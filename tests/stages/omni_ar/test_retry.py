@@ -1,11 +1,15 @@
 """A step that fails is run again for each of its requests alone: only what is at fault fails, the others' results are unchanged."""
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 from torch import Tensor
 
+from omni.plugin import LogitsProcessorEntry
 from omni.testing.faults import FaultyDevice
-from omni_ar.model import Batch
+from omni_ar.model import Batch, PromptTokens
 from omni_ar.options import ArOptions
+from omni_ar.processors import LogitsProcessor, ProcessedRows, ProcessorRegistry
 from tests.support.ar_driver import ArDriver
 from tests.support.small_text import SmallText, greedy
 
@@ -46,6 +50,47 @@ def test_a_token_that_no_model_can_embed_fails_who_generated_it():
     driver.run()
     assert "in phase embed_inputs: ValueError: bad id" in str(driver.error("2"))
     assert driver.all_tokens(4) == [*ANSWERS[:2], ANSWERS[2][: first + 1], ANSWERS[3]]
+    assert driver.counter("retries") == 1
+
+
+class ExitingText(SmallText):
+    def embed_prompt(self, prompt: PromptTokens) -> Tensor:
+        if 60 in prompt.columns_CT:
+            raise SystemExit(3)
+        return super().embed_prompt(prompt)
+
+
+class Exit(LogitsProcessor):
+    width = 0
+
+    def pack(self, args: Mapping[str, object], vocab_size: int) -> Sequence[float]:
+        return ()
+
+    def apply(self, logits_RV: Tensor, rows: ProcessedRows) -> Tensor:
+        raise SystemExit(3)
+
+
+@pytest.mark.plants_faults
+@pytest.mark.parametrize(
+    ("model", "prompt", "processors", "phase"),
+    [
+        (ExitingText(), [3, 60, 9], None, "embed_inputs"),
+        (MODEL, [3, 5, 9], {"exit": {}}, "sample_rows"),
+    ],
+    ids=["a model", "a processor"],
+)
+def test_code_of_a_plugin_that_exits_fails_its_request_alone(
+    model: SmallText, prompt: list[int], processors: dict[str, dict[str, object]] | None, phase: str
+):
+    entry = LogitsProcessorEntry(name="exit", processor=f"{__name__}:Exit")
+    options = ArOptions(max_num_seqs=5, block_size=2)
+    driver = ArDriver(model, options=options, processors=ProcessorRegistry({"exit": entry}, model.shape.vocab_size))
+    driver.ask_all(PROMPTS, max_tokens=TOKENS)
+    driver.ask("bad", prompt, max_tokens=TOKENS, processors=processors)
+    driver.run()
+    assert str(driver.error("bad")).startswith(FAILED.format(phase=phase, error="SystemExit: 3"))
+    assert driver.tokens("bad") == []
+    assert driver.all_tokens(4) == ANSWERS
     assert driver.counter("retries") == 1
 
 

@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from omni.device import COMPLETED
+from omni.errors import StageError
 from omni.payload import Payload
+from omni.stage import Feed
 from omni_ar.inputs import MultimodalEmbedding, Placeholder, StepInputs
 from omni_ar.model import ArShape, Batch, PromptTokens
 from omni_ar.options import ArOptions
@@ -218,3 +221,41 @@ def test_embeddings_of_another_width_than_the_shape_s_are_refused_at_start():
     message = r"float32 of width 24 as input embeddings, not torch.float32 of 7: see ArShape"
     with pytest.raises(ValueError, match=message):
         say(Narrow(), (16,))
+
+
+class Seeing(SmallText):
+    """Adds the tensor `pixels` of embeddings to those of their tokens."""
+
+    def embed_prompt(self, prompt: PromptTokens) -> Tensor:
+        x_TD = super().embed_prompt(prompt)
+        for embedding in prompt.embeddings:
+            x_TD.index_add_(0, embedding.tokens_n, embedding.tensors["pixels"])
+        return x_TD
+
+
+@pytest.mark.plants_faults
+@pytest.mark.parametrize(
+    ("source", "remedy"),
+    [
+        ("vision->text", ", in the stage or in the adapter of vision->text"),
+        ("frontend", " in Frontend.prepare"),
+    ],
+)
+def test_an_embedding_whose_tensors_have_other_names_blames_its_producer(source: str, remedy: str):
+    driver = ArDriver(Seeing(), options=ArOptions(max_num_seqs=3, block_size=2))
+    slots = (Placeholder(name="image", index=0, positions=np.array([1, 2])),)
+    for request, names in {"bad": ("picture", "level"), "good": ("pixels", "level"), "none": ()}.items():
+        driver.open(request)
+        tensors = {name: torch.zeros(2, 24) for name in names}
+        meta = MultimodalEmbedding(name="image", index=0)
+        driver.worker.inbox.append(Feed(request, Payload(meta, tensors), COMPLETED, source=source))
+        driver.feed_host(request, Payload(plain_prompt(PROMPT, placeholders=slots)))
+        driver.end(request)
+    driver.run()
+    stage = source.partition("->")[0]
+    for request, given in (("bad", "'picture', 'level'"), ("none", "none")):
+        problem = f"it gave the tensors {given} as embedding 'image', and the model reads 'pixels'"
+        message = f"stage '{stage}' failed while giving an embedding: {problem}: give them the model's names{remedy}"
+        assert str(driver.error(request)) == message
+        assert isinstance(driver.error(request), StageError)
+    assert driver.tokens("good")

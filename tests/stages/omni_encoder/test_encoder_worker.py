@@ -1,5 +1,6 @@
 """The encoder stage, driven by hand-made messages."""
 
+import sys
 from collections.abc import Callable
 
 import msgspec
@@ -137,8 +138,10 @@ def test_outputs_stay_until_the_last_reader_is_through() -> None:
 
 
 @pytest.mark.plants_faults
-def test_a_failing_item_fails_its_requests_only() -> None:
+@pytest.mark.parametrize("raised", [ValueError, SystemExit])
+def test_a_failing_item_fails_its_requests_only(raised: type[BaseException]) -> None:
     bench = Bench(CpuDevice())
+    bench.tower.poisoned = raised
     bench.ask("good", [1.0])
     bench.ask("bad", [POISON])
     bench.open("also bad")
@@ -148,10 +151,19 @@ def test_a_failing_item_fails_its_requests_only() -> None:
     bench.settle(bench.device)
     assert {i for i, end in bench.ends.items() if isinstance(end, Failed)} == {"bad", "also bad"}
     assert "stage 'tower' failed while encoding its media" in bench.error("bad")
-    assert "poisoned" in bench.error("bad")
+    assert f": {raised.__name__}: poisoned" in bench.error("bad")
     assert bench.sums("good") == {0: [1.0]}
     assert bench.sums("shares") == {0: [7.0]}
     assert bench.encoder.counters()["retries"] == 1
+    assert not bench.held
+
+
+def test_a_tower_that_exits_fails_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(CpuDevice())
+    monkeypatch.setattr(bench.tower, "encode", lambda inputs, segments: sys.exit(3))
+    bench.ask("bad", [1.0])
+    bench.settle(bench.device)
+    assert "SystemExit: 3" in bench.error("bad")
     assert not bench.held
 
 

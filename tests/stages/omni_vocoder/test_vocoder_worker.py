@@ -167,8 +167,10 @@ def test_a_row_starts_anew_for_its_next_request() -> None:
     bench.expect_whole("next", codes)
 
 
-def test_a_failing_batch_fails_its_requests_only() -> None:
+@pytest.mark.parametrize("raised", [ValueError, SystemExit])
+def test_a_failing_batch_fails_its_requests_only(raised: type[BaseException]) -> None:
     bench = Bench(CpuDevice(), first_chunk_frames=2, chunk_frames=2)
+    bench.model.poisoned = raised
     good, later = random_codes(3), random_codes(5, 7)
     bench.open("bad", "with bad", "good")
     ref = bench.feed_pages("bad", np.array([[1, 2], [3, POISON], [4, 5]]))
@@ -179,7 +181,8 @@ def test_a_failing_batch_fails_its_requests_only() -> None:
     bench.end("good")
     bench.settle(bench.device)
     for name in ("bad", "with bad"):
-        assert "stage 'vocoder' failed while decoding a chunk, in phase decode_frames" in bench.error(name)
+        problem = f"stage 'vocoder' failed while decoding a chunk, in phase decode_frames: {raised.__name__}: poisoned"
+        assert problem in bench.error(name)
     assert ref.freed
     bench.expect_whole("good", good)
     assert not bench.held
