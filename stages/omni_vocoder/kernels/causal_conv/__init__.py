@@ -3,22 +3,14 @@
 Shape legend: B rows, T positions, L positions with those before them, C channels in, N channels out, K taps.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from omni.device.kernel_choice import runs_kernel
 from omni_vocoder.kernels.causal_conv import reference
+from omni_vocoder.kernels.causal_conv.reference import Snake
 
 __all__ = ["Snake", "causal_conv"]
-
-
-class Snake(NamedTuple):
-    """Parameters of a `SnakeBeta`, logarithms, one per channel."""
-
-    alpha: Tensor
-    beta: Tensor
 
 
 def causal_conv(

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from omni_vocoder.kernels import causal_conv as package
+from omni_vocoder.kernels.causal_conv.reference import Snake
 
 
 class ConvSettings(NamedTuple):
@@ -64,7 +64,7 @@ def causal_conv(
     bias_N: Tensor,
     dilation: int,
     residual_BTN: Tensor | None,
-    snake: "package.Snake | None",
+    snake: Snake | None,
     sum_BTN: Tensor | None,
     activated_BTN: Tensor | None,
     *,

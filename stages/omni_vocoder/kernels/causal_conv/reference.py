@@ -1,9 +1,16 @@
 """Convolution, addition and `SnakeBeta` in plain torch. Shape legend: see the package."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from omni_vocoder.kernels import causal_conv as package
+
+class Snake(NamedTuple):
+    """Parameters of a `SnakeBeta`: logarithms, one per channel."""
+
+    alpha: Tensor
+    beta: Tensor
 
 
 def causal_conv(
@@ -12,7 +19,7 @@ def causal_conv(
     bias_N: Tensor,
     dilation: int,
     residual_BTN: Tensor | None,
-    snake: "package.Snake | None",
+    snake: Snake | None,
     sum_BTN: Tensor | None,
     activated_BTN: Tensor | None,
 ) -> None:
