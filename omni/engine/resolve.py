@@ -50,6 +50,7 @@ from omni.plugin.manager import Plugins
 from omni.stage import StageKind
 from omni.utils.origin import origin, with_origin, with_place
 
+_SAMPLING = ".sampling."
 _STAGE_SETTINGS = (("dtype", str | None, None), ("place", str | None, None))
 """Fields of `Stage` that users set beside its options."""
 _ANY = PipelineChoice()
@@ -77,7 +78,8 @@ def open_checkpoint(
 class Plan:
     """A checked pipeline with all named objects imported, before any weight is read. settings: of its stages.
     processors: logits processors for its requests, by name. extensions: that were applied, in order. makers: the `origin` of the
-    function that chose each stage, and the front end as `FRONTEND`; empty where it is unknown."""
+    function that chose each stage, and the front end as `FRONTEND`; empty where it is unknown. changed: the stages that extensions
+    or the user's function chose."""
 
     pipeline: Pipeline
     kinds: Mapping[str, StageKind]
@@ -86,6 +88,7 @@ class Plan:
     processors: Mapping[str, LogitsProcessorEntry] = field(default_factory=dict)
     extensions: tuple[str, ...] = ()
     makers: Mapping[str, str] = field(default_factory=dict)
+    changed: frozenset[str] = frozenset()
 
     @contextmanager
     def naming_makers(self) -> Iterator[None]:
@@ -103,7 +106,9 @@ class Plan:
             s.name for s in self.pipeline.stages if s.model is None and field == f"pipeline.stages.{s.name}.model"
         ]
         chosen = [s.path.partition(".")[0] for s in self.settings if s.path == field and s.origin == FAMILY]
-        return next((self.makers.get(stage, "") for stage in (*lacking, *chosen)), "")
+        if _SAMPLING in field:  # a family takes these from generation_config.json
+            chosen = [name for name in chosen if name in self.changed]
+        return next((self.makers.get(name, "") for name in (*lacking, *chosen)), "")
 
     def packages(self) -> frozenset[str]:
         """The top-level packages of the stages' code: of their kinds, models and logits processors, and omni's."""
@@ -170,7 +175,8 @@ def plan_of(
     configured, settings = configure(changed, layers)
     _check_connectors(configured, plugins, settings, layers, code)
     plan = check_pipeline(configured, plugins, code)
-    return replace(plan, settings=settings, extensions=tuple(choice.extensions), makers=makers)
+    own = frozenset(stage.name for stage in changed.stages if stage not in pipeline.stages)
+    return replace(plan, settings=settings, extensions=tuple(choice.extensions), makers=makers, changed=own)
 
 
 def _changes(choice: PipelineChoice) -> int:
