@@ -10,14 +10,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import MimiConfig, MimiModel
+from transformers.models.mimi.modeling_mimi import MimiDecoder
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
@@ -174,7 +178,8 @@ def enliven_mimi(model: Any, dtype: torch.dtype) -> None:
         for own, parameter in module.named_parameters(recurse=False):
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() > 1:
-                parameter.copy_(noise * (0.8 if "decoder.layers" in name else 1.0) * _fan_in(module, parameter) ** -0.5)
+                convolutional = "decoder" in name and ".layers" in name and "transformer" not in name
+                parameter.copy_(noise * (0.8 if convolutional else 1.0) * _fan_in(module, parameter) ** -0.5)
             elif own in ("weight", "scale"):
                 parameter.copy_(1 + 0.1 * noise if own == "weight" else 0.5 + 0.1 * noise)
             else:
@@ -188,8 +193,17 @@ def enliven_mimi(model: Any, dtype: torch.dtype) -> None:
     model.to(dtype)
     codes = torch.randint(model.config.codebook_size, (1, model.config.num_quantizers, 60), generator=generator)
     gain = 0.7 / model.decode(codes).audio_values.abs().max()
-    for parameter in model.decoder.layers[-1].conv.parameters():
+    (seanet,) = (module for module in model.decoder.modules() if isinstance(module, MimiDecoder))
+    last: Any = seanet.layers[-1]
+    for parameter in last.conv.parameters():
         parameter.mul_(gain)
+
+
+def published_weights(model: Any) -> dict[str, Tensor]:
+    """By the names of published checkpoints, which those of the module differ from in some versions of transformers."""
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_file(Path(folder) / "model.safetensors")
 
 
 def _fan_in(module: nn.Module, parameter: Tensor) -> float:
@@ -219,7 +233,7 @@ def pair_of(shape: str, dtype: torch.dtype = torch.float64, **changes: Any) -> P
     window = window_shape(Section(mimi.config.to_dict()), PER_FRAME)
     vocoder, encoder = Vocoder(mimi.config, window).to(dtype), AudioEncoder(mimi.config, window).to(dtype)
     for module in (vocoder, encoder):
-        published = mimi.state_dict()
+        published = published_weights(mimi)
         module.load_state_dict({name: published[name] for name in module.state_dict()})
         settle_codebooks(module)
     return Pair(vocoder, mimi, lambda codes: mimi.decode(codes).audio_values, 1e-5 if single else 1e-11, encoder)
