@@ -116,9 +116,12 @@ class Variant:
         Up to Triton 3.6, the key of a kernel in the cache depends on which of the functions that it calls have keys already: all of
         them get theirs here, before it, so that the keys of all processes are equal.
         """
+        from triton.runtime.jit import JITFunction
+
         kernel = _at(self.kernel)
         for function in reached(kernel):
-            getattr(function, "cache_key", None)  # the interpreter's functions have none
+            if isinstance(function, JITFunction):  # the interpreter's functions have no keys
+                _ = function.cache_key
         return kernel
 
     def rebuilt(self) -> dict[str, object]:
