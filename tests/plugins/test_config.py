@@ -77,7 +77,7 @@ WRONG: Mapping[str, Sequence[tuple[str, object, str]]] = {
         ("code2wav_config.num_quantizers", -1, "code2wav_config.num_quantizers: is -1"),
         ("code2wav_config.num_key_value_heads", 3, "num_attention_heads: is 2, no multiple of num_key_value_heads"),
         ("code2wav_config.num_key_value_heads", 0, "code2wav_config.num_key_value_heads: is 0"),
-        ("code2wav_config.head_dim", 5, "code2wav_config.head_dim: is odd: 5"),
+        ("code2wav_config.head_dim", 5, "head_dim"),
         ("code2wav_config.decoder_dim", 8, "code2wav_config.decoder_dim: is 8, below 16"),
         ("code2wav_config.hidden_act", "relu", "code2wav_config.hidden_act: is 'relu', not 'silu'"),
         ("code2wav_config.rope_parameters", "default", "rope_parameters"),
