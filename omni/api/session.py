@@ -71,7 +71,8 @@ class Session:
             loaded = load(model, layers, plugins, choice)
             client = Client(loaded)
             self._client = client
-            finalizer = weakref.finalize(self, client.close_soon)
+            # A weak reference: while it is open, a client is kept elsewhere, and afterwards nothing keeps its memory.
+            finalizer = weakref.finalize(self, _close_soon, weakref.ref(client))
             # At the interpreter's end the client closes itself.
             finalizer.atexit = False
             client.start()
@@ -154,3 +155,9 @@ class Session:
         """No request is under way, and no stage holds anything."""
         self._client.owner.check("asking for usage")
         return not self._client.handles and self._client.engine.idle
+
+
+def _close_soon(client: weakref.ref[Client]) -> None:
+    known = client()
+    if known is not None:
+        known.close_soon()

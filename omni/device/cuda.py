@@ -180,6 +180,7 @@ class CudaDevice(Device):
     def free_memory(self) -> int:
         with may_sync(SyncPoint.FREE_MEMORY):
             self.synchronize()
+        gc.collect()  # a closed engine's stages and their tensors are in cycles
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self.torch_device)[0]
 

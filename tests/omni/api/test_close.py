@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,18 @@ def test_close_is_idempotent(model: Path) -> None:
     omni.close()
     with pytest.raises(StageError, match="it is closed"):
         omni.generate("hello")
+
+
+def test_one_collection_frees_a_closed_model(model: Path) -> None:
+    """As `Device.free_memory` makes before the next model is loaded: its memory is that of the closed one."""
+    with opened(model) as omni:
+        omni.generate("hello", stream=False)
+        engine = weakref.ref(omni._client.engine)
+    cycle: list[object] = [omni]
+    cycle.append(cycle)  # so that its finalizer runs within the collection
+    del omni, cycle
+    gc.collect()
+    assert engine() is None
 
 
 def test_close_while_busy_ends_every_stream(model: Path) -> None:
