@@ -42,6 +42,10 @@ class Upload:
         self.size = end
         return span
 
+    def content(self) -> bytes:
+        """A copy of what has been added."""
+        return self._host[: self.size].tobytes()
+
     def add_floats(self, array: NDArray[np.float64]) -> PackedSpan:
         """Copies the bits of float64 `array` in; viewed as float64 on the device."""
         return self.add(np.ascontiguousarray(array).view(np.int64))

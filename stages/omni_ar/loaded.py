@@ -14,6 +14,7 @@ from omni_ar.attention.select import select_backend
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
 from omni_ar.processors import ProcessorRegistry
+from omni_ar.run.follower import FollowerWorker
 from omni_ar.run.limits import Limits
 from omni_ar.run.profile import run_largest_steps
 from omni_ar.run.runner import Runner
@@ -123,7 +124,7 @@ class LoadedAr:
             self._runner = self._new_runner()
         return peak
 
-    def start(self, pages: int) -> ArWorker:
+    def start(self, pages: int) -> ArWorker | FollowerWorker:
         runner = self._present_runner
         with self._room_for(f"{pages} KV blocks", "num_blocks", "max_num_seqs", "max_model_len"):
             runner.allocate(pages)
@@ -181,6 +182,7 @@ class LoadedAr:
             dtype=dtype,
             priority=context.stage.priority,
             processors=processors,
+            ranks=context.ranks,
         )
         runner.allocate(0)
         return runner
@@ -188,8 +190,10 @@ class LoadedAr:
     def _room_for(self, what: str, *options: str) -> AbstractContextManager[None]:
         return memory_errors(self._context.stage.name, what, self._context.device, options)
 
-    def _new_worker(self, runner: Runner, pages: int, limits: Limits | None = None) -> ArWorker:
-        shape, name = self._model.shape, self._context.stage.name
+    def _new_worker(self, runner: Runner, pages: int, limits: Limits | None = None) -> ArWorker | FollowerWorker:
+        shape, name, ranks = self._model.shape, self._context.stage.name, self._context.ranks
+        if ranks is not None and ranks.rank:
+            return FollowerWorker(name, runner, ranks)
         return ArWorker(
             name,
             runner,

@@ -15,7 +15,7 @@ from omni_ar.attention import AttentionBackend, AttentionMetadata, PrefillRow
 from omni_ar.kernels.step.dispatch import prepare_decodes
 from omni_ar.model import Batch, CodecModel, LayerSink, PayloadSink, PlacedEmbedding, PromptTokens
 from omni_ar.run.limits import step_fields
-from omni_ar.run.pack import PackedChunks, PackedStep, placeholders_in
+from omni_ar.run.pack import PackedChunks, StepTensors, placeholders_in
 from omni_ar.run.phases import (
     Embedded,
     NextInputs,
@@ -27,7 +27,7 @@ from omni_ar.run.phases import (
     restore_frames,
     run_forward,
 )
-from omni_ar.run.plan import PaddedShape, PrefillChunk, StepPlan
+from omni_ar.run.plan import PaddedShape, StepPlan
 from omni_ar.run.state import ChunkBuffers, Pages, Resources, next_width
 from omni_ar.run.step import PromptScores
 
@@ -37,13 +37,15 @@ View = Callable[[PackedSpan], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkStep:
-    """A step with chunks: its plan, its packed inputs, their view on the device, and the padded shape of its batch."""
+    """A step with chunks: its packed inputs and their view on the device, the conditioning of its decode rows, the padded shape of
+    its batch, the maximum number of blocks in use of a decode row's table, and its inputs on the device."""
 
-    plan: StepPlan
-    packed: PackedStep
     chunks: PackedChunks
+    steps: PackedSpan
     padded_shape: PaddedShape
+    blocks: int
     view: View
+    tensors: StepTensors
     scores: PromptScores | None
 
 
@@ -71,15 +73,14 @@ class Forward:
 
     def chunks(self, step: ChunkStep, pages: Pages) -> list[Launch]:
         """Launches of a batch of decode rows, if any, followed by chunks."""
-        plan, chunks, view, embedded = step.plan, step.chunks, step.view, Embedded()
-        blocks = self.decode_blocks(plan) if plan.decodes else 0
-        embeddings = _placed(chunks, view)
-        metadata = self._metadata(step.padded_shape, blocks, self._prefill_rows(plan), view(chunks.rows))
+        chunks, view, embedded = step.chunks, step.view, Embedded()
+        embeddings = _placed(step)
+        metadata = self._metadata(step.padded_shape, step.blocks, self._prefill_rows(chunks), view(chunks.rows))
         sink = self._payload(step.padded_shape, pages) if self._emits(step.padded_shape) or chunks.payload else None
         prompt_start = step.padded_shape.decodes + chunks.replayed
         batch = self._batch(metadata, pages, sink, prompt_start, embeddings)
         return [
-            *self._inputs(step, embeddings, blocks, embedded, pages),
+            *self._inputs(step, embeddings, step.blocks, embedded, pages),
             Launch.of(run_forward, self._stage.model, embedded, batch, self._kept(step)),
         ]
 
@@ -93,7 +94,7 @@ class Forward:
 
     def fill(self, step: ChunkStep, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
         embedded = Embedded(buffers.inputs_TD[: step.padded_shape.total])
-        embeddings = _placed(step.chunks, step.view)
+        embeddings = _placed(step)
         return self._inputs(step, embeddings, self._stage.limits.max_blocks, embedded, pages, buffers.rows_P4)
 
     def keep(self, step: ChunkStep, buffers: ChunkBuffers) -> Launch:
@@ -110,7 +111,9 @@ class Forward:
         return NextInputs(self._stage.buffers.ids_N[:count], steps_XR, self._stage.buffers.codes_ND[:count])
 
     def embed(self, nexts: Sequence[NextInputs], prompts: PromptTokens | None, embedded: Embedded) -> Launch:
-        return Launch.of(embed_inputs, self._stage.model, nexts, prompts, self._stage.rows.conditioning, embedded)
+        stage = self._stage
+        given = (nexts, prompts, stage.rows.conditioning, stage.communicator)
+        return Launch.of(embed_inputs, stage.model, *given, embedded)
 
     def _inputs(
         self,
@@ -132,7 +135,7 @@ class Forward:
         nexts: list[NextInputs] = []
         if padded_shape.decodes:
             launches.append(self._prepare(view(chunks.decodes), blocks))
-            nexts.append(self.nexts(view(step.packed.steps)))
+            nexts.append(self.nexts(view(step.steps)))
         launches.append(Launch.of(place_chunks, targets, uploaded))
         if padded_shape.decodes and pages.hidden is not None:
             slots_R = buffers.slots_T[: padded_shape.decodes] if self._emits(padded_shape) else None
@@ -141,7 +144,7 @@ class Forward:
             replayed, restore = self._replay(step, pages)
             nexts.append(replayed)
             launches += restore
-        prompts = PromptTokens(view(chunks.columns), embeddings) if step.plan.prompts else None
+        prompts = PromptTokens(view(chunks.columns), embeddings) if chunks.columns.shape[1] else None
         launches.append(self.embed(nexts, prompts, embedded))
         return launches
 
@@ -213,37 +216,23 @@ class Forward:
         codes_nD = stage.device.empty((count, next_width(stage.model)), stage.dtype, stage.stream)
         launches: list[Launch] = []
         if pages.codes is not None:
-            saved = [_saved(chunk) for chunk in step.plan.replays]
-            first = step.padded_shape.decodes
+            saved, first = step.tensors.saved, step.padded_shape.decodes
             slots_n = self._stage.buffers.slots_T[first : first + count]
             assert isinstance(stage.model, CodecModel)
             launches.append(Launch.of(restore_frames, stage.model, saved, slots_n, pages.codes, codes_nD))
         return NextInputs(view(chunks.ids), view(chunks.steps), codes_nD), launches
 
-    def _prefill_rows(self, plan: StepPlan) -> tuple[PrefillRow, ...]:
-        rows = []
-        start = len(plan.decodes)
-        for chunk in plan.chunks:
-            table_M = self._stage.rows.block_table[chunk.request.row_index]
-            rows.append(PrefillRow(start, chunk.length, chunk.start, table_M))
-            start += chunk.length
-        return tuple(rows)
+    def _prefill_rows(self, chunks: PackedChunks) -> tuple[PrefillRow, ...]:
+        tables = self._stage.rows.block_table
+        return tuple(PrefillRow(each.first, each.length, each.context, tables[each.row]) for each in chunks.prefills)
 
 
-def _placed(chunks: PackedChunks, view: View) -> tuple[PlacedEmbedding, ...]:
+def _placed(step: ChunkStep) -> tuple[PlacedEmbedding, ...]:
     """The chunks' parts of embeddings."""
     return tuple(
-        PlacedEmbedding(packed.name, view(packed.tokens), packed.embedding.part(packed.name, packed.part))
-        for packed in chunks.embeddings
+        PlacedEmbedding(packed.name, step.view(packed.tokens), tensors)
+        for packed, tensors in zip(step.chunks.embeddings, step.tensors.embeddings, strict=True)
     )
-
-
-def _saved(chunk: PrefillChunk) -> Tensor:
-    """The saved frames of a replay's tokens, `[n, G]`."""
-    saved = chunk.request.saved_codes
-    assert saved is not None
-    first = chunk.start - chunk.request.length
-    return saved[first : first + chunk.length]
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,8 +286,10 @@ class CapturedChunks:
             return None
         return self._graphs.find(bool(plan.decodes), plan.chunk_tokens)[1]
 
-    def launch(self, captured: CapturedForward, step: ChunkStep, pages: Pages) -> None:
-        """Launches inputs and forward of a step in the captured forward's padded shape."""
+    def launch(self, step: ChunkStep, pages: Pages) -> None:
+        """Launches inputs and forward of a step in a captured forward's padded shape."""
+        captured = self._graphs.find(step.padded_shape.decodes > 0, step.padded_shape.tokens)[1]
+        assert captured is not None, "`find` gave its shape"
         self._stage.device.enqueue(self._stage.stream, self._forward.fill(step, captured.buffers, pages))
         self._stage.device.replay(self._stage.stream, captured.graph)
         self._stage.device.enqueue(self._stage.stream, [self._forward.keep(step, captured.buffers)])

@@ -1,6 +1,6 @@
 """Packs a plan into host arrays: all host inputs of a step's phases, in one copy."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
@@ -8,6 +8,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from omni.device import PackedSpan, Upload
 from omni_ar.inputs import Placeholder, Prompt
@@ -16,27 +17,47 @@ from omni_ar.model import ArShape
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits, step_fields
 from omni_ar.run.plan import PaddedShape, PrefillChunk, StepPlan
-from omni_ar.run.request import ArRequest, ReadyEmbedding
+from omni_ar.run.request import ArRequest
 from omni_ar.sampling.edits import PackedEdits, pack_edits
 from omni_ar.sampling.pack import PackedSampling, StartingRow, pack_sampling
 
 
 @dataclass(frozen=True, slots=True)
 class PackedEmbedding:
-    """An embedding's part in one chunk. tokens: indexes into the batch's prompt tokens. part: of the embedding's positions."""
+    """An embedding's part in one chunk. tokens: indexes into the batch's prompt tokens. Its tensors are in `StepTensors`."""
 
     name: str
     tokens: PackedSpan
-    embedding: ReadyEmbedding
-    part: slice
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """Inputs of a step that are on the device already. embeddings: in the order of `PackedChunks.embeddings`. saved: frames of each
+    replay's tokens, int64 `[n, G]`; empty for a model without codes."""
+
+    embeddings: tuple[Mapping[str, Tensor], ...] = ()
+    saved: tuple[Tensor, ...] = ()
+
+
+NO_TENSORS = StepTensors()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSpan:
+    """A chunk in the batch: its row, its first token in the batch, its length, and the length of the context before it."""
+
+    row: int
+    first: int
+    length: int
+    context: int
 
 
 @dataclass(frozen=True, slots=True)
 class PackedChunks:
     """The chunks of a step: `replayed` generated tokens, then prompt tokens, then padding.
 
-    decodes: decode rows, then null rows. rows: int64 `[P, 4]`, row, first token in the batch, length and context length of each
-    chunk. positions_slots: `StepBuffers.positions_slots_AT` of their tokens. payload: whether a consumer needs hidden states of
+    decodes: decode rows, then null rows. rows: int64 `[P, 4]`, the `PrefillSpan` of each chunk; prefills: the same, on the host.
+    positions_slots: `StepBuffers.positions_slots_AT` of their tokens. payload: whether a consumer needs hidden states of
     any token. ids, steps: ids and conditioning of replays. columns, embeddings: of prompts. last: last token of each sampled row.
     scored_tokens, scored_ids: batch indexes of prompt tokens, and the prompt token after each, which is scored.
     """
@@ -44,6 +65,7 @@ class PackedChunks:
     replayed: int
     decodes: PackedSpan
     rows: PackedSpan
+    prefills: tuple[PrefillSpan, ...]
     positions_slots: PackedSpan
     payload: bool
     ids: PackedSpan
@@ -66,10 +88,12 @@ def pack_chunks(
     scored = [(chunk, scored_positions(chunk), start) for chunk, start in zip(chunks, starts[:-1], strict=True)]
     decodes = np.full(padded_shape.decodes, limits.null_row)
     decodes[: len(plan.decodes)] = [request.row_index for request in plan.decodes]
+    prefills = tuple(
+        PrefillSpan(c.request.row_index, int(start), c.length, c.start)
+        for c, start in zip(chunks, starts[:-1], strict=True)
+    )
     rows = np.zeros((padded_shape.chunks, 4), np.int64)
-    rows[: len(chunks)] = [
-        (c.request.row_index, start, c.length, c.start) for c, start in zip(chunks, starts[:-1], strict=True)
-    ]
+    rows[: len(chunks)] = [(span.row, span.first, span.length, span.context) for span in prefills]
     columns = [np.empty((len(shape.prompt_columns), 0), np.int64)]
     columns += [_prompt(c).columns[:, c.start : c.start + c.length] for c in prompts]
     # Padding has position 0 and writes to the null block.
@@ -82,6 +106,7 @@ def pack_chunks(
         replayed=len(replays),
         decodes=upload.add(decodes),
         rows=upload.add(rows),
+        prefills=prefills,
         positions_slots=upload.add(positions_slots),
         payload=bool(positions_slots[-1].any()),
         ids=upload.add(np.array([request.outputs[index] for request, index in replays], np.int64)),
@@ -120,10 +145,27 @@ def _pack_embeddings(upload: Upload, prompts: Sequence[PrefillChunk]) -> Iterato
     start = 0
     for chunk in prompts:
         for placeholder, part in placeholders_in(chunk):
-            embedding = chunk.request.embeddings[placeholder.name, placeholder.index]
             tokens = upload.add(placeholder.positions[part] - chunk.start + start)
-            yield PackedEmbedding(placeholder.name, tokens, embedding, part)
+            yield PackedEmbedding(placeholder.name, tokens)
         start += chunk.length
+
+
+def step_tensors(plan: StepPlan) -> StepTensors:
+    """The device tensors that the chunks of a step read."""
+    embeddings = [
+        chunk.request.embeddings[placeholder.name, placeholder.index].part(placeholder.name, part)
+        for chunk in plan.prompts
+        for placeholder, part in placeholders_in(chunk)
+    ]
+    saved = [_saved(chunk) for chunk in plan.replays if chunk.request.saved_codes is not None]
+    return StepTensors(tuple(embeddings), tuple(saved))
+
+
+def _saved(chunk: PrefillChunk) -> Tensor:
+    saved = chunk.request.saved_codes
+    assert saved is not None
+    first = chunk.start - chunk.request.length
+    return saved[first : first + chunk.length]
 
 
 def placeholders_in(chunk: PrefillChunk) -> Iterator[tuple[Placeholder, slice]]:

@@ -2,21 +2,34 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from omni.device import Device, Event, Graph, Launch, Uploader
+from omni.device import Device, Event, Graph, Launch, Stream, Upload, Uploader
 from omni.device.graphs import CapturedGraphs
+from omni.parallel import Ranks
 from omni_ar.attention import AttentionBackend
 from omni_ar.kernels.sampling.state import EVERYTHING, SamplingFlags
 from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.forward import CapturedChunks, ChunkStep, Forward
+from omni_ar.run.launch import ForgetMessage, StepLaunch, StepMessage, TensorShape, encode
 from omni_ar.run.limits import Limits, step_fields
-from omni_ar.run.pack import LeadingInputs, PackedChunks, PackedStep, captured_spans, pack_step, scored_positions
-from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, start_rows
+from omni_ar.run.pack import (
+    NO_TENSORS,
+    LeadingInputs,
+    PackedStep,
+    StepTensors,
+    captured_spans,
+    pack_step,
+    scored_positions,
+    step_tensors,
+)
+from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, share_tensors, start_rows
 from omni_ar.run.plan import PaddedShape, StepPlan
 from omni_ar.run.scores import Scorer
 from omni_ar.run.source import LocalTokens, TokenSource
@@ -25,6 +38,7 @@ from omni_ar.run.step import (
     PayloadHandoff,
     PromptScores,
     SampledStep,
+    Scheduled,
     ScoredChunk,
     ScoreHandoff,
     StepContext,
@@ -52,8 +66,10 @@ class Runner:
         priority: int,
         processors: Sequence[NamedProcessor] = (),
         source: SourceFactory | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """processors: the processors that a row may use. source: makes the token source; None samples locally."""
+        """processors: the processors that a row may use. source: makes the token source; None samples locally. ranks: of a stage
+        that is cut across engines."""
         self.device = device
         self.stream = device.stream(name, priority=priority)
         self._payload_stream = device.stream(f"{name}-payload", priority=priority)
@@ -73,7 +89,9 @@ class Runner:
             dtype=dtype,
             rows=self._state,
             buffers=self._buffers,
+            communicator=ranks.communicator if ranks is not None else None,
         )
+        self._ranks = ranks
         self._forward = Forward(stage, backend)
         self._graphs = CapturedGraphs[Literal["decode", "codes"], Graph](name)
         self._captured_chunks = CapturedChunks(stage, self._forward)
@@ -85,6 +103,8 @@ class Runner:
         self.source: TokenSource = LocalTokens(stage, processors) if source is None else source(stage)
         self._scorer = Scorer(stage)
         self._steady: _Steady | None = None
+        self._sent: int | None = None
+        """The newest step that the other ranks were sent."""
 
     def allocate(self, num_blocks: int) -> None:
         """Allocates KV and payload pages, plus the null block; replaces earlier ones."""
@@ -140,22 +160,57 @@ class Runner:
     def can_score(self) -> bool:
         return self._scorer.downloads.ready
 
-    def forget_batch(self) -> None:
-        """Drops the state of a step that failed half-way, so that the next one reuses nothing of it."""
+    def forget_batch(self, step: int) -> None:
+        """Drops the state of a step that failed half-way, so that the next one reuses nothing of it. At rank 0, the other ranks do
+        the same."""
+        if self._ranks is not None and self._sent == step:
+            self._ranks.channel.send(encode(ForgetMessage(step)))
         self._steady = None
         self.source.forget()
         self._scorer.downloads.forget()
 
     def execute_model(self, plan: StepPlan) -> StepContext:
-        self.source.begin(plan.step)
-        self._scorer.downloads.begin()
+        """Launches a step up to its hidden states. At rank 0 of a stage that is cut, the other ranks are sent the step first."""
+        self._begin(plan.step)
+        launch, upload = self._pack(plan)
+        tensors = step_tensors(plan) if plan.chunks else NO_TENSORS
+        if self._ranks is not None:
+            uploaded = upload.content() if upload is not None else None
+            self._ranks.channel.send(encode(StepMessage.of(launch, uploaded, tensors)))
+            self._sent = plan.step
         rows = tuple(snapshot(request) for request in plan.sampled)
-        size, decode = self._graphs.find("decode", len(rows)) if rows else (0, None)
-        padded = size if decode is not None else None
-        captured = self._captured_chunks.find(plan) if plan.chunks else None
-        padded_shape = captured.padded_shape if captured is not None else None
-        packed, flags = self._pack(plan, tuple(scheduled.row.index for scheduled in rows), padded, padded_shape)
-        view, launch = self._uploader.view, self.device.launch
+        emits = any(one.emits_hidden for one in rows) or (bool(rows) and self._model.shape.emits_tokens)
+        return self._launch(launch, upload, tensors, rows, _scored_chunks(plan), emits)
+
+    def follow(self, message: StepMessage) -> SampledStep:
+        """Launches a step of rank 0 at another rank."""
+        launch, upload = message.launch, None
+        self._begin(launch.step)
+        if message.uploaded is not None:
+            upload = self._uploader.begin()
+            upload.add(np.frombuffer(message.uploaded, np.int64))
+        empty = partial(_empty, self.device, self.stream)
+        embeddings = tuple({name: empty(shape) for name, shape in each.items()} for each in message.embeddings)
+        tensors = StepTensors(embeddings, tuple(map(empty, message.saved)))
+        return self.sample_tokens(self._launch(launch, upload, tensors))
+
+    def _begin(self, step: int) -> None:
+        self.source.begin(step)
+        self._scorer.downloads.begin()
+
+    def _launch(
+        self,
+        step: StepLaunch,
+        upload: Upload | None,
+        tensors: StepTensors,
+        rows: tuple[Scheduled, ...] = (),
+        scored_chunks: tuple[ScoredChunk, ...] = (),
+        emits: bool = False,
+    ) -> StepContext:
+        """upload: the step's inputs; None if they are those of the step before. rows, scored_chunks, emits: see `StepContext`."""
+        if upload is not None:
+            self._uploader.launch(upload)
+        packed, view, launch = step.packed, self._uploader.view, self.device.launch
         if packed.starts is not None:
             starts = packed.starts
             rows_n, fields_nC, table_nM = view(starts.rows), view(starts.fields), view(starts.table)
@@ -164,38 +219,46 @@ class Runner:
             self.source.start(rows_n, fields_nC, sampling)
         if packed.new_blocks is not None:
             launch(self.stream, extend_tables, self._state.block_table, view(packed.new_blocks))
-        scores = self._prompt_scores(plan, packed.chunks)
+        if self._ranks is not None and tensors is not NO_TENSORS:
+            shared = [*(tensor for each in tensors.embeddings for tensor in each.values()), *tensors.saved]
+            launch(self.stream, share_tensors, self._ranks.communicator, shared)
+        scores = self._prompt_scores(step)
         if packed.chunks is not None:
-            step = ChunkStep(
-                plan=plan,
-                packed=packed,
+            assert step.padded_shape is not None
+            chunk_step = ChunkStep(
                 chunks=packed.chunks,
-                padded_shape=padded_shape or plan.padded_shape,
+                steps=packed.steps,
+                padded_shape=step.padded_shape,
+                blocks=step.decode_blocks,
                 view=view,
+                tensors=tensors,
                 scores=scores,
             )
-            if captured is not None:
-                self._captured_chunks.launch(captured, step, self.pages)
+            if step.captured:
+                self._captured_chunks.launch(chunk_step, self.pages)
             else:
-                self.device.enqueue(self.stream, self._forward.chunks(step, self.pages))
-        elif decode is not None:
-            self.device.replay(self.stream, decode)
+                self.device.enqueue(self.stream, self._forward.chunks(chunk_step, self.pages))
         else:
-            blocks = self._forward.decode_blocks(plan)
-            decodes = self._forward.decodes(view(packed.rows), view(packed.steps), blocks, self.pages)
-            self.device.enqueue(self.stream, decodes)
-        emits = any(scheduled.emits_hidden for scheduled in rows) or (bool(rows) and self._model.shape.emits_tokens)
-        edits = packed.edits.on_device(view) if packed.edits is not None else None
+            decode = self._graphs.find("decode", step.padded)[1] if step.padded is not None else None
+            decodes = (
+                []
+                if decode is not None
+                else self._forward.decodes(view(packed.rows), view(packed.steps), step.decode_blocks, self.pages)
+            )
+            self.device.replay_or_enqueue(self.stream, decode, decodes)
         return StepContext(
-            step=plan.step,
-            rows=rows,
-            padded=padded,
+            step=step.step,
+            count=step.count,
+            padded=step.padded,
             rows_R=view(packed.rows),
             advance_R=view(packed.advance),
-            hidden_RD=self._buffers.hidden[: len(rows)],
-            flags=flags,
-            edits=edits,
+            hidden_RD=self._buffers.hidden[: step.count],
+            flags=step.flags,
+            edits=packed.edits.on_device(view) if packed.edits is not None else None,
+            logprobs=step.logprobs,
             prompt_scores=scores,
+            rows=rows,
+            scored_chunks=scored_chunks,
             emits=emits,
         )
 
@@ -203,9 +266,9 @@ class Runner:
         """Launches logits and sampling, hands the tokens over, then launches the work behind the handoff."""
         late = isinstance(self._model, CodecModel) and self._model.frame_end is not None
         tokens = None
-        if context.rows and late:
+        if context.count and late:
             tokens = self.source.sample(context, self._predict_codes)
-        elif context.rows:
+        elif context.count:
             tokens = self.source.sample(context)
             self._predict_codes(context)
         hidden = None
@@ -214,18 +277,42 @@ class Runner:
             hidden = Written(self.pages.hidden, tokens.made)
         scores = self._scorer.score(context)
         end = self._end(tokens, scores)
-        pages = self.pages.codes if context.rows else None
+        pages = self.pages.codes if context.count else None
         codes = Written(pages, self._written(end)) if pages is not None else None
         return SampledStep(context.rows, tokens, PayloadHandoff(hidden, codes), scores, end)
 
-    def _pack(
+    def _pack(self, plan: StepPlan) -> tuple[StepLaunch, Upload | None]:
+        """Returns the step and its inputs, to be uploaded; None if they are on the device."""
+        sampled = plan.sampled
+        rows = tuple(request.row_index for request in sampled)
+        size, decode = self._graphs.find("decode", len(rows)) if rows else (0, None)
+        padded = size if decode is not None else None
+        captured = self._captured_chunks.find(plan) if plan.chunks else None
+        padded_shape = (captured.padded_shape if captured is not None else plan.padded_shape) if plan.chunks else None
+        packed, flags, upload = self._packed(plan, rows, padded, padded_shape)
+        asked = [each.sampling.logprobs for each in sampled if each.sampling.logprobs is not None]
+        scored = [chunk.request.sampling.prompt_logprobs or 0 for chunk in plan.chunks]
+        launch = StepLaunch(
+            step=plan.step,
+            packed=packed,
+            flags=flags,
+            padded=padded,
+            decode_blocks=self._forward.decode_blocks(plan) if plan.decodes else 0,
+            padded_shape=padded_shape,
+            captured=captured is not None,
+            logprobs=max(asked, default=None),
+            prompt_logprobs=max(scored, default=0),
+        )
+        return launch, upload
+
+    def _packed(
         self, plan: StepPlan, rows: tuple[int, ...], padded: int | None, padded_shape: PaddedShape | None
-    ) -> tuple[PackedStep, SamplingFlags]:
+    ) -> tuple[PackedStep, SamplingFlags, Upload | None]:
         edited = any(request.edit is not None for request in plan.sampled)
         changed = bool(plan.chunks or plan.new_blocks or edited or self._model.shape.conditioned)
         steady = self._steady
         if steady is not None and steady.rows == rows and not changed:
-            return steady.packed, steady.flags  # same rows as in the step before: nothing to copy
+            return steady.packed, steady.flags, None  # same rows as in the step before: nothing to copy
         upload = self._uploader.begin()
         try:
             packed = pack_step(
@@ -240,11 +327,10 @@ class Runner:
         except Exception:
             self._uploader.cancel(upload)
             raise
-        self._uploader.launch(upload)
         flags = merge_flags(request.flags for request in plan.sampled)
         repeats = not plan.chunks and not self._model.shape.conditioned
         self._steady = _Steady(rows, packed.repeated(), flags) if repeats else None
-        return packed, flags
+        return packed, flags, upload
 
     def _end(self, tokens: TokenHandoff | None, scores: ScoreHandoff | None) -> Event:
         """The end of the step. Reuses an event if possible: recording one is a considerable part of a step's host time."""
@@ -274,18 +360,27 @@ class Runner:
         assert isinstance(self._model, CodecModel)
         return Launch.of(predict_codes, self._model, self._state, hidden_RD, rows_R, flags, size, pages)
 
-    def _prompt_scores(self, plan: StepPlan, packed: PackedChunks | None) -> PromptScores | None:
-        if packed is None or not packed.scored_ids.size:
+    def _prompt_scores(self, step: StepLaunch) -> PromptScores | None:
+        chunks = step.packed.chunks
+        if chunks is None or not chunks.scored_ids.size:
             return None
-        chunks, start = [], 0
-        for chunk in plan.chunks:
-            positions = scored_positions(chunk)
-            if positions.size:
-                chunks.append(ScoredChunk(chunk.request, int(positions[0]) + 1, start, positions.size))
-                start += positions.size
-        counts = [chunk.request.sampling.prompt_logprobs or 0 for chunk in chunks]
-        hidden_sD = self._buffers.scored_TD[:start]
-        return PromptScores(tuple(chunks), hidden_sD, self._uploader.view(packed.scored_ids), max(counts))
+        hidden_sD = self._buffers.scored_TD[: chunks.scored_ids.size]
+        return PromptScores(hidden_sD, self._uploader.view(chunks.scored_ids), step.prompt_logprobs)
+
+
+def _scored_chunks(plan: StepPlan) -> tuple[ScoredChunk, ...]:
+    chunks: list[ScoredChunk] = []
+    start = 0
+    for chunk in plan.chunks:
+        positions = scored_positions(chunk)
+        if positions.size:
+            chunks.append(ScoredChunk(chunk.request, int(positions[0]) + 1, start, positions.size))
+            start += positions.size
+    return tuple(chunks)
+
+
+def _empty(device: Device, stream: Stream, given: TensorShape) -> Tensor:
+    return device.empty(given.shape, getattr(torch, given.dtype), stream)
 
 
 @dataclass(frozen=True, slots=True)

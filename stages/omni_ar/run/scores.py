@@ -24,32 +24,30 @@ class Scorer:
 
     def score(self, context: StepContext) -> ScoreHandoff | None:
         """Launches the scores that the step's requests need; returns None if they need none."""
-        asking = [one.request for one in context.rows if one.request.sampling.logprobs is not None]
         prompt = context.prompt_scores
-        if not asking and prompt is None:
+        if context.logprobs is None and prompt is None:
             return None
-        counts = [request.sampling.logprobs or 0 for request in asking]
-        rows = len(context.rows) if counts else 0
+        rows = context.count if context.logprobs is not None else 0
         total = rows + (prompt.ids_s.shape[0] if prompt is not None else 0)
         stage, buffers = self._stage, self._stage.buffers
         scores = buffers.scores[self.downloads.next_slot, :total]
         launch, stream = stage.device.launch, stage.stream
         if rows:
             logits_RV, accepted_RW = buffers.logits_NV[:rows], buffers.accepted_NW[:rows]
-            launch(stream, score_tokens, logits_RV, accepted_RW, max(counts), scores[:rows])
+            launch(stream, score_tokens, logits_RV, accepted_RW, context.logprobs, scores[:rows])
         if prompt is not None:
             given = (prompt.hidden_sD, prompt.ids_s, prompt.count, _LOGITS_AT_ONCE)
             launch(stream, score_prompt, stage.model, *given, scores[rows:])
         sent = self.downloads.send(copy_scores, scores)
-        chunks, prompt_count = (prompt.chunks, prompt.count) if prompt is not None else ((), 0)
-        requests = dict.fromkeys([*asking, *(chunk.request for chunk in chunks)])
+        asking = [one.request for one in context.rows if one.request.sampling.logprobs is not None]
+        requests = dict.fromkeys([*asking, *(chunk.request for chunk in context.scored_chunks)])
         return ScoreHandoff(
             host=sent.slot,
             ready=sent.ready,
             made=sent.made,
             rows=rows,
-            count=max(counts, default=0),
-            chunks=chunks,
-            prompt_count=prompt_count,
+            count=context.logprobs or 0,
+            chunks=context.scored_chunks,
+            prompt_count=prompt.count if prompt is not None else 0,
             requests=tuple(requests),
         )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from omni.device import Device, Stream
+from omni.parallel import Communicator
 from omni.sampling import MAX_LOGPROBS
 from omni_ar.attention import KVCache
 from omni_ar.kernels.sampling.state import SamplingState
@@ -116,7 +117,8 @@ def block_bytes(model: ArModel, block_size: int, dtype: torch.dtype, layers: int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """Resources that all launches of a stage share. name: of its stream and graphs, and for logs."""
+    """Resources that all launches of a stage share. name: of its stream and graphs, and for logs. communicator: of its ranks; None
+    for a whole stage."""
 
     name: str
     device: Device
@@ -126,6 +128,7 @@ class Resources:
     dtype: torch.dtype
     rows: RowState
     buffers: StepBuffers
+    communicator: Communicator | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,6 @@ class ScoredChunk:
 class PromptScores:
     """Inputs for scoring prompt tokens. hidden_sD: before the tokens. ids_s: the tokens. count: likeliest ids per token."""
 
-    chunks: tuple[ScoredChunk, ...]
     hidden_sD: Tensor
     ids_s: Tensor
     count: int
@@ -51,19 +50,24 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """The result of `execute_model`, for `sample_tokens`. rows: the sampled rows; empty if no chunk reaches the end of its prompt.
-    padded: rows of the captured batch that may replace this one, or None. emits: whether it stores hidden states for consumers."""
+    """The result of `execute_model`, for `sample_tokens`. count: number of sampled rows; 0 if no chunk reaches the end of its
+    prompt. padded: rows of the captured batch that may replace this one, or None. logprobs: likeliest ids to score per sampled
+    token; None if no row needs log-probabilities. rows, scored_chunks, emits: what the host does with the results, at rank 0;
+    emits: whether the step stores hidden states for consumers."""
 
     step: int
-    rows: tuple[Scheduled, ...]
+    count: int
     padded: int | None
     rows_R: Tensor
     advance_R: Tensor
     hidden_RD: Tensor
     flags: SamplingFlags
     edits: StepEdits | None
+    logprobs: int | None
     prompt_scores: PromptScores | None
-    emits: bool
+    rows: tuple[Scheduled, ...] = ()
+    scored_chunks: tuple[ScoredChunk, ...] = ()
+    emits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

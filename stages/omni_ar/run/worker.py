@@ -365,7 +365,7 @@ class ArWorker(MailboxWorker[ArRequest]):
 
     def _isolate(self, plan: StepPlan, error: Exception) -> None:
         """Handles a step that could not be launched: its only request fails; of several, each runs again alone."""
-        self._runner.forget_batch()
+        self._runner.forget_batch(plan.step)
         # Work launched before the failure still runs, and reads memory that these requests hold.
         end = self._runner.device.record(self._runner.stream)
         for request in plan.requests:

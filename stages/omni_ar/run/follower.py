@@ -1,0 +1,100 @@
+"""The worker of a rank other than 0: launches the steps of rank 0, in their order. It never blocks."""
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+
+from omni.errors import InputError, StageError
+from omni.parallel import Ranks
+from omni.sampling import SamplingParams
+from omni.stage import Inbound, Outbound, StageUsage
+from omni_ar.run.launch import ForgetMessage, RankMessage, StepMessage, decode
+from omni_ar.run.runner import Runner
+from omni_ar.run.step import SampledStep
+
+_log = logging.getLogger(__name__)
+
+
+class FollowerWorker:
+    """Has no requests: rank 0 schedules, and reads the results. A step that fails here must have failed at rank 0 too, which says
+    so with its next message; otherwise the ranks differ, and `tick` raises StageError."""
+
+    def __init__(self, name: str, runner: Runner, ranks: Ranks) -> None:
+        self.inbox: deque[Inbound] = deque()
+        self.outbox: deque[Outbound] = deque()
+        self.phase_model = runner.model
+        self._name = name
+        self._runner = runner
+        self._ranks = ranks
+        self._waiting: deque[RankMessage] = deque()
+        self._in_flight: deque[SampledStep] = deque()
+        self._newest = -1
+        self._failure: BaseException | None = None
+        """Of the newest step, until rank 0 says that it failed there too."""
+
+    @property
+    def longest_prompt(self) -> int | None:
+        return None
+
+    def check(self, sampling: SamplingParams, field: str) -> None:
+        raise InputError(field, f"is for {self._name}, whose requests run at rank 0", "send it there")
+
+    def usage(self) -> StageUsage:
+        return {"steps": len(self._in_flight) + len(self._waiting)}
+
+    def counters(self) -> Mapping[str, int]:
+        """None: those of rank 0 count the steps."""
+        return {}
+
+    def poll(self) -> bool:
+        return self._release()
+
+    def tick(self) -> bool:
+        """Raises StageError if the ranks differ, and LostRankError without rank 0."""
+        moved = self._release()
+        self._waiting += map(decode, self._ranks.channel.take())
+        while self._waiting and self._runner.ready and self._runner.can_score:
+            self._follow(self._waiting.popleft())
+            moved = True
+            self._release()
+        return moved
+
+    def close(self) -> None:
+        self._waiting.clear()
+        self._in_flight.clear()
+
+    def _follow(self, message: RankMessage) -> None:
+        if isinstance(message, ForgetMessage):
+            self._forget(message)
+            return
+        if self._failure is not None:
+            problem = f"step {self._newest} failed at rank {self._ranks.rank} only: {self._failure}"
+            raise StageError(self._name, "running a step", problem) from self._failure
+        self._newest = message.launch.step
+        try:
+            self._in_flight.append(self._launched(message))
+        except BaseException as error:
+            self._failure = error
+
+    def _launched(self, message: StepMessage) -> SampledStep:
+        with self._runner.device.host_span(self._runner.stream, "follow", step=message.launch.step):
+            return self._runner.follow(message)
+
+    def _forget(self, message: ForgetMessage) -> None:
+        if self._failure is None or message.step != self._newest:
+            problem = f"step {message.step} failed at rank 0, and not at rank {self._ranks.rank}"
+            raise StageError(self._name, "running a step", problem)
+        _log.debug("%s: step %d failed at every rank", self._name, self._newest, exc_info=self._failure)
+        self._failure = None
+        self._runner.forget_batch(message.step)
+
+    def _release(self) -> bool:
+        """Frees the host memory of complete steps, whose results rank 0 reads from its own."""
+        moved = False
+        while self._in_flight and self._in_flight[0].end.done():
+            step = self._in_flight.popleft()
+            for handoff in (step.tokens, step.scores):
+                if handoff is not None:
+                    handoff.host.release()
+            moved = True
+        return moved

@@ -1,0 +1,79 @@
+"""A step as its launches need it: data, without requests. Rank 0 makes it of a plan, and every rank of the stage launches it."""
+
+from dataclasses import dataclass
+
+import msgspec
+from torch import Tensor
+
+from omni_ar.kernels.sampling.state import SamplingFlags
+from omni_ar.run.pack import PackedStep, StepTensors
+from omni_ar.run.plan import PaddedShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLaunch:
+    """step: its number. packed: the places of its uploaded inputs. flags: the work of sampling. padded: rows of the captured batch
+    that its decode rows are padded to; None for none. decode_blocks: maximum number of blocks in use of a decode row's table; 0
+    without decode rows. padded_shape: of a batch with chunks, else None. captured: whether a captured forward has that shape.
+    logprobs: likeliest ids to score per sampled token; None if no row needs log-probabilities. prompt_logprobs: the same per
+    scored prompt token."""
+
+    step: int
+    packed: PackedStep
+    flags: SamplingFlags
+    padded: int | None
+    decode_blocks: int
+    padded_shape: PaddedShape | None
+    captured: bool
+    logprobs: int | None
+    prompt_logprobs: int
+
+    @property
+    def count(self) -> int:
+        """Number of sampled rows."""
+        return self.packed.rows.shape[0]
+
+
+class TensorShape(msgspec.Struct, frozen=True, array_like=True):
+    """The shape and the dtype ("float32") of a tensor that rank 0 sends."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class StepMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A step, for the other ranks. uploaded: its uploaded inputs, int64, or None if they are those of the step before. embeddings,
+    saved: of the tensors in `StepTensors`, which follow over the communicator."""
+
+    launch: StepLaunch
+    uploaded: bytes | None
+    embeddings: tuple[dict[str, TensorShape], ...]
+    saved: tuple[TensorShape, ...]
+
+    @classmethod
+    def of(cls, launch: StepLaunch, uploaded: bytes | None, tensors: StepTensors) -> "StepMessage":
+        embeddings = tuple({name: _shape_of(tensor) for name, tensor in each.items()} for each in tensors.embeddings)
+        return cls(launch, uploaded, embeddings, tuple(map(_shape_of, tensors.saved)))
+
+
+class ForgetMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The newest step failed half-way at rank 0, as it must have at every rank."""
+
+    step: int
+
+
+def _shape_of(tensor: Tensor) -> TensorShape:
+    return TensorShape(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+
+RankMessage = StepMessage | ForgetMessage
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[RankMessage] = msgspec.msgpack.Decoder(RankMessage)
+
+
+def encode(message: RankMessage) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode(body: bytes) -> RankMessage:
+    return _decoder.decode(body)
