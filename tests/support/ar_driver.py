@@ -13,6 +13,7 @@ from omni.connector import Pending
 from omni.device import COMPLETED, CpuDevice, Device, Stream
 from omni.device.graphs import captured_lengths, captured_sizes
 from omni.errors import OmniError
+from omni.parallel import Ranks
 from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
 from omni.sampling import NO_RULES, HostRules, SamplingParams
 from omni.stage import Done, Failed, Open, Outbound, Produced
@@ -261,31 +262,15 @@ class ArDriver(ArWorkerDriver):
         backend: AttentionBackend | None = None,
         dtype: torch.dtype = torch.float32,
         processors: ProcessorRegistry | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """captured: whether steps are, in `graph_batch_sizes` and `graph_chunk_sizes`. backend: None takes that of plain torch."""
         device = device or CpuDevice()
         options = options or ArOptions(max_num_seqs=4, block_size=4)
-        on_device = processors.on_device if processors is not None else ()
-        limits = Limits.of("text", options, model.shape, on_device)
         with torch.inference_mode():
-            backend = backend or TorchPagedAttention()
-            runner = Runner(
-                "ar",
-                device,
-                model=model,
-                backend=backend,
-                limits=limits,
-                dtype=dtype,
-                priority=0,
-                processors=on_device,
-                source=source,
+            runner, limits, blocks = small_runner(
+                model, device, options, source, captured, backend, dtype, processors, ranks
             )
-            blocks = options.num_blocks or limits.rows * limits.max_blocks
-            runner.allocate(blocks)
-            if captured:
-                if runner.captures_chunks:
-                    runner.capture_chunks(captured_lengths(options.graph_chunk_sizes, limits.max_num_batched_tokens))
-                runner.capture(captured_sizes(options.graph_batch_sizes, limits.rows))
             worker = ArWorker(
                 "text",
                 runner,
@@ -295,6 +280,7 @@ class ArDriver(ArWorkerDriver):
                 num_blocks=blocks,
                 processors=processors,
             )
+        self.runner = runner
         # As an engine does: buffers are zeroed on a stream that no stage's stream waits for.
         device.synchronize()
         super().__init__(worker, device, runner.stream)
@@ -302,3 +288,38 @@ class ArDriver(ArWorkerDriver):
 
 def take_rows(pages: Tensor, slots_n: Tensor, out_nD: Tensor) -> None:
     torch.index_select(pages.flatten(0, 1), 0, slots_n, out=out_nD)
+
+
+def small_runner(
+    model: ArModel,
+    device: Device,
+    options: ArOptions,
+    source: SourceFactory | None = None,
+    captured: bool = False,
+    backend: AttentionBackend | None = None,
+    dtype: torch.dtype = torch.float32,
+    processors: ProcessorRegistry | None = None,
+    ranks: Ranks | None = None,
+) -> tuple[Runner, Limits, int]:
+    """A runner with its pages and captures, its limits, and its number of blocks. Arguments as for `ArDriver`."""
+    on_device = processors.on_device if processors is not None else ()
+    limits = Limits.of("text", options, model.shape, on_device)
+    runner = Runner(
+        "ar",
+        device,
+        model=model,
+        backend=backend or TorchPagedAttention(),
+        limits=limits,
+        dtype=dtype,
+        priority=0,
+        processors=on_device,
+        source=source,
+        ranks=ranks,
+    )
+    blocks = options.num_blocks or limits.rows * limits.max_blocks
+    runner.allocate(blocks)
+    if captured:
+        if runner.captures_chunks:
+            runner.capture_chunks(captured_lengths(options.graph_chunk_sizes, limits.max_num_batched_tokens))
+        runner.capture(captured_sizes(options.graph_batch_sizes, limits.rows))
+    return runner, limits, blocks
