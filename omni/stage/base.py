@@ -12,6 +12,7 @@ from torch import nn
 
 from omni.checkpoint import Checkpoint
 from omni.device import Device
+from omni.parallel import Ranks
 from omni.pipeline.stage import Stage
 from omni.plugin import LogitsProcessorEntry
 from omni.sampling import SamplingParams
@@ -56,6 +57,7 @@ class StageContext:
     graphs: whether the stage captures its steps at start.
     logits_processors: those of plugins, by name; requests of a kind that samples can select them.
     listeners: those of the engine's requests, whose slack a stage may schedule by; None if it schedules without them.
+    ranks: this engine's part of a stage that is cut across engines; None for a whole stage.
     """
 
     stage: Stage
@@ -67,6 +69,7 @@ class StageContext:
     logits_processors: Mapping[str, LogitsProcessorEntry] = field(default_factory=dict)
     graphs: bool = False
     listeners: Listeners | None = None
+    ranks: Ranks | None = None
 
     @property
     def dummy_seed(self) -> int:
