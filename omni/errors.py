@@ -177,6 +177,10 @@ class LostPeerError(StageError):
     """A request failed because the process of one of its stages ended. It can run again, from its prompt."""
 
 
+class LostRankError(_FieldError):
+    """Another rank of a stage that is cut across engines has ended, or does not answer. field: the rank that noticed."""
+
+
 class ReturnedError(ValueError):
     """Plugin code returned a wrong value. code: the function."""
 

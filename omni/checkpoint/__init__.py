@@ -1,6 +1,7 @@
 """Reads published checkpoints: the configuration, and sharded safetensors into modules on their device."""
 
 from omni.checkpoint.checkpoint import Checkpoint, resolve
+from omni.checkpoint.cut import Cut
 from omni.checkpoint.load import (
     Destination,
     Initializer,
@@ -14,6 +15,7 @@ from omni.checkpoint.load import (
 
 __all__ = [
     "Checkpoint",
+    "Cut",
     "Destination",
     "Initializer",
     "StackedWeights",

@@ -1,9 +1,10 @@
 """Fills a module's parameters, in place, from a checkpoint; or with random weights, to measure speed or try a pipeline."""
 
+import zlib
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import NoReturn, Protocol
@@ -13,6 +14,7 @@ from torch import nn
 
 from omni.checkpoint.checkpoint import Checkpoint
 from omni.checkpoint.checks import RESTORE_CONFIG
+from omni.checkpoint.cut import Cut
 from omni.checkpoint.stream import stream_weights
 from omni.device import Device, SyncPoint, may_sync
 from omni.device.cpu import CpuDevice
@@ -33,8 +35,12 @@ def default_init(name: str, tensor: torch.Tensor, generator: torch.Generator) ->
 
 def fill_dummy(module: nn.Module, seed: int, init: Initializer = default_init) -> None:
     """Fills every parameter of `module` in place, on its own device, without a host copy. Buffers stay as they are; parameters on
-    the meta device are skipped."""
+    the meta device are skipped. If some hold a part of a weight (`Cut`), the others are equal on all ranks."""
     generators: dict[torch.device, torch.Generator] = {}
+    starts: dict[str, set[int]] = defaultdict(set)
+    for place in stacked_destinations(module).values():
+        if place.cut is not None:
+            starts[place.parameter].add(place.cut.start)
     with torch.inference_mode():
         for name, parameter in module.named_parameters():
             device = parameter.device
@@ -42,6 +48,10 @@ def fill_dummy(module: nn.Module, seed: int, init: Initializer = default_init) -
                 continue
             if device not in generators:
                 generators[device] = torch.Generator(device).manual_seed(seed)
+            if starts:
+                # What was drawn for the parameters before differs from rank to rank, in number too.
+                own = f"{seed} {name} {sorted(starts.get(name, ()))}"
+                generators[device].manual_seed(zlib.crc32(own.encode()))
             init(name, parameter, generators[device])
 
 
@@ -49,14 +59,16 @@ def fill_dummy(module: nn.Module, seed: int, init: Initializer = default_init) -
 class Destination:
     """The place of a published weight: `parameter[index]`, or the whole parameter if `index` is empty. A stacked parameter holds
     several weights, each in its own part. The gate of expert 3, in an `[E, 2I, D]` parameter whose first I rows are gates:
-    `Destination("mlp.experts_gate_up", (3, slice(0, I)))`. Slices have a start and a stop."""
+    `Destination("mlp.experts_gate_up", (3, slice(0, I)))`. Slices have a start and a stop. cut: the part of the weight that goes
+    there; None for all of it."""
 
     parameter: str
     index: tuple[int | slice, ...] = ()
+    cut: Cut | None = None
 
 
 class StackedWeights(ABC):
-    """A base class for modules that hold several published weights in one parameter."""
+    """A base class for modules that hold several published weights, or a part of one, in one parameter."""
 
     @abstractmethod
     def stacked_weights(self, name: str) -> Mapping[str, Destination]:
@@ -108,11 +120,12 @@ def load_module(
     destinations = _destinations(checkpoint, targets, prefixes, stacked)
     _check_filled(targets, destinations, stacked, checkpoint, prefixes)
     with torch.inference_mode():
-        views = {
-            name: targets[destination.parameter].detach()[destination.index]
-            for name, destination in destinations.items()
-        }
-        there = [(span, views[name]) for name, span in checkpoint.spans(views) if not views[name].is_meta]
+        views = {name: _published_view(targets, destination) for name, destination in destinations.items()}
+        there = [
+            (replace(span, cut=destinations[name].cut), views[name])
+            for name, span in checkpoint.spans(views)
+            if not views[name].is_meta
+        ]
         # Copies within host memory have nothing to overlap: only devices with memory of their own need streams.
         apart = device is not None and device.torch_device.type == "cuda"
         stream_weights(there, device if device is not None and apart else CpuDevice())
@@ -121,6 +134,16 @@ def load_module(
             for target in (targets[destination.parameter] for destination in destinations.values())
         }
         check_finite(views, filled.values())
+
+
+def _published_view(targets: Mapping[str, torch.Tensor], destination: Destination) -> torch.Tensor:
+    """The view of a parameter that a weight, or its part, fills. What follows a part at the end of a weight becomes zero."""
+    view = targets[destination.parameter].detach()[destination.index]
+    if destination.cut is None:
+        return view
+    published, filler = destination.cut.split(view)
+    filler.zero_()
+    return published
 
 
 def stacked_destinations(module: nn.Module) -> dict[str, Destination]:
@@ -150,6 +173,8 @@ def _destinations(
             problem = f"is unexpected: the model has no parameter {destination.parameter!r}"
             raise CheckpointError(name, problem, "use a checkpoint whose config.json describes its weights")
         expected, found = tuple(targets[destination.parameter][destination.index].shape), checkpoint.shape(name)
+        if destination.cut is not None:
+            expected = destination.cut.whole_shape(expected)
         if found != expected:
             raise CheckpointError(name, f"wrong tensor shape: expected {expected}, found {found}", RESTORE_CONFIG)
         other = taken.setdefault(_key(destination), name)
@@ -211,7 +236,8 @@ def check_finite(weights: Mapping[str, torch.Tensor], held: Iterable[torch.Tenso
     about 1% of the loading time. The host waits for it once."""
     parameters = [tensor for tensor in held if tensor.dtype in _FLOATS and tensor.numel() and not tensor.is_meta]
     if parameters and not _largest(parameters).isfinite().all():
-        name = next(name for name, weight in weights.items() if not _largest([weight]).isfinite().all())
+        filled = ((name, weight) for name, weight in weights.items() if weight.numel())
+        name = next(name for name, weight in filled if not _largest([weight]).isfinite().all())
         problem = f"holds numbers that are not finite in {str(weights[name].dtype).removeprefix('torch.')}"
         raise CheckpointError(name, problem, "download the shard again, or use a dtype that holds them")
 

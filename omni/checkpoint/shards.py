@@ -9,6 +9,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
+from omni.checkpoint.cut import Cut
 from omni.checkpoint.json_file import MAX_TABLE_BYTES, read_as
 from omni.checkpoint.regular_file import is_file, reading
 from omni.errors import CheckpointError, shortened
@@ -35,13 +36,14 @@ _METADATA = "__metadata__"
 
 @dataclass(frozen=True, slots=True)
 class WeightSpan:
-    """The bytes `start` to `stop` of a file."""
+    """The bytes `start` to `stop` of a file: a weight. cut: the part of it that is wanted; None for all of it."""
 
     path: Path
     start: int
     stop: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+    cut: Cut | None = None
 
 
 def check_header(path: Path) -> None:

@@ -15,6 +15,7 @@ class SyncPoint(Enum):
     FREE_MEMORY = "what work under way still uses is not free; only before the engine takes requests"
     CLOSE = "memory is freed when nothing uses it any more; the engine takes no requests then"
     CLOSE_STAGE = "work of a stage that is closed after a fault may still read payloads; once, at that fault"
+    RANKS = "the ranks of a stage are connected once each has a result of the others; once, at start"
     TABLES = "constant tables are made on the host and move at their first use on a device, once in the life of a model"
 
 

@@ -2,5 +2,6 @@
 
 from omni.parallel.communicator import Communicator
 from omni.parallel.ranks import RankChannel, Ranks
+from omni.parallel.torch_group import open_communicator
 
-__all__ = ["Communicator", "RankChannel", "Ranks"]
+__all__ = ["Communicator", "RankChannel", "Ranks", "open_communicator"]

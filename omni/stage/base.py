@@ -57,7 +57,7 @@ class StageContext:
     graphs: whether the stage captures its steps at start.
     logits_processors: those of plugins, by name; requests of a kind that samples can select them.
     listeners: those of the engine's requests, whose slack a stage may schedule by; None if it schedules without them.
-    ranks: of a stage that is cut across engines; None for a whole one.
+    ranks: this engine's part of a stage that is cut across engines; None for a whole stage.
     """
 
     stage: Stage

@@ -2,6 +2,7 @@
 
 from omni.device import declare_categories
 from omni.stage import StageContext, build_model
+from omni_ar.layers.parallel import partitioned
 from omni_ar.loaded import LoadedAr
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
@@ -20,4 +21,21 @@ class ArStageKind:
     options = ArOptions
 
     def load(self, context: StageContext) -> LoadedAr:
-        return LoadedAr(context, build_model(context, ArModel))  # type: ignore[type-abstract]
+        return LoadedAr(context, build_part(context))
+
+
+def build_part(context: StageContext) -> ArModel:
+    """The stage's model, weights loaded: the part of this engine's rank, or a whole one."""
+    if context.ranks is None:
+        return build_model(context, ArModel)  # type: ignore[type-abstract]
+    with partitioned(context.ranks.communicator):
+        model = build_model(context, ArModel)  # type: ignore[type-abstract]
+        _keep_shape(model)
+    return model
+
+
+def _keep_shape(model: ArModel) -> None:
+    """Makes `model.shape` the value that it has now: a family computes it from its config, for the partition of the caller, and it
+    is read outside of the partition later."""
+    family = type(model)
+    model.__class__ = type(family.__name__, (family,), {"shape": model.shape, "__module__": family.__module__})

@@ -8,9 +8,11 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 
+from omni.checkpoint import Cut, Destination, StackedWeights
 from omni_ar.attention import AttentionBackend, AttentionFeatures, AttentionMetadata, KVCache
 from omni_ar.kernels.rope import HeadNorms, qk_norm_rope_write
-from omni_ar.layers.linear import Factory, Linear, RMSNorm, StackedLinear
+from omni_ar.layers.linear import Factory, RMSNorm, StackedLinear, row_linear
+from omni_ar.layers.parallel import head_parts
 
 _PLAIN = AttentionFeatures()
 
@@ -18,7 +20,8 @@ _PLAIN = AttentionFeatures()
 class AttentionProjections(nn.Module):
     """The parameters of an attention layer: `qkv_proj` (stacked), `o_proj`, and optionally `q_norm` and `k_norm`. qk_norm_eps: None
     without RMSNorm over each query and key head. bias: of all four projections; without `output_bias`, of all but the last. layer:
-    index into the KV cache, if the keys and values are in one."""
+    index into the KV cache, if the keys and values are in one. In a partition, each rank has a part of the heads: `num_heads` and
+    `num_kv_heads` count its own."""
 
     def __init__(
         self,
@@ -34,14 +37,20 @@ class AttentionProjections(nn.Module):
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
+        part = self._part = head_parts(num_heads, num_kv_heads)
+        self.num_heads = part.num_heads
+        self.num_kv_heads = part.num_kv_heads
         self.head_dim = head_dim
         self.layer = layer
-        kv = num_kv_heads * head_dim
-        parts = {"q_proj": num_heads * head_dim, "k_proj": kv, "v_proj": kv}
-        self.qkv_proj = StackedLinear(width, parts, bias=bias, **factory)
-        self.o_proj = Linear(num_heads * head_dim, width, bias=bias and output_bias, **factory)
+        queries, kv = num_heads * head_dim, num_kv_heads * head_dim
+        parts = {"q_proj": queries, "k_proj": kv, "v_proj": kv}
+        cuts: dict[str, Cut] = {}
+        if part.is_cut:
+            rows, kv_rows = part.heads_cut(0, head_dim), part.kv_heads_cut(0, head_dim)
+            cuts = {"q_proj": rows, "k_proj": kv_rows, "v_proj": kv_rows}
+        self.qkv_proj = StackedLinear(width, parts, bias=bias, cuts=cuts, **factory)
+        columns = part.heads_cut(1, head_dim) if part.is_cut else None
+        self.o_proj = row_linear(columns, queries, width, bias=bias and output_bias, **factory)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if qk_norm_eps is not None:
@@ -55,19 +64,28 @@ class AttentionProjections(nn.Module):
         return HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
 
 
-class Attention(AttentionProjections):
+class Attention(AttentionProjections, StackedWeights):
     """Grouped-query attention with rotary positions and, optionally, RMSNorm over each query and key head; and with the features of
     its layer."""
 
     def __init__(self, *sizes: int, features: AttentionFeatures = _PLAIN, sinks: bool = False, **options: Any) -> None:
         """sizes, options: of `AttentionProjections`. features: all but sinks. sinks: whether there is a parameter `sinks` `[H]`."""
         super().__init__(*sizes, **options)
+        slopes_H = features.alibi_slopes
+        if self._part.is_cut and slopes_H is not None:
+            features = replace(features, alibi_slopes=slopes_H[self._part.heads])
         self._features = features
         self.sinks = nn.Parameter(self.o_proj.weight.new_empty(self.num_heads)) if sinks else None
 
     @property
     def features(self) -> AttentionFeatures:
         return self._features if self.sinks is None else replace(self._features, sinks=self.sinks)
+
+    def stacked_weights(self, name: str) -> dict[str, Destination]:
+        if self.sinks is None or not self._part.is_cut:
+            return {}
+        sinks = f"{name}.sinks" if name else "sinks"
+        return {sinks: Destination(sinks, cut=self._part.heads_cut(0))}
 
     def forward(
         self,

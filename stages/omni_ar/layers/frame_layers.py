@@ -16,6 +16,7 @@ from omni_ar.kernels.frame import attend_frame
 from omni_ar.layers.attention import AttentionProjections
 from omni_ar.layers.decoder import DecoderConfig, decoder_layer
 from omni_ar.layers.linear import Factory, RMSNorm
+from omni_ar.layers.parallel import whole
 from omni_ar.layers.rotary import RotaryEmbedding
 
 ChooseCode = Callable[[Tensor, int], Tensor]
@@ -52,7 +53,7 @@ class FrameAttention(AttentionProjections):
 
 class FrameLayers(nn.Module):
     """Dense layers and the final norm, with the parameter names of `DecoderLayers`. A frame is a sequence of its own: hidden state,
-    code 0, code 1, ... in positions 0, 1, 2, ...; position g predicts group g."""
+    code 0, code 1, ... in positions 0, 1, 2, ...; position g predicts group g. Every rank of a partition has them whole."""
 
     def __init__(self, config: DecoderConfig, **factory: Unpack[Factory]) -> None:
         """config: of a dense stack. Its M-RoPE fields are ignored, since positions have one axis here.
@@ -63,7 +64,9 @@ class FrameLayers(nn.Module):
         if config.special_attention:
             problem = "the decoder of code groups has a window, scale, softcap or sinks, which it does not support"
             raise CheckpointError("config.json", problem, "use a model whose code groups have plain attention")
-        layers = (decoder_layer(config, FrameAttention, index, **factory) for index in range(config.num_layers))
+        # Small, and run once for each group: collectives would take longer than the work that they share.
+        with whole():
+            layers = [decoder_layer(config, FrameAttention, index, **factory) for index in range(config.num_layers)]
         self.layers = nn.ModuleList(layers)
         self._heads = (config.num_kv_heads, config.head_dim)
         self.norm = RMSNorm(config.width, config.rms_norm_eps, **factory)

@@ -2,14 +2,17 @@
 feed-forward layer (SwiGLU; Shazeer, 2020, arXiv:2002.05202)."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from omni.checkpoint import Destination, StackedWeights
+from omni.checkpoint import Cut, Destination, StackedWeights
+from omni.parallel import Communicator
 from omni_ar.kernels.linear import gated_linear, linear, linear_parts, norm_linear
 from omni_ar.kernels.norm import add_rms_norm, rms_norm
+from omni_ar.layers.parallel import communicator, width_cut
 
 
 class Factory(TypedDict, total=False):
@@ -30,8 +33,12 @@ class Linear(nn.Linear):
         return linear_parts(x_TD, self.weight, self.bias)
 
 
+_NO_CUTS: Mapping[str, Cut] = MappingProxyType({})
+
+
 class StackedLinear(Linear, StackedWeights):
-    """Rows of several published linear maps, in order. parts: published name (a sibling of this module) and outputs of each."""
+    """Rows of several published linear maps, in order. parts: published name (a sibling of this module) and outputs of each. cuts:
+    the rows of published maps that this rank holds, by name; of others it holds all."""
 
     def __init__(
         self,
@@ -39,10 +46,13 @@ class StackedLinear(Linear, StackedWeights):
         parts: Mapping[str, int],
         *,
         bias: bool = False,
+        cuts: Mapping[str, Cut] = _NO_CUTS,
         **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(inputs, sum(parts.values()), bias=bias, **factory)
-        self.parts = dict(parts)
+        held = {part: cuts[part].length if part in cuts else outputs for part, outputs in parts.items()}
+        super().__init__(inputs, sum(held.values()), bias=bias, **factory)
+        self.parts = held
+        self._cuts = dict(cuts)
 
     def stacked_weights(self, name: str) -> dict[str, Destination]:
         parent, prefix = name[: name.rfind(".") + 1], f"{name}." if name else ""
@@ -51,9 +61,43 @@ class StackedLinear(Linear, StackedWeights):
         for part, outputs in self.parts.items():
             for kind, _ in self.named_parameters(recurse=False):
                 rows = slice(start, start + outputs)
-                destinations[f"{parent}{part}.{kind}"] = Destination(f"{prefix}{kind}", (rows,))
+                destinations[f"{parent}{part}.{kind}"] = Destination(f"{prefix}{kind}", (rows,), self._cuts.get(part))
             start += outputs
         return destinations
+
+
+class RowLinear(Linear, StackedWeights):
+    """A linear map whose inputs are cut across ranks: each computes a part of all outputs, and the parts are summed. The bias is
+    whole, and added by rank 0 alone. columns: those of the published weight that this rank holds."""
+
+    def __init__(
+        self, columns: Cut, outputs: int, communicator: Communicator, *, bias: bool = False, **factory: Unpack[Factory]
+    ) -> None:
+        super().__init__(columns.length, outputs, bias=bias, **factory)
+        self._columns, self._communicator = columns, communicator
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        """`[T, D]`, the inputs of this rank, to all outputs."""
+        bias = self.bias if self._communicator.rank == 0 else None
+        return self._communicator.all_reduce(linear(x_TD, self.weight, bias))
+
+    def in_parts(self, x_TD: Tensor) -> Tensor:
+        """As `forward`: the ranks sum what is rounded to the dtype of the rows."""
+        return self.forward(x_TD)
+
+    def stacked_weights(self, name: str) -> dict[str, Destination]:
+        weight = f"{name}.weight" if name else "weight"
+        return {weight: Destination(weight, cut=self._columns)}
+
+
+def row_linear(
+    columns: Cut | None, inputs: int, outputs: int, *, bias: bool = False, **factory: Unpack[Factory]
+) -> Linear:
+    """A `RowLinear` of this rank's `columns`, or a whole map of `inputs` if there are none."""
+    ranks = communicator()
+    if columns is None or ranks is None:
+        return Linear(inputs, outputs, bias=bias, **factory)
+    return RowLinear(columns, outputs, ranks, bias=bias, **factory)
 
 
 class RMSNorm(nn.Module):
@@ -92,13 +136,15 @@ class RMSNorm(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """`down_proj(silu(gate_proj(x)) * up_proj(x))`, without biases. Gate and up are stacked in `gate_up_proj`."""
+    """`down_proj(silu(gate_proj(x)) * up_proj(x))`, without biases. Gate and up are stacked in `gate_up_proj`. In a partition, each
+    rank has a part of the intermediate width."""
 
     def __init__(self, width: int, intermediate: int, **factory: Unpack[Factory]) -> None:
         super().__init__()
-        parts = {"gate_proj": intermediate, "up_proj": intermediate}
-        self.gate_up_proj = StackedLinear(width, parts, **factory)
-        self.down_proj = Linear(intermediate, width, bias=False, **factory)
+        parts, rows = {"gate_proj": intermediate, "up_proj": intermediate}, width_cut(intermediate, 0)
+        cuts = dict.fromkeys(parts, rows) if rows is not None else _NO_CUTS
+        self.gate_up_proj = StackedLinear(width, parts, cuts=cuts, **factory)
+        self.down_proj = row_linear(width_cut(intermediate, 1), intermediate, width, **factory)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """`[T, D]` to `[T, D]`."""

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from omni.checkpoint import Destination, StackedWeights
 from omni_ar.kernels.moe import Experts, Norm, SharedExpert, mix_experts
 from omni_ar.layers.linear import Factory, GatedMLP, RMSNorm
+from omni_ar.layers.parallel import communicator, partitioned, width_cut
 
 
 class SparseMoE(nn.Module, StackedWeights):
     """Sends each token through its `top_k` experts, weighted by the router. norm_topk: whether a token's weights are scaled to sum
-    to 1. Parameters: `gate.weight` `[E, D]`, `experts_gate_up` `[E, 2I, D]` (gate rows first), `experts_down` `[E, D, I]`."""
+    to 1. Parameters: `gate.weight` `[E, D]`, `experts_gate_up` `[E, 2I, D]` (gate rows first), `experts_down` `[E, D, I]`. In a
+    partition, each rank has a part of every expert's intermediate width, and the router is whole."""
 
     def __init__(
         self,
@@ -29,9 +31,12 @@ class SparseMoE(nn.Module, StackedWeights):
         super().__init__()
         self.top_k = top_k
         self.norm_topk = norm_topk
+        self._rows, self._columns = width_cut(intermediate, 0), width_cut(intermediate, 1)
+        self._communicator = communicator() if self._rows is not None else None
+        held = self._rows.length if self._rows is not None else intermediate
         self.gate = nn.Linear(width, num_experts, bias=False, **factory)
-        self.experts_gate_up = _weight(num_experts, 2 * intermediate, width, **factory)
-        self.experts_down = _weight(num_experts, width, intermediate, **factory)
+        self.experts_gate_up = _weight(num_experts, 2 * held, width, **factory)
+        self.experts_down = _weight(num_experts, width, held, **factory)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """`[T, D]`, T at least 1, to `[T, D]`."""
@@ -44,20 +49,23 @@ class SparseMoE(nn.Module, StackedWeights):
     def _mix(self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor]:
         weights = (self.gate.weight, self.experts_gate_up, self.experts_down)
         experts = Experts(*weights, self.top_k, self.norm_topk, self._shared())
-        return mix_experts(x_TD, delta_TD, norm, experts)
+        if self._communicator is None:
+            return mix_experts(x_TD, delta_TD, norm, experts)
+        y_TD, x_TD = mix_experts(x_TD, delta_TD, norm, experts)
+        return self._communicator.all_reduce(y_TD), x_TD
 
     def stacked_weights(self, name: str) -> dict[str, Destination]:
         """Published names: `experts.<i>.gate_proj.weight` and `.up_proj.weight`, `[I, D]`, and `.down_proj.weight`, `[D, I]`."""
         prefix, inner = f"{name}." if name else "", self.experts_down.shape[2]
         destinations: dict[str, Destination] = {}
         for expert in range(self.experts_down.shape[0]):
-            for part, parameter, index in (
-                ("gate", "experts_gate_up", (expert, slice(0, inner))),
-                ("up", "experts_gate_up", (expert, slice(inner, 2 * inner))),
-                ("down", "experts_down", (expert,)),
+            for part, parameter, index, cut in (
+                ("gate", "experts_gate_up", (expert, slice(0, inner)), self._rows),
+                ("up", "experts_gate_up", (expert, slice(inner, 2 * inner)), self._rows),
+                ("down", "experts_down", (expert,), self._columns),
             ):
                 published = f"{prefix}experts.{expert}.{part}_proj.weight"
-                destinations[published] = Destination(f"{prefix}{parameter}", index)
+                destinations[published] = Destination(f"{prefix}{parameter}", index, cut)
         return destinations
 
     def _shared(self) -> SharedExpert | None:
@@ -78,8 +86,11 @@ class SharedExpertMoE(SparseMoE):
         shared_intermediate: int,
         **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(width, intermediate, num_experts, top_k, norm_topk, **factory)
-        self.shared_expert = GatedMLP(width, shared_intermediate, **factory)
+        # Their outputs are summed before the ranks' parts are: all experts are cut, or none.
+        cut = all(width_cut(size, 0) is not None for size in (intermediate, shared_intermediate))
+        with partitioned(communicator() if cut else None):
+            super().__init__(width, intermediate, num_experts, top_k, norm_topk, **factory)
+            self.shared_expert = GatedMLP(width, shared_intermediate, **factory)
         self.shared_expert_gate = nn.Linear(width, 1, bias=False, **factory)
 
     def _shared(self) -> SharedExpert:

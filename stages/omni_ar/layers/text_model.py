@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from omni.checkpoint import load_weights
 from omni.stage import StageContext
 from omni_ar.layers.decoder import DecoderConfig, DecoderLayers
-from omni_ar.layers.linear import Factory, Linear
+from omni_ar.layers.linear import Factory
+from omni_ar.layers.parallel import head_parts
+from omni_ar.layers.vocabulary import vocab_embedding, vocab_head
 from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
 
 _log = logging.getLogger(__name__)
@@ -23,9 +25,9 @@ class TextModel(ArModel):
         super().__init__()
         self._config = config
         self._tied = tied
-        self.embed_tokens = nn.Embedding(vocab_size, config.width, **factory)
+        self.embed_tokens = vocab_embedding(vocab_size, config.width, **factory)
         self.decoder = DecoderLayers(config, **factory)
-        self.lm_head = Linear(config.width, vocab_size, bias=False, **factory)
+        self.lm_head = vocab_head(config.width, vocab_size, **factory)
         if tied:
             self.lm_head.weight = self.embed_tokens.weight
 
@@ -67,12 +69,13 @@ class TextModel(ArModel):
 
 
 def decoder_shape(config: DecoderConfig, vocab_size: int, **more: Any) -> ArShape:
-    """The shape of a model around `DecoderLayers`. more: other fields of `ArShape`; without them `forward` reads no embeddings."""
+    """The shape of a model around `DecoderLayers`; in a partition, with the key and value heads of this rank. more: other fields of
+    `ArShape`; without them `forward` reads no embeddings."""
     axes = 1 if config.mrope_section is None else len(config.mrope_section)
     fields: dict[str, Any] = {"forward_embeddings": (), "position_axes": axes} | more
     return ArShape(
         num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
+        num_kv_heads=head_parts(config.num_heads, config.num_kv_heads).num_kv_heads,
         head_dim=config.head_dim,
         hidden_width=config.width,
         vocab_size=vocab_size,

@@ -1,0 +1,138 @@
+"""Collectives of `torch.distributed`: gloo on the CPU, NCCL on CUDA.
+
+Shape legend: R rows, N outputs of one rank.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions, Store, Work
+
+from omni.device import SyncPoint, may_sync
+from omni.errors import LostRankError, said
+from omni.parallel.communicator import Communicator
+
+
+def open_communicator(store: Store, rank: int, size: int, device: torch.device, timeout_seconds: float) -> Communicator:
+    """Connects the ranks of one group, each of which calls it with its own `rank`. Waits for all.
+
+    store: shared by the ranks, and used by no other group (`dist.PrefixStore`). device: of the tensors. timeout_seconds: longest
+    wait for other ranks, here and in collectives.
+
+    Raises LostRankError if a rank does not come in time.
+    """
+    timeout = timedelta(seconds=timeout_seconds)
+    with _lost_ranks(rank, size):
+        # NCCL would wait for a missing rank without a limit.
+        store.set(f"rank {rank}", "here")
+        store.wait([f"rank {other}" for other in range(size)], timeout)
+        communicator: TorchCommunicator
+        if device.type == "cuda":
+            communicator = NcclCommunicator(store, rank, size, timeout)
+        else:
+            communicator = TorchCommunicator(dist.ProcessGroupGloo(store, rank, size, timeout), rank, size)
+        _connect(communicator, device)
+    return communicator
+
+
+def _connect(communicator: Communicator, device: torch.device) -> None:
+    """Runs each collective once: connections are made at the first use, which cannot be captured."""
+    ones_11 = torch.ones(1, 1, device=device)
+    gathered_1R = communicator.all_gather(communicator.all_reduce(ones_11))
+    communicator.broadcast(gathered_1R)
+    with may_sync(SyncPoint.RANKS):
+        assert gathered_1R.tolist() == [[float(communicator.size)] * communicator.size]
+
+
+class TorchCommunicator:
+    """A `Communicator` over a process group of its own: there is no global group. group: its backend."""
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        self._group = group
+        self._rank, self._size = rank, size
+        self._silent = False
+        self._sum, self._gather, self._broadcast = AllreduceOptions(), AllgatherOptions(), BroadcastOptions()
+        for options in (self._sum, self._gather, self._broadcast):
+            # NCCL then runs on the current stream instead of a stream of its own.
+            options.asyncOp = False
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        if x.numel() and not self._silent:
+            self._run(self._group.allreduce, [x], self._sum)
+        return x
+
+    def all_gather(self, x_RN: Tensor) -> Tensor:
+        if self._silent or not x_RN.numel():
+            return x_RN.repeat(1, self._size)
+        return self._gathered(x_RN.contiguous()).transpose(0, 1).flatten(1)
+
+    def broadcast(self, x: Tensor) -> None:
+        if x.numel() and not self._silent:
+            self._run(self._group.broadcast, [x], self._broadcast)
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        before, self._silent = self._silent, True
+        try:
+            yield
+        finally:
+            self._silent = before
+
+    def close(self) -> None:
+        """Idempotent. No collective may be under way."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.shutdown()
+
+    def _gathered(self, x_RN: Tensor) -> Tensor:
+        """`[size, R, N]`."""
+        parts = x_RN.new_empty(self._size, *x_RN.shape)
+        self._run(self._group.allgather, [list(parts)], [x_RN], self._gather)
+        return parts
+
+    def _run(self, collective: Callable[..., Work], *arguments: object) -> None:
+        with _lost_ranks(self._rank, self._size):
+            collective(*arguments).wait()
+
+
+class NcclCommunicator(TorchCommunicator):
+    """Collectives on the current stream of the current device, without a wait of the host. A thread of the group ends the process
+    where a collective takes longer than the time limit; it does not see those of captured graphs."""
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        super().__init__(dist.ProcessGroupNCCL(store, rank, size, options), rank, size)
+
+    def _gathered(self, x_RN: Tensor) -> Tensor:
+        parts = x_RN.new_empty(self._size, *x_RN.shape)
+        self._run(self._group._allgather_base, parts, x_RN, self._gather)
+        return parts
+
+    def _run(self, collective: Callable[..., Work], *arguments: object) -> None:
+        # Nothing waits: the stream orders the collective before what follows.
+        with _lost_ranks(self._rank, self._size):
+            collective(*arguments)
+
+
+@contextmanager
+def _lost_ranks(rank: int, size: int) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        problem = f"lost another rank of the stage: {said(error)}"
+        remedy = "see the logs of the others; the stage works again once all of its engines are started again"
+        raise LostRankError(f"rank {rank} of {size}", problem, remedy) from error

@@ -1,0 +1,87 @@
+"""The partition that layers are built in: each rank of a stage holds a part of the weights (tensor parallelism; Shoeybi et al.,
+2019, arXiv:1909.08053). Without a partition, layers are whole.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from omni.checkpoint import Cut
+from omni.parallel import Communicator
+
+_communicator: ContextVar[Communicator | None] = ContextVar("communicator", default=None)
+
+
+@contextmanager
+def partitioned(communicator: Communicator | None) -> Iterator[None]:
+    """While entered, the layers that this thread builds hold the part of the communicator's rank. None: they are whole."""
+    token = _communicator.set(communicator)
+    try:
+        yield
+    finally:
+        _communicator.reset(token)
+
+
+@contextmanager
+def whole() -> Iterator[None]:
+    """While entered, the layers that this thread builds are whole on every rank, and call no collectives."""
+    with partitioned(None):
+        yield
+
+
+def communicator() -> Communicator | None:
+    """That of the partition in which layers are built now; None if they are whole."""
+    return _communicator.get()
+
+
+def width_cut(size: int, dim: int) -> Cut | None:
+    """This rank's part of a width of `size`, dimension `dim` of its weight; None if the layer is whole: without a partition, or if
+    the ranks do not divide the width."""
+    ranks = communicator()
+    if ranks is None or size % ranks.size:
+        return None
+    share = size // ranks.size
+    return Cut(dim, ranks.rank * share, (ranks.rank + 1) * share, size)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadParts:
+    """The heads of an attention layer that a rank holds: the first one, their number, and the number of all ranks, for query heads
+    and for key and value heads."""
+
+    first_head: int
+    num_heads: int
+    all_heads: int
+    first_kv_head: int
+    num_kv_heads: int
+    all_kv_heads: int
+
+    @property
+    def is_cut(self) -> bool:
+        return self.num_heads < self.all_heads
+
+    @property
+    def heads(self) -> slice:
+        return slice(self.first_head, self.first_head + self.num_heads)
+
+    def heads_cut(self, dim: int, head_dim: int = 1) -> Cut:
+        """This rank's query heads in a dimension that holds `head_dim` numbers of each."""
+        stop = self.first_head + self.num_heads
+        return Cut(dim, self.first_head * head_dim, stop * head_dim, self.all_heads * head_dim)
+
+    def kv_heads_cut(self, dim: int, head_dim: int) -> Cut:
+        """As `heads_cut`, of its key and value heads."""
+        stop = self.first_kv_head + self.num_kv_heads
+        return Cut(dim, self.first_kv_head * head_dim, stop * head_dim, self.all_kv_heads * head_dim)
+
+
+def head_parts(num_heads: int, num_kv_heads: int) -> HeadParts:
+    """This rank's heads. With fewer key and value heads than ranks, several ranks hold the same one. The layer is whole where the
+    ranks do not divide the query heads, or where neither the ranks nor the key and value heads divide the other."""
+    ranks = communicator()
+    if ranks is None or num_heads % ranks.size or (num_kv_heads % ranks.size and ranks.size % num_kv_heads):
+        return HeadParts(0, num_heads, num_heads, 0, num_kv_heads, num_kv_heads)
+    heads, kv_heads = num_heads // ranks.size, max(num_kv_heads // ranks.size, 1)
+    first, first_kv = ranks.rank * heads, ranks.rank * num_kv_heads // ranks.size
+    return HeadParts(first, heads, num_heads, first_kv, kv_heads, num_kv_heads)

@@ -1,0 +1,224 @@
+"""Models of each family whose weights are cut across ranks, against the whole model of the same checkpoint."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import omni_csm.pipeline
+import omni_qwen2_5_omni.pipeline
+import omni_qwen2_5_omni.tiny
+import omni_qwen3_omni.pipeline
+import omni_text.pipeline
+from omni.checkpoint import Checkpoint, Cut, stacked_destinations
+from omni.device import open_device
+from omni.parallel import Communicator, Ranks
+from omni.pipeline import Pipeline
+from omni.stage import StageContext, build_model
+from omni_ar.kind import build_part
+from omni_ar.layers.parallel import partitioned
+from omni_ar.model import ArModel, CodecModel, PromptTokens
+from tests.stages.omni_ar.one_row import OneRow
+from tests.support.csm_reference import tiny_csm
+from tests.support.ranks import on_ranks
+from tests.support.reference import temporary_folder, tiny_checkpoint
+from tests.support.tiny_text import write_text_model
+
+pytestmark = pytest.mark.thorough
+
+TOKENS = 9
+KINDS = ("tied", "untied", "moe", "window")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A stage of a tiny checkpoint."""
+
+    folder: Callable[[], Path]
+    pipeline: Callable[[Checkpoint], Pipeline]
+    stage: str
+
+    def context(self, load_format: str = "auto") -> StageContext:
+        checkpoint = Checkpoint(self.folder())
+        stage = self.pipeline(checkpoint).stage(self.stage)
+        return StageContext(
+            stage=stage,
+            options=stage.options,
+            checkpoint=checkpoint,
+            device=open_device("cpu"),
+            dtype=torch.float32,
+            load_format=load_format,
+        )
+
+    def build(self, communicator: Communicator | None, load_format: str = "auto") -> ArModel:
+        with partitioned(communicator):
+            return build_model(self.context(load_format), ArModel)  # type: ignore[type-abstract]
+
+
+@cache
+def text_folder(kind: str) -> Path:
+    folder = temporary_folder()
+    write_text_model(folder, kind)
+    return folder
+
+
+@cache
+def qwen2_5_folder() -> Path:
+    folder = temporary_folder()
+    omni_qwen2_5_omni.tiny.write_tiny(folder, heads=4, kv_heads=2)
+    return folder
+
+
+def qwen3_folder() -> Path:
+    return tiny_checkpoint(heads=4, kv_heads=2)
+
+
+CASES = {
+    **{f"text {kind}": Case(partial(text_folder, kind), omni_text.pipeline.pipeline, "text") for kind in KINDS},
+    "omni 3 thinker": Case(qwen3_folder, omni_qwen3_omni.pipeline.pipeline, "thinker"),
+    "omni 3 talker": Case(qwen3_folder, omni_qwen3_omni.pipeline.pipeline, "talker"),
+    "omni 2.5 thinker": Case(qwen2_5_folder, omni_qwen2_5_omni.pipeline.pipeline, "thinker"),
+    "omni 2.5 talker": Case(qwen2_5_folder, omni_qwen2_5_omni.pipeline.pipeline, "talker"),
+    "csm backbone": Case(tiny_csm, omni_csm.pipeline.pipeline, "backbone"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a model makes of a prompt, whose last two tokens come one by one as in decode steps. codes: of greedy frames."""
+
+    embedded_TD: Tensor
+    hidden_TD: Tensor
+    logits_TV: Tensor
+    codes: tuple[Tensor, ...]
+
+
+@torch.inference_mode()
+def run(model: ArModel) -> Ran:
+    shape, generator = model.shape, torch.Generator().manual_seed(5)
+    # A model that is conditioned by vectors has a table of few text ids.
+    columns_CT = torch.randint(4 if shape.step_width else 41, (len(shape.prompt_columns), TOKENS), generator=generator)
+    x_TD = model.embed_prompt(PromptTokens(columns_CT, ()))
+    positions_PT = torch.arange(TOKENS).expand(shape.position_axes, TOKENS)
+    hidden: list[Tensor] = []
+    hook = model.register_forward_hook(lambda _, __, hidden_TD: hidden.append(hidden_TD))
+    row, given = OneRow(model), (TOKENS - 2, 1, 1)
+    pieces = zip(x_TD.split(given), positions_PT.split(given, 1), strict=True)
+    logits_TV = torch.cat([row.run(piece_TD.clone(), places_PT) for piece_TD, places_PT in pieces])
+    hook.remove()
+    hidden_TD = torch.cat(hidden)
+    codes: tuple[Tensor, ...] = ()
+    if isinstance(model, CodecModel):
+        frames = model.predict_codes(hidden_TD, logits_TV.argmax(1) % 7, lambda logits_RV, _: logits_RV.argmax(1))
+        codes = (frames.codes_RG, frames.next_RD, model.embed_codes(frames.codes_RG))
+    return Ran(x_TD, hidden_TD, logits_TV, codes)
+
+
+def assert_close(ours: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@cache
+def whole_run(case: str) -> Ran:
+    return run(CASES[case].build(None))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_compute_what_the_whole_model_does(case: str, size: int) -> None:
+    expected = whole_run(case)
+
+    def work(ranks: Communicator) -> tuple[Ran, int, int]:
+        model = CASES[case].build(ranks)
+        with partitioned(ranks):
+            return run(model), sum(p.numel() for p in model.parameters()), model.shape.num_kv_heads
+
+    whole = CASES[case].build(None)
+    first, *others = on_ranks(size, work)
+    ran, held, kv_heads = first
+    assert held < sum(p.numel() for p in whole.parameters())
+    assert kv_heads == max(whole.shape.num_kv_heads // size, 1)
+    assert torch.equal(ran.embedded_TD, expected.embedded_TD)
+    assert_close(ran.hidden_TD, expected.hidden_TD)
+    assert_close(ran.logits_TV, expected.logits_TV)
+    for ours, theirs in zip(ran.codes, expected.codes, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    for other, *_ in others:
+        assert torch.equal(other.hidden_TD, ran.hidden_TD)
+        assert torch.equal(other.logits_TV, ran.logits_TV)
+        assert all(map(torch.equal, other.codes, ran.codes))
+
+
+def published(model: nn.Module) -> dict[str, tuple[Tensor, Cut | None]]:
+    """The place of each weight in the parameters, by its name below the model, and the part of the weight that it holds."""
+    places: dict[str, tuple[Tensor, Cut | None]] = {name: (tensor, None) for name, tensor in model.named_parameters()}
+    stacked = stacked_destinations(model)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for place in stacked.values():
+        places.pop(place.parameter, None)
+    return places | {name: (parameters[place.parameter][place.index], place.cut) for name, place in stacked.items()}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_each_rank_holds_its_slice_of_every_weight(case: str, size: int) -> None:
+    whole = {name: tensor for name, (tensor, _) in published(CASES[case].build(None)).items()}
+    parts = on_ranks(size, lambda ranks: published(CASES[case].build(ranks)))
+    for rank, places in enumerate(parts):
+        assert places.keys() >= whole.keys()
+        for name, weight in whole.items():
+            held, cut = places[name]
+            if cut is None:
+                assert torch.equal(held, weight), name
+                continue
+            rows = weight.movedim(cut.dim, 0)
+            filled = torch.cat([rows, torch.zeros(size, *rows.shape[1:])])[cut.start : cut.stop]
+            assert torch.equal(held.movedim(cut.dim, 0), filled), f"{name} of rank {rank}"
+    for name, weight in whole.items():
+        # Together they hold all of it.
+        cuts = [places[name][1] for places in parts]
+        covered = {entry for cut in cuts if cut is not None for entry in range(cut.start, cut.stop)}
+        assert cuts[0] is None or covered >= set(range(weight.shape[cuts[0].dim])), name
+
+
+@pytest.mark.parametrize("case", ["text moe", "omni 3 talker"])
+def test_random_weights_differ_in_cut_parameters_alone(case: str) -> None:
+    first, second = on_ranks(2, lambda ranks: published(CASES[case].build(ranks, "dummy")))
+    cut = {name for name, (_, part) in first.items() if part is not None}
+    assert cut
+    assert cut < first.keys()
+    for name, (weight, _) in first.items():
+        other, _ = second[name]
+        assert torch.equal(weight, other) == (name not in cut), name
+
+
+def test_the_stage_kind_builds_in_the_partition_of_its_ranks() -> None:
+    def work(ranks: Communicator) -> tuple[int, int, Tensor]:
+        context = CASES["omni 3 thinker"].context()
+        own = Ranks(rank=ranks.rank, size=ranks.size, communicator=ranks, channel=NoChannel())
+        model = build_part(replace(context, ranks=own))
+        return model.shape.num_kv_heads, model.shape.vocab_size, run(model).logits_TV
+
+    expected = whole_run("omni 3 thinker").logits_TV
+    for kv_heads, vocab_size, logits_TV in on_ranks(2, work):
+        assert (kv_heads, vocab_size) == (1, expected.shape[1])
+        assert_close(logits_TV, expected)
+
+
+class NoChannel:
+    """A channel that nothing uses."""
+
+    descriptor = None
+
+    def send(self, message: bytes) -> None:
+        raise NotImplementedError
+
+    def take(self) -> list[bytes]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
