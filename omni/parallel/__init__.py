@@ -2,5 +2,6 @@
 
 from omni.parallel.communicator import Communicator
 from omni.parallel.ranks import RankChannel, Ranks
+from omni.parallel.silent import SilentCommunicator, silent_ranks
 
-__all__ = ["Communicator", "RankChannel", "Ranks"]
+__all__ = ["Communicator", "RankChannel", "Ranks", "SilentCommunicator", "silent_ranks"]

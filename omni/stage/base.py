@@ -12,6 +12,7 @@ from torch import nn
 
 from omni.checkpoint import Checkpoint
 from omni.device import Device
+from omni.parallel import Ranks
 from omni.pipeline.stage import Stage
 from omni.plugin import LogitsProcessorEntry
 from omni.sampling import SamplingParams
@@ -56,6 +57,7 @@ class StageContext:
     graphs: whether the stage captures its steps at start.
     logits_processors: those of plugins, by name; requests of a kind that samples can select them.
     listeners: those of the engine's requests, whose slack a stage may schedule by; None if it schedules without them.
+    ranks: of a stage that is cut across engines; None for a whole one.
     """
 
     stage: Stage
@@ -67,6 +69,7 @@ class StageContext:
     logits_processors: Mapping[str, LogitsProcessorEntry] = field(default_factory=dict)
     graphs: bool = False
     listeners: Listeners | None = None
+    ranks: Ranks | None = None
 
     @property
     def dummy_seed(self) -> int:
@@ -156,3 +159,16 @@ class StageKind(Protocol):
 
         Raises ConfigError or CheckpointError.
         """
+
+
+@runtime_checkable
+class TensorParallelKind(StageKind, Protocol):
+    """A kind whose stages can be cut across engines (`Stage.tensor_parallel`).
+
+    tensor_parallel: whether they can. `load` then gets `StageContext.ranks`, in an engine of each rank. The orchestrator gives
+    requests to the worker of rank 0 only. The workers of the other ranks take its messages (`Ranks.channel`) in `tick`, which the
+    engine calls when one has arrived; what their `usage` and `counters` report is not added to those of rank 0. An exception out of
+    `tick` ends the engine, since the ranks are out of step then, and all ranks are started again.
+    """
+
+    tensor_parallel: bool
