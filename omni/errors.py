@@ -177,8 +177,9 @@ class LostPeerError(StageError):
     """A request failed because the process of one of its stages ended. It can run again, from its prompt."""
 
 
-class LostRankError(_FieldError):
-    """Another rank of a stage that is cut across engines has ended, or does not answer. field: the rank that noticed."""
+class LostRankError(OmniError):
+    """Another rank of a stage that is cut across engines has ended, or does not answer. It ends the engine, and all ranks of the
+    stage are started again."""
 
 
 class ReturnedError(ValueError):

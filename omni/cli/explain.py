@@ -1,6 +1,6 @@
 """`omni explain`: the stages and settings of a model, and their origins, as text or as JSON."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import msgspec
@@ -10,7 +10,7 @@ from omni.cli.memory import MemoryReport, count_memory, measure_memory
 from omni.cli.options import Choices, echo, echo_json, takes_lines
 from omni.cli.target import Target, resolve_target
 from omni.config import Setting
-from omni.engine import ConnectorSelector, Placement
+from omni.engine import ConnectorSelector, Placement, device_of
 from omni.pipeline import Pipeline, PipelineOutput, Stage
 from omni.process import runs_in_process
 from omni.utils.table import columns
@@ -24,7 +24,8 @@ class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """dtype: the stage's own, by default the engine's. places: one for each replica. prefix_cache: None for kinds without one."""
+    """dtype: the stage's own, by default the engine's. places: one for each replica, or for each rank if `tensor_parallel` is
+    more than 1. prefix_cache: None for kinds without one."""
 
     name: str
     kind: str
@@ -32,6 +33,7 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     dtype: str
     places: tuple[str, ...]
+    tensor_parallel: int
     prefix_cache: PrefixCache | None
 
 
@@ -94,7 +96,8 @@ def make_report(model: str, target: Target, *, measure: bool) -> Explanation:
                 model=stage.model,
                 priority=stage.priority,
                 dtype=stage.dtype or engine.dtype,
-                places=placement.stages[stage.name],
+                places=placement.ranks.get(stage.name, placement.stages[stage.name]),
+                tensor_parallel=stage.tensor_parallel,
                 prefix_cache=_prefix_cache(pipeline, stage),
             )
             for stage in pipeline.order()
@@ -152,7 +155,9 @@ def as_text(report: Explanation, pipeline: Pipeline, *, ascii_only: bool) -> str
     lines = [
         f"{report.model}: family {report.family}{extended}, on {report.device} in {report.dtype}, in {place}, {weights}",
         "",
-        draw(pipeline, {stage.name: stage.places for stage in report.stages} if several else {}, ascii_only=ascii_only),
+        draw(
+            pipeline, {stage.name: _drawn(stage) for stage in report.stages} if several else {}, ascii_only=ascii_only
+        ),
         *_section("Processes", _processes(report) if several else ()),
         *_section("Stages", _stages(report.stages)),
         *_section("Outputs", _outputs(report)),
@@ -180,9 +185,26 @@ def _stages(stages: list[StageReport]) -> Iterator[str]:
             yield f"  {stage.name}: prefix cache {state}: {stage.prefix_cache.why}"
 
 
+def _drawn(stage: StageReport) -> Sequence[str]:
+    """The places of a stage, in its box."""
+    if stage.tensor_parallel == 1:
+        return stage.places
+    return [f"{place}, rank {rank}" for rank, place in enumerate(stage.places)]
+
+
 def _processes(report: Explanation) -> Iterator[str]:
-    rows = [(place, ", ".join(each.name for each in report.stages if place in each.places)) for place in report.places]
-    yield from columns([("PLACE", "STAGES"), *rows])
+    rows = [
+        (place, str(device_of(place)), ", ".join(_part(each, place) for each in report.stages if place in each.places))
+        for place in report.places
+    ]
+    yield from columns([("PLACE", "DEVICE", "STAGES"), *rows])
+
+
+def _part(stage: StageReport, place: str) -> str:
+    """What a place has of a stage."""
+    if stage.tensor_parallel == 1:
+        return stage.name
+    return f"rank {stage.places.index(place)} of {stage.tensor_parallel} of {stage.name}"
 
 
 def _outputs(report: Explanation) -> Iterator[str]:

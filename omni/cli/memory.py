@@ -10,6 +10,7 @@ from omni.cli.target import Target
 from omni.device import Device, open_device
 from omni.device.meta import MetaDevice
 from omni.engine import Placement, StageMemory, device_of, load_stages, measure_stages
+from omni.engine.cut import CutStages
 from omni.engine.memory import Budget, DeviceShare, budget_of
 from omni.engine.rows import Division, divide_memory, footprints_of
 from omni.errors import ConfigError
@@ -85,8 +86,13 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sketch(target: Target) -> dict[str, LoadedStage]:
-    """Each stage from its shapes alone, for footprints. Raises any error of building a stage."""
-    return load_stages(target.plan, target.checkpoint, MetaDevice(), dtype=target.engine.dtype, load_format="dummy")
+    """Each stage from its shapes alone, for footprints; rank 0 of one that is cut across engines. Raises any error of building
+    a stage."""
+    placement = Placement.of(target.plan.pipeline, str(target.engine.device))
+    ranks = CutStages.alone(placement).ranks
+    return load_stages(
+        target.plan, target.checkpoint, MetaDevice(), dtype=target.engine.dtype, load_format="dummy", ranks=ranks
+    )
 
 
 def count_memory(target: Target, placement: Placement) -> dict[str, MemoryReport]:
@@ -152,7 +158,13 @@ def _measure(target: Target, placement: Placement, place: str, device: Device, f
     budget = budget_of(options.memory_bytes, free, str(name), _share(place, placement))
     own = placement.on(place)
     loaded = load_stages(
-        target.plan, target.checkpoint, device, dtype=target.engine.dtype, load_format=options.load_format, stages=own
+        target.plan,
+        target.checkpoint,
+        device,
+        dtype=target.engine.dtype,
+        load_format=options.load_format,
+        stages=own,
+        ranks=CutStages.alone(placement, place).ranks,
     )
     division = divide_memory(loaded, device, budget, measure_stages, most_rows(name))
     memory = division.memory

@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 import torch
 
@@ -15,6 +16,7 @@ from omni.device import Device, SyncPoint, may_sync
 from omni.device.meta import MetaDevice
 from omni.engine.admission import Admission
 from omni.engine.command_queue import CommandQueue
+from omni.engine.cut import CutStages
 from omni.engine.engine import Engine
 from omni.engine.faults import Boxes
 from omni.engine.memory import ALONE, Budget, DeviceShare, StageMemory, budget_of
@@ -24,13 +26,15 @@ from omni.engine.peers import EdgeEnds
 from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.request import SubmitRequest
 from omni.engine.resolve import DTYPES, Plan, check_formats
-from omni.engine.rows import divide_memory
+from omni.engine.rows import divide_again, divide_memory
 from omni.engine.stage_order import StageOrder, sound_stages
 from omni.engine.start import StartClock, StartReport
 from omni.engine.unfit import unfit
 from omni.engine.warm import compiling
 from omni.errors import OmniError, errors_as, plugin_setup
 from omni.kernels import CompileCounter, Compiled, process_count
+from omni.parallel import Ranks
+from omni.parallel.rendezvous import RankEnds
 from omni.pipeline import (
     Stage,
 )
@@ -55,11 +59,12 @@ def load_stages(
     graphs: bool = False,
     stages: Container[str] | None = None,
     listeners: Listeners | None = None,
+    ranks: Mapping[str, Ranks] = MappingProxyType({}),
 ) -> dict[str, LoadedStage]:
     """Loads the weights of `stages`, by default all, onto `device`, in the pipeline's order.
 
     dtype: of stages without a dtype of their own. graphs: whether stages capture their steps at start. listeners: as in
-    `StageContext`.
+    `StageContext`. ranks: of the stages that are cut across engines.
 
     On `omni.device.meta.MetaDevice` with load format `"dummy"`, for footprints, no weight is read and no memory
     allocated.
@@ -82,6 +87,7 @@ def load_stages(
                 logits_processors=plan.processors,
                 graphs=graphs,
                 listeners=listeners,
+                ranks=ranks.get(stage.name),
             )
             kind, name = plan.kinds[stage.name], stage.name
             with _built(stage, kind.load, device), memory_errors(name, "weights and buffers", device):
@@ -97,9 +103,11 @@ def check_shapes(plan: Plan, checkpoint: Checkpoint, plugins: Plugins, options: 
     config.json may exceed it. Raises PluginError first if a connector is not installed."""
     assert options.dtype is not None, "the caller chose it for the device"
     assert options.device is not None, "the caller chose it"
-    ConnectorSelector(plugins).check(plan.pipeline, Placement.of(plan.pipeline, options.device))
+    placement = Placement.of(plan.pipeline, options.device)
+    ConnectorSelector(plugins).check(plan.pipeline, placement)
+    ranks = CutStages.alone(placement).ranks
     try:
-        load_stages(plan, checkpoint, MetaDevice(), dtype=options.dtype, load_format=options.load_format)
+        load_stages(plan, checkpoint, MetaDevice(), dtype=options.dtype, load_format=options.load_format, ranks=ranks)
     except (RuntimeError, NotImplementedError) as error:
         # This plugin's model does not support the meta device: loading checks its shapes.
         _log.debug("the shapes of weights could not be checked beforehand: %s", error)
@@ -129,26 +137,30 @@ def build_engine(
     place: str | None = None,
     share: DeviceShare = ALONE,
     take_timeline: Callable[[Trace], object] | None = None,
+    rank_ends: Mapping[str, RankEnds] = MappingProxyType({}),
 ) -> Engine:
     """Loads the stages of a place onto `device`, measures the memory of steps if it is bounded, and divides the rest
     into pages.
 
     command_queue: see `Engine`. place: None for all stages. share: of the device's memory. take_timeline: gets the timeline
-    when the engine closes, instead of the file.
+    when the engine closes, instead of the file. rank_ends: of the stages with a rank on the place.
     """
     assert options.dtype is not None, "the caller chose it for the device"
     selector = ConnectorSelector(plugins)
     here = place if place is not None else str(device.torch_device)
     if place is None:
+        assert all(stage.tensor_parallel == 1 for stage in plan.pipeline.stages), "ranks are in processes"
         placement = Placement({stage.name: (here,) for stage in plan.pipeline.stages}, here)
     else:
         placement = Placement.of(plan.pipeline, options.device or here)
     own = placement.on(here)
-    edges = [*selector.open_edges(plan.pipeline, placement, here), *selector.open_outputs(plan.pipeline, own, here)]
+    led = own - placement.followed(here)
+    edges = [*selector.open_edges(plan.pipeline, placement, here), *selector.open_outputs(plan.pipeline, led, here)]
     ends = EdgeEnds(here, edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
     listeners = Listeners(device.seconds, short=options.short_slack)
     scheduling = options.scheduling or ("slack" if device.torch_device.type == "cuda" else "fixed")
     by_slack = listeners if scheduling == "slack" else None
+    cut = CutStages()
     try:
         budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device), share)
         timeline = None
@@ -156,6 +168,8 @@ def build_engine(
             stages = tuple(stage.name for stage in plan.pipeline.order() if stage.name in own)
             timeline = TimelineFile(options.timeline, device, stages, take_timeline)
         graphs = device.captures if options.graphs is None else options.graphs
+        # All before the first weights: after those the ranks are seconds or minutes apart.
+        cut = CutStages.open(placement, here, device.torch_device, rank_ends)
         started = _start(
             plan,
             checkpoint,
@@ -166,8 +180,10 @@ def build_engine(
             budget=budget,
             engines=len(placement.places),
             listeners=by_slack,
+            cut=cut,
         )
     except BaseException:
+        cut.close()
         ends.close_after_error()
         raise
     admission: Admission[SubmitRequest] = Admission(options.max_active_requests, options.max_waiting_requests)
@@ -187,6 +203,10 @@ def build_engine(
         stage_order = StageOrder(
             tuple(started.workers), sound_stages(plan.pipeline), by_slack, ample=options.ample_slack
         )
+    for ranks in cut.ranks.values():
+        if ranks.channel.descriptor is not None:
+            assert command_queue is not None, "ranks are in processes"
+            command_queue.watch(ranks.channel.descriptor)
     if timeline is not None:
         timeline.start()
     return Engine(
@@ -199,6 +219,7 @@ def build_engine(
         command_queue=command_queue,
         stage_order=stage_order,
         report=started.report,
+        cut=cut,
     )
 
 
@@ -220,27 +241,31 @@ def _start(
     budget: Budget | None,
     engines: int,
     listeners: Listeners | None,
+    cut: CutStages,
 ) -> _Started:
     """own: the stages of this engine. engines: of the model. listeners: as in `StageContext`."""
     assert options.dtype is not None, "the caller chose it for the device"
     load = partial(load_stages, plan, checkpoint, dtype=options.dtype, graphs=graphs, listeners=listeners)
+    alone, most = cut.silenced.ranks, most_rows(device.torch_device)
     names = [stage.name for stage in plan.pipeline.order() if stage.name in own]
     clock, counter = StartClock(), CompileCounter()
 
     def load_empty(onto: Device, name: str) -> LoadedStage:
-        return load(onto, load_format="dummy", stages=(name,))[name]
+        return load(onto, load_format="dummy", stages=(name,), ranks=alone)[name]
 
     processes = process_count(options.compile_processes, engines)
     settings = checkpoint.config, plan.pipeline, sorted(plan.processors), options.dtype, graphs, listeners is not None
     packages = plan.packages()
     with compiling(device.kernel_device, names, load_empty, budget, processes, settings, packages) as warmup:
         with clock.part("load"):
-            loaded = load(device, load_format=options.load_format, stages=own)
+            loaded = load(device, load_format=options.load_format, stages=own, ranks=cut.ranks)
         with clock.part("compile"):
             compiled = warmup.wait() if warmup is not None else Compiled()
     with counter.counting():
         with clock.part("measure"):
-            memory = divide_memory(loaded, device, budget, measure_stages, most_rows(device.torch_device)).memory
+            with cut.silent():  # engines measure different numbers of times
+                division = divide_memory(loaded, device, budget, measure_stages, most)
+            memory = cut.agree(division, partial(divide_again, loaded, budget, most)).memory
         with clock.part("capture"):
             workers = _start_workers(plan, loaded, memory, device)
     if warmup is not None and counter.compiled:

@@ -40,6 +40,10 @@ class CommandQueue(Protocol):
         """Ends a `wait`."""
         ...
 
+    def watch(self, descriptor: int) -> None:
+        """Has a descriptor that is readable end a `wait`, each one until it is read."""
+        ...
+
 
 class LocalCommandQueue:
     """For callers in the engine's process. Their sinks deliver outputs at once."""
@@ -74,3 +78,6 @@ class LocalCommandQueue:
 
     def wake(self) -> None:
         self._awake.set()
+
+    def watch(self, descriptor: int) -> None:
+        raise AssertionError("nothing comes from other processes to an engine in a thread")

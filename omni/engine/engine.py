@@ -12,6 +12,7 @@ import torch
 
 from omni.device import Device, SyncCheck, SyncPoint, may_sync, sync_guard
 from omni.engine.command_queue import CommandQueue, LocalCommandQueue
+from omni.engine.cut import CutStages
 from omni.engine.faults import StageFault, checked_numbers
 from omni.engine.memory import StageMemory
 from omni.engine.orchestrator import Orchestrator
@@ -117,9 +118,11 @@ class Engine:
         command_queue: CommandQueue | None = None,
         stage_order: StageOrder | None = None,
         report: StartReport | None = None,
+        cut: CutStages | None = None,
     ) -> None:
         """command_queue: None takes one for callers in this process. stage_order: None launches in the order of `workers`. report:
-        of the start."""
+        of the start. cut: the stages that are cut across engines."""
+        self._cut = cut or CutStages()
         self.memory = memory
         """Device memory of each stage, divided at the start."""
         self.start_report = report or StartReport()
@@ -240,10 +243,10 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether no request is active or waiting and no stage holds resources. One that cannot report them counts as holding
-        none."""
+        none, and a stage with its rank 0 in another engine as well: it goes on only when that one sends a message."""
         if self._command_queue.waiting or self._orchestrator.unfinished or self._orchestrator.busy:
             return False
-        return not any(self._holds(stage) for stage in self._workers)
+        return not any(self._holds(stage) for stage in self._workers if stage not in self._cut.followed)
 
     def _holds(self, stage: str) -> bool:
         try:
@@ -288,6 +291,7 @@ class Engine:
             self._end_requests,
             *(partial(self._close_worker, name) for name in self._workers),
             self._ends.close,
+            self._cut.close,
             *([self._timeline.close] if self._timeline is not None else []),
         ]
 
@@ -386,8 +390,11 @@ class Engine:
 
     def close_stage(self, name: str, error: BaseException) -> None:
         """Closes a stage after a fault of its worker, on the loop's thread; see `Orchestrator.close_stage`. Tests fail on it
-        (`omni.testing.no_retries`)."""
+        (`omni.testing.no_retries`). Raises the error of a stage that is cut across engines, which ends this one: the ranks are out
+        of step."""
         failure = known(name, "running", error, type(self._workers[name]))
+        if name in self._cut.ranks:
+            raise failure
         _log.error("stage %r is closed, and requests that need it fail: %s", name, failure, exc_info=plain(error))
         with may_sync(SyncPoint.CLOSE_STAGE):
             self._device.synchronize()

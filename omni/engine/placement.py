@@ -1,8 +1,9 @@
 """The places of stages, and the connectors of edges that follow from them."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations
 from types import MappingProxyType
 
 import torch
@@ -21,7 +22,8 @@ _DERIVED = ("cuda_ipc", "shm")
 
 @dataclass(frozen=True)
 class Placement:
-    """stages: the places of each stage, one for each of its replicas.
+    """stages: the places of each stage, one for each of its replicas; of a stage that is cut across engines that of rank 0, where
+    its requests and edges are. ranks: of such stages alone, the places of all ranks in order.
 
     A place is an engine, named by its device (`"cuda:1"`), or by its device and a further word (`"cpu/2"`) for one more
     engine there. main: the place of stages without a setting.
@@ -29,22 +31,51 @@ class Placement:
 
     stages: Mapping[str, tuple[str, ...]]
     main: str
+    ranks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pipeline: Pipeline, device: str) -> "Placement":
-        """By `Stage.place`. device: `engine.device`. Raises ConfigError for a place that is no device."""
+        """By `Stage.place` and `Stage.tensor_parallel`. device: `engine.device`. Raises ConfigError for a place that is no device,
+        and for places that cannot be those of ranks."""
         main = str(name_device(device))
         stages = {stage.name: places_of(stage.place, f"{stage.name}.place") or (main,) for stage in pipeline.order()}
-        return cls(stages, main)
+        ranks = {stage.name: stages[stage.name] for stage in pipeline.order() if stage.tensor_parallel > 1}
+        for name, places in ranks.items():
+            check_ranks(name, places, pipeline.stage(name).tensor_parallel)
+        check_order(ranks)
+        return cls({**stages, **{name: places[:1] for name, places in ranks.items()}}, main, ranks)
 
     @cached_property
     def places(self) -> tuple[str, ...]:
         """All places, in the order of the pipeline."""
-        return tuple(dict.fromkeys(place for places in self.stages.values() for place in places))
+        return tuple(dict.fromkeys(place for places in self._engines.values() for place in places))
+
+    @cached_property
+    def _engines(self) -> Mapping[str, tuple[str, ...]]:
+        """The places of all engines of each stage."""
+        return {stage: self.ranks.get(stage, places) for stage, places in self.stages.items()}
+
+    @cached_property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The places by engines that start and end together: those with ranks of one stage, rank 0 first, and each other place
+        alone. In the order of `places`."""
+        leaders = {place: ranks[0] for ranks in self.ranks.values() for place in ranks}
+        groups: dict[str, list[str]] = {}
+        for place in self.places:
+            groups.setdefault(leaders.get(place, place), []).append(place)
+        return tuple((leader, *(place for place in group if place != leader)) for leader, group in groups.items())
 
     def on(self, place: str) -> frozenset[str]:
-        """The stages on a place."""
-        return frozenset(stage for stage, places in self.stages.items() if place in places)
+        """The stages on a place, those with a rank there too."""
+        return frozenset(stage for stage, places in self._engines.items() if place in places)
+
+    def followed(self, place: str) -> frozenset[str]:
+        """The stages with another rank than 0 on a place."""
+        return frozenset(stage for stage, places in self.ranks.items() if place in places[1:])
+
+    def ranks_on(self, place: str) -> dict[str, tuple[int, int]]:
+        """Rank and number of ranks of each stage with a rank on a place, in the order of the pipeline."""
+        return {stage: (places.index(place), len(places)) for stage, places in self.ranks.items() if place in places}
 
     def pairs(self, edge: Edge) -> tuple[tuple[str, str], ...]:
         """The places of producer and consumer that a request may use: the same one where both have it."""
@@ -116,6 +147,39 @@ def places_of(text: str | None, field: str) -> tuple[str, ...]:
             raise ConfigError(field, f"{quoted(place)} is named twice", "name each place once")
         places.append(place)
     return tuple(places)
+
+
+def check_ranks(stage: str, places: Sequence[str], ranks: int) -> None:
+    """Raises ConfigError for places that cannot be those of a stage's ranks."""
+    field, given = f"{stage}.place", ",".join(places)
+    wanted = f"{stage}.tensor_parallel={ranks} takes {ranks} places, one for each rank"
+    if len(places) > ranks and len(places) % ranks == 0:
+        problem = f"{given} are {len(places)} places, and replicas of a stage that is cut are not supported yet"
+        raise ConfigError(field, problem, f"name {ranks} places, one for each rank")
+    if len(places) != ranks:
+        count = "is 1 place" if len(places) == 1 else f"are {len(places)} places"
+        example = ",".join(f"cuda:{index}" for index in range(min(ranks, 4))) + (",..." if ranks > 4 else "")
+        raise ConfigError(field, f"{given} {count}, and {wanted}", f'name so many, such as "{example}"')
+    devices = [device_of(place) for place in places]
+    if len({device.type for device in devices}) > 1:
+        raise ConfigError(field, f"{given} are different kinds of devices", "name places of one kind for all ranks")
+    twice = next((d for d in devices if d.type == "cuda" and devices.count(d) > 1), None)
+    if twice is not None:
+        raise ConfigError(field, f"{given} has several ranks on {twice}", "name a GPU for each rank")
+
+
+def check_order(ranks: Mapping[str, Sequence[str]]) -> None:
+    """Raises ConfigError for stages that share places and have another rank 0, or their ranks in another order.
+
+    The engine of rank 0 begins the steps of a stage, and a step waits for all ranks. With one engine that begins those of all
+    stages which share places, no two engines wait for each other in steps of different stages.
+    """
+    for (one, places), (other, others) in combinations(ranks.items(), 2):
+        shared = [place for place in places if place in others]
+        if shared and (places[0] != others[0] or shared != [place for place in others if place in places]):
+            problem = f"{','.join(others)} shares {', '.join(shared)} with {one} ({','.join(places)})"
+            remedy = "name shared places in the same order, with the same place first"
+            raise ConfigError(f"{other}.place", f"{problem}, whose ranks are in another order", remedy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,15 +43,16 @@ from omni.pipeline import (
 )
 from omni.pipeline.adapter import AdapterFactory
 from omni.pipeline.parts import check_parts
+from omni.pipeline.stage import MOST_RANKS
 from omni.pipeline.validate import check_unique
 from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
 from omni.plugin.locate import is_import_path
 from omni.plugin.manager import Plugins
-from omni.stage import StageKind
+from omni.stage import StageKind, TensorParallelKind
 from omni.utils.origin import origin, with_origin, with_place
 
 _SAMPLING = ".sampling."
-_STAGE_SETTINGS = (("dtype", str | None, None), ("place", str | None, None))
+_STAGE_SETTINGS = (("dtype", str | None, None), ("place", str | None, None), ("tensor_parallel", int, 1))
 """Fields of `Stage` that users set beside its options."""
 _ANY = PipelineChoice()
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -320,6 +321,7 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins, code: object = None) ->
             problem = with_origin(f"is a {type(stage.options).__name__}", code=code)
             remedy = f"kind {stage.kind!r} takes {kind.options.__name__}"
             raise ConfigError(f"pipeline.stages.{stage.name}.options", problem, remedy)
+        _check_ranks(stage, kind)
         if stage.model is not None:
             locate(stage.model, f"pipeline.stages.{stage.name}.model", code)
         if stage.dtype is not None:
@@ -333,6 +335,17 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins, code: object = None) ->
             field = f"pipeline.outputs.{output.modality}.adapter"
             adapters[output.route.name] = _adapter(output.route.adapter, field, code)
     return Plan(pipeline, kinds, adapters, processors=plugins.processors.entries)
+
+
+def _check_ranks(stage: Stage, kind: StageKind) -> None:
+    """Raises ConfigError for a number of ranks that is none, or that the kind does not support."""
+    field = f"{stage.name}.tensor_parallel"
+    if not isinstance(stage.tensor_parallel, int) or not 1 <= stage.tensor_parallel <= MOST_RANKS:
+        raise ConfigError(field, f"is {quoted(stage.tensor_parallel)}", f"give a number from 1 to {MOST_RANKS}")
+    supported = isinstance(kind, TensorParallelKind) and kind.tensor_parallel
+    if stage.tensor_parallel > 1 and not supported:
+        problem = f"is {stage.tensor_parallel}, and stages of kind {stage.kind!r} cannot be cut"
+        raise ConfigError(field, problem, "leave it out")
 
 
 def _adapter(path: str, field: str, code: object) -> AdapterFactory:

@@ -61,6 +61,34 @@ def divide_memory(
         return _Search(loaded, stages, device, budget, measure, most).run()
 
 
+def divide_again(
+    loaded: Mapping[str, LoadedStage], budget: Budget | None, most: int, division: Division, rows: Mapping[str, int]
+) -> Division:
+    """The division with these fewer rows, of stages whose number followed from memory. The others of those stages get no more.
+
+    Nothing is measured again: fewer rows work in no more memory. budget, most: of the first division.
+    """
+    derived = {
+        name: stage for name, stage in loaded.items() if isinstance(stage, RowStage) and stage.chosen_rows is None
+    }
+    most_useful = min((count for name, count in rows.items() if name in derived), default=most)
+    counts = {name: rows.get(name, min(most_useful, stage.rows)) for name, stage in derived.items()}
+    with torch.inference_mode():
+        for name, stage in derived.items():
+            if stage.rows != counts[name]:
+                _set_rows({name: stage}, counts[name])
+        footprints = footprints_of(loaded)
+    costs = division.derived.costs if division.derived is not None else {}
+    for name, count in counts.items():
+        if budget is None:
+            footprints[name] = _halved(footprints[name])
+        elif costs[name].caches:
+            footprints[name] = _with_cache(footprints[name], count, most)
+    working = {name: memory.working or 0 for name, memory in division.memory.items()}
+    memory = divide(footprints, working if budget is not None else {}, budget)
+    return Division(footprints, memory, DerivedRows(min(counts.values()), costs) if counts else None)
+
+
 def footprints_of(loaded: Mapping[str, LoadedStage]) -> dict[str, Footprint]:
     return {name: _footprint(name, stage) for name, stage in loaded.items()}
 
@@ -73,6 +101,11 @@ def _footprint(name: str, stage: LoadedStage) -> Footprint:
 
 def _halved(footprint: Footprint) -> Footprint:
     return replace(footprint, most_pages=max(footprint.fewest_pages, footprint.most_pages // 2))
+
+
+def _with_cache(footprint: Footprint, rows: int, most: int) -> Footprint:
+    """Pages that the rows cannot use, up to those of the maximum of rows, go to the prefix cache."""
+    return replace(footprint, most_pages=footprint.most_pages * most // rows)
 
 
 def _set_rows(stages: Mapping[str, RowStage], rows: int) -> None:
@@ -123,7 +156,7 @@ class _Search:
         """The division with so many rows; None if it does not fit. Raises NoRoomError if a single row does not."""
         try:
             _set_rows(self._stages, rows)
-            footprints = self._with_cache(footprints_of(self._loaded), rows)
+            footprints = self._with_caches(footprints_of(self._loaded), rows)
             divide(footprints, {}, self._budget)
             working = self._working(rows)
             memory = divide(footprints, working, self._budget)
@@ -135,13 +168,9 @@ class _Search:
             return None
         return Division(footprints, memory, DerivedRows(rows, self._costs))
 
-    def _with_cache(self, footprints: dict[str, Footprint], rows: int) -> dict[str, Footprint]:
-        """Pages that the rows cannot use, up to those of the maximum of rows, go to the prefix cache."""
+    def _with_caches(self, footprints: dict[str, Footprint], rows: int) -> dict[str, Footprint]:
         caching = {name for name, cost in self._costs.items() if cost.caches}
-        return {
-            name: replace(f, most_pages=f.most_pages * self._most // rows) if name in caching else f
-            for name, f in footprints.items()
-        }
+        return {name: _with_cache(f, rows, self._most) if name in caching else f for name, f in footprints.items()}
 
     def _working(self, rows: int) -> dict[str, int]:
         """Of all stages. Those without derived rows are measured once."""

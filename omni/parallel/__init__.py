@@ -2,6 +2,7 @@
 
 from omni.parallel.communicator import Communicator
 from omni.parallel.ranks import RankChannel, Ranks
+from omni.parallel.silent import SilentCommunicator, silent_ranks
 from omni.parallel.torch_group import open_communicator
 
-__all__ = ["Communicator", "RankChannel", "Ranks", "open_communicator"]
+__all__ = ["Communicator", "RankChannel", "Ranks", "SilentCommunicator", "open_communicator", "silent_ranks"]

@@ -133,6 +133,6 @@ def _lost_ranks(rank: int, size: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        problem = f"lost another rank of the stage: {said(error)}"
+        problem = f"rank {rank} of {size} has lost another rank of the stage: {said(error)}"
         remedy = "see the logs of the others; the stage works again once all of its engines are started again"
-        raise LostRankError(f"rank {rank} of {size}", problem, remedy) from error
+        raise LostRankError(f"{problem}; {remedy}") from error

@@ -11,6 +11,7 @@ from omni.errors import (
     ForkError,
     InputError,
     LostPeerError,
+    LostRankError,
     OmniError,
     OverloadedError,
     PluginError,
@@ -23,7 +24,7 @@ from omni.errors import (
 
 _ARGUMENTS: dict[type[BaseException], tuple[str, ...]] = {
     **dict.fromkeys((CheckpointError, ConfigError, InputError, OverloadedError), ("field", "problem", "remedy")),
-    **dict.fromkeys((ForkError, OmniError, PluginError), ()),
+    **dict.fromkeys((ForkError, LostRankError, OmniError, PluginError), ()),
     **dict.fromkeys((LostPeerError, StageError), ("stage", "doing", "problem")),
     SyncError: ("operation", "phase", "remedy"),
 }

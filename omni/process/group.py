@@ -130,8 +130,11 @@ class EngineGroup:
         """Waits until all stages are loaded and the engines are connected. Raises the first error, with the type and text that
         it has in its process."""
         self._placed.ready()
-        engines = self._placed.by_place.values()
-        self.memory = {stage: placed.engine.memory[stage] for placed in engines for stage in placed.stages}
+        self.memory = {
+            stage: placed.engine.memory[stage]
+            for stage in self._placement.stages
+            for placed in self._placed.of_stage(stage)
+        }
 
     def start(self) -> None:
         """No effect: the engines run."""
@@ -183,12 +186,18 @@ class EngineGroup:
         return self._placed.of_stage(stage)[0].engine.longest_prompt(stage)
 
     def usage(self) -> Mapping[str, StageUsage]:
-        """See `Engine.usage`. Those of replicas are added up."""
-        return _sums(placed.engine.usage() for placed in self._placed.by_place.values())
+        """See `Engine.usage`. Those of replicas are added up. Of a stage that is cut across engines: that of rank 0."""
+        return _sums(self._led(placed, placed.engine.usage()) for placed in self._placed.by_place.values())
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
-        """See `Engine.counters`. Those of replicas are added up. An engine that was started again counts from 0."""
-        return _sums(placed.engine.counters() for placed in self._placed.by_place.values())
+        """See `Engine.counters`. Those of replicas are added up. An engine that was started again counts from 0. Of a
+        stage that is cut across engines: those of rank 0."""
+        return _sums(self._led(placed, placed.engine.counters()) for placed in self._placed.by_place.values())
+
+    def _led(self, placed: PlacedEngine, numbers: Mapping[str, Mapping[str, int]]) -> Mapping[str, Mapping[str, int]]:
+        """Without the stages of which the engine has another rank than 0."""
+        followed = self._placement.followed(placed.place)
+        return {stage: counts for stage, counts in numbers.items() if stage not in followed}
 
     @property
     def idle(self) -> bool:

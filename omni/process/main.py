@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import torch
@@ -18,10 +18,11 @@ from omni.frontend.build import build_frontend
 from omni.frontend.host_rules import HostRulesBuilder
 from omni.ipc import Channel, ChannelClosed, Codec
 from omni.ipc.memory import OutputRing
+from omni.parallel.rendezvous import RankEnds
 from omni.pipeline import Pipeline
 from omni.process.errors import ErrorData
 from omni.process.logs import LogSender
-from omni.process.messages import Closed, FromEngine, ProcessFailed, Ready, Start, ToEngine
+from omni.process.messages import Closed, FromEngine, ProcessFailed, RankEnd, Ready, Start, ToEngine
 from omni.process.server import EngineEnd, EngineServer
 from omni.timeline.trace import Trace
 from omni.utils.interrupts import ignore_interrupts
@@ -62,14 +63,11 @@ def main(descriptor: int, parent: int) -> None:
 
 
 def _serve(channel: EngineEnd, sends: Codec[FromEngine], server: EngineServer) -> None:
-    received = channel.receive()
-    assert received is not None
-    start = received[0]
-    assert isinstance(start, Start)
+    start, rank_ends = _receive_start(channel)
     for name, level in start.levels.items():
         logging.getLogger(name or None).setLevel(level)
     timelines: list[Trace] = []
-    engine, rules = _load(start, server, timelines.append)
+    engine, rules = _load(start, server, timelines.append, rank_ends)
     ring, sends.ring = OutputRing.create(RING_BYTES)
     prompts = {stage: engine.longest_prompt(stage) for stage in engine.memory}
     server.finish()
@@ -83,8 +81,28 @@ def _serve(channel: EngineEnd, sends: Codec[FromEngine], server: EngineServer) -
     channel.send(Closed(server.state(), error, timelines[0] if timelines else None))
 
 
+def _receive_start(channel: EngineEnd) -> tuple[Start, dict[str, RankEnds]]:
+    ends: dict[str, RankEnds] = {}
+    while True:
+        received = channel.receive()
+        assert received is not None
+        message, descriptor = received
+        if isinstance(message, Start):
+            return message, ends
+        assert isinstance(message, RankEnd)
+        assert descriptor is not None
+        own = ends.setdefault(message.stage, RankEnds())
+        if message.other is None:
+            own.store = descriptor
+        else:
+            own.sockets[message.other] = socket.socket(fileno=descriptor)
+
+
 def _load(
-    start: Start, server: EngineServer, take_timeline: Callable[[Trace], object]
+    start: Start,
+    server: EngineServer,
+    take_timeline: Callable[[Trace], object],
+    rank_ends: Mapping[str, RankEnds],
 ) -> tuple[Engine, HostRulesBuilder | None]:
     torch.set_num_threads(start.threads)
     # Opened first: importing and reading below take seconds, and a missing device is found at once.
@@ -105,6 +123,7 @@ def _load(
         place=start.place,
         share=start.share,
         take_timeline=take_timeline,
+        rank_ends=rank_ends,
     )
     try:
         return engine, vocabulary.result()

@@ -84,6 +84,14 @@ class Start(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True
         return msgspec.structs.replace(self.pipeline, stages=stages)
 
 
+class RankEnd(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Before `Start`, for a rank of a stage that is cut across engines: the socket to another rank that comes with the message, or
+    with None the memory of the ranks' store."""
+
+    stage: str
+    other: int | None
+
+
 class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
     """An `EngineRequest`."""
 
@@ -174,7 +182,7 @@ class Close(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Abort every request, free everything and exit, after `Closed`."""
 
 
-ToEngine = Start | Submit | AbortSubmitted | Check | AskState | Connect | Close
+ToEngine = RankEnd | Start | Submit | AbortSubmitted | Check | AskState | Connect | Close
 
 
 # From the engine.

@@ -2,27 +2,52 @@
 
 import itertools
 import logging
+import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+
+import torch
 
 from omni.engine import EngineOptions, Placement, device_of
 from omni.engine.memory import DeviceShare
-from omni.errors import LostPeerError, StageError, said
+from omni.errors import LostPeerError, LostRankError, StageError, said
 from omni.ipc import Channel
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
 from omni.process.messages import Start
 from omni.process.remote import RemoteEngine
+from omni.process.rendezvous import join_ranks
 from omni.process.select import threads_of
 
 _log = logging.getLogger(__name__)
 
 _STEADY_SECONDS = 60.0
 """An engine that ran this long before its process ended is given all its restarts again."""
+
+
+_LOST_RANK_SECONDS = 5.0
+"""Time that a start waits for the cause of a rank's report that another one is lost."""
+
+
+@dataclass(slots=True, eq=False)
+class StartGroup:
+    """Engines that start together, and are all started again if one ends: those with ranks of one stage, or a single one.
+
+    engines: that of rank 0 first. restarts: since they last ran for `_STEADY_SECONDS`.
+    """
+
+    engines: list["PlacedEngine"] = field(default_factory=list)
+    restarts: int = 0
+    restarting: bool = False
+
+    @property
+    def name(self) -> str:
+        return ", ".join(placed.place for placed in self.engines)
 
 
 @dataclass(slots=True, eq=False)
@@ -36,10 +61,9 @@ class PlacedEngine:
     stages: tuple[str, ...]
     share: DeviceShare
     engine: RemoteEngine
+    group: StartGroup
     up: bool = False
     since: float = 0.0
-    restarts: int = 0
-    restarting: bool = False
     lost: StageError | None = None
     failure: StageError | None = None
     coming: RemoteEngine | None = None
@@ -58,6 +82,7 @@ class PlacedEngines:
         self._joining = threading.Lock()
         """One engine at a time is connected to the others, so that two that start at once find each other."""
         self._restarting: list[threading.Thread] = []
+        self._groups: list[StartGroup] = []
         self.by_place: dict[str, PlacedEngine] = {}
         self.lock = threading.RLock()
         self.closing = threading.Event()
@@ -68,37 +93,42 @@ class PlacedEngines:
         self._pipeline, self._options = pipeline, options
         self._placement = Placement.of(pipeline, options.device)
         self._start_of = partial(Start.of, checkpoint=checkpoint, pipeline=pipeline, plugins=plugins, options=options)
-        devices = [device_of(place) for place in self._placement.places]
-        for index, place in enumerate(self._placement.places):
-            device = devices[index]
-            share = DeviceShare(devices[:index].count(device), devices.count(device))
-            stages = tuple(stage.name for stage in pipeline.order() if place in self._placement.stages[stage.name])
-            engine, self._early = self._early or RemoteEngine(), None
-            self.by_place[place] = PlacedEngine(place, stages, share, engine)
-        for placed in self.by_place.values():
-            if not placed.share.index:
-                self._load(placed, placed.engine)
+        devices = Counter(map(device_of, self._placement.places))
+        earlier: Counter[torch.device] = Counter()
+        for places in self._placement.groups:
+            group = StartGroup()
+            for place in places:
+                device, own = device_of(place), self._placement.on(place)
+                stages = tuple(stage.name for stage in pipeline.order() if stage.name in own)
+                engine, self._early = self._early or RemoteEngine(), None
+                share = DeviceShare(earlier[device], devices[device])
+                self.by_place[place] = PlacedEngine(place, stages, share, engine, group)
+                group.engines.append(self.by_place[place])
+            self._groups.append(group)
+            earlier.update(map(device_of, places))
+        self._rounds = rounds_of(self._groups)
+        for group in self._rounds[0]:
+            self._load(group, [placed.engine for placed in group.engines])
         return self._placement
 
     def ready(self) -> None:
         """Waits until all stages are loaded and the engines are connected. Raises the first error, with the type and text that
         it has in its process."""
-        for index in range(max(placed.share.engines for placed in self.by_place.values())):
-            engines = [placed for placed in self.by_place.values() if placed.share.index == index]
-            for placed in engines if index else ():
-                self._load(placed, placed.engine)
-            for placed in engines:
-                placed.engine.ready()
+        for number, groups in enumerate(self._rounds):
+            for group in groups if number else ():
+                self._load(group, [placed.engine for placed in group.engines])
+            wait_ready([placed.engine for group in groups for placed in group.engines])
         with self._joining:
             for placed in self.by_place.values():
                 self._start(placed, placed.engine)
             for first, second in self._neighbours():
                 if not self._connect(first, second):
                     raise LostPeerError(", ".join(second.stages), "connecting", "its process has ended")
-            for placed in self.by_place.values():
-                self._open(placed)
+            for group in self._groups:
+                self._open(group)
 
     def of_stage(self, stage: str) -> list[PlacedEngine]:
+        """Those that take its requests."""
         return [self.by_place[place] for place in self._placement.stages[stage]]
 
     def stop(self) -> None:
@@ -114,7 +144,9 @@ class PlacedEngines:
     def close(self) -> None:
         """Closes all engines, even after errors; the first is raised. The processes have exited when this returns."""
         first: BaseException | None = None
-        for step in (*(placed.engine.close for placed in self.by_place.values()), self._kill_early):
+        # Rank 0 first: the steps that it has begun need the others.
+        engines = [placed for group in self._groups for placed in group.engines]
+        for step in (*(placed.engine.close for placed in engines), self._kill_early):
             try:
                 step()
             except Exception as error:
@@ -131,20 +163,26 @@ class PlacedEngines:
         with suppress(Exception):  # the error of the load has the cause
             self.close()
 
-    def _load(self, placed: PlacedEngine, engine: RemoteEngine) -> None:
-        threads = threads_of(placed.place, list(self.by_place))
-        start = self._start_of(place=placed.place, share=placed.share, threads=threads)
-        engine.load(start, placed.stages)
+    def _load(self, group: StartGroup, engines: Sequence[RemoteEngine]) -> None:
+        """engines: those to be of the group, in its order."""
+        places = [placed.place for placed in group.engines]
+        join_ranks(self._placement, dict(zip(places, engines, strict=True)))
+        for placed, engine in zip(group.engines, engines, strict=True):
+            threads = threads_of(placed.place, list(self.by_place))
+            start = self._start_of(place=placed.place, share=placed.share, threads=threads)
+            engine.load(start, placed.stages)
 
     def _start(self, placed: PlacedEngine, engine: RemoteEngine) -> None:
         with self.lock:
             placed.engine, placed.lost, placed.since = engine, None, time.monotonic()
         engine.start(partial(self._died, placed, engine), partial(self._unlinked, placed, engine))
 
-    def _open(self, placed: PlacedEngine) -> None:
-        """Marks the engine as accepting requests, unless it has ended since its start."""
+    def _open(self, group: StartGroup) -> None:
+        """Marks the engines as accepting requests, unless one has ended since its start."""
         with self.lock:
-            placed.up = placed.lost is None
+            up = all(placed.lost is None for placed in group.engines)
+            for placed in group.engines:
+                placed.up = up
 
     def _neighbours(self) -> Iterator[tuple[PlacedEngine, PlacedEngine]]:
         """Pairs of places with an edge between them."""
@@ -174,17 +212,27 @@ class PlacedEngines:
         with self.lock:
             if placed.engine is not engine or self.closing.is_set():
                 return
+            group = placed.group
             placed.up, placed.lost = False, error
+            self._end_others(placed, error)
             if time.monotonic() - placed.since >= _STEADY_SECONDS:
-                placed.restarts = 0
-            if placed.restarting:
+                group.restarts = 0
+            if group.restarting:
                 return  # the thread that started this engine sees that it is lost
-            placed.restarting = True
+            group.restarting = True
             thread = threading.Thread(
-                target=self._restart, args=(placed,), name=f"omni-restart-{placed.place}", daemon=True
+                target=self._restart, args=(group,), name=f"omni-restart-{group.name}", daemon=True
             )
             self._restarting.append(thread)
             thread.start()
+
+    def _end_others(self, placed: PlacedEngine, error: StageError) -> None:
+        """Ends the engines of the other ranks, under the lock: they may wait in a step for the one that is lost."""
+        why = f"it has ranks of the same stage as {placed.place}, where {error.problem}"
+        for other in placed.group.engines:
+            if other.lost is None:
+                other.up, other.lost = False, LostPeerError(", ".join(other.stages), "running", why)
+                other.engine.give_up(why)
 
     def _unlinked(self, placed: PlacedEngine, engine: RemoteEngine, place: str) -> None:
         """On the listener of the engine, before its requests fail: its connection to another one has ended. As a rule the
@@ -200,68 +248,125 @@ class PlacedEngines:
         _log.warning("%s: %s; its process is started again", other.place, problem)
         ended.give_up()
 
-    def _restart(self, placed: PlacedEngine) -> None:
-        while (error := self._lost(placed)) is not None:
-            delay = self._options.restart_seconds * 2**placed.restarts
-            placed.restarts += 1
-            _log.warning("%s: %s; it is started again in %.1f s", placed.place, error, delay)
+    def _restart(self, group: StartGroup) -> None:
+        while (error := self._lost(group)) is not None:
+            delay = self._options.restart_seconds * 2**group.restarts
+            group.restarts += 1
+            _log.warning("%s: %s; it is started again in %.1f s", group.name, error, delay)
             if self.closing.wait(delay):
                 continue
             try:
-                self._replace(placed)
+                self._replace(group)
             except Exception as failure:  # the next try, or the last error, says so
-                again = StageError(", ".join(placed.stages), "starting its process again", said(failure))
                 with self.lock:
-                    placed.lost = failure if isinstance(failure, StageError) else again
+                    for placed in group.engines:
+                        again = StageError(", ".join(placed.stages), "starting its process again", said(failure))
+                        placed.lost = failure if isinstance(failure, StageError) else again
         self._on_change()
 
-    def _lost(self, placed: PlacedEngine) -> StageError | None:
-        """The error of an engine that is to be started again; None if it runs, or never will again: then the thread ends."""
+    def _lost(self, group: StartGroup) -> StageError | None:
+        """The error of engines that are to be started again; None if they run, or never will again: then the thread ends."""
         with self.lock:
-            lost, final = placed.lost, placed.restarts >= self._options.restarts
+            lost = next((placed.lost for placed in group.engines if placed.lost is not None), None)
+            final = group.restarts >= self._options.restarts
             if lost is not None and not final and not self.closing.is_set():
                 return lost
             if lost is not None and final:
-                times = f"it was started again {placed.restarts} times; " if placed.restarts else ""
-                placed.failure = StageError(lost.stage, lost.doing, f"{lost.problem}; {times}load the model again")
-                _log.error("%s: %s", placed.place, placed.failure)
-            placed.restarting = False
+                times = f"it was started again {group.restarts} times; " if group.restarts else ""
+                for placed in group.engines:
+                    problem = f"{(placed.lost or lost).problem}; {times}load the model again"
+                    placed.failure = StageError((placed.lost or lost).stage, lost.doing, problem)
+                _log.error("%s: %s", group.name, group.engines[0].failure)
+            group.restarting = False
             self._restarting.remove(threading.current_thread())
             return None
 
-    def _replace(self, placed: PlacedEngine) -> None:
-        engine = RemoteEngine()
-        same = [each for each in self.by_place.values() if device_of(each.place) == device_of(placed.place)]
+    def _replace(self, group: StartGroup) -> None:
+        if len(group.engines) > 1:
+            self._end_last(group)
+        engines = [RemoteEngine() for _ in group.engines]
         with self.lock:
-            placed.coming = engine  # `stop` ends it from now on
-            # The engines that run hold their parts of the device already.
-            placed.share = DeviceShare(sum(each.up for each in same), len(same))
-            if self.closing.is_set():
-                engine.give_up()
+            for placed, engine in zip(group.engines, engines, strict=True):
+                same = [each for each in self.by_place.values() if device_of(each.place) == device_of(placed.place)]
+                placed.coming = engine  # `stop` ends it from now on
+                # The engines that run hold their parts of the device already.
+                placed.share = DeviceShare(sum(each.up for each in same), len(same))
+                if self.closing.is_set():
+                    engine.give_up()
         try:
-            self._load(placed, engine)
-            engine.ready()
+            self._load(group, engines)
+            wait_ready(engines)
         except BaseException:
-            engine.kill()
+            for engine in engines:
+                engine.kill()
             raise
         finally:
             with self.lock:
-                placed.coming = None
+                for placed in group.engines:
+                    placed.coming = None
         with self._joining:
-            self._start(placed, engine)
+            for placed, engine in zip(group.engines, engines, strict=True):
+                self._start(placed, engine)
             try:
-                for first, second in self._neighbours():
-                    other = second if first is placed else first
-                    if placed in (first, second) and other.up:
+                for pair in self._neighbours():
+                    own = [placed for placed in pair if placed in group.engines]
+                    others = [placed for placed in pair if placed not in group.engines]
+                    if own and all(other.up for other in others):
                         # One that has ended meanwhile is connected when it is started again.
-                        self._connect(placed, other)
+                        self._connect(*own, *others)
             except BaseException:
-                with suppress(Exception):
-                    engine.close()
+                for engine in engines:
+                    with suppress(Exception):
+                        engine.close()
                 raise
-            self._open(placed)
+            self._open(group)
+
+    def _end_last(self, group: StartGroup) -> None:
+        """Ends what is left of the group's last engines. They hold memory of their devices until they have exited."""
+        for placed in group.engines:
+            placed.engine.give_up()
+        for placed in group.engines:
+            with suppress(Exception):
+                placed.engine.close()
 
     def _kill_early(self) -> None:
         early, self._early = self._early, None
         if early is not None:
             early.kill()
+
+
+def rounds_of(groups: Sequence[StartGroup]) -> list[list[StartGroup]]:
+    """The groups in the order in which they load: those of one round at the same time, no two of them on one device."""
+    rounds: list[list[StartGroup]] = []
+    following: dict[torch.device, int] = {}
+    for group in groups:
+        devices = {device_of(placed.place) for placed in group.engines}
+        number = max(following.get(device, 0) for device in devices)
+        following |= dict.fromkeys(devices, number + 1)
+        rounds += [[] for _ in range(number + 1 - len(rounds))]
+        rounds[number].append(group)
+    return rounds
+
+
+def wait_ready(engines: Sequence[RemoteEngine]) -> None:
+    """Waits until all have loaded their stages. Raises the first error; one of a rank that has lost another is raised only if that
+    other one gives no error of its own."""
+    waiting = {engine.descriptor: engine for engine in engines}
+    poll = select.poll()
+    for descriptor in waiting:
+        poll.register(descriptor, select.POLLIN)
+    lost: LostRankError | None = None
+    while waiting:
+        ready = poll.poll(None if lost is None else _LOST_RANK_SECONDS * 1000)
+        if lost is not None and not ready:
+            raise lost
+        for descriptor, _ in ready:
+            try:
+                if not waiting[descriptor].take_start():
+                    continue
+            except LostRankError as error:
+                lost = lost or error
+            poll.unregister(descriptor)
+            del waiting[descriptor]
+    if lost is not None:
+        raise lost

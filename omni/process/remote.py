@@ -33,6 +33,7 @@ from omni.process.messages import (
     FromEngine,
     Out,
     ProcessFailed,
+    RankEnd,
     Ready,
     Start,
     Submit,
@@ -91,6 +92,7 @@ class RemoteEngine:
         self._close_asked = False
         self._listener: threading.Thread | None = None
         self._ended = False
+        self._given_up = ""
         self._stopped = threading.Event()
 
     @property
@@ -103,24 +105,38 @@ class RemoteEngine:
         self.name = ", ".join(stages)
         self._send(start)
 
+    def join(self, stage: str, other: int | None, descriptor: int) -> None:
+        """Gives the process what it shares with the other ranks of a stage, before `load`: see `RankEnd`."""
+        self._send(RankEnd(stage, other), descriptor)
+
     def ready(self) -> None:
         """Waits until the stages are loaded. Raises the error of the process, of the same type and text as in this one."""
-        while True:
-            try:
-                received = self._channel.receive()
-            except ChannelClosed:
-                raise self._death("starting") from None
-            assert received is not None
-            match received:
-                case Ready(memory, longest_prompts, report), ring:
-                    assert ring is not None
-                    self._receives.ring = OutputRing(map_memory(ring))
-                    self.memory, self._longest_prompts, self.start_report = memory, longest_prompts, report
-                    return
-                case ProcessFailed(error), _:
-                    raise error.rebuild("starting")
-                case message, _:
-                    self._take(message)
+        while not self.take_start():
+            pass
+
+    @property
+    def descriptor(self) -> int:
+        """For `select`, before `start`: readable when `take_start` does not wait."""
+        return self._channel.descriptor
+
+    def take_start(self) -> bool:
+        """Waits for the next message of the start. Returns whether it is the last; raises as `ready` does."""
+        try:
+            received = self._channel.receive()
+        except ChannelClosed:
+            raise self._death("starting") from None
+        assert received is not None
+        match received:
+            case Ready(memory, longest_prompts, report), ring:
+                assert ring is not None
+                self._receives.ring = OutputRing(map_memory(ring))
+                self.memory, self._longest_prompts, self.start_report = memory, longest_prompts, report
+                return True
+            case ProcessFailed(error), _:
+                raise error.rebuild("starting")
+            case message, _:
+                self._take(message)
+        return False
 
     def start(self, on_death: Callable[[StageError], None], on_unlinked: Callable[[str], None]) -> None:
         """Starts the listener, which calls both before requests fail. on_death: if the process ends without `close`.
@@ -224,8 +240,9 @@ class RemoteEngine:
         if error is not None:
             raise error.rebuild("closing")
 
-    def give_up(self) -> None:
-        """Ends the process, so that `ready` raises. Any thread."""
+    def give_up(self, why: str = "") -> None:
+        """Ends the process, so that `ready` raises. why: for the errors of its requests, that it was ended. Any thread."""
+        self._given_up = self._given_up or why
         self._process.kill()
 
     def kill(self) -> None:
@@ -366,6 +383,8 @@ class RemoteEngine:
         """The error after the process ended without a last message."""
         status = self._process.end()
         how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status}"
+        if self._given_up:
+            how = f"was ended: {self._given_up}"
         return LostPeerError(self.name, doing, f"its process {self.pid} {how}")
 
     def _end(self, error: StageError, died: bool) -> None:

@@ -152,6 +152,9 @@ class EngineServer:
     def wake(self) -> None:
         os.eventfd_write(self._awake, 1)
 
+    def watch(self, descriptor: int) -> None:
+        self._poll.register(descriptor, select.POLLIN)
+
     def log(self, record: LogRecordOut) -> None:
         """Adds a log record for the user's process. Any thread."""
         self._logs.append(record)

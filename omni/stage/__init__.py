@@ -8,6 +8,7 @@ from omni.stage.base import (
     StageKind,
     StageUsage,
     StageWorker,
+    TensorParallelKind,
     WarmStage,
     module_bytes,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "StageKind",
     "StageUsage",
     "StageWorker",
+    "TensorParallelKind",
     "Transfer",
     "WarmStage",
     "as_matrix",

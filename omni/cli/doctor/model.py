@@ -14,6 +14,7 @@ from omni.cli.target import EngineTarget, Target, pipeline_choice, resolve_engin
 from omni.device import open_device
 from omni.device.meta import MetaDevice
 from omni.engine import Placement, load_stages, resolve_pipeline
+from omni.engine.cut import CutStages
 from omni.errors import CheckpointError
 from omni.frontend.base import Frontend
 from omni.frontend.build import build_frontend
@@ -119,7 +120,12 @@ def _check_weights(target: Target) -> Iterator[Finding]:
         "shapes",
         # Copies to the meta device check everything and transfer nothing.
         lambda: load_stages(
-            target.plan, target.checkpoint, MetaDevice(), dtype=target.engine.dtype, load_format="auto"
+            target.plan,
+            target.checkpoint,
+            MetaDevice(),
+            dtype=target.engine.dtype,
+            load_format="auto",
+            ranks=CutStages.alone(Placement.of(target.plan.pipeline, str(target.engine.device))).ranks,
         ),
         lambda loaded: f"all weights of {len(loaded)} stages are there, in the shapes that config.json gives",
     )

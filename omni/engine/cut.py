@@ -1,0 +1,77 @@
+"""The stages of an engine that are cut across engines, with its rank in each."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from omni.engine.placement import Placement
+from omni.engine.rows import Division
+from omni.parallel import Ranks, silent_ranks
+from omni.parallel.rendezvous import RankEnds, open_ranks
+
+Redivide = Callable[[Division, Mapping[str, int]], Division]
+"""Divides the memory again, with other numbers of rows by stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutStages:
+    """ranks: by stage, in the order of the pipeline."""
+
+    ranks: Mapping[str, Ranks] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, placement: Placement, place: str, device: torch.device, ends: Mapping[str, RankEnds]) -> "CutStages":
+        """Those of a place. ends: by stage. Waits for the engines of the other ranks."""
+        opened: dict[str, Ranks] = {}
+        try:
+            for stage, (rank, size) in placement.ranks_on(place).items():
+                opened[stage] = open_ranks(rank, size, device, ends[stage])
+        except BaseException:
+            cls(opened).close()
+            raise
+        return cls(opened)
+
+    @classmethod
+    def alone(cls, placement: Placement, place: str | None = None) -> "CutStages":
+        """Those of a place, without the others: for shapes and footprints. place: None for rank 0 of every stage."""
+        if place is None:
+            numbers = {stage: (0, len(places)) for stage, places in placement.ranks.items()}
+        else:
+            numbers = placement.ranks_on(place)
+        return cls({stage: silent_ranks(rank, size) for stage, (rank, size) in numbers.items()})
+
+    @property
+    def silenced(self) -> "CutStages":
+        """The same without the others."""
+        return CutStages({stage: silent_ranks(ranks.rank, ranks.size) for stage, ranks in self.ranks.items()})
+
+    @property
+    def followed(self) -> frozenset[str]:
+        """Stages with another rank than 0 here."""
+        return frozenset(stage for stage, ranks in self.ranks.items() if ranks.rank)
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """While entered, no collective involves another rank."""
+        with ExitStack() as stack:
+            for ranks in self.ranks.values():
+                stack.enter_context(ranks.communicator.silent())
+            yield
+
+    def agree(self, division: Division, redivide: Redivide) -> Division:
+        """The division with rows and pages that all ranks have: the least of theirs. Waits for them."""
+        rows = {stage: division.memory[stage].rows or 0 for stage in self.ranks}
+        least = {stage: ranks.least("rows", rows[stage]) for stage, ranks in self.ranks.items()}
+        if least != rows:
+            division = redivide(division, least)
+        memory = dict(division.memory)
+        for stage, ranks in self.ranks.items():
+            memory[stage] = replace(memory[stage], pages=ranks.least("pages", memory[stage].pages))
+        return replace(division, memory=memory)
+
+    def close(self) -> None:
+        for ranks in self.ranks.values():
+            ranks.channel.close()
+            ranks.communicator.close()

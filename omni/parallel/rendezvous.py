@@ -1,0 +1,72 @@
+"""How the ranks of a stage find each other at the start of their engines.
+
+Whoever starts the engines gives each of them the same memory, which has the ranks' store, and the ends of sockets between rank 0
+and the others (`RankEnds`). Neither has a name, so nothing of them stays, however the processes end.
+"""
+
+import socket
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store
+
+from omni.errors import LostRankError
+from omni.parallel.channel import ReceivingChannel, SendingChannel
+from omni.parallel.ranks import RankChannel, Ranks
+from omni.parallel.torch_group import open_communicator
+
+START_SECONDS = 600.0
+"""Time that a rank waits for the others at start: they may read their weights at different speeds. If the process of one has ended,
+those of the others are ended at once, and wait no longer."""
+STEP_SECONDS = 60.0
+"""Time that a rank waits for the others in a collective, or for one of them to read its messages."""
+
+
+@dataclass(slots=True)
+class RankEnds:
+    """What a rank was given. store: descriptor of the memory, -1 for none yet. sockets: to other ranks, by rank."""
+
+    store: int = -1
+    sockets: dict[int, socket.socket] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreRanks(Ranks):
+    """Ranks that share a store."""
+
+    store: Store
+    calls: Counter[str] = field(default_factory=Counter)
+
+    def least(self, name: str, number: int) -> int:
+        self.calls[name] += 1
+        return _least(self.store, self.rank, self.size, f"{name}/{self.calls[name]}", number)
+
+
+def open_ranks(rank: int, size: int, device: torch.device, ends: RankEnds) -> Ranks:
+    """Waits for the other ranks. Raises LostRankError if one does not come."""
+    # Every access opens the file: its descriptor is the only name of the memory, and stays open.
+    store = FileStore(f"/proc/self/fd/{ends.store}", size)
+    numbers = PrefixStore("numbers", store)
+    _least(numbers, rank, size, "open", 0)
+    collectives = PrefixStore("collectives", store)
+    communicator = open_communicator(collectives, rank, size, device, STEP_SECONDS)
+    channel: RankChannel
+    channel = ReceivingChannel(ends.sockets[0]) if rank else SendingChannel(ends.sockets, STEP_SECONDS)
+    return StoreRanks(rank=rank, size=size, communicator=communicator, channel=channel, store=numbers)
+
+
+def _least(store: Store, rank: int, size: int, name: str, number: int) -> int:
+    store.set(f"{name}/{rank}", str(number))
+    deadline = time.monotonic() + START_SECONDS
+    numbers = []
+    for other in range(size):
+        left = max(0.0, deadline - time.monotonic())
+        try:
+            store.wait([f"{name}/{other}"], timedelta(seconds=left))
+        except RuntimeError as error:
+            raise LostRankError(f"rank {other} of {size} has not answered for {START_SECONDS:g} s at start") from error
+        numbers.append(int(store.get(f"{name}/{other}")))
+    return min(numbers)
