@@ -19,6 +19,7 @@ class ArStageKind:
 
     name = "ar"
     options = ArOptions
+    tensor_parallel = True
 
     def load(self, context: StageContext) -> LoadedAr:
         return LoadedAr(context, build_part(context))

@@ -4,7 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 
-from omni.errors import InputError, StageError
+from omni.errors import InputError, LostRankError, StageError
 from omni.parallel import Ranks
 from omni.sampling import SamplingParams
 from omni.stage import Inbound, Outbound, StageUsage
@@ -73,6 +73,8 @@ class FollowerWorker:
         self._newest = message.launch.step
         try:
             self._in_flight.append(self._launched(message))
+        except LostRankError:
+            raise
         except BaseException as error:
             self._failure = error
 

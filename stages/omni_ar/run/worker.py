@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 
 from omni.device import COMPLETED
-from omni.errors import InputError, StageError, exception_of
+from omni.errors import InputError, LostRankError, StageError, exception_of
 from omni.payload import PageSlice, Payload, RequestHiddenStates
 from omni.sampling import GREEDY, PARAMETERS, LogitsEdit, SamplingParams
 from omni.stage import Failed, Feed, Listeners, MailboxWorker, Open, Produced, StageUsage
@@ -354,6 +354,8 @@ class ArWorker(MailboxWorker[ArRequest]):
                 context = self._runner.execute_model(plan)
             with span(stream, "sample_tokens", step=plan.step):
                 step = self._runner.sample_tokens(context)
+        except LostRankError:
+            raise  # no step works any more: it ends the engine
         except BaseException as error:
             self._isolate(plan, exception_of(error))
             return

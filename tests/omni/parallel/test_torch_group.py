@@ -90,7 +90,7 @@ def test_a_silent_rank_works_alone_and_again_with_the_others() -> None:
 
 
 def test_a_rank_that_never_comes_is_lost() -> None:
-    with pytest.raises(LostRankError, match=r"^rank 0 of 2: lost another rank of the stage: .*; see the logs"):
+    with pytest.raises(LostRankError, match=r"^rank 0 of 2 has lost another rank of the stage: .*; see the logs"):
         open_communicator(HashStore(), 0, 2, CPU, 0.05)
 
 
@@ -101,7 +101,7 @@ def test_a_rank_that_leaves_is_lost() -> None:
             return ""
         with pytest.raises(LostRankError) as caught:
             ranks.all_reduce(torch.ones(1))
-        return caught.value.field
+        return str(caught.value).partition(" has lost")[0]
 
     assert on_ranks(2, work) == ["rank 0 of 2", ""]
 
