@@ -21,9 +21,9 @@ from torch import Tensor
 
 from omni.connector import EdgeEnd, Reach, Receiver, Sender
 from omni.connector.pool import BOARD_BYTES, CopiedBoard, PoolReceiver, PoolSender, TensorMemory
+from omni.device import cuda_driver as driver
 from omni.errors import ConfigError
 from omni.ipc.memory import SharedMemoryAddress, create_memory
-from omni_cuda_ipc import driver
 
 _POOLS: dict[int, tuple[mmap.mmap, Tensor]] = {}
 """Boards and pool of the senders in this process, by descriptor: a process cannot open a handle of its own."""

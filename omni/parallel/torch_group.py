@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, Broad
 from omni.device import SyncPoint, may_sync
 from omni.errors import LostRankError, said
 from omni.parallel.communicator import Communicator
+from omni.parallel.peers import PeerSum
 
 
 def open_communicator(store: Store, rank: int, size: int, device: torch.device, timeout_seconds: float) -> Communicator:
@@ -33,7 +34,7 @@ def open_communicator(store: Store, rank: int, size: int, device: torch.device, 
         store.wait([f"rank {other}" for other in range(size)], timeout)
         communicator: TorchCommunicator
         if device.type == "cuda":
-            communicator = NcclCommunicator(store, rank, size, timeout)
+            communicator = NcclCommunicator(store, rank, size, timeout, device)
         else:
             communicator = TorchCommunicator(dist.ProcessGroupGloo(store, rank, size, timeout), rank, size)
         _connect(communicator, device)
@@ -109,13 +110,25 @@ class TorchCommunicator:
 
 
 class NcclCommunicator(TorchCommunicator):
-    """Collectives on the current stream of the current device, without a wait of the host. A thread of the group ends the process
-    where a collective takes longer than the time limit; it does not see those of captured graphs."""
+    """Collectives on the current stream of the current device, without a wait of the host. Small sums go through the memory of the
+    other devices (`PeerSum`) where they can reach each other, the rest through NCCL. A thread of the group ends the process if a
+    collective of NCCL takes longer than the time limit; it does not see those of captured graphs."""
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, device: torch.device) -> None:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
         super().__init__(dist.ProcessGroupNCCL(store, rank, size, options), rank, size)
+        self._peers = PeerSum.open(store, rank, size, device, timeout)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        if self._peers is not None and self._peers.takes(x) and not self._silent:
+            return self._peers.sum(x)
+        return super().all_reduce(x)
+
+    def close(self) -> None:
+        super().close()
+        if self._peers is not None:
+            self._peers.close()
 
     def _gathered(self, x_RN: Tensor) -> Tensor:
         parts = x_RN.new_empty(self._size, *x_RN.shape)

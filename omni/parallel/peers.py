@@ -1,0 +1,95 @@
+"""Sums over ranks through the memory of their devices, which map each other's."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Store
+
+from omni.device import SyncPoint, cuda_driver, may_sync
+from omni.device.cuda_driver import CudaError
+
+_log = logging.getLogger(__name__)
+
+MOST_BYTES = 512 * 2**10
+"""Larger sums are bound by bandwidth, and NCCL moves each byte once."""
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_NONE = b"none"
+
+
+class PeerSum:
+    """This rank's memory, and that of the others as it is mapped here."""
+
+    def __init__(self, rank: int, device: torch.device, own: int, others: dict[int, int]) -> None:
+        """own: address of the memory. others: addresses by rank."""
+        self._rank = rank
+        self._device = device
+        self._own = own
+        self._others = others
+        self._size = len(others) + 1
+        bases = [own if other == rank else others[other] for other in range(self._size)]
+        self._bases = torch.tensor(bases, dtype=torch.int64, device=device)
+
+    @classmethod
+    def open(cls, store: Store, rank: int, size: int, device: torch.device, timeout: timedelta) -> "PeerSum | None":
+        """Waits for the other ranks. None if a device cannot map the memory of another, as then at every rank."""
+        from omni.parallel.kernel import bytes_needed
+
+        nbytes = bytes_needed(size, MOST_BYTES)
+        index = device.index or 0
+        try:
+            own = cuda_driver.allocate(index, nbytes)
+            cuda_driver.as_tensor(own, nbytes, device).zero_()
+            with may_sync(SyncPoint.RANKS):
+                torch.cuda.synchronize(device)
+            given = cuda_driver.export(index, own)
+        except CudaError as error:
+            _log.warning("rank %d sums through NCCL alone: %s", rank, error)
+            own, given = 0, _NONE
+        handles = _exchange(store, "memory", rank, size, given, timeout)
+        others: dict[int, int] = {}
+        try:
+            if _NONE not in handles:
+                for other, handle in enumerate(handles):
+                    if other != rank:
+                        others[other] = cuda_driver.open_handle(index, handle)
+        except CudaError as error:
+            _log.warning("rank %d sums through NCCL alone: %s", rank, error)
+        mapped = b"yes" if len(others) == size - 1 else b"no"
+        if b"no" in _exchange(store, "mapped", rank, size, mapped, timeout):
+            for address in others.values():
+                cuda_driver.close_handle(index, address)
+            if own:
+                cuda_driver.free(index, own)
+            return None
+        return cls(rank, device, own, others)
+
+    def takes(self, x: Tensor) -> bool:
+        return x.dtype in _DTYPES and 0 < x.nbytes <= MOST_BYTES and x.is_contiguous()
+
+    def sum(self, x: Tensor) -> Tensor:
+        from omni.parallel.kernel import sum_over_ranks
+
+        return sum_over_ranks(x, self._bases, self._rank, self._size, MOST_BYTES)
+
+    def close(self) -> None:
+        """Idempotent. The other ranks may map the memory until they close too: the driver keeps it as long."""
+        index = self._device.index or 0
+        others, self._others = self._others, {}
+        own, self._own = self._own, 0
+        with suppress(CudaError):
+            for address in others.values():
+                cuda_driver.close_handle(index, address)
+            if own:
+                cuda_driver.free(index, own)
+
+
+def _exchange(store: Store, name: str, rank: int, size: int, given: bytes, timeout: timedelta) -> Sequence[bytes]:
+    """What every rank gives, in their order."""
+    store.set(f"{name} {rank}", given.hex())
+    keys = [f"{name} {other}" for other in range(size)]
+    store.wait(keys, timeout)
+    return [bytes.fromhex(store.get(key).decode()) for key in keys]
