@@ -33,12 +33,14 @@ def open_communicator(store: Store, rank: int, size: int, device: torch.device, 
         store.set(f"rank {rank}", "here")
         store.wait([f"rank {other}" for other in range(size)], timeout)
         communicator: TorchCommunicator
-        if device.type == "cuda":
-            communicator = NcclCommunicator(store, rank, size, timeout, device)
-        else:
+        if device.type != "cuda":
             communicator = TorchCommunicator(dist.ProcessGroupGloo(store, rank, size, timeout), rank, size)
-        _connect(communicator, device)
-    return communicator
+            _connect(communicator, device)
+            return communicator
+        with torch.cuda.device(device):
+            communicator = NcclCommunicator(store, rank, size, timeout, device)
+            _connect(communicator, device)
+            return communicator
 
 
 def _connect(communicator: Communicator, device: torch.device) -> None:

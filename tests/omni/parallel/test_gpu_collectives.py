@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
+from torch.multiprocessing.spawn import spawn
 
 from omni.parallel import open_communicator
 from omni.parallel.peers import MOST_BYTES
@@ -35,8 +35,9 @@ def expected(size: int, numbers: int, dtype: torch.dtype, call: int) -> Tensor:
 
 def sums(rank: int, size: int, store: str) -> None:
     device = torch.device("cuda", rank)
-    torch.cuda.set_device(device)
+    # The current device is the first one, as in an engine.
     ranks = open_communicator(FileStore(store, size), rank, size, device, 60)
+    torch.cuda.set_device(device)
     assert isinstance(ranks, NcclCommunicator)
     assert ranks._peers is not None, "the two devices reach each other"
     for call, (dtype, numbers) in enumerate((dtype, numbers) for dtype in DTYPES for numbers in SIZES):
@@ -76,4 +77,4 @@ def replays(ranks: NcclCommunicator, rank: int, size: int, device: torch.device)
 
 
 def test_sums_of_two_gpus(tmp_path: Path) -> None:
-    mp.spawn(sums, (2, str(tmp_path / "store")), 2)
+    spawn(sums, (2, str(tmp_path / "store")), 2)
