@@ -131,6 +131,9 @@ class LoadedAr:
         if self._context.graphs:
             with self._room_for("the captured steps", "graph_batch_sizes", "graph_chunk_sizes"):
                 self._capture(runner)
+        ranks = self._context.ranks
+        if ranks is not None and not ranks.rank:
+            runner.lead(ranks.channel)
         with self._room_for(_BUFFERS, *_ROWS):
             return self._new_worker(runner, pages)
 
@@ -182,7 +185,7 @@ class LoadedAr:
             dtype=dtype,
             priority=context.stage.priority,
             processors=processors,
-            ranks=context.ranks,
+            communicator=context.ranks.communicator if context.ranks is not None else None,
         )
         runner.allocate(0)
         return runner

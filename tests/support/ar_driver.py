@@ -314,7 +314,7 @@ def small_runner(
         priority=0,
         processors=on_device,
         source=source,
-        ranks=ranks,
+        communicator=ranks.communicator if ranks is not None else None,
     )
     blocks = options.num_blocks or limits.rows * limits.max_blocks
     runner.allocate(blocks)
@@ -322,4 +322,6 @@ def small_runner(
         if runner.captures_chunks:
             runner.capture_chunks(captured_lengths(options.graph_chunk_sizes, limits.max_num_batched_tokens))
         runner.capture(captured_sizes(options.graph_batch_sizes, limits.rows))
+    if ranks is not None and not ranks.rank:
+        runner.lead(ranks.channel)
     return runner, limits, blocks

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from omni.device import Device, Event, Graph, Launch, Stream, Upload, Uploader
 from omni.device.graphs import CapturedGraphs
-from omni.parallel import Ranks
+from omni.parallel import Communicator, RankChannel
 from omni_ar.attention import AttentionBackend
 from omni_ar.kernels.sampling.state import EVERYTHING, SamplingFlags
 from omni_ar.model import ArModel, CodecModel
@@ -66,10 +66,10 @@ class Runner:
         priority: int,
         processors: Sequence[NamedProcessor] = (),
         source: SourceFactory | None = None,
-        ranks: Ranks | None = None,
+        communicator: Communicator | None = None,
     ) -> None:
-        """processors: the processors that a row may use. source: makes the token source; None samples locally. ranks: of a stage
-        that is cut across engines."""
+        """processors: the processors that a row may use. source: makes the token source; None samples locally. communicator: of the
+        ranks of a stage that is cut across engines."""
         self.device = device
         self.stream = device.stream(name, priority=priority)
         self._payload_stream = device.stream(f"{name}-payload", priority=priority)
@@ -89,9 +89,10 @@ class Runner:
             dtype=dtype,
             rows=self._state,
             buffers=self._buffers,
-            communicator=ranks.communicator if ranks is not None else None,
+            communicator=communicator,
         )
-        self._ranks = ranks
+        self._communicator = stage.communicator
+        self._followers: RankChannel | None = None
         self._forward = Forward(stage, backend)
         self._graphs = CapturedGraphs[Literal["decode", "codes"], Graph](name)
         self._captured_chunks = CapturedChunks(stage, self._forward)
@@ -105,6 +106,10 @@ class Runner:
         self._steady: _Steady | None = None
         self._sent: int | None = None
         """The newest step that the other ranks were sent."""
+
+    def lead(self, followers: RankChannel) -> None:
+        """From now on, sends every step to the other ranks. Steps that measure memory come before."""
+        self._followers = followers
 
     def allocate(self, num_blocks: int) -> None:
         """Allocates KV and payload pages, plus the null block; replaces earlier ones."""
@@ -163,20 +168,20 @@ class Runner:
     def forget_batch(self, step: int) -> None:
         """Drops the state of a step that failed half-way, so that the next one reuses nothing of it. At rank 0, the other ranks do
         the same."""
-        if self._ranks is not None and self._sent == step:
-            self._ranks.channel.send(encode(ForgetMessage(step)))
+        if self._followers is not None and self._sent == step:
+            self._followers.send(encode(ForgetMessage(step)))
         self._steady = None
         self.source.forget()
         self._scorer.downloads.forget()
 
     def execute_model(self, plan: StepPlan) -> StepContext:
-        """Launches a step up to its hidden states. At rank 0 of a stage that is cut, the other ranks are sent the step first."""
+        """Launches a step up to its hidden states. The other ranks, if there are any, are sent the step first."""
         self._begin(plan.step)
         launch, upload = self._pack(plan)
         tensors = step_tensors(plan) if plan.chunks else NO_TENSORS
-        if self._ranks is not None:
+        if self._followers is not None:
             uploaded = upload.content() if upload is not None else None
-            self._ranks.channel.send(encode(StepMessage.of(launch, uploaded, tensors)))
+            self._followers.send(encode(StepMessage.of(launch, uploaded, tensors)))
             self._sent = plan.step
         rows = tuple(snapshot(request) for request in plan.sampled)
         emits = any(one.emits_hidden for one in rows) or (bool(rows) and self._model.shape.emits_tokens)
@@ -219,9 +224,9 @@ class Runner:
             self.source.start(rows_n, fields_nC, sampling)
         if packed.new_blocks is not None:
             launch(self.stream, extend_tables, self._state.block_table, view(packed.new_blocks))
-        if self._ranks is not None and tensors is not NO_TENSORS:
+        if self._communicator is not None and tensors is not NO_TENSORS:
             shared = [*(tensor for each in tensors.embeddings for tensor in each.values()), *tensors.saved]
-            launch(self.stream, share_tensors, self._ranks.communicator, shared)
+            launch(self.stream, share_tensors, self._communicator, shared)
         scores = self._prompt_scores(step)
         if packed.chunks is not None:
             assert step.padded_shape is not None
