@@ -59,6 +59,7 @@ def measure(folder: str, arguments: argparse.Namespace, ranks: int) -> list[Rank
                 times.append((many - few) / (MANY - FEW))
             step = statistics.median(times)
             runs.append(RanksRun(ranks, rows, step * 1e3, rows / step, start))
+            print(f"{ranks} ranks, {rows} rows: {step * 1e3:.3f} ms a step, start {start:.1f} s", flush=True)
         return runs
 
 

@@ -40,6 +40,10 @@ class PeerSum:
 
         nbytes = bytes_needed(size, MOST_BYTES)
         index = device.index or 0
+        with may_sync(SyncPoint.RANKS):
+            torch.cuda.synchronize(
+                device
+            )  # torch's context exists from now on: without one, the driver frees the memory
         try:
             own = cuda_driver.allocate(index, nbytes)
             cuda_driver.as_tensor(own, nbytes, device).zero_()
