@@ -124,15 +124,22 @@ class NcclCommunicator(TorchCommunicator):
 
     def _run(self, collective: Callable[..., Work], *arguments: object) -> None:
         # Nothing waits: the stream orders the collective before what follows.
-        with _lost_ranks(self._rank, self._size):
+        with _lost_ranks(self._rank, self._size, dist.DistError):
             collective(*arguments)
+
+    def close(self) -> None:
+        """Idempotent. Work under way is aborted, since other ranks may have ended. Graphs with collectives are freed before."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.abort()
 
 
 @contextmanager
-def _lost_ranks(rank: int, size: int) -> Iterator[None]:
+def _lost_ranks(rank: int, size: int, errors: type[RuntimeError] = RuntimeError) -> Iterator[None]:
+    """errors: those of the library that are about other ranks."""
     try:
         yield
-    except RuntimeError as error:
+    except errors as error:
         problem = f"lost another rank of the stage: {said(error)}"
         remedy = "see the logs of the others; the stage works again once all of its engines are started again"
         raise LostRankError(f"rank {rank} of {size}", problem, remedy) from error
