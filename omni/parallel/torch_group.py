@@ -127,11 +127,6 @@ class NcclCommunicator(TorchCommunicator):
             return self._peers.sum(x)
         return super().all_reduce(x)
 
-    def close(self) -> None:
-        super().close()
-        if self._peers is not None:
-            self._peers.close()
-
     def _gathered(self, x_RN: Tensor) -> Tensor:
         parts = x_RN.new_empty(self._size, *x_RN.shape)
         self._run(self._group._allgather_base, parts, x_RN, self._gather)
@@ -139,15 +134,24 @@ class NcclCommunicator(TorchCommunicator):
 
     def _run(self, collective: Callable[..., Work], *arguments: object) -> None:
         # Nothing waits: the stream orders the collective before what follows.
-        with _lost_ranks(self._rank, self._size):
+        with _lost_ranks(self._rank, self._size, dist.DistError):
             collective(*arguments)
+
+    def close(self) -> None:
+        """Idempotent. Work under way is aborted, since other ranks may have ended. Graphs with collectives are freed before."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.abort()
+        if self._peers is not None:
+            self._peers.close()
 
 
 @contextmanager
-def _lost_ranks(rank: int, size: int) -> Iterator[None]:
+def _lost_ranks(rank: int, size: int, errors: type[RuntimeError] = RuntimeError) -> Iterator[None]:
+    """errors: those of the library that are about other ranks."""
     try:
         yield
-    except RuntimeError as error:
+    except errors as error:
         problem = f"rank {rank} of {size} has lost another rank of the stage: {said(error)}"
         remedy = "see the logs of the others; the stage works again once all of its engines are started again"
         raise LostRankError(f"{problem}; {remedy}") from error

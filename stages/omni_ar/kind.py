@@ -1,7 +1,10 @@
 """Stage kind `"ar"`."""
 
+from dataclasses import replace
+
 from omni.device import declare_categories
 from omni.stage import StageContext, build_model
+from omni_ar.layers.attention import Attention
 from omni_ar.layers.parallel import partitioned
 from omni_ar.loaded import LoadedAr
 from omni_ar.model import ArModel
@@ -32,11 +35,14 @@ def build_part(context: StageContext) -> ArModel:
     with partitioned(context.ranks.communicator):
         model = build_model(context, ArModel)  # type: ignore[type-abstract]
         _keep_shape(model)
-    return model
+        return model
 
 
 def _keep_shape(model: ArModel) -> None:
-    """Makes `model.shape` the value that it has now: a family computes it from its config, for the partition of the caller, and it
-    is read outside of the partition later."""
-    family = type(model)
-    model.__class__ = type(family.__name__, (family,), {"shape": model.shape, "__module__": family.__module__})
+    """Makes `model.shape` the value that it has now, with the key and value heads of this rank's layers. A family computes it
+    from its config, in the partition of the caller, and it is read outside of the partition later."""
+    family, shape = type(model), model.shape
+    held = {layer.num_kv_heads for layer in model.modules() if isinstance(layer, Attention)}
+    if len(held) == 1:
+        shape = replace(shape, num_kv_heads=held.pop())
+    model.__class__ = type(family.__name__, (family,), {"shape": shape, "__module__": family.__module__})

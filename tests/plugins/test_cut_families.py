@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,9 @@ from omni.pipeline import Pipeline
 from omni.stage import StageContext, build_model
 from omni_ar.kind import build_part
 from omni_ar.layers.parallel import partitioned
-from omni_ar.model import ArModel, CodecModel, PromptTokens
+from omni_ar.layers.text_model import TextModel
+from omni_ar.model import ArModel, ArShape, CodecModel, PromptTokens
+from omni_text.config import read_config
 from tests.stages.omni_ar.one_row import OneRow
 from tests.support.csm_reference import tiny_csm
 from tests.support.ranks import on_ranks
@@ -187,6 +190,7 @@ def test_each_rank_holds_its_slice_of_every_weight(case: str, size: int) -> None
 
 @pytest.mark.parametrize("case", ["text moe", "omni 3 talker"])
 def test_random_weights_differ_in_cut_parameters_alone(case: str) -> None:
+    CASES[case].folder()  # written once, before there are threads
     first, second = on_ranks(2, lambda ranks: published(CASES[case].build(ranks, "dummy")))
     cut = {name for name, (_, part) in first.items() if part is not None}
     assert cut
@@ -197,16 +201,47 @@ def test_random_weights_differ_in_cut_parameters_alone(case: str) -> None:
 
 
 def test_the_stage_kind_builds_in_the_partition_of_its_ranks() -> None:
+    expected = whole_run("omni 3 thinker").logits_TV
+
     def work(ranks: Communicator) -> tuple[int, int, Tensor]:
         context = CASES["omni 3 thinker"].context()
         own = Ranks(rank=ranks.rank, size=ranks.size, communicator=ranks, channel=NoChannel())
         model = build_part(replace(context, ranks=own))
         return model.shape.num_kv_heads, model.shape.vocab_size, run(model).logits_TV
 
-    expected = whole_run("omni 3 thinker").logits_TV
     for kv_heads, vocab_size, logits_TV in on_ranks(2, work):
         assert (kv_heads, vocab_size) == (1, expected.shape[1])
         assert_close(logits_TV, expected)
+
+
+class OwnShape(TextModel):
+    """A model that makes its shape itself."""
+
+    @property
+    def shape(self) -> ArShape:
+        return replace(super().shape, num_kv_heads=self._config.num_kv_heads)
+
+
+def build_own(context: StageContext) -> TextModel:
+    config = read_config(context.checkpoint)
+    model = OwnShape(config.decoder, config.vocab_size, tied=config.tied, device=torch.device("cpu"))
+    model.load(context)
+    return model
+
+
+def test_kv_heads_are_those_of_the_layers_whatever_a_family_counts() -> None:
+    case, expected = CASES["text untied"], whole_run("text untied")
+
+    def work(ranks: Communicator) -> tuple[str, int, Tensor]:
+        own = Ranks(rank=ranks.rank, size=ranks.size, communicator=ranks, channel=NoChannel())
+        context = case.context()
+        stage = msgspec.structs.replace(context.stage, model=f"{__name__}:build_own")
+        model = build_part(replace(context, stage=stage, ranks=own))
+        return type(model).__name__, model.shape.num_kv_heads, run(model).logits_TV
+
+    for name, kv_heads, logits_TV in on_ranks(2, work):
+        assert (name, kv_heads) == ("OwnShape", 1)
+        assert_close(logits_TV, expected.logits_TV)
 
 
 class NoChannel:

@@ -1,0 +1,91 @@
+"""Collectives between GPUs: on the stream that is current, without a wait of the host, and in captured graphs."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+
+from omni.parallel import Communicator, open_communicator
+from tests.support.patience import PATIENCE_SECONDS
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+]
+WIDTH = 2048
+
+
+def on_gpus(work: Callable[[Communicator, torch.device], list[Tensor]]) -> list[list[Tensor]]:
+    """What `work` returns on each of two GPUs, on the host."""
+    store = HashStore()
+
+    def run(rank: int) -> list[Tensor]:
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+        communicator = open_communicator(store, rank, 2, device, PATIENCE_SECONDS)
+        try:
+            with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream(device)):
+                return [tensor.cpu() for tensor in work(communicator, device)]
+        finally:
+            communicator.close()
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(run, range(2)))
+
+
+def given(rank: int, seed: int, rows: int) -> Tensor:
+    return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(2 * seed + rank)).bfloat16()
+
+
+def expected(seed: int, rows: int) -> tuple[Tensor, Tensor]:
+    parts = [given(rank, seed, rows) for rank in range(2)]
+    return parts[0] + parts[1], torch.cat(parts, 1)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 300])
+def test_collectives_follow_the_current_stream_and_the_host_does_not_wait(rows: int) -> None:
+    def work(ranks: Communicator, device: torch.device) -> list[Tensor]:
+        x = given(ranks.rank, 0, rows).to(device)
+        # Long work before it on the stream: a collective on another stream would read `late` too early.
+        late, busy = torch.zeros_like(x), torch.randn(4096, 4096, device=device)
+        torch.cuda.synchronize(device)
+        for _ in range(50):
+            busy = busy @ busy / 64
+        late.copy_(x)
+        ready = torch.cuda.Event()
+        ready.record()
+        results = [ranks.all_reduce(late.clone()), ranks.all_gather(late)]
+        assert not ready.query(), "the host waited, or the work before was too short"
+        return results
+
+    for result in on_gpus(work):
+        for ours, wanted in zip(result, expected(0, rows), strict=True):
+            assert torch.equal(ours, wanted)
+
+
+def test_a_captured_graph_contains_the_collectives() -> None:
+    def work(ranks: Communicator, device: torch.device) -> list[Tensor]:
+        x, graph, found = given(ranks.rank, 0, 4).to(device), torch.cuda.CUDAGraph(), []
+        stream = torch.cuda.current_stream(device)
+        ranks.all_reduce(x.clone())
+        stream.synchronize()
+        graph.capture_begin(capture_error_mode="thread_local")
+        results = (ranks.all_reduce(x.clone()), ranks.all_gather(x))
+        graph.capture_end()
+        for seed in range(3):
+            x.copy_(given(ranks.rank, seed, 4))
+            graph.replay()
+            # Between replays, an eager one.
+            found += [result.clone() for result in results] + [ranks.all_reduce(x.clone())]
+        stream.synchronize()
+        graph.reset()
+        return found
+
+    for result in on_gpus(work):
+        for seed in range(3):
+            sum_RN, columns_RN = expected(seed, 4)
+            for ours, wanted in zip(result[3 * seed :][:3], (sum_RN, columns_RN, sum_RN), strict=True):
+                assert torch.equal(ours, wanted)

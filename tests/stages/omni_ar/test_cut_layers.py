@@ -1,0 +1,293 @@
+"""Layers whose weights are cut across ranks: a text model of each kind of layer, against the whole model of the same weights."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from omni.checkpoint import Checkpoint, Cut, load_module, stacked_destinations
+from omni.parallel import Communicator
+from omni_ar.attention import AttentionFeatures
+from omni_ar.kernels.attention.features import alibi_slopes
+from omni_ar.kernels.linear import linear
+from omni_ar.layers import (
+    Attention,
+    DecoderConfig,
+    FrameAttention,
+    FrameLayers,
+    GatedMLP,
+    RMSNorm,
+    SharedExpertMoE,
+    SparseMoE,
+)
+from omni_ar.layers import linear as linear_layers
+from omni_ar.layers.linear import RowLinear
+from omni_ar.layers.parallel import HeadParts, communicator, partitioned, whole
+from omni_ar.layers.text_model import TextModel
+from omni_ar.layers.vocabulary import VocabEmbedding, VocabHead
+from tests.stages.omni_ar.one_row import OneRow
+from tests.support.published import randomize
+from tests.support.ranks import on_ranks
+
+TOKENS = 7
+PLAIN = DecoderConfig(
+    width=24,
+    num_layers=2,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=8,
+    mlp_width=40,
+    max_positions=64,
+    rope_theta=100.0,
+    rms_norm_eps=1e-5,
+)
+ALL = replace(
+    PLAIN,
+    attention_bias=True,
+    attention_sinks=True,
+    num_experts=5,
+    top_k=2,
+    expert_width=12,
+    shared_expert_width=20,
+    dense_layers=(0,),
+)
+CONFIGS = {
+    "plain": PLAIN,
+    "all": ALL,
+    "one kv head": replace(PLAIN, num_kv_heads=1),
+    "two kv heads": replace(ALL, num_kv_heads=2),
+    "a kv head each": replace(PLAIN, num_kv_heads=8),
+    "three heads": replace(ALL, num_heads=3, num_kv_heads=3),
+    "six kv heads": replace(PLAIN, num_heads=12, num_kv_heads=6),
+    "odd widths": replace(ALL, mlp_width=37, expert_width=11),
+    "an odd shared expert": replace(ALL, shared_expert_width=21),
+}
+
+
+def published_of(module: nn.Module) -> dict[str, Tensor]:
+    """The weights of a whole module, as a checkpoint has them."""
+    stacked, parameters = stacked_destinations(module), dict(module.named_parameters())
+    weights = {name: parameters[place.parameter][place.index] for name, place in stacked.items()}
+    kept = parameters.keys() - {place.parameter for place in stacked.values()}
+    return {name: tensor.detach().clone() for name, tensor in weights.items()} | {
+        name: parameters[name].detach() for name in kept
+    }
+
+
+def written(folder: Path, module: nn.Module) -> Checkpoint:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    save_file(published_of(randomize(module, seed=1)), folder / "model.safetensors")
+    return Checkpoint(folder)
+
+
+@torch.inference_mode()
+def answer(model: TextModel) -> Tensor:
+    """Logits of a prompt and two decodes."""
+    ids_T = torch.randint(model.shape.vocab_size, (TOKENS,), generator=torch.Generator().manual_seed(2))
+    row, given = OneRow(model), (TOKENS - 2, 1, 1)
+    pieces = zip(model.embed_tokens(ids_T).split(given), torch.arange(TOKENS)[None].split(given, 1), strict=True)
+    return torch.cat([row.run(x_TD.clone(), places_PT) for x_TD, places_PT in pieces])
+
+
+def check(
+    folder: Path, config: DecoderConfig, size: int, vocab_size: int = 50, *, tied: bool = False
+) -> list[TextModel]:
+    """Compares ranks with the whole model. Returns the models of the ranks."""
+    model = TextModel(config, vocab_size, tied=tied)
+    checkpoint = written(folder, model)
+    load_module(model, checkpoint)
+    expected = answer(model)
+
+    def work(ranks: Communicator) -> tuple[TextModel, Tensor]:
+        with partitioned(ranks):
+            part = TextModel(config, vocab_size, tied=tied)
+            load_module(part, Checkpoint(checkpoint.path))
+            return part, answer(part)
+
+    models, answers = zip(*on_ranks(size, work), strict=True)
+    for ours in answers:
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+        assert torch.equal(ours, answers[0])
+    return list(models)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_ranks_compute_what_the_whole_model_does(config: DecoderConfig, size: int, tmp_path: Path) -> None:
+    for model in check(tmp_path, config, size):
+        heads, kv = config.num_heads, config.num_kv_heads
+        cut = heads % size == 0 and (kv % size == 0 or size % kv == 0)
+        attention = model.decoder.layers[0].self_attn
+        assert isinstance(attention, Attention)
+        assert attention.num_heads == (heads // size if cut else heads)
+        assert attention.num_kv_heads == (max(kv // size, 1) if cut else kv)
+        assert attention.o_proj.in_features == attention.num_heads * config.head_dim
+        last = model.decoder.layers[1].mlp
+        if isinstance(last, SharedExpertMoE):
+            widths = (config.expert_width, config.shared_expert_width)
+            share = 1 if any(width % size for width in widths) else size
+            held = (last.experts_down.shape[2], last.shared_expert.down_proj.in_features)
+            assert held == tuple(width // share for width in widths)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("vocab_size", [3, 5, 9, 50])
+@pytest.mark.parametrize("size", [2, 4])
+def test_any_vocabulary_is_cut(size: int, vocab_size: int, tied: bool, tmp_path: Path) -> None:
+    models = check(tmp_path, PLAIN, size, vocab_size, tied=tied)
+    rows = -(-vocab_size // size)
+    for rank, model in enumerate(models):
+        assert model.embed_tokens.weight.shape == model.lm_head.weight.shape == (rows, PLAIN.width)
+        assert (model.embed_tokens.weight is model.lm_head.weight) == tied
+        filler = model.embed_tokens.weight[max(vocab_size - rank * rows, 0) :]
+        assert not filler.any()
+        assert model.shape.vocab_size == vocab_size
+
+
+def test_embeddings_have_the_bits_of_the_table(tmp_path: Path) -> None:
+    table_VD = torch.randn(11, 6)
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"weight": table_VD}, tmp_path / "model.safetensors")
+    ids = torch.tensor([[10, 0, 3], [4, 4, 7]])
+
+    def work(ranks: Communicator) -> Tensor:
+        embedding = VocabEmbedding(11, 6, ranks)
+        load_module(embedding, Checkpoint(tmp_path))
+        embedded: Tensor = embedding(ids)
+        return embedded
+
+    for embedded in on_ranks(4, work):
+        assert torch.equal(embedded, table_VD[ids])
+
+
+def test_slopes_are_cut_with_their_heads() -> None:
+    features = AttentionFeatures(alibi_slopes=alibi_slopes(8))
+
+    def work(ranks: Communicator) -> Tensor | None:
+        with partitioned(ranks):
+            return Attention(24, 8, 4, 8, qk_norm_eps=None, features=features).features.alibi_slopes
+
+    parts = [part for part in on_ranks(4, work) if part is not None]
+    assert torch.equal(torch.cat(parts), alibi_slopes(8))
+    assert [len(part) for part in parts] == [2] * 4
+
+
+@pytest.mark.parametrize("kind", [GatedMLP, SparseMoE, SharedExpertMoE])
+def test_feed_forwards_alone_and_with_their_norm(kind: type[nn.Module], tmp_path: Path) -> None:
+    sizes: dict[type[nn.Module], tuple[int, ...]] = {
+        GatedMLP: (24, 16),
+        SparseMoE: (24, 16, 5, 2, True),
+        SharedExpertMoE: (24, 16, 5, 2, True, 8),
+    }
+    mlp: Any = kind(*sizes[kind])
+    checkpoint, x_TD, norm = written(tmp_path, mlp), torch.randn(5, 24), RMSNorm(24, 1e-5).requires_grad_(False)
+    expected = (mlp(x_TD), *mlp.fused_mlp(norm, x_TD, x_TD * 2))
+
+    def work(ranks: Communicator) -> tuple[Tensor, ...]:
+        with partitioned(ranks):
+            part: Any = kind(*sizes[kind])
+        load_module(part, Checkpoint(checkpoint.path))
+        return (part(x_TD), *part.fused_mlp(norm, x_TD, x_TD * 2))
+
+    for ours in on_ranks(2, work):
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_of_code_groups_are_whole_and_others_follow_the_partition() -> None:
+    def work(ranks: Communicator) -> None:
+        with partitioned(ranks):
+            frame = FrameLayers(PLAIN)
+            with whole():
+                assert communicator() is None
+                apart = GatedMLP(24, 40)
+            assert communicator() is ranks
+            cut = GatedMLP(24, 40)
+        assert communicator() is None
+        assert not any(isinstance(module, RowLinear) for module in (*frame.modules(), *apart.modules()))
+        kv_heads = [module.num_kv_heads for module in frame.modules() if isinstance(module, FrameAttention)]
+        assert kv_heads == [PLAIN.num_kv_heads] * PLAIN.num_layers
+        assert isinstance(cut.down_proj, RowLinear)
+
+    on_ranks(2, work)
+
+
+def test_a_partition_of_one_rank_is_the_whole_model(tmp_path: Path) -> None:
+    (model,) = check(tmp_path, ALL, 1)
+    assert model.shape.num_kv_heads == ALL.num_kv_heads
+
+
+# Faults that the comparison above must see.
+
+
+def no_sum(self: RowLinear, x_TD: Tensor) -> Tensor:
+    return linear(x_TD, self.weight, self.bias if self._communicator.rank == 0 else None)
+
+
+def bias_of_each_rank(self: RowLinear, x_TD: Tensor) -> Tensor:
+    return self._communicator.all_reduce(linear(x_TD, self.weight, self.bias))
+
+
+def no_bias(self: RowLinear, x_TD: Tensor) -> Tensor:
+    return self._communicator.all_reduce(linear(x_TD, self.weight))
+
+
+def other_columns(size: int, dim: int) -> Cut | None:
+    ranks = communicator()
+    if ranks is None or size % ranks.size:
+        return None
+    share, rank = size // ranks.size, (ranks.rank + dim) % ranks.size
+    return Cut(dim, rank * share, (rank + 1) * share, size)
+
+
+def first_kv_heads(self: HeadParts, dim: int, head_dim: int) -> Cut:
+    return Cut(dim, 0, self.num_kv_heads * head_dim, self.all_kv_heads * head_dim)
+
+
+def first_sinks(self: HeadParts, dim: int, head_dim: int = 1) -> Cut:
+    first = self.first_head if head_dim > 1 else 0
+    return Cut(dim, first * head_dim, (first + self.num_heads) * head_dim, self.all_heads * head_dim)
+
+
+def ids_of_every_rank(self: VocabEmbedding, ids: Tensor) -> Tensor:
+    local = (ids - self._rows.start).clamp(0, self._rows.length - 1)
+    return self._communicator.all_reduce(nn.functional.embedding(local, self.weight))
+
+
+def own_logits(self: VocabHead, x_RD: Tensor) -> Tensor:
+    return linear(x_RD, self.weight).repeat(1, self._communicator.size)[:, : self.out_features]
+
+
+def experts_without_a_sum(self: SparseMoE, *inputs: Any) -> tuple[Tensor, Tensor]:
+    silent = nullcontext() if self._communicator is None else self._communicator.silent()
+    with silent:
+        return MIX(self, *inputs)
+
+
+MIX = SparseMoE._mix
+FAULTS: list[tuple[Any, str, Callable[..., Any]]] = [
+    (RowLinear, "forward", no_sum),
+    (RowLinear, "forward", bias_of_each_rank),
+    (RowLinear, "forward", no_bias),
+    (linear_layers, "width_cut", other_columns),
+    (HeadParts, "kv_heads_cut", first_kv_heads),
+    (HeadParts, "heads_cut", first_sinks),
+    (VocabEmbedding, "forward", ids_of_every_rank),
+    (VocabHead, "forward", own_logits),
+    (SparseMoE, "_mix", experts_without_a_sum),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "fault"), FAULTS, ids=[fault.__name__ for _, _, fault in FAULTS])
+def test_a_planted_fault_is_seen(
+    owner: Any, name: str, fault: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, fault)
+    with pytest.raises(AssertionError, match="not close"):
+        check(tmp_path, ALL, 2)
