@@ -228,10 +228,13 @@ class PlacedEngines:
 
     def _end_others(self, placed: PlacedEngine, error: StageError) -> None:
         """Ends the engines of the other ranks, under the lock: they may wait in a step for the one that is lost."""
-        why = f"it has ranks of the same stage as {placed.place}, where {error.problem}"
+        why = f"with that of another rank, on {placed.place}: {error.problem}"
         for other in placed.group.engines:
             if other.lost is None:
-                other.up, other.lost = False, LostPeerError(", ".join(other.stages), "running", why)
+                other.up, other.lost = (
+                    False,
+                    LostPeerError(", ".join(other.stages), "running", f"its process was ended {why}"),
+                )
                 other.engine.give_up(why)
 
     def _unlinked(self, placed: PlacedEngine, engine: RemoteEngine, place: str) -> None:

@@ -241,7 +241,7 @@ class RemoteEngine:
             raise error.rebuild("closing")
 
     def give_up(self, why: str = "") -> None:
-        """Ends the process, so that `ready` raises. why: for the errors of its requests, that it was ended. Any thread."""
+        """Ends the process, so that `ready` raises. why: continues "its process was ended", for errors. Any thread."""
         self._given_up = self._given_up or why
         self._process.kill()
 
@@ -384,7 +384,7 @@ class RemoteEngine:
         status = self._process.end()
         how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status}"
         if self._given_up:
-            how = f"was ended: {self._given_up}"
+            how = f"was ended {self._given_up}"
         return LostPeerError(self.name, doing, f"its process {self.pid} {how}")
 
     def _end(self, error: StageError, died: bool) -> None:
