@@ -34,9 +34,9 @@ def test_messages_come_to_every_rank_in_order() -> None:
         assert receiver.take() == []
         assert not readable(receiver)
     assert (sender.descriptor, sender.take()) == (None, ())
-    for channel in (sender, *receivers):
-        channel.close()
-        channel.close()
+    for close in (sender.close, *(receiver.close for receiver in receivers)):
+        close()
+        close()
 
 
 def test_a_closed_rank_0_is_no_lost_one() -> None:
