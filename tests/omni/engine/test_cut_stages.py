@@ -10,9 +10,10 @@ from omni.engine import Placement
 from omni.engine.cut import CutStages
 from omni.engine.memory import StageMemory
 from omni.engine.rows import Division
-from omni.errors import LostRankError, StageError
+from omni.errors import InputError, LostRankError, StageError
 from omni.parallel import Ranks, SilentCommunicator
 from omni.parallel.silent import SilentChannel
+from omni.sampling import SamplingParams
 from tests.support.fake_graph import FakeGraph
 
 
@@ -127,3 +128,14 @@ def test_what_another_rank_holds_keeps_no_engine_busy(rank: int, idle: bool) -> 
     graph = FakeGraph(cut=CutStages({"writer": ranks(rank=rank)}))
     graph.workers["writer"].usage = lambda: {"rows": 1}  # type: ignore[method-assign]
     assert graph.engine.idle is idle
+
+
+def test_parameters_are_checked_at_rank_0() -> None:
+    def refuse(sampling: SamplingParams, field: str) -> None:
+        raise InputError(field, "is refused", "leave it out")
+
+    graph = FakeGraph(cut=CutStages({"writer": ranks(), "speaker": ranks(rank=1)}))
+    graph.writer.check = graph.speaker.check = refuse  # type: ignore[method-assign]
+    graph.engine.check({"speaker": SamplingParams()}, {"speaker": "speaker.sampling"})
+    with pytest.raises(InputError, match=r"writer\.sampling"):
+        graph.engine.check({"writer": SamplingParams()}, {"writer": "writer.sampling"})
