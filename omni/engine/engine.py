@@ -196,8 +196,10 @@ class Engine:
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
         """Raises InputError for parameters that a stage cannot apply. sampling, fields: parameters and their names in
-        errors, by stage. Thread-safe."""
+        errors, by stage. Thread-safe. Those of a stage with its rank 0 in another engine are checked there."""
         for name, params in sampling.items():
+            if name in self._cut.followed:
+                continue
             check = self._workers[name].check
             with plugin_call(name, "checking sampling parameters", check):
                 check(params, fields[name])

@@ -65,6 +65,7 @@ class Orchestrator:
         self._pipeline = pipeline
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._workers = workers
+        self._place = place
         self.boxes = {name: Boxes.of(worker) for name, worker in workers.items()}
         self._leases: dict[str, dict[Lease, None]] = {name: {} for name in workers}
         """Leases that each stage holds."""
@@ -225,13 +226,13 @@ class Orchestrator:
     def _open(self, command: SubmitRequest, rank: Rank) -> None:
         request = command.request
         stages, awaited = self._stages_of(request)
-        own = [name for name in stages if name in self._workers]
+        own = [name for name in stages if name in self._own(request)]
         edges = [edge for edge in self._pipeline.edges if edge.producer in stages and edge.consumer in stages]
         user_edges = self._opener.user_edges(request, own)
         active = ActiveRequest(request, command.sink, running=set(own), awaited=set(awaited))
         self._opener.open(active, edges, user_edges)
         self._active[request.id] = active
-        if request.listened and AUDIO in request.modalities and self._sound_stage in self._workers:
+        if request.listened and AUDIO in request.modalities and self._sound_stage in own:
             self.listeners.join(request.id)
         hidden_states = {edge.producer for edge in (*edges, *user_edges.values()) if edge.hidden_states}
         for name in own:
@@ -255,9 +256,14 @@ class Orchestrator:
 
     def _stages_of(self, request: EngineRequest) -> tuple[frozenset[str], frozenset[str]]:
         """As `stages_of`. Raises StageError if one of them is closed."""
-        stages, awaited = stages_of(self._pipeline, request, self._workers)
+        stages, awaited = stages_of(self._pipeline, request, self._own(request))
         self._closed.check(stages)
         return stages, awaited
+
+    def _own(self, request: EngineRequest) -> Collection[str]:
+        """The stages here that a request runs at. It may run at another replica of a stage, or at rank 0, elsewhere."""
+        places, place = request.places, self._place
+        return [name for name in self._workers if places.get(name, place) == place] if places else self._workers
 
     def _take(self, stage: str, message: Outbound) -> None:
         active = self._active.get(message.request_id)

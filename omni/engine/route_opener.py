@@ -57,7 +57,7 @@ class RouteOpener:
     def open(self, active: ActiveRequest, edges: Collection[Edge], user_edges: Mapping[str, Edge]) -> None:
         """Opens the routes of a request over edges, and to the user by modality. Raises OmniError."""
         for name in {edge.producer for edge in (*edges, *user_edges.values())}:
-            if name in self._workers:
+            if name in active.running:
                 active.credits[name] = self._credit(active.request.id, name)
         for edge in edges:
             self._add_route(active, edge)

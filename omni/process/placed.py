@@ -31,7 +31,7 @@ _STEADY_SECONDS = 60.0
 
 
 _LOST_RANK_SECONDS = 5.0
-"""Time that a start waits for the cause of a rank's report that another one is lost."""
+"""Time for the cause of a rank's report that another one is lost, before the report itself is taken for the error."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +85,7 @@ class PlacedEngines:
         self._groups: list[StartGroup] = []
         self.by_place: dict[str, PlacedEngine] = {}
         self.lock = threading.RLock()
+        self._one_died = threading.Condition(self.lock)
         self.closing = threading.Event()
 
     def load(self, checkpoint: str, pipeline: Pipeline, plugins: Plugins, options: EngineOptions) -> Placement:
@@ -135,6 +136,7 @@ class PlacedEngines:
         """Starts no engine any more."""
         self.closing.set()
         with self.lock:
+            self._one_died.notify_all()
             coming = [placed.coming for placed in self.by_place.values() if placed.coming is not None]
         for engine in coming:
             engine.give_up()
@@ -207,31 +209,41 @@ class PlacedEngines:
 
     # Restarts.
 
-    def _died(self, placed: PlacedEngine, engine: RemoteEngine, error: StageError) -> None:
-        """On the listener of the engine, before its requests fail."""
+    def _died(self, placed: PlacedEngine, engine: RemoteEngine, error: StageError) -> StageError:
+        """On the listener of the engine, before its requests fail. Returns their error: for an engine that ended since it lost
+        another rank, the end of that one."""
+        group = placed.group
         with self.lock:
+            if engine.lost_rank:
+                self._one_died.wait_for(lambda: placed.lost is not None or self.closing.is_set(), _LOST_RANK_SECONDS)
             if placed.engine is not engine or self.closing.is_set():
-                return
-            group = placed.group
+                return error
+            if engine.lost_rank and placed.lost is not None:
+                error = placed.lost
             placed.up, placed.lost = False, error
             self._end_others(placed, error)
+            self._one_died.notify_all()
             if time.monotonic() - placed.since >= _STEADY_SECONDS:
                 group.restarts = 0
             if group.restarting:
-                return  # the thread that started this engine sees that it is lost
+                return error  # the thread that started this engine sees that it is lost
             group.restarting = True
             thread = threading.Thread(
                 target=self._restart, args=(group,), name=f"omni-restart-{group.name}", daemon=True
             )
             self._restarting.append(thread)
             thread.start()
+        return error
 
     def _end_others(self, placed: PlacedEngine, error: StageError) -> None:
         """Ends the engines of the other ranks, under the lock: they may wait in a step for the one that is lost."""
-        why = f"it has ranks of the same stage as {placed.place}, where {error.problem}"
+        why = f"with that of another rank, on {placed.place}: {error.problem}"
         for other in placed.group.engines:
             if other.lost is None:
-                other.up, other.lost = False, LostPeerError(", ".join(other.stages), "running", why)
+                other.up, other.lost = (
+                    False,
+                    LostPeerError(", ".join(other.stages), "running", f"its process was ended {why}"),
+                )
                 other.engine.give_up(why)
 
     def _unlinked(self, placed: PlacedEngine, engine: RemoteEngine, place: str) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from omni.engine import EngineRequest, RequestFailed, RequestFinished, Sink, StageMemory, StartReport
 from omni.engine.request import SafeSink
-from omni.errors import LostPeerError, OmniError, StageError, known, said
+from omni.errors import LostPeerError, LostRankError, OmniError, StageError, known, said
 from omni.ipc import Channel, ChannelClosed, Codec, Undecodable
 from omni.ipc.memory import OutputRing, map_memory
 from omni.process.child import EngineProcess, signal_name
@@ -82,7 +82,7 @@ class RemoteEngine:
         # A request's parameters are checked when it is submitted and when it is prepared, and many requests have the same.
         self._checked: set[bytes] = set()
         self._failure: Callable[[], StageError] | None = None
-        self._on_death: Callable[[StageError], None] = lambda error: None
+        self._on_death: Callable[[StageError], StageError] = lambda error: error
         self._on_unlinked: Callable[[str], None] = lambda place: None
         self._links: dict[str, int] = {}
         """The number of the latest `Connect` to each place."""
@@ -92,6 +92,8 @@ class RemoteEngine:
         self._close_asked = False
         self._listener: threading.Thread | None = None
         self._ended = False
+        self.lost_rank = False
+        """Whether the process ended since another rank of a stage did, or seemed to."""
         self._given_up = ""
         self._stopped = threading.Event()
 
@@ -138,8 +140,9 @@ class RemoteEngine:
                 self._take(message)
         return False
 
-    def start(self, on_death: Callable[[StageError], None], on_unlinked: Callable[[str], None]) -> None:
-        """Starts the listener, which calls both before requests fail. on_death: if the process ends without `close`.
+    def start(self, on_death: Callable[[StageError], StageError], on_unlinked: Callable[[str], None]) -> None:
+        """Starts the listener, which calls both before requests fail. on_death: if the process ends without `close`; gives their
+        error.
         on_unlinked: with the place of another engine, if the connection to it ends."""
         self._on_death, self._on_unlinked = on_death, on_unlinked
         listener = threading.Thread(target=self._listen, name="omni-listener", daemon=True)
@@ -241,7 +244,7 @@ class RemoteEngine:
             raise error.rebuild("closing")
 
     def give_up(self, why: str = "") -> None:
-        """Ends the process, so that `ready` raises. why: for the errors of its requests, that it was ended. Any thread."""
+        """Ends the process, so that `ready` raises. why: continues "its process was ended", for errors. Any thread."""
         self._given_up = self._given_up or why
         self._process.kill()
 
@@ -351,6 +354,7 @@ class RemoteEngine:
             case ProcessFailed(error):
                 failed = LostPeerError(self.name, "running", f"its process {self.pid} failed: {error.text}")
                 failed.__cause__ = error.rebuild("running")
+                self.lost_rank = isinstance(failed.__cause__, LostRankError)
                 raise failed
             case _:
                 raise AssertionError(f"{type(message).__name__} after the start")
@@ -384,13 +388,13 @@ class RemoteEngine:
         status = self._process.end()
         how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status}"
         if self._given_up:
-            how = f"was ended: {self._given_up}"
+            how = f"was ended {self._given_up}"
         return LostPeerError(self.name, doing, f"its process {self.pid} {how}")
 
     def _end(self, error: StageError, died: bool) -> None:
-        kind, arguments = type(error), (error.stage, error.doing, error.problem)
         if died:
-            self._on_death(kind(*arguments))
+            error = self._on_death(type(error)(error.stage, error.doing, error.problem))
+        kind, arguments = type(error), (error.stage, error.doing, error.problem)
         with self._gate:
             self._failure = partial(kind, *arguments)
             sinks, self._sinks = list(self._sinks.values()), {}

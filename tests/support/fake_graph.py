@@ -12,6 +12,7 @@ from omni.device import COMPLETED, Device, Event
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineOutput, EngineRequest, RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.engine.admission import Admission
+from omni.engine.cut import CutStages
 from omni.engine.orchestrator import Orchestrator
 from omni.engine.peers import EdgeEnds, OpenEdge
 from omni.engine.request import SubmitRequest
@@ -299,6 +300,7 @@ class FakeGraph:
         max_active: int = 256,
         max_waiting: int = 10_000,
         pipeline: Pipeline = PIPELINE,
+        cut: CutStages | None = None,
     ) -> None:
         device = CpuDevice()
         self.seer, self.writer, self.speaker = (FakeWorker() for _ in range(3))
@@ -310,7 +312,7 @@ class FakeGraph:
         self.orchestrator = Orchestrator(
             pipeline, workers=self.workers, adapters=made | dict(adapters or {}), ends=ends, admission=admission
         )
-        self.engine = Engine(device, self.orchestrator, workers=self.workers, ends=ends, memory={})
+        self.engine = Engine(device, self.orchestrator, workers=self.workers, ends=ends, memory={}, cut=cut)
 
     def submit(
         self,

@@ -193,5 +193,5 @@ class AdderKind:
     def load(self, context: StageContext) -> AdderStage:
         assert isinstance(context.options, AdderOptions)
         if context.ranks is not None and context.ranks.rank == context.options.fails_on:
-            raise MemoryError("no room for this rank")
+            raise ValueError("this rank cannot be loaded")
         return AdderStage(context.ranks, context.options)

@@ -12,7 +12,7 @@ from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.engine import measure_stages
 from omni.engine.memory import Budget
-from omni.engine.rows import Division, divide_memory
+from omni.engine.rows import Division, divide_again, divide_memory
 from omni.errors import ConfigError
 from omni.stage import (
     MOST_CPU_ROWS,
@@ -245,3 +245,48 @@ def test_the_maximum_is_that_of_the_device(device: str, most: int) -> None:
 
 def test_the_fake_keeps_the_contract() -> None:
     assert isinstance(Rows(), RowStage)
+
+
+# Again, with the rows that other ranks of a stage have.
+
+
+@given(_stages, st.integers(0, 10**7), st.sampled_from(ROW_NUMBERS))
+def test_fewer_rows_of_one_stage_are_those_of_all_and_fit(stages: list[Rows], extra: int, fewer: int) -> None:
+    named = {str(number): stage for number, stage in enumerate(stages)}
+    budget = Budget(sum(stage.needed(1) for stage in stages) + extra, "engine.memory_bytes")
+    first = divided(named, budget.bytes)
+    assert first.derived is not None
+    before, measured = first.derived.rows, [len(stage.measured) for stage in stages]
+    rows = min(fewer, before)
+    again = divide_again(named, budget, MOST_ROWS, first, {"0": rows})
+    assert again.derived is not None
+    assert {stage.rows for stage in stages} == {memory.rows for memory in again.memory.values()} == {rows}
+    assert sum(memory.total for memory in again.memory.values()) <= budget.bytes
+    assert [len(stage.measured) for stage in stages] == measured
+    for name, stage in named.items():
+        most = (MOST_ROWS if stage.caches else rows) * FULL
+        assert again.memory[name].pages <= (most if stage.chosen_pages is None else stage.chosen_pages)
+        assert again.memory[name].pages >= (FULL if stage.chosen_pages is None else stage.chosen_pages)
+
+
+def test_memory_of_rows_that_others_lack_goes_to_the_prefix_cache() -> None:
+    stage = Rows(weights=100, row_bytes=50, page_bytes=7, row_pages=4)
+    budget = Budget(stage.needed(64), "engine.memory_bytes")
+    whole = divided({"it": stage}, budget.bytes)
+    again = divide_again({"it": stage}, budget, MOST_ROWS, whole, {"it": 16})
+    assert (whole.memory["it"].rows, whole.memory["it"].pages) == (64, 64 * 4)
+    assert (again.memory["it"].rows, again.memory["it"].pages) == (16, 64 * 4 + 48 * 50 // 7)
+
+
+def test_numbers_of_the_user_stay_when_it_is_divided_again() -> None:
+    chosen, derived = Rows(chosen_rows=100, page_bytes=1), Rows(page_bytes=1)
+    stages = {"chosen": chosen, "derived": derived}
+    budget = Budget(10**6, "engine.memory_bytes")
+    divide_again(stages, budget, MOST_ROWS, divided(stages, 10**6), {"chosen": 100, "derived": 8})
+    assert (chosen.rows, derived.rows) == (100, 8)
+
+
+def test_unbounded_memory_is_divided_again_for_half_of_what_rows_could_use() -> None:
+    stage = Rows(page_bytes=1)
+    again = divide_again({"it": stage}, None, MOST_ROWS, divided({"it": stage}, None), {"it": 8})
+    assert (stage.rows, again.memory["it"].rows, again.memory["it"].pages) == (8, 8, 4 * FULL)

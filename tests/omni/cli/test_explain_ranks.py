@@ -1,0 +1,68 @@
+"""`omni explain` of a stage that is cut across engines."""
+
+import json
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from omni.cli import app
+from tests.support.entry_points import own_entry_points
+from tests.support.ranked_family import ranked_model
+from tests.support.ranked_plugin import POINT
+
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("installed")]
+CUT = ("--set", "writer.tensor_parallel=2", "--place", "singer=cuda:1")
+
+
+@pytest.fixture
+def points() -> list[EntryPoint]:
+    return [POINT, *own_entry_points()]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return ranked_model(tmp_path)
+
+
+def explain(model: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["explain", str(model), "--device", "cuda:0", *arguments])
+
+
+def test_it_shows_the_ranks_of_a_stage_and_their_processes(model: Path) -> None:
+    places = [*CUT, "--place", "writer=cuda:0,cuda:1/b"]
+    text = explain(model, *places).stdout
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "PLACE DEVICE STAGES" in lines
+    assert "cuda:0 cuda:0 rank 0 of 2 of writer" in lines
+    assert "cuda:1/b cuda:1 rank 1 of 2 of writer" in lines
+    assert "cuda:1 cuda:1 singer" in lines
+    assert "cuda:0, rank 0" in text
+    assert "cuda:1/b, rank 1" in text
+    found = json.loads(explain(model, *places, "--json").stdout)
+    writer, singer = found["stages"]
+    assert (writer["places"], writer["tensor_parallel"]) == (["cuda:0", "cuda:1/b"], 2)
+    assert (singer["places"], singer["tensor_parallel"]) == (["cuda:1"], 1)
+    assert [(edge["producer_place"], edge["consumer_place"]) for edge in found["edges"]] == [("cuda:0", "cuda:1")]
+    assert {place: set(memory["stages"]) for place, memory in found["memory"].items()} == {
+        "cuda:0": {"writer"},
+        "cuda:1/b": {"writer"},
+        "cuda:1": {"singer"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (CUT, "writer.place: cuda:0 is 1 place"),
+        ((*CUT, "--place", "writer=cuda:0,cuda:1,cuda:2,cuda:3"), "replicas of a stage that is cut"),
+        (("--set", "singer.tensor_parallel=2"), "stages of kind 'tone' cannot be cut"),
+        (("--set", "writer.tensor_parallel=65"), "give a number from 1 to 64"),
+        ((*CUT, "--place", "writer=cuda:0,cuda:1", "--set", "engine.process=thread"), "engine.process"),
+    ],
+)
+def test_it_refuses_what_cannot_be_cut(model: Path, arguments: tuple[str, ...], text: str) -> None:
+    result = explain(model, *arguments)
+    assert result.exit_code != 0
+    assert text in result.output

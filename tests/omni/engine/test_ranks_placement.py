@@ -1,0 +1,144 @@
+"""Where the ranks of a stage run that is cut across engines, and the settings that cannot work."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from omni.api.load import layers_of
+from omni.checkpoint import Checkpoint
+from omni.config import SettingsLayer
+from omni.engine import Placement, resolve_pipeline
+from omni.engine.options import EngineOptions
+from omni.engine.placement import check_order, check_ranks
+from omni.errors import ConfigError
+from omni.pipeline import Pipeline
+from omni.process.select import runs_in_process
+from tests.support.echo_family import echo_model, echo_plugins
+from tests.support.fake_graph import PIPELINE
+from tests.support.ranked_family import ranked_model, ranked_plugins
+
+TO_WRITER, TO_SPEAKER = PIPELINE.edges
+ALL = frozenset({"seer", "writer", "speaker"})
+
+
+def cut(**stages: tuple[str | None, int]) -> Pipeline:
+    """Place and number of ranks of stages."""
+    changed = tuple(
+        msgspec.structs.replace(
+            stage, place=stages.get(stage.name, (None, 1))[0], tensor_parallel=stages.get(stage.name, (None, 1))[1]
+        )
+        for stage in PIPELINE.stages
+    )
+    return msgspec.structs.replace(PIPELINE, stages=changed)
+
+
+def test_requests_and_edges_of_a_cut_stage_are_at_rank_0() -> None:
+    pipeline = cut(writer=("cuda:1,cuda:0", 2), speaker=("cuda:0,cuda:2", 1))
+    found = Placement.of(pipeline, "cuda:0")
+    assert found.stages == {"seer": ("cuda:0",), "writer": ("cuda:1",), "speaker": ("cuda:0", "cuda:2")}
+    assert found.ranks == {"writer": ("cuda:1", "cuda:0")}
+    assert found.places == ("cuda:0", "cuda:1", "cuda:2")
+    assert found.on("cuda:0") == ALL
+    assert found.on("cuda:1") == {"writer"}
+    assert found.followed("cuda:0") == {"writer"}
+    assert found.followed("cuda:1") == frozenset()
+    assert (found.ranks_on("cuda:0"), found.ranks_on("cuda:1")) == ({"writer": (1, 2)}, {"writer": (0, 2)})
+    assert found.ranks_on("cuda:2") == {}
+    assert found.pairs(TO_WRITER) == (("cuda:0", "cuda:1"),)
+    assert found.pairs(TO_SPEAKER) == (("cuda:1", "cuda:0"), ("cuda:1", "cuda:2"))
+    load = {"cuda:0": 5}
+    assert found.place_request(pipeline, ALL, load) == {"seer": "cuda:0", "writer": "cuda:1", "speaker": "cuda:2"}
+
+
+def test_engines_with_ranks_of_one_stage_are_a_group_of_rank_0_first() -> None:
+    found = Placement.of(cut(writer=("cpu/2,cpu", 2), speaker=("cpu/3", 1)), "cpu")
+    assert found.groups == (("cpu/2", "cpu"), ("cpu/3",))
+    several = Placement.of(cut(writer=("cpu/2,cpu/5", 2), speaker=("cpu/2,cpu/4,cpu/3", 3)), "cpu")
+    assert several.groups == (("cpu",), ("cpu/2", "cpu/5", "cpu/4", "cpu/3"))
+    whole = Placement.of(cut(writer=("cpu/2,cpu/3", 1)), "cpu")
+    assert whole.groups == (("cpu",), ("cpu/2",), ("cpu/3",))
+
+
+@pytest.mark.parametrize(
+    ("places", "ranks", "text"),
+    [
+        (
+            ["cuda:0"],
+            2,
+            'writer.place: cuda:0 is 1 place, and writer.tensor_parallel=2 takes 2 places, .*"cuda:0,cuda:1"',
+        ),
+        (["cuda:0", "cuda:1", "cuda:2"], 2, "are 3 places, and writer.tensor_parallel=2 takes 2"),
+        (["cuda:0"], 8, "cuda:3,..."),
+        ([f"cuda:{index}" for index in range(4)], 2, "replicas of a stage that is cut are not supported yet"),
+        (["cpu", "cuda:1"], 2, "different kinds of devices"),
+        (["cuda:0", "cuda:0/b"], 2, "several ranks on cuda:0; name a GPU for each rank"),
+    ],
+)
+def test_places_that_cannot_be_those_of_ranks(places: list[str], ranks: int, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        check_ranks("writer", places, ranks)
+
+
+def test_ranks_of_one_processor_and_of_several_gpus_are_allowed() -> None:
+    check_ranks("writer", ["cpu", "cpu/2"], 2)
+    check_ranks("writer", ["cuda:0", "cuda:1"], 2)
+
+
+@pytest.mark.parametrize("others", ["ba", "bca", "bc", "acb", "cb", "xb"])
+def test_ranks_that_could_wait_for_each_other_are_refused(others: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"talker\.place: .*writer .*in another order; name shared places in the same"
+    ):
+        check_order({"writer": list("abc"), "talker": list(others)})
+
+
+@pytest.mark.parametrize("others", ["ab", "ac", "abc", "axcy", "xyz"])
+def test_stages_with_one_first_place_and_one_order_are_allowed(others: str) -> None:
+    check_order({"writer": list("abc"), "talker": list(others), "other": list("uvw")})
+
+
+def test_the_placement_checks_the_order_of_all_cut_stages() -> None:
+    with pytest.raises(ConfigError, match=r"speaker\.place: cpu/2,cpu shares .* with writer \(cpu,cpu/2\)"):
+        Placement.of(cut(writer=("cpu,cpu/2", 2), speaker=("cpu/2,cpu", 2)), "cpu")
+    with pytest.raises(ConfigError, match=r"writer\.place: cpu is 1 place"):
+        Placement.of(cut(writer=(None, 2)), "cpu")
+
+
+# The setting.
+
+
+def layers(place: str, ranks: object) -> list[SettingsLayer]:
+    return [*layers_of(overrides={"writer.tensor_parallel": ranks}, place={"writer": place})]
+
+
+def test_users_set_the_number_of_ranks(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(ranked_model(tmp_path))
+    config = tmp_path / "omni.toml"
+    config.write_text('[writer]\ntensor_parallel = 2\nplace = "cpu,cpu/2"\n')
+    for given in (layers("cpu,cpu/2", 2), layers("cpu,cpu/2", "2"), layers_of(config=config)):
+        plan = resolve_pipeline(checkpoint, ranked_plugins(), given)
+        assert plan.pipeline.stage("writer").tensor_parallel == 2
+        assert Placement.of(plan.pipeline, "cpu").ranks == {"writer": ("cpu", "cpu/2")}
+    assert resolve_pipeline(checkpoint, ranked_plugins()).pipeline.stage("writer").tensor_parallel == 1
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 65, 1.5, "two", None])
+def test_a_number_of_ranks_that_is_none_is_refused(tmp_path: Path, ranks: object) -> None:
+    with pytest.raises(ConfigError, match=r"writer\.tensor_parallel"):
+        resolve_pipeline(Checkpoint(ranked_model(tmp_path)), ranked_plugins(), layers("cpu,cpu/2", ranks))
+
+
+def test_a_kind_that_cannot_be_cut_is_named(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(echo_model(tmp_path))
+    with pytest.raises(ConfigError, match=r"writer\.tensor_parallel: is 2, and stages of kind 'echo' cannot be cut"):
+        resolve_pipeline(checkpoint, echo_plugins(), layers("cpu,cpu/2", 2))
+    resolve_pipeline(checkpoint, echo_plugins(), layers("cpu,cpu/2", 1))
+
+
+def test_ranks_in_threads_are_refused() -> None:
+    options = EngineOptions(process="thread")
+    places = len(Placement.of(cut(writer=("cpu,cpu/2", 2)), "cpu").places)
+    with pytest.raises(ConfigError, match=r"engine\.process"):
+        runs_in_process(options, torch.device("cpu"), places)

@@ -1,0 +1,83 @@
+"""Ranks that find each other, without engines: each in a thread."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+import torch
+
+from omni.errors import LostRankError
+from omni.ipc import Channel
+from omni.parallel import Ranks, rendezvous, silent_ranks
+from omni.parallel.rendezvous import RankEnds, open_ranks
+
+T = TypeVar("T")
+CPU = torch.device("cpu")
+
+
+def ends_of(size: int) -> list[RankEnds]:
+    """As engines get them."""
+    store = os.memfd_create("test-ranks", os.MFD_CLOEXEC)
+    ends = [RankEnds(store=os.dup(store)) for _ in range(size)]
+    os.close(store)
+    for rank in range(1, size):
+        ends[0].sockets[rank], ends[rank].sockets[0] = Channel.pair()
+    return ends
+
+
+def together(size: int, work: Callable[[Ranks], T]) -> list[T]:
+    """What each rank gives."""
+    ends = ends_of(size)
+
+    def run(rank: int) -> T:
+        ranks = open_ranks(rank, size, CPU, ends[rank])
+        try:
+            return work(ranks)
+        finally:
+            ranks.channel.close()
+            ranks.communicator.close()
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(run, range(size)))
+
+
+def test_ranks_share_numbers_collectives_and_messages() -> None:
+    def work(ranks: Ranks) -> tuple[object, ...]:
+        least = ranks.least("rows", 10 - ranks.rank), ranks.least("rows", 5 + ranks.rank), ranks.least("pages", 3)
+        summed = ranks.communicator.all_reduce(torch.tensor([ranks.rank + 1]))
+        gathered = ranks.communicator.all_gather(torch.tensor([[ranks.rank, 7]]))
+        if not ranks.rank:
+            ranks.channel.send(b"go")
+        ranks.least("sent", 0)
+        return ranks.size, *least, summed.tolist(), gathered.tolist(), list(ranks.channel.take())
+
+    first, *others = together(3, work)
+    expected = (3, 8, 5, 3, [6], [[0, 7, 1, 7, 2, 7]])
+    assert first == (*expected, [])
+    assert others == [(*expected, [b"go"])] * 2
+
+
+def test_a_rank_waits_for_others_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "START_SECONDS", 0.5)
+    own, other = ends_of(2)
+    with pytest.raises(LostRankError, match=r"rank 1 of 2 has not answered for 0\.5 s at start"):
+        open_ranks(0, 2, CPU, own)
+    for ends in (own, other):
+        os.close(ends.store)
+        for end in ends.sockets.values():
+            end.close()
+
+
+def test_silent_ranks_have_the_shapes_and_wait_for_nobody() -> None:
+    ranks = silent_ranks(1, 4)
+    assert (ranks.rank, ranks.size, ranks.communicator.rank, ranks.communicator.size) == (1, 4, 1, 4)
+    x = torch.ones(2, 3)
+    with ranks.communicator.silent():
+        assert ranks.communicator.all_reduce(x) is x
+        assert ranks.communicator.all_gather(x).shape == (2, 12)
+        assert ranks.communicator.all_gather(torch.ones(2, 3, device="meta")).shape == (2, 12)
+        ranks.communicator.broadcast(x)
+    assert ranks.least("rows", 7) == 7
+    assert (ranks.channel.descriptor, ranks.channel.take()) == (None, ())
