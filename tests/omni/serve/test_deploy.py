@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import typer
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from omni.cli import app
 from omni.serve.app import ENDPOINTS
+from omni.serve.options import ServeOptions
 from tests.support.entry_points import REPOSITORY
 from tests.support.http_server import Served, echo_omni, served
 
@@ -110,6 +112,19 @@ def test_every_option_of_the_server_is_on_the_page() -> None:
     command: Any = typer.main.get_command(app)
     of_models = {name for each in command.commands["run"].params for name in each.opts}
     assert {name for name in options() - of_models if name not in PAGE} == {"--help"}
+
+
+def test_every_limit_is_on_the_page_with_its_default() -> None:
+    """Of those that have no option of their own."""
+    shown = {name: _number(value) for name, value in re.findall(r"^\| `(\w+)` \| ([\d,]+(?: [MG]iB)?) \|", PAGE, re.M)}
+    fields = {field.name: field.default for field in structs.fields(ServeOptions)}
+    own = {name.removeprefix("--").replace("-", "_") for name in options()} | {"api_keys", "model_names", "voices"}
+    assert shown == {name: default for name, default in fields.items() if name not in own}
+
+
+def _number(text: str) -> int:
+    count, _, unit = text.partition(" ")
+    return int(count.replace(",", "")) * {"": 1, "MiB": 2**20, "GiB": 2**30}[unit]
 
 
 def test_files_that_the_container_copies_exist() -> None:
