@@ -16,7 +16,7 @@ import msgspec
 from omni import SamplingParams
 
 FORMATS = {"pcm16": 16 * 24_000, "mp3": 96_000}
-"""Bits per second of speech, by format."""
+"""Bits per second of speech at 24 kHz, by format."""
 _START_SECONDS = 600
 
 
