@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 # The newest versions instead of the oldest, in an environment of its own: make test NEWEST=1 VENV=.venv-newest
-CONSTRAINTS := constraints.txt $(if $(NEWEST),constraints.newest.txt) $(if $(CLIENTS),constraints.clients.txt)
+CONSTRAINTS := constraints.txt $(if $(NEWEST),constraints.newest.txt) $(if $(OLDEST),constraints.oldest.txt) \
+	$(if $(CLIENTS),constraints.clients.txt)
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
@@ -20,7 +21,7 @@ RECORDINGS := $(sort $(wildcard examples/assets/*.wav))
 ANSWER := build/answer
 PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check test browser clients mutants lint types format docs surface examples clean
+.PHONY: demo check test browser clients oldest mutants lint types format docs surface examples clean
 .DELETE_ON_ERROR:
 
 demo: $(MODEL)/config.json
@@ -42,6 +43,11 @@ test: $(INSTALLED)
 clients:
 	$(MAKE) CLIENTS=1 VENV=.venv-clients .venv-clients/.installed
 	.venv-clients/bin/pytest -m clients tests/omni/serve/test_clients.py tests/omni/serve/test_realtime_clients.py
+
+# The server with the oldest packages that its extra allows, in an environment of their own.
+oldest:
+	$(MAKE) OLDEST=1 VENV=.venv-oldest .venv-oldest/.installed
+	.venv-oldest/bin/pytest -n auto --dist loadfile --no-loadscope-reorder --ignore tests/omni/serve/test_page_browser.py tests/omni/serve
 
 # The browser that tests of the server's page need; without one they are skipped. Debian's, where it may be installed.
 browser:

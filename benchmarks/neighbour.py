@@ -11,7 +11,8 @@ the longest time in which a listener who plays what has come would hear nothing.
 program.
 
 With `--serve`, the same requests then go over HTTP to `omni serve` in a process of its own, and RTF, first audio and silence are as
-the client sees them: HTTP, JSON and the encoding of audio are the neighbour, called `http`. Compare it with `quiet`.
+the client sees them: HTTP, JSON and base64 are the neighbour, called `http`, and with an encoder `http mp3`. Compare both with
+`quiet`.
 
 With `--timeline FILE`, which cuts graphs at phases and costs time, also the time from one decode step to the next on the device, of
 thinker and talker, in all rounds.
@@ -55,6 +56,8 @@ from talk import TALKS, FamilySpeech
 
 NEIGHBOURS = ("quiet", "python 1", "python 4", "hash 8", "pictures 64")
 _STAGES = ("thinker", "talker")
+_SERVED = {"http": "pcm16", "http mp3": "mp3"}
+"""Formats by neighbour, of requests to a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,16 +238,18 @@ async def measure_server(arguments: argparse.Namespace, folder: str, speech: Fam
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as client:
 
-            def speak(message: str, sampling: dict[str, SamplingParams]) -> AsyncIterator[float]:
-                return sounds(client, message, "thinker", sampling)
+            def speaking(format: str) -> Speak:
+                return lambda message, sampling: sounds(client, message, "thinker", sampling, format)
 
             for requests in arguments.concurrency:
-                await talk(speak, speech, requests, 4, round(speech.second), 1)
-                made = [
-                    summary("http", await talk(speak, speech, requests, arguments.tokens, arguments.frames, 2 + turn))
-                    for turn in range(arguments.rounds)
-                ]
-                runs.append(sorted(made, key=lambda one: one.rtf)[len(made) // 2])
+                for neighbour, format in _SERVED.items():
+                    speak = speaking(format)
+                    await talk(speak, speech, requests, 4, round(speech.second), 1)
+                    made = []
+                    for turn in range(arguments.rounds):
+                        heard = await talk(speak, speech, requests, arguments.tokens, arguments.frames, 2 + turn)
+                        made.append(summary(neighbour, heard))
+                    runs.append(sorted(made, key=lambda one: one.rtf)[len(made) // 2])
     return runs
 
 

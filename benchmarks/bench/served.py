@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,8 +15,8 @@ import msgspec
 
 from omni import SamplingParams
 
-_RATE = 24000
-"""Hz, of `pcm16`."""
+FORMATS = {"pcm16": 16 * 24_000, "mp3": 96_000}
+"""Bits per second of speech at 24 kHz, by format."""
 _START_SECONDS = 600
 
 
@@ -25,9 +26,18 @@ def serving(folder: str, *options: str) -> Iterator[str]:
     command = [sys.executable, "-c", "from omni.cli import main; main()", "serve", folder, "--port", "0", *options]
     with subprocess.Popen([*command, "--name", "model"], stderr=subprocess.PIPE, text=True) as process:
         try:
-            yield _address(process)
+            url = _address(process)
+            # A full pipe would stop the server, which writes a line for each request.
+            threading.Thread(target=_drain, args=(process,), daemon=True).start()
+            yield url
         finally:
             process.kill()
+
+
+def _drain(process: "subprocess.Popen[str]") -> None:
+    assert process.stderr is not None
+    for _ in process.stderr:
+        pass
 
 
 def _address(process: "subprocess.Popen[str]") -> str:
@@ -54,14 +64,15 @@ def _wait(url: str) -> None:
 
 
 async def sounds(
-    client: httpx.AsyncClient, message: str, main: str, sampling: Mapping[str, SamplingParams]
+    client: httpx.AsyncClient, message: str, main: str, sampling: Mapping[str, SamplingParams], format: str = "pcm16"
 ) -> AsyncIterator[float]:
-    """Seconds of each piece of speech, as it comes. main: the stage whose parameters are the request's own."""
+    """Seconds of each piece of speech, as it comes. main: the stage whose parameters are the request's own. format: of
+    `FORMATS`."""
     body = {
         "model": "model",
         "messages": [{"role": "user", "content": message}],
         "modalities": ["text", "audio"],
-        "audio": {"format": "pcm16"},
+        "audio": {"format": format},
         "stream": True,
         "sampling": {stage: _given(params) for stage, params in sampling.items() if stage != main},
         **_given(sampling[main]),
@@ -71,14 +82,14 @@ async def sounds(
             raise RuntimeError((await response.aread()).decode())
         async for line in response.aiter_lines():
             if line.startswith("data: {"):
-                yield _seconds(json.loads(line[6:]))
+                yield 8 * _bytes(json.loads(line[6:])) / FORMATS[format]
 
 
-def _seconds(event: Mapping[str, Sequence[Mapping[str, Mapping[str, Mapping[str, str]]]]]) -> float:
+def _bytes(event: Mapping[str, Sequence[Mapping[str, Mapping[str, Mapping[str, str]]]]]) -> int:
     if "error" in event:
         raise RuntimeError(str(event["error"]))
     data = (event["choices"][0]["delta"].get("audio") or {}).get("data", "")
-    return len(base64.b64decode(data)) / 2 / _RATE
+    return len(base64.b64decode(data))
 
 
 def _given(params: SamplingParams) -> dict[str, object]:

@@ -125,6 +125,17 @@ _MediaDomains = Annotated[
 ]
 
 
+_Limits = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="NAME=VALUE",
+        help="A further limit or waiting time of the server, such as max_sessions=64; repeatable. docs/serving.md lists "
+        "them.",
+    ),
+]
+
+
 @app.command()
 @with_choices
 def serve(
@@ -146,6 +157,7 @@ def serve(
     drain_seconds: Annotated[
         int | None, typer.Option(help="Wait so long for answers under way after SIGTERM. (default: 30)")
     ] = None,
+    bounds: _Limits = None,
     client_priority: Annotated[
         bool, typer.Option("--client-priority", help="Let requests give a `priority`, which can displace others.")
     ] = False,
@@ -178,6 +190,7 @@ def serve(
                 model=model,
                 choices=choices.with_graphs(eager=eager),
                 limits=limits,
+                bounds=tuple(bounds or ()),
                 media_domains=tuple(media_domains or ()),
                 media_folder=media_folder,
                 timeline=timeline,

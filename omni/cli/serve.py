@@ -1,7 +1,7 @@
 """`omni serve`: opens a model, and answers over HTTP until a signal comes."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +11,7 @@ import typer
 
 from omni.cli.interrupt import unwinding
 from omni.cli.options import Choices
+from omni.config import parse_override
 from omni.errors import ConfigError, quoted
 
 TYPE_CHECKING = False
@@ -22,11 +23,12 @@ _NEEDED = ("av", "prometheus_client", "python_multipart", "starlette", "uvicorn"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeArguments:
-    """The command line's arguments. limits: fields of `ServeOptions` that are given."""
+    """The command line's arguments. limits: fields of `ServeOptions` that are given. bounds: further ones, as `NAME=VALUE`."""
 
     model: str
     choices: Choices
     limits: dict[str, object]
+    bounds: tuple[str, ...] = ()
     media_domains: tuple[str, ...] = ()
     media_folder: Path | None = None
     timeline: Path | None = None
@@ -95,10 +97,26 @@ def voice_table(given: Sequence[str]) -> dict[str, str]:
     return table
 
 
+def bounds_of(given: Sequence[str], names: Collection[str]) -> dict[str, float]:
+    """Numbers by name, from `NAME=VALUE`. names: those that are taken. Raises ConfigError."""
+    found: dict[str, float] = {}
+    for each in given:
+        name, value = parse_override(each, "--limit", "NAME=VALUE")
+        if name not in names:
+            raise ConfigError("--limit", f"{quoted(name)} is no limit", f"use one of {', '.join(names)}")
+        try:
+            found[name] = msgspec.convert(value, int | float, strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"--limit {name}", f"{quoted(value)} is no number", "write a number") from error
+    return found
+
+
 def _options(arguments: ServeArguments) -> "ServeOptions":
     from omni.serve.options import ServeOptions
 
     given = {name: value for name, value in arguments.limits.items() if value is not None}
+    names = [name for name in ServeOptions.__struct_fields__ if name not in arguments.limits]
+    given |= bounds_of(arguments.bounds, names)
     given.setdefault("model_names", [_name_of(arguments.model)])
     try:
         return msgspec.convert(given, ServeOptions)

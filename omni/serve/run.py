@@ -51,6 +51,8 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=timed_protocol(options.body_seconds),
+                # Versions before 0.50 choose another by default, which websockets has deprecated.
+                ws="websockets-sansio",
                 access_log=False,
                 log_config=None,
                 backlog=_BACKLOG,

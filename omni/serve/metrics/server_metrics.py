@@ -50,7 +50,10 @@ class ServerMetrics(Observer):
             registry=registry,
         )
         self._responses = Counter(
-            "omni_http_responses", "Answers over HTTP; 499: the client left.", ("path", "status"), registry=registry
+            "omni_http_responses",
+            "Answers over HTTP; 499: the client left; 101: a realtime session.",
+            ("path", "status"),
+            registry=registry,
         )
         self._prompt_tokens = Counter(
             "omni_prompt_tokens", "Tokens of prompts that were answered.", kind, registry=registry
@@ -76,6 +79,8 @@ class ServerMetrics(Observer):
         self._speech = Counter("omni_speech_seconds", "Length of the speech made.", kind, registry=registry)
         in_flight = Gauge("omni_answers_in_flight", "Answers under way, waiting ones included.", registry=registry)
         in_flight.set_function(lambda: limits.in_flight)
+        sessions = Gauge("omni_realtime_sessions", "Realtime sessions that are open.", registry=registry)
+        sessions.set_function(lambda: limits.sessions)
         held = Gauge("omni_request_body_bytes", "Bodies of the requests under way.", registry=registry)
         held.set_function(lambda: limits.held_bytes)
         up = Gauge("omni_engine_up", "1 while the engine runs, as /health.", registry=registry)

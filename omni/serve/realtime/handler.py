@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
+from omni.errors import OverloadedError
 from omni.serve.endpoint import check_key
 from omni.serve.errors import HttpError, reported
 from omni.serve.models import check_model
@@ -24,13 +25,18 @@ _PROTOCOL = "realtime"
 """Subprotocol of clients in browsers."""
 _KEY = "openai-insecure-api-key."
 """Prefix of another one, with their key: they cannot send headers."""
+_SWITCHED = 101
+"""Status of a websocket's beginning."""
+
+
+_PATH = "/v1/realtime"
 
 
 def realtime_route(server: Server) -> WebSocketRoute:
     async def endpoint(websocket: WebSocket) -> None:
         await _realtime(server, websocket)
 
-    return WebSocketRoute("/v1/realtime", endpoint)
+    return WebSocketRoute(_PATH, endpoint)
 
 
 async def _realtime(server: Server, websocket: WebSocket) -> None:
@@ -45,15 +51,19 @@ async def _realtime(server: Server, websocket: WebSocket) -> None:
             check_model(server, model)
             held.enter_context(server.limits.session())
         except Exception as error:
+            if isinstance(error, OverloadedError):
+                server.refused("realtime")
             described = reported(error, session_id, server.options.retry_after_seconds)
+            server.metrics.responded(_PATH, described.status)
             await websocket.send_denial_response(error_response(described))
             return
         memory = SessionMemory(held.enter_context(server.limits.body()), server.options.max_session_bytes)
         await websocket.accept(_PROTOCOL if _PROTOCOL in protocols else None)
+        server.metrics.responded(_PATH, _SWITCHED)
         try:
             await RealtimeSession(server, websocket, memory, first_settings(server, model), session_id).run()
         finally:
-            _log.info("%s WEBSOCKET /v1/realtime %.3f s", session_id, time.perf_counter() - since)
+            _log.info("%s WEBSOCKET %s %.3f s", session_id, _PATH, time.perf_counter() - since)
 
 
 def _authorization(websocket: WebSocket, protocols: list[str]) -> str:

@@ -136,3 +136,56 @@ def test_pipecat_hears(talker: Served) -> None:
     frames = asyncio.run(main())
     assert [type(frame) for frame in frames] == [TranscriptionFrame]
     assert frames[0].text
+
+
+QUESTION = "How vexingly quick?"
+
+
+def written(it: Served) -> str:
+    """The same answer, through the SDK."""
+    with it.client() as client:
+        messages: Any = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": QUESTION}]
+        answer = client.chat.completions.create(model="tiny", messages=messages, temperature=0.0)
+    return answer.choices[0].message.content or ""
+
+
+def test_livekit_writes(talker: Served) -> None:
+    from livekit.agents import llm, utils
+    from livekit.plugins import openai
+
+    async def main() -> tuple[str, Any]:
+        async with utils.http_context.open():
+            model = openai.LLM(model="tiny", base_url=f"{talker.url}/v1", api_key="x", temperature=0.0)
+            context = llm.ChatContext.empty()
+            context.add_message(role="system", content="Be kind.")
+            context.add_message(role="user", content=QUESTION)
+            text, usage = "", None
+            async with model.chat(chat_ctx=context) as stream:
+                async for chunk in stream:
+                    text += (chunk.delta and chunk.delta.content) or ""
+                    usage = chunk.usage or usage
+            await model.aclose()
+            return text, usage
+
+    text, usage = asyncio.run(main())
+    assert text == written(talker) != ""
+    assert usage.completion_tokens == 8
+
+
+def test_pipecat_writes(talker: Served) -> None:
+    from pipecat.frames.frames import ErrorFrame, LLMContextFrame, LLMTextFrame
+    from pipecat.processors.aggregators.llm_context import LLMContext
+    from pipecat.services.openai.llm import OpenAILLMService
+    from pipecat.tests.utils import run_test
+
+    async def main() -> list[Any]:
+        settings = OpenAILLMService.Settings(model="tiny", temperature=0.0, system_instruction="Be kind.")
+        service = OpenAILLMService(api_key="x", base_url=f"{talker.url}/v1", settings=settings)
+        context = LLMContext([{"role": "user", "content": QUESTION}])
+        async with service._client:
+            down, up = await run_test(service, frames_to_send=[LLMContextFrame(context)])
+        return [*down, *up]
+
+    frames = asyncio.run(main())
+    assert not [frame for frame in frames if isinstance(frame, ErrorFrame)]
+    assert "".join(frame.text for frame in frames if isinstance(frame, LLMTextFrame)) == written(talker) != ""

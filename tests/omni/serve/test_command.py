@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 
 from omni.cli import app
 from omni.cli.serve import voice_table
+from omni.errors import ConfigError
+from omni.serve.options import ServeOptions
 from tests.omni.cli.echo_program import environment, program
 from tests.support.http_server import echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
@@ -97,6 +99,13 @@ def test_what_is_not_over_in_time_is_ended(echo_folder: Path) -> None:
         (["--max-requests", "0"], "max_requests must be greater than 0"),
         (["--api-key", ""], "api_keys must be printable"),
         (["--host", "256.0.0.1"], "cannot listen at 256.0.0.1"),
+        (["--limit", "max_sessions=0"], "max_sessions must be greater than 0"),
+        (["--limit", "max_sessions=1.5"], "max_sessions"),
+        (["--limit", "max_sessions"], "write NAME=VALUE"),
+        (["--limit", "body_seconds=soon"], "'soon' is no number"),
+        (["--limit", "body_seconds=nan"], "body_seconds must be greater than 0"),
+        (["--limit", "sessions=3"], "use one of max_upload_bytes, "),
+        (["--limit", "max_requests=3"], "'max_requests' is no limit"),
     ],
 )
 def test_settings_are_checked_before_a_model_is_loaded(arguments: list[str], words: str) -> None:
@@ -121,6 +130,20 @@ def test_a_voice_without_a_name_is_refused(given: str) -> None:
 
 def test_voices_are_named_on_the_command_line() -> None:
     assert voice_table(["alloy=low", "aria=a=b"]) == {"alloy": "low", "aria": "a=b"}
+
+
+def test_limits_are_set_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[ServeOptions] = []
+
+    def bound(options: ServeOptions) -> None:
+        given.append(options)
+        raise ConfigError("here", "ends the test", "read its options")
+
+    monkeypatch.setattr("omni.serve.run.bound", bound)
+    limits = ["--limit", "max_sessions=3", "--limit", "stalled_seconds=2.5", "--max-requests", "7"]
+    result = CliRunner().invoke(app, ["serve", "no-model", *limits])
+    assert "ends the test" in result.stderr
+    assert given == [ServeOptions(model_names=("no-model",), max_sessions=3, stalled_seconds=2.5, max_requests=7)]
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

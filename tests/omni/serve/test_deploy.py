@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 import typer
+from msgspec import structs
+from packaging.version import Version
 from prometheus_client.parser import text_string_to_metric_families
 
 from omni.cli import app
 from omni.serve.app import ENDPOINTS
+from omni.serve.options import ServeOptions
 from tests.support.entry_points import REPOSITORY
 from tests.support.http_server import Served, echo_omni, served
 
@@ -102,7 +105,7 @@ def _commands(text: str) -> list[str]:
 
 def test_options_of_the_page_exist() -> None:
     asked = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGE))
-    others = {"--shm-size", "--device"}
+    others = {"--shm-size"}
     assert asked - options() - others == set()
 
 
@@ -110,6 +113,19 @@ def test_every_option_of_the_server_is_on_the_page() -> None:
     command: Any = typer.main.get_command(app)
     of_models = {name for each in command.commands["run"].params for name in each.opts}
     assert {name for name in options() - of_models if name not in PAGE} == {"--help"}
+
+
+def test_every_limit_is_on_the_page_with_its_default() -> None:
+    """Of those that have no option of their own."""
+    shown = {name: _number(value) for name, value in re.findall(r"^\| `(\w+)` \| ([\d,]+(?: [MG]iB)?) \|", PAGE, re.M)}
+    fields = {field.name: field.default for field in structs.fields(ServeOptions)}
+    own = {name.removeprefix("--").replace("-", "_") for name in options()} | {"api_keys", "model_names", "voices"}
+    assert shown == {name: default for name, default in fields.items() if name not in own}
+
+
+def _number(text: str) -> int:
+    count, _, unit = text.partition(" ")
+    return int(count.replace(",", "")) * {"": 1, "MiB": 2**20, "GiB": 2**30}[unit]
 
 
 def test_files_that_the_container_copies_exist() -> None:
@@ -122,6 +138,16 @@ def test_files_that_the_container_copies_exist() -> None:
         line.split()[1] for line in (DEPLOY / "Containerfile").read_text().splitlines() if line.startswith("COPY")
     }
     assert {root for root in project["where"] if root != "."} | {"omni"} <= copied
+
+
+def test_the_container_takes_the_triton_that_torch_requires() -> None:
+    """The tests' torch is the CPU's and requires none: they pin another version. Triton needs a compiler where it runs."""
+    steps = re.split(r"RUN|&&", (DEPLOY / "Containerfile").read_text().replace("\\\n", " "))
+    installs = [step for step in steps if "pip install" in step]
+    assert ["versions.txt" in install for install in installs] == [True, True]
+    assert any("grep -v '^triton==' constraints.txt > versions.txt" in step for step in steps)
+    (packages,) = [step.split() for step in steps if "apt-get install" in step]
+    assert {"gcc", "libc6-dev"} <= set(packages)
 
 
 def test_paths_of_the_files_are_served() -> None:
@@ -158,3 +184,20 @@ def test_the_unit_is_one() -> None:
     # The program and the key's file are not here.
     wrong = [line for line in done.stderr.splitlines() if "omni.service" in line and "is not executable" not in line]
     assert not [line for line in wrong if "Unknown" in line or "Failed to parse" in line], done.stderr
+
+
+def test_the_oldest_versions_are_those_that_the_extra_allows() -> None:
+    """`make oldest` tests the server with them."""
+    lines = (REPOSITORY / "constraints.oldest.txt").read_text().splitlines()
+    tested = dict(line.split("==") for line in lines if not line.startswith("#"))
+    extra = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]["serve"]
+    assert {name: Version(version) for name, version in tested.items()} == {
+        name: Version(version) for name, _, version in (each.partition(">=") for each in extra)
+    }
+
+
+def test_ci_runs_the_server_with_other_clients_and_the_oldest_versions() -> None:
+    targets = re.search(r"for target in (.*); do", (REPOSITORY / ".ci" / "run").read_text())
+    assert targets is not None
+    assert {"browser", "clients", "oldest", "test"} <= set(targets[1].split())
+    assert "run: .ci/run" in (REPOSITORY / ".github" / "workflows" / "ci.yml").read_text()

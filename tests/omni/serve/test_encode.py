@@ -1,6 +1,8 @@
 """Formats of speech: what is encoded, whole and in pieces, is what is decoded."""
 
 import io
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ import soxr
 from omni.errors import InputError
 from omni.serve.audio.encode import FORMATS, SpeechEncoder, check_format
 from tests.support.decoded import decoded
+from tests.support.entry_points import REPOSITORY
+from tests.support.patience import PATIENCE_SECONDS
 
 RATES = (8000, 16000, 24000, 44100, 24001)
 LOSSLESS = ("wav", "flac")
@@ -72,3 +76,37 @@ def test_streamed_bytes_come_with_their_sound(format: str) -> None:
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(InputError, match="use one of wav, pcm16"):
         check_format("midi", "audio.format")
+
+
+LEFT = """
+import gc, threading
+import numpy as np
+from omni.serve.audio.encode import FORMATS
+
+def leave(seed):
+    dice = np.random.default_rng(seed)
+    for _ in range(40):
+        for name in ("mp3", "opus", "aac", "flac"):
+            encoder = FORMATS[name].streamed(24000)
+            for _ in range(dice.integers(1, 5)):
+                encoder.push(dice.normal(size=1920).astype(np.float32) / 10)
+            if dice.random() < 0.5:
+                encoder.finish()
+
+gc.set_threshold(50, 2, 2)
+threads = [threading.Thread(target=leave, args=(seed,)) for seed in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+gc.collect()
+"""
+
+
+def test_an_encoder_that_its_client_left_is_collected() -> None:
+    """Its file has no end, and any thread may collect it: PyAV before 17.1 crashes there."""
+    command = [sys.executable, "-X", "faulthandler", "-c", LEFT]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

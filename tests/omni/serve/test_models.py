@@ -3,6 +3,8 @@
 import base64
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,10 @@ import soundfile
 
 from omni import AsyncOmni, Omni, SamplingParams
 from omni_text.tiny import write_tiny
+from tests.support.decoded import decoded
 from tests.support.entry_points import REPOSITORY
 from tests.support.http_server import STRICT, Served, served
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiny_omni import SHAPE, tiny_plugins
 
@@ -143,3 +147,26 @@ def test_the_page_is_true_as_it_is_shown(
     samples, rate = soundfile.read(tmp_path / "answer.wav")
     assert (rate, len(samples) > 0, len(names["samples"]) > 0) == (24000, True, True)
     assert capsys.readouterr().out.startswith(f"{names['speech'].transcript}\n")
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_the_commands_of_the_page_are_true(talker: Served, tmp_path: Path) -> None:
+    """Each of its curl commands, as it is shown."""
+    (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
+    commands = re.findall(r"^    (curl .*\n(?:     +.*\n)*)", PAGE.read_text(), re.MULTILINE)
+    said = []
+    for command in commands:
+        assert "http://127.0.0.1:8000" in command
+        line = command.replace("http://127.0.0.1:8000", talker.url).replace("curl", "curl -sS --fail", 1)
+        done = subprocess.run(
+            ["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+        )
+        assert done.returncode == 0, (command, done.stderr)
+        said.append(done.stdout)
+    streamed, spoken, heard = said
+    events = [line.removeprefix("data: ") for line in streamed.splitlines() if line]
+    assert events[-1] == "[DONE]"
+    assert "".join(json.loads(each)["choices"][0]["delta"].get("content", "") for each in events[:-1])
+    assert spoken == ""
+    assert len(decoded((tmp_path / "morning.mp3").read_bytes(), "mp3")[0]) > 0
+    assert json.loads(heard)["text"]

@@ -316,11 +316,24 @@ def test_more_sessions_than_there_are_places_are_refused(small: Served) -> None:
             response = refused.value.response
             assert (response.status_code, response.headers["retry-after"]) == (503, "1")
             assert json.loads(response.body)["error"]["code"] == "overloaded"
+            assert counted() == (2, before[1] + 1, before[2] + 1, before[3] + 2)
         assert eventually(lambda: small.server.limits.sessions == 0)
         async with session(small):
             pass
 
+    def counted() -> tuple[float, ...]:
+        """Open sessions, refused ones, and the handshakes with each status."""
+        value, path = small.server.metrics.registry.get_sample_value, {"path": "/v1/realtime"}
+        return (
+            value("omni_realtime_sessions") or 0,
+            value("omni_requests_refused_total", {"kind": "realtime"}) or 0,
+            value("omni_http_responses_total", {**path, "status": "503"}) or 0,
+            value("omni_http_responses_total", {**path, "status": "101"}) or 0,
+        )
+
+    before = counted()
     asyncio.run(main())
+    assert eventually(lambda: counted() == (0, before[1] + 1, before[2] + 1, before[3] + 3))
 
 
 def test_a_key_and_a_known_model_are_asked_for(echo_folder: Path) -> None:
