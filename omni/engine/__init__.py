@@ -3,7 +3,8 @@
 from omni.engine.admission import Admission, Held, Rejected
 from omni.engine.build import build_engine, check_shapes, load_stages, measure_stages
 from omni.engine.choice import PipelineChoice, PipelineFunction
-from omni.engine.engine import Engine, EngineClient
+from omni.engine.client import EngineClient
+from omni.engine.engine import Engine
 from omni.engine.memory import StageMemory
 from omni.engine.options import EngineOptions, dtype_for, engine_options
 from omni.engine.placement import ConnectorChoice, ConnectorSelector, Placement, device_of

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -24,20 +24,17 @@ from omni.engine.options import EngineOptions
 from omni.engine.orchestrator import Orchestrator
 from omni.engine.peers import EdgeEnds
 from omni.engine.placement import ConnectorSelector, Placement
-from omni.engine.request import SubmitRequest
 from omni.engine.resolve import DTYPES, Plan, check_formats
 from omni.engine.rows import divide_again, divide_memory
 from omni.engine.stage_order import StageOrder, sound_stages
 from omni.engine.start import StartClock, StartReport
 from omni.engine.unfit import unfit
-from omni.engine.warm import compiling
+from omni.engine.warm import WarmupPlan, compiling
 from omni.errors import OmniError, errors_as, plugin_setup
 from omni.kernels import CompileCounter, Compiled, process_count
 from omni.parallel import Ranks
 from omni.parallel.rendezvous import RankEnds
-from omni.pipeline import (
-    Stage,
-)
+from omni.pipeline import Pipeline, Stage
 from omni.plugin import expect
 from omni.plugin.manager import Plugins
 from omni.stage import Listeners, LoadedStage, StageContext, StageWorker, memory_errors, most_rows
@@ -145,57 +142,40 @@ def build_engine(
     command_queue: see `Engine`. place: None for all stages. share: of the device's memory. take_timeline: gets the timeline
     when the engine closes, instead of the file. rank_ends: of the stages with a rank on the place.
     """
-    assert options.dtype is not None, "the caller chose it for the device"
-    selector = ConnectorSelector(plugins)
     here = place if place is not None else str(device.torch_device)
     if place is None:
         assert all(stage.tensor_parallel == 1 for stage in plan.pipeline.stages), "ranks are in processes"
         placement = Placement({stage.name: (here,) for stage in plan.pipeline.stages}, here)
     else:
         placement = Placement.of(plan.pipeline, options.device or here)
-    own = placement.on(here)
-    led = own - placement.followed(here)
-    edges = [*selector.open_edges(plan.pipeline, placement, here), *selector.open_outputs(plan.pipeline, led, here)]
-    ends = EdgeEnds(here, edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
+    own = [stage.name for stage in plan.pipeline.order() if stage.name in placement.on(here)]
+    ends = _open_ends(plan.pipeline, plugins, placement, here, device)
     listeners = Listeners(device.seconds, short=options.short_slack)
-    scheduling = options.scheduling or ("slack" if device.torch_device.type == "cuda" else "fixed")
-    by_slack = listeners if scheduling == "slack" else None
+    by_slack = listeners if _scheduling(options, device) == "slack" else None
     cut = CutStages()
     try:
         budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device), share)
         timeline = None
         if options.timeline is not None:
-            stages = tuple(stage.name for stage in plan.pipeline.order() if stage.name in own)
-            timeline = TimelineFile(options.timeline, device, stages, take_timeline)
-        graphs = device.captures if options.graphs is None else options.graphs
+            timeline = TimelineFile(options.timeline, device, tuple(own), take_timeline)
         # All before the first weights: after those the ranks are seconds or minutes apart.
         cut = CutStages.open(placement, here, device.torch_device, rank_ends)
+        engines = len(placement.places)
         started = _start(
-            plan,
-            checkpoint,
-            device,
-            options,
-            own=own,
-            graphs=graphs,
-            budget=budget,
-            engines=len(placement.places),
-            listeners=by_slack,
-            cut=cut,
+            plan, checkpoint, device, options, own=own, budget=budget, engines=engines, listeners=by_slack, cut=cut
         )
     except BaseException:
         cut.close()
         ends.close_after_error()
         raise
-    admission: Admission[SubmitRequest] = Admission(options.max_active_requests, options.max_waiting_requests)
-    is_held = command_queue.holds if command_queue is not None else _never
     orchestrator = Orchestrator(
         plan.pipeline,
         workers=started.workers,
         adapters=plan.adapters,
         ends=ends,
-        admission=admission,
+        admission=Admission(options.max_active_requests, options.max_waiting_requests),
         place=here,
-        is_held=is_held,
+        is_held=command_queue.holds if command_queue is not None else _never,
         listeners=listeners,
     )
     stage_order = None
@@ -223,6 +203,17 @@ def build_engine(
     )
 
 
+def _open_ends(pipeline: Pipeline, plugins: Plugins, placement: Placement, here: str, device: Device) -> EdgeEnds:
+    """The senders of this place: before the memory is divided, as their pools take of it."""
+    selector, led = ConnectorSelector(plugins), placement.on(here) - placement.followed(here)
+    edges = [*selector.open_edges(pipeline, placement, here), *selector.open_outputs(pipeline, led, here)]
+    return EdgeEnds(here, edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
+
+
+def _scheduling(options: EngineOptions, device: Device) -> str:
+    return options.scheduling or ("slack" if device.torch_device.type == "cuda" else "fixed")
+
+
 @dataclass(frozen=True, slots=True)
 class _Started:
     memory: Mapping[str, StageMemory]
@@ -236,27 +227,25 @@ def _start(
     device: Device,
     options: EngineOptions,
     *,
-    own: Container[str],
-    graphs: bool,
+    own: Sequence[str],
     budget: Budget | None,
     engines: int,
     listeners: Listeners | None,
     cut: CutStages,
 ) -> _Started:
-    """own: the stages of this engine. engines: of the model. listeners: as in `StageContext`."""
+    """own: the stages of this engine, in the pipeline's order. engines: of the model. listeners: as in `StageContext`."""
     assert options.dtype is not None, "the caller chose it for the device"
+    graphs = device.captures if options.graphs is None else options.graphs
     load = partial(load_stages, plan, checkpoint, dtype=options.dtype, graphs=graphs, listeners=listeners)
     alone, most = cut.silenced.ranks, most_rows(device.torch_device)
-    names = [stage.name for stage in plan.pipeline.order() if stage.name in own]
     clock, counter = StartClock(), CompileCounter()
 
     def load_empty(onto: Device, name: str) -> LoadedStage:
         return load(onto, load_format="dummy", stages=(name,), ranks=alone)[name]
 
-    processes = process_count(options.compile_processes, engines)
     settings = checkpoint.config, plan.pipeline, sorted(plan.processors), options.dtype, graphs, listeners is not None
-    packages = plan.packages()
-    with compiling(device.kernel_device, names, load_empty, budget, processes, settings, packages) as warmup:
+    kernels = WarmupPlan(device.kernel_device, own, load_empty, budget, settings, plan.packages())
+    with compiling(kernels, process_count(options.compile_processes, engines)) as warmup:
         with clock.part("load"):
             loaded = load(device, load_format=options.load_format, stages=own, ranks=cut.ranks)
         with clock.part("compile"):

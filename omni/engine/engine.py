@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from operator import attrgetter
-from typing import Protocol
 
 import torch
 
@@ -50,58 +49,12 @@ _TICK: Callable[[StageWorker], Callable[[], bool]] = attrgetter("tick")
 _POLL: Callable[[StageWorker], Callable[[], bool]] = attrgetter("poll")
 
 
-class EngineClient(Protocol):
-    """See `Engine` for the methods; any thread may call them. Only `start` precedes `submit`."""
-
-    @property
-    def memory(self) -> Mapping[str, StageMemory]: ...
-
-    @property
-    def start_reports(self) -> Mapping[str, StartReport]:
-        """What the latest start of each engine took, by place."""
-        ...
-
-    @property
-    def takes_text_rules(self) -> bool:
-        """Whether requests carry `text_rules` instead of `rules`."""
-        ...
-
-    @property
-    def failure(self) -> OmniError | None:
-        """Why requests are refused until the model is opened again; None while they are taken."""
-        ...
-
-    @property
-    def interruption(self) -> OmniError | None:
-        """Why requests wait: the engine of a stage is being started again. None while all run."""
-        ...
-
-    def start(self) -> None: ...
-
-    def submit(self, request: EngineRequest, sink: Sink) -> None: ...
-
-    def abort(self, request_id: str, error: OmniError) -> None: ...
-
-    def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None: ...
-
-    def longest_prompt(self, stage: str) -> int | None: ...
-
-    def usage(self) -> Mapping[str, StageUsage]: ...
-
-    def counters(self) -> Mapping[str, Mapping[str, int]]: ...
-
-    @property
-    def idle(self) -> bool: ...
-
-    def close(self) -> None: ...
-
-
 def closed_after_error(stage: str) -> StageError:
     return StageError(stage, "running", "it was closed after an error")
 
 
 class Engine:
-    """Takes commands from any thread; the loop's thread does everything else.
+    """An `EngineClient` that takes commands from any thread; the loop's thread does everything else.
 
     `tick` is public, so a test can drive the engine itself, without `start`.
     """

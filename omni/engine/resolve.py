@@ -48,10 +48,10 @@ from omni.pipeline.validate import check_unique
 from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
 from omni.plugin.locate import is_import_path
 from omni.plugin.manager import Plugins
+from omni.sampling import SamplingParams
 from omni.stage import StageKind, TensorParallelKind
 from omni.utils.origin import origin, with_origin, with_place
 
-_SAMPLING = ".sampling."
 _STAGE_SETTINGS = (("dtype", str | None, None), ("place", str | None, None), ("tensor_parallel", int, 1))
 """Fields of `Stage` that users set beside its options."""
 _ANY = PipelineChoice()
@@ -79,8 +79,8 @@ def open_checkpoint(
 class Plan:
     """A checked pipeline with all named objects imported, before any weight is read. settings: of its stages.
     processors: logits processors for its requests, by name. extensions: that were applied, in order. makers: the `origin` of the
-    function that chose each stage, and the front end as `FRONTEND`; empty where it is unknown. changed: the stages that extensions
-    or the user's function chose."""
+    function that chose each stage, the front end as `FRONTEND`, and what another than the stage's chose, by path; empty where it is
+    unknown, or where a file of the checkpoint chose."""
 
     pipeline: Pipeline
     kinds: Mapping[str, StageKind]
@@ -89,7 +89,6 @@ class Plan:
     processors: Mapping[str, LogitsProcessorEntry] = field(default_factory=dict)
     extensions: tuple[str, ...] = ()
     makers: Mapping[str, str] = field(default_factory=dict)
-    changed: frozenset[str] = frozenset()
 
     @contextmanager
     def naming_makers(self) -> Iterator[None]:
@@ -106,10 +105,11 @@ class Plan:
         lacking = [
             s.name for s in self.pipeline.stages if s.model is None and field == f"pipeline.stages.{s.name}.model"
         ]
-        chosen = [s.path.partition(".")[0] for s in self.settings if s.path == field and s.origin == FAMILY]
-        if _SAMPLING in field:  # a family takes these from generation_config.json
-            chosen = [name for name in chosen if name in self.changed]
-        return next((self.makers.get(name, "") for name in (*lacking, *chosen)), "")
+        chosen = [s.path for s in self.settings if s.path == field and s.origin == FAMILY]
+        path = next(iter((*lacking, *chosen)), "")
+        while path not in self.makers and "." in path:
+            path = path.rpartition(".")[0]
+        return self.makers.get(path, "")
 
     def packages(self) -> frozenset[str]:
         """The top-level packages of the stages' code: of their kinds, models and logits processors, and omni's."""
@@ -176,8 +176,7 @@ def plan_of(
     configured, settings = configure(changed, layers)
     _check_connectors(configured, plugins, settings, layers, code)
     plan = check_pipeline(configured, plugins, code)
-    own = frozenset(stage.name for stage in changed.stages if stage not in pipeline.stages)
-    return replace(plan, settings=settings, extensions=tuple(choice.extensions), makers=makers, changed=own)
+    return replace(plan, settings=settings, extensions=tuple(choice.extensions), makers=makers)
 
 
 def _changes(choice: PipelineChoice) -> int:
@@ -188,7 +187,13 @@ def _makers(given: Pipeline, changed: Pipeline, code: object, change: object) ->
     """See `Plan`. code: the function that made `given`. change: the only one that changed it; None if several did."""
     kept = {stage.name: stage in given.stages for stage in changed.stages}
     kept[FRONTEND] = changed.frontend == given.frontend
-    return {name: origin(code=code if is_kept else change) for name, is_kept in kept.items()}
+    makers = {name: origin(code=code if is_kept else change) for name, is_kept in kept.items()}
+    for stage in changed.stages:
+        if kept[stage.name]:
+            # A family takes sampling defaults from generation_config.json.
+            options = msgspec.structs.asdict(stage.options)
+            makers |= {f"{stage.name}.{key}": "" for key, value in options.items() if isinstance(value, SamplingParams)}
+    return makers
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
@@ -19,37 +20,36 @@ Load = Callable[[Device, str], LoadedStage]
 """Loads a stage, by name, onto a device without memory."""
 
 
+@dataclass(frozen=True, slots=True)
+class WarmupPlan:
+    """What the kernels of a start follow from. device: the device that they are compiled for. budget: memory of the stages.
+    settings, packages: as for `StartRecord`, beside the stages; without settings no record is kept."""
+
+    device: torch.device
+    stages: Sequence[str]
+    load: Load
+    budget: Budget | None = None
+    settings: object = None
+    packages: Collection[str] = ()
+
+
 class KernelWarmup:
     """Records the variants of kernels that stages need, in a thread, and has processes compile them.
 
     Errors here are logged at debug level and otherwise ignored: what is not compiled is compiled at its first launch.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        stages: Iterable[str],
-        load: Load,
-        budget: Budget | None,
-        processes: int,
-        settings: object = None,
-        packages: Collection[str] = (),
-    ) -> None:
-        """Loads the stages. device: the device that kernels are compiled for. budget: memory of the stages. processes: at
-        least 1. settings, packages: as for `StartRecord`, beside the stages; without settings no record is kept."""
-        self._device = device
-        self._settings = settings
-        self._packages = packages
-        self._budget = budget
+    def __init__(self, plan: WarmupPlan, processes: int) -> None:
+        """Loads the stages. processes: at least 1."""
+        self._plan = plan
         self._closed = threading.Event()
         self._recorder = VariantRecorder()
-        self._record_device = RecordingDevice(device, self._recorder)
+        self._record_device = RecordingDevice(plan.device, self._recorder)
         self._record: StartRecord | None = None
-        self._stages = tuple(stages)
         self._processes = CompileProcesses(processes)
         try:
             # Not in the thread: while transformers builds a module, its dtype is the process's default.
-            self._loaded = load_empty(self._stages, load, self._record_device)
+            self._loaded = load_empty(plan.stages, plan.load, self._record_device)
         except BaseException:
             self._processes.close()
             raise
@@ -76,24 +76,25 @@ class KernelWarmup:
         try:
             variants = self._variants()
             if not self._closed.is_set():
-                self._processes.compile(variants, torch.cuda.get_device_capability(self._device))
+                self._processes.compile(variants, torch.cuda.get_device_capability(self._plan.device))
         except BaseException as error:  # also what a plugin raises
             _log.debug("kernels are not compiled by processes", exc_info=error)
             self._processes.close()
 
     def _variants(self) -> Sequence[Variant]:
         """The variants that an equal earlier start recorded; else records them."""
-        if self._settings is not None:
+        plan = self._plan
+        if plan.settings is not None:
             # Rows follow from the budget, which is never the same to the byte.
-            budget_gib = None if self._budget is None else round(self._budget.bytes / 2**30)
-            gpu = torch.cuda.get_device_properties(self._device).name
-            self._record = StartRecord((self._settings, sorted(self._loaded), gpu, budget_gib), self._packages)
+            budget_gib = None if plan.budget is None else round(plan.budget.bytes / 2**30)
+            gpu = torch.cuda.get_device_properties(plan.device).name
+            self._record = StartRecord((plan.settings, sorted(self._loaded), gpu, budget_gib), plan.packages)
             known = self._record.read()
             if known is not None:
                 return known
-        whole = record_stages(self._loaded, self._record_device, self._budget, closed=self._closed.is_set)
+        whole = record_stages(self._loaded, self._record_device, plan.budget, closed=self._closed.is_set)
         variants = tuple(self._recorder.variants)
-        if self._record is not None and whole and len(self._loaded) == len(self._stages):
+        if self._record is not None and whole and len(self._loaded) == len(plan.stages):
             self._record.write(variants)
         return variants
 
@@ -142,22 +143,14 @@ def _recorded_in_part(*stages: str) -> Iterator[None]:
 
 
 @contextmanager
-def compiling(
-    device: torch.device,
-    stages: Iterable[str],
-    load: Load,
-    budget: Budget | None,
-    processes: int,
-    settings: object = None,
-    packages: Collection[str] = (),
-) -> Iterator[KernelWarmup | None]:
-    """While entered, processes compile the kernels of stages; None if `device` runs none, or none can be compiled so. Nothing of it
-    is left at the end. processes: 0 for none. Others: as in `KernelWarmup`."""
-    if device.type != "cuda" or not processes:
+def compiling(plan: WarmupPlan, processes: int) -> Iterator[KernelWarmup | None]:
+    """While entered, processes compile the kernels of stages; None if the device runs none, or none can be compiled so. Nothing of
+    it is left at the end. processes: 0 for none."""
+    if plan.device.type != "cuda" or not processes:
         yield None
         return
     try:
-        warmup = KernelWarmup(device, stages, load, budget, processes, settings, packages)
+        warmup = KernelWarmup(plan, processes)
     except OSError as error:
         _log.warning("no process can compile kernels, so the start takes longer: %s", error)
         yield None

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.thorough
 SMALL = 2**19
 
 
+@pytest.mark.slow  # by default examples/connector and the tests of connectors run the suite in two processes
 def test_inline_pieces_keep_the_contract_in_two_processes():
     check_connector(f"{InlineConnector.__module__}:InlineConnector", CpuDevice(), largest_bytes=SMALL)
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,11 +20,16 @@ _OURS = ("omni", "__editable__", "_virtualenv", "__pycache__")
 """The beginnings of names in site-packages that are not linked: omni, and what finds it in the checkout."""
 
 
+def build_wheels(sources: Iterable[Path], out: Path) -> list[Path]:
+    """The wheels of distributions, in the folder `out`."""
+    offline = ["--no-deps", "--no-index", "--no-build-isolation"]
+    _run([sys.executable, *_PIP, "wheel", "--quiet", *offline, "--wheel-dir", str(out), *map(str, sources)], out)
+    return sorted(out.iterdir())
+
+
 def build_wheel(source: Path, out: Path) -> Path:
     """The wheel of a distribution, in the folder `out`."""
-    offline = ["--no-deps", "--no-index", "--no-build-isolation"]
-    _run([sys.executable, *_PIP, "wheel", "--quiet", *offline, "--wheel-dir", str(out), str(source)], source)
-    (file,) = out.iterdir()
+    (file,) = build_wheels([source], out)
     return file
 
 
@@ -44,16 +49,14 @@ class Environment:
             self._install(*wheels)
 
     @contextmanager
-    def having(self, wheel: Path) -> Iterator[None]:
-        """While entered, the distribution of a wheel is installed too."""
-        self._install(wheel)
+    def having(self, *wheels: Path) -> Iterator[None]:
+        """While entered, the distributions of wheels are installed too."""
+        self._install(*wheels)
         try:
             yield
         finally:
-            _run(
-                [str(self.bin / "python"), *_PIP, "uninstall", "--quiet", "--yes", wheel.name.split("-")[0]],
-                self._folder,
-            )
+            names = [wheel.name.split("-")[0] for wheel in wheels]
+            _run([str(self.bin / "python"), *_PIP, "uninstall", "--quiet", "--yes", *names], self._folder)
 
     def _install(self, *wheels: Path) -> None:
         options = ["--quiet", "--no-deps", "--no-index", "--no-compile"]

@@ -1,31 +1,35 @@
 """Distributions of third parties, installed from their wheels beside omni's, without the checkout: what `omni new` writes passes
 its own tests at once, and the plugins of the tutorials do what the tutorials say.
 
-CI runs them with both ends of the range of transformers, as all tests.
+By default all are installed together, once; marked `slow`, each alone. CI runs them with both ends of the range of transformers, as
+all tests.
 """
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import soundfile
 
-from tests.installed.environment import Environment, build_wheel
+from tests.installed.environment import Environment, build_wheel, build_wheels
 from tests.support.entry_points import REPOSITORY
-from tests.support.tiers import chosen
 
 pytestmark = pytest.mark.thorough
 EXAMPLES = {"family": "pocket", "stage": "scorer", "connector": "inline", "processor": "variety"}
 """Of each kind, the name of the distribution in examples/, which `omni new` writes."""
+TUTORIALS = {"extension": "moods", "plugin": "bigram", "speech": "plain_tts"}
+"""By folder of examples/, the name of the distribution."""
+TESTED = ("pocket", "scorer", "variety", "moods")
+"""Those whose own tests run by default. The connector's also run in the checkout, from examples/connector; two have none."""
 OWN_TESTS = """
 import sys
 import pytest
-code = pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[3:]])
-for package in ("omni", sys.argv[1]):
-    assert sys.modules[package].__file__.startswith(sys.argv[2]), sys.modules[package].__file__
-sys.exit(code)
+packages, site, *files = sys.argv[1:]
+code = pytest.main(["-q", "-rA", "-p", "no:cacheprovider", *files])
+for package in ("omni", *packages.split(",")):
+    assert sys.modules[package].__file__.startswith(site), sys.modules[package].__file__
+sys.exit(code == pytest.ExitCode.INTERNAL_ERROR)
 """
 
 
@@ -34,38 +38,10 @@ def contents(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
 
 
-@contextmanager
-def installed_from(source: Path, installed: Environment, folder: Path) -> Iterator[Environment]:
-    """The environment with omni, with a distribution too: both from their wheels."""
-    (folder / "wheel").mkdir()
-    with installed.having(build_wheel(source, folder / "wheel")):
-        assert installed.unsatisfied(folder) == []
-        yield installed
-
-
-def run_own_tests(source: Path, installed: Environment, folder: Path, name: str) -> None:
-    (tests := folder / "tests").mkdir()
-    shutil.copy(source / f"test_{name}.py", tests)  # alone, so that the package beside it is not imported
-    with installed_from(source, installed, folder) as environment:
-        arguments = (f"omni_{name}", f"{environment.site}/", f"test_{name}.py")
-        assert " passed" in environment.python(OWN_TESTS, tests, *arguments)
-
-
 def made(installed: Environment, folder: Path, kind: str) -> Path:
     """What `omni new` writes."""
     assert "next:" in installed.omni(folder, "new", kind, EXAMPLES[kind], "--into", "made")
     return folder / "made" / f"omni-{EXAMPLES[kind]}"
-
-
-@pytest.mark.parametrize("kind", EXAMPLES)
-def test_a_new_distribution_is_that_of_the_examples(installed: Environment, tmp_path: Path, kind: str) -> None:
-    assert contents(made(installed, tmp_path, kind)) == contents(REPOSITORY / "examples" / kind)
-
-
-# The connector's tests also run in the checkout, from examples/connector.
-@pytest.mark.parametrize("kind", chosen(["family", "stage", "processor"], EXAMPLES))
-def test_a_new_distribution_passes_its_own_tests(installed: Environment, tmp_path: Path, kind: str) -> None:
-    run_own_tests(made(installed, tmp_path, kind), installed, tmp_path, EXAMPLES[kind])
 
 
 def copied(example: str, folder: Path) -> Path:
@@ -74,26 +50,81 @@ def copied(example: str, folder: Path) -> Path:
     return shutil.copytree(REPOSITORY / "examples" / example, folder / example, ignore=ignored)
 
 
-def test_the_tutorial_s_stages_pass_their_own_tests(installed: Environment, tmp_path: Path) -> None:
-    run_own_tests(copied("extension", tmp_path), installed, tmp_path, "moods")
+def own_tests(sources: dict[str, Path], environment: Environment, folder: Path) -> dict[str, list[str]]:
+    """The verdicts of the own tests of installed distributions, by name: `"PASSED test_name.py::test"`."""
+    (tests := folder / "tests").mkdir()
+    files = {name: f"test_{name}.py" for name in sources}
+    for name, source in sources.items():
+        shutil.copy(source / files[name], tests)  # alone, so that the package beside it is not imported
+    packages = ",".join(f"omni_{name}" for name in sources)
+    printed = environment.python(OWN_TESTS, tests, packages, f"{environment.site}/", *files.values())
+    verdicts = [line for line in printed.splitlines() if line.startswith(("PASSED ", "FAILED ", "ERROR ", "SKIPPED "))]
+    assert verdicts, printed
+    return {name: [verdict for verdict in verdicts if file in verdict] for name, file in files.items()}
 
 
-def test_the_tutorial_s_family_writes(installed: Environment, tmp_path: Path) -> None:
-    with installed_from(copied("plugin", tmp_path), installed, tmp_path) as environment:
-        environment.omni(tmp_path, "tiny", "--family", "bigram", "model")
-        assert environment.omni(tmp_path, "run", "model", "The next", "--device", "cpu").strip()
+def assert_passed(verdicts: list[str]) -> None:
+    assert verdicts
+    assert all(verdict.startswith("PASSED ") for verdict in verdicts), verdicts
 
 
-def test_the_tutorial_s_family_speaks(installed: Environment, tmp_path: Path) -> None:
-    with installed_from(copied("speech", tmp_path), installed, tmp_path) as environment:
-        environment.omni(tmp_path, "tiny", "--family", "plain_tts", "model")
-        environment.omni(tmp_path, "run", "model", "Say this.", "--seed", "2", "--out", "said.wav", "--device", "cpu")
+@pytest.fixture(scope="module")
+def sources(installed: Environment, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folder of each distribution, by name."""
+    folder = tmp_path_factory.mktemp("sources")
+    written = {EXAMPLES[kind]: made(installed, folder, kind) for kind in EXAMPLES}
+    return written | {name: copied(example, folder) for example, name in TUTORIALS.items()}
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_a_new_distribution_is_that_of_the_examples(installed: Environment, tmp_path: Path, kind: str) -> None:
+    assert contents(made(installed, tmp_path, kind)) == contents(REPOSITORY / "examples" / kind)
+
+
+@pytest.fixture(scope="module")
+def together(
+    installed: Environment, sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Environment]:
+    """The environment with omni, with all of the distributions too."""
+    folder = tmp_path_factory.mktemp("wheels")
+    with installed.having(*build_wheels(sources.values(), folder)):
+        assert installed.unsatisfied(folder) == []
+        yield installed
+
+
+@pytest.fixture(scope="module")
+def verdicts(
+    together: Environment, sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[str]]:
+    """As of `own_tests`, which imports torch once for all."""
+    return own_tests({name: sources[name] for name in TESTED}, together, tmp_path_factory.mktemp("own"))
+
+
+@pytest.mark.parametrize("name", TESTED)
+def test_a_distribution_passes_its_own_tests(verdicts: dict[str, list[str]], name: str) -> None:
+    assert_passed(verdicts[name])
+
+
+def test_the_tutorial_s_family_writes(together: Environment, tmp_path: Path) -> None:
+    together.omni(tmp_path, "tiny", "--family", "bigram", "model")
+    assert together.omni(tmp_path, "run", "model", "The next", "--device", "cpu").strip()
+
+
+def test_the_tutorial_s_family_speaks(together: Environment, tmp_path: Path) -> None:
+    together.omni(tmp_path, "tiny", "--family", "plain_tts", "model")
+    together.omni(tmp_path, "run", "model", "Say this.", "--seed", "2", "--out", "said.wav", "--device", "cpu")
     assert soundfile.info(tmp_path / "said.wav").frames > 0
 
 
-def test_what_a_distribution_brings_is_gone_with_it(installed: Environment, tmp_path: Path) -> None:
-    """So that the tests above, which share an environment, have omni and one distribution."""
-    before = {path.name for path in installed.site.iterdir()}
-    with installed_from(copied("plugin", tmp_path), installed, tmp_path):
-        assert {path.name for path in installed.site.iterdir()} > before
-    assert {path.name for path in installed.site.iterdir()} == before
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*EXAMPLES.values(), *TUTORIALS.values()])
+def test_a_distribution_needs_no_other(name: str, sources: dict[str, Path], wheel: Path, tmp_path: Path) -> None:
+    for folder in ("environment", "wheel"):
+        (tmp_path / folder).mkdir()
+    alone = Environment(tmp_path / "environment", wheel, build_wheel(sources[name], tmp_path / "wheel"))
+    assert alone.unsatisfied(tmp_path) == []
+    if (sources[name] / f"test_{name}.py").exists():
+        assert_passed(own_tests({name: sources[name]}, alone, tmp_path)[name])
+    else:
+        alone.omni(tmp_path, "tiny", "--family", name, "model")
+        alone.omni(tmp_path, "run", "model", "The next", "--seed", "2", "--device", "cpu")

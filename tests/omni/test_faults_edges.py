@@ -56,7 +56,7 @@ def bench() -> tuple[OmniEngine, Faults]:
     return OmniEngine(tiny_checkpoint(**SHAPE), overrides(NO_CACHES, TOGETHER), change=change), faults
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
+@pytest.mark.parametrize("after", few(1, [True, False]), ids=["after", "instead"])
 @pytest.mark.parametrize("method", few(1, DOING))
 def test_an_adapter(bench: tuple[OmniEngine, Faults], method: str, after: bool) -> None:
     engine, faults = bench
@@ -85,7 +85,7 @@ def test_an_adapter(bench: tuple[OmniEngine, Faults], method: str, after: bool) 
         ],
     ),
 )
-@pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
+@pytest.mark.parametrize("after", few(1, [False, True]), ids=["instead", "after"])
 def test_a_connector(
     bench: tuple[OmniEngine, Faults],
     owner: type,

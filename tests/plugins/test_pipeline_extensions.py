@@ -24,6 +24,7 @@ from tests.support.echo_family import echo_model
 from tests.support.engines import plugins_of
 from tests.support.entry_points import REPOSITORY, entry_points_of, own_entry_points
 from tests.support.reference import tiny_checkpoint
+from tests.support.tiers import SLOW, chosen, few
 from tests.support.tiny_omni import SHAPE, assert_freed, assert_like, lengths, picture, sound, user
 
 pytestmark = pytest.mark.thorough
@@ -61,7 +62,7 @@ WHERE = {
 }
 
 
-@pytest.fixture(scope="module", params=WHERE)
+@pytest.fixture(scope="module", params=chosen(["a thread", "processes"], WHERE))
 def omni(request: pytest.FixtureRequest) -> Iterator[Omni]:
     overrides: Mapping[str, object]
     place: Mapping[str, str]
@@ -229,7 +230,7 @@ def test_an_edge_of_hidden_states_that_are_not_kept_is_refused() -> None:
         opened(("mood",), thinker__hidden_layers=())
 
 
-@pytest.mark.parametrize("process", ["thread", "process"])
+@pytest.mark.parametrize("process", few(1, ["thread", "process"], SLOW))
 def test_layers_that_an_extension_chose_name_it(process: str) -> None:
     """Not if the user chose them, or if another extension may have."""
     problem = r"^thinker\.hidden_layers: \[99\] are not distinct layers of this model"
@@ -271,23 +272,21 @@ def test_tensors_for_users_that_no_output_takes_fail_their_request(monkeypatch: 
             omni.generate(CHAT, sampling=LENGTHS, stream=False)
 
 
-@pytest.mark.parametrize("process", ["thread", "process"])
-def test_tensors_of_outputs_are_the_user_s_own(process: str) -> None:
+def test_tensors_of_outputs_are_the_user_s_own(omni: Omni) -> None:
     """More of them than an engine has slots for."""
     asked = {**LENGTHS, "talker": lengths(12, 90)["talker"]}
-    with Omni(folder(), device="cpu", plugins=plugins(), overrides={"engine.process": process}) as omni:
-        given, copies = [], []
-        for output in omni.generate(CHAT, modalities=("codes",), sampling=asked):
-            if output.codes is not None:
-                given.append(output.codes)
-                copies.append(output.codes.clone())
-        assert len(given) == 90
-        assert torch.equal(torch.cat(given), torch.cat(copies))
-        again = omni.generate(CHAT, modalities=("codes",), sampling=asked, stream=False)
-        assert again.codes is not None
-        assert torch.equal(again.codes, torch.cat(given))
-        assert (again.text, again.audio) == ("", None)
-        assert "code2wav" not in again.finish_reasons
+    given, copies = [], []
+    for output in omni.generate(CHAT, modalities=("codes",), sampling=asked):
+        if output.codes is not None:
+            given.append(output.codes)
+            copies.append(output.codes.clone())
+    assert len(given) == 90
+    assert torch.equal(torch.cat(given), torch.cat(copies))
+    again = omni.generate(CHAT, modalities=("codes",), sampling=asked, stream=False)
+    assert again.codes is not None
+    assert torch.equal(again.codes, torch.cat(given))
+    assert (again.text, again.audio) == ("", None)
+    assert "code2wav" not in again.finish_reasons
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,9 @@ class Loan:
 
     @property
     def freed(self) -> bool:
-        return self._end is not None and self._end.done()
+        if self._end is not None and self._end.done():
+            self._end = COMPLETED  # asked in every tick from then on
+        return self._end is COMPLETED
 
     def pieces(self) -> Sequence[object]:
         return ()

@@ -348,7 +348,7 @@ class StageSession:
         """Overwrites inputs that their consumer has freed."""
         moved = False
         for given in (each for inputs in self.inputs.values() for each in inputs):
-            if given.lease is not None and given.lease.ref.freed and not given.spoiled:
+            if not given.spoiled and given.lease is not None and given.lease.ref.freed:
                 given.spoiled = moved = True
                 for base in given.memory:
                     self.device.launch(self._producer, spoil, base)

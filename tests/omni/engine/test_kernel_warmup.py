@@ -205,7 +205,7 @@ def test_stages_are_built_one_at_a_time(made: list[Processes], tmp_path: Path):
         return start.load(device, name)
 
     start = Start(written(tmp_path, "tied"), MODELS["tied"])
-    warmup = warm.KernelWarmup(GPU, ["text"], load, None, 1)
+    warmup = warm.KernelWarmup(warm.WarmupPlan(GPU, ["text"], load), 1)
     assert threads == [threading.current_thread()]
     warmup.wait()
     assert threads == [threading.current_thread()]
@@ -256,7 +256,7 @@ def test_what_cannot_be_recorded_is_left_out(made: list[Processes], tmp_path: Pa
         raise SystemExit("a plugin's")
 
     start = Start(written(tmp_path, "tied"), MODELS["tied"])
-    warmup = warm.KernelWarmup(GPU, ["other", "text"], load, None, 1)
+    warmup = warm.KernelWarmup(warm.WarmupPlan(GPU, ["other", "text"], load), 1)
     assert warmup.wait().compiled > 10
     warmup.close()
 
@@ -267,7 +267,7 @@ def test_a_device_that_cannot_be_asked_ends_the_warmup(made: list[Processes], mo
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", fail)
     start = Start(written(tmp_path, "tied"), MODELS["tied"])
-    warmup = warm.KernelWarmup(GPU, ["text"], start.load, None, 1)
+    warmup = warm.KernelWarmup(warm.WarmupPlan(GPU, ["text"], start.load), 1)
     warmup.wait()
     assert made[0].closed
     assert not made[0].variants

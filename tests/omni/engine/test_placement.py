@@ -81,6 +81,13 @@ def test_a_request_stays_by_its_producer_or_takes_the_least_load() -> None:
     assert found.place_request(pipeline, frozenset({"writer"}), load) == {"writer": "cpu/2"}
 
 
+def test_a_producer_is_placed_where_it_reaches_an_open_consumer() -> None:
+    pipeline = placed(writer="cpu/1, cpu/2", speaker="cpu/1, cpu/2")
+    stages, closed = frozenset({"writer", "speaker"}), {"cpu/1": {"speaker"}}
+    chosen = Placement.of(pipeline, "cpu").place_request(pipeline, stages, {"cpu/2": 1}, closed)
+    assert chosen == {"writer": "cpu/2", "speaker": "cpu/2"}
+
+
 PLACES = ("cpu", "cpu/1", "cpu/2", "cuda:0", "cuda:1")
 
 

@@ -1,6 +1,9 @@
-"""Runs where kernels are compiled, not interpreted: `test_processes` starts it. Prints what it has found, as JSON.
+"""Runs where kernels are compiled, not interpreted: `test_processes` starts it.
 
-python compile_here.py CASE
+python compile_here.py FOLDER CASE[,ARGUMENT...] ...
+
+Imports torch and Triton once. Each case runs in a forked process, with a cache of its own in the folder, where it leaves what it
+has found (CASE.json) and its output (CASE.log).
 """
 
 import json
@@ -10,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import namedtuple
 from collections.abc import Callable
 from importlib import import_module
@@ -27,6 +31,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from omni.kernels import CompileCounter, CompileProcesses, Variant, VariantRecorder
 from omni.kernels.compiler import _Target
+from tests.support.patience import PATIENCE_SECONDS
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -180,13 +185,23 @@ def killed() -> dict[str, Any]:
 
 
 def abandoned() -> dict[str, Any]:
-    """Prints the processes; then the test kills this process."""
-    processes = CompileProcesses(2)
-    slow(processes)
-    wait_for(1, processes._process.pid)
-    print(json.dumps(group(processes._process.pid)), flush=True)
-    time.sleep(3600)
-    return {}
+    """The process that started the others is killed."""
+    reads, writes = os.pipe()
+    starter = os.fork()
+    if not starter:
+        processes = CompileProcesses(2)
+        slow(processes)
+        wait_for(1, processes._process.pid)
+        os.write(writes, json.dumps(processes._process.pid).encode())
+        time.sleep(3600)
+    server = json.loads(os.read(reads, 100))
+    running = len(group(server))
+    os.kill(starter, signal.SIGKILL)
+    os.waitpid(starter, 0)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while group(server) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return {"running": running, "left": group(server)}
 
 
 def keys(first: str, second: str) -> dict[str, Any]:
@@ -196,7 +211,31 @@ def keys(first: str, second: str) -> dict[str, Any]:
 
 CASES = {case.__name__: case for case in (cached, missing, failing, closed, killed, abandoned, keys)}
 
-if __name__ == "__main__":
+
+def run(folder: Path, case: str) -> None:
+    """Ends the process."""
+    log = os.open(folder / f"{case}.log", os.O_CREAT | os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.environ["TRITON_CACHE_DIR"] = str(folder / f"{case}.cache")
+    name, *arguments = case.split(",")
+    try:
+        (folder / f"{case}.json").write_text(json.dumps(CASES[name](*arguments)))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def main(folder: str, *cases: str) -> None:
     logging.basicConfig(level=logging.DEBUG)
+    for case in cases:
+        if not (child := os.fork()):
+            run(Path(folder), case)
+        os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
     # Kernels are found by the name of their module, which `__main__` is not elsewhere.
-    print(json.dumps(import_module("compile_here").CASES[sys.argv[1]](*sys.argv[2:])))
+    import_module("compile_here").main(*sys.argv[1:])

@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -333,10 +333,23 @@ def _without_warnings_of_faults(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, "omni.stage")  # formatting their tracebacks takes longer than all else
 
 
-SETTINGS = settings(
-    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+class LongPressure(Pressure):
+    """Of more examples."""
+
+
+class LongTalkerPressure(TalkerPressure):
+    """Of more examples."""
+
+
+def _examples(machine: type[Pressure], count: int) -> Any:
+    test = machine.TestCase
+    test.settings = settings(
+        max_examples=count, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    return test
+
+
+TestPressure, TestTalkerPressure = (_examples(machine, 24) for machine in (Pressure, TalkerPressure))
+TestLongPressure, TestLongTalkerPressure = (
+    pytest.mark.slow(_examples(machine, 200)) for machine in (LongPressure, LongTalkerPressure)
 )
-TestPressure = Pressure.TestCase
-TestPressure.settings = SETTINGS
-TestTalkerPressure = TalkerPressure.TestCase
-TestTalkerPressure.settings = SETTINGS
