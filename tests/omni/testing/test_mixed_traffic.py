@@ -42,9 +42,9 @@ LACKS = {
     "pooled": set(),
     "apart": set(),
     "marked": set(),
-    "pooled codec": {"constrained", "scored", "full pools"},
+    "pooled codec": {"constrained", "scored", "copied pieces", "full pools"},
 }
-"""Events that a world's requests do not bring about."""
+"""Events that a world's requests do not bring about. Frames of codes are small: all that the credit allows is read in the pool."""
 
 
 def run_seeds(where: World, seeds: range) -> Counter[str]:
