@@ -16,6 +16,9 @@ pipeline, on the first place. The thinker sends the hidden state of every token 
 their input. Counted are the payloads handed over while both decode. `bench/local_hop.py` defines the hop: from the
 producer's event to the consumer's launch, as an interval, since the host learns of the event by polling. The engine is in
 a thread of this process, whose other threads wait. With several requests, the rows of both stages decode in batches.
+
+Each step and its seconds are printed to standard error, the tables at the end. The load takes most of the time where no
+kernel of the shape is compiled yet: `start.py` measures it.
 """
 
 import argparse
@@ -37,7 +40,7 @@ from torch import Tensor
 
 from bench.arguments import device_here, output_file, positive_int
 from bench.local_hop import HopTimes, times_of, watched_hops, while_both_decode
-from bench.report import environment, print_facts, print_table, write_json
+from bench.report import environment, print_facts, print_table, reported, write_json
 from omni import Omni, SamplingParams
 from omni.connector import Connector, EdgeEnd, Pending, Received, Ref
 from omni.device import Device, Event, open_device
@@ -228,10 +231,11 @@ def measure(name: str, arguments: argparse.Namespace) -> list[ConnectorRun]:
     runs = []
     try:
         for nbytes in arguments.sizes:
-            producer.run(nbytes, 20, arguments.in_flight)
-            alone, _ = producer.run(nbytes, arguments.count, 1)
-            count = max(16, min(arguments.count, 2**34 // nbytes))
-            _, seconds = producer.run(nbytes, count, arguments.in_flight)
+            with reported(f"{name}, {nbytes:,} bytes"):
+                producer.run(nbytes, 20, arguments.in_flight)
+                alone, _ = producer.run(nbytes, arguments.count, 1)
+                count = max(16, min(arguments.count, 2**34 // nbytes))
+                _, seconds = producer.run(nbytes, count, arguments.in_flight)
             rate = count * nbytes / seconds
             microseconds = sorted(took / 1000 for took in alone)
             p50, p99 = statistics.median(microseconds), microseconds[int(len(alone) * 0.99) - 1]
@@ -241,26 +245,39 @@ def measure(name: str, arguments: argparse.Namespace) -> list[ConnectorRun]:
     return runs
 
 
-def measure_hops(device: str, shape: str, tokens: int, requests: int) -> HopTimes:
-    """The hops from thinker to talker, with so many requests at once."""
+def measure_hops(device: str, shape: str, tokens: int, requests: Sequence[int]) -> list[HopTimes]:
+    """The hops from thinker to talker, with so many requests at once; the model is loaded once."""
+    overrides = {"engine.process": "thread"}
+    found = []
+    with tempfile.TemporaryDirectory() as folder, watched_hops() as hops:
+        SHAPES[shape](Path(folder))
+        with reported(f"loading {shape} on {device}"):
+            omni = Omni(folder, load_format="dummy", device=device, overrides=overrides)
+        with omni:
+            for count in requests:
+                for turn, what in enumerate(("warm-up", "measured")):
+                    for edge in hops.values():
+                        edge.clear()
+                    with reported(f"{count} at once, {what}"):
+                        answer(
+                            omni, tokens, [f"Tell me about the number {1000 * turn + index}." for index in range(count)]
+                        )
+                both = while_both_decode(hops["thinker->talker"], hops["talker->token2wav"])
+                found.append(times_of("thinker->talker", count, both))
+    return found
+
+
+def answer(omni: Omni, tokens: int, chats: list[str]) -> None:
+    """Raises the error of a request that fails."""
     talk = {
         "thinker": SamplingParams(max_tokens=tokens, temperature=1.0, seed=1, ignore_eos=True),
         "talker": SamplingParams(max_tokens=2 * tokens, seed=1, ignore_eos=True),
     }
-    overrides = {"engine.process": "thread"}
-    with tempfile.TemporaryDirectory() as folder, watched_hops() as hops:
-        SHAPES[shape](Path(folder))
-        with Omni(folder, load_format="dummy", device=device, overrides=overrides) as omni:
-            for turn in range(2):  # the first warms up
-                for edge in hops.values():
-                    edge.clear()
-                chats = [f"Tell me about the number {1000 * turn + index}." for index in range(requests)]
-                results = omni.generate(chats, modalities=("text", "audio"), sampling=talk, stream=False)
-                assert isinstance(results, list)
-                for result in results:
-                    if result.error is not None:
-                        raise result.error
-    return times_of("thinker->talker", requests, while_both_decode(hops["thinker->talker"], hops["talker->token2wav"]))
+    results = omni.generate(chats, modalities=("text", "audio"), sampling=talk, stream=False)
+    assert isinstance(results, list)
+    for result in results:
+        if result.error is not None:
+            raise result.error
 
 
 def print_hops(hops: Sequence[HopTimes]) -> None:
@@ -308,14 +325,16 @@ def main(arguments: Sequence[str]) -> None:
     chosen = parser.parse_args(arguments)
     chosen.places = chosen.places or [here(chosen.device)] * 2
     facts = environment() | {"places": " -> ".join(chosen.places), "pool": f"{chosen.pool:,} bytes"}
-    hops: list[HopTimes] = []
-    if "local" in chosen.connectors:
-        shape = chosen.shape or "qwen2.5-omni-7b"
+    shape = chosen.shape or "qwen2.5-omni-7b"
+    local = "local" in chosen.connectors
+    if local:
         facts["shape"] = shape
-        hops = [measure_hops(chosen.places[0], shape, chosen.tokens, requests) for requests in chosen.requests]
+    print_facts(facts)
+    hops: list[HopTimes] = []
+    if local:
+        hops = measure_hops(chosen.places[0], shape, chosen.tokens, chosen.requests)
     with torch.inference_mode():
         runs = [run for name in chosen.connectors if name != "local" for run in measure(name, chosen)]
-    print_facts(facts)
     if hops:
         print_hops(hops)
     header = ("connector", "bytes", "one way p50, us", "p99, us", "GB/s", "share of a plain copy")

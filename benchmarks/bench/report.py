@@ -6,7 +6,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -85,6 +86,15 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 
 def print_facts(facts: Mapping[str, object]) -> None:
     print(", ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
+
+
+@contextmanager
+def reported(step: str) -> Iterator[None]:
+    """Prints the step to standard error as it begins, and its seconds when it is over: the tables come at the end only."""
+    print(f"{step} ... ", end="", file=sys.stderr, flush=True)
+    began = time.perf_counter()
+    yield
+    print(f"{time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
 
 
 def _cell(value: object) -> str:

@@ -149,7 +149,7 @@ class Pending(Protocol):
 
     def release(self, after: Event) -> None:
         """The consumer launches no more reads of the received payload; the launched ones are complete once `after` is
-        done. Called once."""
+        done. Only the first call has an effect."""
         ...
 
     def abort(self) -> None:

@@ -17,7 +17,7 @@ from omni.plugin import call_entry, expect, locate
 from omni.plugin.manager import Plugins
 
 _DERIVED = ("cuda_ipc", "shm")
-"""Connectors between processes that are selected without a setting, the fastest first."""
+"""Connectors between processes that are selected without a setting: the first that passes raw device tensors, else the first."""
 
 
 @dataclass(frozen=True)
@@ -210,13 +210,19 @@ class ConnectorSelector:
             return ConnectorChoice(edge.connector, f"as set; {where}", connector)
         if producer == consumer:
             return ConnectorChoice("local", where, self._connector("local"))
+        serving: ConnectorChoice | None = None
         for name in _DERIVED:
-            if name not in self._plugins.connectors.entries and name != _DERIVED[-1]:
+            if name not in self._plugins.connectors.entries and (serving is not None or name != _DERIVED[-1]):
                 continue  # the last one serves all devices: without it there is none
             connector = self._connector(name)
             if self._problem(name, connector, producer, consumer) is None:
-                return ConnectorChoice(name, where, connector)
-        raise ConfigError(edge.setting, f"no connector serves {where}", "place the stages otherwise")
+                choice = ConnectorChoice(name, where, connector)
+                if connector.raw_device_tensors:
+                    return choice
+                serving = serving or choice
+        if serving is None:
+            raise ConfigError(edge.setting, f"no connector serves {where}", "place the stages otherwise")
+        return serving
 
     def open_edges(self, pipeline: Pipeline, placement: Placement, place: str) -> list[OpenEdge]:
         """The edges with an end on a place."""

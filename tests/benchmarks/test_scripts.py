@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from queue import Queue
@@ -29,7 +30,9 @@ def test_encoders_measures_both_towers(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert row["apart"] < 1e-5
 
 
-def test_connectors_measures_the_hop_between_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_connectors_measures_the_hop_between_stages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     file, tokens = tmp_path / "hops.json", 12
     what = ("--connectors", "local", "--device", "cpu", "--shape", "tiny-qwen2.5-omni", "--requests", "1", "2")
     run_script(monkeypatch, "connectors", *what, "--tokens", str(tokens), "--json", str(file))
@@ -40,6 +43,9 @@ def test_connectors_measures_the_hop_between_stages(monkeypatch: pytest.MonkeyPa
         alone = one["requests"] == 1
         assert 0 < one["hops"] <= one["requests"] * (tokens - 2 * alone)
         assert 0 < one["least_p50"] <= one["most_p50"] <= one["most_p99"]
+    # One load serves all of them; each step is reported as it begins.
+    steps = ["loading .*", "1 at once, warm-up", "1 at once, measured", "2 at once, warm-up", "2 at once, measured"]
+    assert re.fullmatch("".join(rf"{step} \.\.\. [\d.]+ s\n" for step in steps), capfd.readouterr().err)
 
 
 @pytest.mark.slow

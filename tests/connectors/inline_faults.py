@@ -238,6 +238,16 @@ class InlineDropsReleasedMemory(_Inline):
             pass
 
 
+class InlineReleasesAgain(InlineReusesReleasedMemory):
+    """At the second release it takes the memory for other payloads."""
+
+    class pending(InlineReusesReleasedMemory.pending):
+        def release(self, after: Event) -> None:
+            if any(pending is self for pending, _ in self._receiver.released):
+                self._overwrite()
+            InlinePending.release(self, after)
+
+
 class InlineFreesAborted(InlineReusesReleasedMemory):
     class pending(InlineReusesReleasedMemory.pending):
         def release(self, after: Event) -> None:

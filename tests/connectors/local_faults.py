@@ -38,6 +38,15 @@ class LocalFreesEarly(_Local):
             self._ref.end(COMPLETED)
 
 
+class LocalReleasesAgain(_Local):
+    """The last release counts."""
+
+    class pending(LocalPending):
+        def release(self, after: Event) -> None:
+            self._ref.end(after)
+            self._ref._end = after
+
+
 class LocalAbortsReleased(_Local):
     class pending(LocalPending):
         def abort(self) -> None:

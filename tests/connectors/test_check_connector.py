@@ -37,6 +37,7 @@ def test_inline_pieces_keep_the_contract_on_a_late_device():
     ("broken", "promise"),
     [
         (local_faults.LocalFreesEarly, "not free before the release event"),
+        (local_faults.LocalReleasesAgain, "a second release does not free what is still being read"),
         (local_faults.LocalAbortsReleased, "does not free what is still being read"),
         (local_faults.LocalForgetsTheProducersAbort, "an aborted payload"),
         (local_faults.LocalForgetsTheConsumersAbort, "an aborted payload is freed"),
@@ -81,6 +82,7 @@ def test_inline_pieces_keep_the_contract_on_a_late_device():
             inline_faults.InlineDropsReleasedMemory,
             "until the event of Pending.release is done .*: keep a reference .* drop it in Receiver.tick once",
         ),
+        (inline_faults.InlineReleasesAgain, "also when it is read late"),
         (inline_faults.InlineFreesAborted, "also when it is read late"),
         (inline_faults.InlineMixesEdges, "keeps its|own meta|arrives"),
         (inline_faults.InlinePoolNeverDrains, "never keep others from arriving|is ready arrives"),

@@ -10,7 +10,7 @@ from omni.device import COMPLETED
 from omni.device.cpu import CpuDevice
 from omni.payload import Encoded, Payload
 from omni.testing import SimulatedDevice, check_connector
-from tests.connectors.marking import MarkingConnector
+from tests.support.marking_connector import MarkBoard, MarkingConnector
 from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
@@ -26,8 +26,28 @@ def test_keeps_the_contract() -> None:
 
 @pytest.mark.parametrize("seed", few(2, range(12), SLOW))
 def test_keeps_the_contract_when_copies_are_late(seed: int) -> None:
-    # No checker: it knows no order between a stream and a host that looks at memory.
-    check_connector(MarkingConnector, SimulatedDevice(seed, check=False), largest_bytes=2**19)
+    device = SimulatedDevice(seed)
+    check_connector(MarkingConnector, device, largest_bytes=2**19)
+    device.assert_no_races()
+
+
+class _SeesAll(MarkBoard):
+    def __getitem__(self, cell: int) -> int:
+        super().__getitem__(cell)  # takes time
+        return 2**62
+
+
+class ReadsEarly(MarkingConnector):
+    """The host does not look whether the copies have run."""
+
+    board_type = _SeesAll
+
+
+def test_a_host_that_reads_before_the_copy_races() -> None:
+    device = SimulatedDevice(1)
+    with pytest.raises(AssertionError, match="keeps its contents"):
+        check_connector(ReadsEarly, device, largest_bytes=2**19)
+    assert any("copy_tensors" in str(race) for race in device.races)
 
 
 class Ends:

@@ -143,6 +143,17 @@ def test_offered_modules_exist_and_workers_are_not_offered(kind: str):
     assert not any(offers(f"{kind}.{name}.Name") for name in ("kind", "loaded", "kernels", "run", "worker"))
 
 
+@pytest.mark.parametrize("folder", ["omni/ipc", "omni/process", "omni/connector", "omni/engine", "connectors"])
+def test_nothing_between_processes_is_pickled(folder: str):
+    paths = sorted((REPOSITORY / folder).rglob("*.py"))
+    assert paths
+    for path in paths:
+        pickling = [
+            module for module in imports(path) if below(module, ("pickle", "multiprocessing", "torch.multiprocessing"))
+        ]
+        assert not pickling, f"{path} imports {pickling}"
+
+
 def test_every_stage_kind_says_what_it_offers():
     assert {path.parent.name for path in ROOTS["stages"].glob("*/plugin.py")} == {*OFFERED}
 

@@ -29,6 +29,8 @@ from omni.engine.peers import EdgeEnds
 from omni.errors import OmniError
 from omni.frontend.base import Chat
 from omni.payload import Payload
+from omni.plugin import ConnectorEntry
+from omni.plugin.manager import Plugins
 from omni.sampling import HostRules, SamplingParams
 from omni.stage import StageUsage
 from omni.testing import SimulatedDevice, Simulation
@@ -42,6 +44,7 @@ from tests.support.hidden_family import write_checkpoint as write_hidden
 from tests.support.listener import LISTENER, listener_plugins
 from tests.support.listener import ask as ask_listener
 from tests.support.listener import write_checkpoint as write_listener
+from tests.support.marking_connector import MarkingConnector
 from tests.support.omni_engine import OmniEngine
 from tests.support.received import Received
 from tests.support.reference import chat, picture, sizes, sound, temporary_folder, tiny_checkpoint
@@ -112,13 +115,13 @@ def ar_knobs(stage: str, block_size: int, roomy: int, few: int) -> Knobs:
     }
 
 
-def pooled(settings: Mapping[str, object], *edges: tuple[str, str]) -> dict[str, object]:
+def pooled(settings: Mapping[str, object], *edges: tuple[str, str], connector: str = "shm") -> dict[str, object]:
     """Settings with pools of `_POOL` bytes for edges."""
     options = dict(settings)
     pool_bytes = options.pop(_POOL)
     for producer, consumer in edges:
         edge = f"edges.{producer}-{consumer}"
-        options |= {f"{edge}.connector": "shm", f"{edge}.pool_bytes": pool_bytes}
+        options |= {f"{edge}.connector": connector, f"{edge}.pool_bytes": pool_bytes}
     return options
 
 
@@ -206,18 +209,36 @@ class ApartWorld(PooledWorld):
     """The writer in one engine and its readers in another."""
 
     name = "apart"
+    _CONNECTOR = "shm"
 
     def engine(self, device: Device, settings: Mapping[str, object]) -> AnyEngine:
         if not isinstance(device, SimulatedDevice):
             return super().engine(device, settings)
         assert device.schedule is not None
         options = {
-            **pooled(settings, (WRITER, READER), (WRITER, CLERK)),
+            **pooled(settings, (WRITER, READER), (WRITER, CLERK), connector=self._CONNECTOR),
             f"{READER}.place": THERE,
             f"{CLERK}.place": THERE,
         }
         folder = self._folders[str(options.pop(_PAUSES))]
-        return SplitEngine(folder, hidden_plugins(), options, device, device.schedule.random)
+        return SplitEngine(folder, self._plugins(), options, device, device.schedule.random)
+
+    def _plugins(self) -> Plugins:
+        return hidden_plugins()
+
+
+class MarkedWorld(ApartWorld):
+    """The same through pools with a board of copied pieces, as `cuda_ipc` has one: pieces come before their copies have run."""
+
+    name = "marked"
+    _CONNECTOR = "marking"
+
+    def _plugins(self) -> Plugins:
+        plugins = super()._plugins()
+        path = f"{MarkingConnector.__module__}:{MarkingConnector.__qualname__}"
+        entry = ConnectorEntry(name=self._CONNECTOR, connector=path)
+        entries = {**plugins.connectors.entries, self._CONNECTOR: entry}
+        return replace(plugins, connectors=replace(plugins.connectors, entries=entries))
 
 
 class TokensWorld(HiddenWorld):
@@ -408,7 +429,16 @@ def make_world(name: str) -> World:
         return OmniWorld() if name == OmniWorld.name else SlackWorld()
     worlds: dict[str, type[HiddenWorld | CodecWorld | ListenerWorld]] = {
         world.name: world
-        for world in (HiddenWorld, PooledWorld, ApartWorld, TokensWorld, CodecWorld, PooledCodecWorld, ListenerWorld)
+        for world in (
+            HiddenWorld,
+            PooledWorld,
+            ApartWorld,
+            MarkedWorld,
+            TokensWorld,
+            CodecWorld,
+            PooledCodecWorld,
+            ListenerWorld,
+        )
     }
     return worlds[name](temporary_folder())
 

@@ -35,6 +35,7 @@ CHECKS: tuple[Callable[[ConnectorBench], None], ...] = (
     endings.intact_until_the_release_event,
     endings.kept_until_the_release_event,
     endings.released_in_any_order,
+    endings.released_twice,
     endings.aborted_before_sent,
     endings.aborted_after_sent,
     endings.aborted_midway,
@@ -82,7 +83,7 @@ def check_connector(
     | values of every dtype, shape, layout and size; payloads without tensors; the order | `every_*`, `in_order` |
     | nothing is read before `ready` and `PageSlice.moved`, rows that move are found, gathers are reported | `rows_*` |
     | memory is there and stays as it is until the release event, then is dropped | `endings` |
-    | releases, aborts and discards in any order and state | `endings` |
+    | releases, also twice, aborts and discards in any order and state | `endings` |
     | payloads that nobody takes keep no others from arriving | `slow_consumers` |
     | several edges of one connector; `close` at any time, and twice | `several_edges`, `closed_under_way` |
     | after each check, memory is free, no receiver is busy, and a payload larger than the pool passes | `ConnectorBench.settle` |

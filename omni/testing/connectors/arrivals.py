@@ -207,7 +207,8 @@ def rows_on_the_way_midway(bench: ConnectorBench) -> None:
 
 
 def _move(bench: ConnectorBench, sent: Sent, moved: Gate | None) -> None:
-    """Moves the rows of a payload. Without `moved`, they are in place at once, and the old place is overwritten."""
+    """Moves the rows of a payload. Without `moved`, they are in place at once, and the old place is overwritten. It is kept
+    until nothing reads it."""
     memory = sent.memories[0]
     assert isinstance(memory.tensor, WatchedSlice)
     old, place = memory.base, memory.move()
@@ -216,6 +217,6 @@ def _move(bench: ConnectorBench, sent: Sent, moved: Gate | None) -> None:
     else:
         memory.spoil()
     before = memory.tensor.relocate(*place, moved if moved is not None else COMPLETED)
+    bench.until(before.done, "the event of a gather is done some time (PageSlice.gathered)")
     if moved is None:
-        bench.until(before.done, "the event of a gather is done some time (PageSlice.gathered)")
         bench.producer.spoil(old)

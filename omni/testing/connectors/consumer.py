@@ -105,7 +105,7 @@ class Consumer:
             case Do():
                 self._do(self.taken[command.number], command)
             case OpenGate():
-                self._gates[command.gate].open = True
+                self._gate(command.gate).open = True
             case CloseReceiver():
                 self._close(command.key)
             case _:

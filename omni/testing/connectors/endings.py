@@ -67,6 +67,29 @@ def released_in_any_order(bench: ConnectorBench) -> None:
         bench.read(*held)
 
 
+def released_twice(bench: ConnectorBench) -> None:
+    """The second release has an event that is done. Catches one that replaces the first, or gives memory back twice."""
+    edge, pool = bench.open(), bench.pool_bytes
+    for meta in (bench.small(), bench.bytes_of(pool // 4), bench.full()):
+        sent = bench.send(edge, meta)
+        bench.take(sent)
+        gate, done = bench.new_gate(), bench.new_gate()
+        bench.open_gate(done)
+        bench.do("release", sent, gate=gate)
+        bench.do("release", sent, gate=done)
+        others = [bench.send(edge, bench.bytes_of(pool // 4)) for _ in range(8)]
+        bench.idle()
+        freed = bench.local and sent.ref.freed
+        require(not freed, "a second release does not free what is still being read (Pending.release)")
+        bench.read(sent)
+        bench.open_gate(gate)
+        bench.freed(sent, promise="a payload that is released twice is free after the first event (Ref.freed)")
+        bench.do("release", sent, gate=done)
+        bench.take(*others)
+        bench.read(*reversed(others))
+        bench.release(*others)
+
+
 def aborted_before_sent(bench: ConnectorBench) -> None:
     """Catches a payload that an abort does not free, also one that never becomes ready."""
     edge = bench.open()

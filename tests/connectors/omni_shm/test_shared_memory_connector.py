@@ -13,15 +13,29 @@ from omni.device.cpu import CpuDevice
 from omni.device.cuda import CudaDevice
 from omni.errors import ConfigError
 from omni.ipc.memory import SharedMemoryAddress
-from omni.testing import check_connector
+from omni.testing import SimulatedDevice, check_connector
 from omni_shm.connector import SharedMemoryConnector
 from omni_shm.plugin import omni_connectors
+from tests.support.tiers import SLOW, few
 
 
 @pytest.mark.thorough
 def test_keeps_the_contract() -> None:
     """With both ends in one thread, and then in two processes."""
     check_connector(SharedMemoryConnector, CpuDevice(), processes=True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", few(1, range(6), SLOW))
+def test_its_copies_race_with_nothing(seed: int) -> None:
+    device = SimulatedDevice(seed)
+    check_connector(SharedMemoryConnector, device, largest_bytes=2**19)
+    device.assert_no_races()
+
+
+@pytest.mark.slow
+def test_payloads_of_a_gibibyte_pass_between_processes() -> None:
+    check_connector(SharedMemoryConnector, CpuDevice(), processes=True, largest_bytes=2**30)
 
 
 @pytest.mark.gpu

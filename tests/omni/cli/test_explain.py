@@ -135,10 +135,31 @@ def test_the_report_has_the_settings_of_edges(tiny_model: Path) -> None:
         ("edges.talker-code2wav.credit=0", "edges.talker-code2wav.credit: credit must be at least 1"),
         ("edges.talker-code2wav.connector=fabric", "there is no connector 'fabric'"),
         ("code2wav.place=tpu", "code2wav.place: 'tpu' is not a device"),
+        ("code2wav.place=cuda:1,cuda:1", "code2wav.place: 'cuda:1' is named twice"),
     ],
 )
 def test_a_wrong_setting_of_an_edge_or_a_place_names_it(tiny_model: Path, setting: str, message: str) -> None:
     result = call(tiny_model, "--set", setting)
+    assert result.exit_code != 0
+    assert message in " ".join((result.stdout + result.stderr).split())
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        (("--set", "edges.talker-code2wav.connector=local"), "'local' stays in one process, and the stages are on"),
+        (("--set", "edges.talker-code2wav.connector=cuda_ipc"), "'cuda_ipc' does not connect cuda:0 and cpu"),
+        (("--set", "engine.process=thread"), 'engine.process: is "thread", and the stages are placed on several'),
+    ],
+)
+def test_an_impossible_placement_is_refused(
+    tiny_model: Path, tmp_path: Path, choices: tuple[str, str], message: str
+) -> None:
+    """Before a weight is read: there are none."""
+    for file in tiny_model.iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).symlink_to(file)
+    result = call(tmp_path, "--device", "cuda:0", "--place", "code2wav=cpu", *choices)
     assert result.exit_code != 0
     assert message in " ".join((result.stdout + result.stderr).split())
 

@@ -134,6 +134,10 @@ class GpuOnly(CpuOnly):
         return producer.type == consumer.type == "cuda"
 
 
+class Raw(CpuOnly):
+    raw_device_tensors = True
+
+
 KINDS: dict[str, type[LocalConnector]] = {"local": LocalConnector, "cuda_ipc": GpuOnly, "shm": CpuOnly}
 
 
@@ -162,9 +166,15 @@ def test_the_connector_follows_from_the_places(producer: str, consumer: str, nam
     assert type(choice.connector) is KINDS[name]
 
 
-def test_the_fastest_that_serves_the_places_is_taken() -> None:
-    both = selector({**KINDS, "cuda_ipc": CpuOnly, "shm": CpuOnly})
-    assert both.choose(TO_SPEAKER, "cpu", "cpu/2").name == "cuda_ipc"
+@pytest.mark.parametrize(
+    ("cuda_ipc", "shm", "name"),
+    [(CpuOnly, CpuOnly, "cuda_ipc"), (Raw, CpuOnly, "cuda_ipc"), (CpuOnly, Raw, "shm"), (Raw, None, "cuda_ipc")],
+)
+def test_device_tensors_go_raw_where_a_connector_serves_them(
+    cuda_ipc: type[LocalConnector], shm: type[LocalConnector] | None, name: str
+) -> None:
+    both = selector({"cuda_ipc": cuda_ipc} | ({"shm": shm} if shm is not None else {}))
+    assert both.choose(TO_SPEAKER, "cpu", "cpu/2").name == name
 
 
 def test_places_that_no_connector_serves_are_refused_by_the_edge() -> None:

@@ -23,7 +23,7 @@ from omni.errors import InputError, LostPeerError, SyncError
 from omni.process import runs_in_process
 from omni.process.errors import ErrorData, RemoteTraceback
 from omni.process.select import threads_of
-from tests.omni.process.engines import alive, pids_of
+from tests.omni.process.engines import alive, group_of, pids_of
 from tests.support.echo_family import BREAK, echo_model, echo_plugins, eventually
 from tests.support.echo_omni import ENDLESS, assert_nothing_held, run_program
 from tests.support.entry_points import SOURCE_ROOTS
@@ -158,6 +158,18 @@ def test_without_restarts_a_killed_engine_fails_all_requests(model: Path):
     del streams, stream, omni
     gc.collect()
     assert open_files() == before
+
+
+def test_a_process_that_is_cut_off_and_stays_is_killed(model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("omni.process.child._EXIT_SECONDS", 0.2)
+    with opened(model, **FINAL) as omni:
+        stream, pid = omni.generate("abc", sampling=ENDLESS), pid_of(omni)
+        next(stream)
+        os.kill(pid, signal.SIGSTOP)  # so it does not see that
+        group_of(omni)._placed.by_place["cpu"].engine._channel.shutdown()
+        with pytest.raises(LostPeerError, match=rf"its process {pid} was killed by SIGKILL"):
+            list(stream)
+        assert not alive(pid)
 
 
 def test_later_requests_run_on_the_restarted_engine(model: Path):

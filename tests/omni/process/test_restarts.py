@@ -1,18 +1,14 @@
 """Engines in several processes of which one ends: it is started again, and every request has a result or an error."""
 
-import gc
 import os
-import random
 import signal
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from omni import Omni, OmniError, StageError
+from omni import Omni, StageError
 from omni.engine import EngineOutput, EngineRequest, RequestFailed
 from omni.errors import LostPeerError
 from omni.payload import Payload
@@ -21,19 +17,13 @@ from tests.omni.process.engines import (
     SINGER,
     WRITER,
     assert_answers,
-    children,
-    descriptors,
     group_of,
     kill,
     opened_apart,
     pids_of,
-    shared_mappings,
 )
 from tests.support.echo_family import BREAK_LOOP, Prompt, echo_model, eventually
 from tests.support.echo_omni import ENDLESS, assert_nothing_held
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.resources import open_files
-from tests.support.tiers import SLOW, few
 
 pytestmark = [
     pytest.mark.thorough,
@@ -169,61 +159,3 @@ def test_a_request_that_cannot_be_sent_to_one_engine_leaves_the_others(omni: Omn
     assert all(isinstance(output, RequestFailed) for output in outputs)
     assert_nothing_held(omni)
     assert_answers(omni)
-
-
-def _ask(omni: Omni, prompt: str, modalities: tuple[str, ...], ends: list[str]) -> None:
-    try:
-        result = omni.generate(prompt, stream=False, modalities=modalities)
-        assert result.text == (prompt if "text" in modalities else "")
-        ends.append("")
-    except OmniError as error:
-        ends.append(str(error))
-
-
-def _held(omni: Omni) -> tuple[list[int], list[int]]:
-    pids = pids_of(omni).values()
-    return shared_mappings(pids), descriptors(pids)
-
-
-def _assert_back(omni: Omni, held: tuple[list[int], list[int]]) -> None:
-    """All engines run, and hold what they held."""
-    assert eventually(lambda: all(placed.up for placed in group_of(omni)._placed.by_place.values()))
-    assert eventually(lambda: _held(omni) == held, PATIENCE_SECONDS / 10), (held, _held(omni))
-
-
-@pytest.mark.parametrize(
-    ("place", "seed"),
-    few(1, [(place, seed) for seed in range(20) for place in (OTHER_SINGER, WRITER, SINGER)], SLOW),
-)
-def test_kills_at_random_moments_end_every_request(model: Path, place: str, seed: int):
-    chance = random.Random(f"{place} {seed}")
-    gc.collect()
-    before = children(), open_files(), threading.active_count()
-    with opened_apart(model, singer=f"{SINGER},{OTHER_SINGER}") as omni:
-        assert_answers(omni)
-        held = _held(omni)
-        ends: list[str] = []
-        threads = [
-            threading.Thread(
-                target=_ask,
-                args=(omni, "abc" * chance.randrange(1, 200), chance.choice((("text",), ("text", "audio"))), ends),
-            )
-            for _ in range(16)
-        ]
-        for thread in threads:
-            thread.start()
-        time.sleep(chance.uniform(0, 0.15))
-        os.kill(pids_of(omni)[place], signal.SIGKILL)
-        for thread in threads:
-            thread.join(PATIENCE_SECONDS)
-        assert len(ends) == 16
-        lost = "writer" if place == WRITER else "singer"
-        assert all(not end or (lost in end and "SIGKILL" in end) for end in ends), ends
-        for _ in range(3):
-            assert_answers(omni)
-        assert_nothing_held(omni)
-        _assert_back(omni, held)
-        assert set(pids_of(omni).values()) == children() - before[0]
-    del omni, thread, threads
-    gc.collect()
-    assert eventually(lambda: (children(), open_files(), threading.active_count()) == before)

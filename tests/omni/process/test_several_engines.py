@@ -53,7 +53,7 @@ def test_the_engines_on_the_cpu_divide_its_threads(model: Path, monkeypatch: pyt
     monkeypatch.setattr(RemoteEngine, "load", spied)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    with Omni(model, device="cpu", plugins=echo_plugins(), overrides=APART):
+    with Omni(model, device="cpu", plugins=echo_plugins(), place={"singer": "cpu/2"}):
         assert threads == {"cpu": 3, "cpu/2": 3}
 
 
