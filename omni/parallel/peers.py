@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -21,14 +20,11 @@ _NONE = b"none"
 
 
 class PeerSum:
-    """This rank's memory, and that of the others as it is mapped here."""
+    """This rank's memory, and that of the others as it is mapped here: until the process ends, as other ranks may still use it."""
 
     def __init__(self, rank: int, device: torch.device, own: int, others: dict[int, int]) -> None:
         """own: address of the memory. others: addresses by rank."""
         self._rank = rank
-        self._device = device
-        self._own = own
-        self._others = others
         self._size = len(others) + 1
         bases = [own if other == rank else others[other] for other in range(self._size)]
         self._bases = torch.tensor(bases, dtype=torch.int64, device=device)
@@ -78,17 +74,6 @@ class PeerSum:
         from omni.parallel.kernel import sum_over_ranks
 
         return sum_over_ranks(x, self._bases, self._rank, self._size, MOST_BYTES)
-
-    def close(self) -> None:
-        """Idempotent. The other ranks may map the memory until they close too: the driver keeps it as long."""
-        index = self._device.index or 0
-        others, self._others = self._others, {}
-        own, self._own = self._own, 0
-        with suppress(CudaError):
-            for address in others.values():
-                cuda_driver.close_handle(index, address)
-            if own:
-                cuda_driver.free(index, own)
 
 
 def _exchange(store: Store, name: str, rank: int, size: int, given: bytes, timeout: timedelta) -> Sequence[bytes]:

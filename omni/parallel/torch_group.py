@@ -138,12 +138,8 @@ class NcclCommunicator(TorchCommunicator):
             collective(*arguments)
 
     def close(self) -> None:
-        """Idempotent. Work under way is aborted, since other ranks may have ended. Graphs with collectives are freed before."""
-        group, self._group = self._group, None
-        if group is not None:
-            group.abort()
-        if self._peers is not None:
-            self._peers.close()
+        """Nothing: the group and the mapped memory end with the process, as those of a stage that is cut do. NCCL's own end waits for
+        captured graphs that hold collectives."""
 
 
 @contextmanager

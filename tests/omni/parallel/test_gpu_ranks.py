@@ -51,8 +51,9 @@ def test_collectives_follow_the_current_stream_and_the_host_does_not_wait(rows: 
         x = given(ranks.rank, 0, rows).to(device)
         # Long work before it on the stream: a collective on another stream would read `late` too early.
         late, busy = torch.zeros_like(x), torch.randn(4096, 4096, device=device)
+        ranks.all_reduce(torch.zeros_like(x))  # its kernel may have to be compiled
         torch.cuda.synchronize(device)
-        for _ in range(50):
+        for _ in range(100):
             busy = busy @ busy / 64
         late.copy_(x)
         ready = torch.cuda.Event()
