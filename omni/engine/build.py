@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Container, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -238,7 +238,8 @@ def _start(
             loaded = load(device, load_format=options.load_format, stages=own)
         with clock.part("compile"):
             compiled = warmup.wait() if warmup is not None else Compiled()
-    with counter.counting():
+    # Elsewhere no kernel is launched, and Triton need not be imported.
+    with counter.counting() if device.kernel_device.type == "cuda" else nullcontext():
         with clock.part("measure"):
             memory = divide_memory(loaded, device, budget, measure_stages, most_rows(device.torch_device)).memory
         with clock.part("capture"):
