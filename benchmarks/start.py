@@ -7,8 +7,9 @@ Each start is a process of its own. The first has empty folders as caches of Tri
 start before. Files of weights (`--model`) are in the page cache from the second start on, and before the first if they were just
 written: a shape has random weights, made on the device. Seconds of a row:
 
-- imports: of omni, by the user's process. The engine's own process imports at the same time.
-- other: settings, front end, the processes, and whatever no other column has.
+- imports: Python's start and `from omni import Omni`, which imports no torch.
+- other: imports of torch, omni and the model's code, by both processes at the same time; settings, front end, and whatever no other
+  column has.
 - load: weights; kernels are compiled meanwhile. compile: the wait for kernels after that.
 - measure, capture: the largest steps, and the captures of all sizes.
 

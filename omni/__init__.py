@@ -57,17 +57,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "omni.api": (
-        "AsyncOmni",
-        "HiddenStates",
-        "Metrics",
-        "Omni",
-        "Output",
-        "Result",
-        "StageMetrics",
-        "TokenLogprob",
-        "Usage",
-    ),
+    "omni.api.async_omni": ("AsyncOmni",),
+    "omni.api.hidden_states": ("HiddenStates",),
+    "omni.api.omni": ("Omni",),
+    "omni.api.results": ("Metrics", "Output", "Result", "StageMetrics", "TokenLogprob", "Usage"),
     "omni.errors": (
         "CheckpointError",
         "ConfigError",

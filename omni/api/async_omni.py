@@ -1,13 +1,17 @@
 """The asyncio interface."""
 
-import asyncio
-from typing import Self, Unpack, overload
+from __future__ import annotations
 
-from omni.api.arguments import GenerateArguments, Messages, Requests
-from omni.api.hidden_states import HiddenStates, HiddenStatesArguments, check_hidden_states, read_hidden_states
-from omni.api.results import Result
+import asyncio
+from typing import TYPE_CHECKING, Self, Unpack, overload
+
 from omni.api.session import Session
-from omni.api.stream import AsyncItemQueue, AsyncOutputStream, GenerateCall
+
+if TYPE_CHECKING:
+    from omni.api.arguments import GenerateArguments, Messages, Requests
+    from omni.api.hidden_states import HiddenStates, HiddenStatesArguments
+    from omni.api.results import Result
+    from omni.api.stream import AsyncOutputStream, GenerateCall
 
 
 class AsyncOmni(Session):
@@ -39,12 +43,16 @@ class AsyncOmni(Session):
 
     async def hidden_states(self, messages: Messages, **arguments: Unpack[HiddenStatesArguments]) -> HiddenStates:
         """As `Omni.hidden_states`."""
+        from omni.api.hidden_states import check_hidden_states, read_hidden_states
+
         asked = check_hidden_states(self.pipeline, messages, arguments)
         return read_hidden_states(asked, await self.complete(messages, **asked.arguments))
 
     def _start(
         self, messages: object, arguments: GenerateArguments, *, keep: bool
     ) -> tuple[AsyncOutputStream, GenerateCall]:
+        from omni.api.stream import AsyncItemQueue, AsyncOutputStream, GenerateCall
+
         queue = AsyncItemQueue()
         call = GenerateCall(self._client, messages, arguments, keep=keep, put=queue.put, may_wait=False)
         outputs = AsyncOutputStream(self, call, queue)

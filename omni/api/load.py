@@ -1,15 +1,14 @@
 """From a model's name to its engine."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import torch
 
 from omni.api.owner import adapt_to_fork
-from omni.config import SettingsLayer, read_config
+from omni.config import SettingsLayer
 from omni.device import Device, name_device, open_device
 from omni.engine import (
     EngineClient,
@@ -27,11 +26,13 @@ from omni.errors import CheckpointError
 from omni.frontend.base import Frontend
 from omni.frontend.build import build_frontend
 from omni.frontend.compile import SamplingCompiler
-from omni.frontend.encoding import PromptLimit
+from omni.frontend.limit import PromptLimit
 from omni.frontend.options import FrontendOptions, frontend_options
-from omni.pipeline import ENGINE, FRONTEND, Pipeline
+from omni.pipeline import FRONTEND, Pipeline
 from omni.plugin.manager import Plugins, load_plugins
-from omni.process import EngineGroup, runs_in_process
+from omni.process.child import EngineProcess
+from omni.process.group import EngineGroup
+from omni.process.select import runs_in_process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,7 @@ class _Asked:
     choice: PipelineChoice
     options: EngineOptions
     front: FrontendOptions
+    early: EngineProcess | None
 
 
 def load(
@@ -65,13 +67,20 @@ def load(
     layers: Sequence[SettingsLayer],
     plugins: Plugins | None,
     choice: PipelineChoice,
+    early: EngineProcess | None = None,
 ) -> Loaded:
-    """Checks settings and pipeline first, then reads the front end's files, then the weights. Raises OmniError."""
+    """Checks settings and pipeline first, then reads the front end's files, then the weights. Raises OmniError.
+
+    early: a process for the engine that runs already. It has ended when this returns an engine in a thread; if this raises, the
+    caller ends it.
+    """
     options, _ = engine_options(layers)
     front, _ = frontend_options(layers)
     named = name_device(options.device)
     options = msgspec.structs.replace(options, device=str(named), dtype=dtype_for(options, named))
-    asked = _Asked(model=model, layers=layers, plugins=plugins, choice=choice, options=options, front=front)
+    asked = _Asked(
+        model=model, layers=layers, plugins=plugins, choice=choice, options=options, front=front, early=early
+    )
     if runs_in_process(options, named):
         return _load_in_processes(asked)
     adapt_to_fork(named)
@@ -80,7 +89,7 @@ def load(
 
 def _load_in_processes(asked: _Asked) -> Loaded:
     # The first process imports what it needs while this one reads settings and files.
-    group = EngineGroup()
+    group = EngineGroup(asked.early)
     try:
         return _load(asked, group)
     except BaseException:
@@ -108,6 +117,8 @@ def _load(asked: _Asked, place: EngineGroup | Device) -> Loaded:
             place.ready()
         engine = place
     else:
+        if asked.early is not None:
+            asked.early.discard()
         if options.load_format == "auto":
             check_shapes(plan, checkpoint, plugins, options)
         engine = build_engine(plan, checkpoint, plugins, place, options)
@@ -134,30 +145,3 @@ def prompt_limit(pipeline: Pipeline, engine: EngineClient) -> PromptLimit | None
     stage = pipeline.main_stage
     tokens = engine.longest_prompt(stage) if stage is not None else None
     return PromptLimit(stage, tokens) if stage is not None and tokens is not None else None
-
-
-def layers_of(
-    *,
-    config: str | os.PathLike[str] | None = None,
-    overrides: Mapping[str, object] | None = None,
-    device: str | None = None,
-    dtype: str | torch.dtype | None = None,
-    load_format: str | None = None,
-    timeline: str | os.PathLike[str] | None = None,
-    place: Mapping[str, str] | None = None,
-    origin: str = "overrides",
-) -> list[SettingsLayer]:
-    """All settings of the user, later ones overriding earlier ones: file, overrides, arguments.
-
-    origin: of the overrides. Raises ConfigError for a file that cannot be read.
-    """
-    names = {
-        "device": device,
-        "dtype": str(dtype).removeprefix("torch.") if dtype is not None else None,
-        "load_format": load_format,
-        "timeline": os.fspath(timeline) if timeline is not None else None,
-    }
-    given = {f"{ENGINE}.{name}": value for name, value in names.items() if value is not None}
-    given |= {f"{stage}.place": device for stage, device in (place or {}).items()}
-    file = [read_config(config)] if config is not None else []
-    return [*file, SettingsLayer(origin, overrides or {}), SettingsLayer("argument", given)]

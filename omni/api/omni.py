@@ -1,13 +1,17 @@
 """The synchronous interface."""
 
-from queue import SimpleQueue
-from typing import Literal, Self, Unpack, overload
+from __future__ import annotations
 
-from omni.api.arguments import GenerateArguments, Messages, Requests
-from omni.api.hidden_states import HiddenStates, HiddenStatesArguments, check_hidden_states, read_hidden_states
-from omni.api.results import Result
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Literal, Self, Unpack, overload
+
 from omni.api.session import Session
-from omni.api.stream import GenerateCall, Item, OutputStream
+
+if TYPE_CHECKING:
+    from omni.api.arguments import GenerateArguments, Messages, Requests
+    from omni.api.hidden_states import HiddenStates, HiddenStatesArguments
+    from omni.api.results import Result
+    from omni.api.stream import Item, OutputStream
 
 
 class Omni(Session):
@@ -44,6 +48,8 @@ class Omni(Session):
         `Result.error` or last `Output.error`, and the other requests continue. So are those of one of `n` answers, unless the
         request could not be prepared, which is an error of all of them.
         """
+        from omni.api.stream import GenerateCall, OutputStream
+
         queue: SimpleQueue[Item | None] = SimpleQueue()
         call = GenerateCall(self._client, messages, arguments, keep=not stream, put=queue.put, may_wait=True)
         outputs = OutputStream(self, call, queue)
@@ -61,6 +67,8 @@ class Omni(Session):
 
         Raises InputError, and StageError if the request fails. Other requests may run meanwhile, from other threads.
         """
+        from omni.api.hidden_states import check_hidden_states, read_hidden_states
+
         asked = check_hidden_states(self.pipeline, messages, arguments)
         return read_hidden_states(asked, self.generate(messages, stream=False, **asked.arguments))
 

@@ -1,12 +1,16 @@
-"""The process that loaded a model."""
+"""The process that loaded a model. Imports no torch: forks are noticed from the first import of `Omni` on."""
+
+from __future__ import annotations
 
 import os
 import sys
 import threading
 
-import torch
-
 from omni.errors import ForkError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import torch
 
 
 class SwitchInterval:
@@ -61,15 +65,16 @@ class _Forks:
     """Whether this process was forked from one that had torch, and whether that one used a CUDA device."""
 
     def __init__(self) -> None:
-        self.forked = False
+        self.forked = self._torch = False
         self._uses_cuda = self.parent_used_cuda = False
         os.register_at_fork(before=self._before, after_in_child=self._in_child)
 
     def _before(self) -> None:
-        self._uses_cuda = torch.cuda.is_initialized()
+        self._torch = "torch" in sys.modules
+        self._uses_cuda = self._torch and sys.modules["torch"].cuda.is_initialized()
 
     def _in_child(self) -> None:
-        self.forked, self.parent_used_cuda = True, self.parent_used_cuda or self._uses_cuda
+        self.forked, self.parent_used_cuda = self.forked or self._torch, self.parent_used_cuda or self._uses_cuda
 
 
 _FORKS = _Forks()
@@ -78,6 +83,8 @@ _FORKS = _Forks()
 def adapt_to_fork(device: torch.device) -> None:
     """Before a model is loaded. Raises ForkError where a forked process cannot use the device. On the CPU it computes with one
     thread: OpenMP's others stayed with the parent, and a wait for them never ends."""
+    import torch
+
     if _FORKS.forked and device.type == "cpu":
         torch.set_num_threads(1)
     elif _FORKS.parent_used_cuda and device.type == "cuda":

@@ -18,7 +18,7 @@ from omni.engine import Admission, EngineClient, EngineOptions, EngineRequest, H
 from omni.errors import InputError, OmniError, OverloadedError, StageError, known, plugin_call
 from omni.frontend.base import Chat, Frontend
 from omni.frontend.compile import SamplingCompiler
-from omni.frontend.encoding import PromptLimit
+from omni.frontend.limit import PromptLimit
 from omni.frontend.messages import RemoteMedia, parse_messages
 from omni.frontend.options import FrontendOptions
 from omni.frontend.prepared import checked_prepared

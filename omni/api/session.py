@@ -1,19 +1,27 @@
 """A loaded model: the common part of `Omni` and `AsyncOmni`."""
 
+from __future__ import annotations
+
 import os
 import weakref
 from collections.abc import Mapping, Sequence
 
-import torch
-
-from omni.api.client import Client
-from omni.api.load import Loaded, layers_of, load
-from omni.engine import PipelineChoice, PipelineFunction, StageMemory, StartReport
+import omni.api.owner  # noqa: F401  # notices forks from now on
+from omni.api.settings import layers_of
 from omni.errors import OmniError, StageError
-from omni.media import MediaOptions
 from omni.pipeline import FRONTEND, Pipeline
-from omni.plugin.manager import Plugins
-from omni.stage import StageUsage
+from omni.process.early import start_early
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import torch
+
+    from omni.api.client import Client
+    from omni.api.load import Loaded
+    from omni.engine import PipelineFunction, StageMemory, StartReport
+    from omni.media import MediaOptions
+    from omni.plugin.manager import Plugins
+    from omni.stage import StageUsage
 
 
 class Session:
@@ -64,11 +72,18 @@ class Session:
             timeline=timeline,
             place=place,
         )
-        choice = PipelineChoice(family=family, extensions=extensions, wrap=pipeline)
+        # Plugins that are given may serve the model otherwise than the installed ones, which the process would import.
+        early = start_early(model, layers, family) if plugins is None else None
         loaded: Loaded | None = None
         client: Client | None = None
         try:
-            loaded = load(model, layers, plugins, choice)
+            # They import torch, which takes seconds, while the engine's process does.
+            from omni.api.client import Client
+            from omni.api.load import load
+            from omni.engine import PipelineChoice
+
+            choice = PipelineChoice(family=family, extensions=extensions, wrap=pipeline)
+            loaded = load(model, layers, plugins, choice, early)
             client = Client(loaded)
             self._client = client
             # A weak reference: while it is open, a client is kept elsewhere, and afterwards nothing keeps its memory.
@@ -82,6 +97,8 @@ class Session:
                 client.close_soon()
             elif loaded is not None:
                 loaded.engine.close()
+            elif early is not None:
+                early.discard()
             raise
 
     @property

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from omni.checkpoint.json_file import read_object, read_optional_object
 from omni.checkpoint.limits import check_counts
@@ -36,6 +34,10 @@ def resolve(model: str | Path, *, weights: bool = True, download: bool = True, f
     if isinstance(model, Path) or not may_be_id or model.count("/") > 1:
         remedy = "give a checkpoint folder or a hub id (owner/name)"
         raise CheckpointError("model", f"there is no folder {model}", remedy)
+    # An engine's process, which gets a folder, starts without: the client of the hub takes half a second of CPU time to import.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
     try:
         wanted = [*_TEXTS, *(_WEIGHTS if weights else ()), *files]
         return Path(snapshot_download(model, allow_patterns=wanted, local_files_only=not download))

@@ -12,7 +12,7 @@ from omni.cli.target import Target, resolve_target
 from omni.config import Setting
 from omni.engine import ConnectorSelector, Placement, device_of
 from omni.pipeline import Pipeline, PipelineOutput, Stage
-from omni.process import runs_in_process
+from omni.process.select import runs_in_process
 from omni.utils.table import columns
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from omni.api.load import layers_of
+from omni.api.settings import layers_of
 from omni.checkpoint import Checkpoint
 from omni.cli.options import Choices
 from omni.config import Setting, SettingsLayer

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -250,7 +250,8 @@ def _start(
             loaded = load(device, load_format=options.load_format, stages=own, ranks=cut.ranks)
         with clock.part("compile"):
             compiled = warmup.wait() if warmup is not None else Compiled()
-    with counter.counting():
+    # Elsewhere no kernel is launched, and Triton need not be imported.
+    with counter.counting() if device.kernel_device.type == "cuda" else nullcontext():
         with clock.part("measure"):
             with cut.silent():  # engines measure different numbers of times
                 division = divide_memory(loaded, device, budget, measure_stages, most)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from omni.frontend.encoding.limit import PromptLimit
+from omni.frontend.limit import PromptLimit
 from omni.frontend.vocabulary import Vocabulary
 from omni.payload import Payload
 from omni.sampling import SamplingParams

@@ -15,6 +15,7 @@ import msgspec
 
 from omni.ipc.codec import Codec
 from omni.ipc.memory import create_memory, map_memory
+from omni.utils.sockets import packet_pair
 
 SendT = TypeVar("SendT")
 ReceiveT = TypeVar("ReceiveT")
@@ -56,9 +57,8 @@ class Channel(Generic[SendT, ReceiveT]):
 
     @staticmethod
     def pair() -> tuple[socket.socket, socket.socket]:
-        """Two connected ends. A packet arrives whole or not at all, and their order stays."""
-        first, second = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        return _above_standard(first), _above_standard(second)
+        """Two connected ends: see `packet_pair`."""
+        return packet_pair()
 
     @property
     def descriptor(self) -> int:
@@ -150,15 +150,6 @@ class Channel(Generic[SendT, ReceiveT]):
             return int(struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, b"\0\0\0\0"))[0])
         except OSError as error:
             raise ChannelClosed(str(error)) from error
-
-
-def _above_standard(end: socket.socket) -> socket.socket:
-    """The socket with a descriptor above 2: where a program has closed one of those, the other process would write its standard
-    output into the channel."""
-    if end.fileno() > 2:
-        return end
-    with end:
-        return socket.socket(fileno=fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
 
 
 def _raw(body: bytes) -> list[Any]:

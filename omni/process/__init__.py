@@ -1,6 +1,4 @@
-"""Engines in processes of their own."""
+"""Engines in processes of their own: `group` has the engines, `select` whether they are in processes.
 
-from omni.process.group import EngineGroup
-from omni.process.select import runs_in_process
-
-__all__ = ["EngineGroup", "runs_in_process"]
+Imports nothing: `early` starts a process before torch is imported.
+"""

@@ -10,11 +10,15 @@ import sys
 import threading
 import weakref
 from concurrent.futures import Future
+from contextlib import suppress
 
-from omni.ipc import Channel
-from omni.process.messages import FromEngine, ToEngine
+from omni.utils.sockets import packet_pair
 
 _log = logging.getLogger(__name__)
+
+# An interpreter inside another program has no executable.
+SUPPORTED = sys.platform == "linux" and bool(sys.executable)
+"""Whether a process can be started here."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """They may reach both processes. The user's decides what they mean, and its end is the engine's."""
@@ -26,8 +30,10 @@ _BOOT = (
     "signal.pthread_sigmask(signal.SIG_SETMASK, [])\n"
     "import json, sys\n"
     "sys.path[:] = json.loads(sys.argv[3])\n"
+    "from omni.utils.parent import exit_with\n"
+    "exit_with(int(sys.argv[2]))\n"  # also while it imports
     "from omni.process.main import main\n"
-    "main(int(sys.argv[1]), int(sys.argv[2]))\n"
+    "main(int(sys.argv[1]), sys.argv[4:])\n"
 )
 _EXIT_SECONDS = 30.0
 """Seconds from a process's last message until it is killed."""
@@ -35,15 +41,24 @@ _EXIT_SECONDS = 30.0
 
 class EngineProcess:
     """Starts the process, and waits for its end in a thread: so it is reaped whatever happens to the object that started it, and
-    its end ends the channel. (The other end of the socket alone does not: a process that this one forked may hold it.)"""
+    its end ends the socket. (The other end alone does not: a process that this one forked may hold it.)
 
-    def __init__(self, end: socket.socket, channel: Channel[ToEngine, FromEngine]) -> None:
-        """end: of the process, closed here. Raises OSError if it cannot be started."""
+    Imports no torch: it is started before, by a model that knows that it needs one.
+    """
+
+    def __init__(self, model: str | None = None, family: str | None = None) -> None:
+        """model: a folder whose stages' code the process imports before it is told to; None to wait for that. family: as in
+        `PipelineChoice`. Raises OSError if it cannot be started."""
+        self.socket, end = packet_pair()
+        # The process exits when its channel ends. Ctrl-C may drop this object at any point before it is closed.
+        weakref.finalize(self, self.socket.close).atexit = False
         self._started: Future[subprocess.Popen[bytes]] = Future()
         paths = [path for path in sys.path if isinstance(path, str)]  # Python ignores others too
         # -P: no folder of the user's comes before `sys.path` is theirs.
         command = [sys.executable, "-P", "-c", _BOOT, str(end.fileno()), str(os.getpid()), json.dumps(paths)]
-        arguments = (command, end, weakref.ref(channel), self._started)
+        if model is not None:
+            command += [model, *([family] if family is not None else [])]
+        arguments = (command, end, weakref.ref(self.socket), self._started)
         self._thread = threading.Thread(target=_run, args=arguments, name="omni-engine-process", daemon=True)
         self._thread.start()
         self._process = self._started.result()
@@ -51,6 +66,12 @@ class EngineProcess:
 
     def kill(self) -> None:
         self._process.kill()
+
+    def discard(self) -> None:
+        """Ends a process that no engine has taken, and waits for its end. Idempotent."""
+        self.kill()
+        self.end()
+        self.socket.close()
 
     def end(self) -> int:
         """Waits for the end, for a while, then kills the process. Returns its status, as `subprocess` has it."""
@@ -67,7 +88,7 @@ class EngineProcess:
 def _run(
     command: list[str],
     end: socket.socket,
-    channel: "weakref.ref[Channel[ToEngine, FromEngine]]",
+    other: "weakref.ref[socket.socket]",
     started: "Future[subprocess.Popen[bytes]]",
 ) -> None:
     with end:
@@ -80,9 +101,10 @@ def _run(
             return
     started.set_result(process)
     process.wait()
-    opened = channel()
+    opened = other()
     if opened is not None:
-        opened.shutdown()
+        with suppress(OSError):  # closed before
+            opened.shutdown(socket.SHUT_RDWR)
 
 
 def signal_name(number: int) -> str:

@@ -25,6 +25,7 @@ from omni.engine.request import SafeSink
 from omni.errors import LostPeerError, OmniError, StageError
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
+from omni.process.child import EngineProcess
 from omni.process.placed import PlacedEngine, PlacedEngines
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
@@ -74,9 +75,9 @@ class EngineGroup:
     request's own lock orders its outputs.
     """
 
-    def __init__(self) -> None:
-        """Starts the first process, which imports what it needs while this one reads settings and files."""
-        self._placed = PlacedEngines(self._place_waiting)
+    def __init__(self, early: EngineProcess | None = None) -> None:
+        """Starts the first process, unless `early` is it, which imports what it needs while this one reads settings and files."""
+        self._placed = PlacedEngines(self._place_waiting, early)
         self._tracked: dict[str, _Tracked] = {}
         self._waiting: list[_Tracked] = []
         self._numbers = itertools.count(1)

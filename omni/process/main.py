@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import torch
@@ -21,26 +21,27 @@ from omni.ipc.memory import OutputRing
 from omni.parallel.rendezvous import RankEnds
 from omni.pipeline import Pipeline
 from omni.process.errors import ErrorData
+from omni.process.imports import import_code
 from omni.process.logs import LogSender
 from omni.process.messages import Closed, FromEngine, ProcessFailed, RankEnd, Ready, Start, ToEngine
 from omni.process.server import EngineEnd, EngineServer
 from omni.timeline.trace import Trace
 from omni.utils.interrupts import ignore_interrupts
-from omni.utils.parent import exit_with
 
 RING_BYTES = 32 * 2**20
 """Memory for arrays in outputs on their way. 16 requests with 0.3 s of sound each take 0.5 MB."""
 
 
-def main(descriptor: int, parent: int) -> None:
-    """descriptor: the socket to the user's process, whose id is `parent`. Exits the interpreter."""
-    # The garbage collector visits none of what is imported.
-    gc.freeze()
-    gc.enable()
+def main(descriptor: int, model: Sequence[str]) -> None:
+    """descriptor: the socket to the user's process. model: as in `EngineProcess`; empty for none. Exits the interpreter."""
     ignore_interrupts()
     with suppress(OSError):  # output of a plugin must not come between the bytes of `omni run --out -`
         os.dup2(2, 1)
-    exit_with(parent)
+    if model:
+        import_code(*model)
+    # The garbage collector visits none of what is imported.
+    gc.freeze()
+    gc.enable()
     sends: Codec[FromEngine] = Codec(FromEngine)
     channel: EngineEnd = Channel(socket.socket(fileno=descriptor), sends, Codec(ToEngine))
     server = EngineServer(channel)

@@ -19,6 +19,7 @@ from omni.errors import LostPeerError, LostRankError, StageError, said
 from omni.ipc import Channel
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
+from omni.process.child import EngineProcess
 from omni.process.messages import Start
 from omni.process.remote import RemoteEngine
 from omni.process.rendezvous import join_ranks
@@ -72,12 +73,12 @@ class PlacedEngine:
 class PlacedEngines:
     """All places. `lock` guards their engines; no sink is called under it."""
 
-    def __init__(self, on_change: Callable[[], None]) -> None:
-        """Starts the first process, which imports what it needs while this one reads settings and files.
+    def __init__(self, on_change: Callable[[], None], early: EngineProcess | None = None) -> None:
+        """Starts the first process, unless it runs already: it imports what it needs while this one reads settings and files.
 
-        on_change: called when an engine runs again, or never will.
+        on_change: called when an engine runs again, or never will. early: the first process.
         """
-        self._early: RemoteEngine | None = RemoteEngine()
+        self._early: RemoteEngine | None = RemoteEngine(early)
         self._on_change = on_change
         self._joining = threading.Lock()
         """One engine at a time is connected to the others, so that two that start at once find each other."""

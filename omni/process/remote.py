@@ -4,7 +4,6 @@ import itertools
 import logging
 import socket
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -51,21 +50,19 @@ _KEPT_CHECKS = 1024
 
 
 class RemoteEngine:
-    """Starts the process at once; `load` has it load stages, `ready` waits for that, and `start` begins to take its outputs.
+    """Starts the process at once, unless it runs already. `load` has it load stages, `ready` waits for that, and `start` begins to
+    take its outputs.
 
     Sinks are called by one thread, the listener. It ends with the process, whether that was closed or died: then every request
     fails, with a LostPeerError if it died.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, process: EngineProcess | None = None) -> None:
         self.name = "engine"
         """The stages, for errors."""
-        ours, theirs = Channel.pair()
+        self._process = process or EngineProcess()
         self._receives: Codec[FromEngine] = Codec(FromEngine)
-        self._channel: Channel[ToEngine, FromEngine] = Channel(ours, Codec(ToEngine), self._receives)
-        # The process exits when its channel ends. Ctrl-C may drop this object at any point before `close`.
-        weakref.finalize(self, ours.close).atexit = False
-        self._process = EngineProcess(theirs, self._channel)
+        self._channel: Channel[ToEngine, FromEngine] = Channel(self._process.socket, Codec(ToEngine), self._receives)
         self.memory: Mapping[str, StageMemory] = {}
         """Device memory of each stage, divided at the start."""
         self.start_report = StartReport()

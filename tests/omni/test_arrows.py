@@ -37,6 +37,10 @@ TEXTS = {".py", ".json", ".md", ".toml", ".txt", ".cu", ".cpp", ".typed"}
 
 LAZY = {
     "omni/__init__.py": "`import omni` starts without torch",
+    "omni/api/__init__.py": "a model starts its engine's process before torch is imported",
+    "omni/api/async_omni.py": "the same",
+    "omni/api/omni.py": "the same",
+    "omni/api/session.py": "the same",
     "omni/testing/__init__.py": "the second process of `check_connector` starts without the imports of engines",
     "omni/cli": "a command starts with the modules that it needs, and signals are handled before slow imports",
 }

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from omni import AsyncOmni, ConfigError, Omni
-from omni.api.load import layers_of
+from omni.api.settings import layers_of
 from omni.cli import app
 from omni.config import SettingsLayer, read_config
 from omni.engine import EngineOptions, engine_options

@@ -2,6 +2,6 @@
 
 from omni.frontend.encoding.control import ControlTokens
 from omni.frontend.encoding.encoder import Encoder, Ids
-from omni.frontend.encoding.limit import PromptLimit
+from omni.frontend.limit import PromptLimit
 
 __all__ = ["ControlTokens", "Encoder", "Ids", "PromptLimit"]

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from omni.frontend.encoding.limit import PromptLimit
 from omni.frontend.encoding.parts import PART, may_part, parts
+from omni.frontend.limit import PromptLimit
 
 Ids = NDArray[np.int64]
 

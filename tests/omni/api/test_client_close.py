@@ -11,7 +11,7 @@ from omni.api.client import Client
 from omni.api.serial_executor import SerialExecutor
 from omni.engine import Engine
 from omni.errors import StageError
-from omni.process import EngineGroup
+from omni.process.group import EngineGroup
 from tests.support.echo_family import echo_model
 from tests.support.echo_omni import opened
 

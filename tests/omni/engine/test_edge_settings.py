@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from omni.api.load import layers_of
+from omni.api.settings import layers_of
 from omni.config import SettingsLayer
 from omni.engine.resolve import configure
 from omni.errors import ConfigError

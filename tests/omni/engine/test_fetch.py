@@ -1,7 +1,6 @@
 """The files of a repository on the hub that are fetched for a family."""
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -36,8 +35,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 file.write_text(json.dumps({"model_type": "mine"}))
         return str(tmp_path)
 
-    # By its name: the package has a function of the same.
-    monkeypatch.setattr(sys.modules["omni.checkpoint.checkpoint"], "snapshot_download", fetch)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     return tmp_path
 
 

@@ -14,7 +14,7 @@ import pytest
 import soundfile
 from PIL import Image
 
-from omni.api.load import layers_of
+from omni.api.settings import layers_of
 from omni.errors import ConfigError, InputError
 from omni.frontend.options import frontend_options
 from omni.media import MediaOptions, check_audio, check_image, load_audio, load_image

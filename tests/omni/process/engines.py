@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from omni import AsyncOmni, Omni
-from omni.process import EngineGroup
+from omni.process.group import EngineGroup
 from tests.support.echo_family import echo_plugins, eventually
 
 WRITER, SINGER, OTHER_SINGER = "cpu", "cpu/2", "cpu/3"

@@ -20,9 +20,8 @@ from omni import CheckpointError, ConfigError, Omni, PluginError, Result, Sampli
 from omni.api.arguments import GenerateArguments, Messages
 from omni.engine import EngineOptions
 from omni.errors import InputError, LostPeerError, SyncError
-from omni.process import runs_in_process
 from omni.process.errors import ErrorData, RemoteTraceback
-from omni.process.select import threads_of
+from omni.process.select import runs_in_process, threads_of
 from tests.omni.process.engines import alive, group_of, pids_of
 from tests.support.echo_family import BREAK, echo_model, echo_plugins, eventually
 from tests.support.echo_omni import ENDLESS, assert_nothing_held, run_program
@@ -261,7 +260,7 @@ from omni.process.main import main
 os._exit = lambda status: print(gc.isenabled(), gc.get_freeze_count() > 100_000, file=sys.stderr)
 ours, theirs = socket.socketpair()
 ours.close()
-main(theirs.detach(), os.getppid())
+main(theirs.detach(), ())
 """)
     assert done.stderr.split() == ["True", "True"]
 

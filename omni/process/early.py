@@ -1,0 +1,38 @@
+"""The process of an engine, started before the user's process has imported torch: both import at the same time."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from omni.config import SettingsLayer
+from omni.pipeline import ENGINE
+from omni.process.child import SUPPORTED, EngineProcess
+
+_NVIDIA = Path("/dev/nvidiactl")
+"""Exists where the driver of a CUDA device is loaded."""
+
+
+def start_early(
+    model: str | os.PathLike[str], layers: Sequence[SettingsLayer], family: str | None
+) -> EngineProcess | None:
+    """The process of a model's engine; None if its settings do not ask for one, or unknown to be needed before torch is imported.
+    Raises OSError if it cannot be started.
+
+    A process that turns out not to be needed is for the caller to end: one for `"auto"` beside a torch without CUDA.
+    """
+    if not SUPPORTED or not _wanted(layers):
+        return None
+    folder = str(model) if Path(model).is_dir() else None  # the stages of a model that is not here are unknown
+    return EngineProcess(folder, family)
+
+
+def _wanted(layers: Sequence[SettingsLayer]) -> bool:
+    """Whether settings that were not checked yet ask for a process, as `runs_in_process` decides."""
+    settings: dict[str, object] = {}
+    for layer in layers:
+        values: Mapping[str, object] = layer.spread(ENGINE).values
+        settings |= {path: value for path, value in values.items() if path.startswith(f"{ENGINE}.")}
+    process, device = settings.get(f"{ENGINE}.process", "auto"), settings.get(f"{ENGINE}.device")
+    if process != "auto":
+        return process == "process"
+    return _NVIDIA.exists() if device is None else str(device).startswith("cuda")

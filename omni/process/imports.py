@@ -1,0 +1,25 @@
+"""What an engine's process imports before the user's process tells it what to load."""
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+
+from omni.checkpoint import Checkpoint
+from omni.engine import PipelineChoice, resolve_pipeline
+from omni.plugin import locate
+from omni.plugin.manager import load_plugins
+
+
+def import_code(model: str, family: str | None = None) -> None:
+    """Imports the code of a model's stages: resolves its pipeline, without settings. Raises and logs nothing: the load does the
+    same, with settings, and reports what is wrong.
+
+    model: the checkpoint's folder. family: as in `PipelineChoice`.
+    """
+    logging.disable()
+    try:
+        with suppress(BaseException):  # a plugin may raise anything
+            plan = resolve_pipeline(Checkpoint(Path(model)), load_plugins(), (), PipelineChoice(family=family))
+            locate(plan.pipeline.frontend, "pipeline.frontend")  # its vocabulary is read here too
+    finally:
+        logging.disable(logging.NOTSET)
