@@ -3,8 +3,8 @@
     python benchmarks/tensor_parallel.py [--shape qwen3-omni-30b] [--ranks 1 2] [--rows 1 8 32] [--json FILE]
 
 Dummy weights. Each of `--rows` requests draws tokens at temperature 1, with a seed of its own, twice: few tokens, and many. The
-time of a step is the difference of the two, over the difference of the tokens; the median of `--rounds`. The stage is the thinker of
-the shape; its other stages are on the first device and idle.
+time of a step is the difference of the two, over the difference of the tokens; the median of `--rounds`. The stage is the thinker
+of the shape; its other stages are on the first device and idle.
 """
 
 import argparse

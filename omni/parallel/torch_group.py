@@ -138,8 +138,8 @@ class NcclCommunicator(TorchCommunicator):
             collective(*arguments)
 
     def close(self) -> None:
-        """Nothing: the group and the mapped memory end with the process, as those of a stage that is cut do. NCCL's own end waits for
-        captured graphs that hold collectives."""
+        """No effect: the group and the mapped memory end with the process. NCCL's own end waits for captured graphs with its
+        collectives."""
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from omni.api.load import layers_of
+from omni.api.settings import layers_of
 from omni.checkpoint import Checkpoint
 from omni.config import SettingsLayer
 from omni.engine import Placement, resolve_pipeline
