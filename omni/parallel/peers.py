@@ -32,9 +32,9 @@ class PeerSum:
     @classmethod
     def open(cls, store: Store, rank: int, size: int, device: torch.device, timeout: timedelta) -> "PeerSum | None":
         """Waits for the other ranks. None if a device cannot map the memory of another, as then at every rank."""
-        from omni.parallel.kernel import bytes_needed
+        from omni.parallel import kernel
 
-        nbytes = bytes_needed(size, MOST_BYTES)
+        nbytes = kernel.bytes_needed(size, MOST_BYTES)
         index = device.index or 0
         with may_sync(SyncPoint.RANKS):
             torch.cuda.synchronize(
@@ -71,9 +71,9 @@ class PeerSum:
         return x.dtype in _DTYPES and 0 < x.nbytes <= MOST_BYTES and x.is_contiguous()
 
     def sum(self, x: Tensor) -> Tensor:
-        from omni.parallel.kernel import sum_over_ranks
+        from omni.parallel import kernel
 
-        return sum_over_ranks(x, self._bases, self._rank, self._size, MOST_BYTES)
+        return kernel.sum_over_ranks(x, self._bases, self._rank, self._size, MOST_BYTES)
 
 
 def _exchange(store: Store, name: str, rank: int, size: int, given: bytes, timeout: timedelta) -> Sequence[bytes]:
