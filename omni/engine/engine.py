@@ -198,10 +198,15 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether no request is active or waiting and no stage holds resources. One that cannot report them counts as holding
-        none, and a stage with its rank 0 in another engine as well: it goes on only when that one sends a message."""
+        none, and so does a stage with its rank 0 in another engine, which has its requests."""
         if self._command_queue.waiting or self._orchestrator.unfinished or self._orchestrator.busy:
             return False
         return not any(self._holds(stage) for stage in self._workers if stage not in self._cut.followed)
+
+    @property
+    def _follows(self) -> bool:
+        """Whether a stage with its rank 0 in another engine has steps that are not complete: it may launch the next one then."""
+        return any(self._holds(stage) for stage in self._cut.followed)
 
     def _holds(self, stage: str) -> bool:
         try:
@@ -398,7 +403,7 @@ class Engine:
                 self._command_queue.flush()
                 if moved:
                     since = time.perf_counter()
-                elif self.idle:
+                elif self.idle and not self._follows:
                     self._command_queue.wait()
                 else:
                     if self._timeline is not None:

@@ -130,6 +130,27 @@ def test_what_another_rank_holds_keeps_no_engine_busy(rank: int, idle: bool) -> 
     assert graph.engine.idle is idle
 
 
+def test_the_loop_goes_on_while_steps_of_rank_0_are_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a step is complete, the next one may find no host memory free, and no message comes any more."""
+    graph = FakeGraph(cut=CutStages({"writer": ranks(rank=1)}))
+    left = [3]
+    waited_with: list[int] = []
+
+    def tick() -> bool:
+        left[0] = max(left[0] - 1, 0)
+        return False
+
+    def wait() -> None:
+        waited_with.append(left[0])
+        graph.engine.stop()
+
+    graph.writer.tick = tick  # type: ignore[method-assign]
+    graph.writer.usage = lambda: {"steps": left[0]}  # type: ignore[method-assign]
+    monkeypatch.setattr(graph.engine._command_queue, "wait", wait)
+    graph.engine.run()
+    assert waited_with == [0]
+
+
 def test_parameters_are_checked_at_rank_0() -> None:
     def refuse(sampling: SamplingParams, field: str) -> None:
         raise InputError(field, "is refused", "leave it out")
