@@ -36,7 +36,7 @@ _SCORED = msgspec.structs.replace(EVERYTHING, prompt_logprobs=MAX_LOGPROBS)
 def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
     """Launches three steps: a decode of all rows at full length; the maximum of prompt tokens, in the longest chunks behind the
     longest contexts, beside such decodes; and the maximum of scored prompt tokens. Every block is the null block. Waits for each
-    step. Leaves the rows' state undefined: the runner must not be used afterwards."""
+    step. Leaves the rows' state undefined: the runner must not be used afterwards. No other rank is involved."""
     requests = [_request(row, shape, limits, EVERYTHING) for row in range(limits.rows)]
     # A chunk with context needs a mask; a whole prompt does not.
     longest = max(limits.max_model_len - 2, 1)
@@ -51,7 +51,7 @@ def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
         scored = _request(0, shape, limits, _SCORED)
         plans.append(StepPlan(2, tuple(requests[1:]), (_last_chunk(scored, min(limits.scored_tokens, longest)),)))
     for plan in plans:
-        step = runner.sample_tokens(runner.execute_model(plan))
+        step = runner.run_alone(plan)
         with may_sync(SyncPoint.MEASURE):
             runner.device.synchronize()
         for handoff in (step.tokens, step.scores):

@@ -171,10 +171,18 @@ class Runner:
 
     def execute_model(self, plan: StepPlan) -> StepContext:
         """Launches a step up to its hidden states. At rank 0 of a stage that is cut, the other ranks are sent the step first."""
+        return self._execute(plan, send=self._ranks is not None)
+
+    def run_alone(self, plan: StepPlan) -> SampledStep:
+        """Launches a step that is sent to no other rank: to measure it, with collectives that are silent."""
+        return self.sample_tokens(self._execute(plan, send=False))
+
+    def _execute(self, plan: StepPlan, send: bool) -> StepContext:
         self._begin(plan.step)
         launch, upload = self._pack(plan)
         tensors = step_tensors(plan) if plan.chunks else NO_TENSORS
-        if self._ranks is not None:
+        if send:
+            assert self._ranks is not None
             uploaded = upload.content() if upload is not None else None
             self._ranks.channel.send(encode(StepMessage.of(launch, uploaded, tensors)))
             self._sent = plan.step
