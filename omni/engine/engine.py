@@ -196,8 +196,10 @@ class Engine:
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
         """Raises InputError for parameters that a stage cannot apply. sampling, fields: parameters and their names in
-        errors, by stage. Thread-safe."""
+        errors, by stage. Those of a stage with another rank than 0 here are checked at rank 0. Thread-safe."""
         for name, params in sampling.items():
+            if name in self._cut.followed:
+                continue
             check = self._workers[name].check
             with plugin_call(name, "checking sampling parameters", check):
                 check(params, fields[name])
