@@ -186,3 +186,29 @@ def test_a_step_that_fails_at_one_rank_ends_the_follower(at: tuple[int | None, i
     thread.end()
     assert isinstance(thread.error, StageError)
     assert said in str(thread.error)
+
+
+class Raises(Favour):
+    """bias 7: on the host, when the request starts. bias 9: in the phase, at every rank."""
+
+    def pack(self, args: Mapping[str, object], vocab_size: int) -> Sequence[float]:
+        if args["bias"] == 7:
+            raise ValueError("no seven")
+        return super().pack(args, vocab_size)
+
+    def apply(self, logits_RV: Tensor, rows: ProcessedRows) -> Tensor:
+        if bool((rows.params_RW == 9).any()):
+            raise ValueError("no nine")
+        return logits_RV
+
+
+@pytest.mark.plants_faults
+@pytest.mark.parametrize(("bias", "said"), [(7, "no seven"), (9, "no nine")])
+def test_a_request_whose_processor_raises_harms_no_other_and_no_rank(bias: int, said: str):
+    entry = LogitsProcessorEntry(name="favour", processor=f"{__name__}:Raises")
+    cut = Cut(MODEL, processors=ProcessorRegistry({"favour": entry}, MODEL.shape.vocab_size))
+    cut.driver.ask("bad", PROMPTS[2], processors={"favour": {"bias": bias}}, max_tokens=TOKENS)
+    cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
+    cut.run()
+    assert said in str(cut.driver.error("bad"))
+    assert cut.driver.all_tokens(len(PROMPTS)) == [greedy(MODEL, prompt, TOKENS) for prompt in PROMPTS]
