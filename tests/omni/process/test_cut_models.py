@@ -47,7 +47,7 @@ def cut(stage: str, *places: str) -> dict[str, object]:
 
 
 TWO = ("cpu", "cpu/2")
-BOUNDED = {"engine.memory_bytes": 2**29, "audio_encoder.cache_bytes": 2**22, "vision_encoder.cache_bytes": 2**22}
+BOUNDED = {"engine.memory_bytes": 2**32, "audio_encoder.cache_bytes": 2**22, "vision_encoder.cache_bytes": 2**22}
 CUTS: list[tuple[str, Mapping[str, object]]] = [
     ("qwen3", {**cut("thinker", *TWO), "talker.place": "cpu/2"}),
     ("qwen3", {**cut("thinker", *TWO), **cut("talker", *TWO), **BOUNDED}),
