@@ -25,6 +25,7 @@ from omni.sampling import HostLogitsProcessor, LogitsEdit, SamplingParams, Struc
 from omni.testing.engines import TickedEngine
 from omni_ar.options import ArOptions
 from omni_ar.processors import HistoryProcessor
+from tests.support.cut_stages import CutStages
 from tests.support.engines import plugins_of
 from tests.support.received import Received
 
@@ -236,8 +237,14 @@ class Family(ABC):
         """What an engine runs of the family's plan."""
         return plan
 
-    def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
-        return TickedEngine(self.folder, self._plugins, settings, device, self.change, graphs=True).engine
+    def engine(self, device: Device, settings: Mapping[str, object], cut: CutStages | None = None) -> Engine:
+        """cut: its stages on several ranks."""
+
+        def change(plan: Plan) -> Plan:
+            changed = self.change(plan)
+            return cut.change(changed) if cut is not None else changed
+
+        return TickedEngine(self.folder, self._plugins, settings, device, change, graphs=True).engine
 
     def few(self, asked: str) -> Mapping[str, int]:
         """By stage, blocks in which any of the requests fits alone, and not all together."""

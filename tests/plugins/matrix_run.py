@@ -25,6 +25,7 @@ from omni.testing.engines import GIVEN_UP
 from omni.testing.simulation.late import LateDevice
 from omni_ar.sampling.rng import gumbel
 from tests.plugins.matrix import GREEDY, SEEDED, Cell, Family
+from tests.support.cut_stages import CutStages
 from tests.support.received import Received
 from tests.support.sampler_bench import reference_logits, reference_warp
 
@@ -133,16 +134,24 @@ def small_party(asked: str) -> list[Ask]:
     ]
 
 
-def play(family: Family, settings: Mapping[str, object], asks: Sequence[Ask], device: SimulatedDevice) -> Played:
-    """Runs all of them to their ends. At the end nothing is held."""
+def play(
+    family: Family,
+    settings: Mapping[str, object],
+    asks: Sequence[Ask],
+    device: SimulatedDevice,
+    cut: CutStages | None = None,
+) -> Played:
+    """Runs all of them to their ends. At the end nothing is held. cut: the stages on several ranks, which are then equal."""
     with torch.inference_mode():
-        engine = family.engine(device, settings)
+        engine = family.engine(device, settings, cut)
         device.synchronize()
         group = _Party(family, engine, asks)
         _run(group, device)
         held = {name: {k: n for k, n in usage.items() if n} for name, usage in engine.usage().items()}
         assert not any(held.values()), held
         counters = engine.counters()
+        if cut is not None:
+            cut.end()
         engine.close()
     return Played(group.received, counters, group.most)
 
@@ -183,9 +192,9 @@ def check(family: Family, cell: Cell, asks: Sequence[Ask], played: Played) -> No
         assert least <= played.most[stage] <= cell.in_flight, f"{stage}: {played.most[stage]} steps in flight at most"
 
 
-def run_cell(family: Family, cell: Cell) -> Played:
+def run_cell(family: Family, cell: Cell, cut: CutStages | None = None) -> Played:
     asks = (small_party if len(family.stages) > 1 else party)(cell.asked)
-    played = play(family, cell.settings(family.few(cell.asked)), asks, LateDevice(cell.seed))
+    played = play(family, cell.settings(family.few(cell.asked)), asks, LateDevice(cell.seed), cut)
     check(family, cell, asks, played)
     return played
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -11,16 +12,18 @@ from torch import Tensor
 
 from omni.device import CpuDevice
 from omni.errors import StageError
+from omni.payload import Payload
 from omni.plugin import LogitsProcessorEntry
 from omni.testing.ranks import RankThread, thread_ranks
-from omni_ar.model import ArModel, Batch
+from omni_ar.inputs import MultimodalEmbedding, Placeholder
+from omni_ar.model import ArModel, Batch, PromptTokens
 from omni_ar.options import ArOptions
 from omni_ar.processors import LogitsProcessor, ProcessedRows, ProcessorRegistry
 from omni_ar.run.follower import FollowerWorker
 from omni_ar.run.runner import Runner
-from tests.support.ar_driver import ArDriver, small_runner
+from tests.support.ar_driver import ArDriver, plain_prompt, small_runner
 from tests.support.small_codec import SmallCodec, codec_prompt
-from tests.support.small_text import SmallText, greedy
+from tests.support.small_text import WIDTH, SmallText, greedy
 
 OPTIONS = ArOptions(max_num_seqs=4, block_size=4)
 PROMPTS = [[(7 * index + 3 * place * place) % 61 for place in range(1 + 5 * index)] for index in range(6)]
@@ -186,3 +189,62 @@ def test_a_step_that_fails_at_one_rank_ends_the_follower(at: tuple[int | None, i
     thread.end()
     assert isinstance(thread.error, StageError)
     assert said in str(thread.error)
+
+
+class Raises(Favour):
+    """bias 7: on the host, when the request starts. bias 9: in the phase, at every rank."""
+
+    def pack(self, args: Mapping[str, object], vocab_size: int) -> Sequence[float]:
+        if args["bias"] == 7:
+            raise ValueError("no seven")
+        return super().pack(args, vocab_size)
+
+    def apply(self, logits_RV: Tensor, rows: ProcessedRows) -> Tensor:
+        if bool((rows.params_RW == 9).any()):
+            raise ValueError("no nine")
+        return logits_RV
+
+
+@pytest.mark.plants_faults
+@pytest.mark.parametrize(("bias", "said"), [(7, "no seven"), (9, "no nine")])
+def test_a_request_whose_processor_raises_harms_no_other_and_no_rank(bias: int, said: str):
+    entry = LogitsProcessorEntry(name="favour", processor=f"{__name__}:Raises")
+    cut = Cut(MODEL, processors=ProcessorRegistry({"favour": entry}, MODEL.shape.vocab_size))
+    cut.driver.ask("bad", PROMPTS[2], processors={"favour": {"bias": bias}}, max_tokens=TOKENS)
+    cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
+    cut.run()
+    assert said in str(cut.driver.error("bad"))
+    assert cut.driver.all_tokens(len(PROMPTS)) == [greedy(MODEL, prompt, TOKENS) for prompt in PROMPTS]
+
+
+class Seeing(SmallText):
+    """Adds embeddings `picture` to those of its tokens."""
+
+    def embed_prompt(self, prompt: PromptTokens) -> Tensor:
+        x_TD = super().embed_prompt(prompt).clone()
+        for picture in prompt.embeddings:
+            x_TD.index_add_(0, picture.tokens_n, picture.tensors["rows"])
+        return x_TD
+
+
+def see(driver: ArDriver, name: str, width: int) -> None:
+    place = Placeholder(name="picture", index=0, positions=np.arange(2, 5))
+    driver.ask(name, plain_prompt(PROMPTS[3], placeholders=(place,)), sources=("eyes",), max_tokens=TOKENS)
+    rows = torch.randn(3, width, generator=torch.Generator().manual_seed(width))
+    driver.feed_host(name, Payload(MultimodalEmbedding(name="picture", index=0), {"rows": rows}))
+    driver.end(name, source="eyes")
+
+
+@pytest.mark.plants_faults
+def test_an_embedding_of_a_wrong_width_harms_no_other_request_and_no_rank():
+    model = Seeing()
+    alone, cut = ArDriver(model), Cut(model)
+    see(alone, "good", WIDTH)
+    alone.run()
+    see(cut.driver, "bad", WIDTH + 1)
+    see(cut.driver, "good", WIDTH)
+    cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
+    cut.run()
+    assert "embed_inputs" in str(cut.driver.error("bad"))
+    assert cut.driver.tokens("good") == alone.tokens("good") != greedy(model, PROMPTS[3], TOKENS)
+    assert cut.driver.all_tokens(len(PROMPTS)) == [greedy(model, prompt, TOKENS) for prompt in PROMPTS]

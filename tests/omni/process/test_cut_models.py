@@ -1,0 +1,127 @@
+"""Models whose stages are cut across processes: the results of whole stages, and what happens when the process of a rank ends."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from omni import Omni, SamplingParams
+from omni.errors import LostPeerError
+from tests.omni.process.engines import alive, children, group_of, kill, pids_of
+from tests.omni.process.test_placements import (
+    MODELS,
+    Model,
+    assert_nothing_held,
+    assert_same,
+    at_once,
+    opened,
+    placed,
+)
+from tests.support.echo_family import eventually
+from tests.support.engines import plugins_of
+from tests.support.reference import tiny_checkpoint
+from tests.support.resources import open_files
+from tests.support.tiers import SLOW, few
+from tests.support.tiny_omni import SHAPE, text_of
+from tests.support.tiny_qwen2_5_omni import tiny_folder
+from tests.support.tiny_text import write_chat_model
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
+]
+
+FOLDERS = {
+    "qwen3": lambda: tiny_checkpoint(3, heads=4, kv_heads=2, **SHAPE),
+    "qwen2.5": lambda: tiny_folder(heads=4, kv_heads=2, talker_heads=4, talker_kv_heads=2),
+    "csm": MODELS["csm"].folder,
+}
+
+
+def cut(stage: str, *places: str) -> dict[str, object]:
+    return {f"{stage}.tensor_parallel": len(places), f"{stage}.place": ",".join(places)}
+
+
+TWO = ("cpu", "cpu/2")
+BOUNDED = {"engine.memory_bytes": 2**32, "audio_encoder.cache_bytes": 2**22, "vision_encoder.cache_bytes": 2**22}
+CUTS: list[tuple[str, Mapping[str, object]]] = [
+    ("qwen3", {**cut("thinker", *TWO), "talker.place": "cpu/2"}),
+    ("qwen3", {**cut("thinker", *TWO), **cut("talker", *TWO), **BOUNDED}),
+    ("qwen3", {**cut("thinker", *TWO, "cpu/3", "cpu/4"), "edges.thinker-talker.connector": "shm"}),
+    ("qwen2.5", {**cut("talker", *TWO), "thinker.place": "cpu/2"}),
+    ("qwen2.5", {**cut("thinker", *TWO), **cut("talker", *TWO)}),
+    ("csm", {**cut("backbone", "cpu/2", "cpu/3"), "vocoder.place": "cpu/3"}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), few(1, CUTS, SLOW))
+def test_results_are_those_of_whole_stages(name: str, settings: Mapping[str, object]) -> None:
+    """With pictures and sounds, one after the other and together."""
+    model: Model = replace(MODELS[name], folder=FOLDERS[name])
+    requests = model.requests()
+    with opened(model, placed(model, "thread")) as omni:
+        expected = [omni.generate(messages, stream=False, **arguments) for messages, arguments in requests]
+    with opened(model, {**settings, "engine.process": "process"}) as omni:
+        for result, alone in zip(at_once(omni, requests), expected, strict=True):
+            assert_same(result, alone, exactly=False)
+        messages, arguments = requests[0]
+        assert_same(omni.generate(messages, stream=False, **arguments), expected[0])
+        assert_nothing_held(omni)
+
+
+LEADER, FOLLOWER = TWO
+ASKED = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_tokens=900, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def expected_text(text_model: Path) -> str:
+    with Omni(text_model, device="cpu", plugins=plugins_of("ar", "local", "text")) as omni:
+        return omni.generate("hello", stream=False, sampling=ASKED).text
+
+
+@pytest.fixture
+def omni(text_model: Path) -> Iterator[Omni]:
+    """A text model on two ranks, of which nothing stays at the end."""
+    files, before = open_files(), children()
+    settings = {**cut("text", *TWO), "engine.restart_seconds": 0}
+    plugins = plugins_of("ar", "local", "shm", "text")
+    with Omni(text_model, device="cpu", plugins=plugins, overrides=settings) as omni:
+        started = set(pids_of(omni).values())
+        yield omni
+        started |= set(pids_of(omni).values())
+    assert eventually(lambda: not any(map(alive, started)))
+    assert eventually(lambda: children() <= before)
+    assert eventually(lambda: open_files() <= files)
+
+
+@pytest.mark.parametrize("place", few(1, [FOLLOWER, LEADER], SLOW))
+def test_a_stage_whose_rank_ends_starts_again(omni: Omni, expected_text: str, place: str) -> None:
+    """A request of which something was given fails, and one of which nothing was begins anew."""
+    assert omni.generate("hello", stream=False, sampling=ASKED).text == expected_text  # its parameters are checked now
+    before = dict(pids_of(omni))
+    begun = omni.generate("tell me more", sampling=LONG)
+    text = next(begun).text
+    os.kill(before[FOLLOWER], signal.SIGSTOP)  # so that nothing more is given out
+    fresh = omni.generate("hello", sampling=ASKED)
+    engine = group_of(omni)._placed.by_place[LEADER].engine
+    assert eventually(lambda: engine.requests == 2)
+    kill(omni, place)
+    with pytest.raises(LostPeerError, match="'text'") as caught:
+        list(begun)
+    assert "cpu" in str(caught.value)
+    assert text
+    assert text_of(fresh) == expected_text
+    after = pids_of(omni)
+    assert all(after[at] != before[at] for at in TWO), "both ranks have started again"
+    assert omni.generate("hello", stream=False, sampling=ASKED).text == expected_text
+    assert_nothing_held(omni)

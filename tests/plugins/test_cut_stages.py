@@ -1,0 +1,213 @@
+"""Whole requests on stages that are cut across ranks: they get what they get from whole stages.
+
+Ranks are threads here (`tests.support.cut_stages`); the rest of the engine is as it is.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni.plugin import locate
+from omni.plugin.manager import load_plugins
+from omni.testing import engine_for
+from omni.testing.simulation.late import LateDevice
+from tests.plugins.matrix import Cell, covering
+from tests.plugins.matrix_families import FAMILIES, family_in
+from tests.plugins.matrix_run import run_cell
+from tests.plugins.omni_qwen2_5_omni import heard_omni
+from tests.plugins.test_hidden_states import LAYERS, expect, submit
+from tests.support import omni_engine
+from tests.support.close_calls import Comparison
+from tests.support.csm_reference import assert_spoken, csm_reference_of, speak, tiny_csm, turn
+from tests.support.cut_stages import CutStages
+from tests.support.entry_points import REPOSITORY, entry_points_of, own_entry_points
+from tests.support.omni_engine import OmniEngine
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiers import SLOW, few
+from tests.support.tiny_qwen2_5_omni import tiny_folder
+from tests.support.tiny_text import PROMPTS, TOKENS, TextEngine, TextReference
+
+pytestmark = pytest.mark.thorough
+
+PRESSURE: Mapping[str, Mapping[str, object]] = {
+    "calm": {},
+    "few blocks": {"num_blocks": 16, "max_num_batched_tokens": 7, "max_in_flight": 3},
+    "not cached, far ahead": {"prefix_cache": False, "max_in_flight": 8, "graph_chunk_sizes": (8, 16)},
+}
+"""Of a text stage with blocks of 4 tokens."""
+
+
+def of(stage: str, settings: Mapping[str, object]) -> dict[str, object]:
+    return {f"{stage}.{name}": value for name, value in settings.items()}
+
+
+TEXTS = [
+    ("moe", 2, "few blocks"),
+    ("window", 4, "not cached, far ahead"),
+    *(
+        (kind, size, pressure)
+        for kind in ("tied", "untied", "moe", "window")
+        for size in (2, 4)
+        for pressure in PRESSURE
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "size", "pressure"), few(2, dict.fromkeys(TEXTS), SLOW))
+def test_texts_are_those_of_transformers(kind: str, size: int, pressure: str, tmp_path: Path) -> None:
+    reference, cut = TextReference(tmp_path, kind), CutStages(size)
+    settings = of("text", {"block_size": 4, **PRESSURE[pressure]})
+    engine = TextEngine(reference.folder, settings, change=cut.change, graphs=True)
+    recorders = [engine.submit(str(n), PROMPTS[n], max_tokens=TOKENS) for n in range(len(PROMPTS))]
+    engine.run()
+    for index, recorder in enumerate(recorders):
+        assert recorder.tokens == reference.answer(index)
+    assert (engine.engine.counters()["text"]["preemptions"] > 0) == (pressure == "few blocks")
+    cut.end()
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "pressure"),
+    few(1, [("moe", 2, "few blocks"), ("tied", 4, "calm"), ("moe", 4, "not cached, far ahead")], SLOW),
+)
+def test_hidden_states_are_those_of_transformers(kind: str, size: int, pressure: str, tmp_path: Path) -> None:
+    reference, cut = TextReference(tmp_path, kind), CutStages(size)
+    settings = of("text", {"block_size": 4, "hidden_layers": LAYERS, **PRESSURE[pressure]})
+    engine = TextEngine(reference.folder, settings, change=cut.change, graphs=True)
+    recorders = [submit(engine, str(n), PROMPTS[n], max_tokens=9) for n in range(6)]
+    engine.run()
+    for prompt, recorder in zip(PROMPTS, recorders, strict=False):
+        expect(reference.model, prompt, recorder)
+    cut.end()
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cut matrix")
+
+
+def cell(asked: str, in_flight: int, *, few_blocks: bool, cached: bool = True) -> Cell:
+    return Cell(in_flight, few_blocks=few_blocks, tiny_budget=few_blocks, cached=cached, captured=True, asked=asked)
+
+
+CELLS = [
+    ("text", 2, cell("all together", 4, few_blocks=True)),
+    ("text", 4, cell("prompt logprobs", 1, few_blocks=True)),
+    ("qwen3_omni", 2, cell("talker, all together", 4, few_blocks=True)),
+    ("text", 2, cell("JSON schema, penalty, logprobs", 2, few_blocks=False)),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "cell"),
+    few(
+        3,
+        [
+            *CELLS,
+            *((name, size, one) for name in FAMILIES for size in (2, 4) for one in covering(FAMILIES[name].asked)),
+        ],
+        SLOW,
+    ),
+    ids=str,
+)
+def test_each_request_gets_what_it_gets_alone(folder: Path, name: str, size: int, cell: Cell) -> None:
+    """The matrix, on ranks: requests join, leave and are preempted, and in few blocks of the talker its frames are replayed."""
+    family = family_in(folder, name)
+    played = run_cell(family, cell, CutStages(size))
+    if cell.asked == "talker, all together":
+        assert all(played.preemptions(family).values()), "the talker is preempted too"
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "settings"),
+    few(
+        0,
+        [
+            ("other sizes", 4, {}),
+            ("as written", 2, {}),
+            ("other sizes", 2, {"thinker.max_num_batched_tokens": 9, "talker.max_num_seqs": 2}),
+            ("as written", 4, {"thinker.max_in_flight": 8, "talker.max_in_flight": 8}),
+        ],
+        SLOW,
+    ),
+)
+def test_qwen3_omni_says_what_it_says_whole(shape: str, size: int, settings: Mapping[str, object]) -> None:
+    cut, comparison = CutStages(size), Comparison()
+    engine = OmniEngine(tiny_checkpoint(**omni_engine.SHAPES[shape]), settings, change=cut.change, graphs=True)
+    results = engine.run(omni_engine.CHATS, [0, 2, 5, 9, 14])
+    assert cut.started.keys() == {"thinker", "talker"}
+    cut.end()
+    engine.close()
+    omni_engine.assert_all_same(results, omni_engine.answers_alone(shape), comparison)
+    comparison.assert_rare()
+
+
+@pytest.mark.parametrize(("shape", "size"), few(1, [("other sizes", 2), ("other sizes", 4), ("as written", 2)], SLOW))
+def test_qwen2_5_omni_says_what_it_says_whole(shape: str, size: int) -> None:
+    """Its talker is conditioned by vectors, which rank 0 alone receives."""
+    cut, comparison = CutStages(size), Comparison()
+    settings = {**heard_omni.STREAMED, "thinker.max_in_flight": 3, "talker.max_in_flight": 3, "talker.max_num_seqs": 3}
+    folder = tiny_folder(**heard_omni.SHAPES[shape])
+    engine = heard_omni.HeardEngine(folder, settings, LateDevice(size), change=cut.change, graphs=True)
+    results = engine.run_simulated(heard_omni.CHATS, within=40)
+    assert cut.started.keys() == {"thinker", "talker"}
+    cut.end()
+    engine.close()
+    omni_engine.assert_all_same(results, heard_omni.answers_alone(shape, whole=False), comparison)
+    comparison.assert_rare()
+
+
+WARM: Mapping[str, Any] = {"temperature": 0.9, "top_k": 10, "code_temperature": 0.9, "code_top_k": 10, "seed": 4}
+TURNS = [
+    speak("hello", frames=30),
+    speak(turn("user", "how are you", 0.3, 1), turn("assistant", "well", 0.5, 2), "and you", frames=11),
+    speak(turn("user", "who", 0.12, 3), "me", voice="1", frames=20, **WARM),
+]
+
+
+@pytest.mark.parametrize(
+    ("size", "settings"),
+    few(1, [(2, {"num_blocks": 18, "max_num_batched_tokens": 9, "max_in_flight": 4}), (4, {}), (2, {})], SLOW),
+)
+def test_csm_says_what_transformers_does(size: int, settings: Mapping[str, object]) -> None:
+    cut, stage = CutStages(size), of("backbone", {"block_size": 4, **settings})
+    engine = OmniEngine(tiny_csm(), stage, LateDevice(size), change=cut.change, graphs=True)
+    for asked, result in zip(TURNS, engine.run_simulated(TURNS), strict=True):
+        assert_spoken(result, csm_reference_of(tiny_csm()).speech(asked))
+    assert (engine.engine.counters()["backbone"]["preemptions"] > 0) == bool(settings)
+    cut.end()
+    engine.close()
+
+
+@pytest.mark.parametrize("size", few(1, [2, 4], SLOW))
+def test_a_family_of_another_distribution_is_cut(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of its code knows of ranks."""
+    home = REPOSITORY / "examples" / "family"
+    monkeypatch.syspath_prepend(home)
+    plugins = load_plugins([*own_entry_points("ar", "local"), *entry_points_of(home / "pyproject.toml")])
+    write = locate(plugins.families["pocket"].tiny or "", "tiny")
+    assert callable(write)
+    write(tmp_path, seed=0)
+    cut, texts = CutStages(size), ["once upon a time", "a", "the quick brown fox jumps over it", "grüße, 你好"]
+    with engine_for(tmp_path, plugins=plugins) as whole:
+        expected = [whole.answer(text).tokens for text in texts]
+    with engine_for(tmp_path, plugins=plugins, change=cut.change, graphs=True) as engine:
+        assert [result.tokens for result in engine.run(texts)] == expected
+        cut.end()
+    assert len(set(map(tuple, expected))) == len(texts)
+
+
+def test_each_rank_measures_its_largest_steps_alone(tmp_path: Path) -> None:
+    """With bounded memory, before the ranks agree on a number of pages: no step of these is sent to another rank."""
+    reference, cut = TextReference(tmp_path, "untied"), CutStages()
+    settings = of("text", {"max_num_seqs": 4, "max_model_len": 64})
+    engine = TextEngine(reference.folder, settings, change=cut.change, memory_bytes=2**28)
+    recorder = engine.submit("0", PROMPTS[1], max_tokens=TOKENS)
+    engine.run()
+    assert recorder.tokens == reference.answer(1)
+    cut.end()
+    engine.close()

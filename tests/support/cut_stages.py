@@ -1,0 +1,139 @@
+"""Engines in the test's process whose autoregressive stages are cut: the engine has rank 0, and threads have the others."""
+
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from omni.device.cpu import CpuDevice
+from omni.engine import Plan
+from omni.parallel import Ranks
+from omni.stage import StageContext
+from omni.testing.ranks import RankThread, ThreadCommunicator, thread_ranks
+from omni_ar.kind import ArStageKind, build_part
+from omni_ar.loaded import LoadedAr
+from omni_ar.run.follower import FollowerWorker
+from omni_ar.run.runner import Runner
+from omni_ar.run.worker import ArWorker
+
+
+@dataclass(frozen=True, slots=True)
+class CutStage:
+    """A stage that has started. collectives: of rank 0, when it had started. cut: whether the ranks hold less than the whole."""
+
+    leader: Runner
+    followers: tuple[Runner, ...]
+    threads: tuple[RankThread, ...]
+    communicator: ThreadCommunicator
+    collectives: int
+
+    def end(self) -> None:
+        """Ends the followers, which have run every step of rank 0, and then have its state."""
+        for thread in self.threads:
+            thread.end()
+            if thread.error is not None:
+                raise thread.error
+        self.leader.device.synchronize()
+        expected = state_of(self.leader)
+        for follower in self.followers:
+            follower.device.synchronize()
+            for name, tensor in state_of(follower).items():
+                assert torch.equal(tensor, expected[name]), name
+        assert self.communicator.calls > self.collectives, "nothing was computed together"
+
+
+def state_of(runner: Runner) -> dict[str, Tensor]:
+    """What the steps of a stage leave behind on a device, and every rank has whole."""
+    rows, pages = runner._state, runner.pages
+    null_row = rows.fields.shape[0] - 1
+    state = {"fields": rows.fields[:null_row], "tables": rows.block_table, "codes": rows.next_codes[:null_row]}
+    state |= {"counts": rows.sampling.counts[:null_row]}
+    return state | ({"frames": pages.codes[1:]} if pages.codes is not None else {})
+
+
+@dataclass(slots=True)
+class CutStages:
+    """size: number of ranks. names: the stages; None for all autoregressive ones. `change` is for the argument of that name of
+    engines. started: by name."""
+
+    size: int = 2
+    names: Collection[str] | None = None
+    started: dict[str, CutStage] = field(default_factory=dict)
+
+    def change(self, plan: Plan) -> Plan:
+        wanted = [name for name in plan.kinds if self.names is None or name in self.names]
+        cut = {name: _CutKind(self) for name in wanted if isinstance(plan.kinds[name], ArStageKind)}
+        assert cut, "no stage can be cut"
+        return replace(plan, kinds={**plan.kinds, **cut})
+
+    def end(self) -> None:
+        """After the last request, and before the engine is closed."""
+        assert self.started
+        for stage in self.started.values():
+            stage.end()
+        self.started.clear()
+
+
+class _CutKind(ArStageKind):
+    def __init__(self, cut: CutStages) -> None:
+        self._cut = cut
+
+    def load(self, context: StageContext) -> LoadedAr:
+        first, *others = thread_ranks(self._cut.size, seconds=20)
+        # Theirs is never late: they wait in collectives for rank 0.
+        followers = [super(_CutKind, self).load(replace(context, ranks=ranks, device=CpuDevice())) for ranks in others]
+        return _Leading(replace(context, ranks=first), followers, self._cut)
+
+
+class _Leading(LoadedAr):
+    """Rank 0, which starts the others."""
+
+    def __init__(self, context: StageContext, followers: list[LoadedAr], cut: CutStages) -> None:
+        self._followers = followers
+        self._cut = cut
+        super().__init__(context, build_part(context))
+
+    def measure(self) -> int:
+        with self._ranks.communicator.silent():
+            return max(super().measure(), *(_measured(follower) for follower in self._followers))
+
+    def start(self, pages: int) -> ArWorker | FollowerWorker:
+        for follower in self._followers:
+            if follower.rows != self.rows:
+                follower.set_rows(self.rows)
+        with ThreadPoolExecutor(len(self._followers)) as pool:
+            starting = [pool.submit(_started, follower, pages) for follower in self._followers]
+            worker = super().start(pages)
+            self._context.device.synchronize()  # the others wait for what has been launched
+            workers = [each.result() for each in starting]
+        communicator = self._ranks.communicator
+        assert isinstance(communicator, ThreadCommunicator)
+        self._cut.started[self._context.stage.name] = CutStage(
+            self._present_runner,
+            tuple(follower._present_runner for follower in self._followers),
+            tuple(map(RankThread, workers)),
+            communicator,
+            communicator.calls,
+        )
+        return worker
+
+    @property
+    def _ranks(self) -> Ranks:
+        assert self._context.ranks is not None
+        return self._context.ranks
+
+
+def _measured(stage: LoadedAr) -> int:
+    ranks = stage._context.ranks
+    assert ranks is not None
+    with ranks.communicator.silent():
+        return stage.measure()
+
+
+def _started(stage: LoadedAr, pages: int) -> ArWorker | FollowerWorker:
+    with torch.inference_mode():
+        worker = stage.start(pages)
+        stage._present_runner.device.synchronize()
+        return worker
