@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.arguments import output_file, positive_int
+from bench.arguments import device_here, output_file, positive_int
 from bench.report import environment, print_facts, print_table, write_json
 from omni import Omni
 from omni.sampling import SamplingParams
@@ -83,7 +83,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=positive_int, nargs="+", default=[1, 2])
     parser.add_argument("--rows", type=positive_int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=positive_int, default=3)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--device", type=device_here("--shape tiny-omni --device cpu"), choices=("cuda", "cpu"), default="cuda"
+    )
     parser.add_argument("--json", type=output_file)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

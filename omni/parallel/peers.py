@@ -42,9 +42,9 @@ class PeerSum:
             )  # torch's context exists from now on: without one, the driver frees the memory
         try:
             own = cuda_driver.allocate(index, nbytes)
-            cuda_driver.as_tensor(own, nbytes, device).zero_()
+            memory = cuda_driver.as_tensor(own, nbytes, device).zero_()
             with may_sync(SyncPoint.RANKS):
-                torch.cuda.synchronize(device)
+                assert not memory[-1].item()  # before another rank writes there
             given = cuda_driver.export(index, own)
         except CudaError as error:
             _log.warning("rank %d sums through NCCL alone: %s", rank, error)

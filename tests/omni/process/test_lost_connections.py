@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from omni import Omni
 from omni.errors import LostPeerError
 from omni.ipc import Channel
+from omni.process import child
 from tests.omni.process.engines import WRITER, assert_answers, children, group_of, opened_apart, pids_of
 from tests.support.echo_family import echo_model, eventually
 from tests.support.echo_omni import ENDLESS, assert_nothing_held
@@ -31,15 +32,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def connections() -> Iterator[list[socket.socket]]:
     """Of the user's process and the engines, and between engines, in the order in which they are made."""
     made: list[socket.socket] = []
-    make = Channel.pair
 
-    def pair() -> tuple[socket.socket, socket.socket]:
-        ends = make()
-        made.append(ends[0].dup())
-        return ends
+    def noting(
+        make: Callable[[], tuple[socket.socket, socket.socket]],
+    ) -> Callable[[], tuple[socket.socket, socket.socket]]:
+        def pair() -> tuple[socket.socket, socket.socket]:
+            ends = make()
+            made.append(ends[0].dup())
+            return ends
+
+        return pair
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Channel, "pair", pair)
+        patch.setattr(Channel, "pair", noting(Channel.pair))
+        patch.setattr(child, "packet_pair", noting(child.packet_pair))
         yield made
     for end in made:
         end.close()

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import pytest
 
-from omni import Omni, PluginError
+from omni import CheckpointError, Omni
 from omni.errors import LostPeerError, OmniError
 from tests.omni.process.engines import children, group_of, kill, pids_of
 from tests.support.echo_family import eventually
@@ -122,7 +122,7 @@ def test_a_fault_of_one_rank_s_worker_starts_all_again(omni: Omni, character: st
 
 @pytest.mark.parametrize("rank", few(1, [1, 0], SLOW))
 def test_the_error_of_a_rank_that_cannot_be_loaded_is_raised(model: Path, rank: int):
-    with nothing_left(), pytest.raises(PluginError, match=r"writer.* this rank cannot be loaded"):
+    with nothing_left(), pytest.raises(CheckpointError, match=r"writer.* this rank cannot be loaded"):
         Omni(model, device="cpu", plugins=ranked_plugins(), overrides={**CUT, "writer.fails_on": rank})
 
 

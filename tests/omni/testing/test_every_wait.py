@@ -52,6 +52,15 @@ OF_THREADS = {"omni.device.host_work._FutureTask.done#1", "omni.media.download._
 OF_TIMERS = {"omni.device.cuda.CudaTimer.probe#1", "omni.timeline.recorder.Recorder.poll#1"}
 """Ask a device's timer when something ran, which no simulated device has: tests/omni/timeline."""
 
+OF_RANKS = {
+    "omni.parallel.peers._exchange#1",
+    "omni.parallel.rendezvous._least#1",
+    "omni.parallel.torch_group.open_communicator#1",
+    "omni_ar.run.follower.FollowerWorker._release#1",
+}
+"""Ask a store of ranks, or the steps of another rank, which no simulated world has yet: tests/omni/parallel,
+tests/stages/omni_ar/test_ranks.py."""
+
 OF_TASKS = "omni.serve."
 """Where the waits ask tasks of asyncio and futures of threads, never a device: tests/omni/serve."""
 
@@ -93,7 +102,7 @@ def packages() -> list[str]:
 
 def test_every_wait_of_the_source_has_its_row():
     found = {wait for wait in find_waits(*packages()) if not wait.startswith(OF_TASKS)}
-    assert found == WAITS.keys() | OF_THREADS | OF_TIMERS
+    assert found == WAITS.keys() | OF_THREADS | OF_TIMERS | OF_RANKS
 
 
 @pytest.mark.parametrize("wait", few(1, WAITS))
