@@ -36,10 +36,8 @@ class PeerSum:
 
         nbytes = kernel.bytes_needed(size, MOST_BYTES)
         index = device.index or 0
-        with may_sync(SyncPoint.RANKS):
-            torch.cuda.synchronize(
-                device
-            )  # torch's context exists from now on: without one, the driver frees the memory
+        # Torch has its context from now on: without one, the driver frees the memory at once.
+        torch.zeros(1, device=device)
         try:
             own = cuda_driver.allocate(index, nbytes)
             memory = cuda_driver.as_tensor(own, nbytes, device).zero_()

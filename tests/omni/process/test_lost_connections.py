@@ -12,7 +12,7 @@ import pytest
 from omni import Omni
 from omni.errors import LostPeerError
 from omni.ipc import Channel
-from omni.process import child
+from omni.utils.sockets import packet_pair
 from tests.omni.process.engines import WRITER, assert_answers, children, group_of, opened_apart, pids_of
 from tests.support.echo_family import echo_model, eventually
 from tests.support.echo_omni import ENDLESS, assert_nothing_held
@@ -45,7 +45,7 @@ def connections() -> Iterator[list[socket.socket]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Channel, "pair", noting(Channel.pair))
-        patch.setattr(child, "packet_pair", noting(child.packet_pair))
+        patch.setattr("omni.process.child.packet_pair", noting(packet_pair))
         yield made
     for end in made:
         end.close()
