@@ -1,8 +1,16 @@
 """A stage that is cut across engines: its ranks, and the collectives between them."""
 
 from omni.parallel.communicator import Communicator
-from omni.parallel.ranks import RankChannel, Ranks
+from omni.parallel.ranks import EqualRanks, RankChannel, Ranks
 from omni.parallel.silent import SilentCommunicator, silent_ranks
 from omni.parallel.torch_group import open_communicator
 
-__all__ = ["Communicator", "RankChannel", "Ranks", "SilentCommunicator", "open_communicator", "silent_ranks"]
+__all__ = [
+    "Communicator",
+    "EqualRanks",
+    "RankChannel",
+    "Ranks",
+    "SilentCommunicator",
+    "open_communicator",
+    "silent_ranks",
+]

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from omni.parallel.ranks import Ranks
+from omni.parallel.ranks import EqualRanks, Ranks
 
 
 class SilentCommunicator:
@@ -44,13 +44,6 @@ class SilentChannel:
     def close(self) -> None: ...
 
 
-class _SilentRanks(Ranks):
-    __slots__ = ()
-
-    def least(self, name: str, number: int) -> int:
-        return number
-
-
 def silent_ranks(rank: int, size: int) -> Ranks:
     """Ranks of which this one is alone."""
-    return _SilentRanks(rank=rank, size=size, communicator=SilentCommunicator(rank, size), channel=SilentChannel())
+    return EqualRanks(rank=rank, size=size, communicator=SilentCommunicator(rank, size), channel=SilentChannel())

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from omni.parallel import Ranks
+from omni.parallel import EqualRanks, Ranks
 from omni.stage import StageWorker
 
 _SECONDS = 30.0
@@ -116,7 +116,7 @@ def thread_ranks(size: int, seconds: float = _SECONDS) -> list[Ranks]:
     meeting, channel = _Meeting(size, seconds), QueueChannel(size - 1)
     channels = [channel, *(channel.follower(index) for index in range(size - 1))]
     return [
-        Ranks(rank=rank, size=size, communicator=ThreadCommunicator(meeting, rank), channel=channels[rank])
+        EqualRanks(rank=rank, size=size, communicator=ThreadCommunicator(meeting, rank), channel=channels[rank])
         for rank in range(size)
     ]
 
