@@ -23,9 +23,10 @@ EXAMPLES = {Kind.FAMILY: "pocket", Kind.STAGE: "scorer", Kind.CONNECTOR: "inline
 
 @pytest.fixture(autouse=True)
 def no_example_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In tests, that of the connector can be imported."""
+    """Other tests import them."""
+    packages = {f"omni_{name}" for name in EXAMPLES.values()}
     monkeypatch.setattr(
-        "omni.cli.new.distribution.find_spec", lambda name: None if name == "omni_inline" else find_spec(name)
+        "omni.cli.new.distribution.find_spec", lambda name: None if name in packages else find_spec(name)
     )
 
 
