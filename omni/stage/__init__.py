@@ -4,6 +4,7 @@ from omni.payload.copier import PayloadCopier, Receipt, Transfer, as_matrix
 from omni.stage.base import (
     Footprint,
     LoadedStage,
+    PipelineParallelKind,
     StageContext,
     StageKind,
     StageUsage,
@@ -56,6 +57,7 @@ __all__ = [
     "Outbound",
     "Pause",
     "PayloadCopier",
+    "PipelineParallelKind",
     "PlainStage",
     "Produced",
     "Receipt",

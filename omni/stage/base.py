@@ -172,3 +172,10 @@ class TensorParallelKind(StageKind, Protocol):
     """
 
     tensor_parallel: bool
+
+
+@runtime_checkable
+class PipelineParallelKind(StageKind, Protocol):
+    """As `TensorParallelKind`, with `Stage.pipeline_parallel`: rank 0 has the last layers, whose results are those of the stage."""
+
+    pipeline_parallel: bool

@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 from omni.device import declare_categories
+from omni.errors import ConfigError
 from omni.stage import StageContext, build_model
 from omni_ar.layers.attention import Attention
-from omni_ar.layers.parallel import partitioned
+from omni_ar.layers.decoder import DecoderLayers
+from omni_ar.layers.parallel import PipelinePart, partitioned
 from omni_ar.loaded import LoadedAr
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
@@ -23,19 +25,38 @@ class ArStageKind:
     name = "ar"
     options = ArOptions
     tensor_parallel = True
+    pipeline_parallel = True
 
     def load(self, context: StageContext) -> LoadedAr:
         return LoadedAr(context, build_part(context))
 
 
 def build_part(context: StageContext) -> ArModel:
-    """The stage's model, weights loaded: the part of this engine's rank, or a whole one."""
+    """The stage's model, weights loaded: the part of this engine's rank, or a whole one. Raises ConfigError if its sequence of
+    layers cannot be cut as the settings say."""
+    part = _pipeline_part(context)
     if context.ranks is None:
         return build_model(context, ArModel)  # type: ignore[type-abstract]
-    with partitioned(context.ranks.communicator):
+    with partitioned(context.ranks.tensor, part):
         model = build_model(context, ArModel)  # type: ignore[type-abstract]
+        if part is not None and sum(isinstance(each, DecoderLayers) for each in model.modules()) != 1:
+            problem = (
+                f"is {part.size}, and {type(model).__name__} has not one `DecoderLayers`, whose layers could be divided"
+            )
+            raise ConfigError(f"{part.stage}.pipeline_parallel", problem, "leave it out")
         _keep_shape(model)
         return model
+
+
+def _pipeline_part(context: StageContext) -> PipelinePart | None:
+    options, pipeline = context.options, context.ranks.pipeline if context.ranks is not None else None
+    assert isinstance(options, ArOptions)
+    if pipeline is None:
+        if options.pipeline_layers:
+            field, name = f"{context.stage.name}.pipeline_layers", f"{context.stage.name}.pipeline_parallel"
+            raise ConfigError(field, "is given for a stage that has all layers in one place", f"set {name} too")
+        return None
+    return PipelinePart(context.stage.name, pipeline.position, pipeline.size, options.pipeline_layers)
 
 
 def _keep_shape(model: ArModel) -> None:

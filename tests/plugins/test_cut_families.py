@@ -205,7 +205,7 @@ def test_the_stage_kind_builds_in_the_partition_of_its_ranks() -> None:
 
     def work(ranks: Communicator) -> tuple[int, int, Tensor]:
         context = CASES["omni 3 thinker"].context()
-        own = EqualRanks(rank=ranks.rank, size=ranks.size, communicator=ranks, channel=NoChannel())
+        own = EqualRanks(rank=ranks.rank, size=ranks.size, communicator=ranks, channel=NoChannel(), tensor=ranks)
         model = build_part(replace(context, ranks=own))
         return model.shape.num_kv_heads, model.shape.vocab_size, run(model).logits_TV
 
@@ -233,7 +233,7 @@ def test_kv_heads_are_those_of_the_layers_whatever_a_family_counts() -> None:
     case, expected = CASES["text untied"], whole_run("text untied")
 
     def work(ranks: Communicator) -> tuple[str, int, Tensor]:
-        own = EqualRanks(rank=ranks.rank, size=ranks.size, communicator=ranks, channel=NoChannel())
+        own = EqualRanks(rank=ranks.rank, size=ranks.size, communicator=ranks, channel=NoChannel(), tensor=ranks)
         context = case.context()
         stage = msgspec.structs.replace(context.stage, model=f"{__name__}:build_own")
         model = build_part(replace(context, stage=stage, ranks=own))
