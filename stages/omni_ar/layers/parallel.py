@@ -39,7 +39,7 @@ class PipelinePart:
             layers = tuple(each + (index < more) for index in range(self.size))
         if len(layers) != self.size or sum(layers) != num_layers or min(layers) < 1:
             wanted = f"{self.size} numbers from 1 whose sum is the model's {num_layers} layers"
-            raise ConfigError(option, f"is {','.join(map(str, layers))}", f"give {wanted}, or leave it out")
+            raise ConfigError(option, f"is {list(layers)}", f"give {wanted}, or leave it out")
         first = sum(layers[: self.position])
         return range(first, first + layers[self.position])
 
