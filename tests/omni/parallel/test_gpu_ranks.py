@@ -67,6 +67,32 @@ def test_collectives_follow_the_current_stream_and_the_host_does_not_wait(rows: 
             assert torch.equal(ours, wanted)
 
 
+def test_transfers_follow_the_current_stream_and_the_host_does_not_wait() -> None:
+    """What is sent may be overwritten by later work on the stream."""
+
+    def work(ranks: Communicator, device: torch.device) -> list[Tensor]:
+        busy, received = torch.randn(4096, 4096, device=device), []
+        slot = torch.zeros(300, WIDTH, dtype=torch.bfloat16, device=device)
+        given_3 = [given(0, seed, 300).to(device) for seed in range(3)]
+        torch.cuda.synchronize(device)
+        for _ in range(100):
+            busy = busy @ busy / 64
+        ready = torch.cuda.Event()
+        ready.record()
+        for x in given_3:
+            if ranks.rank == 0:
+                slot.copy_(x)
+                ranks.send(slot, 1)
+            else:
+                ranks.receive(slot, 0).wait()
+                received.append(slot.clone())
+        assert not ready.query(), "the host waited, or the work before was too short"
+        return received
+
+    _, received = on_gpus(work)
+    assert all(torch.equal(x, given(0, seed, 300)) for seed, x in enumerate(received))
+
+
 def test_a_captured_graph_contains_the_collectives() -> None:
     def work(ranks: Communicator, device: torch.device) -> list[Tensor]:
         x, graph, found = given(ranks.rank, 0, 4).to(device), torch.cuda.CUDAGraph(), []

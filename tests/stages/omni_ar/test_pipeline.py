@@ -157,7 +157,11 @@ def test_parts_hold_their_layers_and_nothing_else() -> None:
     ("size", "layers", "said"),
     [
         (5, (), r"text\.pipeline_parallel: is 5, and the model has 4 layers"),
-        (2, (1, 2, 1), r"text\.pipeline_layers: is \[1, 2, 1\]; give 2 numbers from 1 whose sum is the model's 4 layers"),
+        (
+            2,
+            (1, 2, 1),
+            r"text\.pipeline_layers: is \[1, 2, 1\]; give 2 numbers from 1 whose sum is the model's 4 layers",
+        ),
         (2, (1, 2), r"is \[1, 2\]; give"),
         (2, (4, 0), r"is \[4, 0\]; give"),
     ],
