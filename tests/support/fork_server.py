@@ -71,8 +71,8 @@ class ForkServer:
     def fork(self, command: Sequence[str], descriptors: Sequence[int]) -> int:
         """Returns the id of a process that is a child of this one."""
         passed = [1, 2, *descriptors]
-        request = {"code": command[3], "arguments": command[4:], "descriptors": passed, "folder": os.getcwd()}
-        request |= {"environment": dict(os.environ), "parent": os.getpid()}
+        request: dict[str, object] = {"code": command[3], "arguments": command[4:], "descriptors": passed}
+        request |= {"folder": os.getcwd(), "environment": dict(os.environ), "parent": os.getpid()}
         data = json.dumps(request).encode("utf-8", "surrogateescape")
         assert len(data) < _MESSAGE_BYTES
         with self._lock, _Adopting():
@@ -113,11 +113,11 @@ def _environment() -> Mapping[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _OWN}
 
 
-def serve(descriptor: int) -> None:
+def serve(channel: int) -> None:
     """Forks a process for each request on a socket, until the other end is closed."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
-    asked = socket.socket(fileno=descriptor)
+    asked = socket.socket(fileno=channel)
     while True:
         data, passed, _, _ = socket.recv_fds(asked, _MESSAGE_BYTES, _DESCRIPTORS)
         if not data:
@@ -132,8 +132,8 @@ def serve(descriptor: int) -> None:
             os.write(theirs, str(pid).encode())
             os._exit(0)  # orphans the process, for the parent to adopt
         os.waitpid(between, 0)
-        for each in passed:
-            os.close(each)
+        for descriptor in passed:
+            os.close(descriptor)
         os.close(theirs)
         asked.send(os.read(ours, 64))
         os.close(ours)

@@ -11,11 +11,9 @@ from types import ModuleType
 
 import torch
 
-from omni.plugin import manager
-from omni.process import child
 from tests.support.entry_points import REPOSITORY
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGCHLD)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
 _NOTHING = "nothing"
 
 
@@ -29,8 +27,6 @@ def process_state() -> Mapping[str, object]:
         "sys.getswitchinterval()": sys.getswitchinterval(),
         "threading.excepthook": threading.excepthook,
         "os.getcwd()": os.getcwd(),
-        "omni's entry points": manager.entry_points,
-        "omni.process.child.subprocess": child.subprocess,
         **{f"os.environ[{name!r}]": value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
         **{f"signal.getsignal({each.name})": signal.getsignal(each) for each in _SIGNALS},
         **dict(_of_logging()),
