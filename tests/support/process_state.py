@@ -61,7 +61,7 @@ def _of_logging() -> Iterator[tuple[str, object]]:
     yield "logging.root.handlers", list(logging.root.handlers)
     for name, logger in logging.root.manager.loggerDict.items():
         if isinstance(logger, logging.Logger) and name.split(".")[0] in ("omni", "tests"):
-            changed = logger.level, logger.disabled, logger.propagate, logger.handlers
+            changed = logger.level, logger.disabled, logger.propagate, [*logger.handlers]
             if changed != (logging.NOTSET, False, True, []):
                 yield f"logging.getLogger({name!r})", changed
 
