@@ -3,7 +3,10 @@
 import gc
 import os
 import signal
-from collections.abc import Generator
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from types import SimpleNamespace
 
 # Read when transformers is imported, so it is set before anything imports it.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -21,6 +24,8 @@ from hypothesis.internal.conjecture import engine
 from omni.api import load
 from omni.testing import no_retries, planted_faults
 from tests.support.browser import chromium
+from tests.support.fork_server import ForkServer
+from tests.support.process_state import changes, forget_strangers, process_state
 
 # The order of a reduction follows the number of threads.
 torch.set_num_threads(1)
@@ -110,4 +115,36 @@ def _nothing_ran_again(item: pytest.Item) -> Generator[None]:
     """Whatever a test makes, be it a worker, an engine or an `Omni`: no stage of it may have run a failed batch again, unless the
     test is marked `plants_faults`. Results would be right, and what failed would be found by nobody."""
     with planted_faults() if item.get_closest_marker("plants_faults") else no_retries():
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_stays(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a file changes of the process, the files after it would find: it has to be as before."""
+    before = process_state()
+    yield
+    forget_strangers(tmp_path_factory.getbasetemp())
+    found = changes(before, process_state())
+    assert not found, f"after the tests of {request.path.name}, the process is not as before:\n" + "\n".join(found)
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer | None]:
+    """None where processes cannot be forked: those that use CUDA."""
+    if sys.platform != "linux" or torch.cuda.is_available():
+        yield None
+        return
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def forked_processes(fork_server: ForkServer | None) -> Iterator[None]:
+    """For a file of tests: the processes of engines, and of connectors' ends, start without imports."""
+    with pytest.MonkeyPatch.context() as patch:
+        if fork_server is not None:
+            forking = SimpleNamespace(Popen=fork_server.popen, DEVNULL=subprocess.DEVNULL)
+            patch.setattr("omni.process.child.subprocess", forking)
+            patch.setattr("omni.testing.connectors.ends.subprocess", forking)
         yield

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -65,19 +64,49 @@ def test_slow(request):
 """
 
 
-def test_a_repeated_batch_fails_the_test_unless_it_plants_faults(tmp_path: Path) -> None:
-    shutil.copy(REPOSITORY / "tests" / "conftest.py", tmp_path)
-    (tmp_path / "test_inner.py").write_text(HEALED)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n    slow\n    plants_faults\n")
+LEAVES = """
+import importlib, os, signal, sys
+
+def test_leaves_what_files_after_it_would_find(tmp_path, monkeypatch):
+    (tmp_path / "made_here.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("made_here")
+    os.environ["LEFT"] = "yes"
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+"""
+FINDS = """
+import os, sys
+
+def test_finds_them():
+    assert os.environ["LEFT"] == "yes"
+    assert "made_here" not in sys.modules
+"""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> "subprocess.CompletedProcess[str]":
+    """The files above, under the tests' `conftest.py`."""
+    folder = tmp_path_factory.mktemp("inner")
+    shutil.copy(REPOSITORY / "tests" / "conftest.py", folder)
+    files = {"test_inner.py": HEALED, "test_leaving.py": LEAVES, "test_next.py": FINDS}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n    slow\n    plants_faults\n")
     roots = [REPOSITORY, *(REPOSITORY / root for root in ("plugins", "connectors", "stages"))]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, roots)), "PYTEST_ADDOPTS": ""}
     command = [sys.executable, "-m", "pytest", "-rA", "--tb=line", "-p", "no:randomly", "-p", "no:cacheprovider"]
-    command += ["--import-mode=importlib", "test_inner.py"]
-    ran = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS, env=environment, check=False
+    command += ["--import-mode=importlib", *files]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_SECONDS, env=environment, check=False
     )
-    told = {line.split(" - ")[0] for line in ran.stdout.splitlines() if "test_inner.py::" in line}
-    assert told == {
+
+
+def verdicts(ran: "subprocess.CompletedProcess[str]", *files: str) -> set[str]:
+    return {line.split(" - ")[0] for line in ran.stdout.splitlines() if any(f"{file}::" in line for file in files)}
+
+
+def test_a_repeated_batch_fails_the_test_unless_it_plants_faults(ran: "subprocess.CompletedProcess[str]") -> None:
+    assert verdicts(ran, "test_inner.py") == {
         "FAILED test_inner.py::test_heals",
         "PASSED test_inner.py::test_plants",
         "PASSED test_inner.py::test_does_neither",
@@ -87,6 +116,16 @@ def test_a_repeated_batch_fails_the_test_unless_it_plants_faults(tmp_path: Path)
         "PASSED test_inner.py::test_slow",
     }, ran.stdout
     assert "vocoder, decoding a chunk in a batch of 2: PlantedError: planted" in ran.stdout
+
+
+def test_a_file_that_changes_the_process_fails(ran: "subprocess.CompletedProcess[str]") -> None:
+    assert verdicts(ran, "test_leaving.py", "test_next.py") == {
+        "PASSED test_leaving.py::test_leaves_what_files_after_it_would_find",
+        "ERROR test_leaving.py::test_leaves_what_files_after_it_would_find",
+        "PASSED test_next.py::test_finds_them",
+    }, ran.stdout
+    for change in ("os.environ['LEFT']: 'nothing' -> 'yes'", "signal.getsignal(SIGUSR1): "):
+        assert change in ran.stdout
 
 
 def test_names_of_tests_have_at_most_70_characters() -> None:

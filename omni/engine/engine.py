@@ -12,10 +12,11 @@ import torch
 from omni.device import Device, SyncCheck, SyncPoint, may_sync, sync_guard
 from omni.engine.command_queue import CommandQueue, LocalCommandQueue
 from omni.engine.cut import CutStages
-from omni.engine.faults import StageFault, checked_numbers
+from omni.engine.faults import StageFault
 from omni.engine.memory import StageMemory
 from omni.engine.orchestrator import Orchestrator
 from omni.engine.peers import EdgeEnds
+from omni.engine.reports import StageReports
 from omni.engine.request import (
     AbortRequest,
     ConnectPeer,
@@ -83,6 +84,7 @@ class Engine:
         self._device = device
         self._orchestrator = orchestrator
         self._workers = workers
+        self._reports = StageReports(workers, orchestrator)
         self._ends = ends
         self._timeline = timeline
         self._stage_order = stage_order
@@ -94,8 +96,6 @@ class Engine:
         self._left_to_close = self._steps_to_close()
         self._close_error: BaseException | None = None
         self._failure: OmniError | None = None
-        self._silent: set[str] = set()
-        """Stages whose `usage` fails, which the log has reported."""
         self._thread: threading.Thread | None = None
         self._sync_check = SyncCheck.OFF
 
@@ -159,41 +159,20 @@ class Engine:
 
     def longest_prompt(self, stage: str) -> int | None:
         """The maximum prompt length of a stage in tokens; None for a stage without prompts."""
-        worker = self._workers[stage]
-        with plugin_call(stage, "reporting its longest prompt", type(worker)):
-            return worker.longest_prompt
+        return self._reports.longest_prompt(stage)
 
     def usage(self) -> Mapping[str, StageUsage]:
         """Resources in use at each stage. Raises StageError if a stage cannot report them."""
-        return {name: self._usage_of(name) for name in self._workers}
+        return {name: self._reports.usage(name) for name in self._workers}
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """Totals of each stage since the start, by name. Raises StageError if a stage cannot report them."""
-        return {name: self._counters_of(name) for name in self._workers}
+        return {name: self._reports.counters(name) for name in self._workers}
 
     @property
     def closed_stages(self) -> Collection[str]:
         """The stages that are closed since a fault. They stay closed."""
         return self._orchestrator.closed_stages
-
-    def _usage_of(self, stage: str) -> StageUsage:
-        if stage in self._orchestrator.closed_stages:
-            return {}
-        worker, doing = self._workers[stage], "reporting its usage"
-        with plugin_call(stage, doing, type(worker)):
-            usage = worker.usage
-        with plugin_call(stage, doing, usage):
-            return checked_numbers(usage(), worker, "usage")
-
-    def _counters_of(self, stage: str) -> Mapping[str, int]:
-        if stage in self._orchestrator.closed_stages:
-            return {}
-        worker, doing = self._workers[stage], "reporting its counters"
-        with plugin_call(stage, doing, type(worker)):
-            counters = worker.counters
-        with plugin_call(stage, doing, counters):
-            counts = checked_numbers(counters(), worker, "counters")
-        return {**counts, **self._orchestrator.counters(stage)}
 
     @property
     def idle(self) -> bool:
@@ -201,21 +180,12 @@ class Engine:
         none, and so does a stage with its rank 0 in another engine, which has its requests."""
         if self._command_queue.waiting or self._orchestrator.unfinished or self._orchestrator.busy:
             return False
-        return not any(self._holds(stage) for stage in self._workers if stage not in self._cut.followed)
+        return not any(self._reports.holds(stage) for stage in self._workers if stage not in self._cut.followed)
 
     @property
     def _follows(self) -> bool:
         """Whether a stage with its rank 0 in another engine has steps that are not complete: it may launch the next one then."""
-        return any(self._holds(stage) for stage in self._cut.followed)
-
-    def _holds(self, stage: str) -> bool:
-        try:
-            return any(self._usage_of(stage).values())
-        except OmniError as error:
-            if stage not in self._silent:
-                self._silent.add(stage)
-                _log.error("whether a stage is idle is unknown: %s", error)
-            return False
+        return any(self._reports.holds(stage) for stage in self._cut.followed)
 
     def close(self) -> None:
         """Aborts all requests, stops the loop and frees the stages. Idempotent.

@@ -8,8 +8,9 @@ from omni.engine.admission import Admission
 from omni.engine.connections import PeerConnections
 from omni.engine.credit import Credit
 from omni.engine.faults import Boxes, ClosedStages, StageFault, discard_work, empty_outbox
+from omni.engine.forwarder import Forwarder
 from omni.engine.peers import EdgeEnds
-from omni.engine.produced import AUDIO, check_produced, check_sound
+from omni.engine.produced import AUDIO
 from omni.engine.ranked import Rank
 from omni.engine.request import (
     ConnectPeer,
@@ -17,16 +18,13 @@ from omni.engine.request import (
     RequestFailed,
     RequestFinished,
     StageFinished,
-    StageOutput,
     SubmitRequest,
 )
 from omni.engine.route import BusyRoutes
 from omni.engine.route_opener import RouteOpener
-from omni.engine.stage_order import sound_stages
 from omni.engine.user_route import UserRoute
-from omni.engine.values import check_tokens, checked_done, give
-from omni.errors import InputError, OmniError, ReturnedError, StageError, known
-from omni.payload import AudioChunk, GeneratedTokens, RequestHiddenStates
+from omni.engine.values import checked_done
+from omni.errors import InputError, OmniError, ReturnedError, known
 from omni.pipeline import FRONTEND, Pipeline
 from omni.pipeline.adapter import AdapterFactory
 from omni.sampling import NO_RULES, SamplingParams
@@ -79,8 +77,7 @@ class Orchestrator:
         self._is_held = is_held
         self._peers = PeerConnections(ends, self._active, abort=self.abort, is_coming=self._is_coming)
         self.listeners = listeners if listeners is not None else Listeners()
-        near = sound_stages(pipeline)
-        self._edges_to_sound = {e.name for e in pipeline.edges if e.consumer in near and e.producer not in near}
+        self._forwarder = Forwarder(pipeline, workers, self._routes, self.listeners)
         self._sound_stage = next((each.stage for each in pipeline.outputs if each.modality == AUDIO), None)
         self._latest = 0
         """The highest number of the requests that were submitted or aborted here."""
@@ -97,7 +94,7 @@ class Orchestrator:
             changed=self._changed,
             on_busy=self._routes.add_in,
             on_finished=self._given,
-            hear=self._hear,
+            hear=self._forwarder.hear,
         )
 
     @property
@@ -277,7 +274,7 @@ class Orchestrator:
                 raise known(stage, "running", ReturnedError(problem, type(self._workers[stage])))
             match message:
                 case Produced():
-                    self._forward(active, stage, message)
+                    self._forwarder.forward(active, stage, message)
                 case Done():
                     self._finish(active, stage, message)
                 case Failed():
@@ -288,60 +285,6 @@ class Orchestrator:
                 raise
             doing = _DOING.get(type(message), "taking a message")
             self.abort(active.request.id, known(stage, doing, error, type(self._workers[stage])))
-
-    def _forward(self, active: ActiveRequest, stage: str, produced: Produced) -> None:
-        try:
-            check_produced(stage, produced, self._workers[stage])
-            meta = produced.payload.meta
-            if isinstance(meta, GeneratedTokens):
-                check_tokens(stage, meta, type(self._workers[stage]))
-            hidden = isinstance(meta, RequestHiddenStates)
-            for edge in self._edges_from[stage] if not produced.for_user else ():
-                route = active.outs.get(edge.name)
-                if route is not None and not route.closed and (edge.hidden_states or not hidden):
-                    route.send(produced)
-                    self._routes.add_out(route)
-                    if edge.name in self._edges_to_sound:
-                        self.listeners.approach(active.request.id)
-            taken = self._give(active, stage, produced, hidden)
-        finally:
-            produced.close()
-        if produced.for_user and produced.payload.tensors and not taken:
-            problem = f"a {type(produced.payload.meta).__name__} has tensors, and no output of the stage takes them"
-            raise StageError(stage, "giving an output to the user", f"{problem}: set PipelineOutput.adapter")
-
-    def _give(self, active: ActiveRequest, stage: str, produced: Produced, hidden: bool) -> bool:
-        """Gives a payload to the wanted outputs of its stage. Returns whether one took its tensors."""
-        taken = False
-        for output in self._pipeline.outputs:
-            if output.stage != stage or output.modality not in active.request.modalities:
-                continue
-            route = active.given.get(output.modality)
-            if route is not None:
-                if output.hidden_states == hidden:
-                    route.send(produced)
-                    self._routes.add_user(route)
-                    taken = True
-            elif not produced.payload.tensors:
-                check_sound(
-                    active.rates,
-                    output.modality,
-                    stage,
-                    produced,
-                    self._workers[stage],
-                    onward=bool(self._edges_from[stage]),
-                )
-                given = StageOutput(output.modality, produced.payload.meta)
-                if isinstance(given.meta, GeneratedTokens):  # checked for all its consumers
-                    active.sink.give(given)
-                else:
-                    give(active.sink, given, stage, type(self._workers[stage]))
-                    if output.modality == AUDIO and isinstance(given.meta, AudioChunk):
-                        self._hear(active.request.id, given.meta)
-        return taken
-
-    def _hear(self, request_id: str, chunk: AudioChunk) -> None:
-        self.listeners.hear(request_id, len(chunk.samples) / chunk.sample_rate)
 
     def _finish(self, active: ActiveRequest, stage: str, done: Done) -> None:
         active.running.discard(stage)

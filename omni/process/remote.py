@@ -1,6 +1,5 @@
 """One engine in a process of its own, as the user's process sees it."""
 
-import itertools
 import logging
 import socket
 import threading
@@ -8,8 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-
-import msgspec
 
 from omni.engine import EngineRequest, RequestFailed, RequestFinished, Sink, StageMemory, StartReport
 from omni.engine.request import SafeSink
@@ -40,13 +37,12 @@ from omni.process.messages import (
     Turn,
     output_of,
 )
+from omni.process.questions import CheckedParameters, Questions
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
 from omni.timeline.trace import Trace
 
 _log = logging.getLogger(__name__)
-
-_KEPT_CHECKS = 1024
 
 
 class RemoteEngine:
@@ -74,10 +70,8 @@ class RemoteEngine:
         self._longest_prompts: Mapping[str, int | None] = {}
         self._sinks: dict[str, SafeSink] = {}
         self._gate = threading.Lock()
-        self._numbers = itertools.count()
-        self._answers: dict[int, Future[Answer | None]] = {}
-        # A request's parameters are checked when it is submitted and when it is prepared, and many requests have the same.
-        self._checked: set[bytes] = set()
+        self._questions = Questions(self._send)
+        self._checked = CheckedParameters()
         self._failure: Callable[[], StageError] | None = None
         self._on_death: Callable[[StageError], StageError] = lambda error: error
         self._on_unlinked: Callable[[str], None] = lambda place: None
@@ -182,24 +176,19 @@ class RemoteEngine:
             return Connect(number, place)
 
         with end:
-            return self._post(question, end.fileno())[1]
+            return self._questions.post(question, end.fileno())[1]
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
         """See `Engine.check`: one round trip for parameters that were not checked lately. Raises StageError if the process is
         gone."""
-        key = _key_of(sampling)
-        if not sampling or key in self._checked:
+        if not sampling or sampling in self._checked:
             return
         answer = self._ask(lambda number: Check(number, dict(sampling), dict(fields)))
         if answer is None:
             raise self._failure_now() or StageError("engine", "closing", "the engine was closed")
         if answer.error is not None:
             raise answer.error.rebuild("checking a request")
-        if key is not None:
-            with self._gate:
-                if len(self._checked) == _KEPT_CHECKS:
-                    self._checked.clear()
-                self._checked.add(key)
+        self._checked.add(sampling)
 
     def longest_prompt(self, stage: str) -> int | None:
         """See `Engine.longest_prompt`."""
@@ -264,25 +253,7 @@ class RemoteEngine:
         """The answer; None if the process ended, and for the listener itself, which would wait for ever (in a log handler)."""
         if threading.current_thread() is self._listener:
             return None
-        number, answer = self._post(question)
-        try:
-            return answer.result()
-        finally:
-            self._answers.pop(number, None)
-
-    def _post(
-        self, question: Callable[[int], Check | AskState | Connect], extra: int | None = None
-    ) -> "tuple[int, Future[Answer | None]]":
-        """Sends a question. Returns its number and the answer to come."""
-        answer: Future[Answer | None] = Future()
-        with self._gate:
-            number = next(self._numbers)
-            if self._failure is not None:
-                answer.set_result(None)
-                return number, answer
-            self._answers[number] = answer
-        self._send(question(number), extra)
-        return number, answer
+        return self._questions.ask(question)
 
     def _failure_now(self) -> StageError | None:
         """The error, if the engine takes no more requests. A new object each time: a raised error keeps its frames."""
@@ -341,9 +312,7 @@ class RemoteEngine:
                 for output in outputs:
                     self._deliver(output)
                 for answer in answers:
-                    waiting = self._answers.pop(answer.number, None)
-                    if waiting is not None:
-                        waiting.set_result(answer)
+                    self._questions.answer(answer)
                 for record in logs:
                     show(record)
             case Closed(state, error, timeline):
@@ -395,11 +364,10 @@ class RemoteEngine:
         with self._gate:
             self._failure = partial(kind, *arguments)
             sinks, self._sinks = list(self._sinks.values()), {}
-            answers, self._answers = list(self._answers.values()), {}
+        self._questions.refuse()
         for sink in sinks:
             sink.finish(RequestFailed(self._failure()))
-        for answer in answers:
-            answer.set_result(None)
+        self._questions.close()
         self._release()
 
     def _release(self) -> None:
@@ -407,11 +375,3 @@ class RemoteEngine:
         self._process.end()
         self._channel.close()
         self._receives.ring = None
-
-
-def _key_of(sampling: Mapping[str, SamplingParams]) -> bytes | None:
-    """Identifies parameters; None if they hold other things than numbers and texts, as arguments of plugins may."""
-    try:
-        return msgspec.msgpack.encode(sampling)
-    except TypeError:
-        return None

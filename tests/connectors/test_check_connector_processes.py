@@ -14,7 +14,7 @@ from omni.testing.connectors.ends import RemoteEnd, path_of
 from tests.connectors import inline_faults
 from tests.connectors.inline import InlineConnector
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("forked_processes")]
 
 SMALL = 2**19
 

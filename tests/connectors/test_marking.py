@@ -13,7 +13,7 @@ from omni.testing import SimulatedDevice, check_connector
 from tests.support.marking_connector import MarkBoard, MarkingConnector
 from tests.support.tiers import SLOW, few
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("forked_processes")]
 
 QUARTER = 2**14
 POOL = 4 * QUARTER

@@ -41,7 +41,7 @@ from tests.support.entry_points import SOURCE_ROOTS, own_entry_points
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiers import few
 
-pytestmark = [pytest.mark.plants_faults, pytest.mark.thorough]
+pytestmark = [pytest.mark.plants_faults, pytest.mark.thorough, pytest.mark.usefixtures("forked_processes")]
 
 T = TypeVar("T")
 

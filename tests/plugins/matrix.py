@@ -1,6 +1,7 @@
 """The matrix: its axes and cells, the parameters asked for, and what it needs of a model family."""
 
 import itertools
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -299,7 +300,8 @@ class Family(ABC):
         with torch.inference_mode():
             engine.submit(request, received.take)
             while not engine.idle:
-                engine.tick()
+                if not engine.tick():
+                    time.sleep(0)  # a thread of host work needs the interpreter's lock
         if received.error is not None:
             raise received.error
         return received

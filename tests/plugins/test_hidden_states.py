@@ -18,7 +18,7 @@ from tests.support.reference import picture as image
 from tests.support.tiny_omni import SHAPE, assert_freed, tiny_plugins, user
 from tests.support.tiny_text import VOCAB, TextEngine, write_text_model
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("forked_processes")]
 
 TOLERANCE = 2e-5
 """Of states of the order of 1 to 10, in float32."""

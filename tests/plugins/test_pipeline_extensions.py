@@ -27,7 +27,7 @@ from tests.support.reference import tiny_checkpoint
 from tests.support.tiers import SLOW, chosen, few
 from tests.support.tiny_omni import SHAPE, assert_freed, assert_like, lengths, picture, sound, user
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("forked_processes")]
 
 HOME = REPOSITORY / "examples" / "extension"
 CHAT = user(picture(1), sound(1), "what do you see")

@@ -130,7 +130,10 @@ class PipelineEngine(TickedEngine):
         """Or until all requests are, and nothing happens any more."""
         since = time.monotonic()
         while not over():
-            since = time.monotonic() if self.tick() else since
+            if self.tick():
+                since = time.monotonic()
+            else:
+                time.sleep(0)  # threads of host work need the interpreter's lock
             quiet = time.monotonic() - since
             if quiet > SETTLE_SECONDS and all(result.over for result in self._results):
                 return

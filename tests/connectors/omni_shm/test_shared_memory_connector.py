@@ -20,6 +20,7 @@ from tests.support.tiers import SLOW, few
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("forked_processes")
 def test_keeps_the_contract() -> None:
     """With both ends in one thread, and then in two processes."""
     check_connector(SharedMemoryConnector, CpuDevice(), processes=True)

@@ -53,8 +53,10 @@ def stdout_to(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 def exit_code(model: str, *arguments: str) -> int:
     """Of a call whose streams are the process's."""
-    with pytest.raises(SystemExit) as ended:
-        app(["run", model, "hello", "--device", "cpu", *arguments])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "excepthook", sys.excepthook)  # Typer replaces it
+        with pytest.raises(SystemExit) as ended:
+            app(["run", model, "hello", "--device", "cpu", *arguments])
     assert isinstance(ended.value.code, int)
     return ended.value.code
 

@@ -11,8 +11,6 @@ import torch
 
 pytest.importorskip("triton")
 
-import triton
-
 from omni.config import SettingsLayer
 from omni.device import Device
 from omni.engine import (
@@ -88,7 +86,7 @@ class Start:
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With an empty cache."""
     pretend_gpu(monkeypatch)
-    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.mark.thorough

@@ -9,8 +9,6 @@ import torch
 
 pytest.importorskip("triton")
 
-import triton
-
 from omni.kernels import StartRecord, Variant
 from omni.kernels.variant import Pointer
 
@@ -19,7 +17,7 @@ VARIANTS = (Variant("module:kernel", (("x_ptr", Pointer(torch.float32, True)),),
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     return tmp_path
 
 

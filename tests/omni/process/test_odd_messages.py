@@ -21,10 +21,12 @@ pytestmark = [pytest.mark.thorough, pytest.mark.skipif(sys.platform != "linux", 
 @pytest.fixture(scope="module")
 def omni(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Omni]:
     folder = odd_model(tmp_path_factory.mktemp("odd"))
-    logging.getLogger("tests.omni.process.odd_plugin").setLevel(logging.INFO)
+    logger = logging.getLogger("tests.omni.process.odd_plugin")
+    logger.setLevel(logging.INFO)
     with Omni(folder, device="cpu", plugins=odd_plugins(), overrides={"engine.process": "process"}) as omni:
         yield omni
         assert_nothing_held(omni)
+    logger.setLevel(logging.NOTSET)
 
 
 @pytest.mark.parametrize("prompt", [*INPUTS, *OUTPUTS])

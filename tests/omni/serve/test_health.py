@@ -16,6 +16,7 @@ from tests.support.http_server import Served, echo_omni, served
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
+    pytest.mark.usefixtures("forked_processes"),
 ]
 CHAT = "/v1/chat/completions"
 

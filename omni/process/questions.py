@@ -1,0 +1,92 @@
+"""Questions to an engine's process, whose answers come among its other messages."""
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+
+import msgspec
+
+from omni.process.messages import Answer, AskState, Check, Connect
+from omni.sampling import SamplingParams
+
+_KEPT_CHECKS = 1024
+
+
+class Questions:
+    """Numbers questions, sends them, and passes each answer to its asker. Called by any thread; `answer`, `refuse` and
+    `close` by the one that takes the messages."""
+
+    def __init__(self, send: Callable[[Check | AskState | Connect, int | None], object]) -> None:
+        """send: a question and a descriptor for its process. Raises nothing."""
+        self._send = send
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._answers: dict[int, Future[Answer | None]] = {}
+        self._refused = False
+
+    def ask(self, question: Callable[[int], Check | AskState]) -> Answer | None:
+        """Waits for the answer; None if the process ended."""
+        number, answer = self.post(question)
+        try:
+            return answer.result()
+        finally:
+            self._answers.pop(number, None)
+
+    def post(
+        self, question: Callable[[int], Check | AskState | Connect], extra: int | None = None
+    ) -> "tuple[int, Future[Answer | None]]":
+        """Sends what is made of the question's number. Returns the number and the answer to come."""
+        answer: Future[Answer | None] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            if self._refused:
+                answer.set_result(None)
+                return number, answer
+            self._answers[number] = answer
+        self._send(question(number), extra)
+        return number, answer
+
+    def answer(self, answer: Answer) -> None:
+        waiting = self._answers.pop(answer.number, None)
+        if waiting is not None:
+            waiting.set_result(answer)
+
+    def refuse(self) -> None:
+        """The process has ended: the answer to a question from now on is None, at once."""
+        with self._lock:
+            self._refused = True
+
+    def close(self) -> None:
+        """After `refuse`: None for those that were asked before."""
+        answers, self._answers = list(self._answers.values()), {}
+        for answer in answers:
+            answer.set_result(None)
+
+
+class CheckedParameters:
+    """Sampling parameters that an engine has accepted lately. A request's are checked when it is submitted and when it is
+    prepared, and many requests have the same. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._keys: set[bytes] = set()
+        self._lock = threading.Lock()
+
+    def __contains__(self, sampling: Mapping[str, SamplingParams]) -> bool:
+        return _key_of(sampling) in self._keys
+
+    def add(self, sampling: Mapping[str, SamplingParams]) -> None:
+        key = _key_of(sampling)
+        if key is not None:
+            with self._lock:
+                if len(self._keys) == _KEPT_CHECKS:
+                    self._keys.clear()
+                self._keys.add(key)
+
+
+def _key_of(sampling: Mapping[str, SamplingParams]) -> bytes | None:
+    """Identifies parameters; None if they hold other things than numbers and texts, as arguments of plugins may."""
+    try:
+        return msgspec.msgpack.encode(sampling)
+    except TypeError:
+        return None
