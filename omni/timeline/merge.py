@@ -1,5 +1,6 @@
 """The timelines of several engines as one."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -7,17 +8,22 @@ from omni.timeline.trace import HostSpan, Interval, PhaseSpan, Trace
 
 
 def merge(traces: Mapping[str, Trace], engine_lane: str) -> Trace:
-    """Traces by place, on one clock. engine_lane: the lane of an engine's own work; it gets the name of its place too."""
+    """Traces by place, on one clock. engine_lane: the lane of an engine's own work; it gets the name of its place too, as does a
+    stage that several places have: as replicas, or as ranks."""
+    places = Counter(stage for trace in traces.values() for stage in trace.stages)
     zero = min(trace.started for trace in traces.values())
     phases: list[PhaseSpan] = []
     host: list[HostSpan] = []
     for place, trace in traces.items():
         shift = trace.started - zero
+        names = {
+            stage: f"{stage} {place}" if stage == engine_lane or places[stage] > 1 else stage for stage in trace.stages
+        }
         for phase in trace.phases:
-            phases.append(replace(phase, launched=_later(phase.launched, shift), ran=_later(phase.ran, shift)))
+            launched, ran = _later(phase.launched, shift), _later(phase.ran, shift)
+            phases.append(replace(phase, stage=names[phase.stage], launched=launched, ran=ran))
         for span in trace.host:
-            stage = f"{span.stage} {place}" if span.stage == engine_lane else span.stage
-            host.append(replace(span, stage=stage, took=_later(span.took, shift)))
+            host.append(replace(span, stage=names[span.stage], took=_later(span.took, shift)))
     return Trace(
         device=", ".join(dict.fromkeys(trace.device for trace in traces.values())),
         phases=tuple(sorted(phases, key=lambda span: span.launched.start)),

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from omni.device import PhaseCategory
+from omni.timeline.ranks import RankOrder, rank_lines, rank_orders
 from omni.timeline.trace import MAIN, Busy, Interval, PhaseSpan, Step, Trace, decode_pairs, steps_of
 from omni.utils.table import columns
 
@@ -149,6 +150,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     lanes: tuple[LaneReport, ...]
     host: tuple[HostReport, ...]
     order: LaunchOrder
+    ranks: tuple[RankOrder, ...] = ()
 
 
 def make_report(trace: Trace) -> Report:
@@ -166,6 +168,7 @@ def make_report(trace: Trace) -> Report:
         lanes=tuple(_lanes(trace)),
         host=tuple(_host(trace)),
         order=_launch_order(trace),
+        ranks=tuple(rank_orders(trace)),
     )
 
 
@@ -259,6 +262,7 @@ def report_lines(report: Report) -> Iterator[str]:
         busy = [(one.stage, one.lane, f"{one.busy / 1000:.2f}", f"{one.hidden:.0%}") for one in report.lanes]
         yield from _table(("stage", "stream beside", "busy ms", "behind the main stream"), busy, words=2)
     yield from _order_lines(report.order)
+    yield from rank_lines(report.ranks)
 
 
 def _decoding_lines(decoding: Decoding) -> Iterator[str]:

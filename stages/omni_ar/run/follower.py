@@ -79,7 +79,9 @@ class FollowerWorker:
             self._failure = error
 
     def _launched(self, message: StepMessage) -> SampledStep:
-        with self._runner.device.host_span(self._runner.stream, "follow", step=message.launch.step):
+        launch = message.launch
+        numbers = {"step": launch.step, "decodes": launch.decodes, "prefill": launch.prefill}
+        with self._runner.device.host_span(self._runner.stream, "follow", **numbers):
             return self._runner.follow(message)
 
     def _forget(self, message: ForgetMessage) -> None:

@@ -35,6 +35,17 @@ class StepLaunch:
         return self.packed.rows.shape[0]
 
     @property
+    def decodes(self) -> int:
+        """Number of decode rows."""
+        return self.packed.steps.shape[1]
+
+    @property
+    def prefill(self) -> int:
+        """Number of tokens in chunks."""
+        chunks = self.packed.chunks
+        return sum(chunk.length for chunk in chunks.prefills) if chunks is not None else 0
+
+    @property
     def batch_tokens(self) -> int:
         """Number of tokens in the forward, padding included."""
         if self.padded_shape is not None:

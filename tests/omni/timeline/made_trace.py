@@ -1,5 +1,7 @@
 """Traces whose every time is known."""
 
+from dataclasses import replace
+
 from omni.device import PhaseCategory
 from omni.timeline import MAIN, HostSpan, Interval, PhaseSpan, Trace
 
@@ -72,3 +74,26 @@ def made_trace(gaps: tuple[int, ...], stage: str = "thinker", ahead: int = 400_0
     return Trace(
         "cuda:0 (made)", tuple(sorted(phases, key=lambda span: span.launched.start)), host=tuple(host), error=3000
     )
+
+
+def made_ranks(ahead: int = 0, late: bool = False) -> dict[str, Trace]:
+    """Traces of two ranks by place, whose steps 10 to 13 follow each other; step 11 has prompts. `cuda:1` has the first layers,
+    whose phases last half as long. It launches steps `ahead` earlier than it must. late: whether its forward of step 12 ends after
+    that of `cuda:0`."""
+    last, first = made_trace((0, 0, 0), ahead=400_000), made_trace((0, 0, 0), ahead=400_000)
+    earlier = STEP // 2 + ahead
+    categories = (PhaseCategory.PREPROCESS, PhaseCategory.FORWARD)
+    phases = tuple(
+        replace(
+            span,
+            launched=Interval(span.launched.start - earlier, span.launched.end - earlier),
+            ran=Interval(
+                at := span.ran.start - (-STEP if late and span.step == 12 else STEP), at + span.ran.length // 2
+            ),
+        )
+        for span in first.phases
+        if span.category in categories
+    )
+    host = [replace(span, numbers={**span.numbers, "prefill": 64 * (span.numbers["step"] == 11)}) for span in last.host]
+    followed = [replace(span, name="follow") for span in host if span.name == "execute_model"]
+    return {"cuda:0": replace(last, host=tuple(host)), "cuda:1": replace(first, phases=phases, host=tuple(followed))}

@@ -1,0 +1,95 @@
+"""The order of steps at ranks with different layers of a stage (pipeline parallelism), on the clock of their hosts and on the
+devices.
+
+A merged trace has a stage's name and its place for each rank. A rank without logits has layers before the last ones.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from omni.device import PhaseCategory
+from omni.timeline.trace import Interval, Step, Trace, steps_of
+
+
+class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """last: the rank with the last layers. before: a rank with layers before them. steps: steps that both ran. ahead: those that
+    `before` launched earlier than `last` launched the step before. example: the number of such a step, and by how many microseconds
+    it was earlier; of those whose step before had prompts, if there are any. prompts: whether it had. late: steps whose forward
+    `last` began before `before` had ended its own; always 0, unless the trace is wrong."""
+
+    last: str
+    before: str
+    steps: int
+    ahead: int
+    example: tuple[int, float] | None
+    prompts: bool
+    late: int
+
+
+def rank_orders(trace: Trace) -> Iterator[RankOrder]:
+    ranks: dict[str, list[str]] = {}
+    for name in trace.stages:
+        stage, space, _ = name.partition(" ")
+        if space and any(span.stage == name and span.category is PhaseCategory.FORWARD for span in trace.phases):
+            ranks.setdefault(stage, []).append(name)
+    for names in ranks.values():
+        sampling = {
+            name
+            for name in names
+            if any(span.stage == name and span.category is PhaseCategory.LOGITS for span in trace.phases)
+        }
+        # Replicas, and ranks with parts of the same layers, all compute logits.
+        leaders = [name for name in names if name in sampling]
+        for before in names:
+            if before not in sampling and leaders:
+                yield _order(trace, leaders[0], before)
+
+
+def _order(trace: Trace, last: str, before: str) -> RankOrder:
+    theirs, ours = ({step.number: step for step in steps_of(trace, name)} for name in (before, last))
+    both = sorted(theirs.keys() & ours.keys())
+    early = {
+        number: ours[number - 1].launched.start - theirs[number].launched.start
+        for number in both
+        if number - 1 in ours and theirs[number].launched.start < ours[number - 1].launched.start
+    }
+    behind_prompts = [number for number in early if ours[number - 1].numbers.get("prefill", 0) > 0]
+    chosen = max(behind_prompts or early, key=lambda number: early[number], default=None)
+    late = 0
+    for number in both:
+        first, second = _forward(theirs[number]), _forward(ours[number])
+        late += first is not None and second is not None and second.end < first.end
+    return RankOrder(
+        last=last,
+        before=before,
+        steps=len(both),
+        ahead=len(early),
+        example=(chosen, early[chosen] / 1000) if chosen is not None else None,
+        prompts=bool(behind_prompts),
+        late=late,
+    )
+
+
+def _forward(step: Step) -> Interval | None:
+    runs = [span.ran for span in step.phases if span.category is PhaseCategory.FORWARD]
+    return Interval(runs[0].start, runs[-1].end) if runs else None
+
+
+def rank_lines(orders: Sequence[RankOrder]) -> Iterator[str]:
+    """The report's lines about them."""
+    for one in orders:
+        yield ""
+        if one.example is None:
+            yield f"{one.before} launched none of {one.steps} steps before {one.last} had launched the step before."
+        else:
+            number, earlier = one.example
+            what = ", one with prompts," if one.prompts else ""
+            yield f"{one.before} launched {one.ahead} of {one.steps} steps before {one.last} had launched the step before:"
+            yield f"step {number} {earlier:.1f} earlier than {one.last} launched step {number - 1}{what} for example."
+            yield f"That is not a bug: {one.before} has the layers before, and goes on with the next rows meanwhile. The order"
+            yield "is kept on the devices: a rank runs its steps in turn, each behind the hidden states and the tokens it reads."
+        if one.late:
+            yield f"{one.late} steps of {one.last} ended their forward before {one.before} had: the trace is wrong."
+        else:
+            yield f"In all {one.steps} steps {one.before} ran its forward first, and then {one.last}."
