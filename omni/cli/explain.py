@@ -25,7 +25,7 @@ class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     """dtype: the stage's own, by default the engine's. places: one for each replica, or for each rank if `tensor_parallel` is
-    more than 1. prefix_cache: None for kinds without one."""
+    more than 1. expert_parallel: whether experts are divided among the ranks. prefix_cache: None for kinds without one."""
 
     name: str
     kind: str
@@ -34,6 +34,7 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     places: tuple[str, ...]
     tensor_parallel: int
+    expert_parallel: bool
     prefix_cache: PrefixCache | None
 
 
@@ -98,6 +99,7 @@ def make_report(model: str, target: Target, *, measure: bool) -> Explanation:
                 dtype=stage.dtype or engine.dtype,
                 places=placement.ranks.get(stage.name, placement.stages[stage.name]),
                 tensor_parallel=stage.tensor_parallel,
+                expert_parallel=stage.expert_parallel,
                 prefix_cache=_prefix_cache(pipeline, stage),
             )
             for stage in pipeline.order()
@@ -204,7 +206,8 @@ def _part(stage: StageReport, place: str) -> str:
     """What a place has of a stage."""
     if stage.tensor_parallel == 1:
         return stage.name
-    return f"rank {stage.places.index(place)} of {stage.tensor_parallel} of {stage.name}"
+    experts = " (experts divided)" if stage.expert_parallel else ""
+    return f"rank {stage.places.index(place)} of {stage.tensor_parallel} of {stage.name}{experts}"
 
 
 def _outputs(report: Explanation) -> Iterator[str]:

@@ -49,10 +49,15 @@ from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
 from omni.plugin.locate import is_import_path
 from omni.plugin.manager import Plugins
 from omni.sampling import SamplingParams
-from omni.stage import StageKind, TensorParallelKind
+from omni.stage import ExpertParallelKind, StageKind, TensorParallelKind
 from omni.utils.origin import origin, with_origin, with_place
 
-_STAGE_SETTINGS = (("dtype", str | None, None), ("place", str | None, None), ("tensor_parallel", int, 1))
+_STAGE_SETTINGS = (
+    ("dtype", str | None, None),
+    ("place", str | None, None),
+    ("tensor_parallel", int, 1),
+    ("expert_parallel", bool, False),
+)
 """Fields of `Stage` that users set beside its options."""
 _ANY = PipelineChoice()
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -327,6 +332,7 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins, code: object = None) ->
             remedy = f"kind {stage.kind!r} takes {kind.options.__name__}"
             raise ConfigError(f"pipeline.stages.{stage.name}.options", problem, remedy)
         _check_ranks(stage, kind)
+        _check_experts(stage, kind)
         if stage.model is not None:
             locate(stage.model, f"pipeline.stages.{stage.name}.model", code)
         if stage.dtype is not None:
@@ -351,6 +357,19 @@ def _check_ranks(stage: Stage, kind: StageKind) -> None:
     if stage.tensor_parallel > 1 and not supported:
         problem = f"is {stage.tensor_parallel}, and stages of kind {stage.kind!r} cannot be cut"
         raise ConfigError(field, problem, "leave it out")
+
+
+def _check_experts(stage: Stage, kind: StageKind) -> None:
+    """Raises ConfigError for experts that are to be divided where the kind does not support it, or where there is one rank."""
+    field, value = f"{stage.name}.expert_parallel", stage.expert_parallel
+    if not isinstance(value, bool):
+        raise ConfigError(field, f"is {quoted(value)}", "give true or false")
+    if value and not (isinstance(kind, ExpertParallelKind) and kind.expert_parallel):
+        problem = f"is true, and stages of kind {stage.kind!r} have no experts to divide"
+        raise ConfigError(field, problem, "leave it out")
+    if value and stage.tensor_parallel == 1:
+        problem = f"is true, and {stage.name}.tensor_parallel is 1: there is one rank, which holds all experts"
+        raise ConfigError(field, problem, f"set {stage.name}.tensor_parallel to the number of ranks, or leave it out")
 
 
 def _adapter(path: str, field: str, code: object) -> AdapterFactory:

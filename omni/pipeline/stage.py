@@ -30,6 +30,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         further process on a device. None uses the engine's device. Users set it as `"name.place"`.
     tensor_parallel: number of engines that the stage is cut across, 1 to 64. With more than 1, `place` names so many places:
         those of its ranks, in order. Users set it as `"name.tensor_parallel"`.
+    expert_parallel: whether the experts of a mixture are divided among these ranks, instead of the width of each expert. Users
+        set it as `"name.expert_parallel"`.
     dtype: of weights and activations, `"float32"`, `"bfloat16"` or `"float16"`; None uses the engine's. Users set it as
         `"name.dtype"`, unless the options have a field of that name.
     """
@@ -42,6 +44,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     dtype: str | None = None
     place: str | None = None
     tensor_parallel: int = 1
+    expert_parallel: bool = False
 
 
 class EdgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

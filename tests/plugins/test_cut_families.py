@@ -16,11 +16,14 @@ import omni_qwen2_5_omni.tiny
 import omni_qwen3_omni.pipeline
 import omni_text.pipeline
 from omni.checkpoint import Checkpoint, Cut, stacked_destinations
-from omni.device import open_device
-from omni.parallel import Communicator, EqualRanks
+from omni.device import Device, open_device
+from omni.device.meta import MetaDevice
+from omni.errors import ConfigError
+from omni.parallel import Communicator, EqualRanks, silent_ranks
 from omni.pipeline import Pipeline
 from omni.stage import StageContext, build_model
 from omni_ar.kind import build_part
+from omni_ar.layers import SparseMoE
 from omni_ar.layers.parallel import partitioned
 from omni_ar.layers.text_model import TextModel
 from omni_ar.model import ArModel, ArShape, CodecModel, PromptTokens
@@ -57,8 +60,10 @@ class Case:
             load_format=load_format,
         )
 
-    def build(self, communicator: Communicator | None, load_format: str = "auto") -> ArModel:
-        with partitioned(communicator):
+    def build(
+        self, communicator: Communicator | None, load_format: str = "auto", *, expert_parallel: bool = False
+    ) -> ArModel:
+        with partitioned(communicator, expert_parallel=expert_parallel):
             return build_model(self.context(load_format), ArModel)  # type: ignore[type-abstract]
 
 
@@ -88,6 +93,11 @@ CASES = {
     "omni 2.5 talker": Case(qwen2_5_folder, omni_qwen2_5_omni.pipeline.pipeline, "talker"),
     "csm backbone": Case(tiny_csm, omni_csm.pipeline.pipeline, "backbone"),
 }
+
+
+EXPERTS = {"text moe": 8, "omni 3 thinker": 4, "omni 3 talker": 4}
+WAYS = [(case, False) for case in CASES] + [(case, True) for case in EXPERTS]
+"""Cases, and whether their experts are divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +141,14 @@ def whole_run(case: str) -> Ran:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("case", CASES)
-def test_ranks_compute_what_the_whole_model_does(case: str, size: int) -> None:
+@pytest.mark.parametrize(("case", "by_expert"), WAYS)
+def test_ranks_compute_what_the_whole_model_does(case: str, by_expert: bool, size: int) -> None:
     expected = whole_run(case)
 
     def work(ranks: Communicator) -> tuple[Ran, int, int]:
-        model = CASES[case].build(ranks)
+        model = CASES[case].build(ranks, expert_parallel=by_expert)
+        divided = {part.experts_down.shape[0] for part in model.modules() if isinstance(part, SparseMoE)}
+        assert not by_expert or divided == {EXPERTS[case] // size}
         with partitioned(ranks):
             return run(model), sum(p.numel() for p in model.parameters()), model.shape.num_kv_heads
 
@@ -167,10 +179,10 @@ def published(model: nn.Module) -> dict[str, tuple[Tensor, Cut | None]]:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("case", CASES)
-def test_each_rank_holds_its_slice_of_every_weight(case: str, size: int) -> None:
+@pytest.mark.parametrize(("case", "by_expert"), WAYS)
+def test_each_rank_holds_its_slice_of_every_weight(case: str, by_expert: bool, size: int) -> None:
     whole = {name: tensor for name, (tensor, _) in published(CASES[case].build(None)).items()}
-    parts = on_ranks(size, lambda ranks: published(CASES[case].build(ranks)))
+    parts = on_ranks(size, lambda ranks: published(CASES[case].build(ranks, expert_parallel=by_expert)))
     for rank, places in enumerate(parts):
         assert places.keys() >= whole.keys()
         for name, weight in whole.items():
@@ -182,10 +194,14 @@ def test_each_rank_holds_its_slice_of_every_weight(case: str, size: int) -> None
             filled = torch.cat([rows, torch.zeros(size, *rows.shape[1:])])[cut.start : cut.stop]
             assert torch.equal(held.movedim(cut.dim, 0), filled), f"{name} of rank {rank}"
     for name, weight in whole.items():
-        # Together they hold all of it.
+        # Together they hold all of it. An expert is held by one of them.
         cuts = [places[name][1] for places in parts]
         covered = {entry for cut in cuts if cut is not None for entry in range(cut.start, cut.stop)}
-        assert cuts[0] is None or covered >= set(range(weight.shape[cuts[0].dim])), name
+        if by_expert and ".experts." in name:
+            assert cuts.count(None) == 1
+            assert not covered
+        else:
+            assert cuts[0] is None or covered >= set(range(weight.shape[cuts[0].dim])), name
 
 
 @pytest.mark.parametrize("case", ["text moe", "omni 3 talker"])
@@ -200,18 +216,36 @@ def test_random_weights_differ_in_cut_parameters_alone(case: str) -> None:
         assert torch.equal(weight, other) == (name not in cut), name
 
 
-def test_the_stage_kind_builds_in_the_partition_of_its_ranks() -> None:
+def with_experts_divided(context: StageContext) -> StageContext:
+    return replace(context, stage=msgspec.structs.replace(context.stage, expert_parallel=True))
+
+
+@pytest.mark.parametrize("by_expert", [False, True])
+def test_the_stage_kind_builds_in_the_partition_of_its_ranks(by_expert: bool) -> None:
     expected = whole_run("omni 3 thinker").logits_TV
 
     def work(ranks: Communicator) -> tuple[int, int, Tensor]:
         context = CASES["omni 3 thinker"].context()
+        context = with_experts_divided(context) if by_expert else context
         own = EqualRanks(rank=ranks.rank, size=ranks.size, communicator=ranks, channel=NoChannel())
         model = build_part(replace(context, ranks=own))
+        held = {part.experts_down.shape[0] for part in model.modules() if isinstance(part, SparseMoE)}
+        assert held == {EXPERTS["omni 3 thinker"] // (2 if by_expert else 1)}
         return model.shape.num_kv_heads, model.shape.vocab_size, run(model).logits_TV
 
     for kv_heads, vocab_size, logits_TV in on_ranks(2, work):
         assert (kv_heads, vocab_size) == (1, expected.shape[1])
         assert_close(logits_TV, expected)
+
+
+@pytest.mark.parametrize("device", [open_device("cpu"), MetaDevice()], ids=["cpu", "meta"])
+@pytest.mark.parametrize("case", [case for case in CASES if case not in EXPERTS])
+def test_a_model_without_experts_cannot_divide_them(case: str, device: Device) -> None:
+    context = replace(with_experts_divided(CASES[case].context()), device=device, ranks=silent_ranks(1, 2))
+    name = context.stage.name
+    problem = rf"^{name}\.expert_parallel: is true, and the model of stage '{name}' has no experts; leave it out$"
+    with pytest.raises(ConfigError, match=problem):
+        build_part(context)
 
 
 class OwnShape(TextModel):

@@ -11,15 +11,19 @@ from omni.checkpoint import Cut
 from omni.parallel import Communicator
 
 _communicator: ContextVar[Communicator | None] = ContextVar("communicator", default=None)
+_expert_parallel: ContextVar[bool] = ContextVar("expert_parallel", default=False)
 
 
 @contextmanager
-def partitioned(communicator: Communicator | None) -> Iterator[None]:
-    """While entered, the layers that this thread builds hold the part of the communicator's rank. None: they are whole."""
-    token = _communicator.set(communicator)
+def partitioned(communicator: Communicator | None, *, expert_parallel: bool = False) -> Iterator[None]:
+    """While entered, the layers that this thread builds hold the part of the communicator's rank. None: they are whole.
+    expert_parallel: whether the experts of a mixture are divided among the ranks, instead of the width of each
+    (`Stage.expert_parallel`)."""
+    token, by_expert = _communicator.set(communicator), _expert_parallel.set(expert_parallel)
     try:
         yield
     finally:
+        _expert_parallel.reset(by_expert)
         _communicator.reset(token)
 
 
@@ -43,6 +47,13 @@ def width_cut(size: int, dim: int) -> Cut | None:
         return None
     share = size // ranks.size
     return Cut(dim, ranks.rank * share, (ranks.rank + 1) * share, size)
+
+
+def held_experts(num_experts: int) -> range | None:
+    """The experts of a mixture that this rank holds whole; None if they are not divided: without a partition by experts, or if the
+    ranks do not divide their number."""
+    part = width_cut(num_experts, 0) if _expert_parallel.get() else None
+    return range(part.start, part.stop) if part is not None else None
 
 
 @dataclass(frozen=True, slots=True)
