@@ -1,5 +1,6 @@
 """Models of each family whose weights are cut across ranks, against the whole model of the same checkpoint."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -9,19 +10,24 @@ import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import omni_csm.pipeline
 import omni_qwen2_5_omni.pipeline
 import omni_qwen2_5_omni.tiny
 import omni_qwen3_omni.pipeline
 import omni_text.pipeline
-from omni.checkpoint import Checkpoint, Cut, stacked_destinations
+from omni.api.settings import layers_of
+from omni.checkpoint import Checkpoint, Cut, stacked_destinations, stream
+from omni.cli import app
 from omni.device import Device, open_device
 from omni.device.meta import MetaDevice
+from omni.engine import EngineOptions, check_shapes, resolve_pipeline
 from omni.errors import ConfigError
-from omni.parallel import Communicator, EqualRanks, silent_ranks
+from omni.parallel import Communicator, EqualRanks, SilentCommunicator, silent_ranks
 from omni.pipeline import Pipeline
-from omni.stage import StageContext, build_model
+from omni.plugin.manager import load_plugins
+from omni.stage import StageContext, build_model, module_bytes
 from omni_ar.kind import build_part
 from omni_ar.layers import SparseMoE
 from omni_ar.layers.parallel import partitioned
@@ -246,6 +252,36 @@ def test_a_model_without_experts_cannot_divide_them(case: str, device: Device) -
     problem = rf"^{name}\.expert_parallel: is true, and the model of stage '{name}' has no experts; leave it out$"
     with pytest.raises(ConfigError, match=problem):
         build_part(context)
+
+
+def cut_settings(stage: str) -> dict[str, str]:
+    return {f"{stage}.tensor_parallel": "2", f"{stage}.place": "cpu,cpu/2", f"{stage}.expert_parallel": "true"}
+
+
+def test_a_start_refuses_it_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unread(*_: object) -> None:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr(stream, "_read", unread)
+    monkeypatch.setattr(stream, "copy_extent", unread)
+    checkpoint, plugins = Checkpoint(text_folder("untied")), load_plugins()
+    options = EngineOptions(device="cpu", dtype="float32")
+    plan = resolve_pipeline(checkpoint, plugins, layers_of(overrides=cut_settings("text")))
+    with pytest.raises(ConfigError, match=r"^text\.expert_parallel: .* has no experts; leave it out$"):
+        check_shapes(plan, checkpoint, plugins, options)
+    checkpoint = Checkpoint(text_folder("moe"))
+    plan = resolve_pipeline(checkpoint, plugins, layers_of(overrides=cut_settings("text")))
+    check_shapes(plan, checkpoint, plugins, options)
+
+
+def test_explain_counts_the_experts_of_a_rank() -> None:
+    case = CASES["text moe"]
+    asked = [f"--set={name}={value}" for name, value in cut_settings("text").items()]
+    done = CliRunner().invoke(app, ["explain", str(case.folder()), "--device", "cpu", *asked, "--json"])
+    found = json.loads(done.stdout)
+    whole, part = (module_bytes(case.build(ranks, expert_parallel=True)) for ranks in (None, SilentCommunicator(1, 2)))
+    assert part < 0.6 * whole
+    assert [found["memory"][place]["stages"]["text"]["weights"] for place in ("cpu", "cpu/2")] == [part, part]
 
 
 class OwnShape(TextModel):
