@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     engine = config.getoption("--engine")
     if engine is not None:
-        patched = lambda options, _: (engine if options.process == "auto" else options.process) == "process"  # noqa: E731
+        patched = lambda options, *_: (engine if options.process == "auto" else options.process) == "process"  # noqa: E731
         pytest.MonkeyPatch().setattr(load, "runs_in_process", patched)
 
 

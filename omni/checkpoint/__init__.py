@@ -3,6 +3,7 @@
 from omni.checkpoint.checkpoint import Checkpoint, resolve
 from omni.checkpoint.cut import Cut
 from omni.checkpoint.load import (
+    Absent,
     Destination,
     Initializer,
     StackedWeights,
@@ -14,6 +15,7 @@ from omni.checkpoint.load import (
 )
 
 __all__ = [
+    "Absent",
     "Checkpoint",
     "Cut",
     "Destination",

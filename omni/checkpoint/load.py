@@ -35,13 +35,14 @@ def default_init(name: str, tensor: torch.Tensor, generator: torch.Generator) ->
 
 def fill_dummy(module: nn.Module, seed: int, init: Initializer = default_init) -> None:
     """Fills every parameter of `module` in place, on its own device, without a host copy. Buffers stay as they are; parameters on
-    the meta device are skipped. If some hold a part of a weight (`Cut`), the others are equal on all ranks."""
+    the meta device are skipped. Where ranks hold different weights (`Cut`, `Absent`), those that several hold whole are equal."""
     generators: dict[torch.device, torch.Generator] = {}
     starts: dict[str, set[int | str]] = defaultdict(set)
     for weight, place in stacked_destinations(module).items():
         if place.cut is not None:
             # Ranks that hold different weights whole differ in those that they lack.
             starts[place.parameter].add(weight if place.empty else place.cut.start)
+    absent = any(isinstance(part, Absent) for part in module.modules())
     with torch.inference_mode():
         for name, parameter in module.named_parameters():
             device = parameter.device
@@ -49,7 +50,7 @@ def fill_dummy(module: nn.Module, seed: int, init: Initializer = default_init) -
                 continue
             if device not in generators:
                 generators[device] = torch.Generator(device).manual_seed(seed)
-            if starts:
+            if starts or absent:
                 # What was drawn for the parameters before differs from rank to rank, in number too.
                 own = f"{seed} {name} {sorted(starts.get(name, ()), key=str)}"
                 generators[device].manual_seed(zlib.crc32(own.encode()))
@@ -79,6 +80,10 @@ class StackedWeights(ABC):
     @abstractmethod
     def stacked_weights(self, name: str) -> Mapping[str, Destination]:
         """The destination of each such weight, by full name. name: the module's own name, empty for the outermost."""
+
+
+class Absent(nn.Module):
+    """A base class for modules whose weights another rank holds: those in a checkpoint are skipped."""
 
 
 class WeightsContext(Protocol):
@@ -123,7 +128,8 @@ def load_module(
     """
     targets: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
     stacked = stacked_destinations(module)
-    destinations = _destinations(checkpoint, targets, prefixes, stacked)
+    absent = tuple(f"{name}." for name, part in module.named_modules() if isinstance(part, Absent))
+    destinations = _destinations(checkpoint, targets, prefixes, stacked, absent)
     _check_filled(targets, destinations, stacked, checkpoint, prefixes)
     with torch.inference_mode():
         views = {name: _published_view(targets, destination) for name, destination in destinations.items()}
@@ -166,7 +172,9 @@ def _destinations(
     targets: Mapping[str, torch.Tensor],
     prefixes: Mapping[str, str],
     stacked: Mapping[str, Destination],
+    absent: tuple[str, ...],
 ) -> dict[str, Destination]:
+    """absent: the starts of names of weights that other ranks hold."""
     destinations: dict[str, Destination] = {}
     taken: dict[tuple[str, str], str] = {}
     for name in checkpoint.names():
@@ -174,6 +182,8 @@ def _destinations(
         if prefix is None:
             continue
         local = prefixes[prefix] + name.removeprefix(prefix)
+        if local.startswith(absent):
+            continue
         destination = stacked.get(local, Destination(local))
         if destination.parameter not in targets:
             problem = f"is unexpected: the model has no parameter {destination.parameter!r}"

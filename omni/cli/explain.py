@@ -11,6 +11,7 @@ from omni.cli.options import Choices, echo, echo_json, takes_lines
 from omni.cli.target import Target, resolve_target
 from omni.config import Setting
 from omni.engine import ConnectorSelector, Placement, device_of
+from omni.parallel import RankLayout
 from omni.pipeline import Pipeline, PipelineOutput, Stage
 from omni.process.select import runs_in_process
 from omni.utils.table import columns
@@ -24,8 +25,8 @@ class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """dtype: the stage's own, by default the engine's. places: one for each replica, or for each rank if `tensor_parallel` is
-    more than 1. expert_parallel: whether experts are divided among the ranks. prefix_cache: None for kinds without one."""
+    """dtype: the stage's own, by default the engine's. places: one for each replica, or for each rank if there are several.
+    tensor_parallel, expert_parallel, pipeline_parallel: as in `Stage`. prefix_cache: None for kinds without one."""
 
     name: str
     kind: str
@@ -35,7 +36,12 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[str, ...]
     tensor_parallel: int
     expert_parallel: bool
+    pipeline_parallel: int
     prefix_cache: PrefixCache | None
+
+    @property
+    def layout(self) -> RankLayout:
+        return RankLayout(self.tensor_parallel, self.pipeline_parallel)
 
 
 class EdgeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +106,7 @@ def make_report(model: str, target: Target, *, measure: bool) -> Explanation:
                 places=placement.ranks.get(stage.name, placement.stages[stage.name]),
                 tensor_parallel=stage.tensor_parallel,
                 expert_parallel=stage.expert_parallel,
+                pipeline_parallel=stage.pipeline_parallel,
                 prefix_cache=_prefix_cache(pipeline, stage),
             )
             for stage in pipeline.order()
@@ -189,7 +196,7 @@ def _stages(stages: list[StageReport]) -> Iterator[str]:
 
 def _drawn(stage: StageReport) -> Sequence[str]:
     """The places of a stage, in its box."""
-    if stage.tensor_parallel == 1:
+    if stage.layout.size == 1:
         return stage.places
     return [f"{place}, rank {rank}" for rank, place in enumerate(stage.places)]
 
@@ -204,10 +211,13 @@ def _processes(report: Explanation) -> Iterator[str]:
 
 def _part(stage: StageReport, place: str) -> str:
     """What a place has of a stage."""
-    if stage.tensor_parallel == 1:
+    layout = stage.layout
+    if layout.size == 1:
         return stage.name
+    rank = stage.places.index(place)
+    part = f" (part {layout.position(rank) + 1} of {layout.pipeline} of its layers)" if layout.pipeline > 1 else ""
     experts = " (experts divided)" if stage.expert_parallel else ""
-    return f"rank {stage.places.index(place)} of {stage.tensor_parallel} of {stage.name}{experts}"
+    return f"rank {rank} of {layout.size} of {stage.name}{part}{experts}"
 
 
 def _outputs(report: Explanation) -> Iterator[str]:

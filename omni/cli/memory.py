@@ -85,13 +85,18 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
 
 
-def sketch(target: Target) -> dict[str, LoadedStage]:
-    """Each stage from its shapes alone, for footprints; rank 0 of one that is cut across engines. Raises any error of building
-    a stage."""
+def sketch(target: Target, place: str | None = None) -> dict[str, LoadedStage]:
+    """Stages from their shapes alone, for footprints. place: those with another rank than 0 there; None for all stages, rank 0 of
+    one that is cut across engines. Raises any error of building a stage."""
     placement = Placement.of(target.plan.pipeline, str(target.engine.device))
-    ranks = CutStages.alone(placement).ranks
     return load_stages(
-        target.plan, target.checkpoint, MetaDevice(), dtype=target.engine.dtype, load_format="dummy", ranks=ranks
+        target.plan,
+        target.checkpoint,
+        MetaDevice(),
+        dtype=target.engine.dtype,
+        load_format="dummy",
+        stages=None if place is None else placement.followed(place),
+        ranks=CutStages.alone(placement, place).ranks,
     )
 
 
@@ -104,6 +109,9 @@ def count_memory(target: Target, placement: Placement) -> dict[str, MemoryReport
         found[device] = open_device(str(device)).free_memory() if here else None
     try:
         loaded = sketch(target)
+        own = {
+            place: loaded | sketch(target, place) if placement.followed(place) else loaded for place in placement.places
+        }
     # A plugin's model may raise anything on the meta device: the rest of the report stands.
     except Exception as error:
         problem = f"unknown: {type(error).__name__}: {error}"
@@ -112,7 +120,7 @@ def count_memory(target: Target, placement: Placement) -> dict[str, MemoryReport
             place: MemoryReport(measured=False, budget=None, bound=bound, stages={}, problem=problem)
             for place, bound in bounds.items()
         }
-    return {place: _count(place, placement, loaded, asked, found[device_of(place)]) for place in placement.places}
+    return {place: _count(place, placement, own[place], asked, found[device_of(place)]) for place in placement.places}
 
 
 def _count(

@@ -39,6 +39,8 @@ class PhaseCategory(Enum):
     POSTPROCESS = "postprocess"
     PAYLOAD = "payload"
     """Payloads made for other stages, or received from them."""
+    TRANSFER = "transfer"
+    """Data for other ranks of the stage, or from them."""
     SCORES = "scores"
     COPIES = "copies"
     """Other copies between host and device."""
@@ -219,6 +221,10 @@ class Device(ABC):
     @abstractmethod
     def wait(self, stream: Stream, event: Event) -> None:
         """Makes later phases on `stream` run after `event`. No stage may wait for another stage's unfinished work."""
+
+    def wait_remote(self, stream: Stream, event: Event) -> None:  # noqa: B027
+        """Makes later phases on `stream` run after `event`, which another process brings about. Without effect where the phase that
+        reads what comes waits for it itself (on the CPU), or the device does (CUDA)."""
 
     def _on(self, stream: Stream) -> AbstractContextManager[object]:
         """A context in which torch enqueues its work on `stream`."""

@@ -8,7 +8,7 @@ import torch
 
 from omni.engine.placement import Placement
 from omni.engine.rows import Division
-from omni.parallel import Ranks, silent_ranks
+from omni.parallel import RankLayout, Ranks, silent_ranks
 from omni.parallel.rendezvous import RankEnds, open_ranks
 
 Redivide = Callable[[Division, Mapping[str, int]], Division]
@@ -17,35 +17,35 @@ Redivide = Callable[[Division, Mapping[str, int]], Division]
 
 @dataclass(frozen=True, slots=True)
 class CutStages:
-    """ranks: by stage, in the order of the pipeline."""
+    """ranks, layouts: by stage, in the order of the pipeline."""
 
     ranks: Mapping[str, Ranks] = field(default_factory=dict)
+    layouts: Mapping[str, RankLayout] = field(default_factory=dict)
 
     @classmethod
     def open(cls, placement: Placement, place: str, device: torch.device, ends: Mapping[str, RankEnds]) -> "CutStages":
         """Those of a place. ends: by stage. Waits for the engines of the other ranks."""
         opened: dict[str, Ranks] = {}
         try:
-            for stage, (rank, size) in placement.ranks_on(place).items():
-                opened[stage] = open_ranks(rank, size, device, ends[stage])
+            for stage, rank in placement.ranks_on(place).items():
+                opened[stage] = open_ranks(rank, placement.layouts[stage], device, ends[stage])
         except BaseException:
             cls(opened).close()
             raise
-        return cls(opened)
+        return cls(opened, placement.layouts)
 
     @classmethod
     def alone(cls, placement: Placement, place: str | None = None) -> "CutStages":
         """Those of a place, without the others: for shapes and footprints. place: None for rank 0 of every stage."""
-        if place is None:
-            numbers = {stage: (0, len(places)) for stage, places in placement.ranks.items()}
-        else:
-            numbers = placement.ranks_on(place)
-        return cls({stage: silent_ranks(rank, size) for stage, (rank, size) in numbers.items()})
+        numbers = dict.fromkeys(placement.ranks, 0) if place is None else placement.ranks_on(place)
+        layouts = placement.layouts
+        return cls({stage: silent_ranks(rank, layouts[stage]) for stage, rank in numbers.items()}, layouts)
 
     @property
     def silenced(self) -> "CutStages":
         """The same without the others."""
-        return CutStages({stage: silent_ranks(ranks.rank, ranks.size) for stage, ranks in self.ranks.items()})
+        alone = {stage: silent_ranks(ranks.rank, self.layouts[stage]) for stage, ranks in self.ranks.items()}
+        return CutStages(alone, self.layouts)
 
     @property
     def followed(self) -> frozenset[str]:
@@ -57,7 +57,7 @@ class CutStages:
         """While entered, no collective involves another rank."""
         with ExitStack() as stack:
             for ranks in self.ranks.values():
-                stack.enter_context(ranks.communicator.silent())
+                stack.enter_context(ranks.silent())
             yield
 
     def agree(self, division: Division, redivide: Redivide) -> Division:
@@ -73,5 +73,4 @@ class CutStages:
 
     def close(self) -> None:
         for ranks in self.ranks.values():
-            ranks.channel.close()
-            ranks.communicator.close()
+            ranks.close()

@@ -12,7 +12,8 @@ from omni.connector import Connector, Reach
 from omni.device import name_device
 from omni.engine.peers import OpenEdge
 from omni.errors import ConfigError, plugin_setup, quoted
-from omni.pipeline import Edge, Pipeline
+from omni.parallel import RankLayout
+from omni.pipeline import Edge, Pipeline, Stage
 from omni.plugin import call_entry, expect, locate
 from omni.plugin.manager import Plugins
 
@@ -23,7 +24,7 @@ _DERIVED = ("cuda_ipc", "shm")
 @dataclass(frozen=True)
 class Placement:
     """stages: the places of each stage, one for each of its replicas; of a stage that is cut across engines that of rank 0, where
-    its requests and edges are. ranks: of such stages alone, the places of all ranks in order.
+    its requests and edges are. ranks, layouts: of such stages alone, the places of all ranks in order, and what each holds.
 
     A place is an engine, named by its device (`"cuda:1"`), or by its device and a further word (`"cpu/2"`) for one more
     engine there. main: the place of stages without a setting.
@@ -32,18 +33,21 @@ class Placement:
     stages: Mapping[str, tuple[str, ...]]
     main: str
     ranks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    layouts: Mapping[str, RankLayout] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pipeline: Pipeline, device: str) -> "Placement":
-        """By `Stage.place` and `Stage.tensor_parallel`. device: `engine.device`. Raises ConfigError for a place that is no device,
+        """By `Stage.place` and `Stage.ranks`. device: `engine.device`. Raises ConfigError for a place that is no device,
         and for places that cannot be those of ranks."""
         main = str(name_device(device))
         stages = {stage.name: places_of(stage.place, f"{stage.name}.place") or (main,) for stage in pipeline.order()}
-        ranks = {stage.name: stages[stage.name] for stage in pipeline.order() if stage.tensor_parallel > 1}
-        for name, places in ranks.items():
-            check_ranks(name, places, pipeline.stage(name).tensor_parallel)
+        cut = [stage for stage in pipeline.order() if stage.ranks > 1]
+        ranks = {stage.name: stages[stage.name] for stage in cut}
+        for stage in cut:
+            check_ranks(stage, ranks[stage.name])
         check_order(ranks)
-        return cls({**stages, **{name: places[:1] for name, places in ranks.items()}}, main, ranks)
+        layouts = {stage.name: RankLayout(stage.tensor_parallel, stage.pipeline_parallel) for stage in cut}
+        return cls({**stages, **{name: places[:1] for name, places in ranks.items()}}, main, ranks, layouts)
 
     @cached_property
     def places(self) -> tuple[str, ...]:
@@ -73,9 +77,9 @@ class Placement:
         """The stages with another rank than 0 on a place."""
         return frozenset(stage for stage, places in self.ranks.items() if place in places[1:])
 
-    def ranks_on(self, place: str) -> dict[str, tuple[int, int]]:
-        """Rank and number of ranks of each stage with a rank on a place, in the order of the pipeline."""
-        return {stage: (places.index(place), len(places)) for stage, places in self.ranks.items() if place in places}
+    def ranks_on(self, place: str) -> dict[str, int]:
+        """The rank of each stage with a rank on a place, in the order of the pipeline."""
+        return {stage: places.index(place) for stage, places in self.ranks.items() if place in places}
 
     def pairs(self, edge: Edge) -> tuple[tuple[str, str], ...]:
         """The places of producer and consumer that a request may use: the same one where both have it."""
@@ -149,10 +153,12 @@ def places_of(text: str | None, field: str) -> tuple[str, ...]:
     return tuple(places)
 
 
-def check_ranks(stage: str, places: Sequence[str], ranks: int) -> None:
+def check_ranks(stage: Stage, places: Sequence[str]) -> None:
     """Raises ConfigError for places that cannot be those of a stage's ranks."""
-    field, given = f"{stage}.place", ",".join(places)
-    wanted = f"{stage}.tensor_parallel={ranks} takes {ranks} places, one for each rank"
+    field, given, ranks = f"{stage.name}.place", ",".join(places), stage.ranks
+    settings = {"tensor_parallel": stage.tensor_parallel, "pipeline_parallel": stage.pipeline_parallel}
+    chosen = " and ".join(f"{stage.name}.{name}={number}" for name, number in settings.items() if number > 1)
+    wanted = f"{chosen} takes {ranks} places, one for each rank"
     if len(places) > ranks and len(places) % ranks == 0:
         problem = f"{given} are {len(places)} places, and replicas of a stage that is cut are not supported yet"
         raise ConfigError(field, problem, f"name {ranks} places, one for each rank")

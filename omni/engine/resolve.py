@@ -49,7 +49,7 @@ from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
 from omni.plugin.locate import is_import_path
 from omni.plugin.manager import Plugins
 from omni.sampling import SamplingParams
-from omni.stage import ExpertParallelKind, StageKind, TensorParallelKind
+from omni.stage import ExpertParallelKind, PipelineParallelKind, StageKind, TensorParallelKind
 from omni.utils.origin import origin, with_origin, with_place
 
 _STAGE_SETTINGS = (
@@ -57,6 +57,7 @@ _STAGE_SETTINGS = (
     ("place", str | None, None),
     ("tensor_parallel", int, 1),
     ("expert_parallel", bool, False),
+    ("pipeline_parallel", int, 1),
 )
 """Fields of `Stage` that users set beside its options."""
 _ANY = PipelineChoice()
@@ -350,13 +351,22 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins, code: object = None) ->
 
 def _check_ranks(stage: Stage, kind: StageKind) -> None:
     """Raises ConfigError for a number of ranks that is none, or that the kind does not support."""
-    field = f"{stage.name}.tensor_parallel"
-    if not isinstance(stage.tensor_parallel, int) or not 1 <= stage.tensor_parallel <= MOST_RANKS:
-        raise ConfigError(field, f"is {quoted(stage.tensor_parallel)}", f"give a number from 1 to {MOST_RANKS}")
-    supported = isinstance(kind, TensorParallelKind) and kind.tensor_parallel
-    if stage.tensor_parallel > 1 and not supported:
-        problem = f"is {stage.tensor_parallel}, and stages of kind {stage.kind!r} cannot be cut"
-        raise ConfigError(field, problem, "leave it out")
+    supported = {
+        "tensor_parallel": isinstance(kind, TensorParallelKind) and kind.tensor_parallel,
+        "pipeline_parallel": isinstance(kind, PipelineParallelKind) and kind.pipeline_parallel,
+    }
+    for name, works in supported.items():
+        field, number = f"{stage.name}.{name}", getattr(stage, name)
+        if not isinstance(number, int) or not 1 <= number <= MOST_RANKS:
+            raise ConfigError(field, f"is {quoted(number)}", f"give a number from 1 to {MOST_RANKS}")
+        if number > 1 and not works:
+            problem = f"is {number}, and stages of kind {stage.kind!r} cannot be cut so"
+            raise ConfigError(field, problem, "leave it out")
+    if stage.ranks > MOST_RANKS:
+        problem = (
+            f"is {stage.pipeline_parallel}, which with tensor_parallel={stage.tensor_parallel} is {stage.ranks} ranks"
+        )
+        raise ConfigError(f"{stage.name}.pipeline_parallel", problem, f"use at most {MOST_RANKS} ranks")
 
 
 def _check_experts(stage: Stage, kind: StageKind) -> None:

@@ -1,4 +1,4 @@
-"""Collectives between the ranks of a stage.
+"""Collectives and transfers between the ranks of a stage.
 
 Shape legend: R rows, N outputs of one rank.
 """
@@ -7,6 +7,17 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from torch import Tensor
+
+
+class Arrival(Protocol):
+    """A tensor from another rank."""
+
+    def done(self) -> bool:
+        """Whether `wait` returns at once."""
+
+    def wait(self) -> None:
+        """Returns once phases that are enqueued on the current stream read it. On the CPU it waits for the other rank. Raises
+        `LostRankError` as the collectives do."""
 
 
 class Communicator(Protocol):
@@ -26,11 +37,15 @@ class Communicator(Protocol):
     def all_gather(self, x_RN: Tensor) -> Tensor:
         """The columns of all ranks, `[R, size * N]`, in the order of the ranks."""
 
-    def broadcast(self, x: Tensor) -> None:
-        """Overwrites `x`, which is contiguous, by that of rank 0."""
+    def send(self, x: Tensor, to: int) -> None:
+        """Sends `x`, which is contiguous, to one rank. The host does not wait for that rank; on the CPU a copy is sent. Pairs of
+        ranks send and receive in the same order, with equal shapes and dtypes."""
+
+    def receive(self, x: Tensor, source: int) -> Arrival:
+        """Overwrites `x`, which is contiguous, by what a rank sends next. Nothing reads or writes `x` before it has arrived."""
 
     def silent(self) -> AbstractContextManager[None]:
-        """While entered, collectives give results of the right shape, without contents, and involve no other rank: a rank may
-        measure its memory alone."""
+        """While entered, collectives give results of the right shape, without contents, nothing is sent or received, and no other
+        rank is involved: a rank may measure its memory alone."""
 
     def close(self) -> None: ...

@@ -1,7 +1,8 @@
 """The part of an engine in a stage that is cut across engines."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,14 +26,76 @@ class RankChannel(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """What each rank holds. tensor: number of parts that each layer is cut into. pipeline: number of parts that the sequence of
+    layers is cut into. The first `tensor` ranks hold the last layers, the next ones the layers before these, and so on: rank 0
+    leads, and the results of a step are where its last layers are."""
+
+    tensor: int = 1
+    pipeline: int = 1
+
+    @property
+    def size(self) -> int:
+        return self.tensor * self.pipeline
+
+    def position(self, rank: int) -> int:
+        """The part of the sequence of layers that a rank holds, 0 for the first."""
+        return self.pipeline - 1 - rank // self.tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """The part of an engine in a stage whose sequence of layers is cut (pipeline parallelism). position: of its layers, 0 for the
+    first; its rank in both communicators. size: number of parts. hidden: for hidden states, from each part to the next. tokens: for
+    sampled tokens, from the last part to the others."""
+
+    position: int
+    size: int
+    hidden: Communicator
+    tokens: Communicator
+
+    @property
+    def first(self) -> bool:
+        return self.position == 0
+
+    @property
+    def last(self) -> bool:
+        return self.position == self.size - 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks(ABC):
-    """rank: of this engine. size: number of ranks."""
+    """rank: of this engine. size: number of ranks. communicator: of all ranks, for inputs that rank 0 alone has. tensor: of the
+    ranks with parts of the same layers; None if layers are whole. pipeline: None if this rank has all layers."""
 
     rank: int
     size: int
     communicator: Communicator
     channel: RankChannel
+    tensor: Communicator | None = None
+    pipeline: Pipeline | None = None
+
+    @property
+    def communicators(self) -> Sequence[Communicator]:
+        """Each one once."""
+        own = [self.communicator, self.tensor]
+        if self.pipeline is not None:
+            own += [self.pipeline.hidden, self.pipeline.tokens]
+        return list({id(each): each for each in own if each is not None}.values())
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """While entered, all communicators are silent."""
+        with ExitStack() as stack:
+            for communicator in self.communicators:
+                stack.enter_context(communicator.silent())
+            yield
+
+    def close(self) -> None:
+        self.channel.close()
+        for communicator in self.communicators:
+            communicator.close()
 
     @abstractmethod
     def least(self, name: str, number: int) -> int:

@@ -15,7 +15,8 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 
 from omni.errors import LostRankError
 from omni.parallel.channel import ReceivingChannel, SendingChannel
-from omni.parallel.ranks import RankChannel, Ranks
+from omni.parallel.communicator import Communicator
+from omni.parallel.ranks import Pipeline, RankChannel, RankLayout, Ranks
 from omni.parallel.torch_group import open_communicator
 
 START_SECONDS = 600.0
@@ -45,17 +46,35 @@ class StoreRanks(Ranks):
         return _least(self.store, self.rank, self.size, f"{name}/{self.calls[name]}", number)
 
 
-def open_ranks(rank: int, size: int, device: torch.device, ends: RankEnds) -> Ranks:
+def open_ranks(rank: int, layout: RankLayout, device: torch.device, ends: RankEnds) -> Ranks:
     """Waits for the other ranks. Raises LostRankError if one does not come."""
     # Every access opens the file: its descriptor is the only name of the memory, and stays open.
+    size = layout.size
     store = FileStore(f"/proc/self/fd/{ends.store}", size)
     numbers = PrefixStore("numbers", store)
     _least(numbers, rank, size, "open", 0)
-    collectives = PrefixStore("collectives", store)
-    communicator = open_communicator(collectives, rank, size, device, STEP_SECONDS)
+
+    def open_group(name: str, rank: int, size: int) -> Communicator:
+        return open_communicator(PrefixStore(name, store), rank, size, device, STEP_SECONDS)
+
+    communicator, position, part = open_group("all", rank, size), layout.position(rank), rank % layout.tensor
+    tensor, pipeline = None, None
+    if layout.tensor > 1:
+        tensor = open_group(f"layers {position}", part, layout.tensor)
+    if layout.pipeline > 1:
+        hidden, tokens = (open_group(f"{name} {part}", position, layout.pipeline) for name in ("hidden", "tokens"))
+        pipeline = Pipeline(position=position, size=layout.pipeline, hidden=hidden, tokens=tokens)
     channel: RankChannel
     channel = ReceivingChannel(ends.sockets[0]) if rank else SendingChannel(ends.sockets, STEP_SECONDS)
-    return StoreRanks(rank=rank, size=size, communicator=communicator, channel=channel, store=numbers)
+    return StoreRanks(
+        rank=rank,
+        size=size,
+        communicator=communicator,
+        channel=channel,
+        tensor=tensor,
+        pipeline=pipeline,
+        store=numbers,
+    )
 
 
 def _least(store: Store, rank: int, size: int, name: str, number: int) -> int:

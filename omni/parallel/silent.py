@@ -5,7 +5,19 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from omni.parallel.ranks import EqualRanks, Ranks
+from omni.parallel.communicator import Arrival
+from omni.parallel.ranks import EqualRanks, Pipeline, RankLayout, Ranks
+
+
+class _There:
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None: ...
+
+
+THERE: Arrival = _There()
+"""The arrival of what was there before."""
 
 
 class SilentCommunicator:
@@ -22,7 +34,10 @@ class SilentCommunicator:
         *rows, width = x_RN.shape
         return x_RN.new_zeros(*rows, self.size * width)
 
-    def broadcast(self, x: Tensor) -> None: ...
+    def send(self, x: Tensor, to: int) -> None: ...
+
+    def receive(self, x: Tensor, source: int) -> Arrival:
+        return THERE
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -44,6 +59,19 @@ class SilentChannel:
     def close(self) -> None: ...
 
 
-def silent_ranks(rank: int, size: int) -> Ranks:
+def silent_ranks(rank: int, layout: RankLayout) -> Ranks:
     """Ranks of which this one is alone."""
-    return EqualRanks(rank=rank, size=size, communicator=SilentCommunicator(rank, size), channel=SilentChannel())
+    position, tensor, pipeline = layout.position(rank), None, None
+    if layout.tensor > 1:
+        tensor = SilentCommunicator(rank % layout.tensor, layout.tensor)
+    if layout.pipeline > 1:
+        communicator = SilentCommunicator(position, layout.pipeline)
+        pipeline = Pipeline(position=position, size=layout.pipeline, hidden=communicator, tokens=communicator)
+    return EqualRanks(
+        rank=rank,
+        size=layout.size,
+        communicator=SilentCommunicator(rank, layout.size),
+        channel=SilentChannel(),
+        tensor=tensor,
+        pipeline=pipeline,
+    )

@@ -3,20 +3,27 @@
 Shape legend: R rows, N outputs of one rank.
 """
 
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
+from itertools import permutations
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions, Store, Work
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, Store, Work
 
 from omni.device import SyncPoint, may_sync
 from omni.errors import LostRankError, said
-from omni.parallel.communicator import Communicator
+from omni.parallel.communicator import Arrival, Communicator
 from omni.parallel.peers import PeerSum
+from omni.parallel.silent import THERE
+
+_SEND_SECONDS = timedelta(seconds=5)
+"""Time for others to receive what was sent before the group is closed."""
 
 
 def open_communicator(store: Store, rank: int, size: int, device: torch.device, timeout_seconds: float) -> Communicator:
@@ -47,9 +54,14 @@ def _connect(communicator: Communicator, device: torch.device) -> None:
     """Runs each collective once: connections are made at the first use, which cannot be captured."""
     ones_11 = torch.ones(1, 1, device=device)
     gathered_1R = communicator.all_gather(communicator.all_reduce(ones_11))
-    communicator.broadcast(gathered_1R)
     with may_sync(SyncPoint.RANKS):
         assert gathered_1R.tolist() == [[float(communicator.size)] * communicator.size]
+    rank = communicator.rank
+    for one, other in permutations(range(communicator.size), 2):
+        if rank == one:
+            communicator.send(ones_11, other)
+        elif rank == other:
+            communicator.receive(ones_11, one).wait()
 
 
 class TorchCommunicator:
@@ -59,8 +71,11 @@ class TorchCommunicator:
         self._group = group
         self._rank, self._size = rank, size
         self._silent = False
-        self._sum, self._gather, self._broadcast = AllreduceOptions(), AllgatherOptions(), BroadcastOptions()
-        for options in (self._sum, self._gather, self._broadcast):
+        self._sent: deque[Work] = deque()
+        """Sends that may be under way."""
+        self._tags = Counter[tuple[int, str]]()
+        self._sum, self._gather = AllreduceOptions(), AllgatherOptions()
+        for options in (self._sum, self._gather):
             # NCCL then runs on the current stream instead of a stream of its own.
             options.asyncOp = False
 
@@ -82,9 +97,19 @@ class TorchCommunicator:
             return x_RN.repeat(1, self._size)
         return self._gathered(x_RN.contiguous()).transpose(0, 1).flatten(1)
 
-    def broadcast(self, x: Tensor) -> None:
-        if x.numel() and not self._silent:
-            self._run(self._group.broadcast, [x], self._broadcast)
+    def send(self, x: Tensor, to: int) -> None:
+        if self._silent or not x.numel():
+            return
+        while self._sent and self._sent[0].is_completed():
+            self._sent.popleft()
+        with _lost_ranks(self._rank, self._size):
+            self._sent.append(self._group.send([x.clone()], to, self._tag(to, "sent")))
+
+    def receive(self, x: Tensor, source: int) -> Arrival:
+        if self._silent or not x.numel():
+            return THERE
+        with _lost_ranks(self._rank, self._size):
+            return _Transfer(self._group.recv([x], source, self._tag(source, "received")), self._rank, self._size)
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -95,8 +120,11 @@ class TorchCommunicator:
             self._silent = before
 
     def close(self) -> None:
-        """Idempotent. No collective may be under way."""
+        """Idempotent. No collective may be under way; what was sent may be."""
         group, self._group = self._group, None
+        while self._sent:
+            with suppress(RuntimeError):  # nobody receives it any more
+                self._sent.popleft().wait(_SEND_SECONDS)
         if group is not None:
             group.shutdown()
 
@@ -109,6 +137,27 @@ class TorchCommunicator:
     def _run(self, collective: Callable[..., Work], *arguments: object) -> None:
         with _lost_ranks(self._rank, self._size):
             collective(*arguments).wait()
+
+    def _tag(self, other: int, way: str) -> int:
+        """The number of a transfer: gloo may deliver those of one number in another order."""
+        self._tags[other, way] += 1
+        return self._tags[other, way] % 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """A tensor on its way to rank `rank` of `size`."""
+
+    work: Work
+    rank: int
+    size: int
+
+    def done(self) -> bool:
+        return self.work.is_completed()
+
+    def wait(self) -> None:
+        with _lost_ranks(self.rank, self.size):
+            self.work.wait()
 
 
 class NcclCommunicator(TorchCommunicator):
@@ -126,6 +175,19 @@ class NcclCommunicator(TorchCommunicator):
         if self._peers is not None and self._peers.takes(x) and not self._silent:
             return self._peers.sum(x)
         return super().all_reduce(x)
+
+    def send(self, x: Tensor, to: int) -> None:
+        if x.numel() and not self._silent:
+            self._transfer(self._group.send, x, to)
+
+    def receive(self, x: Tensor, source: int) -> Arrival:
+        if x.numel() and not self._silent:
+            self._transfer(self._group.recv, x, source)
+        return THERE
+
+    def _transfer(self, transfer: Callable[..., Work], x: Tensor, other: int) -> None:
+        with _lost_ranks(self._rank, self._size, dist.DistError):
+            transfer([x], other, 0).wait()  # the current stream waits, not the host: NCCL has a stream for transfers
 
     def _gathered(self, x_RN: Tensor) -> Tensor:
         parts = x_RN.new_empty(self._size, *x_RN.shape)

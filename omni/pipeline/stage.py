@@ -13,7 +13,7 @@ Memory = Literal["device", "host"]
 
 
 MOST_RANKS = 64
-"""Maximum of `Stage.tensor_parallel`."""
+"""Maximum of `Stage.ranks`."""
 MOST_POOL_BYTES = 2**40
 """Maximum pool of an edge: more is a slip of the pen."""
 
@@ -28,10 +28,11 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     priority: stream priority hint; lower values run first where the device supports it.
     place: the device of the stage, `"cuda:1"`; several, separated by commas, for a replica on each; `"cpu/2"` for a
         further process on a device. None uses the engine's device. Users set it as `"name.place"`.
-    tensor_parallel: number of engines that the stage is cut across, 1 to 64. With more than 1, `place` names so many places:
-        those of its ranks, in order. Users set it as `"name.tensor_parallel"`.
-    expert_parallel: whether the experts of a mixture are divided among these ranks, instead of the width of each expert. Users
-        set it as `"name.expert_parallel"`.
+    tensor_parallel, pipeline_parallel: number of parts that each layer, and the sequence of layers, is cut into. Their product is
+        the number of ranks, at most 64. With more than 1, `place` names so many places: those of the ranks, in order. Users set
+        them as `"name.tensor_parallel"` and `"name.pipeline_parallel"`.
+    expert_parallel: whether the experts of a mixture are divided among the ranks with parts of a layer, instead of the width of
+        each expert. Users set it as `"name.expert_parallel"`.
     dtype: of weights and activations, `"float32"`, `"bfloat16"` or `"float16"`; None uses the engine's. Users set it as
         `"name.dtype"`, unless the options have a field of that name.
     """
@@ -45,6 +46,12 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     place: str | None = None
     tensor_parallel: int = 1
     expert_parallel: bool = False
+    pipeline_parallel: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Number of engines that run the stage together."""
+        return self.tensor_parallel * self.pipeline_parallel
 
 
 class EdgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

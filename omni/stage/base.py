@@ -183,3 +183,10 @@ class ExpertParallelKind(TensorParallelKind, Protocol):
     """
 
     expert_parallel: bool
+
+
+@runtime_checkable
+class PipelineParallelKind(StageKind, Protocol):
+    """As `TensorParallelKind`, with `Stage.pipeline_parallel`: rank 0 has the last layers, whose results are those of the stage."""
+
+    pipeline_parallel: bool

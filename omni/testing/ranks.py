@@ -1,14 +1,17 @@
 """The ranks of a stage in threads of one process, for tests."""
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Empty, Queue
 
 import torch
 from torch import Tensor
 
-from omni.parallel import EqualRanks, Ranks
+from omni.parallel import Arrival, EqualRanks, Pipeline, RankLayout, Ranks
+from omni.parallel.silent import THERE
 from omni.stage import StageWorker
 
 _SECONDS = 30.0
@@ -20,6 +23,32 @@ class _Meeting:
     def __init__(self, size: int, seconds: float) -> None:
         self.barrier = threading.Barrier(size, timeout=seconds)
         self.given: list[Tensor | None] = [None] * size
+        self.sent = defaultdict[tuple[int, int], Queue[Tensor | None]](Queue)
+        """By rank that sends and rank that receives; None behind the last one."""
+        self.seconds = seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """x: the destination. sent: the queue it comes through."""
+
+    x: Tensor
+    sent: "Queue[Tensor | None]"
+    seconds: float
+
+    def done(self) -> bool:
+        return not self.sent.empty()
+
+    def wait(self) -> None:
+        try:
+            given = self.sent.get(timeout=self.seconds)
+        except Empty:
+            given = None
+        if given is None:
+            raise threading.BrokenBarrierError
+        if (given.shape, given.dtype) != (self.x.shape, self.x.dtype):
+            raise AssertionError(f"received {given.dtype} {list(given.shape)} for {self.x.dtype} {list(self.x.shape)}")
+        self.x.copy_(given)
 
 
 class ThreadCommunicator:
@@ -53,9 +82,15 @@ class ThreadCommunicator:
         given = [x_RN] * self.size if self._silent else self._exchange(x_RN)
         return torch.cat(given, 1)
 
-    def broadcast(self, x: Tensor) -> None:
+    def send(self, x: Tensor, to: int) -> None:
         if not self._silent:
-            x.copy_(self._exchange(x)[0])
+            self.calls += 1
+            self._meeting.sent[self._rank, to].put(x.clone())
+
+    def receive(self, x: Tensor, source: int) -> Arrival:
+        if self._silent:
+            return THERE
+        return _Transfer(x, self._meeting.sent[source, self._rank], self._meeting.seconds)
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -67,6 +102,8 @@ class ThreadCommunicator:
 
     def close(self) -> None:
         self._meeting.barrier.abort()
+        for other in range(self.size):
+            self._meeting.sent[self._rank, other].put(None)
 
     def _exchange(self, x: Tensor) -> list[Tensor]:
         self.calls += 1
@@ -111,14 +148,35 @@ class QueueChannel:
         pass
 
 
-def thread_ranks(size: int, seconds: float = _SECONDS) -> list[Ranks]:
-    """The ranks of a stage, each for a thread of its own. seconds: time limit of a collective."""
-    meeting, channel = _Meeting(size, seconds), QueueChannel(size - 1)
-    channels = [channel, *(channel.follower(index) for index in range(size - 1))]
-    return [
-        EqualRanks(rank=rank, size=size, communicator=ThreadCommunicator(meeting, rank), channel=channels[rank])
-        for rank in range(size)
-    ]
+def thread_ranks(layout: RankLayout | int, seconds: float = _SECONDS) -> list[Ranks]:
+    """The ranks of a stage, each for a thread of its own. layout: a number divides each layer into so many parts. seconds: time
+    limit of a collective."""
+    if isinstance(layout, int):
+        layout = RankLayout(layout)
+    everyone, queues = _Meeting(layout.size, seconds), QueueChannel(layout.size - 1)
+    channels = [queues, *(queues.follower(index) for index in range(layout.size - 1))]
+    tensors = [_Meeting(layout.tensor, seconds) for _ in range(layout.pipeline)]
+    transfers = [[_Meeting(layout.pipeline, seconds) for _ in range(2)] for _ in range(layout.tensor)]
+    ranks: list[Ranks] = []
+    for rank in range(layout.size):
+        position, part = layout.position(rank), rank % layout.tensor
+        communicator = ThreadCommunicator(everyone, rank)
+        tensor, pipeline = None, None
+        if layout.tensor > 1:
+            tensor = ThreadCommunicator(tensors[position], part)
+        if layout.pipeline > 1:
+            hidden, tokens = (ThreadCommunicator(meeting, position) for meeting in transfers[part])
+            pipeline = Pipeline(position=position, size=layout.pipeline, hidden=hidden, tokens=tokens)
+        own = EqualRanks(
+            rank=rank,
+            size=layout.size,
+            communicator=communicator,
+            channel=channels[rank],
+            tensor=tensor,
+            pipeline=pipeline,
+        )
+        ranks.append(own)
+    return ranks
 
 
 class RankThread:

@@ -44,6 +44,7 @@ class LoadedAr:
         with which every request would fail."""
         assert isinstance(context.options, ArOptions)
         self._context = context
+        self._pipeline = context.ranks.pipeline if context.ranks is not None else None
         self._options = context.options
         self._model = model
         self._processors = ProcessorRegistry(context.logits_processors, model.shape.vocab_size)
@@ -74,7 +75,13 @@ class LoadedAr:
         self.footprint = Footprint(
             weights=self._weights,
             fixed=count.live,
-            page_bytes=block_bytes(self._model, self._limits.block_size, self._context.dtype, layers),
+            page_bytes=block_bytes(
+                self._model,
+                self._limits.block_size,
+                self._context.dtype,
+                layers,
+                stores=self._pipeline is None or self._pipeline.last,
+            ),
             fewest_pages=self._limits.max_blocks,
             most_pages=rows * self._limits.max_blocks,
             chosen_pages=self._options.num_blocks,
@@ -101,7 +108,8 @@ class LoadedAr:
 
     def _limits_of(self, rows: int) -> Limits:
         name, processors = self._context.stage.name, self._processors.on_device
-        return Limits.of(name, self._options, self._model.shape, processors, rows)
+        batches = self._pipeline.size if self._pipeline is not None else 1
+        return Limits.of(name, self._options, self._model.shape, processors, rows, batches)
 
     def _check_blocks(self) -> None:
         """Raises ConfigError for `_HARDLY_ANY` blocks or fewer if no request of default length fits. More blocks are
@@ -185,7 +193,7 @@ class LoadedAr:
             dtype=dtype,
             priority=context.stage.priority,
             processors=processors,
-            communicator=context.ranks.communicator if context.ranks is not None else None,
+            ranks=context.ranks,
         )
         runner.allocate(0)
         return runner

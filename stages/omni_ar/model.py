@@ -19,15 +19,16 @@ from omni_ar.attention import AttentionBackend, AttentionMetadata, KVCache
 class ArShape:
     """The sizes of a model, for the runner's allocations and inputs.
 
-    hidden_width: of the hidden states that `forward` returns. input_width: of input embeddings, which have the stage's dtype; None
-    for the same. position_axes: 3 for M-RoPE, else 1. prompt_columns: id columns of a prompt, in order. step_columns: id columns
-    that condition each decode step. step_width: width of the vectors that condition decode steps, such as another stage's
-    hidden states, in the stage's dtype; 0 for none. payload_width: width of the hidden states that `forward` stores for a consumer;
-    0 for none. emits_tokens: whether it also stores that of each generated token (`TokenHidden`). max_positions: maximum sequence
-    length. logits_dtype: of `logits`, if not the stage's dtype; logits are not converted. forward_embeddings: names of the
-    multimodal embeddings that `forward` reads besides `embed_prompt`; None if it may read any. Steps with other embeddings can be
-    captured; a captured `forward` receives none. captures_prefills: whether `forward` supports prefill rows that only the device
-    knows, as a captured one gets them (`AttentionMetadata`). `AttentionBackend.attend` does; attention of the model's own may not.
+    num_layers: of the whole model. kv_layers: layers whose keys and values are here; None for all. hidden_width: of the hidden
+    states that `forward` returns. input_width: of input embeddings, which have the stage's dtype; None for the same. position_axes:
+    3 for M-RoPE, else 1. prompt_columns: id columns of a prompt, in order. step_columns: id columns that condition each decode
+    step. step_width: width of the vectors that condition decode steps, such as another stage's hidden states, in the stage's dtype;
+    0 for none. payload_width: width of the hidden states that `forward` stores for a consumer; 0 for none. emits_tokens: whether it
+    also stores that of each generated token (`TokenHidden`). max_positions: maximum sequence length. logits_dtype: of `logits`, if
+    not the stage's dtype; logits are not converted. forward_embeddings: names of the multimodal embeddings that `forward` reads
+    besides `embed_prompt`; None if it may read any. Steps with other embeddings can be captured; a captured `forward` receives
+    none. captures_prefills: whether `forward` supports prefill rows that only the device knows, as a captured one gets them
+    (`AttentionMetadata`). `AttentionBackend.attend` does; attention of the model's own may not.
     """
 
     num_layers: int
@@ -46,6 +47,11 @@ class ArShape:
     logits_dtype: torch.dtype | None = None
     forward_embeddings: tuple[str, ...] | None = None
     captures_prefills: bool = True
+    kv_layers: int | None = None
+
+    @property
+    def num_kv_layers(self) -> int:
+        return self.num_layers if self.kv_layers is None else self.kv_layers
 
     @property
     def conditioned(self) -> bool:
@@ -133,14 +139,28 @@ class LayerSink:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class PipelineBoundary:
+    """The hidden states that pass from the rank with the layers before to this one, and from this one to the next (pipeline
+    parallelism). Entry 0 is the residual stream, the next ones are inputs of earlier layers that the last rank stores.
+
+    received, sent: `[1 + n, T, D]`; None at the first and at the last rank. received_layers, sent_layers: the numbers of the n
+    layers."""
+
+    received: Tensor | None
+    sent: Tensor | None
+    received_layers: tuple[int, ...] = ()
+    sent_layers: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One step's batch as input of `forward`: decode rows first, one token each, then chunks of other requests.
 
     positions_PT: int64 rotary positions. embeddings: of the prompt tokens, each with its part in this step's chunk. prompt_start:
     index of the first prompt token of a batch with embeddings, behind decode rows and replayed tokens. payload: None if no consumer
-    needs hidden states of this step. layers: None if no hidden states of layers are kept. A captured batch has no embeddings, and
-    may end in padding.
+    needs hidden states of this step. layers: None if no hidden states of layers are kept. boundary: None if this rank has all
+    layers. A captured batch has no embeddings, and may end in padding.
     """
 
     positions_PT: Tensor
@@ -151,6 +171,7 @@ class Batch:
     embeddings: Sequence[PlacedEmbedding] = field(default_factory=tuple)
     payload: PayloadSink | None = None
     layers: LayerSink | None = None
+    boundary: PipelineBoundary | None = None
 
 
 class ArModel(nn.Module, ABC):

@@ -39,6 +39,8 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     hidden_layers: layers whose hidden states are kept for users and other stages (`omni.payload.RequestHiddenStates`), of every
     position. A token takes memory for as many more numbers as they are wide. 0 is the input embeddings, k the output of layer k,
     and the number of layers the final, normalized states.
+    pipeline_layers: number of layers of each part with `pipeline_parallel`, in the order of the layers, so that the last number is
+    that of rank 0; empty to divide them evenly.
     sampling: defaults for parameters that a request does not set.
     """
 
@@ -55,6 +57,7 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     prefix_cache: bool = True
     check_logits: bool = False
     hidden_layers: tuple[int, ...] = ()
+    pipeline_layers: tuple[int, ...] = ()
     sampling: SamplingParams = GREEDY
 
     def __post_init__(self) -> None:

@@ -168,8 +168,8 @@ def _run(group: _Party, device: SimulatedDevice) -> None:
         assert any(ran) or group.tick() or group.idle, f"stuck with {group.engine.usage()}"
 
 
-def check(family: Family, cell: Cell, asks: Sequence[Ask], played: Played) -> None:
-    """Every request got what it gets alone, and the cell's conditions held."""
+def check(family: Family, cell: Cell, asks: Sequence[Ask], played: Played, batches: int = 1) -> None:
+    """Every request got what it gets alone, and the cell's conditions held. batches: as in `Limits`."""
     for number, (ask, received) in enumerate(zip(asks, played.received, strict=True)):
         try:
             assert received.over
@@ -189,13 +189,14 @@ def check(family: Family, cell: Cell, asks: Sequence[Ask], played: Played) -> No
         assert preemptions[stage] == 0 or cell.few_blocks
         # What conditions the talker's steps comes late now and then, but is always there for two.
         least = cell.in_flight if stage == family.writer else min(cell.in_flight, 2)
-        assert least <= played.most[stage] <= cell.in_flight, f"{stage}: {played.most[stage]} steps in flight at most"
+        most = cell.in_flight + batches - 1
+        assert least <= played.most[stage] <= most, f"{stage}: {played.most[stage]} steps in flight at most"
 
 
 def run_cell(family: Family, cell: Cell, cut: CutStages | None = None) -> Played:
     asks = (small_party if len(family.stages) > 1 else party)(cell.asked)
     played = play(family, cell.settings(family.few(cell.asked)), asks, LateDevice(cell.seed), cut)
-    check(family, cell, asks, played)
+    check(family, cell, asks, played, cut.batches if cut is not None else 1)
     return played
 
 

@@ -24,12 +24,12 @@ from omni.device import Device, open_device
 from omni.device.meta import MetaDevice
 from omni.engine import EngineOptions, check_shapes, resolve_pipeline
 from omni.errors import ConfigError
-from omni.parallel import Communicator, EqualRanks, SilentCommunicator, silent_ranks
+from omni.parallel import Communicator, EqualRanks, RankLayout, SilentCommunicator, silent_ranks
 from omni.pipeline import Pipeline
 from omni.plugin.manager import load_plugins
 from omni.stage import StageContext, build_model, module_bytes
 from omni_ar.kind import build_part
-from omni_ar.layers import SparseMoE
+from omni_ar.layers import GatedMLP, SparseMoE
 from omni_ar.layers.parallel import partitioned
 from omni_ar.layers.text_model import TextModel
 from omni_ar.model import ArModel, ArShape, CodecModel, PromptTokens
@@ -233,7 +233,7 @@ def test_the_stage_kind_builds_in_the_partition_of_its_ranks(by_expert: bool) ->
     def work(ranks: Communicator) -> tuple[int, int, Tensor]:
         context = CASES["omni 3 thinker"].context()
         context = with_experts_divided(context) if by_expert else context
-        own = EqualRanks(rank=ranks.rank, size=ranks.size, communicator=ranks, channel=NoChannel())
+        own = EqualRanks(rank=ranks.rank, size=ranks.size, communicator=ranks, channel=NoChannel(), tensor=ranks)
         model = build_part(replace(context, ranks=own))
         held = {part.experts_down.shape[0] for part in model.modules() if isinstance(part, SparseMoE)}
         assert held == {EXPERTS["omni 3 thinker"] // (2 if by_expert else 1)}
@@ -245,13 +245,24 @@ def test_the_stage_kind_builds_in_the_partition_of_its_ranks(by_expert: bool) ->
 
 
 @pytest.mark.parametrize("device", [open_device("cpu"), MetaDevice()], ids=["cpu", "meta"])
+@pytest.mark.parametrize("layout", [RankLayout(2), RankLayout(2, 2)], ids=str)
 @pytest.mark.parametrize("case", [case for case in CASES if case not in EXPERTS])
-def test_a_model_without_experts_cannot_divide_them(case: str, device: Device) -> None:
-    context = replace(with_experts_divided(CASES[case].context()), device=device, ranks=silent_ranks(1, 2))
+def test_a_model_without_experts_cannot_divide_them(case: str, layout: RankLayout, device: Device) -> None:
+    context = replace(with_experts_divided(CASES[case].context()), device=device, ranks=silent_ranks(1, layout))
     name = context.stage.name
     problem = rf"^{name}\.expert_parallel: is true, and the model of stage '{name}' has no experts; leave it out$"
     with pytest.raises(ConfigError, match=problem):
         build_part(context)
+
+
+def test_a_rank_of_layers_without_experts_is_accepted() -> None:
+    """The second of three layers is dense; ranks 2 and 3 have it alone."""
+    context = with_experts_divided(CASES["text moe"].context())
+    options = msgspec.structs.replace(context.options, pipeline_layers=(1, 1, 1))
+    context = replace(context, options=options, ranks=silent_ranks(3, RankLayout(2, 3)))
+    model = build_part(context)
+    assert not any(isinstance(part, SparseMoE) for part in model.modules())
+    assert any(isinstance(part, GatedMLP) for part in model.modules())
 
 
 def cut_settings(stage: str) -> dict[str, str]:
@@ -303,7 +314,7 @@ def test_kv_heads_are_those_of_the_layers_whatever_a_family_counts() -> None:
     case, expected = CASES["text untied"], whole_run("text untied")
 
     def work(ranks: Communicator) -> tuple[str, int, Tensor]:
-        own = EqualRanks(rank=ranks.rank, size=ranks.size, communicator=ranks, channel=NoChannel())
+        own = EqualRanks(rank=ranks.rank, size=ranks.size, communicator=ranks, channel=NoChannel(), tensor=ranks)
         context = case.context()
         stage = msgspec.structs.replace(context.stage, model=f"{__name__}:build_own")
         model = build_part(replace(context, stage=stage, ranks=own))

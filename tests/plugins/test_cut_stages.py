@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from omni.parallel import RankLayout
 from omni.plugin import locate
 from omni.plugin.manager import load_plugins
 from omni.testing import engine_for
@@ -32,6 +33,9 @@ from tests.support.tiny_text import PROMPTS, TOKENS, TextEngine, TextReference
 
 pytestmark = pytest.mark.thorough
 
+TP2, TP4 = RankLayout(2), RankLayout(4)
+PP2, PP3, PP4 = RankLayout(pipeline=2), RankLayout(pipeline=3), RankLayout(pipeline=4)
+BOTH = RankLayout(2, 2)
 PRESSURE: Mapping[str, Mapping[str, object]] = {
     "calm": {},
     "few blocks": {"num_blocks": 16, "max_num_batched_tokens": 7, "max_in_flight": 3},
@@ -45,20 +49,23 @@ def of(stage: str, settings: Mapping[str, object]) -> dict[str, object]:
 
 
 TEXTS = [
-    ("moe", 2, "few blocks"),
-    ("window", 4, "not cached, far ahead"),
+    ("moe", TP2, "few blocks"),
+    ("window", TP4, "not cached, far ahead"),
+    ("moe", PP3, "few blocks"),
+    ("deep", PP4, "not cached, far ahead"),
+    ("tied", BOTH, "calm"),
     *(
-        (kind, size, pressure)
+        (kind, layout, pressure)
         for kind in ("tied", "untied", "moe", "window")
-        for size in (2, 4)
+        for layout in (TP2, TP4, PP2, PP3, BOTH)
         for pressure in PRESSURE
     ),
 ]
 
 
-@pytest.mark.parametrize(("kind", "size", "pressure"), few(2, dict.fromkeys(TEXTS), SLOW))
-def test_texts_are_those_of_transformers(kind: str, size: int, pressure: str, tmp_path: Path) -> None:
-    reference, cut = TextReference(tmp_path, kind), CutStages(size)
+@pytest.mark.parametrize(("kind", "layout", "pressure"), few(5, dict.fromkeys(TEXTS), SLOW), ids=str)
+def test_texts_are_those_of_transformers(kind: str, layout: RankLayout, pressure: str, tmp_path: Path) -> None:
+    reference, cut = TextReference(tmp_path, kind), CutStages(layout)
     settings = of("text", {"block_size": 4, **PRESSURE[pressure]})
     engine = TextEngine(reference.folder, settings, change=cut.change, graphs=True)
     recorders = [engine.submit(str(n), PROMPTS[n], max_tokens=TOKENS) for n in range(len(PROMPTS))]
@@ -71,11 +78,16 @@ def test_texts_are_those_of_transformers(kind: str, size: int, pressure: str, tm
 
 
 @pytest.mark.parametrize(
-    ("size", "pressure"),
-    few(1, [(2, "few blocks"), (4, "not cached, far ahead"), (2, "not cached, far ahead"), (4, "calm")], SLOW),
+    ("layout", "pressure"),
+    few(
+        1,
+        [(TP2, "few blocks"), (BOTH, "few blocks"), (TP4, "not cached, far ahead"), (TP2, "not cached, far ahead")],
+        SLOW,
+    ),
+    ids=str,
 )
-def test_texts_of_divided_experts_are_those_of_transformers(size: int, pressure: str, tmp_path: Path) -> None:
-    reference, cut = TextReference(tmp_path, "moe"), CutStages(size, expert_parallel=True)
+def test_texts_of_divided_experts_are_those_of_transformers(layout: RankLayout, pressure: str, tmp_path: Path) -> None:
+    reference, cut = TextReference(tmp_path, "moe"), CutStages(layout, expert_parallel=True)
     settings = of("text", {"block_size": 4, **PRESSURE[pressure]})
     engine = TextEngine(reference.folder, settings, change=cut.change, graphs=True)
     recorders = [engine.submit(str(n), PROMPTS[n], max_tokens=TOKENS) for n in range(len(PROMPTS))]
@@ -83,7 +95,7 @@ def test_texts_of_divided_experts_are_those_of_transformers(size: int, pressure:
     for index, recorder in enumerate(recorders):
         assert recorder.tokens == reference.answer(index)
     assert (engine.engine.counters()["text"]["preemptions"] > 0) == (pressure == "few blocks")
-    assert held_experts(cut, "text") == {8 // size}
+    assert held_experts(cut, "text") == {8 // layout.tensor}
     cut.end()
     engine.close()
 
@@ -96,11 +108,23 @@ def held_experts(cut: CutStages, stage: str) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "pressure"),
-    few(1, [("moe", 2, "few blocks"), ("tied", 4, "calm"), ("moe", 4, "not cached, far ahead")], SLOW),
+    ("kind", "layout", "pressure"),
+    few(
+        2,
+        [
+            ("moe", TP2, "few blocks"),
+            ("moe", PP3, "few blocks"),
+            ("tied", TP4, "calm"),
+            ("moe", TP4, "not cached, far ahead"),
+            ("tied", PP2, "not cached, far ahead"),
+            ("untied", BOTH, "few blocks"),
+        ],
+        SLOW,
+    ),
+    ids=str,
 )
-def test_hidden_states_are_those_of_transformers(kind: str, size: int, pressure: str, tmp_path: Path) -> None:
-    reference, cut = TextReference(tmp_path, kind), CutStages(size)
+def test_hidden_states_are_those_of_transformers(kind: str, layout: RankLayout, pressure: str, tmp_path: Path) -> None:
+    reference, cut = TextReference(tmp_path, kind), CutStages(layout)
     settings = of("text", {"block_size": 4, "hidden_layers": LAYERS, **PRESSURE[pressure]})
     engine = TextEngine(reference.folder, settings, change=cut.change, graphs=True)
     recorders = [submit(engine, str(n), PROMPTS[n], max_tokens=9) for n in range(6)]
@@ -121,29 +145,37 @@ def cell(asked: str, in_flight: int, *, few_blocks: bool, cached: bool = True) -
 
 
 CELLS = [
-    ("text", 2, cell("all together", 4, few_blocks=True)),
-    ("text", 4, cell("prompt logprobs", 1, few_blocks=True)),
-    ("qwen3_omni", 2, cell("talker, all together", 4, few_blocks=True)),
-    ("text", 2, cell("JSON schema, penalty, logprobs", 2, few_blocks=False)),
+    ("text", TP2, cell("all together", 4, few_blocks=True)),
+    ("qwen3_omni", TP2, cell("talker, all together", 4, few_blocks=True)),
+    ("text", PP2, cell("all together", 4, few_blocks=True)),
+    ("qwen3_omni", PP2, cell("talker, all together", 2, few_blocks=True)),
+    ("text", PP2, cell("JSON schema, penalty, logprobs", 2, few_blocks=False)),
+    ("text", TP4, cell("prompt logprobs", 1, few_blocks=True)),
+    ("text", TP2, cell("JSON schema, penalty, logprobs", 2, few_blocks=False)),
 ]
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "cell"),
+    ("name", "layout", "cell"),
     few(
-        3,
+        5,
         [
             *CELLS,
-            *((name, size, one) for name in FAMILIES for size in (2, 4) for one in covering(FAMILIES[name].asked)),
+            *(
+                (name, layout, one)
+                for name in FAMILIES
+                for layout in (TP2, TP4, PP2, BOTH)
+                for one in covering(FAMILIES[name].asked)
+            ),
         ],
         SLOW,
     ),
     ids=str,
 )
-def test_each_request_gets_what_it_gets_alone(folder: Path, name: str, size: int, cell: Cell) -> None:
+def test_each_request_gets_what_it_gets_alone(folder: Path, name: str, layout: RankLayout, cell: Cell) -> None:
     """The matrix, on ranks: requests join, leave and are preempted, and in few blocks of the talker its frames are replayed."""
     family = family_in(folder, name)
-    played = run_cell(family, cell, CutStages(size))
+    played = run_cell(family, cell, CutStages(layout))
     if cell.asked == "talker, all together":
         assert all(played.preemptions(family).values()), "the talker is preempted too"
 
@@ -158,42 +190,63 @@ def test_each_request_gets_of_divided_experts_what_it_gets_alone(folder: Path, c
 
 @pytest.mark.parametrize("by_expert", [False, True])
 @pytest.mark.parametrize(
-    ("shape", "size", "settings"),
+    ("shape", "layout", "settings"),
     few(
-        0,
+        1,
         [
-            ("other sizes", 4, {}),
-            ("as written", 2, {}),
-            ("other sizes", 2, {"thinker.max_num_batched_tokens": 9, "talker.max_num_seqs": 2}),
-            ("as written", 4, {"thinker.max_in_flight": 8, "talker.max_in_flight": 8}),
+            # The hidden states for the talker pass through the ranks between.
+            ("other sizes", PP2, {"thinker.pipeline_layers": (3, 1), "thinker.max_num_batched_tokens": 9}),
+            ("other sizes", TP4, {}),
+            ("other sizes", PP3, {"thinker.pipeline_layers": (1, 2, 1), "talker.pipeline_layers": (1, 1, 2)}),
+            ("as written", TP2, {}),
+            ("as written", PP2, {}),
+            ("other sizes", BOTH, {"thinker.max_num_batched_tokens": 9, "talker.max_num_seqs": 2}),
+            ("other sizes", TP2, {"thinker.max_num_batched_tokens": 9, "talker.max_num_seqs": 2}),
+            ("as written", TP4, {"thinker.max_in_flight": 8, "talker.max_in_flight": 8}),
+            ("as written", PP2, {"thinker.max_in_flight": 8, "talker.max_in_flight": 8}),
         ],
         SLOW,
     ),
+    ids=str,
 )
 def test_qwen3_omni_says_what_it_says_whole(
-    shape: str, size: int, settings: Mapping[str, object], by_expert: bool
+    shape: str, layout: RankLayout, settings: Mapping[str, object], by_expert: bool
 ) -> None:
     """Four ranks do not divide the 6 experts of the other talker: each has a part of their width."""
-    cut, comparison = CutStages(size, expert_parallel=by_expert), Comparison()
+    cut, comparison = CutStages(layout, expert_parallel=by_expert), Comparison()
     engine = OmniEngine(tiny_checkpoint(**omni_engine.SHAPES[shape]), settings, change=cut.change, graphs=True)
     results = engine.run(omni_engine.CHATS, [0, 2, 5, 9, 14])
     assert cut.started.keys() == {"thinker", "talker"}
     experts = (8, 6) if shape == "other sizes" else (4, 4)
     for stage, count in zip(("thinker", "talker"), experts, strict=True):
-        assert held_experts(cut, stage) == {count // size if by_expert and count % size == 0 else count}
+        divided = by_expert and count % layout.tensor == 0
+        assert held_experts(cut, stage) == {count // layout.tensor if divided else count}
     cut.end()
     engine.close()
     omni_engine.assert_all_same(results, omni_engine.answers_alone(shape), comparison)
     comparison.assert_rare()
 
 
-@pytest.mark.parametrize(("shape", "size"), few(1, [("other sizes", 2), ("other sizes", 4), ("as written", 2)], SLOW))
-def test_qwen2_5_omni_says_what_it_says_whole(shape: str, size: int) -> None:
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    few(
+        2,
+        [
+            ("other sizes", TP2),
+            ("other sizes", PP3),
+            *(("other sizes", layout) for layout in (TP4, PP2, BOTH)),
+            *(("as written", layout) for layout in (TP2, PP2)),
+        ],
+        SLOW,
+    ),
+    ids=str,
+)
+def test_qwen2_5_omni_says_what_it_says_whole(shape: str, layout: RankLayout) -> None:
     """Its talker is conditioned by vectors, which rank 0 alone receives."""
-    cut, comparison = CutStages(size), Comparison()
+    cut, comparison = CutStages(layout), Comparison()
     settings = {**heard_omni.STREAMED, "thinker.max_in_flight": 3, "talker.max_in_flight": 3, "talker.max_num_seqs": 3}
     folder = tiny_folder(**heard_omni.SHAPES[shape])
-    engine = heard_omni.HeardEngine(folder, settings, LateDevice(size), change=cut.change, graphs=True)
+    engine = heard_omni.HeardEngine(folder, settings, LateDevice(layout.size), change=cut.change, graphs=True)
     results = engine.run_simulated(heard_omni.CHATS, within=40)
     assert cut.started.keys() == {"thinker", "talker"}
     cut.end()
@@ -211,12 +264,20 @@ TURNS = [
 
 
 @pytest.mark.parametrize(
-    ("size", "settings"),
-    few(1, [(2, {"num_blocks": 18, "max_num_batched_tokens": 9, "max_in_flight": 4}), (4, {}), (2, {})], SLOW),
+    ("layout", "settings"),
+    few(
+        2,
+        [
+            *((layout, {"num_blocks": 18, "max_num_batched_tokens": 9, "max_in_flight": 4}) for layout in (TP2, PP3)),
+            *((layout, {}) for layout in (TP4, TP2, PP2, PP3, BOTH)),
+        ],
+        SLOW,
+    ),
+    ids=str,
 )
-def test_csm_says_what_transformers_does(size: int, settings: Mapping[str, object]) -> None:
-    cut, stage = CutStages(size), of("backbone", {"block_size": 4, **settings})
-    engine = OmniEngine(tiny_csm(), stage, LateDevice(size), change=cut.change, graphs=True)
+def test_csm_says_what_transformers_does(layout: RankLayout, settings: Mapping[str, object]) -> None:
+    cut, stage = CutStages(layout), of("backbone", {"block_size": 4, **settings})
+    engine = OmniEngine(tiny_csm(), stage, LateDevice(layout.size), change=cut.change, graphs=True)
     for asked, result in zip(TURNS, engine.run_simulated(TURNS), strict=True):
         assert_spoken(result, csm_reference_of(tiny_csm()).speech(asked))
     assert (engine.engine.counters()["backbone"]["preemptions"] > 0) == bool(settings)
@@ -224,8 +285,10 @@ def test_csm_says_what_transformers_does(size: int, settings: Mapping[str, objec
     engine.close()
 
 
-@pytest.mark.parametrize("size", few(1, [2, 4], SLOW))
-def test_a_family_of_another_distribution_is_cut(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layout", few(2, [TP2, PP2, TP4, BOTH], SLOW), ids=str)
+def test_a_family_of_another_distribution_is_cut(
+    layout: RankLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """None of its code knows of ranks."""
     home = REPOSITORY / "examples" / "family"
     monkeypatch.syspath_prepend(home)
@@ -233,7 +296,7 @@ def test_a_family_of_another_distribution_is_cut(size: int, tmp_path: Path, monk
     write = locate(plugins.families["pocket"].tiny or "", "tiny")
     assert callable(write)
     write(tmp_path, seed=0)
-    cut, texts = CutStages(size), ["once upon a time", "a", "the quick brown fox jumps over it", "grüße, 你好"]
+    cut, texts = CutStages(layout), ["once upon a time", "a", "the quick brown fox jumps over it", "grüße, 你好"]
     with engine_for(tmp_path, plugins=plugins) as whole:
         expected = [whole.answer(text).tokens for text in texts]
     with engine_for(tmp_path, plugins=plugins, change=cut.change, graphs=True) as engine:
@@ -242,9 +305,10 @@ def test_a_family_of_another_distribution_is_cut(size: int, tmp_path: Path, monk
     assert len(set(map(tuple, expected))) == len(texts)
 
 
-def test_each_rank_measures_its_largest_steps_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", [TP2, PP2], ids=str)
+def test_each_rank_measures_its_largest_steps_alone(layout: RankLayout, tmp_path: Path) -> None:
     """With bounded memory, before the ranks agree on a number of pages: no step of these is sent to another rank."""
-    reference, cut = TextReference(tmp_path, "untied"), CutStages()
+    reference, cut = TextReference(tmp_path, "untied"), CutStages(layout)
     settings = of("text", {"max_num_seqs": 4, "max_model_len": 64})
     engine = TextEngine(reference.folder, settings, change=cut.change, memory_bytes=2**28)
     recorder = engine.submit("0", PROMPTS[1], max_tokens=TOKENS)

@@ -303,7 +303,8 @@ def small_runner(
 ) -> tuple[Runner, Limits, int]:
     """A runner with its pages and captures, its limits, and its number of blocks. Arguments as for `ArDriver`."""
     on_device = processors.on_device if processors is not None else ()
-    limits = Limits.of("text", options, model.shape, on_device)
+    batches = ranks.pipeline.size if ranks is not None and ranks.pipeline is not None else 1
+    limits = Limits.of("text", options, model.shape, on_device, batches=batches)
     runner = Runner(
         "ar",
         device,
@@ -314,7 +315,7 @@ def small_runner(
         priority=0,
         processors=on_device,
         source=source,
-        communicator=ranks.communicator if ranks is not None else None,
+        ranks=ranks,
     )
     blocks = options.num_blocks or limits.rows * limits.max_blocks
     runner.allocate(blocks)

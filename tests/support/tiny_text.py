@@ -45,13 +45,15 @@ _EXPERTS: dict[str, Any] = {
 
 
 def write_text_model(folder: Path, kind: str) -> PreTrainedModel:
-    """Writes a random model of a kind (`"tied"`, `"untied"`, `"moe"`, or `"window"`, whose first layer alone has full attention)
-    and returns it."""
+    """Writes a random model of a kind and returns it: `"tied"`, `"untied"`, `"moe"`, `"window"`, whose first layer alone has full
+    attention, or `"deep"`, of five layers."""
     torch.manual_seed(len(kind))
     if kind == "moe":
         model: PreTrainedModel = Qwen3MoeForCausalLM(Qwen3MoeConfig(**_SHAPE, **_EXPERTS))
     elif kind == "window":
         model = Qwen3ForCausalLM(Qwen3Config(**_SHAPE, **_WINDOW))
+    elif kind == "deep":
+        model = Qwen3ForCausalLM(Qwen3Config(**_SHAPE | {"num_hidden_layers": 5}))
     else:
         model = Qwen3ForCausalLM(Qwen3Config(**_SHAPE, tie_word_embeddings=kind == "tied"))
     model.eval().save_pretrained(folder)

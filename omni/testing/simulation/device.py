@@ -2,7 +2,8 @@
 
 import random
 import sys
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from types import FrameType
 from typing import Any, Generic, TypeVar
@@ -162,6 +163,10 @@ class SimulatedDevice(Device):
             join(stream.clock, event.clock)
         self._enqueue(stream, Barrier(event, self.now))
 
+    def wait_remote(self, stream: Stream, event: Event) -> None:
+        assert isinstance(stream, SimulatedStream)
+        self._enqueue(stream, Barrier(event, self.now, remote=True))
+
     def answer(self, event: SimulatedEvent, caller: FrameType) -> bool:
         names = self.waits.names(caller)
         self.host_step()
@@ -219,13 +224,22 @@ class SimulatedDevice(Device):
             self._run_head(stream)
 
     def skip(self, until: float = _PATIENT) -> bool:
-        """Runs the operation that ends next, if it ends before `until`. Returns whether there was one."""
+        """Runs the operation that ends next, if it ends before `until`. Returns whether there was one. Waits where only other ranks
+        can go on."""
         stream = self._next()
+        if stream is None and (remote := self._remote()):
+            _wait_for_any(remote)
+            stream = self._next()
         if stream is None or stream.due > until:
             return False
         self.now = max(self.now, stream.due)
         self._run_head(stream)
         return True
+
+    def _remote(self) -> list[Barrier]:
+        """What streams wait for that other ranks bring about."""
+        heads = [stream.queue[0] for stream in self.streams if stream.queue]
+        return [head for head in heads if isinstance(head, Barrier) and head.remote]
 
     def describe(self) -> str:
         busy = [f"stream {s.name!r}: {len(s.queue)} pending, first {s.queue[0]}" for s in self.streams if s.queue]
@@ -271,6 +285,18 @@ class SimulatedDevice(Device):
             self._checker.end()
             self._running = False
         stream.ran.append(name)
+
+
+_REMOTE_SECONDS = 30.0
+
+
+def _wait_for_any(barriers: Sequence[Barrier]) -> None:
+    """Raises TimeoutError if nothing comes from ranks in other threads."""
+    deadline = time.monotonic() + _REMOTE_SECONDS
+    while not any(barrier.open for barrier in barriers):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"other ranks send nothing: {', '.join(map(str, barriers))}")
+        time.sleep(1e-4)
 
 
 _THREADS = 2

@@ -96,11 +96,12 @@ class Mark:
 
 @dataclass(slots=True, eq=False)
 class Barrier:
-    """Makes later items of the queue wait for the event."""
+    """Makes later items of the queue wait for the event. remote: whether another rank brings it about."""
 
     event: Event
     at: float
     due_after: float = 0.0
+    remote: bool = False
 
     @property
     def open(self) -> bool:

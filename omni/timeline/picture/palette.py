@@ -20,6 +20,7 @@ CATEGORIES = {
     PhaseCategory.CODES: "#7b4bb3",
     PhaseCategory.POSTPROCESS: "#c98bbd",
     PhaseCategory.PAYLOAD: "#ef8a3c",
+    PhaseCategory.TRANSFER: "#d9b44a",
     PhaseCategory.SCORES: "#9a6b4f",
     PhaseCategory.COPIES: "#a9b0b8",
     PhaseCategory.OTHER: "#6b6b6b",

@@ -1,10 +1,13 @@
 """A stack of pre-norm decoder layers: rotary attention, then a feed-forward network or experts."""
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol, Unpack
 
 import msgspec
 from torch import Tensor, nn
 
+from omni.checkpoint import Absent
 from omni.checkpoint.checks import Section
 from omni.errors import CheckpointError, quoted
 from omni_ar.attention import AttentionFeatures
@@ -12,6 +15,7 @@ from omni_ar.kernels.norm import residual_sum
 from omni_ar.layers.attention import Attention, AttentionProjections
 from omni_ar.layers.linear import Factory, GatedMLP, RMSNorm
 from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
+from omni_ar.layers.parallel import layers_held
 from omni_ar.layers.rotary import FrequencyScaling, RotaryEmbedding
 from omni_ar.model import Batch
 
@@ -219,37 +223,115 @@ class DecoderLayer(nn.Module):
         return x_TD, delta_TD
 
 
-class DecoderLayers(nn.Module):
-    """Layers and the final norm. Parameter names below it: `layers.N...`, `norm.weight`."""
+LayerFeatures = Mapping[int, Sequence[tuple[Tensor, Tensor]]]
+"""Vectors to add to the residual stream before each of these layers, or before the final norm: int64 `[n]`, indexes of the batch's
+tokens, and `[n, D]`."""
+_NO_FEATURES: LayerFeatures = MappingProxyType({})
 
-    def __init__(self, config: DecoderConfig, **factory: Unpack[Factory]) -> None:
+
+class DecoderLayers(nn.Module):
+    """Layers and the final norm. Parameter names below it: `layers.N...`, `norm.weight`. In a partition it may hold only some of
+    the layers, `held`; the others are absent, as is the norm without the last layer.
+
+    payload_layer: the layer whose input `forward` stores as payload; None for none. Models store final states themselves."""
+
+    def __init__(self, config: DecoderConfig, *, payload_layer: int | None = None, **factory: Unpack[Factory]) -> None:
         super().__init__()
         rotary = (config.head_dim, config.rope_theta, config.mrope_section, config.rope_scaling)
         self.rotary = RotaryEmbedding(*rotary, interleaved=config.mrope_interleaved)
-        layers = (decoder_layer(config, Attention, index, **factory) for index in range(config.num_layers))
-        self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(config.width, config.rms_norm_eps, **factory)
+        self.width = config.width
+        self.payload_layer = payload_layer
+        self.held = layers_held(config.num_layers)
+        self.layers = nn.ModuleList(
+            decoder_layer(config, Attention, index, cache_layer=index - self.held.start, **factory)
+            if index in self.held
+            else Absent()
+            for index in range(config.num_layers)
+        )
+        self.norm = RMSNorm(config.width, config.rms_norm_eps, **factory) if self.holds_last else Absent()
 
-    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        """Returns normalized hidden states `[T, D]` for input embeddings `[T, D]`."""
+    @property
+    def holds_last(self) -> bool:
+        return self.held.stop == len(self.layers)
+
+    def forward(self, x_TD: Tensor, batch: Batch, features: LayerFeatures = _NO_FEATURES) -> Tensor:
+        """Returns normalized hidden states `[T, D]` for input embeddings `[T, D]`; without the last layer, the residual stream,
+        which is undefined for the caller. Stores the inputs of layers that `batch` and `payload_layer` ask for, before features are
+        added."""
         cos, sin = self.rotary(batch.positions_PT, x_TD.dtype)
-        delta_TD: Tensor | None = None
-        for index, layer in enumerate(self.layers):
-            if batch.layers is not None and batch.layers.takes(index):
-                if delta_TD is not None:
-                    x_TD, delta_TD = residual_sum(x_TD, delta_TD), None
-                batch.layers.store(index, x_TD)
-            x_TD, delta_TD = layer(x_TD, delta_TD, cos, sin, batch.cache, batch.attention, batch.backend)
+        boundary, delta_TD = batch.boundary, None
+        if boundary is not None and boundary.received is not None:
+            if self.holds_last and self._stores(0, batch):
+                self._store(0, x_TD, batch)
+            for state_TD, layer in zip(boundary.received[1:], boundary.received_layers, strict=True):
+                self._store(layer, state_TD, batch)
+            x_TD = boundary.received[0]
+        for index in self.held:
+            x_TD, delta_TD = self._before(index, x_TD, delta_TD, batch, features)
+            x_TD, delta_TD = self.layers[index](x_TD, delta_TD, cos, sin, batch.cache, batch.attention, batch.backend)
+        if not self.holds_last:
+            assert boundary is not None
+            assert boundary.sent is not None
+            assert delta_TD is not None
+            boundary.sent[0].copy_(residual_sum(x_TD, delta_TD))
+            return boundary.sent[0]
+        x_TD, delta_TD = self._before(len(self.layers), x_TD, delta_TD, batch, features)
+        assert isinstance(self.norm, RMSNorm)
         hidden_TD, _ = self.norm.add(x_TD, delta_TD)
         if batch.layers is not None:
             batch.layers.store(len(self.layers), hidden_TD)
         return hidden_TD
 
+    def carried(self, kept: Sequence[int], layer: int) -> tuple[int, ...]:
+        """The layers before `layer` whose inputs the last rank stores and cannot compute itself. kept: as `LayerSink.layers`. The
+        input of layer 0, the embeddings, every rank has."""
+        stored = {*kept, *(() if self.payload_layer is None else (self.payload_layer,))}
+        return tuple(sorted(one for one in stored if 0 < one < layer))
+
+    def _before(
+        self, index: int, x_TD: Tensor, delta_TD: Tensor | None, batch: Batch, features: LayerFeatures
+    ) -> tuple[Tensor, Tensor | None]:
+        """Stores the input of a layer, and adds its features. The pending addition is performed only where the stream is read."""
+        stores, added = index < len(self.layers) and self._stores(index, batch), features.get(index, ())
+        if not stores and not added:
+            return x_TD, delta_TD
+        if delta_TD is not None:
+            x_TD = residual_sum(x_TD, delta_TD)
+        if stores:
+            self._store(index, x_TD, batch)
+        for tokens_n, features_nD in added:
+            x_TD.index_add_(0, tokens_n, features_nD.to(x_TD.dtype))
+        return x_TD, None
+
+    def _stores(self, layer: int, batch: Batch) -> bool:
+        if not self.holds_last:
+            return batch.boundary is not None and layer in batch.boundary.sent_layers
+        kept = batch.layers is not None and batch.layers.takes(layer)
+        return kept or (batch.payload is not None and layer == self.payload_layer)
+
+    def _store(self, layer: int, x_TD: Tensor, batch: Batch) -> None:
+        """Stores the input of a layer where this rank has the pages, else for the next rank."""
+        if not self.holds_last:
+            boundary = batch.boundary
+            assert boundary is not None
+            assert boundary.sent is not None
+            boundary.sent[1 + boundary.sent_layers.index(layer)].copy_(x_TD)
+            return
+        if batch.layers is not None:
+            batch.layers.store(layer, x_TD)
+        if batch.payload is not None and layer == self.payload_layer:
+            batch.payload.store(x_TD)
+
 
 def decoder_layer(
-    config: DecoderConfig, kind: type[AttentionProjections], index: int, **factory: Unpack[Factory]
+    config: DecoderConfig,
+    kind: type[AttentionProjections],
+    index: int,
+    *,
+    cache_layer: int | None = None,
+    **factory: Unpack[Factory],
 ) -> DecoderLayer:
-    """A layer of the stack. kind: of its attention."""
+    """A layer of the stack. kind: of its attention. cache_layer: its index in the KV cache, if not `index`."""
     window = config.attention_windows[index] if config.attention_windows else None
     features = AttentionFeatures(scale=config.attention_scale, softcap=config.attention_softcap, window=window)
     # Attention within a codec frame has no such arguments.
@@ -262,7 +344,7 @@ def decoder_layer(
         qk_norm_eps=config.rms_norm_eps if config.qk_norm else None,
         bias=config.attention_bias,
         output_bias=config.output_bias,
-        layer=index,
+        layer=index if cache_layer is None else cache_layer,
         **special,
         **factory,
     )

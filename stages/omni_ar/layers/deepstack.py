@@ -4,11 +4,10 @@ from typing import Unpack
 
 from torch import Tensor
 
-from omni_ar.kernels.norm import residual_sum
-from omni_ar.layers.decoder import DecoderConfig
+from omni_ar.layers.decoder import DecoderConfig, LayerFeatures
 from omni_ar.layers.linear import Factory
 from omni_ar.layers.text_model import TextModel, decoder_shape
-from omni_ar.model import ArShape, Batch, PayloadSink
+from omni_ar.model import ArShape, Batch
 
 
 class DeepstackModel(TextModel):
@@ -29,7 +28,8 @@ class DeepstackModel(TextModel):
         tied: bool = False,
         **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(config, vocab_size, tied=tied, **factory)
+        inner = hidden_layer if hidden_layer != config.num_layers else None
+        super().__init__(config, vocab_size, tied=tied, payload_layer=inner, **factory)
         self._deepstack = deepstack
         self._hidden_layer = hidden_layer
 
@@ -43,38 +43,17 @@ class DeepstackModel(TextModel):
         )
 
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        cos, sin = self.decoder.rotary(batch.positions_PT, x_TD.dtype)
-        stacked = [embedding for embedding in batch.embeddings if "deepstack" in embedding.tensors]
-        delta_TD: Tensor | None = None
-        last, kept = self._config.num_layers, batch.layers
-        if self._hidden_layer == 0:
-            _store(batch.payload, x_TD)
-        if kept is not None:
-            kept.store(0, x_TD)
-        for index, layer in enumerate(self.decoder.layers):
-            x_TD, delta_TD = layer(x_TD, delta_TD, cos, sin, batch.cache, batch.attention, batch.backend)
-            added = [embedding for embedding in stacked if index < embedding.tensors["deepstack"].shape[0]]
-            stored = index + 1 == self._hidden_layer != last and batch.payload is not None
-            layer_kept = kept is not None and index + 1 != last and kept.takes(index + 1)
-            if stored or added or layer_kept:
-                # The residual stream is read between these layers, so the pending addition is performed now.
-                x_TD, delta_TD = residual_sum(x_TD, delta_TD), None
-            # Published hidden states do not include the features that are added at this layer.
-            if stored:
-                _store(batch.payload, x_TD)
-            if kept is not None and layer_kept:
-                kept.store(index + 1, x_TD)
-            for embedding in added:
-                tokens_n = embedding.tokens_n + batch.prompt_start
-                x_TD.index_add_(0, tokens_n, embedding.tensors["deepstack"][index].to(x_TD.dtype))
-        hidden_TD, _ = self.decoder.norm.add(x_TD, delta_TD)
-        if self._hidden_layer == last:
-            _store(batch.payload, hidden_TD)
-        if kept is not None:
-            kept.store(last, hidden_TD)
+        hidden_TD: Tensor = self.decoder(x_TD, batch, _features(batch))
+        if self._hidden_layer == self._config.num_layers and batch.payload is not None:
+            batch.payload.store(hidden_TD)
         return hidden_TD
 
 
-def _store(payload: PayloadSink | None, hidden_TD: Tensor) -> None:
-    if payload is not None:
-        payload.store(hidden_TD)
+def _features(batch: Batch) -> LayerFeatures:
+    """Those of level L are added behind layer L, so before the next. Published hidden states do not include them there."""
+    features: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    for embedding in batch.embeddings:
+        tokens_n = embedding.tokens_n + batch.prompt_start
+        for level, features_nD in enumerate(embedding.tensors.get("deepstack", ())):
+            features.setdefault(level + 1, []).append((tokens_n, features_nD))
+    return features

@@ -1,5 +1,6 @@
-"""The partition that layers are built in: each rank of a stage holds a part of the weights (tensor parallelism; Shoeybi et al.,
-2019, arXiv:1909.08053). Without a partition, layers are whole.
+"""The partition that layers are built in. Each rank of a stage holds a part of every layer (tensor parallelism; Shoeybi et al.,
+2019, arXiv:1909.08053), and a part of the sequence of layers (pipeline parallelism; Huang et al., 2019, arXiv:1811.06965). Without
+a partition, a rank holds everything.
 """
 
 from collections.abc import Iterator
@@ -8,23 +9,64 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from omni.checkpoint import Cut
+from omni.errors import ConfigError
 from omni.parallel import Communicator
 
-_communicator: ContextVar[Communicator | None] = ContextVar("communicator", default=None)
-_expert_parallel: ContextVar[bool] = ContextVar("expert_parallel", default=False)
+
+@dataclass(frozen=True, slots=True)
+class PipelinePart:
+    """The part of a rank in a sequence of layers. stage: its name, for errors. position: 0 for the first part. size: number of
+    parts. layers: number of layers of each part; empty to divide them evenly."""
+
+    stage: str
+    position: int
+    size: int
+    layers: tuple[int, ...] = ()
+
+    @property
+    def last(self) -> bool:
+        return self.position == self.size - 1
+
+    def held(self, num_layers: int) -> range:
+        """This rank's layers. Raises ConfigError if there are not as many layers as the parts need."""
+        layers, option = self.layers, f"{self.stage}.pipeline_layers"
+        if not layers:
+            if num_layers < self.size:
+                problem = f"is {self.size}, and the model has {num_layers} layers"
+                raise ConfigError(f"{self.stage}.pipeline_parallel", problem, "use at most one part for each layer")
+            # The last part also computes logits and samples, so it is none of those with a layer more.
+            each, more = divmod(num_layers, self.size)
+            layers = tuple(each + (index < more) for index in range(self.size))
+        if len(layers) != self.size or sum(layers) != num_layers or min(layers) < 1:
+            wanted = f"{self.size} numbers from 1 whose sum is the model's {num_layers} layers"
+            raise ConfigError(option, f"is {list(layers)}", f"give {wanted}, or leave it out")
+        first = sum(layers[: self.position])
+        return range(first, first + layers[self.position])
+
+
+@dataclass(frozen=True, slots=True)
+class _Partition:
+    communicator: Communicator | None = None
+    part: PipelinePart | None = None
+    expert_parallel: bool = False
+
+
+_WHOLE = _Partition()
+_partition: ContextVar[_Partition] = ContextVar("partition", default=_WHOLE)
 
 
 @contextmanager
-def partitioned(communicator: Communicator | None, *, expert_parallel: bool = False) -> Iterator[None]:
-    """While entered, the layers that this thread builds hold the part of the communicator's rank. None: they are whole.
-    expert_parallel: whether the experts of a mixture are divided among the ranks, instead of the width of each
-    (`Stage.expert_parallel`)."""
-    token, by_expert = _communicator.set(communicator), _expert_parallel.set(expert_parallel)
+def partitioned(
+    communicator: Communicator | None, part: PipelinePart | None = None, *, expert_parallel: bool = False
+) -> Iterator[None]:
+    """While entered, the layers that this thread builds hold the part of the communicator's rank, and a sequence of them the layers
+    of a part. None: they are whole. expert_parallel: whether the experts of a mixture are divided among the communicator's ranks,
+    instead of the width of each (`Stage.expert_parallel`)."""
+    token = _partition.set(_Partition(communicator, part, expert_parallel))
     try:
         yield
     finally:
-        _expert_parallel.reset(by_expert)
-        _communicator.reset(token)
+        _partition.reset(token)
 
 
 @contextmanager
@@ -36,7 +78,18 @@ def whole() -> Iterator[None]:
 
 def communicator() -> Communicator | None:
     """That of the partition in which layers are built now; None if they are whole."""
-    return _communicator.get()
+    return _partition.get().communicator
+
+
+def pipeline_part() -> PipelinePart | None:
+    """The part of a sequence of layers that is built now; None if it is whole."""
+    return _partition.get().part
+
+
+def layers_held(num_layers: int) -> range:
+    """This rank's part of a sequence of layers."""
+    part = pipeline_part()
+    return range(num_layers) if part is None else part.held(num_layers)
 
 
 def width_cut(size: int, dim: int) -> Cut | None:
@@ -52,7 +105,7 @@ def width_cut(size: int, dim: int) -> Cut | None:
 def held_experts(num_experts: int) -> range | None:
     """The experts of a mixture that this rank holds whole; None if they are not divided: without a partition by experts, or if the
     ranks do not divide their number."""
-    part = width_cut(num_experts, 0) if _expert_parallel.get() else None
+    part = width_cut(num_experts, 0) if _partition.get().expert_parallel else None
     return range(part.start, part.stop) if part is not None else None
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from omni.checkpoint import load_weights
 from omni.stage import StageContext
 from omni_ar.layers.decoder import DecoderConfig, DecoderLayers
-from omni_ar.layers.linear import Factory
-from omni_ar.layers.parallel import head_parts
+from omni_ar.layers.linear import Factory, Linear
+from omni_ar.layers.parallel import head_parts, layers_held
 from omni_ar.layers.vocabulary import vocab_embedding, vocab_head
 from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
 
@@ -19,16 +19,25 @@ _log = logging.getLogger(__name__)
 
 class TextModel(ArModel):
     """Token ids in, token ids out. Multimodal embeddings, in families with media: tensor `embeddings` `[n, D]` replaces the
-    tokens'. tied: whether the output matrix is the embedding table, unless the checkpoint has its own."""
+    tokens'. tied: whether the output matrix is the embedding table, unless the checkpoint has its own. payload_layer: as in
+    `DecoderLayers`."""
 
-    def __init__(self, config: DecoderConfig, vocab_size: int, *, tied: bool, **factory: Unpack[Factory]) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        vocab_size: int,
+        *,
+        tied: bool,
+        payload_layer: int | None = None,
+        **factory: Unpack[Factory],
+    ) -> None:
         super().__init__()
         self._config = config
         self._tied = tied
         self.embed_tokens = vocab_embedding(vocab_size, config.width, **factory)
-        self.decoder = DecoderLayers(config, **factory)
+        self.decoder = DecoderLayers(config, payload_layer=payload_layer, **factory)
         self.lm_head = vocab_head(config.width, vocab_size, **factory)
-        if tied:
+        if tied and isinstance(self.lm_head, Linear):
             self.lm_head.weight = self.embed_tokens.weight
 
     @property
@@ -64,17 +73,20 @@ class TextModel(ArModel):
             elif len(held) == 2 and not context.checkpoint.equal(*held):
                 _log.warning("%s is not %s, so they are not tied, whatever config.json says", *reversed(held))
                 self._tied = False
-                self.lm_head.weight = nn.Parameter(torch.empty_like(self.embed_tokens.weight), requires_grad=False)
+                if isinstance(self.lm_head, Linear):
+                    untied = torch.empty_like(self.embed_tokens.weight)
+                    self.lm_head.weight = nn.Parameter(untied, requires_grad=False)
         load_weights(self, context, prefixes if self._tied else prefixes | {output: "lm_head."})
 
 
 def decoder_shape(config: DecoderConfig, vocab_size: int, **more: Any) -> ArShape:
-    """The shape of a model around `DecoderLayers`; in a partition, with the key and value heads of this rank. more: other fields of
+    """The shape of a model around `DecoderLayers`; in a partition, with the keys and values of this rank. more: other fields of
     `ArShape`; without them `forward` reads no embeddings."""
     axes = 1 if config.mrope_section is None else len(config.mrope_section)
     fields: dict[str, Any] = {"forward_embeddings": (), "position_axes": axes} | more
     return ArShape(
         num_layers=config.num_layers,
+        kv_layers=len(layers_held(config.num_layers)),
         num_kv_heads=head_parts(config.num_heads, config.num_kv_heads).num_kv_heads,
         head_dim=config.head_dim,
         hidden_width=config.width,

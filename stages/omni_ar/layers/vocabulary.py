@@ -8,11 +8,11 @@ from typing import Unpack
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from omni.checkpoint import Cut, Destination, StackedWeights
+from omni.checkpoint import Absent, Cut, Destination, StackedWeights
 from omni.parallel import Communicator
 from omni_ar.kernels.linear import linear
 from omni_ar.layers.linear import Factory, Linear
-from omni_ar.layers.parallel import communicator
+from omni_ar.layers.parallel import communicator, pipeline_part
 
 
 class VocabEmbedding(nn.Embedding, StackedWeights):
@@ -52,6 +52,14 @@ class VocabHead(Linear, StackedWeights):
         return _vocabulary_weight(name, self._rows)
 
 
+class AbsentHead(Absent):
+    """The output matrix that the rank of the last layers holds. out_features: its outputs."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.out_features = vocab_size
+
+
 def vocab_embedding(vocab_size: int, width: int, **factory: Unpack[Factory]) -> nn.Embedding:
     """The table of a large vocabulary, cut across the ranks of the partition."""
     ranks = communicator()
@@ -60,9 +68,11 @@ def vocab_embedding(vocab_size: int, width: int, **factory: Unpack[Factory]) -> 
     return VocabEmbedding(vocab_size, width, ranks, **factory)
 
 
-def vocab_head(width: int, vocab_size: int, **factory: Unpack[Factory]) -> Linear:
-    """The output matrix of a large vocabulary, cut across the ranks of the partition."""
-    ranks = communicator()
+def vocab_head(width: int, vocab_size: int, **factory: Unpack[Factory]) -> Linear | AbsentHead:
+    """The output matrix of a large vocabulary, cut across the ranks of the partition; absent without the last layers."""
+    part, ranks = pipeline_part(), communicator()
+    if part is not None and not part.last:
+        return AbsentHead(vocab_size)
     if ranks is None:
         return Linear(width, vocab_size, bias=False, **factory)
     return VocabHead(width, vocab_size, ranks, **factory)

@@ -16,8 +16,8 @@ _log = logging.getLogger(__name__)
 
 
 class FollowerWorker:
-    """Has no requests: rank 0 schedules, and reads the results. A step that fails here must have failed at rank 0 too, which says
-    so with its next message; otherwise the ranks differ, and `tick` raises StageError."""
+    """Has no requests: rank 0 schedules, and reads the results. A step that fails here must have failed at rank 0 too, which
+    reports it with its next message; otherwise the ranks differ, and `tick` raises StageError."""
 
     def __init__(self, name: str, runner: Runner, ranks: Ranks) -> None:
         self.inbox: deque[Inbound] = deque()
@@ -83,7 +83,9 @@ class FollowerWorker:
             return self._runner.follow(message)
 
     def _forget(self, message: ForgetMessage) -> None:
-        if self._failure is None or message.step != self._newest:
+        # Without the last layers, a rank has no part in what may have failed behind them.
+        failed = self._failure is not None or not self._runner.has_last_layers
+        if not failed or message.step != self._newest:
             problem = f"step {message.step} failed at rank 0, and not at rank {self._ranks.rank}"
             raise StageError(self._name, "running a step", problem)
         _log.debug("%s: step %d failed at every rank", self._name, self._newest, exc_info=self._failure)

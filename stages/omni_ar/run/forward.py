@@ -13,7 +13,7 @@ from omni.device import Graph, Launch, PackedSpan, SyncPoint, may_sync
 from omni.device.graphs import CapturedGraphs
 from omni_ar.attention import AttentionBackend, AttentionMetadata, PrefillRow
 from omni_ar.kernels.step.dispatch import prepare_decodes
-from omni_ar.model import Batch, CodecModel, LayerSink, PayloadSink, PlacedEmbedding, PromptTokens
+from omni_ar.model import Batch, CodecModel, LayerSink, PayloadSink, PipelineBoundary, PlacedEmbedding, PromptTokens
 from omni_ar.run.limits import step_fields
 from omni_ar.run.pack import PackedChunks, StepTensors, placeholders_in
 from omni_ar.run.phases import (
@@ -52,9 +52,15 @@ class ChunkStep:
 class Forward:
     """Makes lists of launches over the stage's buffers, without launching them."""
 
-    def __init__(self, stage: Resources, backend: AttentionBackend) -> None:
+    def __init__(
+        self, stage: Resources, backend: AttentionBackend, boundary: Callable[[int], PipelineBoundary] | None = None
+    ) -> None:
+        """boundary: `HiddenTransfers.boundary`; None if all layers are here."""
         self._stage = stage
         self._backend = backend
+        self._boundary = boundary
+        self.last = boundary is None or boundary(0).sent is None
+        """Whether the last layers are here."""
 
     def decodes(self, rows_R: Tensor, steps_XR: Tensor, blocks: int, pages: Pages) -> list[Launch]:
         """Launches of a batch of decode rows only. They depend on the arguments alone, so they can be captured. blocks:
@@ -64,7 +70,7 @@ class Forward:
         if pages.hidden is not None and self._emits(padded_shape):
             sink = PayloadSink(pages.hidden, self._stage.buffers.slots_T[:count])
         batch = self._batch(self._metadata(padded_shape, blocks), pages, sink)
-        kept = SavedHiddenStates(None, self._stage.buffers.hidden[:count])
+        kept = SavedHiddenStates(None, self._stage.buffers.hidden[:count]) if self.last else None
         return [
             self._prepare(rows_R, blocks),
             self.embed([self.nexts(steps_XR)], None, embedded),
@@ -89,7 +95,8 @@ class Forward:
         total = padded_shape.total
         metadata = self._metadata(padded_shape, self._stage.limits.max_blocks, rows_P4=buffers.rows_P4)
         batch = self._batch(metadata, pages, self._payload(padded_shape, pages))
-        embedded, kept = Embedded(buffers.inputs_TD[:total]), SavedHiddenStates(None, buffers.outputs_TD[:total])
+        embedded = Embedded(buffers.inputs_TD[:total])
+        kept = SavedHiddenStates(None, buffers.outputs_TD[:total]) if self.last else None
         return [Launch.of(run_forward, self._stage.model, embedded, batch, kept)]
 
     def fill(self, step: ChunkStep, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
@@ -97,9 +104,12 @@ class Forward:
         embeddings = _placed(step)
         return self._inputs(step, embeddings, self._stage.limits.max_blocks, embedded, pages, buffers.rows_P4)
 
-    def keep(self, step: ChunkStep, buffers: ChunkBuffers) -> Launch:
+    def keep(self, step: ChunkStep, buffers: ChunkBuffers) -> list[Launch]:
         """Keeps the hidden states that are needed from a captured forward's output."""
-        return Launch.of(keep_hidden, buffers.outputs_TD[: step.padded_shape.total], self._kept(step))
+        kept = self._kept(step)
+        if kept is None:
+            return []
+        return [Launch.of(keep_hidden, buffers.outputs_TD[: step.padded_shape.total], kept)]
 
     def decode_blocks(self, plan: StepPlan) -> int:
         """Maximum number of blocks in use of the decode rows' tables."""
@@ -112,8 +122,7 @@ class Forward:
 
     def embed(self, nexts: Sequence[NextInputs], prompts: PromptTokens | None, embedded: Embedded) -> Launch:
         stage = self._stage
-        given = (nexts, prompts, stage.rows.conditioning, stage.communicator)
-        return Launch.of(embed_inputs, stage.model, *given, embedded)
+        return Launch.of(embed_inputs, stage.model, nexts, prompts, stage.rows.conditioning, embedded)
 
     def _inputs(
         self,
@@ -148,7 +157,9 @@ class Forward:
         launches.append(self.embed(nexts, prompts, embedded))
         return launches
 
-    def _kept(self, step: ChunkStep) -> SavedHiddenStates:
+    def _kept(self, step: ChunkStep) -> SavedHiddenStates | None:
+        if not self.last:
+            return None
         chunks, view = step.chunks, step.view
         hidden_RD = self._stage.buffers.hidden[: chunks.last.size]
         if step.scores is None:
@@ -200,6 +211,7 @@ class Forward:
             embeddings=embeddings,
             payload=sink,
             layers=layers,
+            boundary=self._boundary(metadata.slots_T.shape[0]) if self._boundary is not None else None,
         )
 
     def _emits(self, padded_shape: PaddedShape) -> bool:
@@ -292,7 +304,7 @@ class CapturedChunks:
         assert captured is not None, "`find` gave its shape"
         self._stage.device.enqueue(self._stage.stream, self._forward.fill(step, captured.buffers, pages))
         self._stage.device.replay(self._stage.stream, captured.graph)
-        self._stage.device.enqueue(self._stage.stream, [self._forward.keep(step, captured.buffers)])
+        self._stage.device.enqueue(self._stage.stream, self._forward.keep(step, captured.buffers))
 
     def _buffers_for(self, tokens: int) -> ChunkBuffers:
         if self._buffers is None or self._buffers.inputs_TD.shape[0] < tokens:

@@ -12,13 +12,14 @@ from omni_ar.run.plan import PaddedShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLaunch:
-    """step: its number. packed: the places of its uploaded inputs. flags: the work of sampling. padded: rows of the captured batch
-    that its decode rows are padded to; None for none. decode_blocks: maximum number of blocks in use of a decode row's table; 0
-    without decode rows. padded_shape: of a batch with chunks, else None. captured: whether a captured forward has that shape.
-    logprobs: likeliest ids to score per sampled token; None if no row needs log-probabilities. prompt_logprobs: the same per
-    scored prompt token."""
+    """step: its number. newest_input: the newest earlier step whose tokens its rows need, 0 for none. packed: the places of its
+    uploaded inputs. flags: the work of sampling. padded: rows of the captured batch that its decode rows are padded to; None for
+    none. decode_blocks: maximum number of blocks in use of a decode row's table; 0 without decode rows. padded_shape: of a batch
+    with chunks, else None. captured: whether a captured forward has that shape. logprobs: likeliest ids to score per sampled token;
+    None if no row needs log-probabilities. prompt_logprobs: the same per scored prompt token."""
 
     step: int
+    newest_input: int
     packed: PackedStep
     flags: SamplingFlags
     padded: int | None
@@ -32,6 +33,13 @@ class StepLaunch:
     def count(self) -> int:
         """Number of sampled rows."""
         return self.packed.rows.shape[0]
+
+    @property
+    def batch_tokens(self) -> int:
+        """Number of tokens in the forward, padding included."""
+        if self.padded_shape is not None:
+            return self.padded_shape.total
+        return self.padded if self.padded is not None else self.count
 
 
 class TensorShape(msgspec.Struct, frozen=True, array_like=True):

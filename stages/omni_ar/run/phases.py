@@ -15,7 +15,6 @@ from torch import Tensor
 from omni.device import PhaseCategory
 from omni.device.kernel_choice import runs_kernel
 from omni.errors import ReturnedError, type_of
-from omni.parallel import Communicator
 from omni.stage import method_name, returned_tensor
 from omni_ar.kernels import step
 from omni_ar.kernels.sampling import fused_sample
@@ -58,13 +57,6 @@ def place_payload(payload_slots_R: Tensor, slots_R: Tensor | None) -> None:
         payload_slots_R.zero_()
     else:
         payload_slots_R.copy_(slots_R)
-
-
-def share_tensors(communicator: Communicator, tensors: Sequence[Tensor]) -> None:
-    """Gives every rank the tensors of rank 0."""
-    for tensor in tensors:
-        sent = tensor.contiguous()
-        communicator.broadcast(sent)
 
 
 def restore_frames(
@@ -137,14 +129,11 @@ class NextInputs:
     steps_XR: Tensor
     codes_RD: Tensor
 
-    def tokens(self, conditioning: Tensor, communicator: Communicator | None) -> NextTokens:
-        """The inputs of `embed_next`. Called inside a phase. communicator: of ranks; rank 0 alone receives the vectors of other
-        stages."""
+    def tokens(self, conditioning: Tensor) -> NextTokens:
+        """The inputs of `embed_next`. Called inside a phase."""
         if not conditioning.shape[1]:
             return NextTokens(self.ids_R, self.steps_XR, self.codes_RD, conditioning.expand(self.ids_R.shape[0], 0))
         vectors_RE = conditioning.index_select(0, self.steps_XR[-1])
-        if communicator is not None:
-            communicator.broadcast(vectors_RE)
         return NextTokens(self.ids_R, self.steps_XR[:-1], self.codes_RD, vectors_RE)
 
 
@@ -153,15 +142,11 @@ def embed_inputs(
     nexts: Sequence[NextInputs],
     prompts: PromptTokens | None,
     conditioning: Tensor,
-    communicator: Communicator | None,
     out: Embedded,
 ) -> None:
-    """Computes the batch's input embeddings. communicator: of ranks, else None. Raises ReturnedError if there is not one for each
-    token: padding would hide it."""
+    """Computes the batch's input embeddings. Raises ReturnedError if there is not one for each token: padding would hide it."""
     parts = [
-        _embeddings(
-            model, "embed_next", model.embed_next(inputs.tokens(conditioning, communicator)), inputs.ids_R.shape[0]
-        )
+        _embeddings(model, "embed_next", model.embed_next(inputs.tokens(conditioning)), inputs.ids_R.shape[0])
         for inputs in nexts
     ]
     if prompts is not None:
@@ -181,9 +166,12 @@ def _embeddings(model: ArModel, function: Literal["embed_next", "embed_prompt"],
     return given
 
 
-def run_forward(model: ArModel, embedded: Embedded, batch: Batch, kept: SavedHiddenStates) -> None:
-    """Runs the backbone and keeps the needed hidden states. Raises ReturnedError if they differ from the model's shape, and
-    RuntimeError if it has not stored those of a layer that are kept."""
+def run_forward(model: ArModel, embedded: Embedded, batch: Batch, kept: SavedHiddenStates | None) -> None:
+    """Runs the backbone and keeps the needed hidden states; without the last layers, where `kept` is None, there are none. Raises
+    ReturnedError if they differ from the model's shape, and RuntimeError if it has not stored those of a layer that are kept."""
+    if kept is None:
+        model(embedded.take(), batch)
+        return
     shape, hint = (batch.positions_PT.shape[1], kept.hidden_RD.shape[1]), "see ArShape.hidden_width"
     hidden_TD = returned_tensor(
         model(embedded.take(), batch),
@@ -311,7 +299,11 @@ HAND_OVER = "hand_tokens_over"
 _BY_CATEGORY = {
     PhaseCategory.PREPROCESS: (
         *("start_rows", "extend_tables", "prepare_decodes", "place_chunks", "restore_frames"),
-        *("set_null_rows", "set_counter", "embed_inputs", "place_payload", "share_tensors"),
+        *("set_null_rows", "set_counter", "embed_inputs", "place_payload", "take_inputs"),
+        *("take_hidden", "accept_received"),
+    ),
+    PhaseCategory.TRANSFER: (
+        *("receive_tensors", "send_tensors", "copy_tensor", "gather_tokens", "void_tokens", "send_inputs"),
     ),
     PhaseCategory.FORWARD: ("run_forward", "keep_hidden"),
     PhaseCategory.LOGITS: ("compute_logits",),

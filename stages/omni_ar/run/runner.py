@@ -11,7 +11,8 @@ from torch import Tensor
 
 from omni.device import Device, Event, Graph, Launch, Stream, Upload, Uploader
 from omni.device.graphs import CapturedGraphs
-from omni.parallel import Communicator, RankChannel
+from omni.errors import LostRankError
+from omni.parallel import Pipeline, RankChannel, Ranks
 from omni_ar.attention import AttentionBackend
 from omni_ar.kernels.sampling.state import EVERYTHING, SamplingFlags
 from omni_ar.model import ArModel, CodecModel
@@ -29,7 +30,8 @@ from omni_ar.run.pack import (
     scored_positions,
     step_tensors,
 )
-from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, share_tensors, start_rows
+from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, start_rows
+from omni_ar.run.pipeline import HiddenTransfers, ReceivedTokens, TokenSender
 from omni_ar.run.plan import PaddedShape, StepPlan
 from omni_ar.run.scores import Scorer
 from omni_ar.run.source import LocalTokens, TokenSource
@@ -46,6 +48,7 @@ from omni_ar.run.step import (
     Written,
     snapshot,
 )
+from omni_ar.run.transfers import InputTransfers, StepTransfers
 from omni_ar.sampling.pack import merge_flags
 
 SourceFactory = Callable[[Resources], TokenSource]
@@ -66,10 +69,10 @@ class Runner:
         priority: int,
         processors: Sequence[NamedProcessor] = (),
         source: SourceFactory | None = None,
-        communicator: Communicator | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """processors: the processors that a row may use. source: makes the token source; None samples locally. communicator: of the
-        ranks of a stage that is cut across engines."""
+        """processors: the processors that a row may use. source: makes the token source; None for the one of this rank's part.
+        ranks: of a stage that is cut across engines."""
         self.device = device
         self.stream = device.stream(name, priority=priority)
         self._payload_stream = device.stream(f"{name}-payload", priority=priority)
@@ -89,11 +92,13 @@ class Runner:
             dtype=dtype,
             rows=self._state,
             buffers=self._buffers,
-            communicator=communicator,
         )
-        self._communicator = stage.communicator
+        pipeline = ranks.pipeline if ranks is not None else None
+        hidden = HiddenTransfers(stage, pipeline) if pipeline is not None else None
+        own, sender = _token_source(stage, processors, pipeline)
+        self._transfers = StepTransfers(InputTransfers(stage, ranks), hidden, sender) if ranks is not None else None
         self._followers: RankChannel | None = None
-        self._forward = Forward(stage, backend)
+        self._forward = Forward(stage, backend, hidden.boundary if hidden is not None else None)
         self._graphs = CapturedGraphs[Literal["decode", "codes"], Graph](name)
         self._captured_chunks = CapturedChunks(stage, self._forward)
         self.captures_chunks = backend.captures_prefills and model.shape.captures_prefills
@@ -101,7 +106,7 @@ class Runner:
         self._pages: Pages | None = None
         # One more than steps in flight: a step that fails half-way may leave a copy in flight.
         self._uploader = Uploader(device, self.stream, limits.upload_size, limits.ring + 1)
-        self.source: TokenSource = LocalTokens(stage, processors) if source is None else source(stage)
+        self.source: TokenSource = own if source is None else source(stage)
         self._scorer = Scorer(stage)
         self._steady: _Steady | None = None
         self._sent: int | None = None
@@ -118,7 +123,13 @@ class Runner:
         self._captured_chunks.clear()
         size, layers = self._limits.block_size, len(self._limits.hidden_layers)
         self._pages = Pages.allocate(
-            self.device, self._model, num_blocks=num_blocks, block_size=size, dtype=self.dtype, layers=layers
+            self.device,
+            self._model,
+            num_blocks=num_blocks,
+            block_size=size,
+            dtype=self.dtype,
+            layers=layers,
+            stores=self.has_last_layers,
         )
 
     def capture(self, sizes: Iterable[int]) -> None:
@@ -131,7 +142,8 @@ class Runner:
             decode = self._forward.decodes(inputs.rows, inputs.steps, self._limits.max_blocks, self.pages)
             self._capture("decode", size, decode)
             self.source.capture(inputs.rows, inputs.advance)
-            if self.pages.codes is not None:
+            if self._predicts:
+                assert self.pages.codes is not None
                 self._capture("codes", size, [self._codes(inputs.rows, EVERYTHING, self.pages.codes)])
 
     def capture_chunks(self, sizes: Iterable[int]) -> None:
@@ -157,6 +169,15 @@ class Runner:
         return self._model
 
     @property
+    def has_last_layers(self) -> bool:
+        """Whether this rank has the last layers, and samples."""
+        return self._forward.last
+
+    @property
+    def _predicts(self) -> bool:
+        return self.has_last_layers and self.pages.codes is not None
+
+    @property
     def ready(self) -> bool:
         """Whether a step can be launched now without a host slot that is still in use."""
         return self._uploader.ready and self.source.ready
@@ -168,6 +189,8 @@ class Runner:
     def forget_batch(self, step: int) -> None:
         """Drops the state of a step that failed half-way, so that the next one reuses nothing of it. At rank 0, the other ranks do
         the same."""
+        if self._transfers is not None:
+            self._transfers.finish()
         if self._followers is not None and self._sent == step:
             self._followers.send(encode(ForgetMessage(step)))
         self._steady = None
@@ -176,7 +199,7 @@ class Runner:
 
     def execute_model(self, plan: StepPlan) -> StepContext:
         """Launches a step up to its hidden states. The other ranks, if there are any, are sent the step first."""
-        self._begin(plan.step)
+        self._begin(_newest_input(plan))
         launch, upload = self._pack(plan)
         tensors = step_tensors(plan) if plan.chunks else NO_TENSORS
         if self._followers is not None:
@@ -190,17 +213,22 @@ class Runner:
     def follow(self, message: StepMessage) -> SampledStep:
         """Launches a step of rank 0 at another rank."""
         launch, upload = message.launch, None
-        self._begin(launch.step)
+        self._begin(launch.newest_input)
         if message.uploaded is not None:
             upload = self._uploader.begin()
             upload.add(np.frombuffer(message.uploaded, np.int64))
         empty = partial(_empty, self.device, self.stream)
         embeddings = tuple({name: empty(shape) for name, shape in each.items()} for each in message.embeddings)
         tensors = StepTensors(embeddings, tuple(map(empty, message.saved)))
-        return self.sample_tokens(self._launch(launch, upload, tensors))
+        try:
+            return self.sample_tokens(self._launch(launch, upload, tensors))
+        except Exception as error:
+            if self._transfers is not None and not isinstance(error, LostRankError):
+                self._transfers.finish()
+            raise
 
-    def _begin(self, step: int) -> None:
-        self.source.begin(step)
+    def _begin(self, newest_input: int) -> None:
+        self.source.begin(newest_input)
         self._scorer.downloads.begin()
 
     def _launch(
@@ -213,6 +241,9 @@ class Runner:
         emits: bool = False,
     ) -> StepContext:
         """upload: the step's inputs; None if they are those of the step before. rows, scored_chunks, emits: see `StepContext`."""
+        transfers = self._transfers
+        if transfers is not None:
+            transfers.begin(step, tensors, self._step_vectors(step.packed))
         if upload is not None:
             self._uploader.launch(upload)
         packed, view, launch = step.packed, self._uploader.view, self.device.launch
@@ -221,13 +252,12 @@ class Runner:
             rows_n, fields_nC, table_nM = view(starts.rows), view(starts.fields), view(starts.table)
             sampling = starts.sampling.on_device(view)
             launch(self.stream, start_rows, self._state, rows_n, fields_nC, table_nM, sampling)
-            self.source.start(rows_n, fields_nC, sampling)
         if packed.new_blocks is not None:
             launch(self.stream, extend_tables, self._state.block_table, view(packed.new_blocks))
-        if self._communicator is not None and tensors is not NO_TENSORS:
-            shared = [*(tensor for each in tensors.embeddings for tensor in each.values()), *tensors.saved]
-            launch(self.stream, share_tensors, self._communicator, shared)
         scores = self._prompt_scores(step)
+        if transfers is not None:
+            transfers.share_inputs()
+            transfers.receive_hidden()
         if packed.chunks is not None:
             assert step.padded_shape is not None
             chunk_step = ChunkStep(
@@ -251,6 +281,8 @@ class Runner:
                 else self._forward.decodes(view(packed.rows), view(packed.steps), step.decode_blocks, self.pages)
             )
             self.device.replay_or_enqueue(self.stream, decode, decodes)
+        if transfers is not None:
+            transfers.send_hidden()
         return StepContext(
             step=step.step,
             count=step.count,
@@ -280,9 +312,11 @@ class Runner:
         if tokens is not None and context.emits and self.pages.hidden is not None:
             # The forward wrote them before the tokens existed, so they need no event of their own.
             hidden = Written(self.pages.hidden, tokens.made)
-        scores = self._scorer.score(context)
+        if self._transfers is not None and context.count:
+            self._transfers.pass_tokens(context.step, context.rows_R)
+        scores = self._scorer.score(context) if self.has_last_layers else None
         end = self._end(tokens, scores)
-        pages = self.pages.codes if context.count else None
+        pages = self.pages.codes if context.count and self._predicts else None
         codes = Written(pages, self._written(end)) if pages is not None else None
         return SampledStep(context.rows, tokens, PayloadHandoff(hidden, codes), scores, end)
 
@@ -299,6 +333,7 @@ class Runner:
         scored = [chunk.request.sampling.prompt_logprobs or 0 for chunk in plan.chunks]
         launch = StepLaunch(
             step=plan.step,
+            newest_input=_newest_input(plan),
             packed=packed,
             flags=flags,
             padded=padded,
@@ -352,8 +387,9 @@ class Runner:
 
     def _predict_codes(self, context: StepContext) -> None:
         pages = self.pages
-        if pages.codes is None:
+        if not self._predicts:
             return
+        assert pages.codes is not None
         graph = self._graphs.find("codes", context.padded)[1] if context.padded is not None else None
         if graph is not None:
             self.device.replay(self.stream, graph)
@@ -365,12 +401,36 @@ class Runner:
         assert isinstance(self._model, CodecModel)
         return Launch.of(predict_codes, self._model, self._state, hidden_RD, rows_R, flags, size, pages)
 
+    def _step_vectors(self, packed: PackedStep) -> list[Tensor]:
+        """Indexes of the vectors that condition the steps whose inputs the batch embeds."""
+        if not self._model.shape.step_width:
+            return []
+        steps = [packed.steps, *([packed.chunks.steps] if packed.chunks is not None else [])]
+        return [self._uploader.view(span)[-1] for span in steps if span.shape[1]]
+
     def _prompt_scores(self, step: StepLaunch) -> PromptScores | None:
         chunks = step.packed.chunks
-        if chunks is None or not chunks.scored_ids.size:
+        if chunks is None or not chunks.scored_ids.size or not self.has_last_layers:
             return None
         hidden_sD = self._buffers.scored_TD[: chunks.scored_ids.size]
         return PromptScores(hidden_sD, self._uploader.view(chunks.scored_ids), step.prompt_logprobs)
+
+
+def _token_source(
+    stage: Resources, processors: Sequence[NamedProcessor], pipeline: Pipeline | None
+) -> tuple[TokenSource, TokenSender | ReceivedTokens | None]:
+    """The source of this rank's part, and the transfer of tokens if the sequence of layers is cut."""
+    if pipeline is None:
+        return LocalTokens(stage, processors), None
+    if pipeline.last:
+        return LocalTokens(stage, processors), TokenSender(stage, pipeline)
+    source = ReceivedTokens(stage, pipeline)
+    return source, source
+
+
+def _newest_input(plan: StepPlan) -> int:
+    """The newest step whose tokens the decode rows of a step need."""
+    return max((request.last_scheduled_step for request in plan.decodes), default=0)
 
 
 def _scored_chunks(plan: StepPlan) -> tuple[ScoredChunk, ...]:

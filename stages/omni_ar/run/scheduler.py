@@ -14,7 +14,8 @@ _SCHEDULED = [status for status in RequestStatus if RequestStatus.WAITING <= sta
 
 
 class Scheduler:
-    """Every row that can decode does; prefill chunks take the rest of the step's token budget, by rank.
+    """Every row that can decode does, or every row of a batch (`Limits.batches`); prefill chunks take the rest of the step's token
+    budget, by rank.
 
     When blocks run out, a request takes them from paused requests, then from running requests of a higher rank than its own; a
     waiting one from paused requests only. So the request of the lowest rank always progresses, and then all others.
@@ -25,16 +26,13 @@ class Scheduler:
         allocator: Allocator,
         limits: Limits,
         conditioned: bool,
-        lag: int = 1,
         *,
         listeners: Listeners | None = None,
     ) -> None:
-        """lag: `TokenSource.lag`, the minimum distance between two steps of a row. listeners: bound prefill chunks while the
-        slack of one is short; None: nothing does."""
+        """listeners: bound prefill chunks while the slack of one is short; None: nothing does."""
         self._allocator = allocator
         self._limits = limits
         self._conditioned = conditioned
-        self._lag = lag
         self._listeners = listeners
         self._can_score = True
         self._requests: dict[RequestStatus, list[ArRequest]] = {status: [] for status in _SCHEDULED}
@@ -137,7 +135,8 @@ class Scheduler:
 
     def _compose(self, alone: ArRequest | None) -> StepPlan | None:
         running = self._runnable(alone)
-        decodes, new_blocks = self._decodes([request for request in running if request.decoding])
+        decoding = [request for request in running if request.decoding]
+        decodes, new_blocks = self._decode_batch(self._batches(decoding, due=True))
         # A decode may have preempted some of them.
         prefills = [request for request in running if request.table is not None and not request.decoding]
         budget = max(1, self._limits.max_num_batched_tokens - len(decodes))
@@ -146,9 +145,32 @@ class Scheduler:
             budget = min(budget, self._limits.short_slack_prefill_tokens)
         chunks = sorted(self._chunks(prefills, alone, budget), key=lambda chunk: not chunk.replay)
         if not decodes and not chunks:
-            return None
+            # With fewer rows than batches, the device waits for a row's newest token.
+            decodes, new_blocks = self._decode_batch(self._batches(decoding, due=False))
+            if not decodes:
+                return None
         self._steps += 1
         return StepPlan(self._steps, tuple(decodes), tuple(chunks), tuple(new_blocks))
+
+    def _batches(self, decoding: Sequence[ArRequest], *, due: bool) -> Iterator[Sequence[ArRequest]]:
+        """Equal parts of the decoding rows, which take turns: the part of this step, then those to be tried if none of its rows
+        gets its block. due: only rows whose newest token is there by the time the step runs."""
+        batches = self._limits.batches
+        if batches == 1:
+            if due:
+                yield decoding
+            return
+        able = [request for request in decoding if request.can_step(self._conditioned)]
+        size = max(1, -(-len(able) // batches))
+        if due:
+            able = [one for one in able if one.last_scheduled_step + batches <= self._steps + 1]
+        able.sort(key=lambda one: one.last_scheduled_step)
+        for start in range(0, len(able), size):
+            yield sorted(able[start : start + size], key=_rank)
+
+    def _decode_batch(self, batches: Iterator[Sequence[ArRequest]]) -> tuple[list[ArRequest], list[NewBlock]]:
+        decodes, new_blocks = next((made for batch in batches if (made := self._decodes(batch))[0]), ([], []))
+        return decodes, new_blocks
 
     def _decodes(self, requests: Sequence[ArRequest]) -> tuple[list[ArRequest], list[NewBlock]]:
         decodes: list[ArRequest] = []
@@ -157,9 +179,6 @@ class Scheduler:
             # An earlier request may have preempted this one.
             if request.table is None or not request.can_step(self._conditioned):
                 continue
-            due = self._lag == 1 or self._steps + 1 >= request.last_scheduled_step + self._lag
-            if not due and request.num_outputs_in_flight:
-                continue  # its newest token is not available yet
             new = self._allocator.extend(request, ())
             if new is None:
                 new = self._allocator.extend(request, self._victims(request))

@@ -14,18 +14,13 @@ from omni_ar.run.phases import HAND_OVER, compute_logits, mark_nan, sample_rows,
 from omni_ar.run.state import NOT_FINITE, Resources
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.sampling.edits import StepEdits
-from omni_ar.sampling.pack import SamplingStart
 
 
 class TokenSource(Protocol):
     """Writes the rows' newest tokens on the device, and hands them to the host.
 
-    One source is the stage's own sampler; with pipeline parallelism the first rank's would be a broadcast from the last rank.
+    `LocalTokens` samples them. `ReceivedTokens` receives them from the rank with the last layers.
     """
-
-    @property
-    def lag(self) -> int:
-        """The minimum distance between two steps of a row: 1 if its token is available immediately."""
 
     @property
     def ready(self) -> bool:
@@ -41,16 +36,12 @@ class TokenSource(Protocol):
         A step whose `StepContext.padded` is B has its rows and their advances in these tensors, padded with null rows.
         """
 
-    def begin(self, step: int) -> None:
-        """Called before the inputs of a step are launched: makes due tokens, and tokens that the host has read, next inputs."""
+    def begin(self, newest_input: int) -> None:
+        """Called before the inputs of a step are launched: makes the tokens of all steps up to this one the rows' newest."""
 
-    def start(self, rows_n: Tensor, fields_nC: Tensor, sampling: SamplingStart) -> None:
-        """Called after `begin`, for rows that the step sets up, with their `RowState.fields` and sampling state, valid as in
-        `Uploader.view`. `start_rows` has been launched here; a source that samples elsewhere sends this there."""
-
-    def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff:
-        """Launches the sampling of the step's rows from `context.hidden_RD`, or requests their tokens, and hands the tokens over.
-        Rows of another generation are unchanged. frames: launches the work between both, where frames can end a request."""
+    def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff | None:
+        """Launches the sampling of the step's rows from `context.hidden_RD`, and hands the tokens over; None if another rank does.
+        frames: launches the work between both, where frames can end a request."""
 
     def forget(self) -> None:
         """Drops the pending tokens of the newest step, which failed half-way; its rows start again."""
@@ -61,7 +52,6 @@ class LocalTokens:
     no later work on the main stream. A copy would cost three more host calls per step. `post_update`, the rows' counts, precedes
     the token point: the token is a few microseconds later, but the host launches a single graph."""
 
-    lag = 1
     gives_logits = True
 
     def __init__(self, stage: Resources, processors: Sequence[NamedProcessor] = ()) -> None:
@@ -83,11 +73,8 @@ class LocalTokens:
         )
         self._set_counter()  # capturing may have run steps
 
-    def begin(self, step: int) -> None:
+    def begin(self, newest_input: int) -> None:
         self._handoffs.begin()
-
-    def start(self, rows_n: Tensor, fields_nC: Tensor, sampling: SamplingStart) -> None:
-        pass
 
     def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff:
         graph = self._captured(context)

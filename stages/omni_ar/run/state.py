@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from omni.device import Device, Stream
-from omni.parallel import Communicator
 from omni.sampling import MAX_LOGPROBS
 from omni_ar.attention import KVCache
 from omni_ar.kernels.sampling.state import SamplingState
@@ -92,33 +91,42 @@ class Pages:
 
     @classmethod
     def allocate(
-        cls, device: Device, model: ArModel, *, num_blocks: int, block_size: int, dtype: torch.dtype, layers: int = 0
+        cls,
+        device: Device,
+        model: ArModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        layers: int = 0,
+        stores: bool = True,
     ) -> "Pages":
-        """num_blocks: excludes the null block. layers: number of those whose hidden states are kept."""
+        """num_blocks: excludes the null block. layers: number of those whose hidden states are kept. stores: whether hidden states
+        are stored here: where the last layers are."""
         shape = model.shape
         pages = (num_blocks + 1, block_size)
         groups = model.num_groups if isinstance(model, CodecModel) else 0
         return cls(
-            KVCache.allocate(device.zeros, shape.num_layers, *pages, shape.num_kv_heads, shape.head_dim, dtype),
-            device.zeros((*pages, shape.payload_width), dtype) if shape.payload_width else None,
+            KVCache.allocate(device.zeros, shape.num_kv_layers, *pages, shape.num_kv_heads, shape.head_dim, dtype),
+            device.zeros((*pages, shape.payload_width), dtype) if shape.payload_width and stores else None,
             device.zeros((*pages, groups), torch.int64) if groups else None,
-            device.zeros((*pages, layers * shape.hidden_width), dtype) if layers else None,
+            device.zeros((*pages, layers * shape.hidden_width), dtype) if layers and stores else None,
         )
 
 
-def block_bytes(model: ArModel, block_size: int, dtype: torch.dtype, layers: int = 0) -> int:
-    """Bytes of device memory of one block. layers: as of `Pages.allocate`."""
+def block_bytes(model: ArModel, block_size: int, dtype: torch.dtype, layers: int = 0, *, stores: bool = True) -> int:
+    """Bytes of device memory of one block. layers, stores: as of `Pages.allocate`."""
     shape = model.shape
     groups = model.num_groups if isinstance(model, CodecModel) else 0
-    kv = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
-    numbers = kv + shape.payload_width + layers * shape.hidden_width
+    kv = 2 * shape.num_kv_layers * shape.num_kv_heads * shape.head_dim
+    stored = shape.payload_width + layers * shape.hidden_width
+    numbers = kv + (stored if stores else 0)
     return block_size * (numbers * dtype.itemsize + groups * torch.int64.itemsize)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """Resources that all launches of a stage share. name: of its stream and graphs, and for logs. communicator: of its ranks; None
-    for a whole stage."""
+    """Resources that all launches of a stage share. name: of its stream and graphs, and for logs."""
 
     name: str
     device: Device
@@ -128,7 +136,6 @@ class Resources:
     dtype: torch.dtype
     rows: RowState
     buffers: StepBuffers
-    communicator: Communicator | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             prefix_cache=options.prefix_cache,
             conditioned=shape.conditioned,
         )
-        self._scheduler = Scheduler(self._allocator, limits, shape.conditioned, runner.source.lag, listeners=listeners)
+        self._scheduler = Scheduler(self._allocator, limits, shape.conditioned, listeners=listeners)
         self._conditioning = ConditioningStore(
             name, runner.device, runner.stream, conditioning=runner.conditioning, shape=shape, limits=limits
         )

@@ -1,5 +1,6 @@
 """`n` answers to one request, on a family that echoes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from omni import AsyncOmni, InputError, Omni, SamplingParams
 from omni.errors import StageError
 from tests.support import echo_family
 from tests.support.echo_family import BREAK_OTHERS, OPENED, SAMPLE, eventually
-from tests.support.echo_omni import coroutine
+from tests.support.echo_omni import coroutine, opened
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +41,13 @@ def test_streamed_answers_have_their_numbers(omni: Omni):
     assert sorted(ended) == sorted(texts)
 
 
-def test_samples_differ_by_their_index_only(omni: Omni):
+def test_samples_differ_by_their_index_only(model: Path):
+    with opened(model, **{"engine.process": "thread"}) as omni:
+        check_opened(omni)
+
+
+def check_opened(omni: Omni) -> None:
+    """What the engine, in this process, was asked for."""
     omni.generate("same", n=3, modalities=("text",), stream=False)
     assert [one.sample_index for one in OPENED] == [0, 1, 2]
     assert len({one.sampling for one in OPENED}) == 1

@@ -11,6 +11,7 @@ from omni.cli import app
 from tests.support.entry_points import own_entry_points
 from tests.support.ranked_family import ranked_model
 from tests.support.ranked_plugin import POINT
+from tests.support.tiny_text import write_text_model
 
 pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("installed")]
 CUT = ("--set", "writer.tensor_parallel=2", "--place", "singer=cuda:1")
@@ -59,6 +60,23 @@ def test_it_shows_that_experts_are_divided(model: Path) -> None:
     assert "cuda:1/b cuda:1 rank 1 of 2 of writer (experts divided)" in lines
     writer, singer = json.loads(explain(model, *arguments, "--json").stdout)["stages"]
     assert (writer["expert_parallel"], singer["expert_parallel"]) == (True, False)
+
+
+def test_it_shows_the_parts_of_a_sequence_of_layers_and_what_each_holds(tmp_path: Path) -> None:
+    model = write_text_model(tmp_path, "untied")
+    cut = ("--set", "text.pipeline_parallel=2", "--set", "text.pipeline_layers=[1,2]", "--place", "text=cuda:0,cuda:1")
+    lines = [" ".join(line.split()) for line in explain(tmp_path, *cut).stdout.splitlines()]
+    assert "cuda:0 cuda:0 rank 0 of 2 of text (part 2 of 2 of its layers)" in lines
+    assert "cuda:1 cuda:1 rank 1 of 2 of text (part 1 of 2 of its layers)" in lines
+    found = json.loads(explain(tmp_path, *cut, "--json").stdout)
+    assert found["stages"][0]["pipeline_parallel"] == 2
+    weights = {name: parameter.nbytes // 2 for name, parameter in model.named_parameters()}  # bfloat16
+    layers = [sum(size for name, size in weights.items() if f"layers.{layer}." in name) for layer in range(3)]
+    table, head, norm = (weights[name] for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"))
+    shares = {place: memory["stages"]["text"] for place, memory in found["memory"].items()}
+    assert shares["cuda:0"]["weights"] == table + layers[1] + layers[2] + norm + head
+    assert shares["cuda:1"]["weights"] == table + layers[0]
+    assert shares["cuda:0"]["page_bytes"] == 2 * shares["cuda:1"]["page_bytes"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from omni.engine.cut import CutStages
 from omni.engine.memory import StageMemory
 from omni.engine.rows import Division
 from omni.errors import InputError, LostRankError, StageError
-from omni.parallel import Ranks, SilentCommunicator
+from omni.parallel import RankLayout, Ranks, SilentCommunicator
 from omni.parallel.silent import SilentChannel
 from omni.sampling import SamplingParams
 from tests.support.fake_graph import FakeGraph
@@ -88,7 +88,7 @@ def test_whole_stages_wait_for_nobody() -> None:
 
 
 def test_all_communicators_are_silent_together_and_closed_together() -> None:
-    cut = CutStages({"writer": ranks(), "speaker": ranks(rank=1)})
+    cut = CutStages({"writer": ranks(), "speaker": ranks(rank=1)}, dict.fromkeys(("writer", "speaker"), RankLayout(2)))
     talks = [each.communicator for each in cut.ranks.values()]
     with cut.silent():
         assert [each.quiet for each in talks if isinstance(each, Talks)] == [1, 1]
@@ -100,7 +100,7 @@ def test_all_communicators_are_silent_together_and_closed_together() -> None:
 
 
 def test_ranks_alone_have_the_numbers_of_the_placement() -> None:
-    placement = Placement({"a": ("cpu",), "b": ("cpu",)}, "cpu", {"b": ("cpu", "cpu/2", "cpu/3")})
+    placement = Placement({"a": ("cpu",), "b": ("cpu",)}, "cpu", {"b": ("cpu", "cpu/2", "cpu/3")}, {"b": RankLayout(3)})
     assert [(name, r.rank, r.size) for name, r in CutStages.alone(placement).ranks.items()] == [("b", 0, 3)]
     assert [(name, r.rank) for name, r in CutStages.alone(placement, "cpu/3").ranks.items()] == [("b", 2)]
     assert CutStages.alone(placement, "cpu/4").ranks == {}

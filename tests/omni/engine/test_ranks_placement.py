@@ -13,7 +13,8 @@ from omni.engine import Placement, resolve_pipeline
 from omni.engine.options import EngineOptions
 from omni.engine.placement import check_order, check_ranks
 from omni.errors import ConfigError
-from omni.pipeline import Pipeline
+from omni.parallel import RankLayout
+from omni.pipeline import Pipeline, Stage
 from omni.process.select import runs_in_process
 from tests.support.echo_family import echo_model, echo_plugins
 from tests.support.fake_graph import PIPELINE
@@ -44,12 +45,24 @@ def test_requests_and_edges_of_a_cut_stage_are_at_rank_0() -> None:
     assert found.on("cuda:1") == {"writer"}
     assert found.followed("cuda:0") == {"writer"}
     assert found.followed("cuda:1") == frozenset()
-    assert (found.ranks_on("cuda:0"), found.ranks_on("cuda:1")) == ({"writer": (1, 2)}, {"writer": (0, 2)})
+    assert (found.ranks_on("cuda:0"), found.ranks_on("cuda:1")) == ({"writer": 1}, {"writer": 0})
+    assert found.layouts == {"writer": RankLayout(2, 1)}
     assert found.ranks_on("cuda:2") == {}
     assert found.pairs(TO_WRITER) == (("cuda:0", "cuda:1"),)
     assert found.pairs(TO_SPEAKER) == (("cuda:1", "cuda:0"), ("cuda:1", "cuda:2"))
     load = {"cuda:0": 5}
     assert found.place_request(pipeline, ALL, load) == {"seer": "cuda:0", "writer": "cuda:1", "speaker": "cuda:2"}
+
+
+def test_parts_of_layers_and_of_their_sequence_multiply() -> None:
+    places = ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
+    writer = msgspec.structs.replace(
+        PIPELINE.stage("writer"), place=",".join(places), tensor_parallel=2, pipeline_parallel=2
+    )
+    stages = tuple(writer if stage.name == "writer" else stage for stage in PIPELINE.stages)
+    found = Placement.of(msgspec.structs.replace(PIPELINE, stages=stages), "cuda:0")
+    assert (found.ranks, found.layouts) == ({"writer": places}, {"writer": RankLayout(2, 2)})
+    assert [RankLayout(2, 2).position(rank) for rank in range(4)] == [1, 1, 0, 0]
 
 
 def test_engines_with_ranks_of_one_stage_are_a_group_of_rank_0_first() -> None:
@@ -59,6 +72,10 @@ def test_engines_with_ranks_of_one_stage_are_a_group_of_rank_0_first() -> None:
     assert several.groups == (("cpu",), ("cpu/2", "cpu/5", "cpu/4", "cpu/3"))
     whole = Placement.of(cut(writer=("cpu/2,cpu/3", 1)), "cpu")
     assert whole.groups == (("cpu",), ("cpu/2",), ("cpu/3",))
+
+
+def writer(tensor: int, pipeline: int = 1) -> Stage:
+    return msgspec.structs.replace(PIPELINE.stage("writer"), tensor_parallel=tensor, pipeline_parallel=pipeline)
 
 
 @pytest.mark.parametrize(
@@ -78,12 +95,19 @@ def test_engines_with_ranks_of_one_stage_are_a_group_of_rank_0_first() -> None:
 )
 def test_places_that_cannot_be_those_of_ranks(places: list[str], ranks: int, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        check_ranks("writer", places, ranks)
+        check_ranks(writer(ranks), places)
 
 
 def test_ranks_of_one_processor_and_of_several_gpus_are_allowed() -> None:
-    check_ranks("writer", ["cpu", "cpu/2"], 2)
-    check_ranks("writer", ["cuda:0", "cuda:1"], 2)
+    check_ranks(writer(2), ["cpu", "cpu/2"])
+    check_ranks(writer(2), ["cuda:0", "cuda:1"])
+    check_ranks(writer(1, 2), ["cuda:0", "cuda:1"])
+
+
+def test_both_numbers_are_named_where_places_are_missing() -> None:
+    wanted = "writer.tensor_parallel=2 and writer.pipeline_parallel=3 takes 6 places"
+    with pytest.raises(ConfigError, match=wanted):
+        check_ranks(writer(2, 3), ["cuda:0", "cuda:1"])
 
 
 @pytest.mark.parametrize("others", ["ba", "bca", "bc", "acb", "cb", "xb"])
@@ -134,6 +158,17 @@ def test_a_kind_that_cannot_be_cut_is_named(tmp_path: Path) -> None:
     checkpoint = Checkpoint(echo_model(tmp_path))
     with pytest.raises(ConfigError, match=r"writer\.tensor_parallel: is 2, and stages of kind 'echo' cannot be cut"):
         resolve_pipeline(checkpoint, echo_plugins(), layers("cpu,cpu/2", 2))
+    other = tmp_path / "ranked"
+    other.mkdir()
+    pipelined = layers_of(overrides={"writer.pipeline_parallel": 2}, place={"writer": "cpu,cpu/2"})
+    for plugins, model in (
+        (echo_plugins(), checkpoint),
+        (ranked_plugins(), Checkpoint(ranked_model(other))),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"writer\.pipeline_parallel: is 2, and stages of kind '\w+' cannot be cut"
+        ):
+            resolve_pipeline(model, plugins, pipelined)
     resolve_pipeline(checkpoint, echo_plugins(), layers("cpu,cpu/2", 1))
 
 

@@ -10,7 +10,7 @@ import torch
 
 from omni.errors import LostRankError
 from omni.ipc import Channel
-from omni.parallel import Ranks, rendezvous, silent_ranks
+from omni.parallel import RankLayout, Ranks, rendezvous, silent_ranks
 from omni.parallel.rendezvous import RankEnds, open_ranks
 
 T = TypeVar("T")
@@ -27,20 +27,19 @@ def ends_of(size: int) -> list[RankEnds]:
     return ends
 
 
-def together(size: int, work: Callable[[Ranks], T]) -> list[T]:
+def together(layout: RankLayout, work: Callable[[Ranks], T]) -> list[T]:
     """What each rank gives."""
-    ends = ends_of(size)
+    ends = ends_of(layout.size)
 
     def run(rank: int) -> T:
-        ranks = open_ranks(rank, size, CPU, ends[rank])
+        ranks = open_ranks(rank, layout, CPU, ends[rank])
         try:
             return work(ranks)
         finally:
-            ranks.channel.close()
-            ranks.communicator.close()
+            ranks.close()
 
-    with ThreadPoolExecutor(size) as threads:
-        return list(threads.map(run, range(size)))
+    with ThreadPoolExecutor(layout.size) as threads:
+        return list(threads.map(run, range(layout.size)))
 
 
 def test_ranks_share_numbers_collectives_and_messages() -> None:
@@ -53,17 +52,43 @@ def test_ranks_share_numbers_collectives_and_messages() -> None:
         ranks.least("sent", 0)
         return ranks.size, *least, summed.tolist(), gathered.tolist(), list(ranks.channel.take())
 
-    first, *others = together(3, work)
+    first, *others = together(RankLayout(3), work)
     expected = (3, 8, 5, 3, [6], [[0, 7, 1, 7, 2, 7]])
     assert first == (*expected, [])
     assert others == [(*expected, [b"go"])] * 2
+
+
+def test_ranks_have_groups_for_parts_of_layers_and_of_their_sequence() -> None:
+    def work(ranks: Ranks) -> tuple[list[float], list[int]]:
+        assert ranks.tensor is not None
+        assert ranks.pipeline is not None
+        same_layers = ranks.tensor.all_gather(torch.tensor([[ranks.rank]])).flatten().tolist()
+        passed = []
+        for communicator, ways in (
+            (ranks.pipeline.hidden, ((0, 1), (1, 2))),
+            (ranks.pipeline.tokens, ((2, 0), (2, 1))),
+        ):
+            for source, to in ways:
+                x = torch.tensor([ranks.rank])
+                if ranks.pipeline.position == source:
+                    communicator.send(x, to)
+                elif ranks.pipeline.position == to:
+                    communicator.receive(x, source).wait()
+                    passed.append(int(x))
+        return same_layers, passed
+
+    # The last layers are those of ranks 0 and 1, the first ones of 4 and 5.
+    passed = [[2], [3], [4, 0], [5, 1], [0], [1]]
+    assert together(RankLayout(2, 3), work) == [
+        ([rank - rank % 2, rank - rank % 2 + 1], passed[rank]) for rank in range(6)
+    ]
 
 
 def test_a_rank_waits_for_others_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "START_SECONDS", 0.5)
     own, other = ends_of(2)
     with pytest.raises(LostRankError, match=r"rank 1 of 2 has not answered for 0\.5 s at start"):
-        open_ranks(0, 2, CPU, own)
+        open_ranks(0, RankLayout(2), CPU, own)
     for ends in (own, other):
         os.close(ends.store)
         for end in ends.sockets.values():
@@ -71,13 +96,18 @@ def test_a_rank_waits_for_others_for_a_limited_time(monkeypatch: pytest.MonkeyPa
 
 
 def test_silent_ranks_have_the_shapes_and_wait_for_nobody() -> None:
-    ranks = silent_ranks(1, 4)
+    ranks = silent_ranks(1, RankLayout(2, 2))
+    assert ranks.tensor is not None
+    assert ranks.pipeline is not None
+    assert (ranks.tensor.rank, ranks.pipeline.position, ranks.pipeline.last) == (1, 1, True)
+    assert [silent_ranks(0, RankLayout(4)).pipeline, silent_ranks(0, RankLayout(1, 4)).tensor] == [None, None]
     assert (ranks.rank, ranks.size, ranks.communicator.rank, ranks.communicator.size) == (1, 4, 1, 4)
     x = torch.ones(2, 3)
     with ranks.communicator.silent():
         assert ranks.communicator.all_reduce(x) is x
         assert ranks.communicator.all_gather(x).shape == (2, 12)
         assert ranks.communicator.all_gather(torch.ones(2, 3, device="meta")).shape == (2, 12)
-        ranks.communicator.broadcast(x)
+        ranks.communicator.send(x, 0)
+        ranks.communicator.receive(x, 0).wait()
     assert ranks.least("rows", 7) == 7
     assert (ranks.channel.descriptor, ranks.channel.take()) == (None, ())

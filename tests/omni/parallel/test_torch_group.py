@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -51,13 +52,51 @@ def test_columns_that_are_not_contiguous_are_gathered() -> None:
         assert torch.equal(gathered, expected)
 
 
-def test_a_broadcast_overwrites_by_rank_0() -> None:
-    def work(ranks: Communicator) -> torch.Tensor:
-        x = torch.full((3,), ranks.rank + 7)
-        ranks.broadcast(x)
-        return x
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 
-    assert [x.tolist() for x in on_ranks(3, work)] == [[7, 7, 7]] * 3
+
+def test_what_is_sent_arrives_in_order_and_as_it_was() -> None:
+    """More than a socket holds, overwritten at once: a send takes a copy, and waits for nobody."""
+    sizes = [(1,), (0, 3), (3, 5), (300, 1000), (7,)] * 3
+
+    def work(ranks: Communicator) -> list[torch.Tensor]:
+        shapes = [(shape, dtype) for shape in sizes for dtype in DTYPES]
+        if ranks.rank == 1:
+            for number, (shape, dtype) in enumerate(shapes):
+                x = given(number, shape).to(dtype)
+                ranks.send(x, 0)
+                ranks.send(x, 2)
+                x.zero_()
+            return []
+        received = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
+        arrivals = [ranks.receive(x, 1) for x in received]
+        for arrival in reversed(arrivals):
+            arrival.wait()
+            assert arrival.done()
+        return received
+
+    first, _, third = on_ranks(3, work)
+    expected = [
+        given(number, shape).to(dtype) for number, (shape, dtype) in enumerate((s, d) for s in sizes for d in DTYPES)
+    ]
+    for received in (first, third):
+        assert all(map(torch.equal, received, expected))
+
+
+def test_what_comes_from_different_ranks_is_told_apart() -> None:
+    def work(ranks: Communicator) -> list[int]:
+        x = torch.tensor([ranks.rank])
+        for other in range(3):
+            if other != ranks.rank:
+                ranks.send(10 * x + other, other)
+        taken = []
+        for other in (2, 1, 0):
+            if other != ranks.rank:
+                ranks.receive(x, other).wait()
+                taken.append(int(x))
+        return taken
+
+    assert on_ranks(3, work) == [[20, 10], [21, 1], [12, 2]]
 
 
 def test_two_groups_of_one_store_do_not_meet() -> None:
@@ -82,7 +121,8 @@ def test_a_silent_rank_works_alone_and_again_with_the_others() -> None:
             with ranks.silent():
                 x = torch.ones(3, 5)
                 shapes = [tuple(ranks.all_reduce(x).shape), tuple(ranks.all_gather(x).shape)]
-                ranks.broadcast(x)
+                ranks.send(x, 1)
+                ranks.receive(x, 1).wait()
         shapes.append((int(ranks.all_reduce(torch.ones(1)).item()),))
         return shapes
 
@@ -106,11 +146,15 @@ def test_a_rank_that_leaves_is_lost() -> None:
     assert on_ranks(2, work) == ["rank 0 of 2", ""]
 
 
-def test_a_late_rank_is_lost() -> None:
+@pytest.mark.parametrize("way", ["sum", "transfer"])
+def test_a_late_rank_is_lost(way: str) -> None:
     def work(ranks: Communicator) -> None:
         if ranks.rank == 0:
+            awaited = (
+                ranks.receive(torch.ones(1), 1).wait if way == "transfer" else partial(ranks.all_reduce, torch.ones(1))
+            )
             with pytest.raises(LostRankError, match=r"[Tt]imed out"):
-                ranks.all_reduce(torch.ones(1))
+                awaited()
             done.set()
         else:
             assert done.wait(PATIENCE_SECONDS)

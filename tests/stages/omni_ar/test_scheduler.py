@@ -46,7 +46,7 @@ class Stage:
         budget: int,
         *,
         prefix_cache: bool = True,
-        lag: int = 1,
+        batches: int = 1,
         listeners: Listeners | None = None,
         short: int = 512,
     ) -> None:
@@ -59,7 +59,7 @@ class Stage:
             max_num_batched_tokens=budget,
             short_slack_prefill_tokens=short,
         )
-        limits = Limits.of("text", options, SmallText().shape)
+        limits = Limits.of("text", options, SmallText().shape, batches=batches)
         self.rows, self.blocks = RowTable(rows), BlockPool(blocks)
         spiller = Spiller(device, device.stream("ar"), MODEL_LEN)
         self.reclaimer = Reclaimer(self.blocks, spiller)
@@ -73,7 +73,7 @@ class Stage:
             prefix_cache=prefix_cache,
             conditioned=False,
         )
-        self.scheduler = Scheduler(self.allocator, limits, conditioned=False, lag=lag, listeners=listeners)
+        self.scheduler = Scheduler(self.allocator, limits, conditioned=False, listeners=listeners)
         self.admitted: list[str] = []
         self.live: list[ArRequest] = []
 
@@ -142,11 +142,11 @@ def lettered(shapes: Sequence[tuple[int, int]]) -> list[ArRequest]:
     return [request(chr(ord("a") + index), *shape) for index, shape in enumerate(shapes)]
 
 
-@given(SHAPES, st.integers(1, 10), st.integers(10, 40), st.integers(1, 50))
+@given(SHAPES, st.integers(1, 10), st.integers(10, 40), st.integers(1, 50), st.integers(1, 4))
 def test_every_request_runs_to_its_end_within_budget(
-    shapes: list[tuple[int, int]], rows: int, blocks: int, budget: int
+    shapes: list[tuple[int, int]], rows: int, blocks: int, budget: int, batches: int
 ):
-    stage = Stage(rows, blocks, budget)
+    stage = Stage(rows, blocks, budget, batches=batches)
     requests = lettered(shapes)
     stage.add(*requests)
     steps = 0
@@ -413,14 +413,40 @@ def test_a_prompt_may_leave_room_for_one_token():
     assert stage.step() is None
 
 
-@pytest.mark.parametrize("lag", [1, 2, 3])
-def test_a_row_is_in_a_step_again_when_its_token_is_due(lag: int):
-    """Rows whose tokens are not due leave their steps to others, and no step is left out."""
-    stage = Stage(rows=lag, blocks=20, budget=4, lag=lag)
-    stage.add(*(request("abc"[index], 4, 4) for index in range(lag)))
-    plans = [stage.plan() for _ in range(4 * lag)]
-    assert [plan.step for plan in plans if plan is not None] == list(range(1, 4 * lag + 1))
-    assert [[r.id for r in plan.requests] for plan in plans if plan is not None] == [[n] for n in "abc"[:lag]] * 4
+@pytest.mark.parametrize(
+    ("rows", "batches", "expected"),
+    [
+        ("abcd", 1, ["abcd"] * 6),
+        ("abcd", 2, ["ab", "cd"] * 3),
+        ("abc", 2, ["ab", "c"] * 3),
+        ("abcdefg", 3, ["abc", "def", "g"] * 2),
+        ("ab", 3, ["a", "b"] * 3),
+        ("a", 4, ["a"] * 6),
+    ],
+)
+def test_equal_batches_of_rows_take_turns(rows: str, batches: int, expected: list[str]):
+    """No step is left out: with fewer rows than batches, a row is in a step before its newest token is due."""
+    stage = Stage(rows=len(rows), blocks=99, budget=99, batches=batches)
+    stage.add(*(request(name, 4, 9) for name in rows))
+    first = stage.plan()
+    assert first is not None
+    assert len(first.chunks) == len(rows)
+    plans = [stage.plan() for _ in expected]
+    assert ["".join(sorted(one.id for one in plan.decodes)) for plan in plans if plan is not None] == expected
+
+
+def test_prompts_do_not_bring_a_row_into_a_step_before_its_token_is_due():
+    stage = Stage(rows=2, blocks=99, budget=5, batches=2)
+    stage.add(request("a", 4, 9))
+    stage.plan()
+    stage.add(request("b", 13, 9))
+    plans = [stage.plan() for _ in range(4)]
+    assert [([r.id for r in p.decodes], p.chunk_tokens) for p in plans if p is not None] == [
+        ([], 5),
+        (["a"], 4),
+        ([], 4),
+        (["a"], 0),
+    ]
 
 
 def test_a_preempted_request_starts_again_when_no_step_of_it_is_in_flight():

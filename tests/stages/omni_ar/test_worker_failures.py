@@ -209,7 +209,7 @@ def test_outputs_of_the_wrong_shape_are_refused(model: SmallText, message: str, 
 def test_embeddings_with_a_dimension_too_many_are_refused():
     tokens = PromptTokens(torch.tensor([PROMPT]), ())
     with pytest.raises(ValueError, match=re.escape("embed_prompt gave [5, 1, 24] for 5 tokens")):
-        embed_inputs(WrongEmbeddings(lambda x_TD: x_TD[:, None]), [], tokens, torch.empty(0), None, Embedded())
+        embed_inputs(WrongEmbeddings(lambda x_TD: x_TD[:, None]), [], tokens, torch.empty(0), Embedded())
 
 
 @pytest.mark.parametrize("sizes", [(), (16,)], ids=["uncaptured", "captured"])

@@ -1,0 +1,232 @@
+"""Transfers between the parts of a sequence of layers (pipeline parallelism): hidden states to the layers behind, and the tokens
+that were sampled there back to the layers before. Each has a stream and a communicator of its own, so the main stream waits for
+neither until a phase reads what arrives.
+
+| buffer | written by | read by | free again |
+|---|---|---|---|
+| `HiddenTransfers.received`, `.sent` | `take_hidden`, `run_forward` | `run_forward`, `copy_tensor` | stream order |
+| slot for hidden states to come | the transfer, on its stream | `take_hidden`, main stream | the event after it |
+| slot for hidden states to send | `copy_tensor`, main stream | the transfer, on its stream | the event after it |
+| slot for tokens to send | `gather_tokens`, main stream | the transfer, on its stream | the event after it |
+| slot for tokens to come | the transfer, on its stream | `accept_received`, main stream | the event after it |
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from omni.parallel import Pipeline
+from omni_ar.kernels.step.state import ROW_FIELDS, RowState
+from omni_ar.layers.decoder import DecoderLayers
+from omni_ar.model import ArModel, PipelineBoundary
+from omni_ar.run.arrivals import Arrivals, Slot, SlotRing, receive_tensors, send_tensors
+from omni_ar.run.state import Resources, next_width
+from omni_ar.run.step import StepContext, TokenHandoff
+
+_SLOTS = 2
+"""Of hidden states: one is transferred while the other is read or written."""
+
+
+def take_hidden(arrivals: Arrivals, slot_NTD: Tensor, received_NTD: Tensor) -> None:
+    """Copies hidden states that have arrived into the buffer that `forward` reads, which a captured one cannot change."""
+    arrivals.wait()
+    received_NTD.copy_(slot_NTD)
+
+
+def copy_tensor(source: Tensor, target: Tensor) -> None:
+    target.copy_(source)
+
+
+def gather_tokens(state: RowState, rows_R: Tensor, message_RF: Tensor, codes_RD: Tensor) -> None:
+    """Writes the rows of a step and their state after it."""
+    message_RF[:, 0].copy_(rows_R)
+    message_RF[:, 1:].copy_(state.fields.index_select(0, rows_R))
+    codes_RD.copy_(state.next_codes.index_select(0, rows_R))
+
+
+def void_tokens(state: RowState, null_row: int, message_RF: Tensor, codes_RD: Tensor) -> None:
+    """Writes a message that changes no row, in place of the tokens of a failed step."""
+    message_RF[:, 0].fill_(null_row)
+    message_RF[:, 1:].copy_(state.fields[null_row])
+    codes_RD.copy_(state.next_codes[null_row])
+
+
+def accept_received(state: RowState, arrivals: Arrivals, message_RF: Tensor, codes_RD: Tensor) -> None:
+    """Makes received tokens the rows' newest. A message holds the whole state of its rows, and messages are accepted in order. So a
+    late one for a row that has another owner meanwhile does no harm: the owner's first message follows before its state is read."""
+    arrivals.wait()
+    rows_R = message_RF[:, 0]
+    state.fields.index_copy_(0, rows_R, message_RF[:, 1:])
+    state.next_codes.index_copy_(0, rows_R, codes_RD)
+
+
+class HiddenTransfers:
+    """The boundaries of this rank's layers to those of the ranks before and behind."""
+
+    def __init__(self, stage: Resources, pipeline: Pipeline) -> None:
+        self._stage, self._pipeline = stage, pipeline
+        decoder, kept = decoder_of(stage.model), stage.limits.hidden_layers
+        self._received_layers = decoder.carried(kept, decoder.held.start)
+        self._sent_layers = decoder.carried(kept, decoder.held.stop)
+        streams = [stage.device.stream(f"{stage.name}-{way}") for way in ("receive", "send")]
+        self._receiving, self._sending = streams
+
+        def buffers(layers: Sequence[int], slots: int) -> list[Tensor]:
+            shape = (1 + len(layers), stage.limits.step_tokens, decoder.width)
+            return [stage.device.zeros(shape, stage.dtype) for _ in range(slots)]
+
+        self._received: Tensor | None = None
+        self._sent: Tensor | None = None
+        if not pipeline.first:
+            self._received, *slots = buffers(self._received_layers, 1 + _SLOTS)
+            self._arriving = SlotRing(stage.device, [(slot,) for slot in slots], self._receiving, stage.stream)
+        if not pipeline.last:
+            self._sent, *slots = buffers(self._sent_layers, 1 + _SLOTS)
+            self._leaving = SlotRing(stage.device, [(slot,) for slot in slots], stage.stream, self._sending)
+
+    def boundary(self, tokens: int) -> PipelineBoundary:
+        """Of a forward of so many tokens. The same memory at each call, so the forward may be captured."""
+        received, sent = (None if each is None else each[:, :tokens] for each in (self._received, self._sent))
+        return PipelineBoundary(received, sent, self._received_layers, self._sent_layers)
+
+    def receive(self, tokens: int) -> None:
+        """Launches the transfer of a step's hidden states into the buffer of its boundary."""
+        received, stage = self._received, self._stage
+        if received is None:
+            return
+        arrivals = Arrivals()
+
+        def transfer(slot: tuple[Tensor, ...]) -> None:
+            given = (self._pipeline.hidden, self._pipeline.position - 1, _entries(slot[0], tokens), arrivals)
+            stage.device.launch(self._receiving, receive_tensors, *given)
+
+        def take(slot: tuple[Tensor, ...]) -> None:
+            stage.device.wait_remote(stage.stream, arrivals)
+            stage.device.launch(stage.stream, take_hidden, arrivals, slot[0][:, :tokens], received[:, :tokens])
+
+        self._arriving.empty(self._arriving.fill(transfer), take)
+
+    def send(self, tokens: int) -> None:
+        """Launches the transfer of what the step's forward has left in the buffer of its boundary."""
+        sent, stage = self._sent, self._stage
+        if sent is None:
+            return
+
+        def copy(slot: tuple[Tensor, ...]) -> None:
+            stage.device.launch(stage.stream, copy_tensor, sent[:, :tokens], slot[0][:, :tokens])
+
+        def transfer(slot: tuple[Tensor, ...]) -> None:
+            given = (self._pipeline.hidden, [self._pipeline.position + 1], _entries(slot[0], tokens))
+            stage.device.launch(self._sending, send_tensors, *given)
+
+        self._leaving.empty(self._leaving.fill(copy), transfer)
+
+
+class TokenSender:
+    """Sends the tokens of each step from the rank with the last layers to the others."""
+
+    def __init__(self, stage: Resources, pipeline: Pipeline) -> None:
+        self._stage, self._pipeline = stage, pipeline
+        self._stream = stage.device.stream(f"{stage.name}-tokens")
+        slots = _token_slots(stage, pipeline.size + _SLOTS)
+        self._ring = SlotRing(stage.device, slots, stage.stream, self._stream)
+
+    def transfer(self, step: int, rows_R: Tensor | None, count: int) -> None:
+        """Launches the transfer of a step's tokens. rows_R: its `count` sampled rows; None if it failed."""
+        stage = self._stage
+
+        def gather(slot: tuple[Tensor, ...]) -> None:
+            message_RF, codes_RD = (tensor[:count] for tensor in slot)
+            if rows_R is None:
+                stage.device.launch(stage.stream, void_tokens, stage.rows, stage.limits.null_row, message_RF, codes_RD)
+            else:
+                stage.device.launch(stage.stream, gather_tokens, stage.rows, rows_R, message_RF, codes_RD)
+
+        def send(slot: tuple[Tensor, ...]) -> None:
+            others, sent = range(self._pipeline.position), _used(slot, count)
+            stage.device.launch(self._stream, send_tensors, self._pipeline.tokens, others, sent)
+
+        self._ring.empty(self._ring.fill(gather), send)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arriving:
+    """Tokens of a step that are not the rows' newest yet."""
+
+    step: int
+    count: int
+    slot: Slot
+    arrivals: Arrivals
+
+
+class ReceivedTokens:
+    """The token source of a rank without the last layers. A step's tokens are received as soon as it is launched, and become the
+    rows' newest when a later step needs them, or as many steps later as there are parts of the sequence of layers."""
+
+    gives_logits = False
+    ready = True
+
+    def __init__(self, stage: Resources, pipeline: Pipeline) -> None:
+        self._stage, self._pipeline = stage, pipeline
+        self._stream = stage.device.stream(f"{stage.name}-tokens")
+        self._arriving: deque[_Arriving] = deque()
+        slots = _token_slots(stage, pipeline.size + 1)
+        self._ring = SlotRing(stage.device, slots, self._stream, stage.stream)
+
+    def capture(self, rows_B: Tensor, advance_B: Tensor) -> None:
+        pass
+
+    def begin(self, newest_input: int) -> None:
+        while self._arriving and (self._arriving[0].step <= newest_input or len(self._arriving) >= self._pipeline.size):
+            self._accept(self._arriving.popleft())
+
+    def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff | None:
+        return None
+
+    def transfer(self, step: int, rows_R: Tensor | None, count: int) -> None:
+        """Launches the transfer of the tokens of a step, which samples `count` rows."""
+        arrivals = Arrivals()
+
+        def receive(slot: tuple[Tensor, ...]) -> None:
+            given = (self._pipeline.tokens, self._pipeline.size - 1, _used(slot, count), arrivals)
+            self._stage.device.launch(self._stream, receive_tensors, *given)
+
+        self._arriving.append(_Arriving(step, count, self._ring.fill(receive), arrivals))
+
+    def forget(self) -> None:
+        """No effect: a failed step's tokens come as a message that changes no row."""
+
+    def _accept(self, one: _Arriving) -> None:
+        def accept(slot: tuple[Tensor, ...]) -> None:
+            message_RF, codes_RD = (tensor[: one.count] for tensor in slot)
+            stage = self._stage
+            stage.device.wait_remote(stage.stream, one.arrivals)
+            stage.device.launch(stage.stream, accept_received, stage.rows, one.arrivals, message_RF, codes_RD)
+
+        self._ring.empty(one.slot, accept)
+
+
+def decoder_of(model: ArModel) -> DecoderLayers:
+    """The layers of a model whose sequence of layers is cut."""
+    (decoder,) = (part for part in model.modules() if isinstance(part, DecoderLayers))
+    return decoder
+
+
+def _token_slots(stage: Resources, slots: int) -> list[tuple[Tensor, ...]]:
+    """For the rows' numbers and fields, int64, and their codes."""
+    rows, zeros = stage.limits.rows, stage.device.zeros
+    width = next_width(stage.model)
+    return [(zeros((rows, 1 + ROW_FIELDS), torch.int64), zeros((rows, width), stage.dtype)) for _ in range(slots)]
+
+
+def _used(slot: tuple[Tensor, ...], count: int) -> list[Tensor]:
+    """The used part of a slot for tokens, without what is empty."""
+    return [part for tensor in slot if (part := tensor[:count]).numel()]
+
+
+def _entries(slot_NTD: Tensor, tokens: int) -> list[Tensor]:
+    """The contiguous parts of a slot for hidden states."""
+    return list(slot_NTD[:, :tokens].unbind(0))

@@ -1,0 +1,115 @@
+"""The transfers of a step between the ranks of a stage. Each rank launches the same ones for each step, whatever fails: `finish`
+launches those that a failed step has left out, with contents that nobody uses. So none is taken for that of another step."""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from omni.parallel import Communicator, Ranks
+from omni_ar.kernels.step.state import RowState
+from omni_ar.run.arrivals import Arrivals, receive_tensors
+from omni_ar.run.launch import StepLaunch
+from omni_ar.run.pack import StepTensors
+from omni_ar.run.pipeline import HiddenTransfers, ReceivedTokens, TokenSender
+from omni_ar.run.state import Resources
+
+
+def send_inputs(
+    communicator: Communicator, tensors: Sequence[Tensor], state: RowState, steps_n: Sequence[Tensor]
+) -> None:
+    """Sends every other rank the tensors, and the vectors that condition these steps."""
+    vectors = [state.conditioning.index_select(0, index_n) for index_n in steps_n]
+    for tensor in (*tensors, *vectors):
+        sent = tensor.contiguous()
+        for rank in range(1, communicator.size):
+            communicator.send(sent, rank)
+
+
+def take_inputs(arrivals: Arrivals, vectors: Sequence[Tensor], state: RowState, steps_n: Sequence[Tensor]) -> None:
+    """Stores vectors that have arrived where the steps read them."""
+    arrivals.wait()
+    for vectors_nE, index_n in zip(vectors, steps_n, strict=True):
+        state.conditioning.index_copy_(0, index_n, vectors_nE)
+
+
+class InputTransfers:
+    """Gives every rank the inputs that other stages made for rank 0 alone: multimodal embeddings, saved frames, and the vectors
+    that condition the steps. On the main stream: they are few, and the step needs them at once."""
+
+    def __init__(self, stage: Resources, ranks: Ranks) -> None:
+        self._stage, self._ranks = stage, ranks
+
+    def transfer(self, tensors: StepTensors, steps_n: Sequence[Tensor]) -> None:
+        """steps_n: indexes of vectors in `RowState.conditioning`. At another rank than 0, `tensors` are overwritten."""
+        stage, communicator = self._stage, self._ranks.communicator
+        given = [*(tensor for each in tensors.embeddings for tensor in each.values()), *tensors.saved]
+        if not given and not steps_n:
+            return
+        if not self._ranks.rank:
+            stage.device.launch(stage.stream, send_inputs, communicator, given, stage.rows, steps_n)
+            return
+        arrivals, width = Arrivals(), stage.rows.conditioning.shape[1]
+        vectors = [stage.device.empty((index_n.shape[0], width), stage.dtype, stage.stream) for index_n in steps_n]
+        stage.device.launch(stage.stream, receive_tensors, communicator, 0, [*given, *vectors], arrivals)
+        stage.device.wait_remote(stage.stream, arrivals)
+        stage.device.launch(stage.stream, take_inputs, arrivals, vectors, stage.rows, steps_n)
+
+
+class StepTransfers:
+    """The transfers of the step that is being launched."""
+
+    def __init__(
+        self, inputs: InputTransfers, hidden: HiddenTransfers | None, tokens: TokenSender | ReceivedTokens | None
+    ) -> None:
+        """hidden, tokens: None if every rank has all layers."""
+        self._inputs, self._hidden, self._tokens = inputs, hidden, tokens
+        self._left: dict[str, Callable[[], None]] = {}
+        """Those that are not launched yet, in order."""
+
+    def begin(self, step: StepLaunch, tensors: StepTensors, steps_n: Sequence[Tensor]) -> None:
+        """tensors, steps_n: as for `InputTransfers.transfer`."""
+        self._left = {"inputs": lambda: self._inputs.transfer(tensors, steps_n)}
+        if self._hidden is not None:
+            self._left["receive"] = lambda: self._receive(step)
+            self._left["send"] = lambda: self._send(step)
+        if self._tokens is not None and step.count:
+            self._left["tokens"] = lambda: self._pass(step, None)
+
+    def share_inputs(self) -> None:
+        self._left.pop("inputs")()
+
+    def receive_hidden(self) -> None:
+        """From the rank with the layers before, if there is one."""
+        self._left.pop("receive", _nothing)()
+
+    def send_hidden(self) -> None:
+        """To the rank with the next layers, if there is one."""
+        self._left.pop("send", _nothing)()
+
+    def pass_tokens(self, step: int, rows_R: Tensor) -> None:
+        """Sends the tokens of the sampled rows, or receives them."""
+        if self._tokens is not None:
+            self._left.pop("tokens", None)
+            self._tokens.transfer(step, rows_R, rows_R.shape[0])
+
+    def finish(self) -> None:
+        """Launches the transfers that a failed step has left out."""
+        left, self._left = self._left, {}
+        for transfer in left.values():
+            transfer()
+
+    def _receive(self, step: StepLaunch) -> None:
+        assert self._hidden is not None
+        self._hidden.receive(step.batch_tokens)
+
+    def _send(self, step: StepLaunch) -> None:
+        assert self._hidden is not None
+        self._hidden.send(step.batch_tokens)
+
+    def _pass(self, step: StepLaunch, rows_R: Tensor | None) -> None:
+        assert self._tokens is not None
+        self._tokens.transfer(step.step, rows_R, step.count)
+
+
+def _nothing() -> None:
+    pass

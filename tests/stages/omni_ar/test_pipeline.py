@@ -1,0 +1,330 @@
+"""A stage whose sequence of layers is cut: it gives what it gives whole, whatever fails at one of the ranks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor, nn
+
+from omni.device import CpuDevice
+from omni.errors import ConfigError, StageError
+from omni.parallel import RankLayout
+from omni.payload import Payload
+from omni.plugin import LogitsProcessorEntry
+from omni.testing.ranks import RankThread, thread_ranks
+from omni_ar.inputs import MultimodalEmbedding, Placeholder
+from omni_ar.layers import DecoderConfig
+from omni_ar.layers.parallel import PipelinePart, partitioned
+from omni_ar.layers.text_model import TextModel
+from omni_ar.model import Batch, NextTokens
+from omni_ar.options import ArOptions
+from omni_ar.processors import LogitsProcessor, ProcessedRows, ProcessorRegistry
+from omni_ar.run import runner
+from omni_ar.run.follower import FollowerWorker
+from omni_ar.run.plan import StepPlan
+from tests.support.ar_driver import ArDriver, plain_prompt, small_runner
+
+VOCABULARY, WIDTH, LAYERS, TOKENS = 61, 24, 4, 9
+CONFIG = DecoderConfig(
+    width=WIDTH,
+    num_layers=LAYERS,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    mlp_width=32,
+    max_positions=96,
+    rope_theta=1e4,
+    rms_norm_eps=1e-6,
+)
+OPTIONS = ArOptions(max_num_seqs=4, block_size=4)
+PROMPTS = [[(7 * index + 3 * place * place) % VOCABULARY for place in range(1 + 5 * index)] for index in range(6)]
+
+
+class Deep(TextModel):
+    """fails: a phase of the model, and the number of its call that fails."""
+
+    def __init__(self, fails: tuple[str, int] | None = None) -> None:
+        super().__init__(CONFIG, VOCABULARY, tied=False)
+        self._fails = fails
+        self._calls = 0
+        self.requires_grad_(False)
+
+    def _check(self, phase: str) -> None:
+        if self._fails is not None and self._fails[0] == phase:
+            self._calls += 1
+            if self._calls == self._fails[1]:
+                raise ValueError("broken")
+
+    def embed_next(self, step: NextTokens) -> Tensor:
+        self._check("embed")
+        return super().embed_next(step)
+
+    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        self._check("before")
+        hidden_TD = super().forward(x_TD, batch)
+        self._check("behind")
+        return hidden_TD
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        self._check("logits")
+        return super().logits(hidden_RD)
+
+
+def filled(model: TextModel) -> TextModel:
+    """With weights that depend on their names alone."""
+    for name, parameter in model.named_parameters():
+        generator = torch.Generator().manual_seed(sum(map(ord, name)) + len(name))
+        nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.35, generator)
+    return model
+
+
+def part(position: int, size: int, layers: tuple[int, ...] = (), fails: tuple[str, int] | None = None) -> TextModel:
+    with partitioned(None, PipelinePart("text", position, size, layers)):
+        model = filled(Deep(fails))
+        shape = model.shape
+    model.__class__ = type("Part", (type(model),), {"shape": shape})
+    return model
+
+
+class Pipelined:
+    """The driver has rank 0, with the last layers; the others are threads."""
+
+    def __init__(
+        self,
+        size: int,
+        options: ArOptions = OPTIONS,
+        *,
+        layers: tuple[int, ...] = (),
+        fails: Mapping[int, tuple[str, int]] | None = None,
+        seconds: float = 10.0,
+        **more: Any,
+    ) -> None:
+        """fails: by rank, as of `Deep`. seconds: time that a rank waits for another one. more: of `ArDriver`."""
+        layout = RankLayout(pipeline=size)
+        ranks = thread_ranks(layout, seconds)
+        models = [part(layout.position(rank), size, layers, (fails or {}).get(rank)) for rank in range(size)]
+        self.driver = ArDriver(models[0], CpuDevice(), options, ranks=ranks[0], **more)
+        self.threads: list[RankThread] = []
+        for model, own in zip(models[1:], ranks[1:], strict=True):
+            with torch.inference_mode():
+                made, _, _ = small_runner(model, CpuDevice(), options, ranks=own, **more)
+            self.threads.append(RankThread(FollowerWorker("text", made, own)))
+
+    def run(self) -> None:
+        self.driver.gather_all()
+        self.end()
+
+    def end(self) -> None:
+        for thread in self.threads:
+            thread.end()
+            assert thread.error is None, thread.error
+
+
+def whole(prompts: Sequence[Sequence[int]], params: Mapping[str, Any] | None = None, **more: Any) -> ArDriver:
+    driver = ArDriver(filled(Deep()), **more)
+    driver.ask_all(prompts, params or {}, max_tokens=TOKENS)
+    driver.run()
+    return driver
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    tokens = whole(PROMPTS).all_tokens(len(PROMPTS))
+    assert len(set(map(tuple, tokens))) == len(PROMPTS)
+    return tokens
+
+
+def test_parts_hold_their_layers_and_nothing_else() -> None:
+    names = {name for name, _ in Deep().named_parameters()}
+    parts = [part(position, 3) for position in range(3)]
+    held = [{name for name, _ in each.named_parameters()} for each in parts]
+    layers = [{int(name.split(".")[2]) for name in each if "layers." in name} for each in held]
+    assert layers == [{0, 1}, {2}, {3}], "the last part also computes logits"
+    assert set.union(*held) == names
+    assert (
+        ["lm_head.weight" in each for each in held]
+        == ["decoder.norm.weight" in each for each in held]
+        == [False, False, True]
+    )
+    assert all("embed_tokens.weight" in each for each in held)
+    assert [each.shape.num_kv_layers for each in parts] == [2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("size", "layers", "said"),
+    [
+        (5, (), r"text\.pipeline_parallel: is 5, and the model has 4 layers"),
+        (
+            2,
+            (1, 2, 1),
+            r"text\.pipeline_layers: is \[1, 2, 1\]; give 2 numbers from 1 whose sum is the model's 4 layers",
+        ),
+        (2, (1, 2), r"is \[1, 2\]; give"),
+        (2, (4, 0), r"is \[4, 0\]; give"),
+    ],
+)
+def test_layers_that_cannot_be_divided_so_are_refused(size: int, layers: tuple[int, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        part(0, size, layers)
+
+
+@pytest.mark.parametrize(
+    ("size", "changes", "captured", "layers"),
+    [
+        (2, {}, False, ()),
+        (2, {"max_in_flight": 1}, True, (1, 3)),
+        (3, {"max_in_flight": 4, "graph_chunk_sizes": (8, 16)}, True, ()),
+        (4, {"num_blocks": 13, "max_in_flight": 8}, False, ()),
+        (2, {"num_blocks": 13, "max_num_batched_tokens": 8, "prefix_cache": False}, True, (3, 1)),
+    ],
+    ids=["plain", "captured", "chunks captured", "few blocks", "few blocks, captured"],
+)
+def test_tokens_are_those_of_the_whole(
+    size: int, changes: Mapping[str, Any], captured: bool, layers: tuple[int, ...], expected: list[list[int]]
+) -> None:
+    cut = Pipelined(size, replace(OPTIONS, **changes), layers=layers, captured=captured)
+    cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
+    cut.run()
+    assert cut.driver.all_tokens(len(PROMPTS)) == expected
+    assert "num_blocks" not in changes or cut.driver.counter("preemptions") > 0
+
+
+class Favour(LogitsProcessor):
+    """bias 9 raises in the phase."""
+
+    width = 1
+
+    def pack(self, args: Mapping[str, object], vocab_size: int) -> Sequence[float]:
+        return (float(str(args["bias"])),)
+
+    def apply(self, logits_RV: Tensor, rows: ProcessedRows) -> Tensor:
+        if bool((rows.params_RW == 9).any()):
+            raise ValueError("no nine")
+        return logits_RV + rows.params_RW * torch.arange(logits_RV.shape[1])
+
+
+def processors() -> ProcessorRegistry:
+    return ProcessorRegistry(
+        {"favour": LogitsProcessorEntry(name="favour", processor=f"{__name__}:Favour")}, VOCABULARY
+    )
+
+
+SAMPLING: dict[str, Mapping[str, Any]] = {
+    "random": {"temperature": 1.0, "top_k": 9, "top_p": 0.8, "seed": 3},
+    "penalties": {"repetition_penalty": 1.4, "frequency_penalty": 0.6, "presence_penalty": 0.3},
+    "log-probabilities": {"logprobs": 3, "prompt_logprobs": 2, "temperature": 0.7, "seed": 1},
+    "bias and stops": {"logit_bias": {5: 4.0, 6: 4.5}, "stop_token_ids": (5,), "min_tokens": 3},
+    "processors": {"processors": {"favour": {"bias": 0.3}}, "temperature": 1.0, "seed": 2},
+    "bad words": {"bad_words_ids": ((1, 2), (7,)), "temperature": 1.2, "seed": 9},
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLING)
+def test_draws_and_scores_are_those_of_the_whole(kind: str) -> None:
+    """Stop ids end rows while later steps of theirs are at the ranks before."""
+    alone = whole(PROMPTS[1:], SAMPLING[kind], processors=processors())
+    cut = Pipelined(2, replace(OPTIONS, max_in_flight=4), processors=processors())
+    cut.driver.ask_all(PROMPTS[1:], SAMPLING[kind], max_tokens=TOKENS)
+    cut.run()
+    for index in map(str, range(len(PROMPTS) - 1)):
+        assert cut.driver.tokens(index) == alone.tokens(index)
+        assert cut.driver.done(index).reason == alone.done(index).reason
+        for given, wanted in zip(cut.driver.logprobs(index), alone.logprobs(index), strict=True):
+            assert torch.equal(torch.as_tensor(given.ids), torch.as_tensor(wanted.ids))
+            assert torch.allclose(torch.as_tensor(given.logprobs), torch.as_tensor(wanted.logprobs), atol=1e-5)
+
+
+@pytest.mark.plants_faults
+@pytest.mark.parametrize("phase", ["embed", "before", "behind", "logits"])
+def test_a_step_that_fails_at_rank_0_alone_is_run_again(phase: str, expected: list[list[int]]) -> None:
+    """Before or behind it has received hidden states: those of later steps are not taken for them."""
+    cut = Pipelined(3, replace(OPTIONS, max_in_flight=3), fails={0: (phase, 4)})
+    cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
+    cut.run()
+    assert cut.driver.counter("retries") == 1
+    assert cut.driver.all_tokens(len(PROMPTS)) == expected
+
+
+@pytest.mark.plants_faults
+def test_a_step_that_fails_at_every_rank_is_run_again(expected: list[list[int]]) -> None:
+    cut = Pipelined(3, fails=dict.fromkeys(range(3), ("embed", 4)))
+    cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
+    cut.run()
+    assert cut.driver.counter("retries") == 1
+    assert cut.driver.all_tokens(len(PROMPTS)) == expected
+
+
+@pytest.mark.plants_faults
+@pytest.mark.parametrize("phase", ["embed", "before", "behind"])
+def test_a_step_that_fails_at_another_rank_alone_ends_that_rank(phase: str) -> None:
+    cut = Pipelined(2, fails={1: (phase, 3)}, seconds=0.3)
+    cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
+    cut.driver.run()
+    cut.threads[0].end()
+    assert isinstance(cut.threads[0].error, StageError)
+    assert "failed at rank 1 only: broken" in str(cut.threads[0].error)
+
+
+@pytest.mark.plants_faults
+def test_a_request_whose_processor_raises_harms_no_other(expected: list[list[int]]) -> None:
+    """Ranks without the last layers do not sample."""
+    cut = Pipelined(2, processors=processors())
+    cut.driver.ask("bad", PROMPTS[2], processors={"favour": {"bias": 9}}, max_tokens=TOKENS)
+    cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
+    cut.run()
+    assert "no nine" in str(cut.driver.error("bad"))
+    assert cut.driver.all_tokens(len(PROMPTS)) == expected
+
+
+def see(driver: ArDriver, name: str, width: int) -> None:
+    place = Placeholder(name="picture", index=0, positions=np.arange(2, 5))
+    driver.ask(name, plain_prompt(PROMPTS[3], placeholders=(place,)), sources=("eyes",), max_tokens=TOKENS)
+    rows = torch.randn(3, width, generator=torch.Generator().manual_seed(width))
+    driver.feed_host(name, Payload(MultimodalEmbedding(name="picture", index=0), {"embeddings": rows}))
+    driver.end(name, source="eyes")
+
+
+@pytest.mark.plants_faults
+def test_embeddings_are_shared_and_a_wrong_width_harms_no_other(expected: list[list[int]]) -> None:
+    alone, cut = ArDriver(filled(Deep())), Pipelined(2)
+    see(alone, "good", WIDTH)
+    alone.run()
+    see(cut.driver, "bad", WIDTH + 1)
+    see(cut.driver, "good", WIDTH)
+    cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
+    cut.run()
+    assert "embed_inputs" in str(cut.driver.error("bad"))
+    assert cut.driver.tokens("good") == alone.tokens("good") != expected[3]
+    assert cut.driver.all_tokens(len(PROMPTS)) == expected
+
+
+def abort_and_go_on() -> tuple[list[int], list[int]]:
+    """A request is given the row of another one, whose newest tokens are not at the first rank yet. Returns its tokens, and those
+    that it has alone."""
+    cut = Pipelined(2, replace(OPTIONS, max_num_seqs=1, max_in_flight=4))
+    cut.driver.ask("old", PROMPTS[1], max_tokens=40)
+    while len(cut.driver.tokens("old")) < 4:
+        cut.driver.tick()
+    cut.driver.abort("old")
+    cut.driver.ask("new", PROMPTS[2], max_tokens=TOKENS)
+    cut.run()
+    return cut.driver.tokens("new"), whole(PROMPTS[2:3]).tokens("0")
+
+
+def test_late_tokens_of_a_row_s_last_owner_do_no_harm() -> None:
+    given, wanted = abort_and_go_on()
+    assert given == wanted
+
+
+def never(plan: StepPlan) -> int:
+    return 0
+
+
+@pytest.mark.mutation
+def test_a_row_that_does_not_wait_for_its_token_goes_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_newest_input", never)
+    given, wanted = abort_and_go_on()
+    assert given != wanted
