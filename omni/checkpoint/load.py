@@ -37,10 +37,11 @@ def fill_dummy(module: nn.Module, seed: int, init: Initializer = default_init) -
     """Fills every parameter of `module` in place, on its own device, without a host copy. Buffers stay as they are; parameters on
     the meta device are skipped. Where ranks hold different weights (`Cut`, `Absent`), those that several hold whole are equal."""
     generators: dict[torch.device, torch.Generator] = {}
-    starts: dict[str, set[int]] = defaultdict(set)
-    for place in stacked_destinations(module).values():
+    starts: dict[str, set[int | str]] = defaultdict(set)
+    for weight, place in stacked_destinations(module).items():
         if place.cut is not None:
-            starts[place.parameter].add(place.cut.start)
+            # Ranks that hold different weights whole differ in those that they lack.
+            starts[place.parameter].add(weight if place.empty else place.cut.start)
     absent = any(isinstance(part, Absent) for part in module.modules())
     with torch.inference_mode():
         for name, parameter in module.named_parameters():
@@ -51,7 +52,7 @@ def fill_dummy(module: nn.Module, seed: int, init: Initializer = default_init) -
                 generators[device] = torch.Generator(device).manual_seed(seed)
             if starts or absent:
                 # What was drawn for the parameters before differs from rank to rank, in number too.
-                own = f"{seed} {name} {sorted(starts.get(name, ()))}"
+                own = f"{seed} {name} {sorted(starts.get(name, ()), key=str)}"
                 generators[device].manual_seed(zlib.crc32(own.encode()))
             init(name, parameter, generators[device])
 
@@ -61,11 +62,16 @@ class Destination:
     """The place of a published weight: `parameter[index]`, or the whole parameter if `index` is empty. A stacked parameter holds
     several weights, each in its own part. The gate of expert 3, in an `[E, 2I, D]` parameter whose first I rows are gates:
     `Destination("mlp.experts_gate_up", (3, slice(0, I)))`. Slices have a start and a stop. cut: the part of the weight that goes
-    there; None for all of it."""
+    there; None for all of it, and an empty one for a weight that other ranks hold."""
 
     parameter: str
     index: tuple[int | slice, ...] = ()
     cut: Cut | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing of the weight goes there."""
+        return self.cut is not None and not self.cut.length
 
 
 class StackedWeights(ABC):
@@ -187,7 +193,7 @@ def _destinations(
             expected = destination.cut.whole_shape(expected)
         if found != expected:
             raise CheckpointError(name, f"wrong tensor shape: expected {expected}, found {found}", RESTORE_CONFIG)
-        other = taken.setdefault(_key(destination), name)
+        other = name if destination.empty else taken.setdefault(_key(destination), name)
         if other != name:
             raise CheckpointError(
                 name, f"has the same destination as {other}", "use a checkpoint that holds each weight once"
@@ -214,7 +220,8 @@ def _check_filled(
         filled[id(targets[destination.parameter])].append(destination)
     parts: dict[str, list[str]] = defaultdict(list)
     for part, destination in stacked.items():
-        parts[destination.parameter].append(part)
+        if not destination.empty:
+            parts[destination.parameter].append(part)
     taken = {_key(destination) for destination in destinations.values()}
     missing: list[str] = []
     for name, target in targets.items():

@@ -26,7 +26,7 @@ class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     """dtype: the stage's own, by default the engine's. places: one for each replica, or for each rank if there are several.
-    tensor_parallel, pipeline_parallel: as in `Stage`. prefix_cache: None for kinds without one."""
+    tensor_parallel, expert_parallel, pipeline_parallel: as in `Stage`. prefix_cache: None for kinds without one."""
 
     name: str
     kind: str
@@ -35,6 +35,7 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     places: tuple[str, ...]
     tensor_parallel: int
+    expert_parallel: bool
     pipeline_parallel: int
     prefix_cache: PrefixCache | None
 
@@ -104,6 +105,7 @@ def make_report(model: str, target: Target, *, measure: bool) -> Explanation:
                 dtype=stage.dtype or engine.dtype,
                 places=placement.ranks.get(stage.name, placement.stages[stage.name]),
                 tensor_parallel=stage.tensor_parallel,
+                expert_parallel=stage.expert_parallel,
                 pipeline_parallel=stage.pipeline_parallel,
                 prefix_cache=_prefix_cache(pipeline, stage),
             )
@@ -214,7 +216,8 @@ def _part(stage: StageReport, place: str) -> str:
         return stage.name
     rank = stage.places.index(place)
     part = f" (part {layout.position(rank) + 1} of {layout.pipeline} of its layers)" if layout.pipeline > 1 else ""
-    return f"rank {rank} of {layout.size} of {stage.name}{part}"
+    experts = " (experts divided)" if stage.expert_parallel else ""
+    return f"rank {rank} of {layout.size} of {stage.name}{part}{experts}"
 
 
 def _outputs(report: Explanation) -> Iterator[str]:

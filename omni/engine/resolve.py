@@ -49,13 +49,14 @@ from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
 from omni.plugin.locate import is_import_path
 from omni.plugin.manager import Plugins
 from omni.sampling import SamplingParams
-from omni.stage import PipelineParallelKind, StageKind, TensorParallelKind
+from omni.stage import ExpertParallelKind, PipelineParallelKind, StageKind, TensorParallelKind
 from omni.utils.origin import origin, with_origin, with_place
 
 _STAGE_SETTINGS = (
     ("dtype", str | None, None),
     ("place", str | None, None),
     ("tensor_parallel", int, 1),
+    ("expert_parallel", bool, False),
     ("pipeline_parallel", int, 1),
 )
 """Fields of `Stage` that users set beside its options."""
@@ -332,6 +333,7 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins, code: object = None) ->
             remedy = f"kind {stage.kind!r} takes {kind.options.__name__}"
             raise ConfigError(f"pipeline.stages.{stage.name}.options", problem, remedy)
         _check_ranks(stage, kind)
+        _check_experts(stage, kind)
         if stage.model is not None:
             locate(stage.model, f"pipeline.stages.{stage.name}.model", code)
         if stage.dtype is not None:
@@ -365,6 +367,19 @@ def _check_ranks(stage: Stage, kind: StageKind) -> None:
             f"is {stage.pipeline_parallel}, which with tensor_parallel={stage.tensor_parallel} is {stage.ranks} ranks"
         )
         raise ConfigError(f"{stage.name}.pipeline_parallel", problem, f"use at most {MOST_RANKS} ranks")
+
+
+def _check_experts(stage: Stage, kind: StageKind) -> None:
+    """Raises ConfigError for experts that are to be divided where the kind does not support it, or where there is one rank."""
+    field, value = f"{stage.name}.expert_parallel", stage.expert_parallel
+    if not isinstance(value, bool):
+        raise ConfigError(field, f"is {quoted(value)}", "give true or false")
+    if value and not (isinstance(kind, ExpertParallelKind) and kind.expert_parallel):
+        problem = f"is true, and stages of kind {stage.kind!r} have no experts to divide"
+        raise ConfigError(field, problem, "leave it out")
+    if value and stage.tensor_parallel == 1:
+        problem = f"is true, and {stage.name}.tensor_parallel is 1: there is one rank, which holds all experts"
+        raise ConfigError(field, problem, f"set {stage.name}.tensor_parallel to the number of ranks, or leave it out")
 
 
 def _adapter(path: str, field: str, code: object) -> AdapterFactory:

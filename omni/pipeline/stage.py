@@ -31,6 +31,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tensor_parallel, pipeline_parallel: number of parts that each layer, and the sequence of layers, is cut into. Their product is
         the number of ranks, at most 64. With more than 1, `place` names so many places: those of the ranks, in order. Users set
         them as `"name.tensor_parallel"` and `"name.pipeline_parallel"`.
+    expert_parallel: whether the experts of a mixture are divided among the ranks with parts of a layer, instead of the width of
+        each expert. Users set it as `"name.expert_parallel"`.
     dtype: of weights and activations, `"float32"`, `"bfloat16"` or `"float16"`; None uses the engine's. Users set it as
         `"name.dtype"`, unless the options have a field of that name.
     """
@@ -43,6 +45,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     dtype: str | None = None
     place: str | None = None
     tensor_parallel: int = 1
+    expert_parallel: bool = False
     pipeline_parallel: int = 1
 
     @property

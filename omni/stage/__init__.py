@@ -2,6 +2,7 @@
 
 from omni.payload.copier import PayloadCopier, Receipt, Transfer, as_matrix
 from omni.stage.base import (
+    ExpertParallelKind,
     Footprint,
     LoadedStage,
     PipelineParallelKind,
@@ -41,6 +42,7 @@ __all__ = [
     "Abort",
     "Done",
     "Ended",
+    "ExpertParallelKind",
     "Failed",
     "Feed",
     "Footprint",

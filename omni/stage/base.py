@@ -175,6 +175,17 @@ class TensorParallelKind(StageKind, Protocol):
 
 
 @runtime_checkable
+class ExpertParallelKind(TensorParallelKind, Protocol):
+    """A kind that can divide the experts of a mixture among the ranks of a stage (`Stage.expert_parallel`).
+
+    expert_parallel: whether it can. `load` then follows `StageContext.stage.expert_parallel`, and raises ConfigError for a model
+    without experts, on the meta device too.
+    """
+
+    expert_parallel: bool
+
+
+@runtime_checkable
 class PipelineParallelKind(StageKind, Protocol):
     """As `TensorParallelKind`, with `Stage.pipeline_parallel`: rank 0 has the last layers, whose results are those of the stage."""
 

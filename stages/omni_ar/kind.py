@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 from omni.device import declare_categories
+from omni.device.meta import MetaDevice
 from omni.errors import ConfigError
 from omni.stage import StageContext, build_model
 from omni_ar.layers.attention import Attention
 from omni_ar.layers.decoder import DecoderLayers
+from omni_ar.layers.moe import SparseMoE
 from omni_ar.layers.parallel import PipelinePart, partitioned
 from omni_ar.loaded import LoadedAr
 from omni_ar.model import ArModel
@@ -25,6 +27,7 @@ class ArStageKind:
     name = "ar"
     options = ArOptions
     tensor_parallel = True
+    expert_parallel = True
     pipeline_parallel = True
 
     def load(self, context: StageContext) -> LoadedAr:
@@ -33,19 +36,39 @@ class ArStageKind:
 
 def build_part(context: StageContext) -> ArModel:
     """The stage's model, weights loaded: the part of this engine's rank, or a whole one. Raises ConfigError if its sequence of
-    layers cannot be cut as the settings say."""
+    layers cannot be cut as the settings say, and for experts that are to be divided, and of which the model has none; the engine
+    learns it from the meta device, before weights are read."""
     part = _pipeline_part(context)
     if context.ranks is None:
         return build_model(context, ArModel)  # type: ignore[type-abstract]
-    with partitioned(context.ranks.tensor, part):
+    with partitioned(context.ranks.tensor, part, expert_parallel=context.stage.expert_parallel):
         model = build_model(context, ArModel)  # type: ignore[type-abstract]
         if part is not None and sum(isinstance(each, DecoderLayers) for each in model.modules()) != 1:
             problem = (
                 f"is {part.size}, and {type(model).__name__} has not one `DecoderLayers`, whose layers could be divided"
             )
             raise ConfigError(f"{part.stage}.pipeline_parallel", problem, "leave it out")
+        if context.stage.expert_parallel:
+            _check_experts(context, model, part)
         _keep_shape(model)
         return model
+
+
+def _check_experts(context: StageContext, model: ArModel, part: PipelinePart | None) -> None:
+    if not _has_experts(model) and part is not None:
+        # Those of other layers than this rank's.
+        with partitioned(context.ranks.tensor if context.ranks is not None else None):
+            empty = replace(context, device=MetaDevice(), load_format="dummy")
+            model = build_model(empty, ArModel)  # type: ignore[type-abstract]
+    if not _has_experts(model):
+        name = context.stage.name
+        raise ConfigError(
+            f"{name}.expert_parallel", f"is true, and the model of stage {name!r} has no experts", "leave it out"
+        )
+
+
+def _has_experts(model: ArModel) -> bool:
+    return any(isinstance(module, SparseMoE) for module in model.modules())
 
 
 def _pipeline_part(context: StageContext) -> PipelinePart | None:

@@ -10,8 +10,12 @@ from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from omni.frontend.base import Message, Prepared, TextPart
+from omni.payload import Payload
+from omni_ar.inputs import Prompt
 from tests.benchmarks.benchmark_script import BENCHMARKS, run_script
 from tests.support.painter import paint_plugins
 from tests.support.tiers import SLOW, few
@@ -46,6 +50,24 @@ def test_connectors_measures_the_hop_between_stages(
     # One load serves all of them; each step is reported as it begins.
     steps = ["loading .*", "1 at once, warm-up", "1 at once, measured", "2 at once, warm-up", "2 at once, measured"]
     assert re.fullmatch("".join(rf"{step} \.\.\. [\d.]+ s\n" for step in steps), capfd.readouterr().err)
+
+
+def test_tensor_parallel_gives_each_row_a_random_prompt_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    script = importlib.import_module("tensor_parallel")
+    given = Prompt(columns=np.zeros((1, 5), np.int64), positions=np.zeros((3, 5), np.int64), next_position=5)
+    frontend = SimpleNamespace(prepare=lambda chat: Prepared({"thinker": [Payload(given)]}, prompt_tokens=5))
+    real, vocab = frontend.prepare, 100_000
+    with script.random_prompts(SimpleNamespace(_client=SimpleNamespace(frontend=frontend)), "thinker", vocab):
+        chats = [SimpleNamespace(messages=[Message("user", (TextPart(text),))]) for text in ("0", "1", "0")]
+        prompts = [frontend.prepare(chat).inputs["thinker"][0].meta for chat in chats]
+    assert frontend.prepare is real
+    for prompt in prompts:
+        prompt.check(1, 3, vocab)
+        assert prompt.length == prompt.next_position == 64
+    first, second, again = (set(prompt.columns[0].tolist()) for prompt in prompts)
+    assert first == again
+    assert len(first & second) <= 2, "of 100,000 ids two prompts share hardly any"
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Models of each family whose weights are cut across ranks, against the whole model of the same checkpoint."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -9,18 +10,26 @@ import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import omni_csm.pipeline
 import omni_qwen2_5_omni.pipeline
 import omni_qwen2_5_omni.tiny
 import omni_qwen3_omni.pipeline
 import omni_text.pipeline
-from omni.checkpoint import Checkpoint, Cut, stacked_destinations
-from omni.device import open_device
-from omni.parallel import Communicator, EqualRanks
+from omni.api.settings import layers_of
+from omni.checkpoint import Checkpoint, Cut, stacked_destinations, stream
+from omni.cli import app
+from omni.device import Device, open_device
+from omni.device.meta import MetaDevice
+from omni.engine import EngineOptions, check_shapes, resolve_pipeline
+from omni.errors import ConfigError
+from omni.parallel import Communicator, EqualRanks, RankLayout, SilentCommunicator, silent_ranks
 from omni.pipeline import Pipeline
-from omni.stage import StageContext, build_model
+from omni.plugin.manager import load_plugins
+from omni.stage import StageContext, build_model, module_bytes
 from omni_ar.kind import build_part
+from omni_ar.layers import GatedMLP, SparseMoE
 from omni_ar.layers.parallel import partitioned
 from omni_ar.layers.text_model import TextModel
 from omni_ar.model import ArModel, ArShape, CodecModel, PromptTokens
@@ -57,8 +66,10 @@ class Case:
             load_format=load_format,
         )
 
-    def build(self, communicator: Communicator | None, load_format: str = "auto") -> ArModel:
-        with partitioned(communicator):
+    def build(
+        self, communicator: Communicator | None, load_format: str = "auto", *, expert_parallel: bool = False
+    ) -> ArModel:
+        with partitioned(communicator, expert_parallel=expert_parallel):
             return build_model(self.context(load_format), ArModel)  # type: ignore[type-abstract]
 
 
@@ -88,6 +99,11 @@ CASES = {
     "omni 2.5 talker": Case(qwen2_5_folder, omni_qwen2_5_omni.pipeline.pipeline, "talker"),
     "csm backbone": Case(tiny_csm, omni_csm.pipeline.pipeline, "backbone"),
 }
+
+
+EXPERTS = {"text moe": 8, "omni 3 thinker": 4, "omni 3 talker": 4}
+WAYS = [(case, False) for case in CASES] + [(case, True) for case in EXPERTS]
+"""Cases, and whether their experts are divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +147,14 @@ def whole_run(case: str) -> Ran:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("case", CASES)
-def test_ranks_compute_what_the_whole_model_does(case: str, size: int) -> None:
+@pytest.mark.parametrize(("case", "by_expert"), WAYS)
+def test_ranks_compute_what_the_whole_model_does(case: str, by_expert: bool, size: int) -> None:
     expected = whole_run(case)
 
     def work(ranks: Communicator) -> tuple[Ran, int, int]:
-        model = CASES[case].build(ranks)
+        model = CASES[case].build(ranks, expert_parallel=by_expert)
+        divided = {part.experts_down.shape[0] for part in model.modules() if isinstance(part, SparseMoE)}
+        assert not by_expert or divided == {EXPERTS[case] // size}
         with partitioned(ranks):
             return run(model), sum(p.numel() for p in model.parameters()), model.shape.num_kv_heads
 
@@ -167,10 +185,10 @@ def published(model: nn.Module) -> dict[str, tuple[Tensor, Cut | None]]:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("case", CASES)
-def test_each_rank_holds_its_slice_of_every_weight(case: str, size: int) -> None:
+@pytest.mark.parametrize(("case", "by_expert"), WAYS)
+def test_each_rank_holds_its_slice_of_every_weight(case: str, by_expert: bool, size: int) -> None:
     whole = {name: tensor for name, (tensor, _) in published(CASES[case].build(None)).items()}
-    parts = on_ranks(size, lambda ranks: published(CASES[case].build(ranks)))
+    parts = on_ranks(size, lambda ranks: published(CASES[case].build(ranks, expert_parallel=by_expert)))
     for rank, places in enumerate(parts):
         assert places.keys() >= whole.keys()
         for name, weight in whole.items():
@@ -182,10 +200,14 @@ def test_each_rank_holds_its_slice_of_every_weight(case: str, size: int) -> None
             filled = torch.cat([rows, torch.zeros(size, *rows.shape[1:])])[cut.start : cut.stop]
             assert torch.equal(held.movedim(cut.dim, 0), filled), f"{name} of rank {rank}"
     for name, weight in whole.items():
-        # Together they hold all of it.
+        # Together they hold all of it. An expert is held by one of them.
         cuts = [places[name][1] for places in parts]
         covered = {entry for cut in cuts if cut is not None for entry in range(cut.start, cut.stop)}
-        assert cuts[0] is None or covered >= set(range(weight.shape[cuts[0].dim])), name
+        if by_expert and ".experts." in name:
+            assert cuts.count(None) == 1
+            assert not covered
+        else:
+            assert cuts[0] is None or covered >= set(range(weight.shape[cuts[0].dim])), name
 
 
 @pytest.mark.parametrize("case", ["text moe", "omni 3 talker"])
@@ -200,18 +222,77 @@ def test_random_weights_differ_in_cut_parameters_alone(case: str) -> None:
         assert torch.equal(weight, other) == (name not in cut), name
 
 
-def test_the_stage_kind_builds_in_the_partition_of_its_ranks() -> None:
+def with_experts_divided(context: StageContext) -> StageContext:
+    return replace(context, stage=msgspec.structs.replace(context.stage, expert_parallel=True))
+
+
+@pytest.mark.parametrize("by_expert", [False, True])
+def test_the_stage_kind_builds_in_the_partition_of_its_ranks(by_expert: bool) -> None:
     expected = whole_run("omni 3 thinker").logits_TV
 
     def work(ranks: Communicator) -> tuple[int, int, Tensor]:
         context = CASES["omni 3 thinker"].context()
+        context = with_experts_divided(context) if by_expert else context
         own = EqualRanks(rank=ranks.rank, size=ranks.size, communicator=ranks, channel=NoChannel(), tensor=ranks)
         model = build_part(replace(context, ranks=own))
+        held = {part.experts_down.shape[0] for part in model.modules() if isinstance(part, SparseMoE)}
+        assert held == {EXPERTS["omni 3 thinker"] // (2 if by_expert else 1)}
         return model.shape.num_kv_heads, model.shape.vocab_size, run(model).logits_TV
 
     for kv_heads, vocab_size, logits_TV in on_ranks(2, work):
         assert (kv_heads, vocab_size) == (1, expected.shape[1])
         assert_close(logits_TV, expected)
+
+
+@pytest.mark.parametrize("device", [open_device("cpu"), MetaDevice()], ids=["cpu", "meta"])
+@pytest.mark.parametrize("layout", [RankLayout(2), RankLayout(2, 2)], ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case not in EXPERTS])
+def test_a_model_without_experts_cannot_divide_them(case: str, layout: RankLayout, device: Device) -> None:
+    context = replace(with_experts_divided(CASES[case].context()), device=device, ranks=silent_ranks(1, layout))
+    name = context.stage.name
+    problem = rf"^{name}\.expert_parallel: is true, and the model of stage '{name}' has no experts; leave it out$"
+    with pytest.raises(ConfigError, match=problem):
+        build_part(context)
+
+
+def test_a_rank_of_layers_without_experts_is_accepted() -> None:
+    """The second of three layers is dense; ranks 2 and 3 have it alone."""
+    context = with_experts_divided(CASES["text moe"].context())
+    options = msgspec.structs.replace(context.options, pipeline_layers=(1, 1, 1))
+    context = replace(context, options=options, ranks=silent_ranks(3, RankLayout(2, 3)))
+    model = build_part(context)
+    assert not any(isinstance(part, SparseMoE) for part in model.modules())
+    assert any(isinstance(part, GatedMLP) for part in model.modules())
+
+
+def cut_settings(stage: str) -> dict[str, str]:
+    return {f"{stage}.tensor_parallel": "2", f"{stage}.place": "cpu,cpu/2", f"{stage}.expert_parallel": "true"}
+
+
+def test_a_start_refuses_it_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unread(*_: object) -> None:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr(stream, "_read", unread)
+    monkeypatch.setattr(stream, "copy_extent", unread)
+    checkpoint, plugins = Checkpoint(text_folder("untied")), load_plugins()
+    options = EngineOptions(device="cpu", dtype="float32")
+    plan = resolve_pipeline(checkpoint, plugins, layers_of(overrides=cut_settings("text")))
+    with pytest.raises(ConfigError, match=r"^text\.expert_parallel: .* has no experts; leave it out$"):
+        check_shapes(plan, checkpoint, plugins, options)
+    checkpoint = Checkpoint(text_folder("moe"))
+    plan = resolve_pipeline(checkpoint, plugins, layers_of(overrides=cut_settings("text")))
+    check_shapes(plan, checkpoint, plugins, options)
+
+
+def test_explain_counts_the_experts_of_a_rank() -> None:
+    case = CASES["text moe"]
+    asked = [f"--set={name}={value}" for name, value in cut_settings("text").items()]
+    done = CliRunner().invoke(app, ["explain", str(case.folder()), "--device", "cpu", *asked, "--json"])
+    found = json.loads(done.stdout)
+    whole, part = (module_bytes(case.build(ranks, expert_parallel=True)) for ranks in (None, SilentCommunicator(1, 2)))
+    assert part < 0.6 * whole
+    assert [found["memory"][place]["stages"]["text"]["weights"] for place in ("cpu", "cpu/2")] == [part, part]
 
 
 class OwnShape(TextModel):

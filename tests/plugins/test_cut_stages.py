@@ -14,6 +14,7 @@ from omni.plugin import locate
 from omni.plugin.manager import load_plugins
 from omni.testing import engine_for
 from omni.testing.simulation.late import LateDevice
+from omni_ar.layers import SparseMoE
 from tests.plugins.matrix import Cell, covering
 from tests.plugins.matrix_families import FAMILIES, family_in
 from tests.plugins.matrix_run import run_cell
@@ -74,6 +75,36 @@ def test_texts_are_those_of_transformers(kind: str, layout: RankLayout, pressure
     assert (engine.engine.counters()["text"]["preemptions"] > 0) == (pressure == "few blocks")
     cut.end()
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("layout", "pressure"),
+    few(
+        1,
+        [(TP2, "few blocks"), (BOTH, "few blocks"), (TP4, "not cached, far ahead"), (TP2, "not cached, far ahead")],
+        SLOW,
+    ),
+    ids=str,
+)
+def test_texts_of_divided_experts_are_those_of_transformers(layout: RankLayout, pressure: str, tmp_path: Path) -> None:
+    reference, cut = TextReference(tmp_path, "moe"), CutStages(layout, expert_parallel=True)
+    settings = of("text", {"block_size": 4, **PRESSURE[pressure]})
+    engine = TextEngine(reference.folder, settings, change=cut.change, graphs=True)
+    recorders = [engine.submit(str(n), PROMPTS[n], max_tokens=TOKENS) for n in range(len(PROMPTS))]
+    engine.run()
+    for index, recorder in enumerate(recorders):
+        assert recorder.tokens == reference.answer(index)
+    assert (engine.engine.counters()["text"]["preemptions"] > 0) == (pressure == "few blocks")
+    assert held_experts(cut, "text") == {8 // layout.tensor}
+    cut.end()
+    engine.close()
+
+
+def held_experts(cut: CutStages, stage: str) -> set[int]:
+    """The numbers of experts that the mixtures of a stage's ranks hold."""
+    runners = (cut.started[stage].leader, *cut.started[stage].followers)
+    mixtures = [m for runner in runners for m in runner._model.modules() if isinstance(m, SparseMoE)]
+    return {mixture.experts_down.shape[0] for mixture in mixtures}
 
 
 @pytest.mark.parametrize(
@@ -149,6 +180,15 @@ def test_each_request_gets_what_it_gets_alone(folder: Path, name: str, layout: R
         assert all(played.preemptions(family).values()), "the talker is preempted too"
 
 
+DIVIDED = [cell("talker, all together", 4, few_blocks=True), cell("prompt logprobs", 1, few_blocks=False)]
+
+
+@pytest.mark.parametrize("cell", few(0, DIVIDED, SLOW), ids=str)
+def test_each_request_gets_of_divided_experts_what_it_gets_alone(folder: Path, cell: Cell) -> None:
+    run_cell(family_in(folder, "qwen3_omni"), cell, CutStages(2, expert_parallel=True))
+
+
+@pytest.mark.parametrize("by_expert", [False, True])
 @pytest.mark.parametrize(
     ("shape", "layout", "settings"),
     few(
@@ -169,11 +209,18 @@ def test_each_request_gets_what_it_gets_alone(folder: Path, name: str, layout: R
     ),
     ids=str,
 )
-def test_qwen3_omni_says_what_it_says_whole(shape: str, layout: RankLayout, settings: Mapping[str, object]) -> None:
-    cut, comparison = CutStages(layout), Comparison()
+def test_qwen3_omni_says_what_it_says_whole(
+    shape: str, layout: RankLayout, settings: Mapping[str, object], by_expert: bool
+) -> None:
+    """Four ranks do not divide the 6 experts of the other talker: each has a part of their width."""
+    cut, comparison = CutStages(layout, expert_parallel=by_expert), Comparison()
     engine = OmniEngine(tiny_checkpoint(**omni_engine.SHAPES[shape]), settings, change=cut.change, graphs=True)
     results = engine.run(omni_engine.CHATS, [0, 2, 5, 9, 14])
     assert cut.started.keys() == {"thinker", "talker"}
+    experts = (8, 6) if shape == "other sizes" else (4, 4)
+    for stage, count in zip(("thinker", "talker"), experts, strict=True):
+        divided = by_expert and count % layout.tensor == 0
+        assert held_experts(cut, stage) == {count // layout.tensor if divided else count}
     cut.end()
     engine.close()
     omni_engine.assert_all_same(results, omni_engine.answers_alone(shape), comparison)

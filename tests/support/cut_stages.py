@@ -4,6 +4,7 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -63,10 +64,11 @@ def state_of(runner: Runner) -> dict[str, Tensor]:
 @dataclass(slots=True)
 class CutStages:
     """layout: of the ranks; a number divides each layer into so many parts. names: the stages; None for all autoregressive ones.
-    `change` is for the argument of that name of engines. started: by name."""
+    expert_parallel: whether their experts are divided. `change` is for the argument of that name of engines. started: by name."""
 
     layout: RankLayout | int = 2
     names: Collection[str] | None = None
+    expert_parallel: bool = False
     started: dict[str, CutStage] = field(default_factory=dict)
 
     @property
@@ -94,6 +96,8 @@ class _CutKind(ArStageKind):
 
     def load(self, context: StageContext) -> LoadedAr:
         first, *others = thread_ranks(self._cut.layout, seconds=20)
+        stage = msgspec.structs.replace(context.stage, expert_parallel=self._cut.expert_parallel)
+        context = replace(context, stage=stage)
         # Theirs is never late: they wait in collectives for rank 0.
         followers = [super(_CutKind, self).load(replace(context, ranks=ranks, device=CpuDevice())) for ranks in others]
         return _Leading(replace(context, ranks=first), followers, self._cut)

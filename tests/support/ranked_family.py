@@ -189,6 +189,7 @@ class AdderKind:
     name = "adder"
     options = AdderOptions
     tensor_parallel = True
+    expert_parallel = True  # accepted; there are no experts
 
     def load(self, context: StageContext) -> AdderStage:
         assert isinstance(context.options, AdderOptions)

@@ -3,21 +3,23 @@
 Shape legend: T tokens, D width, E experts, K experts per token, I intermediate width.
 """
 
+from contextlib import nullcontext
 from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from omni.checkpoint import Destination, StackedWeights
+from omni.checkpoint import Cut, Destination, StackedWeights
 from omni_ar.kernels.moe import Experts, Norm, SharedExpert, mix_experts
 from omni_ar.layers.linear import Factory, GatedMLP, RMSNorm
-from omni_ar.layers.parallel import communicator, partitioned, width_cut
+from omni_ar.layers.parallel import communicator, held_experts, whole, width_cut
 
 
 class SparseMoE(nn.Module, StackedWeights):
     """Sends each token through its `top_k` experts, weighted by the router. norm_topk: whether a token's weights are scaled to sum
     to 1. Parameters: `gate.weight` `[E, D]`, `experts_gate_up` `[E, 2I, D]` (gate rows first), `experts_down` `[E, D, I]`. In a
-    partition, each rank has a part of every expert's intermediate width, and the router is whole."""
+    partition, each rank has a part of every expert's intermediate width, or some of the experts whole (`held_experts`), and the
+    router is whole."""
 
     def __init__(
         self,
@@ -31,12 +33,15 @@ class SparseMoE(nn.Module, StackedWeights):
         super().__init__()
         self.top_k = top_k
         self.norm_topk = norm_topk
-        self._rows, self._columns = width_cut(intermediate, 0), width_cut(intermediate, 1)
-        self._communicator = communicator() if self._rows is not None else None
+        own = held_experts(num_experts)
+        self._rows = width_cut(intermediate, 0) if own is None else None
+        self._columns = width_cut(intermediate, 1) if own is None else None
+        self._held = own if own is not None else range(num_experts)
+        self._communicator = communicator() if own is not None or self._rows is not None else None
         held = self._rows.length if self._rows is not None else intermediate
         self.gate = nn.Linear(width, num_experts, bias=False, **factory)
-        self.experts_gate_up = _weight(num_experts, 2 * held, width, **factory)
-        self.experts_down = _weight(num_experts, width, held, **factory)
+        self.experts_gate_up = _weight(len(self._held), 2 * held, width, **factory)
+        self.experts_down = _weight(len(self._held), width, held, **factory)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """`[T, D]`, T at least 1, to `[T, D]`."""
@@ -48,24 +53,28 @@ class SparseMoE(nn.Module, StackedWeights):
 
     def _mix(self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor]:
         weights = (self.gate.weight, self.experts_gate_up, self.experts_down)
-        experts = Experts(*weights, self.top_k, self.norm_topk, self._shared())
+        experts = Experts(*weights, self.top_k, self.norm_topk, self._shared(), self._held.start)
         if self._communicator is None:
             return mix_experts(x_TD, delta_TD, norm, experts)
         y_TD, x_TD = mix_experts(x_TD, delta_TD, norm, experts)
         return self._communicator.all_reduce(y_TD), x_TD
 
     def stacked_weights(self, name: str) -> dict[str, Destination]:
-        """Published names: `experts.<i>.gate_proj.weight` and `.up_proj.weight`, `[I, D]`, and `.down_proj.weight`, `[D, I]`."""
-        prefix, inner = f"{name}." if name else "", self.experts_down.shape[2]
+        """Published names: `experts.<i>.gate_proj.weight` and `.up_proj.weight`, `[I, D]`, and `.down_proj.weight`, `[D, I]`. Of
+        those of other ranks this one holds an empty part."""
+        prefix, (width, inner) = f"{name}." if name else "", self.experts_down.shape[1:]
         destinations: dict[str, Destination] = {}
-        for expert in range(self.experts_down.shape[0]):
-            for part, parameter, index, cut in (
-                ("gate", "experts_gate_up", (expert, slice(0, inner)), self._rows),
-                ("up", "experts_gate_up", (expert, slice(inner, 2 * inner)), self._rows),
-                ("down", "experts_down", (expert,), self._columns),
+        for expert in range(self.gate.out_features):
+            index = expert - self._held.start
+            for part, parameter, rows, cut in (
+                ("gate", "experts_gate_up", slice(0, inner), self._rows),
+                ("up", "experts_gate_up", slice(inner, 2 * inner), self._rows),
+                ("down", "experts_down", slice(0, width), self._columns),
             ):
-                published = f"{prefix}experts.{expert}.{part}_proj.weight"
-                destinations[published] = Destination(f"{prefix}{parameter}", index, cut)
+                place = Destination(f"{prefix}{parameter}", (index, rows), cut)
+                if expert not in self._held:
+                    place = Destination(place.parameter, (0, slice(0, 0)), Cut(0, 0, 0, rows.stop - rows.start))
+                destinations[f"{prefix}experts.{expert}.{part}_proj.weight"] = place
         return destinations
 
     def _shared(self) -> SharedExpert | None:
@@ -87,8 +96,9 @@ class SharedExpertMoE(SparseMoE):
         **factory: Unpack[Factory],
     ) -> None:
         # Their outputs are summed before the ranks' parts are: all experts are cut, or none.
-        cut = all(width_cut(size, 0) is not None for size in (intermediate, shared_intermediate))
-        with partitioned(communicator() if cut else None):
+        by_expert = held_experts(num_experts) is not None
+        cut = width_cut(shared_intermediate, 0) is not None and (by_expert or width_cut(intermediate, 0) is not None)
+        with nullcontext() if cut else whole():
             super().__init__(width, intermediate, num_experts, top_k, norm_topk, **factory)
             self.shared_expert = GatedMLP(width, shared_intermediate, **factory)
         self.shared_expert_gate = nn.Linear(width, 1, bias=False, **factory)

@@ -48,6 +48,7 @@ class PipelinePart:
 class _Partition:
     communicator: Communicator | None = None
     part: PipelinePart | None = None
+    expert_parallel: bool = False
 
 
 _WHOLE = _Partition()
@@ -55,10 +56,13 @@ _partition: ContextVar[_Partition] = ContextVar("partition", default=_WHOLE)
 
 
 @contextmanager
-def partitioned(communicator: Communicator | None, part: PipelinePart | None = None) -> Iterator[None]:
+def partitioned(
+    communicator: Communicator | None, part: PipelinePart | None = None, *, expert_parallel: bool = False
+) -> Iterator[None]:
     """While entered, the layers that this thread builds hold the part of the communicator's rank, and a sequence of them the layers
-    of a part. None: they are whole."""
-    token = _partition.set(_Partition(communicator, part))
+    of a part. None: they are whole. expert_parallel: whether the experts of a mixture are divided among the communicator's ranks,
+    instead of the width of each (`Stage.expert_parallel`)."""
+    token = _partition.set(_Partition(communicator, part, expert_parallel))
     try:
         yield
     finally:
@@ -96,6 +100,13 @@ def width_cut(size: int, dim: int) -> Cut | None:
         return None
     share = size // ranks.size
     return Cut(dim, ranks.rank * share, (ranks.rank + 1) * share, size)
+
+
+def held_experts(num_experts: int) -> range | None:
+    """The experts of a mixture that this rank holds whole; None if they are not divided: without a partition by experts, or if the
+    ranks do not divide their number."""
+    part = width_cut(num_experts, 0) if _partition.get().expert_parallel else None
+    return range(part.start, part.stop) if part is not None else None
 
 
 @dataclass(frozen=True, slots=True)

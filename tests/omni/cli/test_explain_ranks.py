@@ -53,6 +53,15 @@ def test_it_shows_the_ranks_of_a_stage_and_their_processes(model: Path) -> None:
     }
 
 
+def test_it_shows_that_experts_are_divided(model: Path) -> None:
+    arguments = [*CUT, "--place", "writer=cuda:0,cuda:1/b", "--set", "writer.expert_parallel=true"]
+    lines = [" ".join(line.split()) for line in explain(model, *arguments).stdout.splitlines()]
+    assert "cuda:0 cuda:0 rank 0 of 2 of writer (experts divided)" in lines
+    assert "cuda:1/b cuda:1 rank 1 of 2 of writer (experts divided)" in lines
+    writer, singer = json.loads(explain(model, *arguments, "--json").stdout)["stages"]
+    assert (writer["expert_parallel"], singer["expert_parallel"]) == (True, False)
+
+
 def test_it_shows_the_parts_of_a_sequence_of_layers_and_what_each_holds(tmp_path: Path) -> None:
     model = write_text_model(tmp_path, "untied")
     cut = ("--set", "text.pipeline_parallel=2", "--set", "text.pipeline_layers=[1,2]", "--place", "text=cuda:0,cuda:1")
@@ -77,6 +86,8 @@ def test_it_shows_the_parts_of_a_sequence_of_layers_and_what_each_holds(tmp_path
         ((*CUT, "--place", "writer=cuda:0,cuda:1,cuda:2,cuda:3"), "replicas of a stage that is cut"),
         (("--set", "singer.tensor_parallel=2"), "stages of kind 'tone' cannot be cut"),
         (("--set", "writer.tensor_parallel=65"), "give a number from 1 to 64"),
+        (("--set", "writer.expert_parallel=true"), "writer.tensor_parallel is 1"),
+        (("--set", "singer.expert_parallel=true"), "stages of kind 'tone' have no experts"),
         ((*CUT, "--place", "writer=cuda:0,cuda:1", "--set", "engine.process=thread"), "engine.process"),
     ],
 )

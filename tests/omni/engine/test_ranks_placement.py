@@ -18,7 +18,7 @@ from omni.pipeline import Pipeline, Stage
 from omni.process.select import runs_in_process
 from tests.support.echo_family import echo_model, echo_plugins
 from tests.support.fake_graph import PIPELINE
-from tests.support.ranked_family import ranked_model, ranked_plugins
+from tests.support.ranked_family import AdderKind, ranked_model, ranked_plugins
 
 TO_WRITER, TO_SPEAKER = PIPELINE.edges
 ALL = frozenset({"seer", "writer", "speaker"})
@@ -170,6 +170,54 @@ def test_a_kind_that_cannot_be_cut_is_named(tmp_path: Path) -> None:
         ):
             resolve_pipeline(model, plugins, pipelined)
     resolve_pipeline(checkpoint, echo_plugins(), layers("cpu,cpu/2", 1))
+
+
+def test_users_have_experts_divided(tmp_path: Path) -> None:
+    """In each of the ways that other settings are given."""
+    checkpoint, plugins = Checkpoint(ranked_model(tmp_path)), ranked_plugins()
+    config = tmp_path / "omni.toml"
+    config.write_text('[writer]\ntensor_parallel = 2\nexpert_parallel = true\nplace = "cpu,cpu/2"\n')
+    for value in (True, "true"):
+        given = [*layers("cpu,cpu/2", 2), *layers_of(overrides={"writer.expert_parallel": value})]
+        assert resolve_pipeline(checkpoint, plugins, given).pipeline.stage("writer").expert_parallel is True
+    plan = resolve_pipeline(checkpoint, plugins, layers_of(config=config))
+    assert plan.pipeline.stage("writer").expert_parallel is True
+    assert resolve_pipeline(checkpoint, plugins).pipeline.stage("writer").expert_parallel is False
+    off = layers_of(overrides={"writer.expert_parallel": False})
+    assert resolve_pipeline(checkpoint, plugins, off).pipeline.stage("writer").expert_parallel is False
+
+
+@pytest.mark.parametrize("value", [2, "perhaps", None])
+def test_a_value_that_is_neither_true_nor_false_is_refused(tmp_path: Path, value: object) -> None:
+    given = [*layers("cpu,cpu/2", 2), *layers_of(overrides={"writer.expert_parallel": value})]
+    with pytest.raises(ConfigError, match=r"writer\.expert_parallel"):
+        resolve_pipeline(Checkpoint(ranked_model(tmp_path)), ranked_plugins(), given)
+
+
+def test_experts_of_one_rank_are_not_divided(tmp_path: Path) -> None:
+    given = layers_of(overrides={"writer.expert_parallel": True})
+    text = (
+        r"writer\.expert_parallel: is true, and writer\.tensor_parallel is 1: there is one rank, which holds all experts; "
+        r"set writer\.tensor_parallel to the number of ranks, or leave it out"
+    )
+    with pytest.raises(ConfigError, match=text):
+        resolve_pipeline(Checkpoint(ranked_model(tmp_path)), ranked_plugins(), given)
+
+
+def test_a_kind_without_experts_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that cannot be cut, and one that can, but says nothing of experts or says no."""
+    text = r"writer\.expert_parallel: is true, and stages of kind '{}' have no experts to divide; leave it out"
+    one = layers_of(overrides={"writer.expert_parallel": True})
+    with pytest.raises(ConfigError, match=text.format("echo")):
+        resolve_pipeline(Checkpoint(echo_model(tmp_path)), echo_plugins(), one)
+    (tmp_path / "ranked").mkdir()
+    checkpoint = Checkpoint(ranked_model(tmp_path / "ranked"))
+    monkeypatch.setattr(AdderKind, "expert_parallel", False)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=text.format("adder")):
+            resolve_pipeline(checkpoint, ranked_plugins(), [*layers("cpu,cpu/2", 2), *one])
+        monkeypatch.undo()
+        monkeypatch.delattr(AdderKind, "expert_parallel")
 
 
 def test_ranks_in_threads_are_refused() -> None:

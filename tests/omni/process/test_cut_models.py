@@ -65,6 +65,15 @@ CUTS: list[tuple[str, Mapping[str, object]]] = [
     ("qwen2.5", {**cut("talker", *TWO), "thinker.place": "cpu/2"}),
     ("qwen2.5", {**cut("thinker", *TWO), **cut("talker", *TWO)}),
     ("csm", {**cut("backbone", "cpu/2", "cpu/3"), "vocoder.place": "cpu/3"}),
+    (
+        "qwen3",
+        {
+            **cut("thinker", *TWO),
+            "thinker.expert_parallel": True,
+            **cut("talker", *TWO),
+            "talker.expert_parallel": "true",
+        },
+    ),
 ]
 
 

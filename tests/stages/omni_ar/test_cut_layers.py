@@ -1,5 +1,6 @@
 """Layers whose weights are cut across ranks: a text model of each kind of layer, against the whole model of the same weights."""
 
+import dataclasses
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from omni.checkpoint import Checkpoint, Cut, load_module, stacked_destinations
-from omni.parallel import Communicator
+from omni.checkpoint import Checkpoint, Cut, Destination, fill_dummy, load_module, stacked_destinations, stream
+from omni.errors import CheckpointError
+from omni.parallel import Communicator, SilentCommunicator
 from omni_ar.attention import AttentionFeatures
 from omni_ar.kernels.attention.features import alibi_slopes
 from omni_ar.kernels.linear import linear
+from omni_ar.kernels.moe import Experts, mix_experts
 from omni_ar.layers import (
     Attention,
     DecoderConfig,
@@ -27,8 +30,9 @@ from omni_ar.layers import (
     SparseMoE,
 )
 from omni_ar.layers import linear as linear_layers
+from omni_ar.layers import moe as moe_layers
 from omni_ar.layers.linear import RowLinear
-from omni_ar.layers.parallel import HeadParts, communicator, partitioned, whole
+from omni_ar.layers.parallel import HeadParts, communicator, held_experts, partitioned, whole
 from omni_ar.layers.text_model import TextModel
 from omni_ar.layers.vocabulary import VocabEmbedding, VocabHead
 from tests.stages.omni_ar.one_row import OneRow
@@ -97,7 +101,13 @@ def answer(model: TextModel) -> Tensor:
 
 
 def check(
-    folder: Path, config: DecoderConfig, size: int, vocab_size: int = 50, *, tied: bool = False
+    folder: Path,
+    config: DecoderConfig,
+    size: int,
+    vocab_size: int = 50,
+    *,
+    tied: bool = False,
+    expert_parallel: bool = False,
 ) -> list[TextModel]:
     """Compares ranks with the whole model. Returns the models of the ranks."""
     model = TextModel(config, vocab_size, tied=tied)
@@ -106,7 +116,7 @@ def check(
     expected = answer(model)
 
     def work(ranks: Communicator) -> tuple[TextModel, Tensor]:
-        with partitioned(ranks):
+        with partitioned(ranks, expert_parallel=expert_parallel):
             part = TextModel(config, vocab_size, tied=tied)
             load_module(part, Checkpoint(checkpoint.path))
             return part, answer(part)
@@ -135,6 +145,49 @@ def test_ranks_compute_what_the_whole_model_does(config: DecoderConfig, size: in
             share = 1 if any(width % size for width in widths) else size
             held = (last.experts_down.shape[2], last.shared_expert.down_proj.in_features)
             assert held == tuple(width // share for width in widths)
+
+
+EIGHT = replace(ALL, num_experts=8, top_k=3)
+EXPERTS = {
+    "divided": EIGHT,
+    "no shared expert": replace(EIGHT, shared_expert_width=0, dense_layers=()),
+    "an odd width": replace(EIGHT, expert_width=11),
+    "an odd shared expert": replace(EIGHT, shared_expert_width=21),
+    "five experts": ALL,
+    "five of an odd width": replace(ALL, expert_width=11),
+    "one for each of four ranks": replace(EIGHT, num_experts=4, top_k=1),
+}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("config", EXPERTS.values(), ids=EXPERTS)
+def test_ranks_divide_the_experts_of_a_mixture(config: DecoderConfig, size: int, tmp_path: Path) -> None:
+    for rank, model in enumerate(check(tmp_path, config, size, expert_parallel=True)):
+        mlp = model.decoder.layers[1].mlp
+        assert isinstance(mlp, SparseMoE)
+        shared, width = config.shared_expert_width, config.expert_width
+        divided = config.num_experts % size == 0 and shared % size == 0
+        by_width = not divided and width % size == 0 and shared % size == 0
+        held = config.num_experts // size if divided else config.num_experts
+        assert mlp.gate.out_features == config.num_experts
+        assert mlp.experts_down.shape == (held, config.width, width // size if by_width else width)
+        assert mlp.experts_gate_up.shape[0] == held
+        assert mlp._held == range(rank * held, (rank + 1) * held) if divided else range(held)
+        if isinstance(mlp, SharedExpertMoE):
+            part = shared // size if divided or by_width else shared
+            assert mlp.shared_expert.down_proj.in_features == part
+
+
+def test_other_layers_are_cut_as_without_divided_experts(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    by_width, by_expert = check(tmp_path / "a", EIGHT, 2), check(tmp_path / "b", EIGHT, 2, expert_parallel=True)
+    for one, other in zip(by_width, by_expert, strict=True):
+        shapes, others = ({name: p.shape for name, p in model.named_parameters()} for model in (one, other))
+        experts = {name for name in shapes if "experts_" in name}
+        assert {name for name in shapes if shapes[name] != others[name]} == experts
+        # The same memory, and the same numbers in another order.
+        assert sum(p.numel() for p in one.parameters()) == sum(p.numel() for p in other.parameters())
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -179,20 +232,31 @@ def test_slopes_are_cut_with_their_heads() -> None:
     assert [len(part) for part in parts] == [2] * 4
 
 
-@pytest.mark.parametrize("kind", [GatedMLP, SparseMoE, SharedExpertMoE])
-def test_feed_forwards_alone_and_with_their_norm(kind: type[nn.Module], tmp_path: Path) -> None:
-    sizes: dict[type[nn.Module], tuple[int, ...]] = {
-        GatedMLP: (24, 16),
-        SparseMoE: (24, 16, 5, 2, True),
-        SharedExpertMoE: (24, 16, 5, 2, True, 8),
-    }
-    mlp: Any = kind(*sizes[kind])
-    checkpoint, x_TD, norm = written(tmp_path, mlp), torch.randn(5, 24), RMSNorm(24, 1e-5).requires_grad_(False)
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+@pytest.mark.parametrize("expert_parallel", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        (GatedMLP, (24, 16)),
+        (SparseMoE, (24, 16, 5, 2, True)),
+        (SparseMoE, (24, 16, 6, 2, False)),
+        (SharedExpertMoE, (24, 16, 5, 2, True, 8)),
+        (SharedExpertMoE, (24, 16, 6, 2, True, 8)),
+        # Rows that are no multiple of 16 bytes go through every held expert (`run_every_expert`).
+        (SharedExpertMoE, (23, 15, 6, 4, False, 8)),
+    ],
+)
+def test_feed_forwards_alone_and_with_their_norm(
+    kind: type[nn.Module], sizes: tuple[int, ...], expert_parallel: bool, tokens: int, tmp_path: Path
+) -> None:
+    mlp: Any = kind(*sizes)
+    width, checkpoint = sizes[0], written(tmp_path, mlp)
+    x_TD, norm = torch.randn(tokens, width), RMSNorm(width, 1e-5).requires_grad_(False)
     expected = (mlp(x_TD), *mlp.fused_mlp(norm, x_TD, x_TD * 2))
 
     def work(ranks: Communicator) -> tuple[Tensor, ...]:
-        with partitioned(ranks):
-            part: Any = kind(*sizes[kind])
+        with partitioned(ranks, expert_parallel=expert_parallel):
+            part: Any = kind(*sizes)
         load_module(part, Checkpoint(checkpoint.path))
         return (part(x_TD), *part.fused_mlp(norm, x_TD, x_TD * 2))
 
@@ -216,6 +280,89 @@ def test_layers_of_code_groups_are_whole_and_others_follow_the_partition() -> No
         assert isinstance(cut.down_proj, RowLinear)
 
     on_ranks(2, work)
+
+
+def test_layers_that_are_built_whole_hold_all_experts() -> None:
+    def work(ranks: Communicator) -> None:
+        with partitioned(ranks, expert_parallel=True):
+            with whole():
+                assert SparseMoE(24, 16, 6, 2, True).experts_down.shape[0] == 6
+            assert SparseMoE(24, 16, 6, 2, True).experts_down.shape[0] == 3
+        with partitioned(ranks):
+            assert SparseMoE(24, 16, 6, 2, True).experts_down.shape[0] == 6
+
+    on_ranks(2, work)
+
+
+def test_a_rank_reads_the_bytes_of_its_experts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    width, inner, experts = 24, 16, 6
+    checkpoint = written(tmp_path, SparseMoE(width, inner, experts, 2, True))
+    read: list[int] = []
+    real = stream._read
+
+    def counted(extent: Any, slot: Any) -> None:
+        read.append(extent.stop - extent.start)
+        real(extent, slot)
+
+    monkeypatch.setattr(stream, "_read", counted)
+    with partitioned(SilentCommunicator(1, 3), expert_parallel=True):
+        load_module(SparseMoE(width, inner, experts, 2, True), checkpoint)
+    assert sum(read) == 4 * (experts * width + experts // 3 * 3 * inner * width)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda weights: weights.pop("experts.4.up_proj.weight"), "missing"),
+        (lambda weights: weights.pop("experts.1.down_proj.weight"), "missing"),
+        (
+            lambda weights: weights.update({"experts.6.up_proj.weight": torch.zeros(16, 24)}),
+            r"^experts\.6\.up_proj\.weight: is unexpected",
+        ),
+        (
+            lambda weights: weights.update({"experts.5.down_proj.weight": torch.zeros(24, 15)}),
+            r"^experts\.5\.down_proj\.weight: wrong tensor shape: expected \(24, 16\), found \(24, 15\)",
+        ),
+        (
+            lambda weights: weights.update({"experts.0.gate_proj.weight": torch.zeros(15, 24)}),
+            r"^experts\.0\.gate_proj\.weight: wrong tensor shape: expected \(16, 24\), found \(15, 24\)",
+        ),
+    ],
+)
+def test_errors_of_weights_are_those_of_a_whole_mixture(
+    rank: int, change: Callable[[dict[str, Tensor]], object], text: str, tmp_path: Path
+) -> None:
+    """Except that a missing one is an error of the rank that holds it, and of no other."""
+    written(tmp_path, SparseMoE(24, 16, 6, 2, True))
+    weights = load_file(tmp_path / "model.safetensors")
+    before = set(weights)
+    change(weights)
+    save_file(weights, tmp_path / "model.safetensors")
+    with partitioned(SilentCommunicator(rank, 2), expert_parallel=True):
+        part = SparseMoE(24, 16, 6, 2, True)
+    if text != "missing":
+        with pytest.raises(CheckpointError, match=text):
+            load_module(part, Checkpoint(tmp_path))
+        return
+    (missing,) = before - set(weights)
+    if int(missing.split(".")[1]) // 3 != rank:
+        load_module(part, Checkpoint(tmp_path))
+        return
+    with pytest.raises(CheckpointError, match=f"no weights for 1 parameters of the model: {missing} "):
+        load_module(part, Checkpoint(tmp_path))
+
+
+def test_random_experts_differ_between_ranks_and_routers_do_not() -> None:
+    parts = []
+    for rank in (0, 1):
+        with partitioned(SilentCommunicator(rank, 2), expert_parallel=True):
+            parts.append(SharedExpertMoE(24, 16, 6, 2, True, 8).requires_grad_(False))
+        fill_dummy(parts[-1], seed=3)
+    first, second = (dict(part.named_parameters()) for part in parts)
+    differ = {name for name in first if not torch.equal(first[name], second[name])}
+    shared = {"shared_expert.gate_up_proj.weight", "shared_expert.down_proj.weight"}
+    assert differ == {"experts_gate_up", "experts_down"} | shared
 
 
 def test_a_partition_of_one_rank_is_the_whole_model(tmp_path: Path) -> None:
@@ -270,6 +417,42 @@ def experts_without_a_sum(self: SparseMoE, *inputs: Any) -> tuple[Tensor, Tensor
         return MIX(self, *inputs)
 
 
+def weights_over_held_experts(x_TD: Tensor, delta_TD: Tensor | None, norm: Any, experts: Experts) -> Any:
+    held = experts.router_ED[experts.first : experts.first + experts.num_held]
+    return mix_experts(x_TD, delta_TD, norm, experts._replace(router_ED=held, first=0))
+
+
+def shared_expert_of_each_rank(x_TD: Tensor, delta_TD: Tensor | None, norm: Any, experts: Experts) -> Any:
+    y_TD, sum_TD = mix_experts(x_TD, delta_TD, norm, experts)
+    if experts.num_held == experts.num_experts:  # the whole model, which the ranks are compared with
+        return y_TD, sum_TD
+    alone = experts._replace(gate_up_EXD=experts.gate_up_EXD * 0)
+    return y_TD + mix_experts(x_TD, delta_TD, norm, alone)[0], sum_TD
+
+
+def first_experts(x_TD: Tensor, delta_TD: Tensor | None, norm: Any, experts: Experts) -> Any:
+    return mix_experts(x_TD, delta_TD, norm, experts._replace(first=0))
+
+
+def experts_of_the_first_rank(num_experts: int) -> range | None:
+    held = HELD(num_experts)
+    return range(len(held)) if held is not None else None
+
+
+def loaded_at_a_wrong_offset(self: SparseMoE, name: str) -> dict[str, Destination]:
+    places = STACKED(self, name)
+    held = len(self._held)
+    if held == self.gate.out_features:
+        return STACKED(self, name)
+    return {
+        name: dataclasses.replace(place, index=((place.index[0] + 1) % held, *place.index[1:]))  # type: ignore[operator]
+        if not place.empty
+        else place
+        for name, place in places.items()
+    }
+
+
+HELD, STACKED = held_experts, SparseMoE.stacked_weights
 MIX = SparseMoE._mix
 FAULTS: list[tuple[Any, str, Callable[..., Any]]] = [
     (RowLinear, "forward", no_sum),
@@ -291,3 +474,26 @@ def test_a_planted_fault_is_seen(
     monkeypatch.setattr(owner, name, fault)
     with pytest.raises(AssertionError, match="not close"):
         check(tmp_path, ALL, 2)
+
+
+EXPERT_FAULTS: list[tuple[Any, str, Callable[..., Any]]] = [
+    (moe_layers, "mix_experts", weights_over_held_experts),
+    (moe_layers, "mix_experts", shared_expert_of_each_rank),
+    (moe_layers, "mix_experts", first_experts),
+    (moe_layers, "held_experts", experts_of_the_first_rank),
+    (SparseMoE, "stacked_weights", loaded_at_a_wrong_offset),
+    (SparseMoE, "_mix", experts_without_a_sum),
+]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fault"), EXPERT_FAULTS, ids=[fault.__name__ for _, _, fault in EXPERT_FAULTS]
+)
+def test_a_planted_fault_of_divided_experts_is_seen(
+    owner: Any, name: str, fault: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TextModel(EIGHT, 50, tied=False)
+    written(tmp_path, model)
+    monkeypatch.setattr(owner, name, fault)
+    with pytest.raises(AssertionError, match="not close"):
+        check(tmp_path, EIGHT, 2, expert_parallel=True)

@@ -2,7 +2,8 @@
 
 `route`, the routing alone, is plain torch on every device, for observation and comparisons.
 
-Shape legend: T tokens, D width, E experts, K experts per token, I intermediate width, S = T * K (token, expert) pairs.
+Shape legend: T tokens, D width, E experts, K experts per token, I intermediate width, S = T * K (token, expert) pairs. Of experts'
+weights, E is the number of those that are held (`Experts.first`).
 """
 
 from torch import Tensor
@@ -18,7 +19,7 @@ def mix_experts(x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None, expert
 
     x_TD: `[T, D]`, T at least 1, in the experts' dtype. delta_TD: a pending addition to it, possibly in parts
     (`add_rms_norm`), or None. norm: None where the experts take x unchanged; delta_TD is then None.
-    Returns the experts' weighted sum, the shared expert's part included, and `x + delta`: both `[T, D]`.
+    Returns the weighted sum of the held experts, the shared expert's part included, and `x + delta`: both `[T, D]`.
     """
     if runs_kernel(x_TD):
         from omni_ar.kernels.moe import kernel

@@ -1,5 +1,7 @@
 """The sum over each token's experts and the shared expert: a program per token, or per part of one."""
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -13,17 +15,28 @@ _WHOLE_FROM, _PART = 128, 512
 _WARP_COLUMNS = 256
 
 
-@triton.jit
+class Held(NamedTuple):
+    """expert_TK: each token's experts. Those from `first` on, `num_held` of them, are held."""
+
+    expert_TK: Tensor
+    first: int
+    num_held: int
+
+
+@triton.jit(do_not_specialize=["first"])
 def _combine_kernel(
     y_ptr,
     weight_ptr,
+    expert_ptr,
     shared_ptr,
     x_ptr,
     gate_ptr,
     out_ptr,
     x_stride,
+    first,
     D: tl.constexpr,
     K: tl.constexpr,
+    HELD: tl.constexpr,
     SHARED: tl.constexpr,
     K_PAD: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -35,8 +48,12 @@ def _combine_kernel(
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = d < D
     weight = tl.load(weight_ptr + token * K + k, mask=k < K, other=0.0)
+    held = k < K
+    if HELD > 0:  # rows of other experts are undefined
+        expert = tl.load(expert_ptr + token * K + k, mask=held, other=-1) - first
+        held = held & (expert >= 0) & (expert < HELD)
     y_ptrs = y_ptr + (token * K + k)[:, None] * D + d[None, :]
-    y = tl.load(y_ptrs, mask=(k < K)[:, None] & inside[None, :], other=0.0)
+    y = tl.load(y_ptrs, mask=held[:, None] & inside[None, :], other=0.0)
     total = tl.sum(y.to(tl.float32) * weight[:, None], axis=0)
     if SHARED:  # one program has the whole row
         x = tl.load(x_ptr + token * x_stride + d, mask=inside, other=0.0).to(tl.float32)
@@ -47,12 +64,16 @@ def _combine_kernel(
 
 
 def combine(
-    y_SD: Tensor, weight_TK: Tensor, overlap: bool = False, shared: tuple[Tensor, Tensor, Tensor] | None = None
+    y_SD: Tensor,
+    weight_TK: Tensor,
+    overlap: bool = False,
+    shared: tuple[Tensor, Tensor, Tensor] | None = None,
+    held: Held | None = None,
 ) -> Tensor:
     """The weighted sum over each token's experts, in their order: `[T, D]`.
 
     shared: the result of the shared expert, contiguous, the experts' input, and its gate: `[T, D]`, `[T, D]` and `[1,
-    D]`.
+    D]`. held: the experts whose rows are summed; None for all.
     """
     (tokens, top_k), width = weight_TK.shape, y_SD.shape[1]
     y_TD = torch.empty(tokens, width, dtype=y_SD.dtype, device=y_SD.device)
@@ -63,13 +84,16 @@ def combine(
     _combine_kernel[(tokens, triton.cdiv(width, block))](
         y_SD,
         weight_TK,
+        weight_TK if held is None else held.expert_TK,
         shared_TD,
         x_TD,
         gate_1D,
         y_TD,
         x_TD.stride(0),
+        0 if held is None else held.first,
         D=width,
         K=top_k,
+        HELD=0 if held is None else held.num_held,
         SHARED=shared is not None,
         K_PAD=triton.next_power_of_2(top_k),
         BLOCK_D=block,

@@ -19,7 +19,9 @@ class SharedExpert(NamedTuple):
 class Experts(NamedTuple):
     """router_ED: `[E, D]`. gate_up_EXD: `[E, 2I, D]`, gate rows first. down_EDI: `[E, D, I]`. All contiguous and of one dtype.
 
-    norm_topk: whether a token's weights are scaled to sum to 1.
+    norm_topk: whether a token's weights are scaled to sum to 1. first: gate_up_EXD and down_EDI may hold a part of the experts,
+    those from `first` on. The router is whole, and weights are those of the whole mixture; experts that are not held contribute
+    nothing to the sum.
     """
 
     router_ED: Tensor
@@ -28,6 +30,16 @@ class Experts(NamedTuple):
     top_k: int
     norm_topk: bool
     shared: SharedExpert | None = None
+    first: int = 0
+
+    @property
+    def num_experts(self) -> int:
+        """Experts that the router chooses from."""
+        return self.router_ED.shape[0]
+
+    @property
+    def num_held(self) -> int:
+        return self.down_EDI.shape[0]
 
 
 class Norm(NamedTuple):

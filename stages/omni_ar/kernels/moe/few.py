@@ -5,7 +5,8 @@ multiprocessor runs several programs. Tokens that share an expert find its rows 
 run side by side. Each program computes its token's experts itself, which takes less time than waiting for a kernel that
 does it.
 
-A token's slots are its K experts, then parts of the shared expert, each as wide as a routed one.
+A token's slots are its K experts, then parts of the shared expert, each as wide as a routed one. Slots of experts that are not
+held read no weights and write nothing.
 """
 
 import triton
@@ -19,7 +20,7 @@ from omni_ar.kernels.moe.settings import FewProduct, FewSettings
 from omni_ar.kernels.overlap import overlap_options, overlaps, wait_for_previous
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def _few_gate_up(
     x_ptr,
     logits_ptr,
@@ -28,9 +29,11 @@ def _few_gate_up(
     hidden_ptr,
     x_stride,
     logits_stride,
+    first,
     D: tl.constexpr,
     I: tl.constexpr,  # noqa: E741
     E: tl.constexpr,
+    HELD: tl.constexpr,
     K: tl.constexpr,
     SHARED: tl.constexpr,
     E_PAD: tl.constexpr,
@@ -38,12 +41,17 @@ def _few_gate_up(
     BLOCK_D: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """hidden = silu(gate(x)) * up(x) for one slot and BLOCK_I rows of its expert. SHARED: the shared expert's width."""
+    """hidden = silu(gate(x)) * up(x) for one slot and BLOCK_I rows of its expert. SHARED: the shared expert's width. Of E experts,
+    HELD are held, from `first` on."""
     wait_for_previous(OVERLAP)
     SLOTS: tl.constexpr = K + (SHARED + I - 1) // I
     token = (tl.program_id(0) // SLOTS).to(tl.int64)
     slot = tl.program_id(0) % SLOTS
     expert = _expert_of_slot(logits_ptr, logits_stride, token, tl.where(slot < K, slot, 0), E, E_PAD)
+    if HELD < E:
+        expert -= first
+        if (slot < K) & ((expert < 0) | (expert >= HELD)):
+            return
     weights_ptr = gate_up_ptr + expert.to(tl.int64) * (2 * I * D)
     rows = I
     to_up = I * D
@@ -99,7 +107,7 @@ def _gate_and_up(gate_ptrs, up_ptrs, x_ptrs, d, D: tl.constexpr, BLOCK_I: tl.con
     return gate_ID, up_ID
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def _few_down(
     hidden_ptr,
     logits_ptr,
@@ -107,9 +115,11 @@ def _few_down(
     shared_ptr,
     y_ptr,
     logits_stride,
+    first,
     D: tl.constexpr,
     I: tl.constexpr,  # noqa: E741
     E: tl.constexpr,
+    HELD: tl.constexpr,
     K: tl.constexpr,
     SHARED: tl.constexpr,
     NORM: tl.constexpr,
@@ -127,6 +137,10 @@ def _few_down(
     slot_R, expert_R, weight_R = _experts_of_slots(
         logits_ptr, logits_stride, token, E, K, NORM, E_PAD, SLOTS_PAD, BLOCK_D
     )
+    held_R = slot_R < SLOTS
+    if HELD < E:
+        expert_R -= first
+        held_R = held_R & ((slot_R >= K) | ((expert_R >= 0) & (expert_R < HELD)))
 
     d_R = tl.program_id(1) * BLOCK_D + tl.arange(0, SLOTS_PAD * BLOCK_D) % BLOCK_D
     row_R = tl.minimum(d_R, D - 1)
@@ -140,17 +154,17 @@ def _few_down(
     i = tl.arange(0, BLOCK_I)
     down_ptrs = weights_R[:, None] + i[None, :]
     hidden_ptrs = hidden_ptr + (token * SLOTS + slot_R)[:, None] * I + i[None, :]
-    inside = _inside(slot_R, i, I, K, SHARED, SLOTS)
+    inside = _inside(slot_R, held_R, i, I, K, SHARED)
     down = tl.load(down_ptrs, mask=inside, other=0.0, eviction_policy="evict_first")
     wait_for_previous(OVERLAP)
     y_RI = tl.zeros([SLOTS_PAD * BLOCK_D, BLOCK_I], tl.float32)
     for start in tl.static_range(0, I, BLOCK_I):
         if start > 0:
-            inside = _inside(slot_R, start + i, I, K, SHARED, SLOTS)
+            inside = _inside(slot_R, held_R, start + i, I, K, SHARED)
             down = tl.load(down_ptrs + start, mask=inside, other=0.0, eviction_policy="evict_first")
         hidden = tl.load(hidden_ptrs + start, mask=inside, other=0.0)
         y_RI += down.to(tl.float32) * hidden.to(tl.float32)
-    y_R = tl.where(slot_R < SLOTS, tl.sum(y_RI, axis=1) * weight_R, 0.0)
+    y_R = tl.where(held_R, tl.sum(y_RI, axis=1) * weight_R, 0.0)
     y_D = tl.sum(tl.reshape(y_R, [SLOTS_PAD, BLOCK_D]), axis=0)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     tl.store(y_ptr + token * D + d, y_D.to(y_ptr.dtype.element_ty), mask=d < D)
@@ -191,9 +205,9 @@ def _experts_of_slots(
 
 
 @triton.jit
-def _inside(slot_R, i, I: tl.constexpr, K: tl.constexpr, SHARED: tl.constexpr, SLOTS: tl.constexpr):  # noqa: E741
-    """The mask of existing columns of slots. Separate conditions for slot and column keep the loads wide."""
-    inside = (slot_R < SLOTS)[:, None] & (i < I)[None, :]
+def _inside(slot_R, held_R, i, I: tl.constexpr, K: tl.constexpr, SHARED: tl.constexpr):  # noqa: E741
+    """The mask of existing columns of held slots. Separate conditions for slot and column keep the loads wide."""
+    inside = held_R[:, None] & (i < I)[None, :]
     if SHARED % I:
         inside = inside & ((slot_R < K)[:, None] | ((slot_R - K)[:, None] * I + i[None, :] < SHARED))
     return inside
@@ -202,7 +216,7 @@ def _inside(slot_R, i, I: tl.constexpr, K: tl.constexpr, SHARED: tl.constexpr, S
 def multiply_gate_up_few(routed: Routed, experts: Experts, settings: FewProduct) -> Tensor:
     """`silu(gate(x)) * up(x)` of each slot, `[T * slots, I]`."""
     tokens, width = routed.normed_TD.shape
-    count, _, intermediate = experts.down_EDI.shape
+    intermediate = experts.down_EDI.shape[2]
     shared = 0 if experts.shared is None else experts.shared.down_DI.shape[1]
     slots = experts.top_k + triton.cdiv(shared, intermediate)
     hidden_SI = routed.normed_TD.new_empty(tokens * slots, intermediate)
@@ -215,12 +229,14 @@ def multiply_gate_up_few(routed: Routed, experts: Experts, settings: FewProduct)
         hidden_SI,
         routed.normed_TD.stride(0),
         routed.logits_TN.stride(0),
+        experts.first,
         D=width,
         I=intermediate,
-        E=count,
+        E=experts.num_experts,
+        HELD=experts.num_held,
         K=experts.top_k,
         SHARED=shared,
-        E_PAD=triton.next_power_of_2(count),
+        E_PAD=triton.next_power_of_2(experts.num_experts),
         BLOCK_I=settings.i,
         BLOCK_D=settings.d,
         **overlap_options(overlaps(hidden_SI)),
@@ -232,7 +248,7 @@ def multiply_gate_up_few(routed: Routed, experts: Experts, settings: FewProduct)
 def multiply_down_few(hidden_SI: Tensor, routed: Routed, experts: Experts, settings: FewProduct) -> Tensor:
     """The weighted sum of `down(hidden)`, `[T, D]`."""
     tokens = routed.logits_TN.shape[0]
-    count, width, intermediate = experts.down_EDI.shape
+    width, intermediate = experts.down_EDI.shape[1:]
     shared = 0 if experts.shared is None else experts.shared.down_DI.shape[1]
     y_TD = hidden_SI.new_empty(tokens, width)
     _few_down[(tokens, triton.cdiv(width, settings.d))](
@@ -242,13 +258,15 @@ def multiply_down_few(hidden_SI: Tensor, routed: Routed, experts: Experts, setti
         experts.down_EDI if experts.shared is None else experts.shared.down_DI,
         y_TD,
         routed.logits_TN.stride(0),
+        experts.first,
         D=width,
         I=intermediate,
-        E=count,
+        E=experts.num_experts,
+        HELD=experts.num_held,
         K=experts.top_k,
         SHARED=shared,
         NORM=experts.norm_topk,
-        E_PAD=triton.next_power_of_2(count),
+        E_PAD=triton.next_power_of_2(experts.num_experts),
         SLOTS_PAD=triton.next_power_of_2(hidden_SI.shape[0] // tokens),
         BLOCK_D=settings.d,
         BLOCK_I=settings.i,

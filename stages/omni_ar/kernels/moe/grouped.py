@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from omni_ar.kernels.linear import gated_linear, linear
-from omni_ar.kernels.moe.combine import combine
+from omni_ar.kernels.moe.combine import Held, combine
 from omni_ar.kernels.moe.experts import Experts, Norm
 from omni_ar.kernels.moe.grouping import Groups, route_and_group
 from omni_ar.kernels.moe.settings import GroupedProduct, GroupedSettings
@@ -30,13 +30,17 @@ def mix_grouped(
     elif norm is not None:
         normed_TD = rms_norm(x_TD, norm.weight_D, norm.eps)
     logits_TE = linear(normed_TD, experts.router_ED)
-    weight_TK, _, groups = route_and_group(logits_TE, experts.top_k, experts.norm_topk, settings.block_m)
+    weight_TK, expert_TK, groups = route_and_group(
+        logits_TE, experts.top_k, experts.norm_topk, settings.block_m, experts.first, experts.num_held
+    )
     hidden_SI = multiply_gate_up(normed_TD, experts.gate_up_EXD, groups, experts.top_k, settings.gate, overlap)
-    y_SD = multiply_down(hidden_SI, experts.down_EDI, groups, settings.down, overlap)
-    if experts.shared is None:
-        return combine(y_SD, weight_TK, overlap), sum_TD
-    shared_TD = linear(gated_linear(normed_TD, experts.shared.gate_up_XD), experts.shared.down_DI)
-    return combine(y_SD, weight_TK, overlap, (shared_TD, normed_TD, experts.shared.gate_1D)), sum_TD
+    y_SD = multiply_down(hidden_SI, experts.down_EDI, groups, settings.down, overlap, weight_TK.numel())
+    held = None if experts.num_held == experts.num_experts else Held(expert_TK, experts.first, experts.num_held)
+    shared = None
+    if experts.shared is not None:
+        shared_TD = linear(gated_linear(normed_TD, experts.shared.gate_up_XD), experts.shared.down_DI)
+        shared = (shared_TD, normed_TD, experts.shared.gate_1D)
+    return combine(y_SD, weight_TK, overlap, shared, held), sum_TD
 
 
 @triton.jit
@@ -241,7 +245,7 @@ def _grouped_down(
     HALVES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """y_SD, in the order of pairs: BLOCK_N columns of one block of rows."""
+    """y_SD, in the order of all pairs: BLOCK_N columns of one block of rows."""
     wait_for_previous(OVERLAP)
     columns: tl.constexpr = (D + BLOCK_N - 1) // BLOCK_N
     block = tl.program_id(0) // columns
@@ -302,11 +306,17 @@ def multiply_gate_up(
 
 
 def multiply_down(
-    hidden_SI: Tensor, down_EDI: Tensor, groups: Groups, settings: GroupedProduct, overlap: bool = False
+    hidden_SI: Tensor,
+    down_EDI: Tensor,
+    groups: Groups,
+    settings: GroupedProduct,
+    overlap: bool = False,
+    pairs: int | None = None,
 ) -> Tensor:
-    """`down(hidden)` of each pair, `[S, D]` in the order of pairs."""
+    """`down(hidden)` of each pair, `[S, D]` in the order of pairs. pairs: those of all experts, if there are more than of
+    the held ones; the rows of the others are left undefined."""
     width, intermediate = down_EDI.shape[1:]
-    y_SD = torch.empty(hidden_SI.shape[0], width, dtype=hidden_SI.dtype, device=hidden_SI.device)
+    y_SD = torch.empty(pairs or hidden_SI.shape[0], width, dtype=hidden_SI.dtype, device=hidden_SI.device)
     blocks = groups.block_3B.shape[1]
     _grouped_down[(blocks * triton.cdiv(width, settings.n),)](
         hidden_SI,

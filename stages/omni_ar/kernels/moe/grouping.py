@@ -4,6 +4,8 @@ number.
 A matrix of tokens and experts holds the ranks. Sums over its columns count an expert's pairs, and running sums place
 them. A program takes some tokens; for a decode step of few rows one program takes all.
 
+All experts are ranked and weighted. Pairs of experts that are not held are left out: they have no position and no block.
+
 Shape legend: B blocks of rows, C chunks of tokens; T here are the tokens of one chunk.
 """
 
@@ -25,11 +27,12 @@ _COUNTS = 32
 
 
 class Groups(NamedTuple):
-    """Pairs in expert order, in blocks of at most `block_m` pairs of one expert.
+    """Pairs of held experts in expert order, in blocks of at most `block_m` pairs of one expert.
 
-    pair_S: int32, the pair (token * K + rank of the expert) at each sorted position. block_3B: int32, each block's
-    expert, first sorted position, and the position after its expert's last; the expert is -1 from the first unused
-    block on. B is an upper bound for every routing.
+    pair_S: int32, the pair (token * K + rank of the expert) at each sorted position; as long as there can be pairs of
+    held experts, and undefined past the last. block_3B: int32, each block's expert (0 for the first held one), first
+    sorted position, and the position after its expert's last; the expert is -1 from the first unused block on. B is an
+    upper bound for every routing.
     """
 
     pair_S: Tensor
@@ -79,7 +82,16 @@ def _ranks(
     return rank_TE
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit
+def _held(rank_TE, first, E: tl.constexpr, HELD: tl.constexpr, E_PAD: tl.constexpr):
+    """Ranks without those of experts that are not held."""
+    if HELD < E:
+        e_1E = tl.arange(0, E_PAD)[None, :]
+        rank_TE = tl.where((e_1E >= first) & (e_1E < first + HELD), rank_TE, -1)
+    return rank_TE
+
+
+@triton.jit(do_not_specialize=["tokens", "first"])
 def _count_kernel(
     logits_ptr,
     logits_stride,
@@ -87,23 +99,26 @@ def _count_kernel(
     expert_ptr,
     count_ptr,
     tokens,
+    first,
     E: tl.constexpr,
+    HELD: tl.constexpr,
     K: tl.constexpr,
     NORM: tl.constexpr,
     E_PAD: tl.constexpr,
     BLOCK_T: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Routes the tokens of a chunk. count_CE: number of the chunk's tokens per expert."""
+    """Routes the tokens of a chunk. count_CE: number of the chunk's tokens per held expert, 0 for others."""
     wait_for_previous(OVERLAP)
     chunk = tl.program_id(0)
     token_T1 = (chunk * BLOCK_T + tl.arange(0, BLOCK_T))[:, None]
     rank_TE = _ranks(logits_ptr, logits_stride, weight_ptr, expert_ptr, token_T1, tokens, E, K, NORM, True, E_PAD)
+    rank_TE = _held(rank_TE, first, E, HELD, E_PAD)
     e = tl.arange(0, E_PAD)
     tl.store(count_ptr + chunk * E + e, tl.sum((rank_TE >= 0).to(tl.int32), axis=0), mask=e < E)
 
 
-@triton.jit(do_not_specialize=["tokens", "B"])
+@triton.jit(do_not_specialize=["tokens", "first", "B"])
 def _place_kernel(
     logits_ptr,
     logits_stride,
@@ -113,8 +128,10 @@ def _place_kernel(
     pair_ptr,
     block_ptr,
     tokens,
+    first,
     B,
     E: tl.constexpr,
+    HELD: tl.constexpr,
     K: tl.constexpr,
     NORM: tl.constexpr,
     COUNTED: tl.constexpr,
@@ -132,6 +149,7 @@ def _place_kernel(
     rank_TE = _ranks(
         logits_ptr, logits_stride, weight_ptr, expert_ptr, token_T1, tokens, E, K, NORM, not COUNTED, E_PAD
     )
+    rank_TE = _held(rank_TE, first, E, HELD, E_PAD)
     chosen_TE = (rank_TE >= 0).to(tl.int32)
     e = tl.arange(0, E_PAD)
     before_E = tl.zeros([E_PAD], tl.int32)
@@ -155,24 +173,28 @@ def _place_kernel(
         first_block_E = tl.cumsum(blocks_E, axis=0) - blocks_E
         for j in range(tl.max(blocks_E, axis=0)):
             block_ptrs = block_ptr + first_block_E + j
-            tl.store(block_ptrs, e, mask=j < blocks_E)
+            tl.store(block_ptrs, e - first, mask=j < blocks_E)
             tl.store(block_ptrs + B, first_E + j * BLOCK_M, mask=j < blocks_E)
             tl.store(block_ptrs + 2 * B, end_E, mask=j < blocks_E)
         for start in range(tl.sum(blocks_E, axis=0), B, E_PAD):
             tl.store(block_ptr + start + e, -1, mask=start + e < B)
 
 
-def route_and_group(logits_TE: Tensor, top_k: int, norm_topk: bool, block_m: int) -> tuple[Tensor, Tensor, Groups]:
+def route_and_group(
+    logits_TE: Tensor, top_k: int, norm_topk: bool, block_m: int, first: int = 0, held: int | None = None
+) -> tuple[Tensor, Tensor, Groups]:
     """Each token's `top_k` experts, as `route` returns them: weights `[T, K]`, float32, experts `[T, K]`, int32; and
     the pairs by expert.
 
     logits_TE: `[T, E]`, any floating dtype. Of equal logits, that of the first expert wins; NaN is below all others.
+    first, held: the experts whose pairs are grouped, from `first` on; None for all.
     """
     (tokens, experts), device = logits_TE.shape, logits_TE.device
+    held = experts if held is None else held
     weight_TK = torch.empty(tokens, top_k, dtype=torch.float32, device=device)
     expert_TK = torch.empty(tokens, top_k, dtype=torch.int32, device=device)
-    pairs = tokens * top_k
-    blocks = min(pairs, experts) + pairs // block_m
+    pairs = tokens * min(top_k, held)
+    blocks = min(pairs, held) + pairs // block_m
     pair_S = torch.empty(pairs, dtype=torch.int32, device=device)
     block_3B = torch.empty(3, blocks, dtype=torch.int32, device=device)
     counted = tokens > _ALONE
@@ -180,18 +202,19 @@ def route_and_group(logits_TE: Tensor, top_k: int, norm_topk: bool, block_m: int
     chunks = triton.cdiv(tokens, block_t)
     padded = triton.next_power_of_2(experts)
     given = (logits_TE, logits_TE.stride(0), weight_TK, expert_TK)
-    shape = {"E": experts, "K": top_k, "NORM": norm_topk, "E_PAD": padded, "BLOCK_T": block_t}
+    shape = {"E": experts, "HELD": held, "K": top_k, "NORM": norm_topk, "E_PAD": padded, "BLOCK_T": block_t}
     options = overlap_options(overlaps(logits_TE)) | {"num_warps": min(max(block_t * padded // 256, 1), 8)}
     count_CE = pair_S  # not read
     if counted:
         count_CE = torch.empty(chunks, experts, dtype=torch.int32, device=device)
-        _count_kernel[(chunks,)](*given, count_CE, tokens, **shape, **options)
+        _count_kernel[(chunks,)](*given, count_CE, tokens, first, **shape, **options)
     _place_kernel[(chunks,)](
         *given,
         count_CE,
         pair_S,
         block_3B,
         tokens,
+        first,
         blocks,
         COUNTED=counted,
         BLOCK_C=_COUNTS,

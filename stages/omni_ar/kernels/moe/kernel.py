@@ -10,7 +10,7 @@ from omni_ar.kernels.moe.settings import FewSettings, settings
 
 def mix_experts(x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None, experts: Experts) -> tuple[Tensor, Tensor]:
     """See `mix_experts` of the package."""
-    chosen = settings(x_TD, experts.down_EDI, experts.top_k)
+    chosen = settings(x_TD, experts.down_EDI, experts.top_k, experts.num_experts)
     if isinstance(chosen, FewSettings):
         return mix_few(x_TD, delta_TD, norm, experts, chosen)
     return mix_grouped(x_TD, delta_TD, norm, experts, chosen)

@@ -18,7 +18,11 @@ def mix_experts(x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None, expert
     elif norm is not None:
         normed_TD = rms_norm(x_TD, norm.weight_D, norm.eps)
     weight_TK, expert_TK = route(linear(normed_TD, experts.router_ED), experts.top_k, experts.norm_topk)
-    y_TD = run_experts(normed_TD, experts.gate_up_EXD, experts.down_EDI, weight_TK, expert_TK)
+    given = (normed_TD, experts.gate_up_EXD, experts.down_EDI, weight_TK)
+    if experts.num_held == experts.num_experts:
+        y_TD = run_experts(*given, expert_TK)
+    else:
+        y_TD = run_experts(*given, held_only(expert_TK, experts), some=True)
     if experts.shared is None:
         return y_TD, sum_TD
     shared_TD = linear(gated_linear(normed_TD, experts.shared.gate_up_XD), experts.shared.down_DI)
@@ -38,17 +42,30 @@ def route(logits_TE: Tensor, top_k: int, norm_topk: bool) -> tuple[Tensor, Tenso
     return weight_TK, expert_TK
 
 
-def run_experts(x_TD: Tensor, gate_up_EXD: Tensor, down_EDI: Tensor, weight_TK: Tensor, expert_TK: Tensor) -> Tensor:
+def held_only(expert_TK: Tensor, experts: Experts) -> Tensor:
+    """Expert ids as indices of the held ones. Those of all others are the number of held ones."""
+    index_TK = expert_TK - experts.first
+    return index_TK.where((index_TK >= 0) & (index_TK < experts.num_held), experts.num_held)
+
+
+def run_experts(
+    x_TD: Tensor, gate_up_EXD: Tensor, down_EDI: Tensor, weight_TK: Tensor, expert_TK: Tensor, some: bool = False
+) -> Tensor:
     """The weighted sum of the outputs `down(silu(gate(x)) * up(x))` of each token's experts, `[T, D]` in x's dtype.
 
-    weight_TK, expert_TK: as `route` returns them.
+    weight_TK, expert_TK: as `route` returns them. some: whether experts are missing, whose ids are E (`held_only`); they
+    contribute nothing.
     """
-    run = run_grouped if grouped_mm_takes(x_TD, gate_up_EXD, down_EDI) else run_every_expert
-    return run(x_TD, gate_up_EXD, down_EDI, weight_TK, expert_TK)
+    if grouped_mm_takes(x_TD, gate_up_EXD, down_EDI):
+        return run_grouped(x_TD, gate_up_EXD, down_EDI, weight_TK, expert_TK, some)
+    return run_every_expert(x_TD, gate_up_EXD, down_EDI, weight_TK, expert_TK)
 
 
-def run_grouped(x_TD: Tensor, gate_up_EXD: Tensor, down_EDI: Tensor, weight_TK: Tensor, expert_TK: Tensor) -> Tensor:
-    """Sorts the pairs by expert, and multiplies each expert's pairs together."""
+def run_grouped(
+    x_TD: Tensor, gate_up_EXD: Tensor, down_EDI: Tensor, weight_TK: Tensor, expert_TK: Tensor, some: bool = False
+) -> Tensor:
+    """Sorts the pairs by expert, and multiplies each expert's pairs together. Those of missing experts come last, and
+    are not computed."""
     expert_S, order_S = expert_TK.flatten().sort(stable=True)
     experts_E = torch.arange(down_EDI.shape[0], device=x_TD.device)
     # The end of each expert's pairs. A histogram would synchronize with the host for its length.
@@ -58,6 +75,8 @@ def run_grouped(x_TD: Tensor, gate_up_EXD: Tensor, down_EDI: Tensor, weight_TK: 
     y_SD = F.grouped_mm(F.silu(gate_SI) * up_SI, down_EDI.mT, offs=ends_E)
     # Back in token order before the sum: atomic adds would change the bits from run to run.
     y_TKD = torch.empty_like(y_SD).index_copy_(0, order_S, y_SD).unflatten(0, expert_TK.shape)
+    if some:  # `grouped_mm` leaves their rows uninitialized
+        y_TKD = y_TKD.masked_fill((expert_TK == down_EDI.shape[0])[..., None], 0)
     y_TD: Tensor = (y_TKD * weight_TK[..., None]).sum(1)
     return y_TD.to(x_TD.dtype)
 

@@ -58,9 +58,11 @@ class GroupedSettings(
 MoeSettings = FewSettings | GroupedSettings
 
 
-def settings(x_TD: Tensor, down_EDI: Tensor, top_k: int) -> MoeSettings:
-    """Measured settings, or an estimate for a shape without measurements."""
-    experts, width, intermediate = down_EDI.shape
+def settings(x_TD: Tensor, down_EDI: Tensor, top_k: int, num_experts: int | None = None) -> MoeSettings:
+    """Measured settings, or an estimate for a shape without measurements. num_experts: that the router chooses from, and on which
+    an expert's rows depend; None if all are held."""
+    held, width, intermediate = down_EDI.shape
+    experts = held if num_experts is None else num_experts
     return _settings(kernel_device(x_TD), x_TD.shape[0], experts, top_k, width, intermediate, x_TD.dtype)
 
 

@@ -1,22 +1,16 @@
-"""The attention kernels are compiled for a Hopper GPU, which needs none: the interpreter runs code that the compiler refuses."""
+"""The attention kernels are compiled for a Hopper GPU, which needs none."""
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
 
-from tests.support.entry_points import REPOSITORY
+from tests.support.gpu_compiler import compile_for_gpu
 
 pytestmark = pytest.mark.thorough
 
-COMPILE = """
-from triton import compile
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
+KERNELS = """
 from omni_ar.kernels.attention.decode_kernel import _decode, _reduce
 from omni_ar.kernels.attention.prefill_kernel import _prefill
 
@@ -28,28 +22,11 @@ KERNELS = {
     _reduce: dict(HEADS=8, HEAD_DIM=64, BLOCK_D=64, BLOCK_N=32, SPLITS=4, AT_ONCE=4),
     _prefill: HEADS | STRIDES | dict(BLOCK_P=64, BLOCK_M=64),
 }
+SIZES = dict(WINDOW=100, SOFTCAP=30.0, ALIBI=True, SINKS=True)
 TYPES = {"table_ptr": "*i64", "rows_ptr": "*i64", "lengths_ptr": "*i64", "arrivals_ptr": "*i32", "scale": "fp32"}
 TYPES |= dict.fromkeys(("partial_ptr", "lse_ptr", "slopes_ptr"), "*fp32")
-
-
-FEATURES = dict(WINDOW=100, SOFTCAP=30.0, ALIBI=True, SINKS=True)
-
-for kernel, sizes in KERNELS.items():
-    constants = {name: value for name, value in (sizes | FEATURES).items() if name in kernel.arg_names}
-    signature = {
-        name: "constexpr" if name in constants else TYPES.get(name, "*bf16" if name.endswith("_ptr") else "i32")
-        for name in kernel.arg_names
-    }
-    indexed = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=indexed)
-    assert ".entry" in compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
 """
 
 
-def test_features_compile_for_a_gpu(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'stages'}"}
-    (tmp_path / "compile_all.py").write_text(COMPILE)
-    command = [sys.executable, str(tmp_path / "compile_all.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+def test_features_compile_for_a_gpu(tmp_path: Path) -> None:
+    compile_for_gpu(KERNELS, tmp_path)

@@ -1,12 +1,14 @@
 """Kernels of mixtures of experts against brute force in float64: under the interpreter, and on a GPU at many random shapes."""
 
 import random
+from copy import copy
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from omni_ar.kernels.moe import reference
 from omni_ar.kernels.moe.combine import combine
 from omni_ar.kernels.moe.experts import Experts, Norm, SharedExpert
 from omni_ar.kernels.moe.few import mix_few
@@ -118,6 +120,38 @@ class Mixture:
         self._check(run(self.x_TD, None, self.norm, self.experts, *settings), self.x_TD)
         self._check(run(normed_TD, None, None, self.experts, *settings), normed_TD, normed_TD)
 
+    def parts(self, ranks):
+        """The same tokens for each of several ranks, which holds some of the experts and a part of the shared expert's width."""
+        held, (every_gate_up, every_down) = self.experts.num_experts // ranks, self.experts[1:3]
+        for first in range(0, held * ranks, held):
+            shared = self.experts.shared
+            if shared is not None:
+                width = shared.down_DI.shape[1] // ranks
+                columns = slice(first // held * width, (first // held + 1) * width)
+                gate_up = torch.cat([half[columns] for half in shared.gate_up_XD.chunk(2)])
+                shared = SharedExpert(gate_up, shared.down_DI[:, columns].contiguous(), shared.gate_1D)
+            part = copy(self)
+            # Copies: beside them are no weights of other experts.
+            part.experts = self.experts._replace(
+                gate_up_EXD=every_gate_up[first : first + held].clone(),
+                down_EDI=every_down[first : first + held].clone(),
+                shared=shared,
+                first=first,
+            )
+            yield part
+
+    def check_parts(self, ranks, run, *settings):
+        """Each part alone, and that they add up to the whole."""
+        given, sum_TD = (self.x_TD, self.delta_TD, self.norm), self.x_TD + self.delta_TD
+        total_TD = torch.zeros_like(sum_TD, dtype=torch.float64)
+        for part in self.parts(ranks):
+            got = run(*given, part.experts, *settings)
+            part._check(got, sum_TD)
+            total_TD += got[0]
+        whole_TD, _ = run(*given, self.experts, *settings)
+        error = (total_TD - whole_TD).abs().max() / whole_TD.abs().max()
+        assert error < TOLERANCE[whole_TD.dtype]
+
     def _close(self, x_TD, dtype):
         """Where rounding the logits may exchange two experts that are as good as equal, which is no error."""
         best_TE = (x_TD.to(dtype).double() @ self.experts.router_ED.double().T).sort(-1, descending=True).values
@@ -141,12 +175,15 @@ class Mixture:
         weight_TE.scatter_(1, expert_TK, share_TK)
         expected = sum(
             weight_TE[:, expert, None] * gated(x_TD, gate_up.double(), down.double())
-            for expert, (gate_up, down) in enumerate(zip(experts.gate_up_EXD, experts.down_EDI, strict=True))
+            for expert, (gate_up, down) in enumerate(
+                zip(experts.gate_up_EXD, experts.down_EDI, strict=True), experts.first
+            )
         )
         if experts.shared is not None:
             gate_up, down, gate = (t.double() for t in experts.shared)
             expected = expected + (x_TD @ gate.T).sigmoid() * gated(x_TD, gate_up, down)
-        error_T = (y_TD.double() - expected).abs().amax(-1) / expected.abs().max()
+        # No token may have chosen an expert that is held.
+        error_T = (y_TD.double() - expected).abs().amax(-1) / (expected.abs().max() if expected.any() else 1.0)
         close = self._close(x_TD, dtype)
         assert close.double().mean() < 0.75
         assert (error_T[~close] < TOLERANCE[dtype]).all()
@@ -173,6 +210,115 @@ def test_mixtures_of_few_rows(mixture):
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_mixtures_of_grouped_rows(mixture):
     Mixture(**mixture).check(mix_grouped, grouped())
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """Memory that nothing has written is not a number: what is left out must not be read."""
+
+    def filled(make):
+        def made(*arguments, **options):
+            tensor = make(*arguments, **options)
+            return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+        return made
+
+    monkeypatch.setattr(torch, "empty", filled(torch.empty))
+    monkeypatch.setattr(torch.Tensor, "new_empty", filled(torch.Tensor.new_empty))
+
+
+PARTS = [
+    ({"tokens": 1, "width": 16, "intermediate": 8, "experts": 4, "top_k": 2}, 2),
+    ({"tokens": 3, "width": 20, "intermediate": 13, "experts": 6, "top_k": 3, "norm_topk": False, "shared": 30}, 3),
+    ({"tokens": 2, "width": 17, "intermediate": 8, "experts": 8, "top_k": 5, "shared": 16}, 4),
+    ({"tokens": 2, "width": 16, "intermediate": 8, "experts": 4, "top_k": 1}, 4),
+]
+"""Mixtures, and the number of ranks that their experts are divided among."""
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("mixture", "ranks"), few_of(2, PARTS[::-1], SLOW))
+def test_parts_of_few_rows(mixture, ranks):
+    Mixture(**mixture).check_parts(ranks, mix_few, few())
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("more", [0, 20])
+@pytest.mark.parametrize(("mixture", "ranks"), few_of(2, PARTS[1:] + PARTS[:1], SLOW))
+def test_parts_of_grouped_rows(mixture, ranks, more):
+    """One program groups up to 16 tokens, more are counted first."""
+    tokens = mixture["tokens"] + more
+    Mixture(**mixture | {"tokens": tokens}).check_parts(ranks, mix_grouped, grouped(left=more > 0))
+
+
+@pytest.mark.parametrize("intermediate", [8, 13])
+@pytest.mark.parametrize("tokens", [1, 19])
+@pytest.mark.parametrize(("mixture", "ranks"), PARTS)
+def test_parts_in_plain_torch(mixture, ranks, tokens, intermediate, monkeypatch):
+    """Of 13 float32, rows are no multiple of 16 bytes, which `grouped_mm` does not take. It leaves rows that belong to no expert
+    as they were."""
+    real = torch.nn.functional.grouped_mm
+
+    def multiplied(x_SD, weights, offs):
+        beyond_S = torch.arange(len(x_SD), device=x_SD.device) >= offs[-1]
+        return real(x_SD, weights, offs=offs).masked_fill(beyond_S[:, None], float("nan"))
+
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", multiplied)
+    sizes = mixture | {"tokens": tokens, "intermediate": intermediate}
+    Mixture(**sizes).check_parts(ranks, reference.mix_experts)
+
+
+@pytest.mark.parametrize("tokens", [3, 30])
+def test_pairs_of_other_experts_have_no_block(tokens):
+    """Nothing is launched for them beyond what the held ones might need, and no block is filled."""
+    experts, top_k, block_m = 12, 5, 16
+    logits_TE = torch.randn(tokens, experts, generator=torch.Generator().manual_seed(4)).to(DEVICE)
+    weight_TK, expert_TK, _ = route_and_group(logits_TE, top_k, True, block_m)
+    for first, held in ((0, 3), (3, 3), (8, 4), (11, 1)):
+        weights, chosen, groups = route_and_group(logits_TE, top_k, True, block_m, first, held)
+        assert torch.equal(weights, weight_TK)
+        assert torch.equal(chosen, expert_TK)
+        local_S = expert_TK.cpu().flatten() - first
+        order = local_S.argsort(stable=True)
+        order = order[(local_S[order] >= 0) & (local_S[order] < held)]
+        assert torch.equal(groups.pair_S.cpu().long()[: len(order)], order)
+        blocks = []
+        for expert in range(held):
+            of = (local_S[order] == expert).nonzero().flatten().tolist()
+            blocks += [(expert, start, of[-1] + 1) for start in of[::block_m]]
+        block_3B = groups.block_3B.cpu()
+        assert [tuple(b) for b in block_3B.T[: len(blocks)].tolist()] == blocks
+        assert (block_3B[0, len(blocks) :] == -1).all()
+        most = tokens * min(top_k, held)
+        assert groups.pair_S.shape == (most,)
+        assert block_3B.shape[1] == min(most, held) + most // block_m
+
+
+# Faults that the comparison of parts must see.
+
+
+def normalized_over_held_experts(x_TD, delta_TD, norm, experts):
+    logits_ED = experts.router_ED[experts.first : experts.first + experts.num_held]
+    few_chosen = min(experts.top_k, experts.num_held)
+    return mix_grouped(
+        x_TD, delta_TD, norm, experts._replace(router_ED=logits_ED, first=0, top_k=few_chosen), grouped()
+    )
+
+
+def next_experts(x_TD, delta_TD, norm, experts):
+    return mix_grouped(
+        x_TD, delta_TD, norm, experts._replace(first=(experts.first + 1) % experts.num_experts), grouped()
+    )
+
+
+def first_experts(x_TD, delta_TD, norm, experts):
+    return mix_few(x_TD, delta_TD, norm, experts._replace(first=0), few())
+
+
+@pytest.mark.parametrize("fault", [normalized_over_held_experts, next_experts, first_experts])
+def test_a_planted_fault_is_seen(fault):
+    with pytest.raises(AssertionError):
+        Mixture(5, 16, 8, 6, 3, seed=1).check_parts(2, fault)
 
 
 @pytest.mark.parametrize("tokens", few_of(1, [5, 1, 4], SLOW))
@@ -343,6 +489,17 @@ def test_random_shapes(seed):
         mixture.check(mix_experts)
         if tokens <= 16:
             mixture.check(mix_few, few(8, 256, 2, 128))
+        for ranks in (2, 4):
+            if experts % ranks == 0:
+                check_random_parts(mixture, ranks, tiles)
+
+
+def check_random_parts(mixture, ranks, tiles):
+    for tile in tiles:
+        mixture.check_parts(ranks, mix_grouped, grouped(**tile))
+    mixture.check_parts(ranks, mix_experts)
+    if len(mixture.x_TD) <= 16:
+        mixture.check_parts(ranks, mix_few, few(8, 256, 2, 128))
 
 
 @pytest.mark.gpu
@@ -354,8 +511,10 @@ def test_released_shapes(tokens, width, intermediate, top_k):
     del case
     mixture = Mixture(tokens, width, intermediate, 128, top_k, 768 if width == 1024 else 0, dtype=torch.bfloat16)
     mixture.check(mix_experts)
+    mixture.check_parts(2, mix_experts)
     if tokens <= 16:
         mixture.check(mix_few, few(2, width, 1, 1024))
+        mixture.check_parts(2, mix_few, few(2, width, 1, 1024))
 
 
 @pytest.mark.gpu
@@ -368,10 +527,12 @@ def test_the_same_bits_every_time(tokens):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("tokens", [1, 8, 40, 300])
-def test_captured(tokens, overlap):
-    mixture = Mixture(tokens, 256, 128, 32, 4, 128, dtype=torch.bfloat16)
+def test_captured(tokens, overlap, ranks):
+    """The whole, and a part that more or fewer tokens choose at every replay."""
+    mixture = list(Mixture(tokens, 256, 128, 32, 4, 128, dtype=torch.bfloat16).parts(ranks))[-1]
     given = (mixture.x_TD, mixture.delta_TD, mixture.norm, mixture.experts)
 
     def step():
