@@ -14,7 +14,7 @@ from omni.parallel import Arrival, EqualRanks, Pipeline, RankLayout, Ranks
 from omni.parallel.silent import THERE
 from omni.stage import StageWorker
 
-_SECONDS = 30.0
+_SECONDS = 120.0
 
 
 class _Meeting:

@@ -18,6 +18,7 @@ from omni_ar.loaded import LoadedAr
 from omni_ar.run.follower import FollowerWorker
 from omni_ar.run.runner import Runner
 from omni_ar.run.worker import ArWorker
+from tests.support.patience import PATIENCE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class _CutKind(ArStageKind):
         self._cut = cut
 
     def load(self, context: StageContext) -> LoadedAr:
-        first, *others = thread_ranks(self._cut.layout, seconds=20)
+        first, *others = thread_ranks(self._cut.layout, PATIENCE_SECONDS)
         stage = msgspec.structs.replace(context.stage, expert_parallel=self._cut.expert_parallel)
         context = replace(context, stage=stage)
         # Theirs is never late: they wait in collectives for rank 0.

@@ -287,7 +287,7 @@ class SimulatedDevice(Device):
         stream.ran.append(name)
 
 
-_REMOTE_SECONDS = 30.0
+_REMOTE_SECONDS = 120.0
 
 
 def _wait_for_any(barriers: Sequence[Barrier]) -> None:

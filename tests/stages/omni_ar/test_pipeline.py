@@ -26,6 +26,7 @@ from omni_ar.run import runner
 from omni_ar.run.follower import FollowerWorker
 from omni_ar.run.plan import StepPlan
 from tests.support.ar_driver import ArDriver, plain_prompt, small_runner
+from tests.support.patience import PATIENCE_SECONDS
 
 VOCABULARY, WIDTH, LAYERS, TOKENS = 61, 24, 4, 9
 CONFIG = DecoderConfig(
@@ -99,7 +100,7 @@ class Pipelined:
         *,
         layers: tuple[int, ...] = (),
         fails: Mapping[int, tuple[str, int]] | None = None,
-        seconds: float = 10.0,
+        seconds: float = PATIENCE_SECONDS,
         **more: Any,
     ) -> None:
         """fails: by rank, as of `Deep`. seconds: time that a rank waits for another one. more: of `ArDriver`."""

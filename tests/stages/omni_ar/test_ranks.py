@@ -22,6 +22,7 @@ from omni_ar.processors import LogitsProcessor, ProcessedRows, ProcessorRegistry
 from omni_ar.run.follower import FollowerWorker
 from omni_ar.run.runner import Runner
 from tests.support.ar_driver import ArDriver, plain_prompt, small_runner
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.small_codec import SmallCodec, codec_prompt
 from tests.support.small_text import WIDTH, SmallText, greedy
 
@@ -47,10 +48,11 @@ class Cut:
         *,
         size: int = 2,
         follower: ArModel | None = None,
+        seconds: float = PATIENCE_SECONDS,
         **more: Any,
     ) -> None:
-        """follower: the model of the other ranks. more: of `ArDriver`."""
-        ranks = thread_ranks(size, seconds=20)
+        """follower: the model of the other ranks. seconds: time that ranks wait for each other. more: of `ArDriver`."""
+        ranks = thread_ranks(size, seconds)
         self.driver = ArDriver(model, CpuDevice(), options, ranks=ranks[0], **more)
         self.followers: list[Follower] = []
         for each in ranks[1:]:
@@ -182,7 +184,7 @@ def test_a_step_that_fails_at_every_rank_is_run_again():
     ("at", "said"), [((4, None), "failed at rank 0, and not at rank 1"), ((None, 4), "failed at rank 1 only")]
 )
 def test_a_step_that_fails_at_one_rank_ends_the_follower(at: tuple[int | None, int | None], said: str):
-    cut = Cut(Fragile(at[0]), follower=Fragile(at[1]))
+    cut = Cut(Fragile(at[0]), follower=Fragile(at[1]), seconds=0.3)
     cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
     cut.driver.run()
     thread = cut.followers[0].thread
