@@ -52,9 +52,9 @@ def test_connectors_measures_the_hop_between_stages(
     assert re.fullmatch("".join(rf"{step} \.\.\. [\d.]+ s\n" for step in steps), capfd.readouterr().err)
 
 
-def test_tensor_parallel_gives_each_row_a_random_prompt_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_gives_each_row_a_random_prompt_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    script = importlib.import_module("tensor_parallel")
+    script = importlib.import_module("ranks")
     given = Prompt(columns=np.zeros((1, 5), np.int64), positions=np.zeros((3, 5), np.int64), next_position=5)
     frontend = SimpleNamespace(prepare=lambda chat: Prepared({"thinker": [Payload(given)]}, prompt_tokens=5))
     real, vocab = frontend.prepare, 100_000

@@ -1,11 +1,16 @@
 """Decode steps of a stage on one device and cut across several, through `Omni` as its users have it.
 
-    python benchmarks/tensor_parallel.py [--shape qwen3-omni-30b] [--ranks 1 2] [--rows 1 8 32] [--expert-parallel] [--json FILE]
+    python benchmarks/ranks.py [--shape qwen3-omni-30b] [--ranks 1 2] [--ways tensor expert pipeline] [--rows 1 8 32] [--json FILE]
+
+--ways: `tensor` cuts each layer, `expert` too but divides the experts, `pipeline` divides the sequence of layers.
 
 Dummy weights. Each of `--rows` requests draws tokens at temperature 1, twice: few tokens, and many. The time of a step is the
-difference of the two, over the difference of the tokens; the median of `--rounds`. The stage is the thinker of the shape; its other
-stages are on the first device and idle. With `--expert-parallel`, every number of ranks above 1 is measured a second time, with
-experts that are divided among the ranks.
+difference of the two, over the difference of the tokens; the median of `--rounds`. With a pipeline, a row is in every second step
+of two ranks, and the time is that of a row's token. The stage is the thinker of the shape; its other stages are on the first device
+and idle.
+
+--timeline: a folder for a timeline of each way with several ranks, of a further run with the last of `--rows`. Printed of each
+rank: how much of the time between the starts of its decode steps it is busy, and how long it is idle between two steps.
 
 Each row has a prompt of random token ids, unrelated to the others': rows of equal prompts share most of their experts, of which a
 step then reads too few. The column of experts has those that a layer would use if rows chose at random, on all ranks together; they
@@ -32,6 +37,8 @@ from omni import Omni
 from omni.frontend.base import Chat, Prepared, TextPart
 from omni.payload import Payload
 from omni.sampling import SamplingParams
+from omni.timeline.read import read_trace
+from omni.timeline.report import make_report
 from omni_ar.inputs import Prompt
 from shapes import SHAPES
 
@@ -42,10 +49,10 @@ PROMPT = 64
 
 @dataclass(frozen=True, slots=True)
 class RanksRun:
-    """milliseconds: of a step. experts: of a layer, if rows chose them at random; None for a dense stage. start: seconds."""
+    """milliseconds: of a row's token. experts: of a layer, if rows chose them at random; None for a dense stage. start: seconds."""
 
     ranks: int
-    expert_parallel: bool
+    way: str
     rows: int
     milliseconds: float
     tokens_per_second: float
@@ -70,24 +77,30 @@ class TextSizes:
         return uniform_experts(self.experts, self.top_k, rows) if self.experts else None
 
 
-def measure(folder: str, arguments: argparse.Namespace, ranks: int, expert_parallel: bool) -> list[RanksRun]:
-    stage, sizes = STAGES[arguments.shape], TextSizes.read(folder)
+def opened(folder: str, arguments: argparse.Namespace, ranks: int, way: str, timeline: Path | None = None) -> Omni:
+    stage = STAGES[arguments.shape]
     places = [f"cuda:{rank}" for rank in range(ranks)]
     if arguments.device == "cpu":
         places = ["cpu", *(f"cpu/{rank}" for rank in range(1, ranks))]
     overrides = {
-        f"{stage}.tensor_parallel": ranks,
-        f"{stage}.expert_parallel": expert_parallel,
+        f"{stage}.{'pipeline' if way == 'pipeline' else 'tensor'}_parallel": ranks,
+        f"{stage}.expert_parallel": way == "expert" and ranks > 1,
         "engine.process": "process",
     }
-    since = time.perf_counter()
-    with Omni(
+    return Omni(
         folder,
         load_format="dummy",
         device=places[0],
         place={stage: ",".join(places)},
         overrides=overrides,
-    ) as omni:
+        timeline=timeline,
+    )
+
+
+def measure(folder: str, arguments: argparse.Namespace, ranks: int, way: str) -> list[RanksRun]:
+    stage, sizes = STAGES[arguments.shape], TextSizes.read(folder)
+    since = time.perf_counter()
+    with opened(folder, arguments, ranks, way) as omni:
         start = time.perf_counter() - since
         runs: list[RanksRun] = []
         with random_prompts(omni, stage, sizes.vocab):
@@ -98,13 +111,31 @@ def measure(folder: str, arguments: argparse.Namespace, ranks: int, expert_paral
                     few, many = (generate(omni, stage, rows, tokens) for tokens in (FEW, MANY))
                     times.append((many - few) / (MANY - FEW))
                 step = statistics.median(times)
-                runs.append(RanksRun(ranks, expert_parallel, rows, step * 1e3, rows / step, sizes.used(rows), start))
+                runs.append(RanksRun(ranks, way, rows, step * 1e3, rows / step, sizes.used(rows), start))
                 print(f"{named(runs[-1])}, {rows} rows: {step * 1e3:.3f} ms a step, start {start:.1f} s", flush=True)
         return runs
 
 
 def named(run: RanksRun) -> str:
-    return f"{run.ranks} ranks" + (", experts divided" if run.expert_parallel else "")
+    return f"{run.ranks} ranks, {run.way}" if run.ranks > 1 else "1 rank"
+
+
+def record(folder: str, arguments: argparse.Namespace, ranks: int, way: str) -> None:
+    """Writes a timeline, and prints the busy and the idle time of each rank."""
+    stage, rows = STAGES[arguments.shape], arguments.rows[-1]
+    file = arguments.timeline / f"{way}-{ranks}.json"
+    with opened(folder, arguments, ranks, way, file) as omni, random_prompts(omni, stage, TextSizes.read(folder).vocab):
+        generate(omni, stage, rows, FEW)
+    for decoding in make_report(read_trace(file)).decoding:
+        if decoding.stage.startswith(f"{stage} ") and decoding.period is not None:
+            assert decoding.idle is not None
+            assert decoding.waits is not None
+            lost = decoding.idle.total / decoding.period.total + decoding.waits.p50 / decoding.period.p50
+            print(
+                f"{decoding.stage}, {way}, {rows} rows: busy {1 - lost:.1%} of a step, idle between two steps"
+                f" {decoding.idle.p50:.1f} us p50, {decoding.idle.p99:.1f} us p99 ({decoding.period.count} steps)",
+                flush=True,
+            )
 
 
 @contextmanager
@@ -149,22 +180,26 @@ def main() -> None:
     parser.add_argument("--ranks", type=positive_int, nargs="+", default=[1, 2])
     parser.add_argument("--rows", type=positive_int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=positive_int, default=3)
-    parser.add_argument("--expert-parallel", action="store_true", help="measure divided experts too")
+    parser.add_argument("--ways", choices=("tensor", "expert", "pipeline"), nargs="+", default=["tensor"])
+    parser.add_argument("--timeline", type=Path)
     parser.add_argument(
         "--device", type=device_here("--shape tiny-omni --device cpu"), choices=("cuda", "cpu"), default="cuda"
     )
     parser.add_argument("--json", type=output_file)
     arguments = parser.parse_args()
-    ways = [(ranks, False) for ranks in arguments.ranks]
-    if arguments.expert_parallel:
-        ways += [(ranks, True) for ranks in arguments.ranks if ranks > 1]
+    ways = [(ranks, way) for ranks in arguments.ranks for way in (arguments.ways if ranks > 1 else ["tensor"])]
+    if arguments.timeline is not None:
+        arguments.timeline.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         SHAPES[arguments.shape](Path(folder))
-        runs = [run for ranks, divided in ways for run in measure(folder, arguments, ranks, divided)]
+        runs = [run for ranks, way in ways for run in measure(folder, arguments, ranks, way)]
+        for ranks, way in ways if arguments.timeline is not None else ():
+            if ranks > 1:
+                record(folder, arguments, ranks, way)
     alone = {run.rows: run.milliseconds for run in runs if run.ranks == 1}
     facts = environment() | {"shape": arguments.shape}
     print_facts(facts)
-    header = ("ranks", "rows", "step ms", "of one device's", "tokens/s", "experts at random", "start s")
+    header = ("ranks", "rows", "token ms", "of one device's", "tokens/s", "experts at random", "start s")
     rows = [
         (named(r), str(r.rows), f"{r.milliseconds:.3f}",
          f"{r.milliseconds / alone[r.rows]:.2f}" if r.rows in alone else "", f"{r.tokens_per_second:.0f}",
