@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -163,6 +164,23 @@ def test_a_model_that_writes_nothing_refuses(echo: Served, sound: bytes, monkeyp
     monkeypatch.setattr(type(echo.omni.pipeline), "text_stage", None)
     response = ask(echo, sound)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "model")
+
+
+def test_a_large_file_is_written_to_the_disk_beside_the_event_loop(
+    echo: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the first megabyte, which stays in memory. starlette 0.47.1 writes it in the loop's thread."""
+    threads: list[str] = []
+    rollover = tempfile.SpooledTemporaryFile.rollover
+
+    def seen(file: Any) -> None:
+        threads.append(threading.current_thread().name)
+        rollover(file)
+
+    monkeypatch.setattr(tempfile.SpooledTemporaryFile, "rollover", seen)
+    assert ask(echo, bytes(2 * 2**20)).status_code == 400
+    assert threads
+    assert "test-server" not in threads
 
 
 def test_a_large_form_leaves_the_event_loop_free(tmp_path: Path) -> None:
