@@ -1,5 +1,6 @@
 """`omni tiny`: a checkpoint that needs no download."""
 
+import stat
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -31,6 +32,7 @@ def write(directory: Path, family: str | None, seed: int) -> None:
         write_tiny = cast(_WriteTiny, locate(path, field))
         with unwinding(), filling(directory) as part:
             _write(write_tiny, field, part, seed)
+            _open_to_readers(part)
         size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     except OSError as error:
         remedy = "name a folder that can be written, on a disk with room"
@@ -50,6 +52,14 @@ def _write(write_tiny: _WriteTiny, field: str, part: Path, seed: int) -> None:
         if isinstance(error, OmniError):
             raise
         raise plugin_error(field, fault_of(error, write_tiny), "correct it") from error
+
+
+def _open_to_readers(part: Path) -> None:
+    """Gives every file the mode of a new one: libraries write weights for their owner alone, and servers run as other users."""
+    mode = stat.S_IMODE(part.stat().st_mode) & 0o666
+    for file in part.rglob("*"):
+        if file.is_file():
+            file.chmod(mode)
 
 
 def _choose(plugins: Plugins, name: str | None) -> tuple[ModelFamily, str]:

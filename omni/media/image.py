@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageFile, ImageOps, TiffImagePlugin
+from PIL import ExifTags, Image, ImageFile, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from omni.errors import InputError, quoted, shortened
 from omni.media.local import too_large
@@ -97,7 +97,9 @@ def _guarded(decode: Callable[[], Image.Image], field: str, options: MediaOption
         raise InputError(field, "is too large", remedy) from error
     except _DAMAGED as error:
         remedy = f"give a {', '.join(_FORMATS)} file"
-        raise InputError(field, f"is not a picture that can be read ({shortened(str(error))})", remedy) from error
+        # Pillow's own text names the object that it read from.
+        reason = "its format is unknown" if isinstance(error, UnidentifiedImageError) else shortened(str(error))
+        raise InputError(field, f"is not a picture that can be read ({reason})", remedy) from error
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

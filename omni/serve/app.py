@@ -25,7 +25,7 @@ from omni.serve.options import ServeOptions
 from omni.serve.page import files
 from omni.serve.page.activity import activity
 from omni.serve.page.description import pipeline
-from omni.serve.realtime.handler import realtime_route
+from omni.serve.realtime.handler import no_websocket, websocket_routes
 from omni.serve.request_id import RequestIds
 from omni.serve.responses import error_response
 from omni.serve.server import Server
@@ -37,6 +37,7 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/audio/transcriptions", transcriptions, kind="transcription"),
     Endpoint("GET", "/v1/audio/voices", voices),
     Endpoint("GET", "/audio/voices", voices),
+    Endpoint("GET", "/v1/realtime", no_websocket),
     Endpoint("GET", "/v1/models", models),
     Endpoint("GET", "/v1/models/{name:path}", model),
     Endpoint("GET", "/v1/omni/pipeline", pipeline),
@@ -66,7 +67,7 @@ def create_app(omni: AsyncOmni, options: ServeOptions | None = None) -> Starlett
             yield
 
     app = Starlette(
-        routes=[*(endpoint.route(server) for endpoint in ENDPOINTS), realtime_route(server)],
+        routes=[*(endpoint.route(server) for endpoint in ENDPOINTS), *websocket_routes(server)],
         middleware=[Middleware(RequestIds)],
         exception_handlers={HTTPException: _not_routed},
         lifespan=lifespan,

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
-from starlette.types import Message
 
 from omni.errors import InputError, quoted, shortened
 from omni.sampling import SamplingParams
@@ -20,9 +19,6 @@ T = TypeVar("T")
 
 _LARGE = 2**18
 """Bytes of JSON that are decoded beside the event loop: they take a millisecond."""
-
-_SLICE = 2**18
-"""Bytes of a body that are read again at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +32,6 @@ class Call:
     async def json(self) -> dict[str, Any]:
         """The body as a JSON object. Raises HttpError."""
         return _decode(self.body) if len(self.body) < _LARGE else await asyncio.to_thread(_decode, self.body)
-
-    def replayed(self) -> Request:
-        """The request, to be read again, as for `Request.form`."""
-
-        slices = iter(range(0, len(self.body), _SLICE))
-
-        async def receive() -> Message:
-            # Reading a large form takes a while: others have their turn in between.
-            await asyncio.sleep(0)
-            start = next(slices, len(self.body))
-            piece = self.body[start : start + _SLICE]
-            return {"type": "http.request", "body": piece, "more_body": start + _SLICE < len(self.body)}
-
-        return Request(self.request.scope, receive)
 
 
 async def read_body(request: Request, options: ServeOptions, held: HeldBody) -> bytes:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from omni.errors import OverloadedError
+from omni.errors import OverloadedError, shortened
 from omni.serve.body import Call, read_body
 from omni.serve.disconnect import ClientGone, while_connected
 from omni.serve.errors import GONE, HttpError, reported
@@ -126,4 +126,6 @@ class _Exchange:
 
     def log(self) -> None:
         seconds = time.perf_counter() - self._since
-        _log.info("%s %s %s %d %.3f s", self.id, self._scope["method"], self._scope["path"], self.status, seconds)
+        # A path may have been sent with line breaks in it.
+        path = shortened(self._scope["path"])
+        _log.info("%s %s %s %d %.3f s", self.id, self._scope["method"], path, self.status, seconds)

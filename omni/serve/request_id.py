@@ -8,7 +8,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = "x-request-id"
 _VALID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
-_STARTS = ("http.response.start", "websocket.accept")
+_STARTS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
+"""Messages with the headers of a response; the last refuses a websocket."""
 
 
 def request_id_of(scope: Scope) -> str:

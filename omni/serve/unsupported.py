@@ -8,7 +8,7 @@ from omni.errors import InputError, quoted
 IGNORED = frozenset(
     {
         *("user", "metadata", "service_tier", "parallel_tool_calls"),
-        *("prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"),
     }
 )
 """They never change an answer."""
@@ -22,6 +22,7 @@ OFF: Mapping[str, tuple[object, ...]] = {
     "verbosity": (None, "medium"),
     "prediction": (None,),
     "web_search_options": (None,),
+    "moderation": (None,),
     "store": (None, False),
     "suffix": (None, ""),
     "echo": (None, False),

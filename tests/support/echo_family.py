@@ -19,7 +19,7 @@ import numpy as np
 from omni.checkpoint import Checkpoint
 from omni.device import COMPLETED
 from omni.engine.orchestrator import Orchestrator
-from omni.errors import InputError
+from omni.errors import InputError, quoted
 from omni.frontend.base import AudioPart, Chat, Frontend, ImagePart, Prepared, TextDecoder, TextPart
 from omni.frontend.vocabulary import Vocabulary
 from omni.payload import AudioChunk, GeneratedTokens, Payload, TokenLogprobs
@@ -122,7 +122,7 @@ class EchoFrontend(Frontend):
     def prepare(self, chat: Chat) -> Prepared:
         """`"wait NAME"` waits for a gate, `"crash"` raises what is no OmniError, an empty text is refused."""
         if chat.voice not in (None, *self.voices):
-            raise InputError("voice", f"{chat.voice!r} is unknown", f"use one of {', '.join(self.voices)}")
+            raise InputError("voice", f"{quoted(chat.voice)} is unknown", f"use one of {', '.join(self.voices)}")
         text = "|".join(_read(part) for message in chat.messages for part in message.content)
         if text.startswith("wait "):
             assert GATES[text.removeprefix("wait ")].wait(10), "nobody opened the gate"

@@ -8,6 +8,9 @@ import msgspec
 from omni.errors import InputError
 from omni.serve.transcripts import Transcripts
 
+_DETAILS = ("low", "high", "original")
+"""Of pictures, beside "auto"."""
+
 
 class AudioRef(msgspec.Struct, frozen=True, kw_only=True):
     """The sound of an earlier answer. Clients send back all of `message.audio`; what was said is looked up by its id."""
@@ -50,8 +53,10 @@ def _message(message: ChatMessage, field: str, transcripts: Transcripts) -> dict
 
 
 def _part(part: dict[str, Any]) -> dict[str, Any]:
-    """Pictures are read in full: models have one resolution, which serves `detail` "low" and "high" alike."""
+    """Pictures are read in full: models have one resolution, which serves every `detail` alike. Breakpoints of a client's prompt
+    cache have no effect: the prefix cache has blocks."""
+    part = {name: value for name, value in part.items() if name != "prompt_cache_breakpoint"}
     picture = part.get("image_url")
-    if isinstance(picture, dict) and picture.get("detail") in ("low", "high"):
-        return {**part, "image_url": {name: value for name, value in picture.items() if name != "detail"}}
+    if isinstance(picture, dict) and picture.get("detail") in _DETAILS:
+        part["image_url"] = {name: value for name, value in picture.items() if name != "detail"}
     return part

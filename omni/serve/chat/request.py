@@ -156,6 +156,8 @@ def _modalities(omni: AsyncOmni, request: ChatRequest) -> tuple[str, ...]:
     """OpenAI's default is text; that of a model without is its own."""
     if request.modalities is None:
         return ("text",) if "text" in omni.modalities else omni.modalities
+    if not request.modalities:
+        raise InputError("modalities", "are empty", 'name "text", "audio" or both, or leave it out')
     for index, modality in enumerate(request.modalities):
         if modality not in ("text", "audio"):
             raise InputError(f"modalities[{index}]", f"{quoted(modality)} is not given here", 'use "text" and "audio"')

@@ -1,10 +1,10 @@
 """Events of a client, as structs of OpenAI's types."""
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
-from omni.errors import InputError, OmniError
+from omni.errors import InputError, OmniError, quoted
 from omni.serve.body import convert
 
 
@@ -75,6 +75,9 @@ AnyClientEvent = (
 )
 
 
+_TYPES = tuple(kind.__struct_config__.tag for kind in get_args(AnyClientEvent))
+
+
 class WrongEvent(Exception):
     """An event that is refused. error: why. event_id: the client's."""
 
@@ -96,6 +99,8 @@ def read_event(text: str) -> AnyClientEvent:
     try:
         if "type" not in value:
             raise InputError("type", "is missing", "give the event's type")
+        if value["type"] not in _TYPES:
+            raise InputError("type", f"{quoted(value['type'])} is not known here", f"use one of {', '.join(_TYPES)}")
         event: AnyClientEvent = convert(value, AnyClientEvent)  # type: ignore[arg-type]
     except InputError as error:
         raise WrongEvent(error, event_id if isinstance(event_id, str) else None) from error

@@ -5,10 +5,12 @@ import time
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
+from starlette.responses import Response
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
-from omni.errors import OverloadedError
+from omni.errors import OverloadedError, quoted
+from omni.serve.body import Call
 from omni.serve.endpoint import check_key
 from omni.serve.errors import HttpError, reported
 from omni.serve.models import check_model
@@ -32,11 +34,26 @@ _SWITCHED = 101
 _PATH = "/v1/realtime"
 
 
-def realtime_route(server: Server) -> WebSocketRoute:
+def websocket_routes(server: Server) -> list[WebSocketRoute]:
+    """The sessions', and a last one that refuses every other path."""
+
     async def endpoint(websocket: WebSocket) -> None:
         await _realtime(server, websocket)
 
-    return WebSocketRoute(_PATH, endpoint)
+    async def elsewhere(websocket: WebSocket) -> None:
+        problem = f"{quoted(websocket.url.path)} is no websocket"
+        wrong = HttpError(404, "not_found", "path", problem, f"open {_PATH}")
+        described = reported(wrong, request_id_of(websocket.scope), server.options.retry_after_seconds)
+        await websocket.send_denial_response(error_response(described))
+
+    return [WebSocketRoute(_PATH, endpoint), WebSocketRoute("/{path:path}", elsewhere)]
+
+
+async def no_websocket(server: Server, call: Call) -> Response:
+    """`GET /v1/realtime` by plain HTTP, as behind a proxy that gives no websockets on."""
+    headers = {"upgrade": "websocket", "connection": "upgrade"}
+    remedy = "open it with ws:// or wss://; a proxy must give Upgrade on"
+    raise HttpError(426, "websocket_required", "path", f"{_PATH} is a websocket", remedy, headers)
 
 
 async def _realtime(server: Server, websocket: WebSocket) -> None:

@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from omni.api import GenerateArguments
 from omni.errors import InputError, check_unicode, quoted
+from omni.sampling import PARAMETERS
 from omni.serve.body import convert, split_sampling
 from omni.serve.models import check_model
 from omni.serve.realtime.formats import FORMATS, PCM, AudioFormat
@@ -186,8 +187,8 @@ def _modalities(server: Server, given: tuple[str, ...], at: str) -> tuple[str, .
 def _max_tokens(given: int | str, at: str) -> int | None:
     if given == "inf":
         return None
-    if not isinstance(given, int) or given < 1:
-        raise InputError(at, f"{quoted(given)} is out of range", 'use 1 or more, or "inf"')
+    if not isinstance(given, int) or not PARAMETERS["max_tokens"].valid(given):
+        raise InputError(at, f"{quoted(given)} is out of range", f'{PARAMETERS["max_tokens"].remedy}, or "inf"')
     return given
 
 

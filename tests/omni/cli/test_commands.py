@@ -263,6 +263,27 @@ def test_tiny_fills_a_folder_that_is_empty_and_stays_what_it_is(
     assert (folder.stat().st_ino, folder.stat().st_mode & 0o777) == (number, 0o750)
 
 
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_tiny_files_have_the_mode_of_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int, mode: int
+) -> None:
+    """safetensors writes for the owner alone: the server in a container could not read that."""
+
+    def write(directory: Path, *, seed: int) -> None:
+        (directory / "below").mkdir()
+        for path in (directory / "weights", directory / "below" / "weights"):
+            path.touch(mode=0o600)
+
+    monkeypatch.setattr("omni.cli.tiny.locate", lambda path, field: write)
+    before = os.umask(mask)
+    try:
+        assert call("tiny", str(tmp_path / "tiny")).exit_code == 0
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "tiny").rglob("*") if path.is_file()]
+    assert [path.stat().st_mode & 0o777 for path in files] == [mode] * 2
+
+
 def test_tiny_where_nothing_can_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"before")
     assert "cannot be written (Not a directory)" in refused("tiny", str(tmp_path / "file" / "tiny"))

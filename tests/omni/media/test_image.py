@@ -123,6 +123,7 @@ def test_the_pixel_limit_is_an_option() -> None:
         (7, "is a int"),
         (None, "is a NoneType"),
         ("nowhere.png", "no file"),
+        (b"no picture", r"can be read \(its format is unknown\)"),
     ],
 )
 def test_an_invalid_picture_is_refused(source: object, message: str) -> None:

@@ -4,13 +4,16 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import AuthenticationError, NotFoundError, OpenAI
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from omni.errors import ConfigError
 from omni.serve import create_app
-from tests.support.echo_family import BREAK_LOOP, OPENED
+from tests.support.echo_family import BREAK_LOOP, OPENED, eventually
 from tests.support.http_server import Served, echo_omni, served
 
 CHAT = "/v1/chat/completions"
@@ -72,6 +75,34 @@ def test_a_request_keeps_its_id(echo: Served, caplog: pytest.LogCaptureFixture) 
         assert forged.headers["x-request-id"].startswith("req_")
     assert "mine-1 is refused: model: 'other' is not served here; use 'tiny'" in caplog.messages
     assert any(line.startswith(f"mine-1 POST {CHAT} 404 ") for line in caplog.messages)
+
+
+def test_a_path_cannot_forge_a_line_of_the_log(echo: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "omni.serve"):
+        assert echo.get("/v1/models/a%0Dforged%00%1b[31m").status_code == 404
+        # It is written when the response is sent.
+        assert eventually(lambda: any("forged" in line and " 404 " in line for line in caplog.messages))
+    assert all(line.isprintable() for line in caplog.messages), caplog.messages
+
+
+def test_no_websocket_is_told_so_in_the_same_shape(echo: Served) -> None:
+    """A proxy that gives no websockets on makes a plain request of a session's."""
+    plain = echo.get("/v1/realtime")
+    assert (plain.status_code, plain.headers["upgrade"]) == (426, "websocket")
+    assert plain.json()["error"]["code"] == "websocket_required"
+
+    async def refused(path: str) -> Any:
+        with pytest.raises(InvalidStatus) as error:
+            async with connect(
+                f"{echo.url.replace('http', 'ws')}{path}", additional_headers={"x-request-id": "mine-2"}
+            ):
+                pass
+        return error.value.response
+
+    for path, param in (("/v1/none", "path"), (CHAT, "path"), ("/v1/realtime?model=other", "model")):
+        response = asyncio.run(refused(path))
+        assert (response.status_code, response.headers["x-request-id"]) == (404, "mine-2")
+        assert json.loads(response.body)["error"]["param"] == param
 
 
 @pytest.mark.parametrize(
@@ -188,9 +219,10 @@ def test_a_priority_is_taken_where_it_is_allowed(echo: Served, echo_folder: Path
         assert OPENED[-1].rank[0] == -1
 
 
-@pytest.mark.parametrize("detail", ["auto", "low", "high"])
+@pytest.mark.parametrize("detail", ["auto", "low", "high", "original"])
 def test_a_picture_is_taken_in_every_detail_of_openai(echo: Served, picture: str, detail: str) -> None:
-    parts = [{"type": "image_url", "image_url": {"url": picture, "detail": detail}}]
+    hint = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+    parts = [{"type": "image_url", "image_url": {"url": picture, "detail": detail}, **hint}]
     response = echo.post(CHAT, json={"model": "tiny", "messages": [{"role": "user", "content": parts}]})
     assert response.json()["choices"][0]["message"]["content"] == "<6x4>"
 

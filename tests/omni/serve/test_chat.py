@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 import soundfile
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsStreaming as CompletionParams
 from pydantic import BaseModel
 
 from omni.sampling import SamplingParams
 from omni.serve.chat.request import ChatRequest
+from omni.serve.completions import CompletionRequest
 from omni.serve.unsupported import IGNORED, OFF
 from tests.support.echo_family import OPENED, RATE, SAMPLE, SAMPLES, pitch
 from tests.support.http_server import Served
@@ -220,6 +223,8 @@ def test_a_stop_string_ends_the_text(client: Any) -> None:
         ({"modalities": ["audio"], "audio": {"voice": "loud"}}, "audio.voice", "unknown"),
         ({"modalities": ["audio"], "audio": {"format": "midi"}}, "audio.format", "use one of wav"),
         ({"modalities": ["video"]}, "modalities[0]", "not given here"),
+        ({"modalities": []}, "modalities", 'name "text", "audio" or both'),
+        ({"moderation": {"model": "x"}}, "moderation", "not supported"),
         ({"model": "gpt-4o"}, "model", "not served here"),
         ({"messages": []}, "messages", "empty"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "unknown"),
@@ -252,6 +257,13 @@ def test_a_wrong_field_is_named(echo: Served, fields: dict[str, Any], param: str
     )
     assert words in error["message"]
     assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_every_field_of_the_sdk_is_known() -> None:
+    """It is taken, has no effect, or is refused as not supported: a newer version of the SDK may have more."""
+    for kind, request in ((ChatParams, ChatRequest), (CompletionParams, CompletionRequest)):
+        known = {*request.__struct_fields__, *SamplingParams.__struct_fields__, *IGNORED, *OFF}
+        assert kind.__annotations__.keys() - known == set()
 
 
 def test_fields_without_effect_are_taken(echo: Served) -> None:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,15 @@ def test_files_that_the_container_copies_exist() -> None:
         line.split()[1] for line in (DEPLOY / "Containerfile").read_text().splitlines() if line.startswith("COPY")
     }
     assert {root for root in project["where"] if root != "."} | {"omni"} <= copied
+
+
+def test_the_container_leaves_out_what_the_build_does_not_need() -> None:
+    """Environments have gigabytes, and compiled files are of another Python."""
+    left_out = (REPOSITORY / ".dockerignore").read_text().split()
+    assert {".git", ".venv*", "**/__pycache__"} <= set(left_out)
+    text = (DEPLOY / "Containerfile").read_text()
+    copied = {source for line in text.splitlines() if line.startswith("COPY") for source in line.split()[1:-1]}
+    assert not [source for source in copied if any(fnmatch(source, pattern) for pattern in left_out)]
 
 
 def test_the_container_takes_the_triton_that_torch_requires() -> None:

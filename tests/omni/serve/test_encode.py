@@ -104,7 +104,7 @@ gc.collect()
 
 
 def test_an_encoder_that_its_client_left_is_collected() -> None:
-    """Its file has no end, and any thread may collect it: PyAV before 17.1 crashes there."""
+    """Its file has no end, and any thread may collect it: PyAV before 17.0.1 crashes there."""
     command = [sys.executable, "-X", "faulthandler", "-c", LEFT]
     done = subprocess.run(
         command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS

@@ -45,6 +45,27 @@ COMPLETION: dict[str, Any] = {
     "echo": False,
     "suffix": None,
 }
+SPEECH: dict[str, Any] = {
+    "model": "tiny",
+    "input": "hello",
+    "voice": "alloy",
+    "response_format": "wav",
+    "stream_format": "sse",
+    "instructions": "be kind",
+    "speed": 1.0,
+    "seed": 1,
+    "sampling": {"singer": {"seed": 3}},
+}
+FORM: dict[str, Any] = {
+    "model": "tiny",
+    "language": "en",
+    "prompt": "names",
+    "response_format": "verbose_json",
+    "stream": "true",
+    "temperature": "0.5",
+    "max_tokens": "4",
+    "chunking_strategy": "auto",
+}
 ODD: tuple[Any, ...] = (
     *(
         None,
@@ -85,6 +106,8 @@ ODD: tuple[Any, ...] = (
 
 def valid(dice: random.Random, picture: str, sound: bytes) -> tuple[str, dict[str, Any]]:
     """Path and body of a request that is right, or nearly."""
+    if dice.random() < 0.2:
+        return "/v1/audio/speech", _some(SPEECH, ("model", "input"), dice)
     if dice.random() < 0.3:
         body = {**COMPLETION, "prompt": dice.choice(("once", ["once", "twice"]))}
         return "/v1/completions", _some(body, ("model", "prompt"), dice)
@@ -204,11 +227,16 @@ def check(response: httpx.Response, sent: bytes) -> bool:
         shown,
     )
     if response.status_code == 200:
-        streamed = response.headers["content-type"].startswith("text/event-stream")
-        assert response.text.endswith("data: [DONE]\n\n") if streamed else response.json()["choices"], (
-            response.text,
-            shown,
-        )
+        kind = response.headers["content-type"].partition(";")[0]
+        match kind:
+            case "text/event-stream":
+                last = response.text.removesuffix("\n\n").rpartition("\n\n")[2].removeprefix("data: ")
+                whole = last == "[DONE]" or json.loads(last)["type"] in ("speech.audio.done", "transcript.text.done")
+            case "application/json":
+                whole = bool(response.json().keys() & {"choices", "text"})
+            case _:
+                whole = len(response.content) > 5
+        assert whole, (kind, response.content[:2000], shown)
         return False
     error = response.json()
     assert set(error) == {"error"}, shown
@@ -233,5 +261,40 @@ def test_malformed_bodies_are_refused_with_openais_errors(echo: Served, seed: in
             body = encoded(short(mutated(whole, dice)), dice)
             refused += check(client.post(path, content=body, headers=dice.choice(HEADERS)), body)
     assert refused > 150
+    echo.assert_nothing_held()
+
+
+def form(dice: random.Random, sound: bytes) -> tuple[bytes, str]:
+    """A form with a recording, whose fields, file or bytes are wrong, and its content type."""
+    fields = mutated(_some(FORM, ("model",), dice), dice)
+    fields = fields if isinstance(fields, dict) else {"model": fields}
+    parts: list[tuple[str, Any]] = []
+    for name, value in fields.items():
+        for each in value[:70] if isinstance(value, list) else [value]:
+            text = each if isinstance(each, str) else json.dumps(each)
+            parts.append((name, (None, text.encode(errors="surrogatepass"))))
+    at = dice.randrange(len(sound))
+    files = (sound, sound, sound, b"", sound[:at], sound[:at] + dice.randbytes(50) + sound[at:], dice.randbytes(5000))
+    parts += [(dice.choice(("file", "file", "file", "file", "files")), ("speech.wav", dice.choice(files)))]
+    made = httpx.Request("POST", "http://x", files=dice.sample(parts, len(parts)))
+    data = made.read()
+    if dice.random() < 0.2:
+        at = dice.randrange(len(data))
+        data = dice.choice(
+            (data[:at], data[:at] + dice.randbytes(3) + data[at:], data.replace(b"\r\n", b"\n"), data * 2)
+        )
+    return data, made.headers["content-type"]
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
+def test_malformed_forms_are_refused_with_openais_errors(echo: Served, seed: int, sound: bytes) -> None:
+    dice = random.Random(seed)
+    refused = 0
+    with httpx.Client(base_url=echo.url, timeout=PATIENCE_SECONDS) as client:
+        for _ in range(300):
+            data, kind = form(dice, sound)
+            response = client.post("/v1/audio/transcriptions", content=data, headers={"content-type": kind})
+            refused += check(response, data)
+    assert 150 < refused < 300
     echo.assert_nothing_held()
     assert echo.get("/health").status_code == 200

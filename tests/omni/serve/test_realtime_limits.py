@@ -54,7 +54,8 @@ def _part(**part: Any) -> dict[str, Any]:
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
-    ({"type": "nonsense"}, "type", "nonsense"),
+    ({"type": "nonsense"}, "type", "'nonsense' is not known here; use one of session.update, "),
+    ({"type": ["session.update"]}, "type", "not known here"),
     ({"colour": 1}, "type", "missing"),
     ({"type": "input_audio_buffer.append"}, "audio", "missing"),
     ({"type": "input_audio_buffer.append", "audio": "###"}, "audio", "base64"),
@@ -68,6 +69,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (_session(type="transcription"), "session.type", "not supported"),
     (_session(output_modalities=["text", "audio"]), "session.output_modalities", "transcript"),
     (_session(max_output_tokens=0), "session.max_output_tokens", "out of range"),
+    (_session(max_output_tokens=2**31), "session.max_output_tokens", "out of range"),
     (_session(temperature=-1), "session.temperature", "out of range"),
     (_session(sampling={"nobody": {}}), "session.sampling.nobody", "no stage"),
     (_session(model="gpt"), "model", "not served"),
