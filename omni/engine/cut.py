@@ -1,5 +1,6 @@
 """The stages of an engine that are cut across engines, with its rank in each."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ import torch
 from omni.engine.placement import Placement
 from omni.engine.rows import Division
 from omni.parallel import RankLayout, Ranks, silent_ranks
+from omni.parallel.channel import Turn
 from omni.parallel.rendezvous import RankEnds, open_ranks
 
 Redivide = Callable[[Division, Mapping[str, int]], Division]
@@ -26,9 +28,13 @@ class CutStages:
     def open(cls, placement: Placement, place: str, device: torch.device, ends: Mapping[str, RankEnds]) -> "CutStages":
         """Those of a place. ends: by stage. Waits for the engines of the other ranks."""
         opened: dict[str, Ranks] = {}
+        # By the place of the other engine: rank 0 of all stages that share one is in the same engine.
+        turns = defaultdict[str, Turn](Turn)
         try:
             for stage, rank in placement.ranks_on(place).items():
-                opened[stage] = open_ranks(rank, placement.layouts[stage], device, ends[stage])
+                places = placement.ranks[stage]
+                shared = {other: turns[places[other]] for other in (range(1, len(places)) if not rank else (0,))}
+                opened[stage] = open_ranks(rank, placement.layouts[stage], device, ends[stage], shared)
         except BaseException:
             cls(opened).close()
             raise

@@ -2,8 +2,10 @@
 
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 import msgspec
 
@@ -14,6 +16,9 @@ _SECONDS = struct.Struct("ll")
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """turn: its number among those of all stages from one engine to another."""
+
+    turn: int
     body: bytes
 
 
@@ -22,6 +27,14 @@ class _Goodbye(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 _Sent = _Message | _Goodbye
+
+
+@dataclass(slots=True)
+class Turn:
+    """The number of the next message from one engine to another. The channels of all stages between them share it, at both ends:
+    so steps of different stages, whose collectives could otherwise wait for each other, begin in one order on all devices."""
+
+    next: int = 0
 
 
 def _open(end: socket.socket) -> Channel[_Sent, _Sent]:
@@ -33,26 +46,29 @@ class SendingChannel:
 
     descriptor = None
 
-    def __init__(self, ends: Mapping[int, socket.socket], seconds: float) -> None:
-        """ends: by rank of the other end. seconds: time after which a rank that has read none of about 200 KiB of messages counts
-        as lost."""
+    def __init__(self, ends: Mapping[int, socket.socket], turns: Mapping[int, Turn], seconds: float) -> None:
+        """ends, turns: by rank of the other end. seconds: time after which a rank that has read none of about 200 KiB of messages
+        counts as lost."""
         self._seconds = seconds
+        self._turns = turns
         for end in ends.values():
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SECONDS.pack(int(seconds), 0))
         self._channels = {rank: _open(end) for rank, end in ends.items()}
 
     def send(self, message: bytes) -> None:
         for rank, channel in self._channels.items():
+            turn = self._turns[rank]
             try:
-                channel.send(_Message(message))
+                channel.send(_Message(turn.next, message))
             except ChannelClosed as error:
                 raise LostRankError(f"rank {rank} has ended") from error
             except BlockingIOError as error:
                 raise LostRankError(f"rank {rank} has taken no message for {self._seconds:g} s") from error
+            turn.next += 1
 
-    def take(self) -> Sequence[bytes]:
+    def take(self) -> bytes | None:
         """None: the others send nothing."""
-        return ()
+        return None
 
     def close(self) -> None:
         channels, self._channels = self._channels, {}
@@ -65,8 +81,10 @@ class SendingChannel:
 class ReceivingChannel:
     """The `RankChannel` of another rank."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, turn: Turn) -> None:
         self._channel = _open(end)
+        self._turn = turn
+        self._arrived: deque[_Message] = deque()
         self._ended = False
 
     @property
@@ -76,23 +94,26 @@ class ReceivingChannel:
     def send(self, message: bytes) -> None:
         raise AssertionError("only rank 0 sends")
 
-    def take(self) -> Sequence[bytes]:
-        taken: list[bytes] = []
-        while not self._ended:
-            try:
-                received = self._channel.receive(block=False)
-            except (ChannelClosed, Undecodable) as error:
-                if taken:
-                    return taken  # the next call raises
+    def take(self) -> bytes | None:
+        try:
+            self._receive()
+        except (ChannelClosed, Undecodable) as error:
+            if not self._arrived:
                 raise LostRankError("rank 0 has ended" if isinstance(error, ChannelClosed) else str(error)) from error
-            match received:
+        if not self._arrived or self._arrived[0].turn != self._turn.next:
+            return None
+        self._turn.next += 1
+        return self._arrived.popleft().body
+
+    def _receive(self) -> None:
+        while not self._ended:
+            match self._channel.receive(block=False):
                 case None:
-                    return taken
-                case _Message(body), _:
-                    taken.append(body)
+                    return
+                case _Message() as message, _:
+                    self._arrived.append(message)
                 case _Goodbye(), _:
                     self._ended = True
-        return taken
 
     def close(self) -> None:
         self._ended = True

@@ -19,9 +19,10 @@ class RankChannel(Protocol):
     def send(self, message: bytes) -> None:
         """From rank 0, to all others. Raises LostRankError if one has ended."""
 
-    def take(self) -> Sequence[bytes]:
-        """The messages that have arrived since the last call. Raises LostRankError after the last one of a rank 0 that has
-        ended."""
+    def take(self) -> bytes | None:
+        """The next message, whose work the caller begins before it takes another one; None if none has arrived. Messages of all
+        stages that an engine follows are taken in the order in which rank 0 sent them: each stage's worker gets its own when those
+        before it are taken. Raises LostRankError after the last one of a rank 0 that has ended."""
 
     def close(self) -> None: ...
 

@@ -7,6 +7,7 @@ and the others (`RankEnds`). Neither has a name, so nothing of them stays, howev
 import socket
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -14,7 +15,7 @@ import torch
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 
 from omni.errors import LostRankError
-from omni.parallel.channel import ReceivingChannel, SendingChannel
+from omni.parallel.channel import ReceivingChannel, SendingChannel, Turn
 from omni.parallel.communicator import Communicator
 from omni.parallel.ranks import Pipeline, RankChannel, RankLayout, Ranks
 from omni.parallel.torch_group import open_communicator
@@ -46,8 +47,11 @@ class StoreRanks(Ranks):
         return _least(self.store, self.rank, self.size, f"{name}/{self.calls[name]}", number)
 
 
-def open_ranks(rank: int, layout: RankLayout, device: torch.device, ends: RankEnds) -> Ranks:
-    """Waits for the other ranks. Raises LostRankError if one does not come."""
+def open_ranks(
+    rank: int, layout: RankLayout, device: torch.device, ends: RankEnds, turns: Mapping[int, Turn] | None = None
+) -> Ranks:
+    """turns: by rank of the ends; None if no other stage has ranks in the same engines. Waits for the other ranks. Raises
+    LostRankError if one does not come."""
     # Every access opens the file: its descriptor is the only name of the memory, and stays open.
     size = layout.size
     store = FileStore(f"/proc/self/fd/{ends.store}", size)
@@ -64,8 +68,9 @@ def open_ranks(rank: int, layout: RankLayout, device: torch.device, ends: RankEn
     if layout.pipeline > 1:
         hidden, tokens = (open_group(f"{name} {part}", position, layout.pipeline) for name in ("hidden", "tokens"))
         pipeline = Pipeline(position=position, size=layout.pipeline, hidden=hidden, tokens=tokens)
+    turns = turns if turns is not None else {other: Turn() for other in ends.sockets}
     channel: RankChannel
-    channel = ReceivingChannel(ends.sockets[0]) if rank else SendingChannel(ends.sockets, STEP_SECONDS)
+    channel = ReceivingChannel(ends.sockets[0], turns[0]) if rank else SendingChannel(ends.sockets, turns, STEP_SECONDS)
     return StoreRanks(
         rank=rank,
         size=size,

@@ -1,6 +1,6 @@
 """Ranks without others: for shapes, footprints and kernels of one rank of a stage, where no other rank is."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -53,8 +53,8 @@ class SilentChannel:
 
     def send(self, message: bytes) -> None: ...
 
-    def take(self) -> Sequence[bytes]:
-        return ()
+    def take(self) -> bytes | None:
+        return None
 
     def close(self) -> None: ...
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, Queue
@@ -138,11 +138,8 @@ class QueueChannel:
         for queue in self._queues:
             queue.append(message)
 
-    def take(self) -> Sequence[bytes]:
-        taken = []
-        while self._own:
-            taken.append(self._own.popleft())
-        return taken
+    def take(self) -> bytes | None:
+        return self._own.popleft() if self._own else None
 
     def close(self) -> None:
         pass

@@ -333,7 +333,7 @@ class NoChannel:
     def send(self, message: bytes) -> None:
         raise NotImplementedError
 
-    def take(self) -> list[bytes]:
+    def take(self) -> bytes | None:
         raise NotImplementedError
 
     def close(self) -> None:

@@ -154,13 +154,14 @@ class FollowerWorker(MailboxWorker[str]):
     def drop(self, request: str) -> None: ...
 
     def advance(self) -> bool:
-        messages = self._ranks.channel.take()
-        for message in messages:
-            if int(message) == ord(BREAK_FOLLOWERS):
-                raise RuntimeError("boom")
-            _add(self._ranks, int(message))
-            self._steps += 1
-        return bool(messages)
+        message = self._ranks.channel.take()
+        if message is None:
+            return False
+        if int(message) == ord(BREAK_FOLLOWERS):
+            raise RuntimeError("boom")
+        _add(self._ranks, int(message))
+        self._steps += 1
+        return True
 
     def usage(self) -> StageUsage:
         return {"rows": 1}

@@ -26,7 +26,6 @@ class FollowerWorker:
         self._name = name
         self._runner = runner
         self._ranks = ranks
-        self._waiting: deque[RankMessage] = deque()
         self._in_flight: deque[SampledStep] = deque()
         self._newest = -1
         self._failure: BaseException | None = None
@@ -40,7 +39,7 @@ class FollowerWorker:
         raise InputError(field, f"is for {self._name}, whose requests run at rank 0", "send it there")
 
     def usage(self) -> StageUsage:
-        return {"steps": len(self._in_flight) + len(self._waiting)}
+        return {"steps": len(self._in_flight)}
 
     def counters(self) -> Mapping[str, int]:
         """None: those of rank 0 count the steps."""
@@ -52,15 +51,13 @@ class FollowerWorker:
     def tick(self) -> bool:
         """Raises StageError if the ranks differ, and LostRankError without rank 0."""
         moved = self._release()
-        self._waiting += map(decode, self._ranks.channel.take())
-        while self._waiting and self._runner.ready and self._runner.can_score:
-            self._follow(self._waiting.popleft())
+        while self._runner.ready and self._runner.can_score and (body := self._ranks.channel.take()) is not None:
+            self._follow(decode(body))
             moved = True
             self._release()
         return moved
 
     def close(self) -> None:
-        self._waiting.clear()
         self._in_flight.clear()
 
     def _follow(self, message: RankMessage) -> None:
