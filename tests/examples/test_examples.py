@@ -10,6 +10,8 @@ import pytest
 import soundfile
 
 from omni import Omni
+from omni.timeline.read import read_trace
+from omni.timeline.report import make_report
 from tests.support.entry_points import REPOSITORY, own_entry_points
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiny_omni import SHAPE, engine_threads, tiny_plugins
@@ -91,3 +93,11 @@ def test_sampling(run: Run) -> None:
     assert all(
         re.fullmatch(r"id \d+ had [\d.]+%; likeliest: \d+ with [\d.]+%, \d+ with [\d.]+%", line) for line in tokens
     )
+
+
+def test_two_ranks(run: Run, tmp_path: Path) -> None:
+    printed = run("two_ranks.py")
+    assert len(printed.splitlines()) == 12
+    (one,) = make_report(read_trace(tmp_path / "two_ranks.json")).ranks
+    assert (one.last, one.before, one.late) == ("thinker cpu", "thinker cpu/2", 0)
+    assert one.steps > 40
