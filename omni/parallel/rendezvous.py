@@ -58,13 +58,15 @@ def open_ranks(
     numbers = PrefixStore("numbers", store)
     _least(numbers, rank, size, "open", 0)
 
-    def open_group(name: str, rank: int, size: int) -> Communicator:
-        return open_communicator(PrefixStore(name, store), rank, size, device, STEP_SECONDS)
+    def open_group(name: str, rank: int, size: int, *, collectives: bool = False) -> Communicator:
+        group = PrefixStore(name, store)
+        uses = {"collectives": collectives, "transfers": not collectives}
+        return open_communicator(group, rank, size, device, STEP_SECONDS, **uses)
 
     communicator, position, part = open_group("all", rank, size), layout.position(rank), rank % layout.tensor
     tensor, pipeline = None, None
     if layout.tensor > 1:
-        tensor = open_group(f"layers {position}", part, layout.tensor)
+        tensor = open_group(f"layers {position}", part, layout.tensor, collectives=True)
     if layout.pipeline > 1:
         hidden, tokens = (open_group(f"{name} {part}", position, layout.pipeline) for name in ("hidden", "tokens"))
         pipeline = Pipeline(position=position, size=layout.pipeline, hidden=hidden, tokens=tokens)

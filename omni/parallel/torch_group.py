@@ -26,11 +26,20 @@ _SEND_SECONDS = timedelta(seconds=5)
 """Time for others to receive what was sent before the group is closed."""
 
 
-def open_communicator(store: Store, rank: int, size: int, device: torch.device, timeout_seconds: float) -> Communicator:
+def open_communicator(
+    store: Store,
+    rank: int,
+    size: int,
+    device: torch.device,
+    timeout_seconds: float,
+    *,
+    collectives: bool = True,
+    transfers: bool = True,
+) -> Communicator:
     """Connects the ranks of one group, each of which calls it with its own `rank`. Waits for all.
 
     store: shared by the ranks, and used by no other group (`dist.PrefixStore`). device: of the tensors. timeout_seconds: longest
-    wait for other ranks, here and in collectives.
+    wait for other ranks, here and in collectives. collectives, transfers: which of both the ranks use: on CUDA each takes memory.
 
     Raises LostRankError if a rank does not come in time.
     """
@@ -42,22 +51,22 @@ def open_communicator(store: Store, rank: int, size: int, device: torch.device, 
         communicator: TorchCommunicator
         if device.type != "cuda":
             communicator = TorchCommunicator(dist.ProcessGroupGloo(store, rank, size, timeout), rank, size)
-            _connect(communicator, device)
+            _connect(communicator, device, collectives, transfers)
             return communicator
         with torch.cuda.device(device):
-            communicator = NcclCommunicator(store, rank, size, timeout, device)
-            _connect(communicator, device)
+            communicator = NcclCommunicator(store, rank, size, timeout, device, sums=collectives)
+            _connect(communicator, device, collectives, transfers)
             return communicator
 
 
-def _connect(communicator: Communicator, device: torch.device) -> None:
-    """Runs each collective once: connections are made at the first use, which cannot be captured."""
-    ones_11 = torch.ones(1, 1, device=device)
-    gathered_1R = communicator.all_gather(communicator.all_reduce(ones_11))
-    with may_sync(SyncPoint.RANKS):
-        assert gathered_1R.tolist() == [[float(communicator.size)] * communicator.size]
-    rank = communicator.rank
-    for one, other in permutations(range(communicator.size), 2):
+def _connect(communicator: Communicator, device: torch.device, collectives: bool, transfers: bool) -> None:
+    """Uses each once: connections are made at the first use, which cannot be captured."""
+    ones_11, rank = torch.ones(1, 1, device=device), communicator.rank
+    if collectives:
+        gathered_1R = communicator.all_gather(communicator.all_reduce(ones_11))
+        with may_sync(SyncPoint.RANKS):
+            assert gathered_1R.tolist() == [[float(communicator.size)] * communicator.size]
+    for one, other in permutations(range(communicator.size), 2) if transfers else ():
         if rank == one:
             communicator.send(ones_11, other)
         elif rank == other:
@@ -165,11 +174,14 @@ class NcclCommunicator(TorchCommunicator):
     other devices (`PeerSum`) where they can reach each other, the rest through NCCL. A thread of the group ends the process if a
     collective of NCCL takes longer than the time limit; it does not see those of captured graphs."""
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, device: torch.device) -> None:
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: timedelta, device: torch.device, *, sums: bool = True
+    ) -> None:
+        """sums: whether small sums go through the memory of the other devices."""
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
         super().__init__(dist.ProcessGroupNCCL(store, rank, size, options), rank, size)
-        self._peers = PeerSum.open(store, rank, size, device, timeout)
+        self._peers = PeerSum.open(store, rank, size, device, timeout) if sums else None
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self._peers is not None and self._peers.takes(x) and not self._silent:

@@ -45,8 +45,9 @@ def together(layout: RankLayout, work: Callable[[Ranks], T]) -> list[T]:
 def test_ranks_share_numbers_collectives_and_messages() -> None:
     def work(ranks: Ranks) -> tuple[object, ...]:
         least = ranks.least("rows", 10 - ranks.rank), ranks.least("rows", 5 + ranks.rank), ranks.least("pages", 3)
-        summed = ranks.communicator.all_reduce(torch.tensor([ranks.rank + 1]))
-        gathered = ranks.communicator.all_gather(torch.tensor([[ranks.rank, 7]]))
+        assert ranks.tensor is not None
+        summed = ranks.tensor.all_reduce(torch.tensor([ranks.rank + 1]))
+        gathered = ranks.tensor.all_gather(torch.tensor([[ranks.rank, 7]]))
         if not ranks.rank:
             ranks.channel.send(b"go")
         ranks.least("sent", 0)
