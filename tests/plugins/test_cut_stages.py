@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from omni.errors import ConfigError
 from omni.parallel import RankLayout
 from omni.plugin import locate
 from omni.plugin.manager import load_plugins
@@ -314,5 +315,20 @@ def test_each_rank_measures_its_largest_steps_alone(layout: RankLayout, tmp_path
     recorder = engine.submit("0", PROMPTS[1], max_tokens=TOKENS)
     engine.run()
     assert recorder.tokens == reference.answer(1)
+    cut.end()
+    engine.close()
+
+
+@pytest.mark.parametrize("layout", [TP2, PP2], ids=str)
+def test_a_model_that_does_not_fit_one_device_runs_on_two(layout: RankLayout, tmp_path: Path) -> None:
+    reference, cut = TextReference(tmp_path, "deep"), CutStages(layout)
+    settings = of("text", {"max_num_seqs": 1, "max_model_len": 64, "max_num_batched_tokens": 4, "block_size": 4})
+    bound = 720_000
+    with pytest.raises(ConfigError, match=r"engine\.memory_bytes: the stages need \S+ bytes and may take 720,000"):
+        TextEngine(reference.folder, settings, memory_bytes=bound)
+    engine = TextEngine(reference.folder, settings, change=cut.change, memory_bytes=bound)
+    recorders = [engine.submit(str(index), PROMPTS[index], max_tokens=TOKENS) for index in range(4)]
+    engine.run()
+    assert [recorder.tokens for recorder in recorders] == [reference.answer(index) for index in range(4)]
     cut.end()
     engine.close()
