@@ -5,14 +5,16 @@ from dataclasses import replace
 from omni.device import declare_categories
 from omni.device.meta import MetaDevice
 from omni.errors import ConfigError
+from omni.parallel import EqualRanks
 from omni.stage import StageContext, build_model
+from omni_ar.division import measured_part
 from omni_ar.layers.attention import Attention
 from omni_ar.layers.decoder import DecoderLayers
 from omni_ar.layers.moe import SparseMoE
 from omni_ar.layers.parallel import PipelinePart, partitioned
 from omni_ar.loaded import LoadedAr
 from omni_ar.model import ArModel
-from omni_ar.options import ArOptions
+from omni_ar.options import MEASURED, ArOptions
 from omni_ar.run.phases import CATEGORIES
 
 declare_categories(CATEGORIES)
@@ -39,6 +41,17 @@ def build_part(context: StageContext) -> ArModel:
     layers cannot be cut as the settings say, and for experts that are to be divided, and of which the model has none; the engine
     learns it from the meta device, before weights are read."""
     part = _pipeline_part(context)
+    if (
+        part is not None
+        and _options_of(context).pipeline_layers == MEASURED
+        and not isinstance(context.ranks, EqualRanks)
+    ):
+        # An even part first, with random weights.
+        part = measured_part(context, _build(replace(context, load_format="dummy"), part), part)
+    return _build(context, part)
+
+
+def _build(context: StageContext, part: PipelinePart | None) -> ArModel:
     if context.ranks is None:
         return build_model(context, ArModel)  # type: ignore[type-abstract]
     with partitioned(context.ranks.tensor, part, expert_parallel=context.stage.expert_parallel):
@@ -72,14 +85,21 @@ def _has_experts(model: ArModel) -> bool:
 
 
 def _pipeline_part(context: StageContext) -> PipelinePart | None:
-    options, pipeline = context.options, context.ranks.pipeline if context.ranks is not None else None
-    assert isinstance(options, ArOptions)
+    layers, pipeline = (
+        _options_of(context).pipeline_layers,
+        context.ranks.pipeline if context.ranks is not None else None,
+    )
     if pipeline is None:
-        if options.pipeline_layers:
+        if layers:
             field, name = f"{context.stage.name}.pipeline_layers", f"{context.stage.name}.pipeline_parallel"
             raise ConfigError(field, "is given for a stage that has all layers in one place", f"set {name} too")
         return None
-    return PipelinePart(context.stage.name, pipeline.position, pipeline.size, options.pipeline_layers)
+    return PipelinePart(context.stage.name, pipeline.position, pipeline.size, () if layers == MEASURED else layers)
+
+
+def _options_of(context: StageContext) -> ArOptions:
+    assert isinstance(context.options, ArOptions)
+    return context.options
 
 
 def _keep_shape(model: ArModel) -> None:

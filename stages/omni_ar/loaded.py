@@ -16,7 +16,7 @@ from omni_ar.options import ArOptions
 from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.follower import FollowerWorker
 from omni_ar.run.limits import Limits
-from omni_ar.run.profile import run_largest_steps
+from omni_ar.run.profile import run_largest_steps, time_decodes
 from omni_ar.run.runner import Runner
 from omni_ar.run.state import block_bytes
 from omni_ar.run.worker import ArWorker
@@ -29,6 +29,8 @@ _BUFFERS = "the row buffers"
 _ROWS = ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
 """Options that reduce the buffers of rows and steps."""
 _COUNTED = 16
+_TIMED_ROWS = 32
+"""Rows of steps whose time is measured, if the number is not chosen: as many as keep the parts of a sequence of layers busy."""
 _TYPICAL_TOKENS = 1024
 _TYPICAL_SHARE = 8
 """A request of typical length: a spoken turn with a page of text or a picture before it, or a part of `max_model_len` where the
@@ -152,6 +154,16 @@ class LoadedAr:
         if self._context.graphs:
             runner.capture_chunks(self._chunk_sizes)
             runner.capture(self._batch_sizes)
+
+    def time_decodes(self) -> list[int]:
+        """Nanoseconds of decode steps of all rows, at full length. The stage cannot be started afterwards."""
+        if self.chosen_rows is None:
+            self.set_rows(_TIMED_ROWS)
+        runner = self._present_runner
+        runner.allocate(self._limits.max_blocks)
+        if self._context.graphs:
+            runner.capture(self._batch_sizes[:1])
+        return time_decodes(runner, self._model.shape, self._limits)
 
     @property
     def _present_runner(self) -> Runner:

@@ -12,6 +12,7 @@ _MOST = 2**24
 
 AttentionName = Literal["auto", "torch", "triton", "flash_attention", "flashinfer"]
 
+MEASURED: Literal["measured"] = "measured"
 MAX_IN_FLIGHT = 8
 """Maximum number of steps in flight."""
 
@@ -40,7 +41,7 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     position. A token takes memory for as many more numbers as they are wide. 0 is the input embeddings, k the output of layer k,
     and the number of layers the final, normalized states.
     pipeline_layers: number of layers of each part with `pipeline_parallel`, in the order of the layers, so that the last number is
-    that of rank 0; empty to divide them evenly.
+    that of rank 0; empty to divide them evenly, `"measured"` to divide them at start so that all parts take the same time.
     sampling: defaults for parameters that a request does not set.
     """
 
@@ -57,7 +58,7 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     prefix_cache: bool = True
     check_logits: bool = False
     hidden_layers: tuple[int, ...] = ()
-    pipeline_layers: tuple[int, ...] = ()
+    pipeline_layers: tuple[int, ...] | Literal["measured"] = ()
     sampling: SamplingParams = GREEDY
 
     def __post_init__(self) -> None:

@@ -1,5 +1,6 @@
-"""The largest steps that a stage's limits allow, run to measure their memory."""
+"""Steps that are run to measure their memory, the largest that a stage's limits allow, and their time."""
 
+import time
 from typing import Any
 
 import msgspec
@@ -30,6 +31,7 @@ EVERYTHING = SamplingParams(
 ).with_defaults(GREEDY)
 """The sampling parameters whose steps take the most memory."""
 
+_TIMINGS = 12
 _SCORED = msgspec.structs.replace(EVERYTHING, prompt_logprobs=MAX_LOGPROBS)
 
 
@@ -57,6 +59,26 @@ def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
         for handoff in (step.tokens, step.scores):
             if handoff is not None:
                 handoff.host.release()
+
+
+def time_decodes(runner: Runner, shape: ArShape, limits: Limits) -> list[int]:
+    """Nanoseconds of a decode step of all rows at full length, several times; each the mean of as many steps as may be in flight,
+    of which the host waits for the last one. Every block is the null block. Leaves the rows' state undefined."""
+    requests = tuple(_request(row, shape, limits, GREEDY.with_defaults(GREEDY)) for row in range(limits.rows))
+    times: list[int] = []
+    step = 0
+    for _ in range(_TIMINGS):
+        since, launched = time.perf_counter_ns(), []
+        for _ in range(limits.max_in_flight):
+            step += 1
+            launched.append(runner.sample_tokens(runner.execute_model(StepPlan(step, requests))))
+        with may_sync(SyncPoint.MEASURE):
+            runner.device.synchronize()
+        times.append((time.perf_counter_ns() - since) // limits.max_in_flight)
+        for each in launched:
+            if each.tokens is not None:
+                each.tokens.host.release()
+    return times[1:]  # the first steps may have compiled kernels
 
 
 def _last_chunk(request: ArRequest, length: int) -> PrefillChunk:

@@ -1,0 +1,57 @@
+"""The division of a sequence of layers by measured time (`ArOptions.pipeline_layers`)."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+from omni.parallel import Ranks
+from omni.stage import StageContext
+from omni_ar.layers.parallel import PipelinePart
+from omni_ar.loaded import LoadedAr
+from omni_ar.model import ArModel
+from omni_ar.run.pipeline import decoder_of
+
+_log = logging.getLogger(__name__)
+
+_OTHER = 2**62
+"""Nanoseconds, more than any step takes."""
+
+
+def balanced_layers(num_layers: int, layers: Sequence[int], times: Sequence[float]) -> tuple[int, ...]:
+    """The numbers of layers with which all parts take the same time, as nearly as possible.
+
+    layers, times: numbers of layers of each part, and what its step took with them. What the last part takes beyond its layers is
+    for logits, sampling and codes."""
+    parts = len(layers)
+    layer = sum(times[:-1]) / sum(layers[:-1])
+    beyond = max(0.0, times[-1] - layers[-1] * layer)
+    each = (num_layers * layer + beyond) / parts
+    last = min(max(round((each - beyond) / layer), 1), num_layers - (parts - 1))
+    fewest, more = divmod(num_layers - last, parts - 1)
+    return (*(fewest + (index < more) for index in range(parts - 1)), last)
+
+
+def measured_part(context: StageContext, model: ArModel, part: PipelinePart) -> PipelinePart:
+    """The part with layers that were divided by time. model: of an even part, with random weights, which a decode step does not
+    depend on. All ranks call it, and wait for each other."""
+    ranks = context.ranks
+    assert ranks is not None
+    assert ranks.pipeline is not None
+    with ranks.silent():
+        own = median(LoadedAr(context, model).time_decodes())
+    times = [_time_of(ranks, position, own) for position in range(part.size)]
+    if max(times) >= _OTHER:
+        return part  # a rank that is alone, for footprints
+    num_layers = len(decoder_of(model).layers)
+    even = [len(replace(part, position=position).held(num_layers)) for position in range(part.size)]
+    layers = balanced_layers(num_layers, even, times)
+    said = ", ".join(f"{time / 1e6:.2f} ms" for time in times)
+    _log.info("%s: parts of %s layers take %s; it is divided into %s", part.stage, even, said, list(layers))
+    return replace(part, layers=layers)
+
+
+def _time_of(ranks: Ranks, position: int, own: float) -> int:
+    """Nanoseconds of the fastest rank of a part."""
+    assert ranks.pipeline is not None
+    return ranks.least(f"time of part {position}", round(own) if ranks.pipeline.position == position else _OTHER)

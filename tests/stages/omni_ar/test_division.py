@@ -1,0 +1,107 @@
+"""Layers that are divided by measured time."""
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import omni_text.pipeline
+from omni.checkpoint import Checkpoint
+from omni.device import CpuDevice
+from omni.ipc import Channel
+from omni.parallel import RankLayout, silent_ranks
+from omni.parallel.rendezvous import RankEnds, open_ranks
+from omni.stage import StageContext
+from omni_ar.division import balanced_layers
+from omni_ar.kind import build_part
+from omni_ar.layers.decoder import DecoderLayer
+from omni_ar.layers.text_model import TextModel
+from omni_ar.run.pipeline import decoder_of
+from tests.support.tiny_text import write_text_model
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "layers", "times", "expected"),
+    [
+        (48, (24, 24), (24.0, 24.0), (24, 24)),
+        (48, (24, 24), (24.0, 28.0), (26, 22)),
+        (48, (24, 24), (2.4, 4.8), (36, 12)),
+        # Beyond the layers, the last part takes longer than all of them.
+        (48, (24, 24), (24.0, 90.0), (47, 1)),
+        # Faster than its layers alone would be: measured imprecisely.
+        (48, (24, 24), (24.0, 23.0), (24, 24)),
+        (36, (12, 12, 12), (12.0, 12.0, 18.0), (14, 14, 8)),
+        (5, (2, 2, 1), (2.0, 2.2, 3.1), (2, 2, 1)),
+        (7, (3, 2, 2), (3.0, 2.0, 5.0), (3, 3, 1)),
+    ],
+)
+def test_parts_take_the_same_time(
+    num_layers: int, layers: tuple[int, ...], times: tuple[float, ...], expected: tuple[int, ...]
+) -> None:
+    assert balanced_layers(num_layers, layers, times) == expected
+
+
+def context_of(folder: Path, **more: object) -> StageContext:
+    checkpoint = Checkpoint(folder)
+    stage = omni_text.pipeline.pipeline(checkpoint).stage("text")
+    options = type(stage.options)(pipeline_layers="measured", max_num_seqs=2, max_model_len=16)
+    return StageContext(
+        stage=stage,
+        options=options,
+        checkpoint=checkpoint,
+        device=CpuDevice(),
+        dtype=torch.float32,
+        load_format="auto",
+        graphs=True,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(("slow", "expected"), [("logits", [4, 1]), ("layers", [3, 2])])
+def test_ranks_measure_their_parts_and_divide_the_layers(
+    slow: str, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers, or logits, that take far longer than everything else."""
+    model = write_text_model(tmp_path, "deep")
+    owner, name = (TextModel, "logits") if slow == "logits" else (DecoderLayer, "forward")
+    real = getattr(owner, name)
+
+    def slowly(self: object, *arguments: Tensor) -> Tensor:
+        time.sleep(0.03)
+        result: Tensor = real(self, *arguments)
+        return result
+
+    monkeypatch.setattr(owner, name, slowly)
+    store = os.memfd_create("test-ranks", os.MFD_CLOEXEC)
+    ends = [RankEnds(store=os.dup(store)) for _ in range(2)]
+    os.close(store)
+    ends[0].sockets[1], ends[1].sockets[0] = Channel.pair()
+
+    def held(rank: int) -> tuple[range, dict[str, Tensor]]:
+        ranks = open_ranks(rank, RankLayout(pipeline=2), torch.device("cpu"), ends[rank])
+        try:
+            with torch.inference_mode():
+                part = build_part(context_of(tmp_path, ranks=ranks))
+            return decoder_of(part).held, dict(part.named_parameters())
+        finally:
+            ranks.close()
+
+    with ThreadPoolExecutor(2) as threads:
+        (last, last_weights), (first, first_weights) = threads.map(held, range(2))
+    assert [len(first), len(last)] == expected
+    assert (first.start, first.stop, last.stop) == (0, last.start, 5)
+    # The weights are those of the checkpoint, not the random ones of the trial.
+    for weights in (first_weights, last_weights):
+        table = weights["embed_tokens.weight"]
+        assert torch.equal(table, model.get_parameter("model.embed_tokens.weight"))
+
+
+def test_a_rank_alone_has_an_even_part(tmp_path: Path) -> None:
+    """For shapes and footprints, where nothing can be measured."""
+    write_text_model(tmp_path, "deep")
+    part = build_part(context_of(tmp_path, ranks=silent_ranks(0, RankLayout(pipeline=2))))
+    assert decoder_of(part).held == range(3, 5)
