@@ -16,9 +16,6 @@ from omni.testing.simulation.shadow import Image
 
 Clock: TypeAlias = list[int]
 
-HOST = 0
-"""The host's agent number. Streams are numbered from 1, in the order of their creation."""
-
 
 def known(clock: Clock, agent: int) -> int:
     return clock[agent] if agent < len(clock) else 0
@@ -115,17 +112,27 @@ Task = QueuedPhase | Mark | Barrier
 
 
 class SimulatedStream:
-    """agent: its number in clocks. ran: names of phases that have run. free_at: seconds, end of the last operation."""
+    """agent: its number in clocks. ran: names of phases that have run. free_at: seconds, end of the last operation. come: what has
+    happened at other ranks before its operations so far, which its `clock`, of launches, does not have."""
 
-    def __init__(self, name: str, agent: int, pace: float) -> None:
+    def __init__(self, name: str, agent: int, pace: float, run: "Callable[[SimulatedStream], None]") -> None:
+        """run: runs the first operation of its queue."""
         self.name = name
         self.agent = agent
         self.pace = pace
         self.queue: deque[Task] = deque()
         self.ran: list[str] = []
         self.clock: Clock = []
+        self.come: Clock = []
         self.tick = 0
         self.free_at = 0.0
+        self._run = run
+
+    def run(self) -> None:
+        self._run(self)
+
+    def __str__(self) -> str:
+        return f"stream {self.name!r}: {len(self.queue)} pending, first {self.queue[0]}" if self.queue else ""
 
     @property
     def can_run(self) -> bool:
