@@ -1,11 +1,17 @@
 """A small text model and a small talker whose sequence of layers can be cut (pipeline parallelism)."""
 
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from omni.checkpoint import Checkpoint, load_module, stacked_destinations
+from omni.parallel import Communicator
 from omni_ar.layers import DecoderConfig
 from omni_ar.layers.decoder import DecoderLayers
 from omni_ar.layers.parallel import PipelinePart, partitioned
@@ -26,6 +32,7 @@ CONFIG = DecoderConfig(
     rope_theta=1e4,
     rms_norm_eps=1e-6,
 )
+
 
 class Deep(TextModel):
     """fails: a phase of the model, and the number of its call that fails."""
@@ -114,10 +121,40 @@ def part(position: int, size: int, layers: tuple[int, ...] = (), fails: tuple[st
     return part_of(lambda: Deep(fails), position, size, layers)
 
 
-def part_of(make: Callable[[], Model], position: int, size: int, layers: tuple[int, ...] = ()) -> Model:
-    """A part of the model that `make` gives whole."""
-    with partitioned(None, PipelinePart("text", position, size, layers)):
-        model = filled(make())
+def part_of(
+    make: Callable[[], Model],
+    position: int,
+    size: int,
+    layers: tuple[int, ...] = (),
+    communicator: Communicator | None = None,
+) -> Model:
+    """A part of the model that `make` gives whole. communicator: of the ranks that each layer is cut across."""
+    published = None if communicator is None else _published(make)
+    with partitioned(communicator, PipelinePart("text", position, size, layers)):
+        model = make()
+        if published is None:
+            filled(model)
+        else:
+            load_module(model, Checkpoint(published))
         shape = model.shape
     model.__class__ = type("Part", (type(model),), {"shape": shape})
     return model
+
+
+@cache
+def _published(make: Callable[[], Model]) -> Path:
+    """A folder with the checkpoint of the whole model."""
+    folder = TemporaryDirectory()
+    _folders.append(folder)
+    path = Path(folder.name)
+    (path / "config.json").write_text("{}")
+    module = filled(make())
+    stacked, parameters = stacked_destinations(module), dict(module.named_parameters())
+    weights = {name: parameters[place.parameter][place.index] for name, place in stacked.items()}
+    weights |= {name: parameters[name] for name in parameters.keys() - {each.parameter for each in stacked.values()}}
+    save_file({name: tensor.detach().clone() for name, tensor in weights.items()}, path / "model.safetensors")
+    return path
+
+
+_folders: list[TemporaryDirectory[str]] = []
+"""They exist until the tests end."""

@@ -43,7 +43,7 @@ class Ask:
 
     @property
     def ids(self) -> list[int]:
-        length = 2 + 4 * (self.number % 5) + 4 * self.sees
+        length = 3 + 4 * (self.number % 5) + 3 * self.sees
         return [(7 * self.number + 3 * place * place) % VOCABULARY for place in range(length)]
 
 
@@ -75,7 +75,10 @@ class Kind:
 
 
 def _scored(driver: ArDriver, name: str) -> Any:
-    return driver.tokens(name), [each.ids.tolist() for each in driver.logprobs(name)]
+    scores: dict[bool, list[list[int]]] = {True: [], False: []}
+    for each in driver.logprobs(name):
+        scores[each.prompt] += each.ids.tolist()
+    return driver.tokens(name), scores
 
 
 TEXT = Kind(Deep, ask_text, _scored, SAMPLING)
@@ -96,24 +99,26 @@ class Scenario:
     """asks: with their rounds. leaves: rounds in which requests are aborted, by index."""
 
     kind: str
-    size: int
+    layout: RankLayout
     options: ArOptions
     captured: bool
     asks: tuple[tuple[int, Ask], ...]
     leaves: Mapping[int, int]
 
     @classmethod
-    def of(cls, seed: int) -> "Scenario":
+    def of(cls, seed: int, tensor: int = 1, pipeline: int | None = None) -> "Scenario":
+        """tensor: number of parts that each layer is cut into. pipeline: of the sequence of layers; None for any."""
         draw = random.Random(seed)
-        kind, size = draw.choice(("text", "text", "talker")), draw.choice((2, 2, 3, 4))
+        kind, drawn = draw.choice(("text", "text", "talker")), draw.choice((2, 2, 3, 4) if tensor == 1 else (1, 1, 2))
+        layout = RankLayout(tensor=tensor, pipeline=pipeline or drawn)
         count = draw.randrange(3, 8)
         few, chunked = draw.random() < 0.5, draw.random() < 0.5
         options = ArOptions(
-            max_num_seqs=draw.choice((1, 3, 4)),
+            max_num_seqs=draw.choice((1, 3, 4, 4)),
             block_size=4,
-            num_blocks=draw.choice((9, 13)) if few else None,
+            num_blocks=draw.choice((10, 11, 13)) if few else None,
             max_num_batched_tokens=8 if chunked else 64,
-            max_model_len=36,
+            max_model_len=40,
             max_in_flight=draw.choice((1, 2, 4, 8)),
             prefix_cache=draw.random() < 0.7,
             graph_chunk_sizes=(8,) if chunked else (8, 16),
@@ -121,18 +126,18 @@ class Scenario:
         )
         asks = [
             (
-                draw.randrange(200),
+                draw.randrange(120),
                 Ask(
                     draw.randrange(12),
                     draw.choice(sorted(KINDS[kind].sampling)),
                     sees=kind == "text" and draw.random() < 0.3,
-                    most=draw.choice((3, 9, 14)),
+                    most=draw.choice((3, 9, 16)),
                 ),
             )
             for _ in range(count)
         ]
-        leaves = {index: asks[index][0] + draw.randrange(400) for index in range(count) if draw.random() < 0.2}
-        return cls(kind, size, options, draw.random() < 0.5, tuple(asks), leaves)
+        leaves = {index: asks[index][0] + draw.randrange(300) for index in range(count) if draw.random() < 0.2}
+        return cls(kind, layout, options, draw.random() < 0.5, tuple(asks), leaves)
 
 
 @dataclass
@@ -145,8 +150,11 @@ class SimulatedStage:
 
     def __post_init__(self) -> None:
         plan, world = self.scenario, self.world
-        layout, make = RankLayout(pipeline=plan.size), KINDS[plan.kind].make
-        models = [part_of(make, layout.position(rank), plan.size) for rank in range(plan.size)]
+        layout, make = plan.layout, KINDS[plan.kind].make
+        models = [
+            part_of(make, layout.position(rank), layout.pipeline, communicator=world.ranks[rank].tensor)
+            for rank in range(layout.size)
+        ]
         captured = plan.captured
         self.driver = ArDriver(models[0], world.devices[0], plan.options, ranks=world.ranks[0], captured=captured)
         self.followers: list[FollowerWorker] = []
@@ -171,7 +179,7 @@ class SimulatedStage:
             got = kind.got(driver, name)
             if name in driver.ends:
                 assert isinstance(driver.ends[name], Done), driver.ends[name]
-                assert got == expected, f"request {name}"
+                assert got == expected, f"request {name}: {ask} gets {got}, and alone {expected}"
         assert not driver.held
         self.counters |= Counter(driver.worker.counters())
         self.world.assert_no_races()
@@ -201,14 +209,20 @@ class SimulatedStage:
         return not (open_ones or self.driver.lent or self.driver.held or followers)
 
 
-def run_seed(seed: int, **removal: Any) -> SimulatedStage:
-    """removal: of `SimulatedRanks`."""
-    plan = Scenario.of(seed)
-    stage = None
+def run_seed(seed: int, tensor: int = 1, pipeline: int | None = None, **removal: Any) -> SimulatedStage:
+    """tensor, pipeline: of `Scenario.of`. removal: of `SimulatedRanks`. Raises whatever goes wrong."""
+    return run(Scenario.of(seed, tensor, pipeline), seed, **removal)
+
+
+def run(plan: Scenario, seed: int, **removal: Any) -> SimulatedStage:
+    """As `run_seed`."""
+    world = SimulatedRanks(plan.layout, seed, **removal)
     try:
-        stage = SimulatedStage(plan, SimulatedRanks(RankLayout(pipeline=plan.size), seed, **removal))
+        stage = SimulatedStage(plan, world)
         stage.run()
     except Exception as error:
         error.add_note(f"seed {seed}: {plan}")
         raise
+    finally:
+        world.close()
     return stage

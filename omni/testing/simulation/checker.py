@@ -143,8 +143,8 @@ class Checker:
         return self._running
 
     @contextmanager
-    def attributed(self, running: Running) -> Iterator[None]:
-        """While entered, attributes accesses to this phase."""
+    def attributed(self, running: Running | None) -> Iterator[None]:
+        """While entered, attributes accesses to this phase; None for no phase."""
         outer, self._running = self._running, running
         try:
             yield

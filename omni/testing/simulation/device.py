@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
@@ -12,11 +12,13 @@ import torch
 from omni.device import COMPLETED, Device, Event, HostTask, Phase, Stream
 from omni.device.sync import host_waits
 from omni.testing.simulation.checker import Checker, Race, Running
+from omni.testing.simulation.coroutine import PhaseThread
 from omni.testing.simulation.recorder import OperationRecorder
 from omni.testing.simulation.stream import (
     Barrier,
     Clock,
     Mark,
+    PausedPhase,
     QueuedPhase,
     SimulatedEvent,
     SimulatedStream,
@@ -63,14 +65,18 @@ class SimulatedDevice(Device):
         self.latest = 0
         self.transfers_block = False
         """Whether transfers between ranks occupy their stream, as on CUDA."""
+        self.phases_pause = False
+        """Whether phases may call `pause`. Their Triton kernels are not watched."""
+        self._phase_threads: dict[int, PhaseThread] = {}
+        """By number of the stream."""
         self._without, self._without_on = without, without_on
         self._checker = Checker(self.timeline.agent())
         self._recorder = OperationRecorder(self._checker) if check else None
         self.host_observer = self._checker
         self._launches = 0
         self._events = 0
-        self._held: list[Event] = []
-        """What the running phase makes the rest of its stream wait for."""
+        self._held: dict[int, list[Event]] = {}
+        """What the newest phase of a stream makes the rest of it wait for, by number of the stream."""
 
     @property
     def now(self) -> float:
@@ -203,7 +209,7 @@ class SimulatedDevice(Device):
         while self.skip():
             pass
         for stream in self.streams:
-            if not stream.queue:
+            if stream.idle:
                 join(self._checker.host, stream.clock)
 
     def run(self, names: Iterable[str] | None = None, *, operations: int | None = None) -> int:
@@ -268,7 +274,7 @@ class SimulatedDevice(Device):
 
     def hold(self, event: Event) -> None:
         """Makes what follows the running phase on its stream wait for the event."""
-        self._held.append(event)
+        self._held[self.running.stream.agent].append(event)
 
     @contextmanager
     def recorded(self, running: Running) -> Iterator[None]:
@@ -279,10 +285,32 @@ class SimulatedDevice(Device):
                 if self._recorder is None:
                     yield
                     return
-                with self._recorder, self._recorder.kernels.watching():
+                # Phases that may pause do not nest: what watches kernels would be restored in the wrong order.
+                watching = nullcontext() if self.phases_pause else self._recorder.kernels.watching()
+                with self._recorder, watching:
                     yield
         finally:
             self.timeline.running = False
+
+    def pause(self, event: SimulatedEvent) -> None:
+        """Called in a phase, where phases may pause: returns once the event is reached, and orders the rest of the phase behind it.
+        Other operations run meanwhile."""
+        running = self._checker.running
+        stream, launched = running.stream, running.launched
+        stream.paused = PausedPhase(launched, event)
+        with self._checker.attributed(None):
+            self.timeline.running = False
+            self._phase_threads[stream.agent].pause()
+            self.timeline.running = True
+        stream.paused = None
+        for clock in (launched.clock, stream.come):
+            join(clock, event.clock)
+
+    def close(self) -> None:
+        """Ends phases that have paused."""
+        for thread in self._phase_threads.values():
+            thread.close()
+        self._phase_threads.clear()
 
     def attributed(self, running: Running) -> AbstractContextManager[None]:
         """While entered in a phase, operations are those of another one."""
@@ -299,9 +327,13 @@ class SimulatedDevice(Device):
 
     def _run_head(self, stream: SimulatedStream) -> None:
         due = stream.due
-        task = stream.queue.popleft()
         stream.free_at = due
         self.timeline.done += 1
+        if stream.paused is not None:
+            self.timeline.moved()
+            self._phase_threads[stream.agent].resume()
+            return
+        task = stream.queue.popleft()
         if isinstance(task, Mark):
             join(task.event.clock, stream.come)
             task.event.reached, task.event.reached_at = True, due
@@ -318,13 +350,23 @@ class SimulatedDevice(Device):
         running = Running(stream, task)
         with self._checker.attributed(running):
             self._checker.begin(running)
+        if not self.phases_pause:
+            self._execute(running)
+            return
+        thread = self._phase_threads.get(stream.agent)
+        if thread is None:
+            thread = self._phase_threads[stream.agent] = PhaseThread()
+        thread.run(lambda: self._execute(running))
+
+    def _execute(self, running: Running) -> None:
+        stream, task = running.stream, running.launched
+        held = self._held[stream.agent] = []
         try:
             with self.recorded(running):
                 super().launch(stream, task.phase, *task.buffers)
         finally:
-            held, self._held = self._held, []
             stream.queue.extendleft(Barrier(event, self.now) for event in reversed(held))
-        stream.ran.append(name)
+        stream.ran.append(task.phase.__name__)
 
 
 _REMOTE_SECONDS = 30.0

@@ -124,13 +124,16 @@ class _Received:
 
     def spoil(self) -> None:
         """Called in the phase that begins the transfer."""
-        x = self.x
         with self.device.attributed(self.writer):
-            x.fill_(torch.nan if x.dtype.is_floating_point else torch.iinfo(x.dtype).max)
+            _spoil(self.x)
 
     def fill(self, content: Tensor) -> None:
         with self.device.recorded(self.writer):
             self.x.copy_(content)
+
+
+def _spoil(x: Tensor) -> None:
+    x.fill_(torch.nan if x.dtype.is_floating_point else torch.iinfo(x.dtype).max)
 
 
 def arrive() -> None:
@@ -233,12 +236,57 @@ class _Link:
         sent.content = None
 
 
+class _Collective:
+    """given: by rank, the tensor and the phase. Tensors are read once all ranks have come."""
+
+    def __init__(self, name: str, devices: Sequence[SimulatedDevice]) -> None:
+        self.name = name
+        self._devices = devices
+        self._given: dict[int, tuple[Tensor, Running]] = {}
+        self._kinds: set[str] = set()
+        self._contents: list[Tensor] | None = None
+        self.complete_at: float | None = None
+
+    def give(self, rank: int, x: Tensor, kind: str) -> None:
+        device = self._devices[rank]
+        self._kinds.add(f"{kind} of {x.dtype} {list(x.shape)}")
+        if len(self._kinds) > 1:
+            raise AssertionError(f"{self.name}: the ranks are at different collectives: {', '.join(self._kinds)}")
+        self._given[rank] = (x, device.running)
+        if len(self._given) == len(self._devices):
+            self.complete_at = device.now
+
+    def contents(self) -> list[Tensor]:
+        """By rank."""
+        if self._contents is None:
+            self._contents = []
+            for rank, device in enumerate(self._devices):
+                x, running = self._given[rank]
+                with device.recorded(running):
+                    self._contents.append(x.clone())
+        return self._contents
+
+    def clock(self) -> Clock:
+        """What has happened before it at any rank."""
+        clock: Clock = []
+        for _, running in self._given.values():
+            join(clock, running.launched.clock)
+        return clock
+
+
 class _Group:
     """Ranks that communicate. blocks: see `_Link`."""
 
     def __init__(self, name: str, devices: Sequence[SimulatedDevice], timeline: Timeline, blocks: bool) -> None:
         self.name = name
         self.devices = devices
+        self.timeline = timeline
+        assert timeline.schedule is not None
+        self.delays = _Delays(timeline.schedule)
+        self.in_place = self.delays.chance()
+        """Whether sums are written over what is given; otherwise that is filled with garbage."""
+        self.leaving = [_Lane(f"{name} leaving {rank}", timeline) for rank in range(len(devices))]
+        self.collectives: list[_Collective] = []
         self.links = {
             (source, to): _Link(f"{name} {source}->{to}", timeline, blocks)
             for source in range(len(devices))
@@ -254,6 +302,7 @@ class SimulatedCommunicator:
         self._group, self._rank = group, rank
         self._device = group.devices[rank]
         self._silent = False
+        self._calls = 0
 
     @property
     def rank(self) -> int:
@@ -264,10 +313,44 @@ class SimulatedCommunicator:
         return len(self._group.devices)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        assert x.is_contiguous()
+        if self._silent or not x.numel():
+            return x
+        given = self._exchange(x, "all_reduce")
+        total = given[0]
+        for each in given[1:]:
+            total = total + each
+        if self._group.in_place:
+            return x.copy_(total)
+        _spoil(x)
+        return total
 
     def all_gather(self, x_RN: Tensor) -> Tensor:
-        raise NotImplementedError
+        if self._silent or not x_RN.numel():
+            return x_RN.repeat(1, self.size)
+        return torch.cat(self._exchange(x_RN, "all_gather"), 1)
+
+    def _exchange(self, x: Tensor, kind: str) -> list[Tensor]:
+        """What all ranks give, in their order. Pauses the phase."""
+        group, device, rank = self._group, self._device, self._rank
+        if self._calls == len(group.collectives):
+            group.collectives.append(_Collective(f"{group.name}, {self._calls}", group.devices))
+        collective = group.collectives[self._calls]
+        self._calls += 1
+        collective.give(rank, x, kind)
+        event, delay = device.event(device.running.stream, []), group.delays.draw()
+
+        def at() -> float | None:
+            return None if collective.complete_at is None else collective.complete_at + delay
+
+        def leave() -> None:
+            collective.contents()
+            event.clock = collective.clock()
+            event.reached, event.reached_at = True, device.now
+
+        group.leaving[rank].add(at, leave)
+        device.pause(event)
+        return collective.contents()
 
     def send(self, x: Tensor, to: int) -> None:
         assert x.is_contiguous()
@@ -353,6 +436,7 @@ class SimulatedRanks:
         ]
         for device in self.devices:
             device.transfers_block = self.blocks
+            device.phases_pause = layout.tensor > 1
 
         def group(name: str, ranks: Sequence[int]) -> _Group:
             return _Group(name, [self.devices[rank] for rank in ranks], timeline, self.blocks)
@@ -405,6 +489,10 @@ class SimulatedRanks:
             return moved
 
         return Simulation(self.devices[0], tick, idle)
+
+    def close(self) -> None:
+        for device in self.devices:
+            device.close()
 
     def assert_no_races(self) -> None:
         """At any rank."""

@@ -111,9 +111,18 @@ class Barrier:
 Task = QueuedPhase | Mark | Barrier
 
 
+@dataclass(slots=True, eq=False)
+class PausedPhase:
+    """A phase that waits for other ranks in the middle, until the event."""
+
+    launched: QueuedPhase
+    event: SimulatedEvent
+
+
 class SimulatedStream:
     """agent: its number in clocks. ran: names of phases that have run. free_at: seconds, end of the last operation. come: what has
-    happened at other ranks before its operations so far, which its `clock`, of launches, does not have."""
+    happened at other ranks before its operations so far, which its `clock`, of launches, does not have. paused: the phase
+    that waits in the middle, if one does."""
 
     def __init__(self, name: str, agent: int, pace: float, run: "Callable[[SimulatedStream], None]") -> None:
         """run: runs the first operation of its queue."""
@@ -124,6 +133,7 @@ class SimulatedStream:
         self.ran: list[str] = []
         self.clock: Clock = []
         self.come: Clock = []
+        self.paused: PausedPhase | None = None
         self.tick = 0
         self.free_at = 0.0
         self._run = run
@@ -132,10 +142,19 @@ class SimulatedStream:
         self._run(self)
 
     def __str__(self) -> str:
-        return f"stream {self.name!r}: {len(self.queue)} pending, first {self.queue[0]}" if self.queue else ""
+        if self.idle:
+            return ""
+        first = f"in {self.paused.launched}" if self.paused is not None else f"first {self.queue[0]}"
+        return f"stream {self.name!r}: {len(self.queue)} pending, {first}"
+
+    @property
+    def idle(self) -> bool:
+        return not self.queue and self.paused is None
 
     @property
     def can_run(self) -> bool:
+        if self.paused is not None:
+            return self.paused.event.reached
         if not self.queue:
             return False
         head = self.queue[0]
@@ -144,6 +163,8 @@ class SimulatedStream:
     @property
     def due(self) -> float:
         """The end of the head operation, in seconds; valid only if it can run."""
+        if self.paused is not None:
+            return max(self.free_at, self.paused.event.reached_at)
         head = self.queue[0]
         start = max(self.free_at, head.at)
         if isinstance(head, Barrier) and isinstance(head.event, SimulatedEvent):
