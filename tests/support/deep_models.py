@@ -84,7 +84,8 @@ class DeepTalker(CodecModel):
         return decoder_shape(CONFIG, self.codes, prompt_columns=("text", "code"), step_columns=("text",))
 
     def embed_prompt(self, prompt: PromptTokens) -> Tensor:
-        return self.text_table[prompt.columns_CT[0]] + self.code_tables[0][prompt.columns_CT[1]]
+        texts_TD, codes_TD = self.text_table[prompt.columns_CT[0]], self.code_tables[0][prompt.columns_CT[1]]
+        return texts_TD + torch.as_tensor(codes_TD)
 
     def embed_next(self, step: NextTokens) -> Tensor:
         return step.codes_RD + self.text_table[step.columns_SR[0]]

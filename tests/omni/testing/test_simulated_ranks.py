@@ -47,11 +47,16 @@ class Come:
         return bool(self._arrivals) and self._arrivals[0].done()
 
 
+def run_all(devices: Sequence[SimulatedDevice]) -> None:
+    while devices[0].skip():
+        pass
+
+
 class World:
     """Two ranks. x, y: sent by rank 0, received by rank 1."""
 
-    def __init__(self, seed: int, *, blocks: bool | None = None, layout: RankLayout = RankLayout(pipeline=2)) -> None:
-        self.ranks = SimulatedRanks(layout, seed, blocks=blocks)
+    def __init__(self, seed: int, *, blocks: bool | None = None) -> None:
+        self.ranks = SimulatedRanks(RankLayout(pipeline=2), seed, blocks=blocks)
         self.here, self.there = self.ranks.devices[:2]
         self.x, self.y, self.out = (torch.zeros(4) for _ in range(3))
         self.arrivals: list[Arrival] = []
@@ -69,8 +74,7 @@ class World:
         self.ranks.devices[rank].launch(stream, receive, *given)
 
     def run(self) -> None:
-        while self.here.skip():
-            pass
+        run_all([self.here])
         assert not self.here.pending + self.there.pending, self.here.describe()
 
     @property
@@ -99,8 +103,7 @@ def test_what_is_sent_arrives_behind_all_that_it_needs(seed: int, blocks: bool) 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("blocks", [True, False])
 def test_a_reader_that_does_not_wait_for_it_is_reported(seed: int, blocks: bool) -> None:
-    """On CUDA for the event of the stream, which the arrival does not replace; on the CPU for the arrival, and the other way
-    round."""
+    """On CUDA for the event of the stream, on the CPU for the arrival: neither replaces the other."""
     world = World(seed, blocks=blocks)
     device, reads, receives = world.there, world.stream(1, "reads"), world.stream(1, "receives")
     world.receive(1, receives, world.y)
@@ -212,11 +215,9 @@ def test_phases_pause_in_collectives_until_all_ranks_have_come(seed: int, size: 
             device.launch(streams[rank], add, communicators[rank], given[rank], sums[rank])
             device.launch(streams[rank], gather, communicators[rank], parts[rank], gathered[rank])
             if rank < size - 1:
-                while devices[0].skip():
-                    pass
+                run_all(devices)
                 assert streams[0].paused is not None, "it waits for the last rank"
-        while devices[0].skip():
-            pass
+        run_all(devices)
         assert sums.tolist() == [[size * (size + 1) / 2 + 1] * 4] * size
         expected = torch.cat(parts, 1)
         assert all(torch.equal(each, expected) for each in gathered)
@@ -230,8 +231,7 @@ def test_ranks_at_different_collectives_are_reported() -> None:
             x = torch.zeros(2, 2)
             device.launch(device.stream("stage"), phase, communicator, x, x.repeat(1, 2))
         with pytest.raises(AssertionError, match="different collectives: all_"):
-            while devices[0].skip():
-                pass
+            run_all(devices)
 
 
 def test_a_rank_that_never_comes_is_a_hang_that_names_the_phase() -> None:
