@@ -90,10 +90,11 @@ WAITS: dict[tuple[str, str | None], tuple[int, ...]] = {
     (f"{ARRIVALS}.SlotRing.fill#1", "ar-tokens"): (1, 2),
     (f"{ARRIVALS}.SlotRing.empty#1", "ar"): (0, 1, 2),
     (f"{ARRIVALS}.SlotRing.empty#1", "ar-send"): (1, 2),
-    (f"{ARRIVALS}.SlotRing.empty#1", "ar-tokens"): (0,),
+    (f"{PIPELINE}.TokenSender.transfer#1", None): (0,),
 }
 """By wait, or phase that waits for an arrival, and stream: the ranks of three that have it. Rank 2 has the first layers."""
 REMOVALS = [(wait, stream, rank) for (wait, stream), ranks in WAITS.items() for rank in ranks]
+PARTS = 3
 SEEDS = 20
 """Within which each removal is found out."""
 
@@ -107,7 +108,7 @@ def raises(work: Callable[[], object]) -> bool:
 
 
 def found_out(seed: int, **removal: Any) -> bool:
-    return raises(lambda: run_seed(seed, pipeline=3, **removal))
+    return raises(lambda: run_seed(seed, pipeline=PARTS, **removal))
 
 
 @pytest.mark.parametrize(("wait", "stream", "rank"), few(1, REMOVALS))
@@ -115,7 +116,7 @@ def test_without_it_at_one_rank_something_goes_wrong(wait: str, stream: str | No
     removal = {"without": wait, "without_on": stream, "without_at": rank}
     caught = next((seed for seed in range(SEEDS) if found_out(seed, **removal)), None)
     assert caught is not None, f"{SEEDS} seeds are none the worse without {wait} at rank {rank}: is it superfluous?"
-    run_seed(caught, pipeline=3)
+    run_seed(caught, pipeline=PARTS)
 
 
 # Rules that keep the ranks in step.
@@ -135,15 +136,17 @@ def without_bound(self: ReceivedTokens, newest_input: int) -> None:
         self._accept(self._arriving.popleft())
 
 
-def fewer_slots(stage: Resources, slots: int) -> list[tuple[object, ...]]:
-    return _token_slots(stage, slots - 2)  # type: ignore[return-value]
+def fewer_slots(than: int, by: int) -> Callable[[Resources, int], object]:
+    """Where there would be so many slots, there are fewer."""
+    make = pipeline._token_slots
+    return lambda stage, slots: make(stage, slots - by if slots == than else slots)
 
 
-_token_slots = pipeline._token_slots
 RULES: dict[str, tuple[object, str, Callable[..., object]]] = {
     "a step waits for the tokens that it needs": (runner, "_newest_input", never),
     "tokens are accepted in order": (ReceivedTokens, "begin", newest_first),
-    "slots for as many steps as are on their way": (pipeline, "_token_slots", fewer_slots),
+    "slots for the tokens that are on their way": (pipeline, "_token_slots", fewer_slots(PARTS + 1, by=2)),
+    "slots for the tokens that others may read": (pipeline, "_token_slots", fewer_slots(PARTS, by=1)),
 }
 
 
