@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 
 import msgspec
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from omni.device import Phase
 from omni.testing.simulation.shadow import Image, Region, Selection, Shadow, SlotImages, key_of
-from omni.testing.simulation.stream import HOST, Clock, QueuedPhase, SimulatedStream, advance, known
+from omni.testing.simulation.stream import Clock, QueuedPhase, SimulatedStream, advance, known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
 
 
 @dataclass(slots=True)
-class _Running:
+class Running:
     """A running phase. numbers: of its accesses, by operation and kind. seen: regions already accessed so."""
 
     stream: SimulatedStream
@@ -105,18 +106,20 @@ class _Running:
 
 
 class Checker:
-    """Keeps shadow memory of every storage from the first access to its end. races: each pair of places once."""
+    """Keeps shadow memory of every storage from the first access to its end. races: each pair of places once. host: its clock."""
 
-    def __init__(self) -> None:
-        self.host: Clock = [0]
+    def __init__(self, host_agent: int = 0) -> None:
+        self.host: Clock = []
+        self._host_agent = host_agent
+        advance(self.host, host_agent, 0)
         self.races: list[Race] = []
         self._places: set[tuple[str, ...]] = set()
         self._accesses: list[Access] = [
-            Access(agent=HOST, tick=0, stream="", by="", launch=0, operation="", writes=False)
+            Access(agent=host_agent, tick=0, stream="", by="", launch=0, operation="", writes=False)
         ]
         self._shadows: dict[int, Shadow] = {}
         self._streams: dict[int, SimulatedStream] = {}
-        self._running: _Running | None = None
+        self._running: Running | None = None
         self._slots = SlotImages()
 
     def add(self, stream: SimulatedStream) -> None:
@@ -124,20 +127,39 @@ class Checker:
 
     def host_step(self) -> None:
         """Separates the host's earlier accesses from its later ones."""
-        advance(self.host, HOST, self.host[HOST] + 1)
+        advance(self.host, self._host_agent, self._host_tick + 1)
+
+    @property
+    def _host_tick(self) -> int:
+        return self.host[self._host_agent]
 
     def images(self, buffers: tuple[object, ...]) -> list[Image]:
         return self._slots.take(buffers)
 
-    def begin(self, stream: SimulatedStream, launched: QueuedPhase) -> None:
-        """Attributes accesses until `end` to this phase."""
-        running = self._running = _Running(stream, launched)
+    @property
+    def running(self) -> Running:
+        """The running phase. Raises AssertionError if none runs."""
+        assert self._running is not None, "called outside of a phase"
+        return self._running
+
+    @contextmanager
+    def attributed(self, running: Running | None) -> Iterator[None]:
+        """While entered, attributes accesses to this phase; None for no phase."""
+        outer, self._running = self._running, running
+        try:
+            yield
+        finally:
+            self._running = outer
+
+    def begin(self, running: Running) -> None:
+        """Checks the host slots of a phase that begins to run."""
+        launched = running.launched
         for image in launched.images:
             byte = self._slots.changed(image)
             if byte is not None:
                 late = Access(
-                    agent=HOST,
-                    tick=self.host[HOST],
+                    agent=self._host_agent,
+                    tick=self._host_tick,
                     stream="",
                     by="the host",
                     launch=0,
@@ -146,9 +168,6 @@ class Checker:
                 )
                 used = self._accesses[self._number(running, "using the slot", False)]
                 self._report(late, used, self._name(image.tensor), byte)
-
-    def end(self) -> None:
-        self._running = None
 
     def touch(self, tensor: Tensor, writes: bool, operation: str, selection: Selection | None = None) -> None:
         """Records that the running phase reads or writes the tensor, or the part that `selection` selects."""
@@ -210,11 +229,17 @@ class Checker:
         region = Region.of(tensor, shadow.size, None)
         number = self._add(
             Access(
-                agent=HOST, tick=self.host[HOST], stream="", by="the host", launch=0, operation=operation, writes=writes
+                agent=self._host_agent,
+                tick=self._host_tick,
+                stream="",
+                by="the host",
+                launch=0,
+                operation=operation,
+                writes=writes,
             )
         )
         self._check(shadow, region, number, self.host, tensor)
-        shadow.mark((HOST, writes), region, number)
+        shadow.mark((self._host_agent, writes), region, number)
 
     def _shadow_of(self, key: int, tensor: Tensor) -> Shadow:
         shadow = self._shadows.get(key)
@@ -227,7 +252,7 @@ class Checker:
         shadow = self._shadows[key] = Shadow(tensor, self._gone, home, born)
         return shadow
 
-    def _number(self, running: _Running, operation: str, writes: bool) -> int:
+    def _number(self, running: Running, operation: str, writes: bool) -> int:
         kind = (operation, writes)
         number = running.numbers.get(kind)
         if number is None:
@@ -268,21 +293,22 @@ class Checker:
         self._slots.gone(shadow.key)
         if shadow.home is None or (len(shadow.latest) == 1 and (shadow.home, True) in shadow.latest):
             return
-        after = self._streams[shadow.home].clock
+        home = self._streams[shadow.home]
         for (agent, _), last in shadow.latest.items():
             access = self._accesses[last]
-            if agent not in (HOST, shadow.home) and access.tick > max(known(self.host, agent), known(after, agent)):
-                home = self._streams[shadow.home].name
+            if agent not in (self._host_agent, shadow.home) and access.tick > max(
+                known(self.host, agent), known(home.clock, agent), known(home.come, agent)
+            ):
                 free = Access(
-                    agent=HOST,
-                    tick=self.host[HOST],
-                    stream=home,
+                    agent=self._host_agent,
+                    tick=self._host_tick,
+                    stream=home.name,
                     by="the host",
                     launch=0,
-                    operation=f"giving it back to stream {home!r}",
+                    operation=f"giving it back to stream {home.name!r}",
                     writes=True,
                 )
-                self._report(access, free, f"{shadow.size} bytes allocated on stream {home!r}", 0)
+                self._report(access, free, f"{shadow.size} bytes allocated on stream {home.name!r}", 0)
 
     def _name(self, tensor: Tensor) -> str:
         running = self._running

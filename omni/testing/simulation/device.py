@@ -1,10 +1,9 @@
 """A device whose streams run late, in any order that launches, events and waits allow. A seed determines the order."""
 
-import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
@@ -12,11 +11,14 @@ import torch
 
 from omni.device import COMPLETED, Device, Event, HostTask, Phase, Stream
 from omni.device.sync import host_waits
-from omni.testing.simulation.checker import Checker, Race
+from omni.testing.simulation.checker import Checker, Race, Running
+from omni.testing.simulation.coroutine import PhaseThread
 from omni.testing.simulation.recorder import OperationRecorder
 from omni.testing.simulation.stream import (
     Barrier,
+    Clock,
     Mark,
+    PausedPhase,
     QueuedPhase,
     SimulatedEvent,
     SimulatedStream,
@@ -24,36 +26,8 @@ from omni.testing.simulation.stream import (
     advance,
     join,
 )
+from omni.testing.simulation.timeline import Schedule, Timeline
 from omni.testing.simulation.waits import WaitLog
-
-_PATIENCE = 1.1
-"""Growth of the time per poll while nothing else happens, so that seconds of stall need few polls."""
-_MAX_IDLE = 250
-
-
-class Schedule:
-    """Draws durations, in seconds of the device's own clock. Each stream's pace is between a hundred times faster and ten times
-    slower than the host, so that seeds differ in which side waits. stalls: the share of phases that take as long as thousands."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.stalls = self.random.choice((0.0, 0.0, 0.005, 0.05))
-        self._host_step = 1e-5
-
-    def pace(self) -> float:
-        """Mean seconds of a phase on a new stream."""
-        return float(10 ** self.random.uniform(-7, -4))
-
-    def duration(self, pace: float) -> float:
-        seconds = self.random.expovariate(1 / pace)
-        if self.random.random() < self.stalls:
-            seconds += 10 ** self.random.uniform(-2, 1)
-        return seconds
-
-    def host_step(self, idle: int) -> float:
-        """Seconds until the host's next call. idle: calls since the last launch or finished operation."""
-        return float(self._host_step * self.random.random() * _PATIENCE ** min(idle, _MAX_IDLE))
-
 
 _PATIENT = 1e9
 """Seconds, longer than any operation takes."""
@@ -73,23 +47,52 @@ class SimulatedDevice(Device):
     executed waits. latest: the most operations pending at once, to show that work was late.
     """
 
-    def __init__(self, seed: int | None = None, *, without: str | None = None, check: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int | None = None,
+        *,
+        without: str | None = None,
+        without_on: str | None = None,
+        check: bool = True,
+        timeline: Timeline | None = None,
+    ) -> None:
+        """without_on: the stream whose wait is left out; None for all. timeline: shared with other devices, in place of a seed."""
         super().__init__(torch.device("cpu"))
-        self.now = 0.0
-        self.done = 0
+        self.timeline = timeline or Timeline(seed)
+        self._alone = timeline is None
         self.streams: list[SimulatedStream] = []
-        self.trace: list[tuple[str, str, int]] = []
         self.waits = WaitLog()
         self.latest = 0
-        self.schedule = Schedule(seed) if seed is not None else None
-        self._without = without
-        self._checker = Checker()
+        self.transfers_block = False
+        """Whether transfers between ranks occupy their stream, as on CUDA."""
+        self.phases_pause = False
+        """Whether phases may call `pause`. Their Triton kernels are not watched."""
+        self._phase_threads: dict[int, PhaseThread] = {}
+        """By number of the stream."""
+        self._without, self._without_on = without, without_on
+        self._checker = Checker(self.timeline.agent())
         self._recorder = OperationRecorder(self._checker) if check else None
         self.host_observer = self._checker
         self._launches = 0
         self._events = 0
-        self._idle = 0
-        self._running = False
+        self._held: dict[int, list[Event]] = {}
+        """What the newest phase of a stream makes the rest of it wait for, by number of the stream."""
+
+    @property
+    def now(self) -> float:
+        return self.timeline.now
+
+    @property
+    def done(self) -> int:
+        return self.timeline.done
+
+    @property
+    def trace(self) -> list[tuple[str, str, int]]:
+        return self.timeline.trace
+
+    @property
+    def schedule(self) -> Schedule | None:
+        return self.timeline.schedule
 
     @property
     def races(self) -> list[Race]:
@@ -112,8 +115,9 @@ class SimulatedDevice(Device):
 
     def stream(self, name: str, *, priority: int = 0) -> SimulatedStream:
         pace = self.schedule.pace() if self.schedule is not None else 0.0
-        stream = SimulatedStream(name, len(self.streams) + 1, pace)
+        stream = SimulatedStream(name, self.timeline.agent(), pace, self._run_head)
         self.streams.append(stream)
+        self.timeline.add(stream)
         self._checker.add(stream)
         return stream
 
@@ -145,11 +149,14 @@ class SimulatedDevice(Device):
 
     def record(self, stream: Stream) -> Event:
         assert isinstance(stream, SimulatedStream)
-        self._events += 1
         self._follow_host(stream)
-        event = SimulatedEvent(self.answer, stream, list(stream.clock), self._events)
+        event = self.event(stream, list(stream.clock))
         self._enqueue(stream, Mark(event, self.now))
         return event
+
+    def event(self, stream: SimulatedStream, clock: Clock) -> SimulatedEvent:
+        self._events += 1
+        return SimulatedEvent(self.answer, stream, clock, self._events)
 
     def wait(self, stream: Stream, event: Event) -> None:
         assert isinstance(stream, SimulatedStream)
@@ -157,7 +164,7 @@ class SimulatedDevice(Device):
             return
         name = self.waits.name(sys._getframe(1))
         self.waits.add(name, late=not isinstance(event, SimulatedEvent) or not event.reached)
-        if name == self._without:
+        if self.leaves_out(name, stream):
             return
         if isinstance(event, SimulatedEvent):
             join(stream.clock, event.clock)
@@ -165,7 +172,16 @@ class SimulatedDevice(Device):
 
     def wait_remote(self, stream: Stream, event: Event) -> None:
         assert isinstance(stream, SimulatedStream)
-        self._enqueue(stream, Barrier(event, self.now, remote=True))
+        if self.transfers_block:
+            return  # as on CUDA
+        name = self.waits.name(sys._getframe(1))
+        self.waits.add(name, late=not event.done())
+        if not self.leaves_out(name, stream):
+            self._enqueue(stream, Barrier(event, self.now, remote=True))
+
+    def leaves_out(self, name: str, stream: SimulatedStream) -> bool:
+        """Whether the wait of this name is left out on the stream."""
+        return name == self._without and self._without_on in (None, stream.name)
 
     def answer(self, event: SimulatedEvent, caller: FrameType) -> bool:
         names = self.waits.names(caller)
@@ -173,7 +189,7 @@ class SimulatedDevice(Device):
         for name in names:
             self.waits.add(name, late=not event.reached)
         self.trace.append((names[0], event.stream.name, event.reached))
-        if self._without in names:
+        if any(self.leaves_out(name, event.stream) for name in names):
             return True
         if event.reached:
             join(self._checker.host, event.clock)
@@ -193,7 +209,7 @@ class SimulatedDevice(Device):
         while self.skip():
             pass
         for stream in self.streams:
-            if not stream.queue:
+            if stream.idle:
                 join(self._checker.host, stream.clock)
 
     def run(self, names: Iterable[str] | None = None, *, operations: int | None = None) -> int:
@@ -215,26 +231,17 @@ class SimulatedDevice(Device):
 
     def host_step(self) -> None:
         """Advances time as between two host calls, and runs the operations that end by then."""
-        if self.schedule is None or self._running:
+        if self.schedule is None or self.timeline.running:
             return
         self.latest = max(self.latest, self.pending)
-        self.now += self.schedule.host_step(self._idle)
-        self._idle += 1
-        while (stream := self._next()) is not None and stream.due <= self.now:
-            self._run_head(stream)
+        self.timeline.host_step()
 
     def skip(self, until: float = _PATIENT) -> bool:
-        """Runs the operation that ends next, if it ends before `until`. Returns whether there was one. Waits where only other ranks
-        can go on."""
-        stream = self._next()
-        if stream is None and (remote := self._remote()):
+        """Runs the operation that ends next, if it ends before `until`. Returns whether there was one. Waits where only ranks in
+        other threads can go on."""
+        if self._alone and self.timeline.next() is None and (remote := self._remote()):
             _wait_for_any(remote)
-            stream = self._next()
-        if stream is None or stream.due > until:
-            return False
-        self.now = max(self.now, stream.due)
-        self._run_head(stream)
-        return True
+        return self.timeline.skip(until)
 
     def _remote(self) -> list[Barrier]:
         """What streams wait for that other ranks bring about."""
@@ -242,12 +249,72 @@ class SimulatedDevice(Device):
         return [head for head in heads if isinstance(head, Barrier) and head.remote]
 
     def describe(self) -> str:
-        busy = [f"stream {s.name!r}: {len(s.queue)} pending, first {s.queue[0]}" for s in self.streams if s.queue]
-        return "\n".join(busy) or "nothing is pending on the device"
+        return "\n".join(self.timeline.describe()) or "nothing is pending on the device"
 
-    def _next(self) -> SimulatedStream | None:
-        ready = [stream for stream in self.streams if stream.queue and stream.can_run]
-        return min(ready, key=lambda stream: stream.due) if ready else None
+    @property
+    def running(self) -> Running:
+        """The running phase. Raises AssertionError if none runs."""
+        return self._checker.running
+
+    def beside(self, stream: SimulatedStream, name: str) -> SimulatedStream:
+        """An agent whose accesses the stream does not order. Nothing is launched on it."""
+        agent = SimulatedStream(f"{stream.name} {name}", self.timeline.agent(), 0.0, self._run_head)
+        self._checker.add(agent)
+        return agent
+
+    def host_clock(self) -> Clock:
+        """What the host has done and knows of, up to now."""
+        clock = list(self._checker.host)
+        self._checker.host_step()
+        return clock
+
+    def host_learns(self, clock: Clock) -> None:
+        """Orders what the host does from now on behind what another host knew."""
+        join(self._checker.host, clock)
+
+    def hold(self, event: Event) -> None:
+        """Makes what follows the running phase on its stream wait for the event."""
+        self._held[self.running.stream.agent].append(event)
+
+    @contextmanager
+    def recorded(self, running: Running) -> Iterator[None]:
+        """While entered, operations are those of this phase. None runs."""
+        self.timeline.running = True
+        try:
+            with torch.inference_mode(running.launched.inference), self._checker.attributed(running):
+                if self._recorder is None:
+                    yield
+                    return
+                # Phases that may pause do not nest: what watches kernels would be restored in the wrong order.
+                watching = nullcontext() if self.phases_pause else self._recorder.kernels.watching()
+                with self._recorder, watching:
+                    yield
+        finally:
+            self.timeline.running = False
+
+    def pause(self, event: SimulatedEvent) -> None:
+        """Called in a phase, where phases may pause: returns once the event is reached, and orders the rest of the phase behind it.
+        Other operations run meanwhile."""
+        running = self._checker.running
+        stream, launched = running.stream, running.launched
+        stream.paused = PausedPhase(launched, event)
+        with self._checker.attributed(None):
+            self.timeline.running = False
+            self._phase_threads[stream.agent].pause()
+            self.timeline.running = True
+        stream.paused = None
+        for clock in (launched.clock, stream.come):
+            join(clock, event.clock)
+
+    def close(self) -> None:
+        """Ends phases that have paused."""
+        for thread in self._phase_threads.values():
+            thread.close()
+        self._phase_threads.clear()
+
+    def attributed(self, running: Running) -> AbstractContextManager[None]:
+        """While entered in a phase, operations are those of another one."""
+        return self._checker.attributed(running)
 
     def _follow_host(self, stream: SimulatedStream) -> None:
         """Orders later work of the stream after all host actions so far."""
@@ -256,35 +323,50 @@ class SimulatedDevice(Device):
 
     def _enqueue(self, stream: SimulatedStream, task: Task) -> None:
         stream.queue.append(task)
-        self._idle = 0
+        self.timeline.moved()
 
     def _run_head(self, stream: SimulatedStream) -> None:
         due = stream.due
-        task = stream.queue.popleft()
         stream.free_at = due
-        self.done += 1
+        self.timeline.done += 1
+        if stream.paused is not None:
+            self.timeline.moved()
+            self._phase_threads[stream.agent].resume()
+            return
+        task = stream.queue.popleft()
         if isinstance(task, Mark):
+            join(task.event.clock, stream.come)
             task.event.reached, task.event.reached_at = True, due
         elif isinstance(task, QueuedPhase):
-            self._idle = 0
+            self.timeline.moved()
+            join(task.clock, stream.come)
             self._run_phase(stream, task)
+        elif isinstance(task.event, SimulatedEvent):
+            join(stream.come, task.event.clock)
 
     def _run_phase(self, stream: SimulatedStream, task: QueuedPhase) -> None:
         name = task.phase.__name__
         self.trace.append((name, stream.name, task.number))
-        self._running = True
+        running = Running(stream, task)
+        with self._checker.attributed(running):
+            self._checker.begin(running)
+        if not self.phases_pause:
+            self._execute(running)
+            return
+        thread = self._phase_threads.get(stream.agent)
+        if thread is None:
+            thread = self._phase_threads[stream.agent] = PhaseThread()
+        thread.run(lambda: self._execute(running))
+
+    def _execute(self, running: Running) -> None:
+        stream, task = running.stream, running.launched
+        held = self._held[stream.agent] = []
         try:
-            with torch.inference_mode(task.inference):
-                self._checker.begin(stream, task)
-                with ExitStack() as stack:
-                    if self._recorder is not None:
-                        stack.enter_context(self._recorder)
-                        stack.enter_context(self._recorder.kernels.watching())
-                    super().launch(stream, task.phase, *task.buffers)
+            with self.recorded(running):
+                super().launch(stream, task.phase, *task.buffers)
         finally:
-            self._checker.end()
-            self._running = False
-        stream.ran.append(name)
+            stream.queue.extendleft(Barrier(event, self.now) for event in reversed(held))
+        stream.ran.append(task.phase.__name__)
 
 
 _REMOTE_SECONDS = 120.0

@@ -16,9 +16,6 @@ from omni.testing.simulation.shadow import Image
 
 Clock: TypeAlias = list[int]
 
-HOST = 0
-"""The host's agent number. Streams are numbered from 1, in the order of their creation."""
-
 
 def known(clock: Clock, agent: int) -> int:
     return clock[agent] if agent < len(clock) else 0
@@ -114,21 +111,50 @@ class Barrier:
 Task = QueuedPhase | Mark | Barrier
 
 
-class SimulatedStream:
-    """agent: its number in clocks. ran: names of phases that have run. free_at: seconds, end of the last operation."""
+@dataclass(slots=True, eq=False)
+class PausedPhase:
+    """A phase that waits for other ranks in the middle, until the event."""
 
-    def __init__(self, name: str, agent: int, pace: float) -> None:
+    launched: QueuedPhase
+    event: SimulatedEvent
+
+
+class SimulatedStream:
+    """agent: its number in clocks. ran: names of phases that have run. free_at: seconds, end of the last operation. come: what has
+    happened at other ranks before its operations so far, which its `clock`, of launches, does not have. paused: the phase
+    that waits in the middle, if one does."""
+
+    def __init__(self, name: str, agent: int, pace: float, run: "Callable[[SimulatedStream], None]") -> None:
+        """run: runs the first operation of its queue."""
         self.name = name
         self.agent = agent
         self.pace = pace
         self.queue: deque[Task] = deque()
         self.ran: list[str] = []
         self.clock: Clock = []
+        self.come: Clock = []
+        self.paused: PausedPhase | None = None
         self.tick = 0
         self.free_at = 0.0
+        self._run = run
+
+    def run(self) -> None:
+        self._run(self)
+
+    def __str__(self) -> str:
+        if self.idle:
+            return ""
+        first = f"in {self.paused.launched}" if self.paused is not None else f"first {self.queue[0]}"
+        return f"stream {self.name!r}: {len(self.queue)} pending, {first}"
+
+    @property
+    def idle(self) -> bool:
+        return not self.queue and self.paused is None
 
     @property
     def can_run(self) -> bool:
+        if self.paused is not None:
+            return self.paused.event.reached
         if not self.queue:
             return False
         head = self.queue[0]
@@ -137,6 +163,8 @@ class SimulatedStream:
     @property
     def due(self) -> float:
         """The end of the head operation, in seconds; valid only if it can run."""
+        if self.paused is not None:
+            return max(self.free_at, self.paused.event.reached_at)
         head = self.queue[0]
         start = max(self.free_at, head.at)
         if isinstance(head, Barrier) and isinstance(head.event, SimulatedEvent):

@@ -1,7 +1,7 @@
 """All places in the code that wait for an event, by name. A wait is a call of `event.done()`, by the host, or of
-`device.wait(stream, event)`, for a stream. Its name consists of module, qualified name of the function, and the number of the wait
-in that function, in source order: `omni_encoder.worker.EncoderWorker.advance#1`. A comprehension or a lambda belongs to its
-enclosing function. Where the `done` of a composite event calls its parts', both places are waits."""
+`device.wait(stream, event)` or `wait_remote`, for a stream. Its name consists of module, qualified name of the function, and the
+number of the wait in that function, in source order: `omni_encoder.worker.EncoderWorker.advance#1`. A comprehension or a lambda
+belongs to its enclosing function. Where the `done` of a composite event calls its parts', both places are waits."""
 
 import ast
 import importlib.util
@@ -126,4 +126,4 @@ class _Scan(ast.NodeVisitor):
 
 def _waits(method: str, arguments: int) -> bool:
     """Excludes waits on threading events, whose `wait` has at most one argument."""
-    return (method, arguments) in {("done", 0), ("wait", 2)}
+    return (method, arguments) in {("done", 0), ("wait", 2), ("wait_remote", 2)}

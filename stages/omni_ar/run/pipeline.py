@@ -7,13 +7,14 @@ neither until a phase reads what arrives.
 | `HiddenTransfers.received`, `.sent` | `take_hidden`, `run_forward` | `run_forward`, `copy_tensor` | stream order |
 | slot for hidden states to come | the transfer, on its stream | `take_hidden`, main stream | the event after it |
 | slot for hidden states to send | `copy_tensor`, main stream | the transfer, on its stream | the event after it |
-| slot for tokens to send | `gather_tokens`, main stream | the transfer, on its stream | the event after it |
+| slot for tokens to send | `gather_tokens`, main stream | the transfer, on its stream | as `TokenSender` says |
 | slot for tokens to come | the transfer, on its stream | `accept_received`, main stream | the event after it |
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -126,30 +127,28 @@ class HiddenTransfers:
 
 
 class TokenSender:
-    """Sends the tokens of each step from the rank with the last layers to the others."""
+    """Sends the tokens of each step from the rank with the last layers to the others.
+
+    A slot is filled again as many steps later as there are parts of the sequence of layers, and needs no event for that: by then
+    each other rank has accepted what was sent from it, before the layers of the step (`ReceivedTokens.begin`), whose hidden states
+    come here before its tokens are sampled."""
 
     def __init__(self, stage: Resources, pipeline: Pipeline) -> None:
         self._stage, self._pipeline = stage, pipeline
         self._stream = stage.device.stream(f"{stage.name}-tokens")
-        slots = _token_slots(stage, pipeline.size + _SLOTS)
-        self._ring = SlotRing(stage.device, slots, stage.stream, self._stream)
+        self._slots = cycle(_token_slots(stage, pipeline.size))
 
     def transfer(self, step: int, rows_R: Tensor | None, count: int) -> None:
         """Launches the transfer of a step's tokens. rows_R: its `count` sampled rows; None if it failed."""
-        stage = self._stage
-
-        def gather(slot: tuple[Tensor, ...]) -> None:
-            message_RF, codes_RD = (tensor[:count] for tensor in slot)
-            if rows_R is None:
-                stage.device.launch(stage.stream, void_tokens, stage.rows, stage.limits.null_row, message_RF, codes_RD)
-            else:
-                stage.device.launch(stage.stream, gather_tokens, stage.rows, rows_R, message_RF, codes_RD)
-
-        def send(slot: tuple[Tensor, ...]) -> None:
-            others, sent = range(self._pipeline.position), _used(slot, count)
-            stage.device.launch(self._stream, send_tensors, self._pipeline.tokens, others, sent)
-
-        self._ring.empty(self._ring.fill(gather), send)
+        stage, slot = self._stage, next(self._slots)
+        message_RF, codes_RD = (tensor[:count] for tensor in slot)
+        if rows_R is None:
+            stage.device.launch(stage.stream, void_tokens, stage.rows, stage.limits.null_row, message_RF, codes_RD)
+        else:
+            stage.device.launch(stage.stream, gather_tokens, stage.rows, rows_R, message_RF, codes_RD)
+        stage.device.wait(self._stream, stage.device.record(stage.stream))
+        others, sent = range(self._pipeline.position), _used(slot, count)
+        stage.device.launch(self._stream, send_tensors, self._pipeline.tokens, others, sent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,10 +56,17 @@ OF_RANKS = {
     "omni.parallel.peers._exchange#1",
     "omni.parallel.rendezvous._least#1",
     "omni.parallel.torch_group.open_communicator#1",
+    "omni_ar.run.arrivals.Arrivals.done#1",
+    "omni_ar.run.arrivals.SlotRing.empty#1",
+    "omni_ar.run.arrivals.SlotRing.fill#1",
     "omni_ar.run.follower.FollowerWorker._release#1",
+    "omni_ar.run.pipeline.HiddenTransfers.receive.take#1",
+    "omni_ar.run.pipeline.ReceivedTokens._accept.accept#1",
+    "omni_ar.run.pipeline.TokenSender.transfer#1",
+    "omni_ar.run.transfers.InputTransfers.transfer#1",
 }
-"""Ask a store of ranks, or the steps of another rank, which no simulated world has yet: tests/omni/parallel,
-tests/stages/omni_ar/test_ranks.py."""
+"""Ask a store of ranks, or wait for another rank: tests/omni/parallel, tests/stages/omni_ar/test_ranks.py and
+test_simulated_ranks.py, which leaves them out."""
 
 OF_TASKS = "omni.serve."
 """Where the waits ask tasks of asyncio and futures of threads, never a device: tests/omni/serve."""

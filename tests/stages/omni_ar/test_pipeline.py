@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-from torch import Tensor, nn
+from torch import Tensor
 
 from omni.device import CpuDevice
 from omni.errors import ConfigError, StageError
@@ -16,78 +16,18 @@ from omni.payload import Payload
 from omni.plugin import LogitsProcessorEntry
 from omni.testing.ranks import RankThread, thread_ranks
 from omni_ar.inputs import MultimodalEmbedding, Placeholder
-from omni_ar.layers import DecoderConfig
-from omni_ar.layers.parallel import PipelinePart, partitioned
-from omni_ar.layers.text_model import TextModel
-from omni_ar.model import Batch, NextTokens
 from omni_ar.options import ArOptions
 from omni_ar.processors import LogitsProcessor, ProcessedRows, ProcessorRegistry
 from omni_ar.run import runner
 from omni_ar.run.follower import FollowerWorker
 from omni_ar.run.plan import StepPlan
 from tests.support.ar_driver import ArDriver, plain_prompt, small_runner
+from tests.support.deep_models import VOCABULARY, WIDTH, Deep, filled, part
 from tests.support.patience import PATIENCE_SECONDS
 
-VOCABULARY, WIDTH, LAYERS, TOKENS = 61, 24, 4, 9
-CONFIG = DecoderConfig(
-    width=WIDTH,
-    num_layers=LAYERS,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    mlp_width=32,
-    max_positions=96,
-    rope_theta=1e4,
-    rms_norm_eps=1e-6,
-)
+TOKENS = 9
 OPTIONS = ArOptions(max_num_seqs=4, block_size=4)
 PROMPTS = [[(7 * index + 3 * place * place) % VOCABULARY for place in range(1 + 5 * index)] for index in range(6)]
-
-
-class Deep(TextModel):
-    """fails: a phase of the model, and the number of its call that fails."""
-
-    def __init__(self, fails: tuple[str, int] | None = None) -> None:
-        super().__init__(CONFIG, VOCABULARY, tied=False)
-        self._fails = fails
-        self._calls = 0
-        self.requires_grad_(False)
-
-    def _check(self, phase: str) -> None:
-        if self._fails is not None and self._fails[0] == phase:
-            self._calls += 1
-            if self._calls == self._fails[1]:
-                raise ValueError("broken")
-
-    def embed_next(self, step: NextTokens) -> Tensor:
-        self._check("embed")
-        return super().embed_next(step)
-
-    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        self._check("before")
-        hidden_TD = super().forward(x_TD, batch)
-        self._check("behind")
-        return hidden_TD
-
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        self._check("logits")
-        return super().logits(hidden_RD)
-
-
-def filled(model: TextModel) -> TextModel:
-    """With weights that depend on their names alone."""
-    for name, parameter in model.named_parameters():
-        generator = torch.Generator().manual_seed(sum(map(ord, name)) + len(name))
-        nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.35, generator)
-    return model
-
-
-def part(position: int, size: int, layers: tuple[int, ...] = (), fails: tuple[str, int] | None = None) -> TextModel:
-    with partitioned(None, PipelinePart("text", position, size, layers)):
-        model = filled(Deep(fails))
-        shape = model.shape
-    model.__class__ = type("Part", (type(model),), {"shape": shape})
-    return model
 
 
 class Pipelined:

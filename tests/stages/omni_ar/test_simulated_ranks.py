@@ -1,0 +1,178 @@
+"""A cut stage on simulated ranks: under mixed traffic each request gets what it gets of the whole model, no access is out of order,
+and every wait and rule of the transfers is needed."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from omni.parallel import RankLayout
+from omni_ar.options import ArOptions
+from omni_ar.run import pipeline, runner
+from omni_ar.run.pipeline import ReceivedTokens
+from omni_ar.run.plan import StepPlan
+from omni_ar.run.state import Resources
+from tests.support.simulated_stage import Ask, Scenario, run, run_seed
+from tests.support.tiers import SLOW, few
+
+pytestmark = pytest.mark.thorough
+
+HAPPENS = {"aborts", "preemptions", "discarded_tokens", "evicted_blocks", "cached_tokens"}
+
+
+def run_seeds(seeds: Sequence[int], tensor: int = 1) -> Counter[str]:
+    """What happened in all. Raises an ExceptionGroup of what went wrong, each with its seed."""
+    totals: Counter[str] = Counter()
+    wrong: list[Exception] = []
+    for seed in seeds:
+        try:
+            stage = run_seed(seed, tensor)
+        except Exception as error:
+            wrong.append(error)
+            continue
+        totals += stage.counters
+        totals[f"{stage.scenario.kind}, {stage.scenario.layout.pipeline} parts"] += 1
+        totals["as on CUDA" if stage.world.blocks else "as on the CPU"] += 1
+        totals["late"] += stage.world.devices[0].latest > 5
+    if wrong:
+        raise ExceptionGroup(f"{len(wrong)} of {len(seeds)} seeds", wrong)
+    return totals
+
+
+@pytest.mark.parametrize("seed", [0, 4, 10])
+def test_each_request_gets_what_it_gets_of_the_whole_model(seed: int) -> None:
+    run_seed(seed)
+
+
+@pytest.mark.parametrize("seed", [4, 6])
+def test_with_collectives_in_every_layer_too(seed: int) -> None:
+    run_seed(seed, tensor=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_each_request_gets_what_it_gets_in_200_seeds(first: int) -> None:
+    totals = run_seeds(range(first, first + 50))
+    assert totals["late"] > 25
+    assert min(totals["as on CUDA"], totals["as on the CPU"]) > 10
+    rare = {event: totals[event] for event in HAPPENS if totals[event] < 5}
+    assert not rare, f"{rare} in {totals}"
+    assert all(totals[f"{kind}, {parts} parts"] for kind in ("text", "talker") for parts in (2, 3, 4)), totals
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 60, 30))
+def test_with_collectives_in_60_seeds(first: int) -> None:
+    assert run_seeds(range(first, first + 30), tensor=2)["aborts"]
+
+
+def test_a_seed_replays_exactly() -> None:
+    for tensor in (1, 2):
+        first, again = (run_seed(4, tensor).world.devices[0] for _ in range(2))
+        assert first.trace == again.trace
+        assert first.now == again.now
+
+
+# Every wait left out, at one rank only.
+
+ARRIVALS, PIPELINE, TRANSFERS = "omni_ar.run.arrivals", "omni_ar.run.pipeline", "omni_ar.run.transfers"
+WAITS: dict[tuple[str, str | None], tuple[int, ...]] = {
+    (f"{PIPELINE}.take_hidden", None): (0, 1),
+    (f"{PIPELINE}.accept_received", None): (1, 2),
+    (f"{TRANSFERS}.take_inputs", None): (1, 2),
+    (f"{ARRIVALS}.Arrivals.done#1", None): (0, 1, 2),
+    (f"{PIPELINE}.HiddenTransfers.receive.take#1", None): (0, 1),
+    (f"{PIPELINE}.ReceivedTokens._accept.accept#1", None): (1, 2),
+    (f"{TRANSFERS}.InputTransfers.transfer#1", None): (1, 2),
+    (f"{ARRIVALS}.SlotRing.fill#1", "ar"): (1, 2),
+    (f"{ARRIVALS}.SlotRing.fill#1", "ar-receive"): (0, 1),
+    (f"{ARRIVALS}.SlotRing.fill#1", "ar-tokens"): (1, 2),
+    (f"{ARRIVALS}.SlotRing.empty#1", "ar"): (0, 1, 2),
+    (f"{ARRIVALS}.SlotRing.empty#1", "ar-send"): (1, 2),
+    (f"{PIPELINE}.TokenSender.transfer#1", None): (0,),
+}
+"""By wait, or phase that waits for an arrival, and stream: the ranks of three that have it. Rank 2 has the first layers."""
+REMOVALS = [(wait, stream, rank) for (wait, stream), ranks in WAITS.items() for rank in ranks]
+PARTS = 3
+SEEDS = 20
+"""Within which each removal is found out."""
+
+
+def raises(work: Callable[[], object]) -> bool:
+    try:
+        work()
+    except Exception:
+        return True
+    return False
+
+
+def found_out(seed: int, **removal: Any) -> bool:
+    return raises(lambda: run_seed(seed, pipeline=PARTS, **removal))
+
+
+@pytest.mark.parametrize(("wait", "stream", "rank"), few(1, REMOVALS))
+def test_without_it_at_one_rank_something_goes_wrong(wait: str, stream: str | None, rank: int) -> None:
+    removal = {"without": wait, "without_on": stream, "without_at": rank}
+    caught = next((seed for seed in range(SEEDS) if found_out(seed, **removal)), None)
+    assert caught is not None, f"{SEEDS} seeds are none the worse without {wait} at rank {rank}: is it superfluous?"
+    run_seed(caught, pipeline=PARTS)
+
+
+# Rules that keep the ranks in step.
+
+
+def never(plan: StepPlan) -> int:
+    return 0
+
+
+def newest_first(self: ReceivedTokens, newest_input: int) -> None:
+    while self._arriving and (self._arriving[0].step <= newest_input or len(self._arriving) >= self._pipeline.size):
+        self._accept(self._arriving.pop())
+
+
+def without_bound(self: ReceivedTokens, newest_input: int) -> None:
+    while self._arriving and self._arriving[0].step <= newest_input:
+        self._accept(self._arriving.popleft())
+
+
+def fewer_slots(than: int, by: int) -> Callable[[Resources, int], object]:
+    """Where there would be so many slots, there are fewer."""
+    make = pipeline._token_slots
+    return lambda stage, slots: make(stage, slots - by if slots == than else slots)
+
+
+RULES: dict[str, tuple[object, str, Callable[..., object]]] = {
+    "a step waits for the tokens that it needs": (runner, "_newest_input", never),
+    "tokens are accepted in order": (ReceivedTokens, "begin", newest_first),
+    "slots for the tokens that are on their way": (pipeline, "_token_slots", fewer_slots(PARTS + 1, by=2)),
+    "slots for the tokens that others may read": (pipeline, "_token_slots", fewer_slots(PARTS, by=1)),
+}
+
+
+@pytest.mark.parametrize("rule", few(1, RULES))
+def test_without_the_rule_something_goes_wrong(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*RULES[rule])
+    assert any(found_out(seed) for seed in range(SEEDS))
+
+
+SHORT = Scenario(
+    kind="text",
+    layout=RankLayout(pipeline=2),
+    options=ArOptions(max_num_seqs=4, block_size=4, max_in_flight=8, max_model_len=40, max_num_batched_tokens=8),
+    captured=False,
+    asks=(*((0, Ask(number, "greedy", most=1)) for number in (5, 10, 1, 6, 11, 0)), (0, Ask(15, "greedy"))),
+    leaves={},
+)
+"""Requests of one token, which no later step needs, and one of more."""
+
+
+@pytest.mark.parametrize("seed", few(1, range(8), SLOW))
+def test_tokens_that_no_step_needs_are_accepted_in_time(seed: int) -> None:
+    run(SHORT, seed)
+
+
+@pytest.mark.mutation
+def test_without_a_bound_slots_are_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReceivedTokens, "begin", without_bound)
+    assert any(raises(lambda seed=seed: run(SHORT, seed)) for seed in range(SEEDS))  # type: ignore[misc]

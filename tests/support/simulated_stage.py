@@ -1,0 +1,228 @@
+"""A stage that is cut across simulated ranks, under traffic that a seed decides, and what its requests get of the whole model."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from omni.parallel import RankLayout
+from omni.payload import Payload
+from omni.stage import Done
+from omni.testing.simulation.ranks import SimulatedRanks
+from omni_ar.inputs import MultimodalEmbedding, Placeholder
+from omni_ar.model import ArModel
+from omni_ar.options import ArOptions
+from omni_ar.run.follower import FollowerWorker
+from tests.support.ar_driver import ArDriver, plain_prompt, small_runner
+from tests.support.deep_models import LAYERS, VOCABULARY, WIDTH, Deep, DeepTalker, filled, part_of
+from tests.support.small_codec import codec_prompt
+
+SAMPLING: Mapping[str, Mapping[str, Any]] = {
+    "greedy": {},
+    "random": {"temperature": 1.0, "top_k": 9, "top_p": 0.8, "seed": 3},
+    "penalties": {"repetition_penalty": 1.4, "frequency_penalty": 0.6, "presence_penalty": 0.3},
+    "log-probabilities": {"logprobs": 3, "prompt_logprobs": 2, "temperature": 0.7, "seed": 1},
+    "stops": {"logit_bias": {5: 4.0, 6: 4.5}, "stop_token_ids": (5,), "min_tokens": 3},
+}
+TALKER_SAMPLING: Mapping[str, Mapping[str, Any]] = {"greedy": {}, "random": {"temperature": 1.0, "seed": 5}}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """number: decides the prompt. sees: whether it has an embedding, which rank 0 alone is fed. texts: conditioning of a talker."""
+
+    number: int
+    sampling: str
+    sees: bool = False
+    most: int = 9
+
+    @property
+    def ids(self) -> list[int]:
+        length = 3 + 4 * (self.number % 5) + 3 * self.sees
+        return [(7 * self.number + 3 * place * place) % VOCABULARY for place in range(length)]
+
+
+def ask_text(driver: ArDriver, name: str, ask: Ask) -> None:
+    if not ask.sees:
+        driver.ask(name, ask.ids, SAMPLING[ask.sampling], max_tokens=ask.most)
+        return
+    place = Placeholder(name="picture", index=0, positions=np.arange(2, 5))
+    prompt = plain_prompt(ask.ids, placeholders=(place,))
+    driver.ask(name, prompt, SAMPLING[ask.sampling], sources=("eyes",), max_tokens=ask.most)
+    rows = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(ask.number))
+    driver.feed_host(name, Payload(MultimodalEmbedding(name="picture", index=0), {"embeddings": rows}))
+    driver.end(name, source="eyes")
+
+
+def ask_talker(driver: ArDriver, name: str, ask: Ask) -> None:
+    prompt = codec_prompt([each % DeepTalker.texts for each in ask.ids], [each % DeepTalker.codes for each in ask.ids])
+    driver.speak(name, prompt, [ask.number % 9, 3, 4], TALKER_SAMPLING[ask.sampling], pad=2, max_tokens=ask.most)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """make: the whole model. got: what a request has got so far."""
+
+    make: Callable[[], ArModel]
+    ask: Callable[[ArDriver, str, Ask], None]
+    got: Callable[[ArDriver, str], Any]
+    sampling: Mapping[str, Mapping[str, Any]]
+
+
+def _scored(driver: ArDriver, name: str) -> Any:
+    scores: dict[bool, list[list[int]]] = {True: [], False: []}
+    for each in driver.logprobs(name):
+        scores[each.prompt] += each.ids.tolist()
+    return driver.tokens(name), scores
+
+
+TEXT = Kind(Deep, ask_text, _scored, SAMPLING)
+TALKER = Kind(DeepTalker, ask_talker, lambda driver, name: driver.frames(name), TALKER_SAMPLING)
+KINDS = {"text": TEXT, "talker": TALKER}
+
+
+@cache
+def alone(kind: str, ask: Ask) -> Any:
+    driver = ArDriver(filled(KINDS[kind].make()))
+    KINDS[kind].ask(driver, "alone", ask)
+    driver.gather_all()
+    return KINDS[kind].got(driver, "alone")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """asks: with their rounds. leaves: rounds in which requests are aborted, by index."""
+
+    kind: str
+    layout: RankLayout
+    options: ArOptions
+    captured: bool
+    asks: tuple[tuple[int, Ask], ...]
+    leaves: Mapping[int, int]
+
+    @classmethod
+    def of(cls, seed: int, tensor: int = 1, pipeline: int | None = None) -> "Scenario":
+        """tensor: number of parts that each layer is cut into. pipeline: of the sequence of layers; None for any."""
+        draw = random.Random(seed)
+        kind, drawn = draw.choice(("text", "text", "talker")), draw.choice((2, 2, 3, 4) if tensor == 1 else (1, 1, 2))
+        layout = RankLayout(tensor=tensor, pipeline=pipeline or drawn)
+        count = draw.randrange(3, 8)
+        few, chunked = draw.random() < 0.5, draw.random() < 0.5
+        options = ArOptions(
+            max_num_seqs=draw.choice((1, 3, 4, 4)),
+            block_size=4,
+            num_blocks=draw.choice((10, 11, 13)) if few else None,
+            max_num_batched_tokens=8 if chunked else 64,
+            max_model_len=40,
+            max_in_flight=draw.choice((1, 2, 4, 8)),
+            prefix_cache=draw.random() < 0.7,
+            graph_chunk_sizes=(8,) if chunked else (8, 16),
+            hidden_layers=(1, LAYERS - 1) if kind == "text" and draw.random() < 0.3 else (),
+        )
+        asks = [
+            (
+                draw.randrange(120),
+                Ask(
+                    draw.randrange(12),
+                    draw.choice(sorted(KINDS[kind].sampling)),
+                    sees=kind == "text" and draw.random() < 0.3,
+                    most=draw.choice((3, 9, 16)),
+                ),
+            )
+            for _ in range(count)
+        ]
+        leaves = {index: asks[index][0] + draw.randrange(300) for index in range(count) if draw.random() < 0.2}
+        return cls(kind, layout, options, draw.random() < 0.5, tuple(asks), leaves)
+
+
+@dataclass
+class SimulatedStage:
+    """counters: what happened, of all kinds of events."""
+
+    scenario: Scenario
+    world: SimulatedRanks
+    counters: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        plan, world = self.scenario, self.world
+        layout, make = plan.layout, KINDS[plan.kind].make
+        models = [
+            part_of(make, layout.position(rank), layout.pipeline, communicator=world.ranks[rank].tensor)
+            for rank in range(layout.size)
+        ]
+        captured = plan.captured
+        self.driver = ArDriver(models[0], world.devices[0], plan.options, ranks=world.ranks[0], captured=captured)
+        self.followers: list[FollowerWorker] = []
+        for model, device, own in zip(models[1:], world.devices[1:], world.ranks[1:], strict=True):
+            with torch.inference_mode():
+                runner, _, _ = small_runner(model, device, plan.options, ranks=own, captured=captured)
+            device.synchronize()
+            self.followers.append(FollowerWorker("text", runner, own))
+        self._asked = 0
+
+    def run(self) -> None:
+        """To the end of all requests. Raises whatever goes wrong."""
+        plan, driver, kind = self.scenario, self.driver, KINDS[self.scenario.kind]
+        simulation = self.world.simulation([self._lead, *(self._follow(each) for each in self.followers)], self._idle)
+        for index, (at, ask) in enumerate(plan.asks):
+            simulation.at(at, lambda index=index, ask=ask: self._ask(str(index), ask))  # type: ignore[misc]
+        for index, at in plan.leaves.items():
+            simulation.at(at, lambda index=index: self._leave(str(index)))  # type: ignore[misc]
+        simulation.run()
+        for index, (_, ask) in enumerate(plan.asks):
+            name, expected = str(index), alone(plan.kind, ask)
+            got = kind.got(driver, name)
+            if name in driver.ends:
+                assert isinstance(driver.ends[name], Done), driver.ends[name]
+                assert got == expected, f"request {name}: {ask} gets {got}, and alone {expected}"
+        assert not driver.held
+        self.counters |= Counter(driver.worker.counters())
+        self.world.assert_no_races()
+
+    def _ask(self, name: str, ask: Ask) -> None:
+        self._asked += 1
+        KINDS[self.scenario.kind].ask(self.driver, name, ask)
+
+    def _leave(self, name: str) -> None:
+        if name not in self.driver.ends:
+            self.counters["aborts"] += 1
+            self.driver.abort(name)
+
+    def _lead(self) -> bool:
+        return self.driver.tick() | self.driver.gather()
+
+    def _follow(self, worker: FollowerWorker) -> Callable[[], bool]:
+        def tick() -> bool:
+            with torch.inference_mode():
+                return worker.tick()
+
+        return tick
+
+    def _idle(self) -> bool:
+        open_ones = self._asked - len(self.driver.ends) - self.counters["aborts"]
+        followers = any(any(each.usage().values()) for each in self.followers)
+        return not (open_ones or self.driver.lent or self.driver.held or followers)
+
+
+def run_seed(seed: int, tensor: int = 1, pipeline: int | None = None, **removal: Any) -> SimulatedStage:
+    """tensor, pipeline: of `Scenario.of`. removal: of `SimulatedRanks`. Raises whatever goes wrong."""
+    return run(Scenario.of(seed, tensor, pipeline), seed, **removal)
+
+
+def run(plan: Scenario, seed: int, **removal: Any) -> SimulatedStage:
+    """As `run_seed`."""
+    world = SimulatedRanks(plan.layout, seed, **removal)
+    try:
+        stage = SimulatedStage(plan, world)
+        stage.run()
+    except Exception as error:
+        error.add_note(f"seed {seed}: {plan}")
+        raise
+    finally:
+        world.close()
+    return stage
