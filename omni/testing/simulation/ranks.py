@@ -396,13 +396,12 @@ class SimulatedChannel:
             at = self._device.now + self._delays.draw()
             lane.add(lambda at=at: at, lambda other=other: other._arrived.append((message, clock)))  # type: ignore[misc]
 
-    def take(self) -> Sequence[bytes]:
-        taken = []
-        while self._arrived:
-            message, clock = self._arrived.popleft()
-            self._device.host_learns(clock)
-            taken.append(message)
-        return taken
+    def take(self) -> bytes | None:
+        if not self._arrived:
+            return None
+        message, clock = self._arrived.popleft()
+        self._device.host_learns(clock)
+        return message
 
     def close(self) -> None:
         pass

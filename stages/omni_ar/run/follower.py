@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Mapping
+from typing import NoReturn
 
 from omni.errors import InputError, LostRankError, StageError
 from omni.parallel import Ranks
@@ -13,6 +14,10 @@ from omni_ar.run.runner import Runner
 from omni_ar.run.step import SampledStep
 
 _log = logging.getLogger(__name__)
+
+
+FORGET_SECONDS = 10.0
+"""Time for rank 0 to report that a step failed there too, which it does as soon as it fails."""
 
 
 class FollowerWorker:
@@ -29,7 +34,8 @@ class FollowerWorker:
         self._in_flight: deque[SampledStep] = deque()
         self._newest = -1
         self._failure: BaseException | None = None
-        """Of the newest step, until rank 0 says that it failed there too."""
+        """Of the newest step, until rank 0 reports that it failed there too."""
+        self._failed_at = 0.0
 
     @property
     def longest_prompt(self) -> int | None:
@@ -39,7 +45,7 @@ class FollowerWorker:
         raise InputError(field, f"is for {self._name}, whose requests run at rank 0", "send it there")
 
     def usage(self) -> StageUsage:
-        return {"steps": len(self._in_flight)}
+        return {"steps": len(self._in_flight) + (self._failure is not None)}
 
     def counters(self) -> Mapping[str, int]:
         """None: those of rank 0 count the steps."""
@@ -51,6 +57,8 @@ class FollowerWorker:
     def tick(self) -> bool:
         """Raises StageError if the ranks differ, and LostRankError without rank 0."""
         moved = self._release()
+        if self._failure is not None and self._runner.device.seconds() - self._failed_at > FORGET_SECONDS:
+            self._differ()
         while self._runner.ready and self._runner.can_score and (body := self._ranks.channel.take()) is not None:
             self._follow(decode(body))
             moved = True
@@ -65,15 +73,18 @@ class FollowerWorker:
             self._forget(message)
             return
         if self._failure is not None:
-            problem = f"step {self._newest} failed at rank {self._ranks.rank} only: {self._failure}"
-            raise StageError(self._name, "running a step", problem) from self._failure
+            self._differ()
         self._newest = message.launch.step
         try:
             self._in_flight.append(self._launched(message))
         except LostRankError:
             raise
         except BaseException as error:
-            self._failure = error
+            self._failure, self._failed_at = error, self._runner.device.seconds()
+
+    def _differ(self) -> NoReturn:
+        problem = f"step {self._newest} failed at rank {self._ranks.rank} only: {self._failure}"
+        raise StageError(self._name, "running a step", problem) from self._failure
 
     def _launched(self, message: StepMessage) -> SampledStep:
         launch = message.launch

@@ -298,11 +298,12 @@ class CapturedChunks:
             return None
         return self._graphs.find(bool(plan.decodes), plan.chunk_tokens)[1]
 
-    def launch(self, step: ChunkStep, pages: Pages) -> None:
-        """Launches inputs and forward of a step in a captured forward's padded shape."""
+    def launch(self, step: ChunkStep, pages: Pages, receive: Callable[[], None]) -> None:
+        """Launches inputs and forward of a step in a captured forward's padded shape. receive: launches what comes between them."""
         captured = self._graphs.find(step.padded_shape.decodes > 0, step.padded_shape.tokens)[1]
         assert captured is not None, "`find` gave its shape"
         self._stage.device.enqueue(self._stage.stream, self._forward.fill(step, captured.buffers, pages))
+        receive()
         self._stage.device.replay(self._stage.stream, captured.graph)
         self._stage.device.enqueue(self._stage.stream, self._forward.keep(step, captured.buffers))
 

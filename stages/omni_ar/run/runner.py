@@ -11,7 +11,6 @@ from torch import Tensor
 
 from omni.device import Device, Event, Graph, Launch, Stream, Upload, Uploader
 from omni.device.graphs import CapturedGraphs
-from omni.errors import LostRankError
 from omni.parallel import Pipeline, RankChannel, Ranks
 from omni_ar.attention import AttentionBackend
 from omni_ar.kernels.sampling.state import EVERYTHING, SamplingFlags
@@ -189,10 +188,10 @@ class Runner:
     def forget_batch(self, step: int) -> None:
         """Drops the state of a step that failed half-way, so that the next one reuses nothing of it. At rank 0, the other ranks do
         the same."""
+        if self._followers is not None and self._sent == step:
+            self._followers.send(encode(ForgetMessage(step)))  # first: they finish its transfers then
         if self._transfers is not None:
             self._transfers.finish()
-        if self._followers is not None and self._sent == step:
-            self._followers.send(encode(ForgetMessage(step)))
         self._steady = None
         self.source.forget()
         self._scorer.downloads.forget()
@@ -211,7 +210,7 @@ class Runner:
         return self._launch(launch, upload, tensors, rows, _scored_chunks(plan), emits)
 
     def follow(self, message: StepMessage) -> SampledStep:
-        """Launches a step of rank 0 at another rank."""
+        """Launches a step of rank 0 at another rank. If it fails, `forget_batch` follows, or the ranks differ."""
         launch, upload = message.launch, None
         self._begin(launch.newest_input)
         if message.uploaded is not None:
@@ -220,12 +219,7 @@ class Runner:
         empty = partial(_empty, self.device, self.stream)
         embeddings = tuple({name: empty(shape) for name, shape in each.items()} for each in message.embeddings)
         tensors = StepTensors(embeddings, tuple(map(empty, message.saved)))
-        try:
-            return self.sample_tokens(self._launch(launch, upload, tensors))
-        except Exception as error:
-            if self._transfers is not None and not isinstance(error, LostRankError):
-                self._transfers.finish()
-            raise
+        return self.sample_tokens(self._launch(launch, upload, tensors))
 
     def _begin(self, newest_input: int) -> None:
         self.source.begin(newest_input)
@@ -257,7 +251,6 @@ class Runner:
         scores = self._prompt_scores(step)
         if transfers is not None:
             transfers.share_inputs()
-            transfers.receive_hidden()
         if packed.chunks is not None:
             assert step.padded_shape is not None
             chunk_step = ChunkStep(
@@ -270,17 +263,17 @@ class Runner:
                 scores=scores,
             )
             if step.captured:
-                self._captured_chunks.launch(chunk_step, self.pages)
+                self._captured_chunks.launch(chunk_step, self.pages, self._receive_hidden)
             else:
-                self.device.enqueue(self.stream, self._forward.chunks(chunk_step, self.pages))
+                self._enqueue_forward(self._forward.chunks(chunk_step, self.pages))
         else:
             decode = self._graphs.find("decode", step.padded)[1] if step.padded is not None else None
-            decodes = (
-                []
-                if decode is not None
-                else self._forward.decodes(view(packed.rows), view(packed.steps), step.decode_blocks, self.pages)
-            )
-            self.device.replay_or_enqueue(self.stream, decode, decodes)
+            if decode is not None:
+                self._receive_hidden()
+                self.device.replay(self.stream, decode)
+            else:
+                rows_R, steps_XR = view(packed.rows), view(packed.steps)
+                self._enqueue_forward(self._forward.decodes(rows_R, steps_XR, step.decode_blocks, self.pages))
         if transfers is not None:
             transfers.send_hidden()
         return StepContext(
@@ -299,6 +292,18 @@ class Runner:
             emits=emits,
         )
 
+    def _enqueue_forward(self, launches: list[Launch]) -> None:
+        """The last of them is the forward, which reads the hidden states of the layers before. The others do not wait for them:
+        they may fail, and then do so at every rank."""
+        *inputs, forward = launches
+        self.device.enqueue(self.stream, inputs)
+        self._receive_hidden()
+        self.device.enqueue(self.stream, [forward])
+
+    def _receive_hidden(self) -> None:
+        if self._transfers is not None:
+            self._transfers.receive_hidden()
+
     def sample_tokens(self, context: StepContext) -> SampledStep:
         """Launches logits and sampling, hands the tokens over, then launches the work behind the handoff."""
         late = isinstance(self._model, CodecModel) and self._model.frame_end is not None
@@ -313,7 +318,7 @@ class Runner:
             # The forward wrote them before the tokens existed, so they need no event of their own.
             hidden = Written(self.pages.hidden, tokens.made)
         if self._transfers is not None and context.count:
-            self._transfers.pass_tokens(context.step, context.rows_R)
+            self._transfers.pass_tokens(context.rows_R)
         scores = self._scorer.score(context) if self.has_last_layers else None
         end = self._end(tokens, scores)
         pages = self.pages.codes if context.count and self._predicts else None

@@ -1,10 +1,12 @@
-"""The transfers of a step between the ranks of a stage. Each rank launches the same ones for each step, whatever fails: `finish`
-launches those that a failed step has left out, with contents that nobody uses. So none is taken for that of another step."""
+"""The transfers of a step between the ranks of a stage. Each rank launches the same ones for each step: `finish` launches those
+that a step has left out which failed at all ranks, or at rank 0 behind the last layers, with contents that nobody uses. So none is
+taken for that of another step."""
 
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from omni.errors import LostRankError, said
 from omni.parallel import Communicator, Ranks
 from omni_ar.kernels.step.state import RowState
 from omni_ar.run.arrivals import Arrivals, receive_tensors
@@ -65,6 +67,7 @@ class StepTransfers:
         self._inputs, self._hidden, self._tokens = inputs, hidden, tokens
         self._left: dict[str, Callable[[], None]] = {}
         """Those that are not launched yet, in order."""
+        self._rows_R: Tensor | None = None
 
     def begin(self, step: StepLaunch, tensors: StepTensors, steps_n: Sequence[Tensor]) -> None:
         """tensors, steps_n: as for `InputTransfers.transfer`."""
@@ -73,30 +76,41 @@ class StepTransfers:
             self._left["receive"] = lambda: self._receive(step)
             self._left["send"] = lambda: self._send(step)
         if self._tokens is not None and step.count:
-            self._left["tokens"] = lambda: self._pass(step, None)
+            self._left["tokens"] = lambda: self._pass(step)
 
     def share_inputs(self) -> None:
-        self._left.pop("inputs")()
+        self._run("inputs")
 
     def receive_hidden(self) -> None:
         """From the rank with the layers before, if there is one."""
-        self._left.pop("receive", _nothing)()
+        self._run("receive")
 
     def send_hidden(self) -> None:
         """To the rank with the next layers, if there is one."""
-        self._left.pop("send", _nothing)()
+        self._run("send")
 
-    def pass_tokens(self, step: int, rows_R: Tensor) -> None:
+    def pass_tokens(self, rows_R: Tensor) -> None:
         """Sends the tokens of the sampled rows, or receives them."""
-        if self._tokens is not None:
-            self._left.pop("tokens", None)
-            self._tokens.transfer(step, rows_R, rows_R.shape[0])
+        self._rows_R = rows_R
+        self._run("tokens")
 
     def finish(self) -> None:
         """Launches the transfers that a failed step has left out."""
-        left, self._left = self._left, {}
-        for transfer in left.values():
+        self._rows_R = None
+        for name in tuple(self._left):
+            self._run(name)
+
+    def _run(self, name: str) -> None:
+        """Raises LostRankError for a transfer that fails: the other ranks would take the next one for it."""
+        transfer = self._left.pop(name, None)
+        if transfer is None:
+            return
+        try:
             transfer()
+        except LostRankError:
+            raise
+        except Exception as error:
+            raise LostRankError(f"a transfer to or from other ranks failed: {said(error)}") from error
 
     def _receive(self, step: StepLaunch) -> None:
         assert self._hidden is not None
@@ -106,10 +120,6 @@ class StepTransfers:
         assert self._hidden is not None
         self._hidden.send(step.batch_tokens)
 
-    def _pass(self, step: StepLaunch, rows_R: Tensor | None) -> None:
+    def _pass(self, step: StepLaunch) -> None:
         assert self._tokens is not None
-        self._tokens.transfer(step.step, rows_R, step.count)
-
-
-def _nothing() -> None:
-    pass
+        self._tokens.transfer(step.step, self._rows_R, step.count)

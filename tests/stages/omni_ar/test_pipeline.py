@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from omni.device import CpuDevice
-from omni.errors import ConfigError, StageError
+from omni.errors import ConfigError, LostRankError, StageError
 from omni.parallel import RankLayout
 from omni.payload import Payload
 from omni.plugin import LogitsProcessorEntry
@@ -18,7 +18,7 @@ from omni.testing.ranks import RankThread, thread_ranks
 from omni_ar.inputs import MultimodalEmbedding, Placeholder
 from omni_ar.options import ArOptions
 from omni_ar.processors import LogitsProcessor, ProcessedRows, ProcessorRegistry
-from omni_ar.run import runner
+from omni_ar.run import follower, runner
 from omni_ar.run.follower import FollowerWorker
 from omni_ar.run.plan import StepPlan
 from tests.support.ar_driver import ArDriver, plain_prompt, small_runner
@@ -199,14 +199,22 @@ def test_a_step_that_fails_at_every_rank_is_run_again(expected: list[list[int]])
 
 
 @pytest.mark.plants_faults
-@pytest.mark.parametrize("phase", ["embed", "before", "behind"])
-def test_a_step_that_fails_at_another_rank_alone_ends_that_rank(phase: str) -> None:
-    cut = Pipelined(2, fails={1: (phase, 3)}, seconds=0.3)
-    cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
-    cut.driver.run()
+@pytest.mark.parametrize(("phase", "at"), [("embed", 1), ("embed", 2), ("before", 2), ("before", 3), ("behind", 3)])
+def test_a_step_that_fails_at_another_rank_alone_ends_both(
+    phase: str, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the last step of the last request, behind which rank 0 has no message: nobody gets a token of it."""
+    monkeypatch.setattr(follower, "FORGET_SECONDS", 0.2)
+    cut = Pipelined(2, fails={1: (phase, at)}, seconds=2.0)
+    cut.driver.ask("0", PROMPTS[1], max_tokens=3)
+    with pytest.raises(LostRankError):
+        cut.driver.run()
     cut.threads[0].end()
     assert isinstance(cut.threads[0].error, StageError)
     assert "failed at rank 1 only: broken" in str(cut.threads[0].error)
+    expected = whole(PROMPTS[1:2]).tokens("0")
+    assert cut.driver.tokens("0") == expected[: len(cut.driver.tokens("0"))]
+    assert len(cut.driver.tokens("0")) < 3
 
 
 @pytest.mark.plants_faults
