@@ -10,7 +10,7 @@ import torch
 from omni.engine.placement import Placement
 from omni.engine.rows import Division
 from omni.parallel import RankLayout, Ranks, silent_ranks
-from omni.parallel.channel import Turn
+from omni.parallel.channel import MessageCounter
 from omni.parallel.rendezvous import RankEnds, open_ranks
 
 Redivide = Callable[[Division, Mapping[str, int]], Division]
@@ -29,11 +29,11 @@ class CutStages:
         """Those of a place. ends: by stage. Waits for the engines of the other ranks."""
         opened: dict[str, Ranks] = {}
         # By the place of the other engine: rank 0 of all stages that share one is in the same engine.
-        turns = defaultdict[str, Turn](Turn)
+        counters = defaultdict[str, MessageCounter](MessageCounter)
         try:
             for stage, rank in placement.ranks_on(place).items():
                 places = placement.ranks[stage]
-                shared = {other: turns[places[other]] for other in (range(1, len(places)) if not rank else (0,))}
+                shared = {other: counters[places[other]] for other in (range(1, len(places)) if not rank else (0,))}
                 opened[stage] = open_ranks(rank, placement.layouts[stage], device, ends[stage], shared)
         except BaseException:
             cls(opened).close()

@@ -1,7 +1,7 @@
 """A stage that is cut across engines: its ranks, and the collectives between them."""
 
 from omni.parallel.communicator import Arrival, Communicator
-from omni.parallel.ranks import EqualRanks, Pipeline, RankChannel, RankLayout, Ranks
+from omni.parallel.ranks import EqualRanks, PipelineRank, RankChannel, RankLayout, Ranks
 from omni.parallel.silent import SilentCommunicator, silent_ranks
 from omni.parallel.torch_group import open_communicator
 
@@ -9,7 +9,7 @@ __all__ = [
     "Arrival",
     "Communicator",
     "EqualRanks",
-    "Pipeline",
+    "PipelineRank",
     "RankChannel",
     "RankLayout",
     "Ranks",

@@ -16,9 +16,9 @@ _SECONDS = struct.Struct("ll")
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """turn: its number among those of all stages from one engine to another."""
+    """number: its number among those of all stages from one engine to another."""
 
-    turn: int
+    number: int
     body: bytes
 
 
@@ -30,7 +30,7 @@ _Sent = _Message | _Goodbye
 
 
 @dataclass(slots=True)
-class Turn:
+class MessageCounter:
     """The number of the next message from one engine to another. The channels of all stages between them share it, at both ends:
     so steps of different stages, whose collectives could otherwise wait for each other, begin in one order on all devices."""
 
@@ -46,25 +46,27 @@ class SendingChannel:
 
     descriptor = None
 
-    def __init__(self, ends: Mapping[int, socket.socket], turns: Mapping[int, Turn], seconds: float) -> None:
-        """ends, turns: by rank of the other end. seconds: time after which a rank that has read none of about 200 KiB of messages
-        counts as lost."""
+    def __init__(
+        self, ends: Mapping[int, socket.socket], counters: Mapping[int, MessageCounter], seconds: float
+    ) -> None:
+        """ends, counters: by rank of the other end. seconds: time after which a rank that has read none of about 200 KiB of
+        messages counts as lost."""
         self._seconds = seconds
-        self._turns = turns
+        self._counters = counters
         for end in ends.values():
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SECONDS.pack(int(seconds), 0))
         self._channels = {rank: _open(end) for rank, end in ends.items()}
 
     def send(self, message: bytes) -> None:
         for rank, channel in self._channels.items():
-            turn = self._turns[rank]
+            counter = self._counters[rank]
             try:
-                channel.send(_Message(turn.next, message))
+                channel.send(_Message(counter.next, message))
             except ChannelClosed as error:
                 raise LostRankError(f"rank {rank} has ended") from error
             except BlockingIOError as error:
                 raise LostRankError(f"rank {rank} has taken no message for {self._seconds:g} s") from error
-            turn.next += 1
+            counter.next += 1
 
     def take(self) -> bytes | None:
         """None: the others send nothing."""
@@ -81,9 +83,9 @@ class SendingChannel:
 class ReceivingChannel:
     """The `RankChannel` of another rank."""
 
-    def __init__(self, end: socket.socket, turn: Turn) -> None:
+    def __init__(self, end: socket.socket, counter: MessageCounter) -> None:
         self._channel = _open(end)
-        self._turn = turn
+        self._counter = counter
         self._arrived: deque[_Message] = deque()
         self._ended = False
 
@@ -100,9 +102,9 @@ class ReceivingChannel:
         except (ChannelClosed, Undecodable) as error:
             if not self._arrived:
                 raise LostRankError("rank 0 has ended" if isinstance(error, ChannelClosed) else str(error)) from error
-        if not self._arrived or self._arrived[0].turn != self._turn.next:
+        if not self._arrived or self._arrived[0].number != self._counter.next:
             return None
-        self._turn.next += 1
+        self._counter.next += 1
         return self._arrived.popleft().body
 
     def _receive(self) -> None:

@@ -46,7 +46,7 @@ class RankLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
+class PipelineRank:
     """The part of an engine in a stage whose sequence of layers is cut (pipeline parallelism). position: of its layers, 0 for the
     first; its rank in both communicators. size: number of parts. hidden: for hidden states, from each part to the next. tokens: for
     sampled tokens, from the last part to the others."""
@@ -75,7 +75,7 @@ class Ranks(ABC):
     communicator: Communicator
     channel: RankChannel
     tensor: Communicator | None = None
-    pipeline: Pipeline | None = None
+    pipeline: PipelineRank | None = None
 
     @property
     def communicators(self) -> Sequence[Communicator]:

@@ -15,9 +15,9 @@ import torch
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 
 from omni.errors import LostRankError
-from omni.parallel.channel import ReceivingChannel, SendingChannel, Turn
+from omni.parallel.channel import MessageCounter, ReceivingChannel, SendingChannel
 from omni.parallel.communicator import Communicator
-from omni.parallel.ranks import Pipeline, RankChannel, RankLayout, Ranks
+from omni.parallel.ranks import PipelineRank, RankChannel, RankLayout, Ranks
 from omni.parallel.torch_group import open_communicator
 
 START_SECONDS = 600.0
@@ -48,9 +48,13 @@ class StoreRanks(Ranks):
 
 
 def open_ranks(
-    rank: int, layout: RankLayout, device: torch.device, ends: RankEnds, turns: Mapping[int, Turn] | None = None
+    rank: int,
+    layout: RankLayout,
+    device: torch.device,
+    ends: RankEnds,
+    counters: Mapping[int, MessageCounter] | None = None,
 ) -> Ranks:
-    """turns: by rank of the ends; None if no other stage has ranks in the same engines. Waits for the other ranks. Raises
+    """counters: by rank of the ends; None if no other stage has ranks in the same engines. Waits for the other ranks. Raises
     LostRankError if one does not come."""
     # Every access opens the file: its descriptor is the only name of the memory, and stays open.
     size = layout.size
@@ -69,10 +73,12 @@ def open_ranks(
         tensor = open_group(f"layers {position}", part, layout.tensor, collectives=True)
     if layout.pipeline > 1:
         hidden, tokens = (open_group(f"{name} {part}", position, layout.pipeline) for name in ("hidden", "tokens"))
-        pipeline = Pipeline(position=position, size=layout.pipeline, hidden=hidden, tokens=tokens)
-    turns = turns if turns is not None else {other: Turn() for other in ends.sockets}
+        pipeline = PipelineRank(position=position, size=layout.pipeline, hidden=hidden, tokens=tokens)
+    counters = counters if counters is not None else {other: MessageCounter() for other in ends.sockets}
     channel: RankChannel
-    channel = ReceivingChannel(ends.sockets[0], turns[0]) if rank else SendingChannel(ends.sockets, turns, STEP_SECONDS)
+    channel = (
+        ReceivingChannel(ends.sockets[0], counters[0]) if rank else SendingChannel(ends.sockets, counters, STEP_SECONDS)
+    )
     return StoreRanks(
         rank=rank,
         size=size,

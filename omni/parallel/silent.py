@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from omni.parallel.communicator import Arrival
-from omni.parallel.ranks import EqualRanks, Pipeline, RankLayout, Ranks
+from omni.parallel.ranks import EqualRanks, PipelineRank, RankLayout, Ranks
 
 
 class _There:
@@ -66,7 +66,7 @@ def silent_ranks(rank: int, layout: RankLayout) -> Ranks:
         tensor = SilentCommunicator(rank % layout.tensor, layout.tensor)
     if layout.pipeline > 1:
         communicator = SilentCommunicator(position, layout.pipeline)
-        pipeline = Pipeline(position=position, size=layout.pipeline, hidden=communicator, tokens=communicator)
+        pipeline = PipelineRank(position=position, size=layout.pipeline, hidden=communicator, tokens=communicator)
     return EqualRanks(
         rank=rank,
         size=layout.size,

@@ -10,7 +10,7 @@ from queue import Empty, Queue
 import torch
 from torch import Tensor
 
-from omni.parallel import Arrival, EqualRanks, Pipeline, RankLayout, Ranks
+from omni.parallel import Arrival, EqualRanks, PipelineRank, RankLayout, Ranks
 from omni.parallel.silent import THERE
 from omni.stage import StageWorker
 
@@ -163,7 +163,7 @@ def thread_ranks(layout: RankLayout | int, seconds: float = _SECONDS) -> list[Ra
             tensor = ThreadCommunicator(tensors[position], part)
         if layout.pipeline > 1:
             hidden, tokens = (ThreadCommunicator(meeting, position) for meeting in transfers[part])
-            pipeline = Pipeline(position=position, size=layout.pipeline, hidden=hidden, tokens=tokens)
+            pipeline = PipelineRank(position=position, size=layout.pipeline, hidden=hidden, tokens=tokens)
         own = EqualRanks(
             rank=rank,
             size=layout.size,

@@ -13,10 +13,10 @@ from omni.timeline.trace import Interval, Step, Trace, steps_of
 
 
 class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """last: the rank with the last layers. before: a rank with layers before them. steps: steps that both ran. ahead: those that
-    `before` launched earlier than `last` launched the step before. example: the number of such a step, and by how many microseconds
-    it was earlier; of those whose step before had prompts, if there are any. prompts: whether it had. late: steps whose forward
-    `last` began before `before` had ended its own; always 0, unless the trace is wrong."""
+    """last: the rank with the last layers. before: a rank with layers before them. steps: steps that both ran. ahead: those whose
+    forward `before` began earlier than `last` began that of the step before, which was launched earlier. example: the number of
+    such a step, and by how many microseconds it was earlier; of those whose step before had prompts, if there are any. prompts:
+    whether it had. late: steps whose forward `last` ended before `before` had; always 0, unless the trace is wrong."""
 
     last: str
     before: str
@@ -47,19 +47,20 @@ def rank_orders(trace: Trace) -> Iterator[RankOrder]:
 
 
 def _order(trace: Trace, last: str, before: str) -> RankOrder:
-    theirs, ours = ({step.number: step for step in steps_of(trace, name)} for name in (before, last))
-    both = sorted(theirs.keys() & ours.keys())
-    early = {
-        number: ours[number - 1].launched.start - theirs[number].launched.start
-        for number in both
-        if number - 1 in ours and theirs[number].launched.start < ours[number - 1].launched.start
-    }
-    behind_prompts = [number for number in early if ours[number - 1].numbers.get("prefill", 0) > 0]
-    chosen = max(behind_prompts or early, key=lambda number: early[number], default=None)
+    before_steps, last_steps = ({step.number: step for step in steps_of(trace, name)} for name in (before, last))
+    both = sorted(before_steps.keys() & last_steps.keys())
+    early: dict[int, int] = {}
     late = 0
     for number in both:
-        first, second = _forward(theirs[number]), _forward(ours[number])
-        late += first is not None and second is not None and second.end < first.end
+        first, second = _forward(before_steps[number]), _forward(last_steps[number])
+        if first is None or second is None:
+            continue
+        late += second.end < first.end
+        previous = _forward(last_steps[number - 1]) if number - 1 in last_steps else None
+        if previous is not None and first.start < previous.start:
+            early[number] = previous.start - first.start
+    behind_prompts = [number for number in early if last_steps[number - 1].numbers.get("prefill", 0) > 0]
+    chosen = max(behind_prompts or early, key=lambda number: early[number], default=None)
     return RankOrder(
         last=last,
         before=before,
@@ -81,15 +82,15 @@ def rank_lines(orders: Sequence[RankOrder]) -> Iterator[str]:
     for one in orders:
         yield ""
         if one.example is None:
-            yield f"{one.before} launched none of {one.steps} steps before {one.last} had launched the step before."
+            yield f"{one.before} began none of {one.steps} steps before {one.last} began the step before."
         else:
             number, earlier = one.example
             what = ", one with prompts," if one.prompts else ""
-            yield f"{one.before} launched {one.ahead} of {one.steps} steps before {one.last} had launched the step before:"
-            yield f"step {number} {earlier:.1f} earlier than {one.last} launched step {number - 1}{what} for example."
-            yield f"That is not a bug: {one.before} has the layers before, and goes on with the next rows meanwhile. The order"
-            yield "is kept on the devices: a rank runs its steps in turn, each behind the hidden states and the tokens it reads."
+            yield f"{one.before} began {one.ahead} of {one.steps} steps before {one.last} began the step before, though that was"
+            yield f"launched earlier: step {number} {earlier:.1f} before step {number - 1}{what} for example."
+            yield f"That is not a bug: {one.before} has the layers before, and goes on with the next rows meanwhile."
+            yield "A rank runs its steps in the order of their launches, each behind the hidden states and tokens that it reads."
         if one.late:
             yield f"{one.late} steps of {one.last} ended their forward before {one.before} had: the trace is wrong."
         else:
-            yield f"In all {one.steps} steps {one.before} ran its forward first, and then {one.last}."
+            yield f"In all {one.steps} steps {one.before} ended its forward first, and then {one.last}."

@@ -110,8 +110,8 @@ class LoadedAr:
 
     def _limits_of(self, rows: int) -> Limits:
         name, processors = self._context.stage.name, self._processors.on_device
-        batches = self._pipeline.size if self._pipeline is not None else 1
-        return Limits.of(name, self._options, self._model.shape, processors, rows, batches)
+        micro_batches = self._pipeline.size if self._pipeline is not None else 1
+        return Limits.of(name, self._options, self._model.shape, processors, rows, micro_batches)
 
     def _check_blocks(self) -> None:
         """Raises ConfigError for `_HARDLY_ANY` blocks or fewer if no request of default length fits. More blocks are

@@ -169,7 +169,7 @@ def _run(group: _Party, device: SimulatedDevice) -> None:
 
 
 def check(family: Family, cell: Cell, asks: Sequence[Ask], played: Played, batches: int = 1) -> None:
-    """Every request got what it gets alone, and the cell's conditions held. batches: as in `Limits`."""
+    """Every request got what it gets alone, and the cell's conditions held. batches: `Limits.micro_batches`."""
     for number, (ask, received) in enumerate(zip(asks, played.received, strict=True)):
         try:
             assert received.over

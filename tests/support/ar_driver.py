@@ -303,8 +303,8 @@ def small_runner(
 ) -> tuple[Runner, Limits, int]:
     """A runner with its pages and captures, its limits, and its number of blocks. Arguments as for `ArDriver`."""
     on_device = processors.on_device if processors is not None else ()
-    batches = ranks.pipeline.size if ranks is not None and ranks.pipeline is not None else 1
-    limits = Limits.of("text", options, model.shape, on_device, batches=batches)
+    micro_batches = ranks.pipeline.size if ranks is not None and ranks.pipeline is not None else 1
+    limits = Limits.of("text", options, model.shape, on_device, micro_batches=micro_batches)
     runner = Runner(
         "ar",
         device,

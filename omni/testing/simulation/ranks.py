@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from omni.parallel import Arrival, EqualRanks, Pipeline, RankLayout, Ranks
+from omni.parallel import Arrival, EqualRanks, PipelineRank, RankLayout, Ranks
 from omni.parallel.silent import THERE
 from omni.testing.simulation.checker import Running
 from omni.testing.simulation.device import SimulatedDevice
@@ -461,7 +461,7 @@ class SimulatedRanks:
                 tensor = SimulatedCommunicator(groups["tensor", position], part)
             if layout.pipeline > 1:
                 hidden, tokens = (SimulatedCommunicator(groups[name, part], position) for name in ("hidden", "tokens"))
-                pipeline = Pipeline(position=position, size=layout.pipeline, hidden=hidden, tokens=tokens)
+                pipeline = PipelineRank(position=position, size=layout.pipeline, hidden=hidden, tokens=tokens)
             own = EqualRanks(
                 rank=rank,
                 size=layout.size,

@@ -64,7 +64,7 @@ class SlotRing:
         slot.filled = self._device.record(self._filling)
         return slot
 
-    def empty(self, slot: Slot, launch: Callable[[tuple[Tensor, ...]], None]) -> None:
+    def drain(self, slot: Slot, launch: Callable[[tuple[Tensor, ...]], None]) -> None:
         """Frees a slot that was filled, behind what `launch` enqueues."""
         self._device.wait(self._emptying, slot.filled)
         launch(slot.tensors)

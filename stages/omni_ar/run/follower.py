@@ -1,4 +1,4 @@
-"""The worker of a rank other than 0: launches the steps of rank 0, in their order. It never blocks."""
+"""The worker of a rank other than 0: launches the steps of rank 0, in their order. On the CPU a launch waits for other ranks."""
 
 import logging
 from collections import deque

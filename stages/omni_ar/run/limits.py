@@ -29,7 +29,7 @@ class Limits:
     maximum tokens of one step. scored_tokens: maximum prompt tokens among them that are scored; 0 for a model whose prompt is not a
     sequence of its own tokens. upload_size: maximum number of int64 in one step's packed inputs. step_ids: maximum tokens that one
     step gives a row. max_step_vectors: conditioning vectors per request, one for each possible step; 0 for a model without them.
-    batches: number of batches that the decoding rows are divided into, one for each part of the sequence of layers.
+    micro_batches: number of batches that the decoding rows are divided into, one for each part of the sequence of layers.
     check_logits, hidden_layers, short_slack_prefill_tokens: as in `ArOptions`.
     """
 
@@ -47,7 +47,7 @@ class Limits:
     check_logits: bool = False
     hidden_layers: tuple[int, ...] = ()
     short_slack_prefill_tokens: int = 512
-    batches: int = 1
+    micro_batches: int = 1
 
     @property
     def null_row(self) -> int:
@@ -76,7 +76,7 @@ class Limits:
         shape: ArShape,
         processors: Sequence[NamedProcessor] = (),
         rows: int | None = None,
-        batches: int = 1,
+        micro_batches: int = 1,
     ) -> "Limits":
         """rows: the number to use if the options leave it open.
 
@@ -111,7 +111,7 @@ class Limits:
             max_blocks=max_blocks,
             max_num_batched_tokens=budget,
             # While the last layers run one batch, those before run the next ones.
-            max_in_flight=options.max_in_flight + batches - 1,
+            max_in_flight=options.max_in_flight + micro_batches - 1,
             step_tokens=rows + budget,
             scored_tokens=scored,
             upload_size=upload,
@@ -120,7 +120,7 @@ class Limits:
             check_logits=options.check_logits,
             hidden_layers=options.hidden_layers,
             short_slack_prefill_tokens=options.short_slack_prefill_tokens,
-            batches=batches,
+            micro_batches=micro_batches,
         )
 
 

@@ -19,7 +19,7 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from omni.parallel import Pipeline
+from omni.parallel import PipelineRank
 from omni_ar.kernels.step.state import ROW_FIELDS, RowState
 from omni_ar.layers.decoder import DecoderLayers
 from omni_ar.model import ArModel, PipelineBoundary
@@ -67,7 +67,7 @@ def accept_received(state: RowState, arrivals: Arrivals, message_RF: Tensor, cod
 class HiddenTransfers:
     """The boundaries of this rank's layers to those of the ranks before and behind."""
 
-    def __init__(self, stage: Resources, pipeline: Pipeline) -> None:
+    def __init__(self, stage: Resources, pipeline: PipelineRank) -> None:
         self._stage, self._pipeline = stage, pipeline
         decoder, kept = decoder_of(stage.model), stage.limits.hidden_layers
         self._received_layers = decoder.carried(kept, decoder.held.start)
@@ -108,7 +108,7 @@ class HiddenTransfers:
             stage.device.wait_remote(stage.stream, arrivals)
             stage.device.launch(stage.stream, take_hidden, arrivals, slot[0][:, :tokens], received[:, :tokens])
 
-        self._arriving.empty(self._arriving.fill(transfer), take)
+        self._arriving.drain(self._arriving.fill(transfer), take)
 
     def send(self, tokens: int) -> None:
         """Launches the transfer of what the step's forward has left in the buffer of its boundary."""
@@ -123,7 +123,7 @@ class HiddenTransfers:
             given = (self._pipeline.hidden, [self._pipeline.position + 1], _entries(slot[0], tokens))
             stage.device.launch(self._sending, send_tensors, *given)
 
-        self._leaving.empty(self._leaving.fill(copy), transfer)
+        self._leaving.drain(self._leaving.fill(copy), transfer)
 
 
 class TokenSender:
@@ -133,7 +133,7 @@ class TokenSender:
     each other rank has accepted what was sent from it, before the layers of the step (`ReceivedTokens.begin`), whose hidden states
     come here before its tokens are sampled."""
 
-    def __init__(self, stage: Resources, pipeline: Pipeline) -> None:
+    def __init__(self, stage: Resources, pipeline: PipelineRank) -> None:
         self._stage, self._pipeline = stage, pipeline
         self._stream = stage.device.stream(f"{stage.name}-tokens")
         self._slots = cycle(_token_slots(stage, pipeline.size))
@@ -168,7 +168,7 @@ class ReceivedTokens:
     gives_logits = False
     ready = True
 
-    def __init__(self, stage: Resources, pipeline: Pipeline) -> None:
+    def __init__(self, stage: Resources, pipeline: PipelineRank) -> None:
         self._stage, self._pipeline = stage, pipeline
         self._stream = stage.device.stream(f"{stage.name}-tokens")
         self._arriving: deque[_Arriving] = deque()
@@ -205,7 +205,7 @@ class ReceivedTokens:
             stage.device.wait_remote(stage.stream, one.arrivals)
             stage.device.launch(stage.stream, accept_received, stage.rows, one.arrivals, message_RF, codes_RD)
 
-        self._ring.empty(one.slot, accept)
+        self._ring.drain(one.slot, accept)
 
 
 def decoder_of(model: ArModel) -> DecoderLayers:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from omni.device import Device, Event, Graph, Launch, Stream, Upload, Uploader
 from omni.device.graphs import CapturedGraphs
-from omni.parallel import Pipeline, RankChannel, Ranks
+from omni.parallel import PipelineRank, RankChannel, Ranks
 from omni_ar.attention import AttentionBackend
 from omni_ar.kernels.sampling.state import EVERYTHING, SamplingFlags
 from omni_ar.model import ArModel, CodecModel
@@ -422,7 +422,7 @@ class Runner:
 
 
 def _token_source(
-    stage: Resources, processors: Sequence[NamedProcessor], pipeline: Pipeline | None
+    stage: Resources, processors: Sequence[NamedProcessor], pipeline: PipelineRank | None
 ) -> tuple[TokenSource, TokenSender | ReceivedTokens | None]:
     """The source of this rank's part, and the transfer of tokens if the sequence of layers is cut."""
     if pipeline is None:

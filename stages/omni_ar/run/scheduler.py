@@ -14,8 +14,8 @@ _SCHEDULED = [status for status in RequestStatus if RequestStatus.WAITING <= sta
 
 
 class Scheduler:
-    """Every row that can decode does, or every row of a batch (`Limits.batches`); prefill chunks take the rest of the step's token
-    budget, by rank.
+    """Every row that can decode does, or every row of a batch (`Limits.micro_batches`); prefill chunks take the rest of the step's
+    token budget, by rank.
 
     When blocks run out, a request takes them from paused requests, then from running requests of a higher rank than its own; a
     waiting one from paused requests only. So the request of the lowest rank always progresses, and then all others.
@@ -145,7 +145,7 @@ class Scheduler:
             budget = min(budget, self._limits.short_slack_prefill_tokens)
         chunks = sorted(self._chunks(prefills, alone, budget), key=lambda chunk: not chunk.replay)
         if not decodes and not chunks:
-            # With fewer rows than batches, the device waits for a row's newest token.
+            # With fewer rows than micro-batches, the device waits for a row's newest token.
             decodes, new_blocks = self._decode_batch(self._batches(decoding, due=False))
             if not decodes:
                 return None
@@ -153,9 +153,10 @@ class Scheduler:
         return StepPlan(self._steps, tuple(decodes), tuple(chunks), tuple(new_blocks))
 
     def _batches(self, decoding: Sequence[ArRequest], *, due: bool) -> Iterator[Sequence[ArRequest]]:
-        """Equal parts of the decoding rows, which take turns: the part of this step, then those to be tried if none of its rows
-        gets its block. due: only rows whose newest token is there by the time the step runs."""
-        batches = self._limits.batches
+        """Divides the decoding rows into micro-batches of equal size, the least recently scheduled rows first: the one of this
+        step, then those to be tried if none of its rows gets its block. due: only rows whose newest token is there by the time the
+        step runs."""
+        batches = self._limits.micro_batches
         if batches == 1:
             if due:
                 yield decoding

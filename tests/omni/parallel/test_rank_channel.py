@@ -7,14 +7,14 @@ import pytest
 
 from omni.errors import LostRankError
 from omni.ipc import Channel
-from omni.parallel.channel import ReceivingChannel, SendingChannel, Turn
+from omni.parallel.channel import MessageCounter, ReceivingChannel, SendingChannel
 
 
 def opened(followers: int = 1, seconds: float = 60.0) -> tuple[SendingChannel, list[ReceivingChannel]]:
     pairs: list[tuple[socket.socket, socket.socket]] = [Channel.pair() for _ in range(followers)]
     ends = {rank: first for rank, (first, _) in enumerate(pairs, 1)}
-    sender = SendingChannel(ends, {rank: Turn() for rank in ends}, seconds)
-    return sender, [ReceivingChannel(second, Turn()) for _, second in pairs]
+    sender = SendingChannel(ends, {rank: MessageCounter() for rank in ends}, seconds)
+    return sender, [ReceivingChannel(second, MessageCounter()) for _, second in pairs]
 
 
 def taken(channel: ReceivingChannel) -> list[bytes]:
@@ -47,7 +47,7 @@ def test_messages_come_to_every_rank_in_order() -> None:
 
 def test_messages_of_two_stages_are_taken_in_the_order_of_sending() -> None:
     """Whichever channel is asked first."""
-    sending, receiving = Turn(), Turn()
+    sending, receiving = MessageCounter(), MessageCounter()
     (one, one_end), (other, other_end) = Channel.pair(), Channel.pair()
     senders = [SendingChannel({1: end}, {1: sending}, 60.0) for end in (one, other)]
     receivers = [ReceivingChannel(end, receiving) for end in (one_end, other_end)]
@@ -77,7 +77,10 @@ def test_a_closed_rank_0_is_no_lost_one() -> None:
 
 def test_a_rank_0_that_has_ended_is_lost_after_its_last_message() -> None:
     first, second = Channel.pair()
-    sender, receiver = SendingChannel({1: first}, {1: Turn()}, 60.0), ReceivingChannel(second, Turn())
+    sender, receiver = (
+        SendingChannel({1: first}, {1: MessageCounter()}, 60.0),
+        ReceivingChannel(second, MessageCounter()),
+    )
     sender.send(b"last")
     first.close()  # as the end of its process does
     assert readable(receiver)

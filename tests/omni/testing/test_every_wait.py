@@ -57,7 +57,7 @@ OF_RANKS = {
     "omni.parallel.rendezvous._least#1",
     "omni.parallel.torch_group.open_communicator#1",
     "omni_ar.run.arrivals.Arrivals.done#1",
-    "omni_ar.run.arrivals.SlotRing.empty#1",
+    "omni_ar.run.arrivals.SlotRing.drain#1",
     "omni_ar.run.arrivals.SlotRing.fill#1",
     "omni_ar.run.follower.FollowerWorker._release#1",
     "omni_ar.run.pipeline.HiddenTransfers.receive.take#1",

@@ -78,17 +78,16 @@ def made_trace(gaps: tuple[int, ...], stage: str = "thinker", ahead: int = 400_0
 
 def made_ranks(ahead: int = 0, late: bool = False) -> dict[str, Trace]:
     """Traces of two ranks by place, whose steps 10 to 13 follow each other; step 11 has prompts. `cuda:1` has the first layers,
-    whose phases last half as long. It launches steps `ahead` earlier than it must. late: whether its forward of step 12 ends after
-    that of `cuda:0`."""
-    last, first = made_trace((0, 0, 0), ahead=400_000), made_trace((0, 0, 0), ahead=400_000)
-    earlier = STEP // 2 + ahead
+    whose phases last half as long. Each rank launches a step at the same time; `cuda:1` runs it `STEP + ahead` before `cuda:0`.
+    late: whether its forward of step 12 ends after that of `cuda:0`."""
+    last, first = made_trace((0, 0, 0), ahead=6 * STEP), made_trace((0, 0, 0), ahead=6 * STEP)
     categories = (PhaseCategory.PREPROCESS, PhaseCategory.FORWARD)
     phases = tuple(
         replace(
             span,
-            launched=Interval(span.launched.start - earlier, span.launched.end - earlier),
+            launched=Interval(span.launched.start + LAUNCH, span.launched.end + LAUNCH),
             ran=Interval(
-                at := span.ran.start - (-STEP if late and span.step == 12 else STEP), at + span.ran.length // 2
+                at := span.ran.start - (-STEP if late and span.step == 12 else STEP + ahead), at + span.ran.length // 2
             ),
         )
         for span in first.phases

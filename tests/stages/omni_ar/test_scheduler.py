@@ -59,7 +59,7 @@ class Stage:
             max_num_batched_tokens=budget,
             short_slack_prefill_tokens=short,
         )
-        limits = Limits.of("text", options, SmallText().shape, batches=batches)
+        limits = Limits.of("text", options, SmallText().shape, micro_batches=batches)
         self.rows, self.blocks = RowTable(rows), BlockPool(blocks)
         spiller = Spiller(device, device.stream("ar"), MODEL_LEN)
         self.reclaimer = Reclaimer(self.blocks, spiller)

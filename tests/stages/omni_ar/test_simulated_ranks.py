@@ -88,8 +88,8 @@ WAITS: dict[tuple[str, str | None], tuple[int, ...]] = {
     (f"{ARRIVALS}.SlotRing.fill#1", "ar"): (1, 2),
     (f"{ARRIVALS}.SlotRing.fill#1", "ar-receive"): (0, 1),
     (f"{ARRIVALS}.SlotRing.fill#1", "ar-tokens"): (1, 2),
-    (f"{ARRIVALS}.SlotRing.empty#1", "ar"): (0, 1, 2),
-    (f"{ARRIVALS}.SlotRing.empty#1", "ar-send"): (1, 2),
+    (f"{ARRIVALS}.SlotRing.drain#1", "ar"): (0, 1, 2),
+    (f"{ARRIVALS}.SlotRing.drain#1", "ar-send"): (1, 2),
     (f"{PIPELINE}.TokenSender.transfer#1", None): (0,),
 }
 """By wait, or phase that waits for an arrival, and stream: the ranks of three that have it. Rank 2 has the first layers."""
