@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 
@@ -18,7 +19,11 @@ _capturing = threading.Lock()
 """Allows one capture at a time in the process, on any device."""
 
 
-@dataclass(frozen=True, slots=True)
+_POOLED_STREAMS = 32
+"""Streams of one priority that torch has on a device, and gives out in turn."""
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class CudaStream:
     """pool: the memory that graphs of the stream share."""
 
@@ -82,10 +87,18 @@ class CudaDevice(Device):
         super().__init__(torch.device("cuda", index))
         self.entered = torch.cuda.default_stream(index)
         """The stream that receives torch's work now."""
+        self._streams = WeakSet[CudaStream]()
 
     def stream(self, name: str, *, priority: int = 0) -> CudaStream:
         raw = torch.cuda.Stream(self.torch_device, priority=priority)
-        return CudaStream(name, raw, torch.cuda.graph_pool_handle())
+        used = {stream.raw.cuda_stream for stream in self._streams}
+        for _ in range(_POOLED_STREAMS):
+            if raw.cuda_stream not in used:
+                break
+            raw = torch.cuda.Stream(self.torch_device, priority=priority)  # that one is in use under another name
+        stream = CudaStream(name, raw, torch.cuda.graph_pool_handle())
+        self._streams.add(stream)
+        return stream
 
     def record(self, stream: Stream) -> Event:
         assert isinstance(stream, CudaStream)

@@ -7,9 +7,10 @@ and the others (`RankEnds`). Neither has a name, so nothing of them stays, howev
 import socket
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import pairwise
 
 import torch
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store
@@ -62,18 +63,25 @@ def open_ranks(
     numbers = PrefixStore("numbers", store)
     _least(numbers, rank, size, "open", 0)
 
-    def open_group(name: str, rank: int, size: int, *, collectives: bool = False) -> Communicator:
+    def open_group(
+        name: str, rank: int, size: int, transfers: Iterable[tuple[int, int]] = (), *, collectives: bool = False
+    ) -> Communicator:
         group = PrefixStore(name, store)
-        uses = {"collectives": collectives, "transfers": not collectives}
-        return open_communicator(group, rank, size, device, STEP_SECONDS, **uses)
+        return open_communicator(group, rank, size, device, STEP_SECONDS, collectives=collectives, transfers=transfers)
 
-    communicator, position, part = open_group("all", rank, size), layout.position(rank), rank % layout.tensor
+    communicator = open_group("all", rank, size, ((0, other) for other in range(1, size)))
+    position, part = layout.position(rank), rank % layout.tensor
     tensor, pipeline = None, None
     if layout.tensor > 1:
         tensor = open_group(f"layers {position}", part, layout.tensor, collectives=True)
     if layout.pipeline > 1:
-        hidden, tokens = (open_group(f"{name} {part}", position, layout.pipeline) for name in ("hidden", "tokens"))
-        pipeline = PipelineRank(position=position, size=layout.pipeline, hidden=hidden, tokens=tokens)
+        last = layout.pipeline - 1
+        pipeline = PipelineRank(
+            position=position,
+            size=layout.pipeline,
+            hidden=open_group(f"hidden {part}", position, layout.pipeline, pairwise(range(layout.pipeline))),
+            tokens=open_group(f"tokens {part}", position, layout.pipeline, ((last, other) for other in range(last))),
+        )
     counters = counters if counters is not None else {other: MessageCounter() for other in ends.sockets}
     channel: RankChannel
     channel = (

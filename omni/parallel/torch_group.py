@@ -4,7 +4,7 @@ Shape legend: R rows, N outputs of one rank.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -34,16 +34,18 @@ def open_communicator(
     timeout_seconds: float,
     *,
     collectives: bool = True,
-    transfers: bool = True,
+    transfers: Iterable[tuple[int, int]] | None = None,
 ) -> Communicator:
     """Connects the ranks of one group, each of which calls it with its own `rank`. Waits for all.
 
     store: shared by the ranks, and used by no other group (`dist.PrefixStore`). device: of the tensors. timeout_seconds: longest
-    wait for other ranks, here and in collectives. collectives, transfers: which of both the ranks use: on CUDA each takes memory.
+    wait for other ranks, here and in collectives. collectives: whether the ranks use any. transfers: the ranks between which
+    something is sent, and received; None for all pairs. Each connection takes memory on CUDA.
 
     Raises LostRankError if a rank does not come in time.
     """
     timeout = timedelta(seconds=timeout_seconds)
+    pairs = tuple(permutations(range(size), 2) if transfers is None else transfers)
     with _lost_ranks(rank, size):
         # NCCL would wait for a missing rank without a limit.
         store.set(f"rank {rank}", "here")
@@ -51,22 +53,24 @@ def open_communicator(
         communicator: TorchCommunicator
         if device.type != "cuda":
             communicator = TorchCommunicator(dist.ProcessGroupGloo(store, rank, size, timeout), rank, size)
-            _connect(communicator, device, collectives, transfers)
+            _connect(communicator, device, collectives, pairs)
             return communicator
         with torch.cuda.device(device):
             communicator = NcclCommunicator(store, rank, size, timeout, device, sums=collectives)
-            _connect(communicator, device, collectives, transfers)
+            _connect(communicator, device, collectives, pairs)
             return communicator
 
 
-def _connect(communicator: Communicator, device: torch.device, collectives: bool, transfers: bool) -> None:
+def _connect(
+    communicator: Communicator, device: torch.device, collectives: bool, pairs: Iterable[tuple[int, int]]
+) -> None:
     """Uses each once: connections are made at the first use, which cannot be captured."""
     ones_11, rank = torch.ones(1, 1, device=device), communicator.rank
     if collectives:
         gathered_1R = communicator.all_gather(communicator.all_reduce(ones_11))
         with may_sync(SyncPoint.RANKS):
             assert gathered_1R.tolist() == [[float(communicator.size)] * communicator.size]
-    for one, other in permutations(range(communicator.size), 2) if transfers else ():
+    for one, other in pairs:
         if rank == one:
             communicator.send(ones_11, other)
         elif rank == other:
@@ -178,7 +182,8 @@ class NcclCommunicator(TorchCommunicator):
         self, store: Store, rank: int, size: int, timeout: timedelta, device: torch.device, *, sums: bool = True
     ) -> None:
         """sums: whether small sums go through the memory of the other devices."""
-        options = dist.ProcessGroupNCCL.Options()
+        # Another GPU waits for what a group without sums transfers.
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=not sums)
         options._timeout = timeout
         super().__init__(dist.ProcessGroupNCCL(store, rank, size, options), rank, size)
         self._peers = PeerSum.open(store, rank, size, device, timeout) if sums else None

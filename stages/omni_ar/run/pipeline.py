@@ -72,7 +72,7 @@ class HiddenTransfers:
         decoder, kept = decoder_of(stage.model), stage.limits.hidden_layers
         self._received_layers = decoder.carried(kept, decoder.held.start)
         self._sent_layers = decoder.carried(kept, decoder.held.stop)
-        streams = [stage.device.stream(f"{stage.name}-{way}") for way in ("receive", "send")]
+        streams = [stage.device.stream(f"{stage.name}-{way}", priority=stage.priority) for way in ("receive", "send")]
         self._receiving, self._sending = streams
 
         def buffers(layers: Sequence[int], slots: int) -> list[Tensor]:
@@ -135,7 +135,7 @@ class TokenSender:
 
     def __init__(self, stage: Resources, pipeline: PipelineRank) -> None:
         self._stage, self._pipeline = stage, pipeline
-        self._stream = stage.device.stream(f"{stage.name}-tokens")
+        self._stream = stage.device.stream(f"{stage.name}-tokens", priority=stage.priority)
         self._slots = cycle(_token_slots(stage, pipeline.size))
 
     def transfer(self, step: int, rows_R: Tensor | None, count: int) -> None:
@@ -170,7 +170,7 @@ class ReceivedTokens:
 
     def __init__(self, stage: Resources, pipeline: PipelineRank) -> None:
         self._stage, self._pipeline = stage, pipeline
-        self._stream = stage.device.stream(f"{stage.name}-tokens")
+        self._stream = stage.device.stream(f"{stage.name}-tokens", priority=stage.priority)
         self._arriving: deque[_Arriving] = deque()
         slots = _token_slots(stage, pipeline.size + 1)
         self._ring = SlotRing(stage.device, slots, self._stream, stage.stream)

@@ -91,6 +91,7 @@ class Runner:
             dtype=dtype,
             rows=self._state,
             buffers=self._buffers,
+            priority=priority,
         )
         pipeline = ranks.pipeline if ranks is not None else None
         hidden = HiddenTransfers(stage, pipeline) if pipeline is not None else None

@@ -37,7 +37,8 @@ class TokenSource(Protocol):
         """
 
     def begin(self, newest_input: int) -> None:
-        """Called before the inputs of a step are launched: makes the tokens of all steps up to and including this one the rows' newest."""
+        """Called before the inputs of a step are launched: makes the tokens of all steps up to and including this one the rows'
+        newest."""
 
     def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff | None:
         """Launches the sampling of the step's rows from `context.hidden_RD`, and hands the tokens over; None if another rank does.

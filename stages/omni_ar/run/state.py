@@ -126,7 +126,7 @@ def block_bytes(model: ArModel, block_size: int, dtype: torch.dtype, layers: int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """Resources that all launches of a stage share. name: of its stream and graphs, and for logs."""
+    """Resources that all launches of a stage share. name: of its stream and graphs, and for logs. priority: of its streams."""
 
     name: str
     device: Device
@@ -136,6 +136,7 @@ class Resources:
     dtype: torch.dtype
     rows: RowState
     buffers: StepBuffers
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,8 @@ class ScoreHandoff:
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """A launched step. tokens: None if it sampled nothing here. end: done after all of its work, except that it sends tokens to other ranks."""
+    """A launched step. tokens: None if it sampled nothing here. end: done after all of its work, except that it sends tokens to
+    other ranks."""
 
     rows: tuple[Scheduled, ...]
     tokens: TokenHandoff | None
