@@ -111,11 +111,6 @@ class Forward:
             return []
         return [Launch.of(keep_hidden, buffers.outputs_TD[: step.padded_shape.total], kept)]
 
-    def decode_blocks(self, plan: StepPlan) -> int:
-        """Maximum number of blocks in use of the decode rows' tables."""
-        longest = max(request.num_computed_tokens for request in plan.decodes) + 1
-        return -(-longest // self._stage.limits.block_size)
-
     def nexts(self, steps_XR: Tensor) -> NextInputs:
         count = steps_XR.shape[1]
         return NextInputs(self._stage.buffers.ids_N[:count], steps_XR, self._stage.buffers.codes_ND[:count])

@@ -50,6 +50,11 @@ class StepPlan:
         return self.decodes + tuple(chunk.request for chunk in self.chunks if chunk.last)
 
     @property
+    def newest_input(self) -> int:
+        """The newest step whose tokens the decode rows need; 0 for none."""
+        return max((request.last_scheduled_step for request in self.decodes), default=0)
+
+    @property
     def replays(self) -> tuple[PrefillChunk, ...]:
         return tuple(chunk for chunk in self.chunks if chunk.replay)
 

@@ -1,7 +1,6 @@
 """The runner: `execute_model` launches a step up to the hidden states, `sample_tokens` launches the rest."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -25,13 +24,13 @@ from omni_ar.run.pack import (
     PackedStep,
     StepTensors,
     captured_spans,
-    pack_step,
     scored_positions,
     step_tensors,
 )
+from omni_ar.run.packer import StepPacker
 from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, start_rows
 from omni_ar.run.pipeline import HiddenTransfers, ReceivedTokens, TokenSender
-from omni_ar.run.plan import PaddedShape, StepPlan
+from omni_ar.run.plan import StepPlan
 from omni_ar.run.scores import Scorer
 from omni_ar.run.source import LocalTokens, TokenSource
 from omni_ar.run.state import Pages, Resources, allocate_rows, allocate_step_buffers
@@ -48,7 +47,6 @@ from omni_ar.run.step import (
     snapshot,
 )
 from omni_ar.run.transfers import InputTransfers, StepTransfers
-from omni_ar.sampling.pack import merge_flags
 
 SourceFactory = Callable[[Resources], TokenSource]
 
@@ -78,7 +76,6 @@ class Runner:
         self._model = model
         self._limits = limits
         self.dtype = dtype
-        self._processors = processors
         self._state = allocate_rows(device, model, limits, dtype, processors)
         self.conditioning = self._state.conditioning  # the receiver fills it on the stage's stream
         self._buffers = allocate_step_buffers(device, model, limits, dtype)
@@ -108,7 +105,7 @@ class Runner:
         self._uploader = Uploader(device, self.stream, limits.upload_size, limits.ring + 1)
         self.source: TokenSource = own if source is None else source(stage)
         self._scorer = Scorer(stage)
-        self._steady: _Steady | None = None
+        self._packer = StepPacker(self._uploader, model.shape, limits, processors)
         self._sent: int | None = None
         """The newest step that the other ranks were sent."""
 
@@ -193,22 +190,29 @@ class Runner:
             self._followers.send(encode(ForgetMessage(step)))  # first: they finish its transfers then
         if self._transfers is not None:
             self._transfers.finish()
-        self._steady = None
+        self._packer.forget()
         self.source.forget()
         self._scorer.downloads.forget()
 
     def execute_model(self, plan: StepPlan) -> StepContext:
         """Launches a step up to its hidden states. The other ranks, if there are any, are sent the step first."""
-        self._begin(_newest_input(plan))
-        launch, upload = self._pack(plan)
+        self._begin(plan.newest_input)
+        rows = len(plan.sampled)
+        size, decode = self._graphs.find("decode", rows) if rows else (0, None)
+        captured = self._captured_chunks.find(plan) if plan.chunks else None
+        launch, upload = self._packer.pack(
+            plan,
+            padded=size if decode is not None else None,
+            captured=captured.padded_shape if captured is not None else None,
+        )
         tensors = step_tensors(plan) if plan.chunks else NO_TENSORS
         if self._followers is not None:
             uploaded = upload.content() if upload is not None else None
             self._followers.send(encode(StepMessage.of(launch, uploaded, tensors)))
             self._sent = plan.step
-        rows = tuple(snapshot(request) for request in plan.sampled)
-        emits = any(one.emits_hidden for one in rows) or (bool(rows) and self._model.shape.emits_tokens)
-        return self._launch(launch, upload, tensors, rows, _scored_chunks(plan), emits)
+        scheduled = tuple(snapshot(request) for request in plan.sampled)
+        emits = any(one.emits_hidden for one in scheduled) or (bool(scheduled) and self._model.shape.emits_tokens)
+        return self._launch(launch, upload, tensors, scheduled, _scored_chunks(plan), emits)
 
     def follow(self, message: StepMessage) -> SampledStep:
         """Launches a step of rank 0 at another rank. If it fails, `forget_batch` follows, or the ranks differ."""
@@ -326,58 +330,6 @@ class Runner:
         codes = Written(pages, self._written(end)) if pages is not None else None
         return SampledStep(context.rows, tokens, PayloadHandoff(hidden, codes), scores, end)
 
-    def _pack(self, plan: StepPlan) -> tuple[StepLaunch, Upload | None]:
-        """Returns the step and its inputs, to be uploaded; None if they are on the device."""
-        sampled = plan.sampled
-        rows = tuple(request.row_index for request in sampled)
-        size, decode = self._graphs.find("decode", len(rows)) if rows else (0, None)
-        padded = size if decode is not None else None
-        captured = self._captured_chunks.find(plan) if plan.chunks else None
-        padded_shape = (captured.padded_shape if captured is not None else plan.padded_shape) if plan.chunks else None
-        packed, flags, upload = self._packed(plan, rows, padded, padded_shape)
-        asked = [each.sampling.logprobs for each in sampled if each.sampling.logprobs is not None]
-        scored = [chunk.request.sampling.prompt_logprobs or 0 for chunk in plan.chunks]
-        launch = StepLaunch(
-            step=plan.step,
-            newest_input=_newest_input(plan),
-            packed=packed,
-            flags=flags,
-            padded=padded,
-            decode_blocks=self._forward.decode_blocks(plan) if plan.decodes else 0,
-            padded_shape=padded_shape,
-            captured=captured is not None,
-            logprobs=max(asked, default=None),
-            prompt_logprobs=max(scored, default=0),
-        )
-        return launch, upload
-
-    def _packed(
-        self, plan: StepPlan, rows: tuple[int, ...], padded: int | None, padded_shape: PaddedShape | None
-    ) -> tuple[PackedStep, SamplingFlags, Upload | None]:
-        edited = any(request.edit is not None for request in plan.sampled)
-        changed = bool(plan.chunks or plan.new_blocks or edited or self._model.shape.conditioned)
-        steady = self._steady
-        if steady is not None and steady.rows == rows and not changed:
-            return steady.packed, steady.flags, None  # same rows as in the step before: nothing to copy
-        upload = self._uploader.begin()
-        try:
-            packed = pack_step(
-                upload,
-                plan,
-                limits=self._limits,
-                shape=self._model.shape,
-                processors=self._processors,
-                padded=padded,
-                padded_shape=padded_shape,
-            )
-        except Exception:
-            self._uploader.cancel(upload)
-            raise
-        flags = merge_flags(request.flags for request in plan.sampled)
-        repeats = not plan.chunks and not self._model.shape.conditioned
-        self._steady = _Steady(rows, packed.repeated(), flags) if repeats else None
-        return packed, flags, upload
-
     def _end(self, tokens: TokenHandoff | None, scores: ScoreHandoff | None) -> Event:
         """The end of the step. Reuses an event if possible: recording one is a considerable part of a step's host time."""
         if scores is not None:
@@ -434,11 +386,6 @@ def _token_source(
     return source, source
 
 
-def _newest_input(plan: StepPlan) -> int:
-    """The newest step whose tokens the decode rows of a step need."""
-    return max((request.last_scheduled_step for request in plan.decodes), default=0)
-
-
 def _scored_chunks(plan: StepPlan) -> tuple[ScoredChunk, ...]:
     chunks: list[ScoredChunk] = []
     start = 0
@@ -452,12 +399,3 @@ def _scored_chunks(plan: StepPlan) -> tuple[ScoredChunk, ...]:
 
 def _empty(device: Device, stream: Stream, given: TensorShape) -> Tensor:
     return device.empty(given.shape, getattr(torch, given.dtype), stream)
-
-
-@dataclass(frozen=True, slots=True)
-class _Steady:
-    """A batch of decode rows on the device: while it is unchanged, a step uploads nothing."""
-
-    rows: tuple[int, ...]
-    packed: PackedStep
-    flags: SamplingFlags

@@ -18,7 +18,7 @@ from omni.testing.ranks import RankThread, thread_ranks
 from omni_ar.inputs import MultimodalEmbedding, Placeholder
 from omni_ar.options import ArOptions
 from omni_ar.processors import LogitsProcessor, ProcessedRows, ProcessorRegistry
-from omni_ar.run import follower, runner
+from omni_ar.run import follower
 from omni_ar.run.follower import FollowerWorker
 from omni_ar.run.plan import StepPlan
 from tests.support.ar_driver import ArDriver, plain_prompt, small_runner
@@ -268,12 +268,8 @@ def test_late_tokens_of_a_row_s_last_owner_do_no_harm() -> None:
     assert given == wanted
 
 
-def never(plan: StepPlan) -> int:
-    return 0
-
-
 @pytest.mark.mutation
 def test_a_row_that_does_not_wait_for_its_token_goes_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_newest_input", never)
+    monkeypatch.setattr(StepPlan, "newest_input", 0)
     given, wanted = abort_and_go_on()
     assert given != wanted

@@ -9,7 +9,7 @@ import pytest
 
 from omni.parallel import RankLayout
 from omni_ar.options import ArOptions
-from omni_ar.run import pipeline, runner
+from omni_ar.run import pipeline
 from omni_ar.run.pipeline import ReceivedTokens
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.state import Resources
@@ -122,10 +122,6 @@ def test_without_it_at_one_rank_something_goes_wrong(wait: str, stream: str | No
 # Rules that keep the ranks in step.
 
 
-def never(plan: StepPlan) -> int:
-    return 0
-
-
 def newest_first(self: ReceivedTokens, newest_input: int) -> None:
     while self._arriving and (self._arriving[0].step <= newest_input or len(self._arriving) >= self._pipeline.size):
         self._accept(self._arriving.pop())
@@ -142,8 +138,8 @@ def fewer_slots(than: int, by: int) -> Callable[[Resources, int], object]:
     return lambda stage, slots: make(stage, slots - by if slots == than else slots)
 
 
-RULES: dict[str, tuple[object, str, Callable[..., object]]] = {
-    "a step waits for the tokens that it needs": (runner, "_newest_input", never),
+RULES: dict[str, tuple[object, str, object]] = {
+    "a step waits for the tokens that it needs": (StepPlan, "newest_input", 0),
     "tokens are accepted in order": (ReceivedTokens, "begin", newest_first),
     "slots for the tokens that are on their way": (pipeline, "_token_slots", fewer_slots(PARTS + 1, by=2)),
     "slots for the tokens that others may read": (pipeline, "_token_slots", fewer_slots(PARTS, by=1)),

@@ -1,0 +1,96 @@
+"""Makes steps that can be launched of plans."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from omni.device import Upload, Uploader
+from omni_ar.kernels.sampling.state import SamplingFlags
+from omni_ar.model import ArShape
+from omni_ar.processors import NamedProcessor
+from omni_ar.run.launch import StepLaunch
+from omni_ar.run.limits import Limits
+from omni_ar.run.pack import PackedStep, pack_step
+from omni_ar.run.plan import PaddedShape, StepPlan
+from omni_ar.sampling.pack import merge_flags
+
+
+@dataclass(frozen=True, slots=True)
+class _Steady:
+    """A batch of decode rows on the device: while it is unchanged, a step uploads nothing."""
+
+    rows: tuple[int, ...]
+    packed: PackedStep
+    flags: SamplingFlags
+
+
+class StepPacker:
+    """Packs the inputs of each step for the upload, unless they are on the device."""
+
+    def __init__(
+        self, uploader: Uploader, shape: ArShape, limits: Limits, processors: Sequence[NamedProcessor]
+    ) -> None:
+        self._uploader = uploader
+        self._shape = shape
+        self._limits = limits
+        self._processors = processors
+        self._steady: _Steady | None = None
+
+    def pack(
+        self, plan: StepPlan, *, padded: int | None, captured: PaddedShape | None
+    ) -> tuple[StepLaunch, Upload | None]:
+        """Returns the step and its inputs, to be uploaded; None if they are those of the step before. padded: as in `StepLaunch`.
+        captured: the shape of the captured forward that a step with chunks is padded to, None if it runs uncaptured."""
+        padded_shape = (captured or plan.padded_shape) if plan.chunks else None
+        packed, flags, upload = self._packed(plan, padded, padded_shape)
+        asked = [each.sampling.logprobs for each in plan.sampled if each.sampling.logprobs is not None]
+        scored = [chunk.request.sampling.prompt_logprobs or 0 for chunk in plan.chunks]
+        launch = StepLaunch(
+            step=plan.step,
+            newest_input=plan.newest_input,
+            packed=packed,
+            flags=flags,
+            padded=padded,
+            decode_blocks=self._decode_blocks(plan) if plan.decodes else 0,
+            padded_shape=padded_shape,
+            captured=captured is not None,
+            logprobs=max(asked, default=None),
+            prompt_logprobs=max(scored, default=0),
+        )
+        return launch, upload
+
+    def forget(self) -> None:
+        """After a step that failed: the next one uploads its inputs."""
+        self._steady = None
+
+    def _decode_blocks(self, plan: StepPlan) -> int:
+        """Maximum number of blocks in use of the decode rows' tables."""
+        longest = max(request.num_computed_tokens for request in plan.decodes) + 1
+        return -(-longest // self._limits.block_size)
+
+    def _packed(
+        self, plan: StepPlan, padded: int | None, padded_shape: PaddedShape | None
+    ) -> tuple[PackedStep, SamplingFlags, Upload | None]:
+        rows = tuple(request.row_index for request in plan.sampled)
+        edited = any(request.edit is not None for request in plan.sampled)
+        changed = bool(plan.chunks or plan.new_blocks or edited or self._shape.conditioned)
+        steady = self._steady
+        if steady is not None and steady.rows == rows and not changed:
+            return steady.packed, steady.flags, None  # same rows as in the step before: nothing to copy
+        upload = self._uploader.begin()
+        try:
+            packed = pack_step(
+                upload,
+                plan,
+                limits=self._limits,
+                shape=self._shape,
+                processors=self._processors,
+                padded=padded,
+                padded_shape=padded_shape,
+            )
+        except Exception:
+            self._uploader.cancel(upload)
+            raise
+        flags = merge_flags(request.flags for request in plan.sampled)
+        repeats = not plan.chunks and not self._shape.conditioned
+        self._steady = _Steady(rows, packed.repeated(), flags) if repeats else None
+        return packed, flags, upload
