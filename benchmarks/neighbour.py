@@ -12,7 +12,9 @@ program.
 
 With `--serve`, the same requests then go over HTTP to `omni serve` in a process of its own, and RTF, first audio and silence are as
 the client sees them: HTTP, JSON and base64 are the neighbour, called `http`, and with an encoder `http mp3`. Compare both with
-`quiet`.
+`quiet`. In `http media` each request also has such a photograph and two seconds of sound, which the server downloads from another
+process on the host, from no other address; in `http data` the same bytes are within the request. Both prepare and encode more than
+`quiet` does: compare them with each other.
 
 With `--timeline FILE`, which cuts graphs at phases and costs time, also the time from one decode step to the next on the device, of
 thinker and talker, in all rounds.
@@ -20,13 +22,14 @@ thinker and talker, in all rounds.
 
 import argparse
 import asyncio
+import base64
 import hashlib
 import io
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -36,8 +39,10 @@ import httpx
 import numpy as np
 from msgspec import structs
 from PIL import Image
+from soundfile import write
 
 from bench.arguments import device_here, output_file, positive_int
+from bench.media_host import MediaHost, hosting
 from bench.report import environment, print_facts, print_table, write_json
 from bench.served import serving, sounds
 from omni import AsyncOmni, SamplingParams
@@ -56,8 +61,9 @@ from talk import TALKS, FamilySpeech
 
 NEIGHBOURS = ("quiet", "python 1", "python 4", "hash 8", "pictures 64")
 _STAGES = ("thinker", "talker")
-_SERVED = {"http": "pcm16", "http mp3": "mp3"}
+_SERVED = {"http": "pcm16", "http mp3": "mp3", "http data": "pcm16", "http media": "pcm16"}
 """Formats by neighbour, of requests to a server."""
+_PHOTOGRAPHS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +78,9 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourRun:
-    """Numbers of the median round. prepared: pictures per second of the neighbour, in all rounds. span: of all rounds, by the
-    host's monotonic clock, in nanoseconds. steps: the periods of decode steps by stage, with a timeline."""
+    """Numbers of the median round. prepared: pictures per second of the neighbour, in all rounds. fetched: files that the server
+    downloaded, in all rounds. span: of all rounds, by the host's monotonic clock, in nanoseconds. steps: the periods of decode
+    steps by stage, with a timeline."""
 
     neighbour: str
     requests: int
@@ -81,6 +88,7 @@ class NeighbourRun:
     first_audio_ms: float
     silence: float
     prepared: float = 0.0
+    fetched: int = 0
     span: Interval | None = None
     steps: dict[str, Spread] = field(default_factory=dict)
 
@@ -94,12 +102,50 @@ def photograph(salt: int) -> bytes:
     return file.getvalue()
 
 
+def recording(salt: int) -> bytes:
+    """A wav of two seconds at 16 kHz."""
+    file = io.BytesIO()
+    write(file, np.random.default_rng(salt).normal(0, 0.1, 32_000).astype(np.float32), 16_000, format="WAV")
+    return file.getvalue()
+
+
+class Media:
+    """The pictures and sounds of requests to a server. host: has all `files`."""
+
+    def __init__(self, files: Mapping[str, bytes], host: MediaHost) -> None:
+        self._files = files
+        self._host = host
+
+    @staticmethod
+    def made() -> dict[str, bytes]:
+        pictures = {f"{number}.jpg": photograph(number) for number in range(_PHOTOGRAPHS)}
+        return pictures | {f"{number}.wav": recording(number) for number in range(_PHOTOGRAPHS)}
+
+    def content(self, neighbour: str, message: str) -> str | list[dict[str, object]]:
+        """The message as it is sent. Which files it has follows from its text."""
+        if neighbour not in ("http data", "http media"):
+            return message
+        number = int(message.strip(".").split()[-1]) % _PHOTOGRAPHS
+        picture, sound = (self._url(neighbour, f"{number}.{ending}") for ending in ("jpg", "wav"))
+        return [
+            {"type": "image_url", "image_url": {"url": picture}},
+            {"type": "audio_url", "audio_url": {"url": sound}},
+            {"type": "text", "text": message},
+        ]
+
+    def _url(self, neighbour: str, name: str) -> str:
+        if neighbour == "http media":
+            return f"{self._host.url}/{name}"
+        kind = {"jpg": "image/jpeg", "wav": "audio/wav"}[name[-3:]]
+        return f"data:{kind};base64,{base64.b64encode(self._files[name]).decode()}"
+
+
 class Neighbours:
     """The work beside the requests. frontend: a second one of the same family, for pictures."""
 
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
-        self._photographs = [photograph(salt) for salt in range(8)]
+        self._photographs = [photograph(salt) for salt in range(_PHOTOGRAPHS)]
         self.prepared = 0
 
     @contextmanager
@@ -232,24 +278,30 @@ async def measure(arguments: argparse.Namespace, folder: str, speech: FamilySpee
 async def measure_server(arguments: argparse.Namespace, folder: str, speech: FamilySpeech) -> list[NeighbourRun]:
     """The requests of the quiet program, to a server."""
     settings = [f"engine.process={arguments.process}", *arguments.set]
+    settings += ["frontend.media.private_addresses=true"]
     options = ["--device", arguments.device, "--load-format", "dummy", *(f"--set={setting}" for setting in settings)]
     runs = []
-    with serving(folder, *options) as url:
+    files = Media.made()
+    with hosting(files) as host, serving(folder, *options, "--media-domain", "127.0.0.1") as url:
+        media = Media(files, host)
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as client:
 
-            def speaking(format: str) -> Speak:
-                return lambda message, sampling: sounds(client, message, "thinker", sampling, format)
+            def speaking(neighbour: str, format: str) -> Speak:
+                return lambda message, sampling: sounds(
+                    client, media.content(neighbour, message), "thinker", sampling, format
+                )
 
             for requests in arguments.concurrency:
                 for neighbour, format in _SERVED.items():
-                    speak = speaking(format)
+                    speak = speaking(neighbour, format)
                     await talk(speak, speech, requests, 4, round(speech.second), 1)
-                    made = []
+                    made, before = [], host.requests()
                     for turn in range(arguments.rounds):
                         heard = await talk(speak, speech, requests, arguments.tokens, arguments.frames, 2 + turn)
                         made.append(summary(neighbour, heard))
-                    runs.append(sorted(made, key=lambda one: one.rtf)[len(made) // 2])
+                    median = sorted(made, key=lambda one: one.rtf)[len(made) // 2]
+                    runs.append(replace(median, fetched=host.requests() - before))
     return runs
 
 

@@ -64,10 +64,14 @@ def _wait(url: str) -> None:
 
 
 async def sounds(
-    client: httpx.AsyncClient, message: str, main: str, sampling: Mapping[str, SamplingParams], format: str = "pcm16"
+    client: httpx.AsyncClient,
+    message: str | Sequence[Mapping[str, object]],
+    main: str,
+    sampling: Mapping[str, SamplingParams],
+    format: str = "pcm16",
 ) -> AsyncIterator[float]:
-    """Seconds of each piece of speech, as it comes. main: the stage whose parameters are the request's own. format: of
-    `FORMATS`."""
+    """Seconds of each piece of speech, as it comes. message: a text, or parts of a message. main: the stage whose parameters are
+    the request's own. format: of `FORMATS`."""
     body = {
         "model": "model",
         "messages": [{"role": "user", "content": message}],

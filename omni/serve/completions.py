@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
-from omni.api import GenerateArguments, Output, TokenLogprob, Usage
+from omni.api import GenerateArguments, Output, TokenLogprob
 from omni.errors import InputError
 from omni.serve.body import Call, convert, split_sampling
 from omni.serve.errors import Rename
@@ -86,7 +86,6 @@ class CompletionCall:
     include_usage: bool
     logprobs: bool
     samples: int
-    text_stage: str | None
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -100,7 +99,7 @@ async def completions(server: Server, call: Call) -> Response:
         async for output in outputs:
             answers[_index(asked, output)].take(output)
     choices = [answer.piece(asked) for answer in answers]
-    return json_response(_completion(asked, choices, _usage(asked, answers)))
+    return json_response(_completion(asked, choices, _usage(server, answers)))
 
 
 def read_call(server: Server, body: dict[str, Any]) -> CompletionCall:
@@ -140,7 +139,6 @@ def read_call(server: Server, body: dict[str, Any]) -> CompletionCall:
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         logprobs=request.logprobs is not None,
         samples=samples,
-        text_stage=omni.pipeline.text_stage,
     )
 
 
@@ -153,7 +151,7 @@ async def _events(server: Server, asked: CompletionCall) -> AsyncGenerator[bytes
             answer.take(output)
             yield event(_completion(asked, [answer.piece(asked)], none))
     if asked.include_usage:
-        yield event(_completion(asked, [], _usage(asked, answers)))
+        yield event(_completion(asked, [], _usage(server, answers)))
     yield DONE
 
 
@@ -173,18 +171,15 @@ def _completion(
     return Completion(id=asked.id, created=asked.created, model=asked.model, choices=choices, usage=usage)
 
 
-def _usage(asked: CompletionCall, answers: Sequence["_Answer"]) -> TokenUsage:
-    given = [answer.usage for answer in answers if answer.usage is not None]
-    # Answers to one prompt are neighbours.
-    prompts = sum(usage.prompt_tokens for usage in given[:: asked.samples])
-    return token_usage(given, asked.text_stage, prompts=prompts)
+def _usage(server: Server, answers: Sequence["_Answer"]) -> TokenUsage:
+    return token_usage([answer.last for answer in answers if answer.last is not None], server.omni.pipeline)
 
 
 class _Answer:
     """One answer. What came since the last piece is the next one."""
 
     def __init__(self, server: Server, index: int) -> None:
-        self.usage: Usage | None = None
+        self.last: Output | None = None
         self._server = server
         self._index = index
         self._text = ""
@@ -196,7 +191,7 @@ class _Answer:
         self._text += output.text
         self._tokens += output.logprobs
         if output.finished:
-            self.usage = output.usage
+            self.last = output
             self._reason = finish_reason(output.finish_reasons, self._server.omni.pipeline.text_stage)
 
     def piece(self, asked: CompletionCall) -> CompletionChoice:

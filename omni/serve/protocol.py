@@ -1,9 +1,15 @@
-"""HTTP/1.1 over a connection, as uvicorn speaks it, with a limit to the time that the head of a request may take."""
+"""HTTP/1.1 over a connection, as uvicorn speaks it, with a limit to the time that the head of a request may take, and with OpenAI's
+error for what is no HTTP."""
 
 import asyncio
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from omni.serve.errors import HttpError, reported
+from omni.serve.request_id import HEADER, new_request_id
+from omni.serve.responses import error_response
 
 
 class TimedProtocol(H11Protocol):
@@ -23,6 +29,21 @@ class TimedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """The answer to what the parser refuses, which never reaches the app."""
+        request_id = new_request_id()
+        error = HttpError(
+            400, "invalid_http", "request", "cannot be read as HTTP/1.1", "correct it, or shorten its head"
+        )
+        response = error_response(reported(error, request_id, 0))
+        # An answer under way cannot become another one.
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            headers = [*response.raw_headers, (b"connection", b"close"), (HEADER.encode(), request_id.encode())]
+            head = h11.Response(status_code=response.status_code, headers=headers)
+            for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def _watch(self) -> None:
         """The time of a head runs from its first byte on, or from the connection's beginning; later bytes do not prolong it."""

@@ -17,6 +17,10 @@ def request_id_of(scope: Scope) -> str:
     return str(scope["state"]["request_id"])
 
 
+def new_request_id() -> str:
+    return f"req_{uuid.uuid4().hex}"
+
+
 class RequestIds:
     """Middleware that names every request. A client's own id is kept if it can be written in a line of a log."""
 
@@ -27,7 +31,7 @@ class RequestIds:
         if scope["type"] not in ("http", "websocket"):
             return await self._app(scope, receive, send)
         given = Headers(scope=scope).get(HEADER, "")
-        request_id = given if _VALID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        request_id = given if _VALID.fullmatch(given) else new_request_id()
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def named(message: Message) -> None:

@@ -297,11 +297,13 @@ def test_neighbour_measures_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path
     )
     run_script(monkeypatch, "neighbour", *what, "--neighbours", "quiet", "--serve", "--json", str(file))
     numbers = json.loads(file.read_text())["numbers"]
-    assert [one["neighbour"] for one in numbers] == ["quiet", "http", "http mp3"]
+    assert [one["neighbour"] for one in numbers] == ["quiet", "http", "http mp3", "http data", "http media"]
     for one in numbers:
         assert one["requests"] == 2
         assert one["rtf"] > 0
         assert one["first_audio_ms"] > 0
+        # A picture and a sound of each request.
+        assert one["fetched"] == (4 if one["neighbour"] == "http media" else 0)
 
 
 def test_start_measures_the_parts_of_a_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ class EchoFrontend(Frontend):
             raise InputError("voice", f"{quoted(chat.voice)} is unknown", f"use one of {', '.join(self.voices)}")
         text = "|".join(_read(part) for message in chat.messages for part in message.content)
         if text.startswith("wait "):
-            assert GATES[text.removeprefix("wait ")].wait(10), "nobody opened the gate"
+            assert GATES[text.removeprefix("wait ")].wait(2 * PATIENCE_SECONDS), "nobody opened the gate"
         if text == "crash":
             raise ValueError("a bug")
         if not text:

@@ -93,7 +93,6 @@ class ChatCall:
     include_usage: bool
     logprobs: bool
     samples: int
-    text_stage: str | None
     stage: str | None
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
@@ -147,7 +146,6 @@ def read_call(server: Server, body: dict[str, Any]) -> ChatCall:
         include_usage=bool(options.include_usage),
         logprobs=bool(request.logprobs),
         samples=samples,
-        text_stage=omni.pipeline.text_stage,
         stage=omni.pipeline.main_stage,
     )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 
-from omni.api import Output, Usage
+from omni.api import Output
 from omni.serve.chat.request import ChatCall
 from omni.serve.chat.response import ChatCompletionChunk, ChunkChoice, Delta, DeltaAudio
 from omni.serve.chat.speech import AnswerSound
@@ -15,15 +15,15 @@ from omni.serve.usage import TokenUsage, finish_reason, token_usage
 async def events(server: Server, call: ChatCall) -> AsyncGenerator[bytes]:
     """The events of the whole stream. Runs the request from the first one on."""
     answers = [_Answer(server, call, index) for index in range(call.samples)]
-    usages: list[Usage] = []
+    finished: list[Output] = []
     async with server.generate("chat", call.messages, call.rename, **call.arguments) as outputs:
         async for output in outputs:
-            if output.usage is not None:
-                usages.append(output.usage)
+            if output.finished:
+                finished.append(output)
             for choice in await answers[output.sample].take(output):
                 yield event(_chunk(call, [choice]))
     if call.include_usage:
-        yield event(_chunk(call, [], token_usage(usages, call.text_stage)))
+        yield event(_chunk(call, [], token_usage(finished, server.omni.pipeline)))
     yield DONE
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import torch
 
-from omni.api import Output, TokenLogprob, Usage
+from omni.api import Output, TokenLogprob
 from omni.serve.audio.encode import FORMATS
 from omni.serve.chat.request import ChatCall
 from omni.serve.chat.response import AnswerMessage, Audio, ChatCompletion, Choice
@@ -24,7 +24,7 @@ class _Answer:
         self.sample_rate = 0
         self.logprobs: list[TokenLogprob] = []
         self.reasons: Mapping[str, str] = {}
-        self.usage: Usage | None = None
+        self.last: Output | None = None
 
     def take(self, output: Output) -> None:
         self.texts.append(output.text)
@@ -33,7 +33,7 @@ class _Answer:
             self.sample_rate = output.sample_rate
         self.logprobs += output.logprobs
         if output.finished:
-            self.reasons, self.usage = output.finish_reasons, output.usage
+            self.reasons, self.last = output.finish_reasons, output
 
     def file(self, format: str) -> str:
         """Base64; may take long."""
@@ -53,7 +53,7 @@ async def completion(server: Server, call: ChatCall, outputs: AsyncIterator[Outp
         created=call.created,
         model=call.model,
         choices=[await _choice(server, call, index, answer) for index, answer in enumerate(answers)],
-        usage=token_usage([each.usage for each in answers if each.usage is not None], call.text_stage),
+        usage=token_usage([each.last for each in answers if each.last is not None], server.omni.pipeline),
     )
 
 

@@ -165,14 +165,12 @@ class Response:
     def _completed(self, output: Output) -> None:
         pipeline = self._server.omni.pipeline
         if output.usage is not None:
-            usage = token_usage([output.usage], pipeline.text_stage)
-            stages = output.metrics.stages if output.metrics is not None else {}
-            main = stages.get(pipeline.main_stage) if pipeline.main_stage is not None else None
+            usage = token_usage([output], pipeline)
             self._usage = ResponseUsage(
                 total_tokens=usage.total_tokens,
                 input_tokens=usage.prompt_tokens,
                 output_tokens=usage.completion_tokens,
-                input_token_details=InputTokens(cached_tokens=main.counts.get("cached_tokens", 0) if main else 0),
+                input_token_details=InputTokens(cached_tokens=usage.prompt_tokens_details.cached_tokens),
                 output_token_details=OutputTokens(
                     text_tokens=usage.completion_tokens_details.text_tokens,
                     audio_tokens=usage.completion_tokens_details.audio_tokens,

@@ -2,7 +2,11 @@
 
 import asyncio
 import json
+import logging
+import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from omni.errors import ConfigError
 from omni.serve import create_app
 from tests.support.echo_family import BREAK_LOOP, OPENED, eventually
 from tests.support.http_server import Served, echo_omni, served
+from tests.support.patience import PATIENCE_SECONDS
 
 CHAT = "/v1/chat/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
@@ -65,6 +70,58 @@ def test_unknown_paths_have_errors_of_the_same_shape(echo: Served, method: str, 
     response = echo.get(path)
     assert response.status_code == status
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"hello\r\n\r\n", b"GET / HTTP/x\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\r\n\r\n"),
+        *(b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 20_000, b"GET / HTTP/1.1\r\nhost: x\r\nno field\r\n\r\n"),
+        *(CHUNKED + b"zz\r\n", CHUNKED + b"5\r\nhello\r\nzz\r\n"),
+    ],
+    ids=["words", "version", "no host", "tls", "long head", "no field", "chunk", "later chunk"],
+)
+def test_what_is_no_http_has_an_error_of_the_same_shape(
+    echo: Served, caplog: pytest.LogCaptureFixture, data: bytes
+) -> None:
+    caplog.set_level(logging.INFO, "omni.serve")
+    with raw_connection(echo) as connection:
+        connection.sendall(data)
+        response = HTTPResponse(connection)
+        response.begin()
+        body = json.loads(response.read())
+        assert connection.recv(1) == b""
+    assert (response.status, response.headers["content-type"]) == (400, "application/json")
+    assert body["error"].pop("message").startswith("request: cannot be read as HTTP/1.1; ")
+    assert body["error"] == {"type": "invalid_request_error", "param": "request", "code": "invalid_http"}
+    assert f"{response.headers['x-request-id']} is refused: " in caplog.text
+    echo.assert_nothing_held()
+
+
+def test_a_body_that_turns_wrong_after_its_answer_ends_the_connection(
+    echo: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A refusal does not wait for the body; what is wrong in the rest of it adds nothing to the answer."""
+    with raw_connection(echo) as connection:
+        connection.sendall(CHUNKED.replace(b"chat/completions", b"nothing"))
+        response = HTTPResponse(connection)
+        response.begin()
+        assert response.status == 404
+        response.read()
+        connection.sendall(b"zz\r\n")
+        assert connection.recv(1) == b""
+    # It is no failure of the server.
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@contextmanager
+def raw_connection(server: Served) -> Iterator[socket.socket]:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_SECONDS) as connection:
+        yield connection
 
 
 def test_a_request_keeps_its_id(echo: Served, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from openai import OpenAI
+from openai.types import CompletionUsage
 
 from omni import AsyncOmni, Omni, SamplingParams
+from omni.api import Metrics, Output, StageMetrics, Usage
+from omni.serve.usage import token_usage
 from omni_text.tiny import write_tiny
 from tests.support.decoded import decoded
 from tests.support.entry_points import REPOSITORY
@@ -98,6 +102,65 @@ def test_a_prompt_is_continued_without_the_chat_template(writer: Served, writing
     assert answer.choices[0].text == raw.text
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == raw.usage.prompt_tokens < chat.usage.prompt_tokens
+
+
+STORY = "once upon a time there was a fox who would not jump over anything " * 2
+
+
+def found(usage: CompletionUsage | None) -> int:
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    cached = usage.prompt_tokens_details.cached_tokens
+    assert cached is not None
+    assert 0 <= cached < usage.prompt_tokens
+    return cached
+
+
+def cached_in_all(server: Served) -> int:
+    return server.omni.counters()["text"]["cached_tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_usage_counts_what_was_in_the_prefix_cache(writer: Served, endpoint: str, stream: bool) -> None:
+    def ask(client: OpenAI, prompts: list[str], **fields: Any) -> CompletionUsage | None:
+        fields["extra_body"] = {"cache_salt": f"{endpoint} {stream}"}
+        if stream:
+            fields |= {"stream": True, "stream_options": {"include_usage": True}}
+        answer: Any
+        if endpoint == "chat":
+            messages: Any = [{"role": "user", "content": prompts[0]}]
+            answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=2, **fields)
+        else:
+            answer = client.completions.create(model="tiny", prompt=prompts, max_tokens=2, **fields)
+        usage: CompletionUsage | None = list(answer)[-1].usage if stream else answer.usage
+        return usage
+
+    with writer.client() as client:
+        assert found(ask(client, [STORY], n=2)) == 0
+        before = cached_in_all(writer)
+        again = found(ask(client, [STORY]))
+        assert again == cached_in_all(writer) - before > 0
+        # The prompt counts once.
+        assert found(ask(client, [STORY], n=3)) == again
+        if endpoint == "completions":
+            assert found(ask(client, [STORY, STORY, "Zounds"])) == 2 * again
+
+
+def test_a_prompt_is_cached_as_far_as_all_its_answers_found_it(writer: Served) -> None:
+    """A later answer finds the prompt of the first, which was not there before the request."""
+
+    def finished(index: int, sample: int, cached: int) -> Output:
+        stage = StageMetrics({"tokens": 3, "cached_tokens": cached}, 1.0)
+        times = Metrics(
+            queued=0, prepare=0, ttft=1, first_audio=None, total=1, audio_seconds=0, rtf=None, stages={"text": stage}
+        )
+        return Output(index, sample, finished=True, metrics=times, usage=Usage(40, {"text": 3}))
+
+    outputs = [finished(0, 0, 0), finished(0, 1, 32), finished(1, 0, 32), finished(1, 1, 16)]
+    usage = token_usage(outputs, writer.omni.pipeline)
+    assert usage.prompt_tokens_details.cached_tokens == 16
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (80, 12, 92)
 
 
 def test_prompts_are_refused_by_a_model_of_chats(talker: Served) -> None:
