@@ -30,7 +30,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from bench.arguments import device_here, output_file, positive_int
+from bench.arguments import device_here, output_file, output_folder, positive_int
 from bench.floors import uniform_experts
 from bench.report import environment, print_facts, print_table, write_json
 from omni import Omni
@@ -181,15 +181,13 @@ def main() -> None:
     parser.add_argument("--rows", type=positive_int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=positive_int, default=3)
     parser.add_argument("--ways", choices=("tensor", "expert", "pipeline"), nargs="+", default=["tensor"])
-    parser.add_argument("--timeline", type=Path)
+    parser.add_argument("--timeline", type=output_folder)
     parser.add_argument(
         "--device", type=device_here("--shape tiny-omni --device cpu"), choices=("cuda", "cpu"), default="cuda"
     )
     parser.add_argument("--json", type=output_file)
     arguments = parser.parse_args()
     ways = [(ranks, way) for ranks in arguments.ranks for way in (arguments.ways if ranks > 1 else ["tensor"])]
-    if arguments.timeline is not None:
-        arguments.timeline.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         SHAPES[arguments.shape](Path(folder))
         runs = [run for ranks, way in ways for run in measure(folder, arguments, ranks, way)]

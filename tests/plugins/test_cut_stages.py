@@ -177,7 +177,7 @@ def test_each_request_gets_what_it_gets_alone(folder: Path, name: str, layout: R
     """The matrix, on ranks: requests join, leave and are preempted, and in few blocks of the talker its frames are replayed."""
     family = family_in(folder, name)
     played = run_cell(family, cell, CutStages(layout))
-    if cell.asked == "talker, all together":
+    if cell.asked == "talker, all together" and cell.few_blocks:
         assert all(played.preemptions(family).values()), "the talker is preempted too"
 
 
@@ -198,7 +198,7 @@ def test_each_request_gets_of_divided_experts_what_it_gets_alone(folder: Path, c
             # The hidden states for the talker pass through the ranks between.
             ("other sizes", PP2, {"thinker.pipeline_layers": (3, 1), "thinker.max_num_batched_tokens": 9}),
             ("other sizes", TP4, {}),
-            ("other sizes", PP3, {"thinker.pipeline_layers": (1, 2, 1), "talker.pipeline_layers": (1, 1, 2)}),
+            ("other sizes", PP3, {"thinker.pipeline_layers": (1, 2, 1)}),
             ("as written", TP2, {}),
             ("as written", PP2, {}),
             ("other sizes", BOTH, {"thinker.max_num_batched_tokens": 9, "talker.max_num_seqs": 2}),
@@ -214,12 +214,15 @@ def test_qwen3_omni_says_what_it_says_whole(
     shape: str, layout: RankLayout, settings: Mapping[str, object], by_expert: bool
 ) -> None:
     """Four ranks do not divide the 6 experts of the other talker: each has a part of their width."""
-    cut, comparison = CutStages(layout, expert_parallel=by_expert), Comparison()
+    names = {"thinker"} if layout.pipeline > 2 else {"thinker", "talker"}  # the talker has two layers
+    cut, comparison = CutStages(layout, names, expert_parallel=by_expert), Comparison()
     engine = OmniEngine(tiny_checkpoint(**omni_engine.SHAPES[shape]), settings, change=cut.change, graphs=True)
     results = engine.run(omni_engine.CHATS, [0, 2, 5, 9, 14])
-    assert cut.started.keys() == {"thinker", "talker"}
+    assert cut.started.keys() == names
     experts = (8, 6) if shape == "other sizes" else (4, 4)
     for stage, count in zip(("thinker", "talker"), experts, strict=True):
+        if stage not in names:
+            continue
         divided = by_expert and count % layout.tensor == 0
         assert held_experts(cut, stage) == {count // layout.tensor if divided else count}
     cut.end()

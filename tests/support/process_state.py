@@ -15,6 +15,8 @@ from tests.support.entry_points import REPOSITORY
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
 _NOTHING = "nothing"
+_OWN = frozenset({"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"})
+"""Variables that pytest sets, and torch at the import of its compiler."""
 
 
 def process_state() -> Mapping[str, object]:
@@ -27,7 +29,7 @@ def process_state() -> Mapping[str, object]:
         "sys.getswitchinterval()": sys.getswitchinterval(),
         "threading.excepthook": threading.excepthook,
         "os.getcwd()": os.getcwd(),
-        **{f"os.environ[{name!r}]": value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+        **{f"os.environ[{name!r}]": value for name, value in os.environ.items() if name not in _OWN},
         **{f"signal.getsignal({each.name})": signal.getsignal(each) for each in _SIGNALS},
         **dict(_of_logging()),
         **_of_torch(),
