@@ -109,7 +109,7 @@ def recording(salt: int) -> bytes:
     return file.getvalue()
 
 
-class Media:
+class RequestMedia:
     """The pictures and sounds of requests to a server. host: has all `files`."""
 
     def __init__(self, files: Mapping[str, bytes], host: MediaHost) -> None:
@@ -281,9 +281,9 @@ async def measure_server(arguments: argparse.Namespace, folder: str, speech: Fam
     settings += ["frontend.media.private_addresses=true"]
     options = ["--device", arguments.device, "--load-format", "dummy", *(f"--set={setting}" for setting in settings)]
     runs = []
-    files = Media.made()
+    files = RequestMedia.made()
     with hosting(files) as host, serving(folder, *options, "--media-domain", "127.0.0.1") as url:
-        media = Media(files, host)
+        media = RequestMedia(files, host)
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as client:
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 
-class Arrival(Protocol):
+class PendingReceive(Protocol):
     """A tensor from another rank."""
 
     def done(self) -> bool:
@@ -41,7 +41,7 @@ class Communicator(Protocol):
         """Sends `x`, which is contiguous, to one rank. The host does not wait for that rank; on the CPU a copy is sent. Pairs of
         ranks send and receive in the same order, with equal shapes and dtypes."""
 
-    def receive(self, x: Tensor, source: int) -> Arrival:
+    def receive(self, x: Tensor, source: int) -> PendingReceive:
         """Overwrites `x`, which is contiguous, by what a rank sends next. Nothing reads or writes `x` before it has arrived."""
 
     def silent(self) -> AbstractContextManager[None]:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from omni.parallel.communicator import Arrival
+from omni.parallel.communicator import PendingReceive
 from omni.parallel.ranks import EqualRanks, PipelineRank, RankLayout, Ranks
 
 
@@ -16,7 +16,7 @@ class _There:
     def wait(self) -> None: ...
 
 
-THERE: Arrival = _There()
+THERE: PendingReceive = _There()
 """The arrival of what was there before."""
 
 
@@ -36,7 +36,7 @@ class SilentCommunicator:
 
     def send(self, x: Tensor, to: int) -> None: ...
 
-    def receive(self, x: Tensor, source: int) -> Arrival:
+    def receive(self, x: Tensor, source: int) -> PendingReceive:
         return THERE
 
     @contextmanager

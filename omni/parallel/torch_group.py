@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, Store
 
 from omni.device import SyncPoint, may_sync
 from omni.errors import LostRankError, said
-from omni.parallel.communicator import Arrival, Communicator
+from omni.parallel.communicator import Communicator, PendingReceive
 from omni.parallel.peers import PeerSum
 from omni.parallel.silent import THERE
 
@@ -118,7 +118,7 @@ class TorchCommunicator:
         with _lost_ranks(self._rank, self._size):
             self._sent.append(self._group.send([x.clone()], to, self._tag(to, "sent")))
 
-    def receive(self, x: Tensor, source: int) -> Arrival:
+    def receive(self, x: Tensor, source: int) -> PendingReceive:
         if self._silent or not x.numel():
             return THERE
         with _lost_ranks(self._rank, self._size):
@@ -197,7 +197,7 @@ class NcclCommunicator(TorchCommunicator):
         if x.numel() and not self._silent:
             self._transfer(self._group.send, x, to)
 
-    def receive(self, x: Tensor, source: int) -> Arrival:
+    def receive(self, x: Tensor, source: int) -> PendingReceive:
         if x.numel() and not self._silent:
             self._transfer(self._group.recv, x, source)
         return THERE

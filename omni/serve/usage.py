@@ -16,7 +16,7 @@ class CompletionTokens(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_tokens: int = 0
 
 
-class PromptTokens(msgspec.Struct, frozen=True, kw_only=True):
+class PromptUsage(msgspec.Struct, frozen=True, kw_only=True):
     """cached_tokens: of the prompt, found in the prefix cache."""
 
     cached_tokens: int
@@ -27,7 +27,7 @@ class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     completion_tokens_details: CompletionTokens
-    prompt_tokens_details: PromptTokens
+    prompt_tokens_details: PromptUsage
 
 
 def token_usage(finished: Iterable[Output], pipeline: Pipeline) -> TokenUsage:
@@ -52,7 +52,7 @@ def token_usage(finished: Iterable[Output], pipeline: Pipeline) -> TokenUsage:
         completion_tokens=text + audio,
         total_tokens=prompt + text + audio,
         completion_tokens_details=CompletionTokens(audio_tokens=audio, text_tokens=text),
-        prompt_tokens_details=PromptTokens(cached_tokens=sum(cached.values())),
+        prompt_tokens_details=PromptUsage(cached_tokens=sum(cached.values())),
     )
 
 

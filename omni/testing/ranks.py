@@ -10,7 +10,7 @@ from queue import Empty, Queue
 import torch
 from torch import Tensor
 
-from omni.parallel import Arrival, EqualRanks, PipelineRank, RankLayout, Ranks
+from omni.parallel import EqualRanks, PendingReceive, PipelineRank, RankLayout, Ranks
 from omni.parallel.silent import THERE
 from omni.stage import StageWorker
 
@@ -87,7 +87,7 @@ class ThreadCommunicator:
             self.calls += 1
             self._meeting.sent[self._rank, to].put(x.clone())
 
-    def receive(self, x: Tensor, source: int) -> Arrival:
+    def receive(self, x: Tensor, source: int) -> PendingReceive:
         if self._silent:
             return THERE
         return _Transfer(x, self._meeting.sent[source, self._rank], self._meeting.seconds)

@@ -14,6 +14,7 @@ from omni.device.sync import host_waits
 from omni.testing.simulation.checker import Checker, Race, Running
 from omni.testing.simulation.coroutine import PhaseThread
 from omni.testing.simulation.recorder import OperationRecorder
+from omni.testing.simulation.shared_time import Schedule, SharedTime
 from omni.testing.simulation.stream import (
     Barrier,
     Clock,
@@ -26,7 +27,6 @@ from omni.testing.simulation.stream import (
     advance,
     join,
 )
-from omni.testing.simulation.timeline import Schedule, Timeline
 from omni.testing.simulation.waits import WaitLog
 
 _PATIENT = 1e9
@@ -54,12 +54,13 @@ class SimulatedDevice(Device):
         without: str | None = None,
         without_on: str | None = None,
         check: bool = True,
-        timeline: Timeline | None = None,
+        shared_time: SharedTime | None = None,
     ) -> None:
-        """without_on: the stream whose wait is left out; None for all. timeline: shared with other devices, in place of a seed."""
+        """without_on: the stream whose wait is left out; None for all. shared_time: shared with other devices, in place of a
+        seed."""
         super().__init__(torch.device("cpu"))
-        self.timeline = timeline or Timeline(seed)
-        self._alone = timeline is None
+        self.shared_time = shared_time or SharedTime(seed)
+        self._alone = shared_time is None
         self.streams: list[SimulatedStream] = []
         self.waits = WaitLog()
         self.latest = 0
@@ -70,7 +71,7 @@ class SimulatedDevice(Device):
         self._phase_threads: dict[int, PhaseThread] = {}
         """By number of the stream."""
         self._without, self._without_on = without, without_on
-        self._checker = Checker(self.timeline.agent())
+        self._checker = Checker(self.shared_time.agent())
         self._recorder = OperationRecorder(self._checker) if check else None
         self.host_observer = self._checker
         self._launches = 0
@@ -80,19 +81,19 @@ class SimulatedDevice(Device):
 
     @property
     def now(self) -> float:
-        return self.timeline.now
+        return self.shared_time.now
 
     @property
     def done(self) -> int:
-        return self.timeline.done
+        return self.shared_time.done
 
     @property
     def trace(self) -> list[tuple[str, str, int]]:
-        return self.timeline.trace
+        return self.shared_time.trace
 
     @property
     def schedule(self) -> Schedule | None:
-        return self.timeline.schedule
+        return self.shared_time.schedule
 
     @property
     def races(self) -> list[Race]:
@@ -115,9 +116,9 @@ class SimulatedDevice(Device):
 
     def stream(self, name: str, *, priority: int = 0) -> SimulatedStream:
         pace = self.schedule.pace() if self.schedule is not None else 0.0
-        stream = SimulatedStream(name, self.timeline.agent(), pace, self._run_head)
+        stream = SimulatedStream(name, self.shared_time.agent(), pace, self._run_head)
         self.streams.append(stream)
-        self.timeline.add(stream)
+        self.shared_time.add(stream)
         self._checker.add(stream)
         return stream
 
@@ -231,17 +232,17 @@ class SimulatedDevice(Device):
 
     def host_step(self) -> None:
         """Advances time as between two host calls, and runs the operations that end by then."""
-        if self.schedule is None or self.timeline.running:
+        if self.schedule is None or self.shared_time.running:
             return
         self.latest = max(self.latest, self.pending)
-        self.timeline.host_step()
+        self.shared_time.host_step()
 
     def skip(self, until: float = _PATIENT) -> bool:
         """Runs the operation that ends next, if it ends before `until`. Returns whether there was one. Waits where only ranks in
         other threads can go on."""
-        if self._alone and self.timeline.next() is None and (remote := self._remote()):
+        if self._alone and self.shared_time.next() is None and (remote := self._remote()):
             _wait_for_any(remote)
-        return self.timeline.skip(until)
+        return self.shared_time.skip(until)
 
     def _remote(self) -> list[Barrier]:
         """What streams wait for that other ranks bring about."""
@@ -249,7 +250,7 @@ class SimulatedDevice(Device):
         return [head for head in heads if isinstance(head, Barrier) and head.remote]
 
     def describe(self) -> str:
-        return "\n".join(self.timeline.describe()) or "nothing is pending on the device"
+        return "\n".join(self.shared_time.describe()) or "nothing is pending on the device"
 
     @property
     def running(self) -> Running:
@@ -258,7 +259,7 @@ class SimulatedDevice(Device):
 
     def beside(self, stream: SimulatedStream, name: str) -> SimulatedStream:
         """An agent whose accesses the stream does not order. Nothing is launched on it."""
-        agent = SimulatedStream(f"{stream.name} {name}", self.timeline.agent(), 0.0, self._run_head)
+        agent = SimulatedStream(f"{stream.name} {name}", self.shared_time.agent(), 0.0, self._run_head)
         self._checker.add(agent)
         return agent
 
@@ -279,7 +280,7 @@ class SimulatedDevice(Device):
     @contextmanager
     def recorded(self, running: Running) -> Iterator[None]:
         """While entered, operations are those of this phase. None runs."""
-        self.timeline.running = True
+        self.shared_time.running = True
         try:
             with torch.inference_mode(running.launched.inference), self._checker.attributed(running):
                 if self._recorder is None:
@@ -290,7 +291,7 @@ class SimulatedDevice(Device):
                 with self._recorder, watching:
                     yield
         finally:
-            self.timeline.running = False
+            self.shared_time.running = False
 
     def pause(self, event: SimulatedEvent) -> None:
         """Called in a phase, where phases may pause: returns once the event is reached, and orders the rest of the phase behind it.
@@ -299,9 +300,9 @@ class SimulatedDevice(Device):
         stream, launched = running.stream, running.launched
         stream.paused = PausedPhase(launched, event)
         with self._checker.attributed(None):
-            self.timeline.running = False
+            self.shared_time.running = False
             self._phase_threads[stream.agent].pause()
-            self.timeline.running = True
+            self.shared_time.running = True
         stream.paused = None
         for clock in (launched.clock, stream.come):
             join(clock, event.clock)
@@ -323,14 +324,14 @@ class SimulatedDevice(Device):
 
     def _enqueue(self, stream: SimulatedStream, task: Task) -> None:
         stream.queue.append(task)
-        self.timeline.moved()
+        self.shared_time.moved()
 
     def _run_head(self, stream: SimulatedStream) -> None:
         due = stream.due
         stream.free_at = due
-        self.timeline.done += 1
+        self.shared_time.done += 1
         if stream.paused is not None:
-            self.timeline.moved()
+            self.shared_time.moved()
             self._phase_threads[stream.agent].resume()
             return
         task = stream.queue.popleft()
@@ -338,7 +339,7 @@ class SimulatedDevice(Device):
             join(task.event.clock, stream.come)
             task.event.reached, task.event.reached_at = True, due
         elif isinstance(task, QueuedPhase):
-            self.timeline.moved()
+            self.shared_time.moved()
             join(task.clock, stream.come)
             self._run_phase(stream, task)
         elif isinstance(task.event, SimulatedEvent):

@@ -3,7 +3,7 @@ ranks is late, as a seed decides, and its accesses to memory are checked.
 
 Transfers are those of CUDA or those of the CPU. On CUDA a transfer occupies its stream: a sent tensor is read, and a received one
 written, until the stream goes on. On the CPU `send` copies, and what is received comes while the stream goes on; a phase that reads
-it calls `Arrival.wait`. Received memory holds garbage until its content has come.
+it calls `PendingReceive.wait`. Received memory holds garbage until its content has come.
 """
 
 import sys
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from omni.parallel import Arrival, EqualRanks, PipelineRank, RankLayout, Ranks
+from omni.parallel import EqualRanks, PendingReceive, PipelineRank, RankLayout, Ranks
 from omni.parallel.silent import THERE
 from omni.testing.simulation.checker import Running
 from omni.testing.simulation.device import SimulatedDevice
+from omni.testing.simulation.shared_time import Schedule, SharedTime
 from omni.testing.simulation.simulation import Simulation
 from omni.testing.simulation.stream import Clock, QueuedPhase, SimulatedEvent, SimulatedStream, advance, join
-from omni.testing.simulation.timeline import Schedule, Timeline
 
 _AT_ONCE, _VERY_LATE = 0.3, 0.05
 """Shares of transfers."""
@@ -51,16 +51,16 @@ class _Delays:
 class _Lane:
     """Actions in order. Each runs at its time, and not before the ones ahead of it."""
 
-    def __init__(self, name: str, timeline: Timeline) -> None:
-        self._name, self._timeline = name, timeline
+    def __init__(self, name: str, shared_time: SharedTime) -> None:
+        self._name, self._shared_time = name, shared_time
         self._actions: deque[tuple[Callable[[], float | None], Callable[[], None]]] = deque()
         self._free_at = 0.0
-        timeline.add(self)
+        shared_time.add(self)
 
     def add(self, at: Callable[[], float | None], act: Callable[[], None]) -> None:
         """at: seconds, None as long as the action is not possible."""
         self._actions.append((at, act))
-        self._timeline.moved()
+        self._shared_time.moved()
 
     @property
     def can_run(self) -> bool:
@@ -75,9 +75,9 @@ class _Lane:
     def run(self) -> None:
         self._free_at = self.due
         _, act = self._actions.popleft()
-        self._timeline.done += 1
-        self._timeline.moved()
-        self._timeline.trace.append((self._name, "", self._timeline.done))
+        self._shared_time.done += 1
+        self._shared_time.moved()
+        self._shared_time.trace.append((self._name, "", self._shared_time.done))
         act()
 
     def __str__(self) -> str:
@@ -143,19 +143,19 @@ def arrive() -> None:
 class _Link:
     """What one rank sends to another one on a communicator, in order."""
 
-    def __init__(self, name: str, timeline: Timeline, blocks: bool) -> None:
+    def __init__(self, name: str, shared_time: SharedTime, blocks: bool) -> None:
         """blocks: whether a transfer occupies its stream."""
-        assert timeline.schedule is not None
-        self._timeline, self._blocks = timeline, blocks
-        self._delays = _Delays(timeline.schedule)
-        self._taking, self._arriving = _Lane(f"{name} taking", timeline), _Lane(f"{name} arriving", timeline)
+        assert shared_time.schedule is not None
+        self._shared_time, self._blocks = shared_time, blocks
+        self._delays = _Delays(shared_time.schedule)
+        self._taking, self._arriving = _Lane(f"{name} taking", shared_time), _Lane(f"{name} arriving", shared_time)
         self._sent: list[_Sent] = []
         self._received: list[_Received] = []
         self._writer: SimulatedStream | None = None
 
     def send(self, device: SimulatedDevice, x: Tensor) -> None:
         running, number = device.running, len(self._sent)
-        sent = _Sent(self._timeline.now, list(running.launched.clock))
+        sent = _Sent(self._shared_time.now, list(running.launched.clock))
         self._sent.append(sent)
         if self._blocks:
             self._send_later(device, x, running, sent, number)
@@ -184,16 +184,16 @@ class _Link:
         def take() -> None:
             with device.recorded(reader):
                 sent.content = x.clone()
-            taken.reached, taken.reached_at = True, self._timeline.now
-            sent.taken_at = self._timeline.now
+            taken.reached, taken.reached_at = True, self._shared_time.now
+            sent.taken_at = self._shared_time.now
 
         self._taking.add(at, take)
 
-    def receive(self, device: SimulatedDevice, x: Tensor) -> Arrival:
+    def receive(self, device: SimulatedDevice, x: Tensor) -> PendingReceive:
         running = device.running
         writer = Running(running.stream, running.launched) if self._blocks else self._transfer_of(device, running)
         event = device.event(running.stream, list(writer.launched.clock))
-        received = _Received(device, x, writer, event, self._timeline.now)
+        received = _Received(device, x, writer, event, self._shared_time.now)
         self._received.append(received)
         received.spoil()
         if not self._blocks:
@@ -232,7 +232,7 @@ class _Link:
             raise AssertionError(f"received {content.dtype} {list(content.shape)} for {x.dtype} {list(x.shape)}")
         received.fill(content)
         join(received.event.clock, sent.clock)
-        received.event.reached, received.event.reached_at = True, self._timeline.now
+        received.event.reached, received.event.reached_at = True, self._shared_time.now
         sent.content = None
 
 
@@ -277,18 +277,18 @@ class _Collective:
 class _Group:
     """Ranks that communicate. blocks: see `_Link`."""
 
-    def __init__(self, name: str, devices: Sequence[SimulatedDevice], timeline: Timeline, blocks: bool) -> None:
+    def __init__(self, name: str, devices: Sequence[SimulatedDevice], shared_time: SharedTime, blocks: bool) -> None:
         self.name = name
         self.devices = devices
-        self.timeline = timeline
-        assert timeline.schedule is not None
-        self.delays = _Delays(timeline.schedule)
+        self.shared_time = shared_time
+        assert shared_time.schedule is not None
+        self.delays = _Delays(shared_time.schedule)
         self.in_place = self.delays.chance()
         """Whether sums are written over what is given; otherwise that is filled with garbage."""
-        self.leaving = [_Lane(f"{name} leaving {rank}", timeline) for rank in range(len(devices))]
+        self.leaving = [_Lane(f"{name} leaving {rank}", shared_time) for rank in range(len(devices))]
         self.collectives: list[_Collective] = []
         self.links = {
-            (source, to): _Link(f"{name} {source}->{to}", timeline, blocks)
+            (source, to): _Link(f"{name} {source}->{to}", shared_time, blocks)
             for source in range(len(devices))
             for to in range(len(devices))
             if source != to
@@ -357,7 +357,7 @@ class SimulatedCommunicator:
         if x.numel() and not self._silent:
             self._group.links[self._rank, to].send(self._device, x)
 
-    def receive(self, x: Tensor, source: int) -> Arrival:
+    def receive(self, x: Tensor, source: int) -> PendingReceive:
         assert x.is_contiguous()
         if not x.numel() or self._silent:
             return THERE
@@ -388,7 +388,7 @@ class SimulatedChannel:
         self._delays = _Delays(device.schedule)
 
     def connect(self, other: "SimulatedChannel", name: str) -> None:
-        self._others.append((other, _Lane(name, self._device.timeline)))
+        self._others.append((other, _Lane(name, self._device.shared_time)))
 
     def send(self, message: bytes) -> None:
         clock = self._device.host_clock()
@@ -420,16 +420,16 @@ class SimulatedRanks:
         without_on: str | None = None,
         blocks: bool | None = None,
     ) -> None:
-        """without, without_on: as of `SimulatedDevice`; also a phase, by module and name, whose `Arrival.wait` is left out.
+        """without, without_on: as of `SimulatedDevice`; also a phase, by module and name, whose `PendingReceive.wait` is left out.
         without_at: at this rank only. blocks: None for what the seed decides."""
-        timeline = Timeline(seed)
-        assert timeline.schedule is not None
-        self.random = timeline.schedule.random
+        shared_time = SharedTime(seed)
+        assert shared_time.schedule is not None
+        self.random = shared_time.schedule.random
         drawn = self.random.random() < 0.5
         self.blocks = drawn if blocks is None else blocks
         self.devices = [
             SimulatedDevice(
-                without=without if without_at in (None, rank) else None, without_on=without_on, timeline=timeline
+                without=without if without_at in (None, rank) else None, without_on=without_on, shared_time=shared_time
             )
             for rank in range(layout.size)
         ]
@@ -438,7 +438,7 @@ class SimulatedRanks:
             device.phases_pause = layout.tensor > 1
 
         def group(name: str, ranks: Sequence[int]) -> _Group:
-            return _Group(name, [self.devices[rank] for rank in ranks], timeline, self.blocks)
+            return _Group(name, [self.devices[rank] for rank in ranks], shared_time, self.blocks)
 
         everyone = range(layout.size)
         shared = group("inputs", everyone)

@@ -23,15 +23,15 @@ from omni.parallel import PipelineRank
 from omni_ar.kernels.step.state import ROW_FIELDS, RowState
 from omni_ar.layers.decoder import DecoderLayers
 from omni_ar.model import ArModel, PipelineBoundary
-from omni_ar.run.arrivals import Arrivals, Slot, SlotRing, receive_tensors, send_tensors
 from omni_ar.run.state import Resources, next_width
 from omni_ar.run.step import StepContext, TokenHandoff
+from omni_ar.run.transfer_slots import PendingReceives, Slot, SlotRing, receive_tensors, send_tensors
 
 _SLOTS = 2
 """Of hidden states: one is transferred while the other is read or written."""
 
 
-def take_hidden(arrivals: Arrivals, slot_NTD: Tensor, received_NTD: Tensor) -> None:
+def take_hidden(arrivals: PendingReceives, slot_NTD: Tensor, received_NTD: Tensor) -> None:
     """Copies hidden states that have arrived into the buffer that `forward` reads, which a captured one cannot change."""
     arrivals.wait()
     received_NTD.copy_(slot_NTD)
@@ -55,7 +55,7 @@ def void_tokens(state: RowState, null_row: int, message_RF: Tensor, codes_RD: Te
     codes_RD.copy_(state.next_codes[null_row])
 
 
-def accept_received(state: RowState, arrivals: Arrivals, message_RF: Tensor, codes_RD: Tensor) -> None:
+def accept_received(state: RowState, arrivals: PendingReceives, message_RF: Tensor, codes_RD: Tensor) -> None:
     """Makes received tokens the rows' newest. A message holds the whole state of its rows, and messages are accepted in order. So a
     late one for a row that has another owner meanwhile does no harm: the owner's first message follows before its state is read."""
     arrivals.wait()
@@ -98,7 +98,7 @@ class HiddenTransfers:
         received, stage = self._received, self._stage
         if received is None:
             return
-        arrivals = Arrivals()
+        arrivals = PendingReceives()
 
         def transfer(slot: tuple[Tensor, ...]) -> None:
             given = (self._pipeline.hidden, self._pipeline.position - 1, _entries(slot[0], tokens), arrivals)
@@ -158,7 +158,7 @@ class _Arriving:
     step: int
     count: int
     slot: Slot
-    arrivals: Arrivals
+    arrivals: PendingReceives
 
 
 class ReceivedTokens:
@@ -187,7 +187,7 @@ class ReceivedTokens:
 
     def transfer(self, step: int, rows_R: Tensor | None, count: int) -> None:
         """Launches the transfer of the tokens of a step, which samples `count` rows."""
-        arrivals = Arrivals()
+        arrivals = PendingReceives()
 
         def receive(slot: tuple[Tensor, ...]) -> None:
             given = (self._pipeline.tokens, self._pipeline.size - 1, _used(slot, count), arrivals)

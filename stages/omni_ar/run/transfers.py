@@ -9,11 +9,11 @@ from torch import Tensor
 from omni.errors import LostRankError, said
 from omni.parallel import Communicator, Ranks
 from omni_ar.kernels.step.state import RowState
-from omni_ar.run.arrivals import Arrivals, receive_tensors
 from omni_ar.run.launch import StepLaunch
 from omni_ar.run.pack import StepTensors
 from omni_ar.run.pipeline import HiddenTransfers, ReceivedTokens, TokenSender
 from omni_ar.run.state import Resources
+from omni_ar.run.transfer_slots import PendingReceives, receive_tensors
 
 
 def send_inputs(
@@ -27,7 +27,9 @@ def send_inputs(
             communicator.send(sent, rank)
 
 
-def take_inputs(arrivals: Arrivals, vectors: Sequence[Tensor], state: RowState, steps_n: Sequence[Tensor]) -> None:
+def take_inputs(
+    arrivals: PendingReceives, vectors: Sequence[Tensor], state: RowState, steps_n: Sequence[Tensor]
+) -> None:
     """Stores vectors that have arrived where the steps read them."""
     arrivals.wait()
     for vectors_nE, index_n in zip(vectors, steps_n, strict=True):
@@ -50,7 +52,7 @@ class InputTransfers:
         if not self._ranks.rank:
             stage.device.launch(stage.stream, send_inputs, communicator, given, stage.rows, steps_n)
             return
-        arrivals, width = Arrivals(), stage.rows.conditioning.shape[1]
+        arrivals, width = PendingReceives(), stage.rows.conditioning.shape[1]
         vectors = [stage.device.empty((index_n.shape[0], width), stage.dtype, stage.stream) for index_n in steps_n]
         stage.device.launch(stage.stream, receive_tensors, communicator, 0, [*given, *vectors], arrivals)
         stage.device.wait_remote(stage.stream, arrivals)

@@ -10,7 +10,7 @@ import torch
 
 from omni.device import COMPLETED
 from omni.testing import SimulatedDevice, check_connector
-from omni.testing.simulation.timeline import Schedule
+from omni.testing.simulation.shared_time import Schedule
 from omni_local.connector import LocalConnector
 
 

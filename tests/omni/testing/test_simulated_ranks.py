@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from omni.device import Stream
-from omni.parallel import Arrival, Communicator, RankChannel, RankLayout
+from omni.parallel import Communicator, PendingReceive, RankChannel, RankLayout
 from omni.testing import HangError, SimulatedDevice
 from omni.testing.simulation.ranks import SimulatedRanks
 
@@ -23,11 +23,11 @@ def send(communicator: Communicator, x: Tensor, to: int) -> None:
     communicator.send(x, to)
 
 
-def receive(communicator: Communicator, x: Tensor, source: int, arrivals: list[Arrival]) -> None:
+def receive(communicator: Communicator, x: Tensor, source: int, arrivals: list[PendingReceive]) -> None:
     arrivals.append(communicator.receive(x, source))
 
 
-def copy_arrived(x: Tensor, out: Tensor, arrivals: Sequence[Arrival]) -> None:
+def copy_arrived(x: Tensor, out: Tensor, arrivals: Sequence[PendingReceive]) -> None:
     for arrival in arrivals:
         arrival.wait()
     out.copy_(x)
@@ -40,7 +40,7 @@ def copy(x: Tensor, out: Tensor) -> None:
 class Come:
     """An event: the first of these has come."""
 
-    def __init__(self, arrivals: Sequence[Arrival]) -> None:
+    def __init__(self, arrivals: Sequence[PendingReceive]) -> None:
         self._arrivals = arrivals
 
     def done(self) -> bool:
@@ -59,7 +59,7 @@ class World:
         self.ranks = SimulatedRanks(RankLayout(pipeline=2), seed, blocks=blocks)
         self.here, self.there = self.ranks.devices[:2]
         self.x, self.y, self.out = (torch.zeros(4) for _ in range(3))
-        self.arrivals: list[Arrival] = []
+        self.arrivals: list[PendingReceive] = []
 
     def stream(self, rank: int, name: str) -> Stream:
         return self.ranks.devices[rank].stream(name)
@@ -68,7 +68,7 @@ class World:
         communicator = self.ranks.ranks[rank].communicator
         self.ranks.devices[rank].launch(stream, send, communicator, x, 1 - rank)
 
-    def receive(self, rank: int, stream: Stream, x: Tensor, arrivals: list[Arrival] | None = None) -> None:
+    def receive(self, rank: int, stream: Stream, x: Tensor, arrivals: list[PendingReceive] | None = None) -> None:
         communicator = self.ranks.ranks[rank].communicator
         given = (communicator, x, 1 - rank, self.arrivals if arrivals is None else arrivals)
         self.ranks.devices[rank].launch(stream, receive, *given)

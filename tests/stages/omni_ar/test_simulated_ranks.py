@@ -76,20 +76,20 @@ def test_a_seed_replays_exactly() -> None:
 
 # Every wait left out, at one rank only.
 
-ARRIVALS, PIPELINE, TRANSFERS = "omni_ar.run.arrivals", "omni_ar.run.pipeline", "omni_ar.run.transfers"
+SLOTS_FILE, PIPELINE, TRANSFERS = "omni_ar.run.transfer_slots", "omni_ar.run.pipeline", "omni_ar.run.transfers"
 WAITS: dict[tuple[str, str | None], tuple[int, ...]] = {
     (f"{PIPELINE}.take_hidden", None): (0, 1),
     (f"{PIPELINE}.accept_received", None): (1, 2),
     (f"{TRANSFERS}.take_inputs", None): (1, 2),
-    (f"{ARRIVALS}.Arrivals.done#1", None): (0, 1, 2),
+    (f"{SLOTS_FILE}.PendingReceives.done#1", None): (0, 1, 2),
     (f"{PIPELINE}.HiddenTransfers.receive.take#1", None): (0, 1),
     (f"{PIPELINE}.ReceivedTokens._accept.accept#1", None): (1, 2),
     (f"{TRANSFERS}.InputTransfers.transfer#1", None): (1, 2),
-    (f"{ARRIVALS}.SlotRing.fill#1", "ar"): (1, 2),
-    (f"{ARRIVALS}.SlotRing.fill#1", "ar-receive"): (0, 1),
-    (f"{ARRIVALS}.SlotRing.fill#1", "ar-tokens"): (1, 2),
-    (f"{ARRIVALS}.SlotRing.drain#1", "ar"): (0, 1, 2),
-    (f"{ARRIVALS}.SlotRing.drain#1", "ar-send"): (1, 2),
+    (f"{SLOTS_FILE}.SlotRing.fill#1", "ar"): (1, 2),
+    (f"{SLOTS_FILE}.SlotRing.fill#1", "ar-receive"): (0, 1),
+    (f"{SLOTS_FILE}.SlotRing.fill#1", "ar-tokens"): (1, 2),
+    (f"{SLOTS_FILE}.SlotRing.drain#1", "ar"): (0, 1, 2),
+    (f"{SLOTS_FILE}.SlotRing.drain#1", "ar-send"): (1, 2),
     (f"{PIPELINE}.TokenSender.transfer#1", None): (0,),
 }
 """By wait, or phase that waits for an arrival, and stream: the ranks of three that have it. Rank 2 has the first layers."""

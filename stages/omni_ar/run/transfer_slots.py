@@ -7,16 +7,16 @@ from itertools import cycle
 from torch import Tensor
 
 from omni.device import COMPLETED, Device, Event, Stream
-from omni.parallel import Arrival, Communicator
+from omni.parallel import Communicator, PendingReceive
 
 
-class Arrivals:
+class PendingReceives:
     """The tensors of a transfer. An event: done once all have arrived."""
 
     def __init__(self) -> None:
-        self._each: Sequence[Arrival] | None = None
+        self._each: Sequence[PendingReceive] | None = None
 
-    def expect(self, each: Sequence[Arrival]) -> None:
+    def expect(self, each: Sequence[PendingReceive]) -> None:
         self._each = each
 
     def done(self) -> bool:
@@ -29,7 +29,9 @@ class Arrivals:
             arrival.wait()
 
 
-def receive_tensors(communicator: Communicator, source: int, tensors: Sequence[Tensor], arrivals: Arrivals) -> None:
+def receive_tensors(
+    communicator: Communicator, source: int, tensors: Sequence[Tensor], arrivals: PendingReceives
+) -> None:
     arrivals.expect([communicator.receive(tensor, source) for tensor in tensors])
 
 

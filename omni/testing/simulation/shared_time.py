@@ -48,7 +48,7 @@ class Lane(Protocol):
         """Runs the first operation, at its end."""
 
 
-class Timeline:
+class SharedTime:
     """now: seconds. done: operations that have run. trace: operations that ran and events that were polled, in order. running:
     whether an operation runs. schedule: None without a seed."""
 
