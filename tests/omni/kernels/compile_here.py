@@ -156,6 +156,14 @@ def group(server: int) -> list[int]:
     return found
 
 
+def left(server: int) -> list[int]:
+    """Those that still run when all had time to end: a process that is killed needs some, the more memory it has."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while group(server) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return group(server)
+
+
 def wait_for(workers: int, server: int) -> None:
     while len(group(server)) < 1 + workers:
         time.sleep(0.05)
@@ -168,7 +176,7 @@ def closed() -> dict[str, Any]:
     wait_for(1, processes._process.pid)
     processes.close()
     processes.close()
-    return {"left": group(processes._process.pid), "threads": threading.active_count()}
+    return {"left": left(processes._process.pid), "threads": threading.active_count()}
 
 
 def killed() -> dict[str, Any]:
@@ -179,9 +187,7 @@ def killed() -> dict[str, Any]:
     wait_for(1, server)
     os.kill(server, signal.SIGKILL)
     done = processes.wait()
-    while group(server):
-        time.sleep(0.05)
-    return {"compiled": done.compiled, "left": group(server)}
+    return {"compiled": done.compiled, "left": left(server)}
 
 
 def abandoned() -> dict[str, Any]:
@@ -198,10 +204,7 @@ def abandoned() -> dict[str, Any]:
     running = len(group(server))
     os.kill(starter, signal.SIGKILL)
     os.waitpid(starter, 0)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while group(server) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return {"running": running, "left": group(server)}
+    return {"running": running, "left": left(server)}
 
 
 def keys(first: str, second: str) -> dict[str, Any]:
