@@ -9,8 +9,10 @@ from omni_ar.model import ArShape
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.launch import StepLaunch
 from omni_ar.run.limits import Limits
-from omni_ar.run.pack import PackedStep, pack_step
+from omni_ar.run.pack import PackedStep, pack_step, scored_positions
 from omni_ar.run.plan import PaddedShape, StepPlan
+from omni_ar.run.request import ArRequest
+from omni_ar.run.step import ScoredChunk
 from omni_ar.sampling.pack import merge_flags
 
 
@@ -36,17 +38,19 @@ class StepPacker:
         self._steady: _Steady | None = None
 
     def pack(
-        self, plan: StepPlan, *, padded: int | None, captured: PaddedShape | None
+        self, plan: StepPlan, *, newest_input: int, padded: int | None, captured: PaddedShape | None
     ) -> tuple[StepLaunch, Upload | None]:
-        """Returns the step and its inputs, to be uploaded; None if they are those of the step before. padded: as in `StepLaunch`.
-        captured: the shape of the captured forward that a step with chunks is padded to, None if it runs uncaptured."""
+        """Returns the step and its inputs, to be uploaded; None if they are those of the step before. newest_input, padded: as in
+        `StepLaunch`. captured: the shape of the captured forward that a step with chunks is padded to, None if it runs
+        uncaptured."""
         padded_shape = (captured or plan.padded_shape) if plan.chunks else None
-        packed, flags, upload = self._packed(plan, padded, padded_shape)
-        asked = [each.sampling.logprobs for each in plan.sampled if each.sampling.logprobs is not None]
+        sampled = plan.sampled
+        packed, flags, upload = self._packed(plan, sampled, padded, padded_shape)
+        asked = [each.sampling.logprobs for each in sampled if each.sampling.logprobs is not None]
         scored = [chunk.request.sampling.prompt_logprobs or 0 for chunk in plan.chunks]
         launch = StepLaunch(
             step=plan.step,
-            newest_input=plan.newest_input,
+            newest_input=newest_input,
             packed=packed,
             flags=flags,
             padded=padded,
@@ -68,10 +72,10 @@ class StepPacker:
         return -(-longest // self._limits.block_size)
 
     def _packed(
-        self, plan: StepPlan, padded: int | None, padded_shape: PaddedShape | None
+        self, plan: StepPlan, sampled: Sequence[ArRequest], padded: int | None, padded_shape: PaddedShape | None
     ) -> tuple[PackedStep, SamplingFlags, Upload | None]:
-        rows = tuple(request.row_index for request in plan.sampled)
-        edited = any(request.edit is not None for request in plan.sampled)
+        rows = tuple(request.row_index for request in sampled)
+        edited = any(request.edit is not None for request in sampled)
         changed = bool(plan.chunks or plan.new_blocks or edited or self._shape.conditioned)
         steady = self._steady
         if steady is not None and steady.rows == rows and not changed:
@@ -90,7 +94,19 @@ class StepPacker:
         except Exception:
             self._uploader.cancel(upload)
             raise
-        flags = merge_flags(request.flags for request in plan.sampled)
+        flags = merge_flags(request.flags for request in sampled)
         repeats = not plan.chunks and not self._shape.conditioned
         self._steady = _Steady(rows, packed.repeated(), flags) if repeats else None
         return packed, flags, upload
+
+
+def scored_chunks(plan: StepPlan) -> tuple[ScoredChunk, ...]:
+    """The prompt tokens that a step scores."""
+    chunks: list[ScoredChunk] = []
+    start = 0
+    for chunk in plan.chunks:
+        positions = scored_positions(chunk)
+        if positions.size:
+            chunks.append(ScoredChunk(chunk.request, int(positions[0]) + 1, start, positions.size))
+            start += positions.size
+    return tuple(chunks)

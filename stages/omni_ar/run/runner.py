@@ -24,10 +24,9 @@ from omni_ar.run.pack import (
     PackedStep,
     StepTensors,
     captured_spans,
-    scored_positions,
     step_tensors,
 )
-from omni_ar.run.packer import StepPacker
+from omni_ar.run.packer import StepPacker, scored_chunks
 from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, start_rows
 from omni_ar.run.pipeline import HiddenTransfers, ReceivedTokens, TokenSender
 from omni_ar.run.plan import StepPlan
@@ -196,12 +195,14 @@ class Runner:
 
     def execute_model(self, plan: StepPlan) -> StepContext:
         """Launches a step up to its hidden states. The other ranks, if there are any, are sent the step first."""
-        self._begin(plan.newest_input)
-        rows = len(plan.sampled)
-        size, decode = self._graphs.find("decode", rows) if rows else (0, None)
+        newest_input = plan.newest_input if self._limits.micro_batches > 1 else 0
+        self._begin(newest_input)
+        sampled = plan.sampled
+        size, decode = self._graphs.find("decode", len(sampled)) if sampled else (0, None)
         captured = self._captured_chunks.find(plan) if plan.chunks else None
         launch, upload = self._packer.pack(
             plan,
+            newest_input=newest_input,
             padded=size if decode is not None else None,
             captured=captured.padded_shape if captured is not None else None,
         )
@@ -210,9 +211,9 @@ class Runner:
             uploaded = upload.content() if upload is not None else None
             self._followers.send(encode(StepMessage.of(launch, uploaded, tensors)))
             self._sent = plan.step
-        scheduled = tuple(snapshot(request) for request in plan.sampled)
+        scheduled = tuple(snapshot(request) for request in sampled)
         emits = any(one.emits_hidden for one in scheduled) or (bool(scheduled) and self._model.shape.emits_tokens)
-        return self._launch(launch, upload, tensors, scheduled, _scored_chunks(plan), emits)
+        return self._launch(launch, upload, tensors, scheduled, scored_chunks(plan), emits)
 
     def follow(self, message: StepMessage) -> SampledStep:
         """Launches a step of rank 0 at another rank. If it fails, `forget_batch` follows, or the ranks differ."""
@@ -384,17 +385,6 @@ def _token_source(
         return LocalTokens(stage, processors), TokenSender(stage, pipeline)
     source = ReceivedTokens(stage, pipeline)
     return source, source
-
-
-def _scored_chunks(plan: StepPlan) -> tuple[ScoredChunk, ...]:
-    chunks: list[ScoredChunk] = []
-    start = 0
-    for chunk in plan.chunks:
-        positions = scored_positions(chunk)
-        if positions.size:
-            chunks.append(ScoredChunk(chunk.request, int(positions[0]) + 1, start, positions.size))
-            start += positions.size
-    return tuple(chunks)
 
 
 def _empty(device: Device, stream: Stream, given: TensorShape) -> Tensor:
