@@ -31,6 +31,11 @@ _SLOTS = 2
 """Of hidden states: one is transferred while the other is read or written."""
 
 
+def fill_random(slots: Sequence[Tensor]) -> None:
+    for slot in slots:
+        slot.normal_()
+
+
 def take_hidden(arrivals: PendingReceives, slot_NTD: Tensor, received_NTD: Tensor) -> None:
     """Copies hidden states that have arrived into the buffer that `forward` reads, which a captured one cannot change."""
     arrivals.wait()
@@ -93,6 +98,11 @@ class HiddenTransfers:
         """Of a forward of so many tokens. The same memory at each call, so the forward may be captured."""
         received, sent = (None if each is None else each[:, :tokens] for each in (self._received, self._sent))
         return PipelineBoundary(received, sent, self._received_layers, self._sent_layers)
+
+    def spread(self) -> None:
+        """Fills the slots for hidden states to come with random ones."""
+        if self._received is not None:
+            self._stage.device.launch(self._stage.stream, fill_random, self._arriving.tensors)
 
     def receive(self, tokens: int) -> None:
         """Launches the transfer of a step's hidden states into the buffer of its boundary."""
