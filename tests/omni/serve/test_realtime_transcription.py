@@ -1,7 +1,9 @@
 """Transcripts of what the user says in realtime sessions, through the OpenAI SDK. The echo family writes what it was given."""
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from tests.support.echo_family import BREAK, OPENED, eventually
 from tests.support.http_server import STRICT, Served, echo_omni, served
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.realtime import Client, session, silence, speech
 
 ASKED = "<8000 samples>|Transcribe the speech."
@@ -58,6 +61,7 @@ def test_a_committed_turn_is_transcribed(voiced: Served) -> None:
             await client.send(type="conversation.item.retrieve", item_id=item_id)
             item = (await client.until("conversation.item.retrieved")).item
             assert item.content[0].transcript == done.transcript
+            assert voiced.server.limits.held_bytes == 2 * 12000 + len(done.transcript)
             # The model still hears the sound itself.
             await client.respond()
             assert client.text("response.output_audio_transcript.delta") == "<8000 samples>"
@@ -109,8 +113,15 @@ def test_a_transcript_that_fails_says_why_and_the_session_goes_on(voiced: Served
     asyncio.run(main())
 
 
-def test_items_that_are_gone_have_no_transcript(voiced: Served) -> None:
-    """Turns are transcribed one after the other, in order, beside the responses."""
+def test_items_that_are_gone_have_no_transcript(voiced: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns are transcribed in order; the second is deleted while the first is transcribed."""
+    release, generate = threading.Event(), voiced.server.generate
+
+    @asynccontextmanager
+    async def held_back(*arguments: Any, **named: Any) -> AsyncIterator[Any]:
+        assert await asyncio.to_thread(release.wait, PATIENCE_SECONDS)
+        async with generate(*arguments, **named) as outputs:
+            yield outputs
 
     async def main() -> None:
         async with session(voiced) as client:
@@ -118,27 +129,40 @@ def test_items_that_are_gone_have_no_transcript(voiced: Served) -> None:
             ids = [await commit(client) for _ in range(3)]
             await client.send(type="conversation.item.delete", item_id=ids[1])
             await client.until("conversation.item.deleted")
-            while (
-                len(client.of(f"{TRANSCRIPT}.completed")) < 2
-                or client.of(f"{TRANSCRIPT}.completed")[-1].item_id != ids[2]
-            ):
-                await client.next()
-            done = [event.item_id for event in client.of(f"{TRANSCRIPT}.completed")]
-            assert done == [each for each in ids if each in done]
+            release.set()
+            done = [(await client.until(f"{TRANSCRIPT}.completed")).item_id for _ in range(2)]
+            assert done == [ids[0], ids[2]]
+            assert not client.of(f"{TRANSCRIPT}.failed")
 
+    monkeypatch.setattr(voiced.server, "generate", held_back)
     asyncio.run(main())
 
 
-def test_a_client_that_goes_ends_its_transcripts(voiced: Served) -> None:
+def test_a_client_that_goes_ends_its_transcripts(voiced: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is under way, and stays so; others wait."""
+    generate = voiced.server.generate
+
+    async def without_end(outputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for output in outputs:
+            yield output
+            if output.text:
+                await asyncio.Event().wait()
+
+    @asynccontextmanager
+    async def generate_without_end(*arguments: Any, **named: Any) -> AsyncIterator[Any]:
+        async with generate(*arguments, **named) as outputs:
+            yield without_end(outputs)
+
     async def main() -> None:
         async with session(voiced) as client:
-            await listening(client, model="whisper-1", prompt="x" * 2000)
-            for _ in range(3):
-                await commit(client)
+            await listening(client, model="whisper-1")
+            await commit(client)
             await client.until(f"{TRANSCRIPT}.delta")
+            await commit(client)
             assert voiced.server.limits.in_flight == 1
             client.connection._connection.transport.abort()
 
+    monkeypatch.setattr(voiced.server, "generate", generate_without_end)
     asyncio.run(main())
     assert eventually(lambda: voiced.server.limits.in_flight == 0)
 
