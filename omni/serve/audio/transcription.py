@@ -27,7 +27,7 @@ _log = logging.getLogger("omni.serve")
 
 _ASK = "Transcribe the speech. Answer with the words that are said, and nothing else."
 _FORMATS = ("json", "text", "verbose_json")
-_GREEDY = 0.0
+GREEDY = 0.0
 """OpenAI's default temperature here."""
 _BLOCK = 2**16
 """Samples."""
@@ -96,6 +96,17 @@ class TranscriptionCall:
     request_id: str
 
 
+def transcribing_messages(sound: object, language: str, prompt: str) -> list[dict[str, Any]]:
+    """The chat whose answer is the transcript. sound: as the front end takes it. language, prompt: `""` without."""
+    asked = [_ASK]
+    if language:
+        asked.append(f"The language is {language!r}.")
+    if prompt:
+        asked.append(f"This helps to understand it: {prompt}")
+    content = [{"type": "input_audio", "input_audio": sound}, {"type": "text", "text": "\n".join(asked)}]
+    return [{"role": "user", "content": content}]
+
+
 async def transcriptions(server: Server, call: Call) -> Response:
     file, fields = await read_upload(call, server.options)
     asked = read_call(server, file, fields, call.id)
@@ -133,16 +144,10 @@ def read_call(server: Server, file: bytes, given: Mapping[str, str], request_id:
             return "file"
         return "prompt" if field.startswith("messages") else names(field)
 
-    asked = [_ASK]
-    if request.language:
-        asked.append(f"The language is {request.language!r}.")
-    if request.prompt:
-        asked.append(f"This helps to understand it: {request.prompt}")
-    content = [{"type": "input_audio", "input_audio": file}, {"type": "text", "text": "\n".join(asked)}]
-    params.setdefault("temperature", _GREEDY)
+    params.setdefault("temperature", GREEDY)
     return TranscriptionCall(
         file=file,
-        messages=[{"role": "user", "content": content}],
+        messages=transcribing_messages(file, request.language, request.prompt),
         arguments=GenerateArguments(
             modalities=("text",),
             sampling=stage_sampling(omni, params, {}, strict=False),

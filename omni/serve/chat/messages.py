@@ -19,7 +19,8 @@ class AudioRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """audio: of an earlier answer. What clients send back of one that it did not have is null or empty: it is refused otherwise."""
+    """audio: of an earlier answer. What clients send back of one that it did not have is null or empty: it is refused otherwise.
+    parsed: the SDK's reading of the content, which it adds to answers of `.parse()` and `.stream()`; ignored."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -29,6 +30,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tool_calls: list[Any] | None = None
     function_call: dict[str, Any] | None = None
     annotations: list[Any] | None = None
+    parsed: Any = None
 
 
 def omni_messages(messages: Sequence[ChatMessage], transcripts: Transcripts) -> list[dict[str, Any]]:

@@ -151,7 +151,7 @@ def read_call(server: Server, body: dict[str, Any]) -> ChatCall:
 
 
 def _modalities(omni: AsyncOmni, request: ChatRequest) -> tuple[str, ...]:
-    """OpenAI's default is text; that of a model without is its own."""
+    """OpenAI's default is text; that of a model without is its own. Speech comes with its transcript, if the model writes one."""
     if request.modalities is None:
         return ("text",) if "text" in omni.modalities else omni.modalities
     if not request.modalities:
@@ -159,6 +159,8 @@ def _modalities(omni: AsyncOmni, request: ChatRequest) -> tuple[str, ...]:
     for index, modality in enumerate(request.modalities):
         if modality not in ("text", "audio"):
             raise InputError(f"modalities[{index}]", f"{quoted(modality)} is not given here", 'use "text" and "audio"')
+    if request.modalities == ("audio",) and any(output.modality == "text" for output in omni.pipeline.outputs):
+        return ("text", "audio")
     return request.modalities
 
 

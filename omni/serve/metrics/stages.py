@@ -49,7 +49,7 @@ class StageCollector(Collector):
         self._unread += self._numbers is None
 
     def collect(self) -> Iterator[Metric]:
-        yield self._memory()
+        yield from (self._memory(), self._capacity())
         unread = CounterMetricFamily("omni_stages_unread", "Questions to the stages without an answer in time.")
         unread.add_metric((), self._unread)
         yield unread
@@ -81,6 +81,16 @@ class StageCollector(Collector):
                 if count is not None:
                     memory.add_metric((stage, part), count)
         return memory
+
+    def _capacity(self) -> Metric:
+        capacity = GaugeMetricFamily(
+            "omni_stage_capacity", "The most that a stage can hold at once.", labels=("stage", "resource")
+        )
+        for stage, memory in self._omni.memory.items():
+            for resource, count in (("rows", memory.rows), ("pages", memory.pages)):
+                if count:
+                    capacity.add_metric((stage, resource), count)
+        return capacity
 
     def _usage(self, numbers: _Numbers) -> Iterator[Metric]:
         waiting = GaugeMetricFamily("omni_requests_waiting", "Requests that are not at the stages yet.")

@@ -22,8 +22,8 @@ _FASTEST = 20
 
 @dataclass(slots=True, eq=False)
 class ItemPart:
-    """kind: the type in events. text: of texts, and the transcript of output audio. sound: what the user said, in `format`. url: of
-    a picture. ms: of output audio, as it went to the client."""
+    """kind: the type in events. text: of texts, and the transcript of sound, `""` without. sound: what the user said, in `format`.
+    url: of a picture. ms: of output audio, as it went to the client."""
 
     kind: str
     text: str = ""
@@ -41,9 +41,9 @@ class ItemPart:
         match self.kind:
             case "input_audio" if whole and self.sound is not None and self.format is not None:
                 data = base64.b64encode(self.format.encode(self.sound)).decode()
-                return ContentPart(type=self.kind, audio=data, transcript=None)
+                return ContentPart(type=self.kind, audio=data, transcript=self.text or None)
             case "input_audio":
-                return ContentPart(type=self.kind, transcript=None)
+                return ContentPart(type=self.kind, transcript=self.text or None)
             case "input_image":
                 return ContentPart(type=self.kind, image_url=self.url)
             case "output_audio":

@@ -28,8 +28,9 @@ _MOST_BYTES = 2**30
 
 
 class TurnListener:
-    """Collects sound until a turn is over. most_seconds: of a turn; a longer one is over then. on_speech: the user starts to
-    speak, and a response may be interrupted. on_turn: the turn is in the conversation, and a response is asked for."""
+    """Collects sound until a turn is over. most_seconds: of a turn; a longer one is over then. on_speech: the user starts to speak,
+    and a response may be interrupted. on_item: a turn is in the conversation. on_turn: the same, and a response is asked
+    for."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class TurnListener:
         *,
         most_seconds: float,
         on_speech: Callable[[], None],
+        on_item: Callable[[Item], None],
         on_turn: Callable[[], None],
     ) -> None:
         self._channel = channel
@@ -47,6 +49,7 @@ class TurnListener:
         self._settings = settings
         self._most_seconds = most_seconds
         self._on_speech = on_speech
+        self._on_item = on_item
         self._on_turn = on_turn
         self._buffer = InputBuffer(memory)
         self._memory = memory
@@ -144,6 +147,7 @@ class TurnListener:
         self._channel.put(AudioCommitted(item_id=item.id, previous_item_id=before))
         self._channel.put(ItemAdded(item=item.described(), previous_item_id=before))
         self._channel.put(ItemDone(item=item.described(), previous_item_id=before))
+        self._on_item(item)
 
     def _forget(self, detector: TurnDetector) -> None:
         """Drops sound in which no turn can start any more."""

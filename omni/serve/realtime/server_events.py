@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from omni.serve.audio.transcription import TranscriptionUsage
 from omni.serve.realtime.ids import new_id
 
 
@@ -33,6 +34,13 @@ class RealtimeError(msgspec.Struct, frozen=True, kw_only=True):
     code: str | None
     param: str | None
     event_id: str | None
+
+
+class TranscriptionError(msgspec.Struct, frozen=True, kw_only=True):
+    message: str
+    type: str
+    code: str | None
+    param: str | None
 
 
 class StatusError(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +145,32 @@ class ItemTruncated(ServerEvent, frozen=True, kw_only=True, tag="conversation.it
     item_id: str
     content_index: int
     audio_end_ms: int
+
+
+class _TranscriptionEvent(ServerEvent, frozen=True, kw_only=True):
+    """About the one part of an item of the user."""
+
+    item_id: str
+    content_index: int = 0
+
+
+class TranscriptionPiece(
+    _TranscriptionEvent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.delta"
+):
+    delta: str
+
+
+class TranscriptionCompleted(
+    _TranscriptionEvent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.completed"
+):
+    transcript: str
+    usage: TranscriptionUsage
+
+
+class TranscriptionFailed(
+    _TranscriptionEvent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.failed"
+):
+    error: TranscriptionError
 
 
 class ResponseCreated(ServerEvent, frozen=True, kw_only=True, tag="response.created"):

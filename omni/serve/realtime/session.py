@@ -25,7 +25,7 @@ from omni.serve.realtime.client_events import (
     read_event,
 )
 from omni.serve.realtime.conversation import Conversation
-from omni.serve.realtime.items import read_item
+from omni.serve.realtime.items import Item, read_item
 from omni.serve.realtime.listener import TurnListener
 from omni.serve.realtime.memory import SessionMemory
 from omni.serve.realtime.request import ResponseRequest, read_request
@@ -42,6 +42,7 @@ from omni.serve.realtime.server_events import (
     SessionUpdated,
 )
 from omni.serve.realtime.settings import Settings, described, updated
+from omni.serve.realtime.transcriber import InputTranscriber
 from omni.serve.server import Server
 
 _LARGE = 2**18
@@ -51,8 +52,8 @@ _LARGE = 2**18
 class RealtimeSession:
     """id: for the log. Everything is for the event loop's thread.
 
-    Three kinds of tasks run: one reads events and handles them in order, one writes, and one is the response's. When one fails, or
-    the client goes, all end, which cancels the request.
+    Four kinds of tasks run: one reads events and handles them in order, one writes, one transcribes what the user says, and one is
+    the response's. When one fails, or the client goes, all end, which cancels the requests.
     """
 
     def __init__(
@@ -72,8 +73,10 @@ class RealtimeSession:
             settings,
             most_seconds=server.options.max_turn_seconds,
             on_speech=self._interrupt,
+            on_item=self._transcribe,
             on_turn=self._answer,
         )
+        self._transcriber = InputTranscriber(server, self._channel, self._conversation, memory, session_id)
         self._response: Response | None = None
         self._owed = False
         self._tasks: asyncio.TaskGroup | None = None
@@ -85,6 +88,7 @@ class RealtimeSession:
             async with asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self._channel.run())
                 self._tasks.create_task(self._read())
+                self._tasks.create_task(self._transcriber.run())
         except* ClientGone:
             pass
 
@@ -199,6 +203,10 @@ class RealtimeSession:
             response.over.set()
         if self._owed:
             self._answer()
+
+    def _transcribe(self, item: Item) -> None:
+        if self._settings.transcription is not None:
+            self._transcriber.put(item.id, self._settings.transcription, self._settings.cache_salt)
 
     def _interrupt(self) -> None:
         """The user starts to speak."""

@@ -23,11 +23,20 @@ _NOT_SAMPLING = frozenset({"max_tokens", "logprobs", "prompt_logprobs"})
 """The first has another name, and events have no field for log-probabilities."""
 
 
+class InputTranscription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's. model: any name, as clients fill in one of OpenAI's; the session's model transcribes."""
+
+    model: str | None = None
+    language: str | None = None
+    prompt: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """modalities: of responses, one of `"audio"` and `"text"`. voice: as the client names it. turn_detection: None if the client
-    commits turns. max_output_tokens: of the stage that writes; None is the model's own bound. params: sampling parameters of the
-    main stage. sampling: of other stages. cache_salt: sessions of another do not share cached prompts."""
+    """modalities: of responses, one of `"audio"` and `"text"`. voice: as the client names it. transcription: of what the user says,
+    None for none. turn_detection: None if the client commits turns. max_output_tokens: of the stage that writes; None is the
+    model's own bound. params: sampling parameters of the main stage. sampling: of other stages. cache_salt: sessions of another
+    do not share cached prompts."""
 
     model: str
     modalities: tuple[str, ...]
@@ -35,6 +44,7 @@ class Settings:
     input_format: AudioFormat = PCM
     output_format: AudioFormat = PCM
     voice: str | None = None
+    transcription: InputTranscription | None = None
     turn_detection: TurnDetection | None = field(default_factory=TurnDetection)
     max_output_tokens: int | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -60,9 +70,10 @@ class _VoiceRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class _Input(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """turn_detection: null is a value of its own."""
+    """transcription, turn_detection: null is a value of its own."""
 
     format: _Format | None = None
+    transcription: InputTranscription | UnsetType | None = UNSET
     turn_detection: dict[str, Any] | UnsetType | None = UNSET
 
 
@@ -118,7 +129,7 @@ def updated(server: Server, before: Settings, given: Mapping[str, Any], at: str)
     if read.cache_salt is not None:
         after = replace(after, cache_salt=read.cache_salt)
     if read.audio is not None:
-        after = _with_input(after, read.audio.input or {}, f"{at}.audio.input")
+        after = _with_input(server, after, read.audio.input or {}, f"{at}.audio.input")
         after = _with_output(server, after, read.audio.output or {}, f"{at}.audio.output")
     arguments(server, after, at)
     return after
@@ -144,7 +155,7 @@ def arguments(server: Server, settings: Settings, at: str = "session") -> Genera
 
 def described(settings: Settings) -> dict[str, Any]:
     """The session as events have it: OpenAI's type has no field for sampling."""
-    turns = settings.turn_detection
+    turns, transcription = settings.turn_detection, settings.transcription
     return {
         "type": "realtime",
         "model": settings.model,
@@ -153,7 +164,7 @@ def described(settings: Settings) -> dict[str, Any]:
         "audio": {
             "input": {
                 "format": described_format(settings.input_format),
-                "transcription": None,
+                "transcription": msgspec.to_builtins(transcription) if transcription is not None else None,
                 "noise_reduction": None,
                 "turn_detection": msgspec.to_builtins(turns) if turns is not None else None,
             },
@@ -192,11 +203,15 @@ def _max_tokens(given: int | str, at: str) -> int | None:
     return given
 
 
-def _with_input(before: Settings, given: Mapping[str, Any], at: str) -> Settings:
+def _with_input(server: Server, before: Settings, given: Mapping[str, Any], at: str) -> Settings:
     read = convert(without_unsupported(given, INPUT, at), _Input, at)
     after = before
     if read.format is not None:
         after = replace(after, input_format=read.format.read(f"{at}.format"))
+    if read.transcription is not UNSET:
+        if read.transcription is not None and server.omni.pipeline.text_stage is None:
+            raise InputError(f"{at}.transcription", "is given, but this model writes no text", "leave it out")
+        after = replace(after, transcription=read.transcription)
     if read.turn_detection is None:
         after = replace(after, turn_detection=None)
     elif isinstance(read.turn_detection, dict):

@@ -18,7 +18,7 @@ SESSION: Off = {
     "truncation": (None, "disabled"),
     "include": (None, []),
 }
-INPUT: Off = {"transcription": (None,), "noise_reduction": (None,)}
+INPUT: Off = {"noise_reduction": (None,)}
 OUTPUT: Off = {"speed": (None, 1, 1.0)}
 
 

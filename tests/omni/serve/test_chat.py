@@ -138,11 +138,40 @@ def test_an_earlier_answer_is_named_by_its_audio(client: Any) -> None:
     assert answer.choices[0].message.content == "hello|hello|x"
 
 
-def test_a_message_of_the_sdk_can_be_sent_back(client: Any) -> None:
-    for asked in ({}, SPOKEN):
-        message = client.chat.completions.create(model="tiny", messages=HELLO, **asked).choices[0].message
-        answer = client.chat.completions.create(model="tiny", messages=[*HELLO, message.model_dump()])
+@pytest.mark.parametrize("asked", [{}, SPOKEN], ids=["text", "speech"])
+@pytest.mark.parametrize("way", ["create", "parse", "stream"])
+def test_a_message_of_the_sdk_can_be_sent_back(client: Any, way: str, asked: dict[str, Any]) -> None:
+    """`parse` and `stream` add `parsed` to it."""
+    if way == "stream":
+        with client.chat.completions.stream(model="tiny", messages=HELLO, **asked) as stream:
+            message = stream.get_final_completion().choices[0].message
+    else:
+        message = getattr(client.chat.completions, way)(model="tiny", messages=HELLO, **asked).choices[0].message
+    for back in (message, message.model_dump()):
+        answer = client.chat.completions.create(model="tiny", messages=[*HELLO, back])
         assert answer.choices[0].message.content == "hello|hello"
+
+
+def test_a_parsed_answer_can_be_sent_back(echo: Served) -> None:
+    back = {"role": "assistant", "content": '{"a":1}', "parsed": {"a": 1}}
+    answer = echo.post("/v1/chat/completions", json={"model": "tiny", "messages": [*HELLO, back]})
+    assert answer.json()["choices"][0]["message"]["content"] == 'hello|{"a":1}'
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_speech_alone_has_its_transcript_too(client: Any, echo: Served, stream: bool) -> None:
+    asked = {**SPOKEN, "modalities": ["audio"]}
+    if stream:
+        sent = [c["choices"][0]["delta"].get("audio") or {} for c in chunks(ask(echo, stream=True, **asked))]
+        assert "".join(each.get("transcript", "") for each in sent) == "hello"
+        audio_id = next(each["id"] for each in sent if "id" in each)
+    else:
+        audio = client.chat.completions.create(model="tiny", messages=HELLO, **asked).choices[0].message.audio
+        assert audio.transcript == "hello"
+        audio_id = audio.id
+    said = {"role": "assistant", "audio": {"id": audio_id}}
+    answer = client.chat.completions.create(model="tiny", messages=[*HELLO, said])
+    assert answer.choices[0].message.content == "hello|hello"
 
 
 def test_pictures_and_sound_are_read_from_data(client: Any, picture: str, sound: bytes) -> None:

@@ -11,14 +11,16 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from omni.api import Output
+from omni.api import AsyncOmni, Output
 from omni.serve.limits import ServeLimits
 from omni.serve.metrics import ServerMetrics
 from omni.serve.options import ServeOptions
 from omni.stage import Listener
+from omni_text.tiny import write_tiny
 from tests.support.echo_family import BREAK, BREAK_LOOP, RATE, SAMPLES
 from tests.support.entry_points import REPOSITORY
-from tests.support.http_server import Served, echo_omni, served
+from tests.support.http_server import STRICT, Served, echo_omni, served
+from tests.support.tiny_omni import tiny_plugins
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
@@ -151,6 +153,22 @@ def test_a_stage_says_what_it_holds_and_did(fresh: Served) -> None:
         stream = client.chat.completions.create(**HELLO, max_tokens=10**9, stream=True)
         next(iter(stream))
         assert read(fresh)["omni_stage_usage", ("requests", "writer")] == 1
+        stream.close()
+
+
+def test_a_stage_says_how_much_it_can_hold(tmp_path: Path) -> None:
+    """Its share in use is known, also on the dashboard."""
+    write_tiny(tmp_path / "tiny", seed=1)
+    limits: dict[str, object] = {"text.max_num_seqs": 3, "text.num_blocks": 40}
+    omni = AsyncOmni(tmp_path / "tiny", device="cpu", plugins=tiny_plugins(), overrides={**STRICT, **limits})
+    with served(omni) as server, server.client() as client:
+        stream = client.chat.completions.create(**HELLO, max_tokens=500, stream=True, extra_body={"ignore_eos": True})
+        next(iter(stream))
+        found = read(server)
+        assert found["omni_stage_capacity", ("rows", "text")] == 3
+        assert found["omni_stage_capacity", ("pages", "text")] == 40
+        assert found["omni_stage_usage", ("rows", "text")] == 1
+        assert 0 < found["omni_stage_usage", ("blocks", "text")] <= 40
         stream.close()
 
 

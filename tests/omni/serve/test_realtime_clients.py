@@ -49,14 +49,15 @@ def test_livekit_talks(voiced: Served) -> None:
                 voice="marin",
                 base_url=f"{voiced.url}/v1",
                 api_key="x",
-                # Its defaults, semantic turns and a transcript of the user, are not served.
+                # Its default, semantic turns, is not served. It shows what the user said.
                 turn_detection=ServerVad(type="server_vad"),
-                input_audio_transcription=None,
             )
             session = model.session()
             made: asyncio.Queue[Any] = asyncio.Queue()
             errors: list[Any] = []
             session.on("generation_created", made.put_nowait)
+            heard: asyncio.Queue[Any] = asyncio.Queue()
+            session.on("input_audio_transcription_completed", heard.put_nowait)
             session.on("error", errors.append)
             await session.update_instructions("be kind")
             sound = np.concatenate([silence(0.6), speech(0.6), silence(0.9)])
@@ -65,6 +66,9 @@ def test_livekit_talks(voiced: Served) -> None:
             text, samples = await spoken(await made.get())
             assert text.startswith("be kind|<")
             assert samples == 3 * SAMPLES * len(text)
+            while not (transcript := await heard.get()).is_final:
+                pass
+            assert "Transcribe the speech." in transcript.transcript
             context = llm.ChatContext.empty()
             context.add_message(role="user", content="hello")
             await session.update_chat_ctx(context)

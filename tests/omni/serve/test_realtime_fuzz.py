@@ -28,6 +28,7 @@ _SESSION: dict[str, Any] = {
         "input": {
             "format": {"type": "audio/pcm", "rate": 24000},
             "turn_detection": {"type": "server_vad", "threshold": 0.5, "silence_duration_ms": 200},
+            "transcription": {"model": "whisper-1", "language": "en"},
         },
         "output": {"voice": "alloy", "format": {"type": "audio/pcm", "rate": 24000}},
     },

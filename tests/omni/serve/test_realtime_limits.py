@@ -74,7 +74,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (_session(sampling={"nobody": {}}), "session.sampling.nobody", "no stage"),
     (_session(model="gpt"), "model", "not served"),
     (_input(noise_reduction={"type": "near_field"}), "session.audio.input.noise_reduction", "not supported"),
-    (_input(transcription={"model": "whisper-1"}), "session.audio.input.transcription", "not supported"),
     (_input(format={"type": "audio/mp3"}), "session.audio.input.format.type", "unknown"),
     (_input(format={"type": "audio/pcm", "rate": 8000}), "session.audio.input.format.rate", "24000"),
     (
