@@ -10,11 +10,11 @@ from omni.device import CpuDevice
 from omni.errors import LostRankError
 from omni.parallel import Ranks
 from omni.stage import StageWorker
-from omni.testing import SimulatedDevice
 from omni.testing.ranks import thread_ranks
 from omni_ar.options import ArOptions
 from omni_ar.run.follower import FollowerWorker
 from tests.support.ar_driver import ArDriver, small_runner
+from tests.support.devices import HungDevice
 from tests.support.small_text import SmallText, greedy
 
 LIMIT = 5.0
@@ -23,24 +23,13 @@ OPTIONS = ArOptions(max_num_seqs=2, block_size=4, max_in_flight=2)
 MODEL = SmallText()
 
 
-class Hung(SimulatedDevice):
-    """Runs nothing by itself. clock: seconds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.clock = 0.0
-
-    def seconds(self) -> float:
-        return self.clock
-
-
 def limited() -> list[Ranks]:
     return [replace(ranks, step_seconds=LIMIT) for ranks in thread_ranks(2)]
 
 
-def leader(ranks: Ranks | None = None) -> tuple[Hung, ArDriver]:
+def leader(ranks: Ranks | None = None) -> tuple[HungDevice, ArDriver]:
     """With two steps in flight, after their launch."""
-    device = Hung()
+    device = HungDevice()
     driver = ArDriver(MODEL, device, OPTIONS, ranks=ranks)
     driver.ask("0", PROMPT, max_tokens=9)
     for _ in range(5):
@@ -49,10 +38,10 @@ def leader(ranks: Ranks | None = None) -> tuple[Hung, ArDriver]:
     return device, driver
 
 
-def follower() -> tuple[Hung, FollowerWorker]:
+def follower() -> tuple[HungDevice, FollowerWorker]:
     """With two steps in flight, of a rank 0 that has run more."""
     first, second = limited()
-    driver, device = ArDriver(MODEL, CpuDevice(), OPTIONS, ranks=first), Hung()
+    driver, device = ArDriver(MODEL, CpuDevice(), OPTIONS, ranks=first), HungDevice()
     with torch.inference_mode():
         runner, _, _ = small_runner(MODEL, device, OPTIONS, ranks=second)
     device.synchronize()
@@ -65,14 +54,14 @@ def follower() -> tuple[Hung, FollowerWorker]:
     return device, worker
 
 
-def pass_time(device: Hung, work: Callable[[], bool], seconds: float) -> None:
+def pass_time(device: HungDevice, work: Callable[[], bool], seconds: float) -> None:
     with torch.inference_mode():
         for _ in range(round(seconds)):
             device.clock += 1.0
             work()
 
 
-def of_rank(rank: int) -> tuple[Hung, StageWorker]:
+def of_rank(rank: int) -> tuple[HungDevice, StageWorker]:
     if rank:
         return follower()
     device, driver = leader(limited()[0])
