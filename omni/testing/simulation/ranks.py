@@ -419,30 +419,31 @@ class SimulatedRanks:
         without_at: int | None = None,
         without_on: str | None = None,
         blocks: bool | None = None,
+        device: type[SimulatedDevice] = SimulatedDevice,
     ) -> None:
         """without, without_on: as of `SimulatedDevice`; also a phase, by module and name, whose `PendingReceive.wait` is left out.
-        without_at: at this rank only. blocks: None for what the seed decides."""
+        without_at: at this rank only. blocks: None for what the seed decides. device: the class of the devices."""
         shared_time = SharedTime(seed)
         assert shared_time.schedule is not None
         self.random = shared_time.schedule.random
         drawn = self.random.random() < 0.5
         self.blocks = drawn if blocks is None else blocks
         self.devices = [
-            SimulatedDevice(
+            device(
                 without=without if without_at in (None, rank) else None, without_on=without_on, shared_time=shared_time
             )
             for rank in range(layout.size)
         ]
-        for device in self.devices:
-            device.transfers_block = self.blocks
-            device.phases_pause = layout.tensor > 1
+        for each in self.devices:
+            each.transfers_block = self.blocks
+            each.phases_pause = layout.tensor > 1
 
         def group(name: str, ranks: Sequence[int]) -> _Group:
             return _Group(name, [self.devices[rank] for rank in ranks], shared_time, self.blocks)
 
         everyone = range(layout.size)
         shared = group("inputs", everyone)
-        channels = [SimulatedChannel(device) for device in self.devices]
+        channels = [SimulatedChannel(each) for each in self.devices]
         for rank in everyone[1:]:
             channels[0].connect(channels[rank], f"messages 0->{rank}")
         groups: dict[tuple[str, int], _Group] = {}
