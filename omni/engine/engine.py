@@ -96,6 +96,8 @@ class Engine:
         self._left_to_close = self._steps_to_close()
         self._close_error: BaseException | None = None
         self._failure: OmniError | None = None
+        self.turn: object | None = None
+        """The loop's present turn; None between requests, and outside of the loop. Any thread may ask."""
         self._thread: threading.Thread | None = None
         self._sync_check = SyncCheck.OFF
 
@@ -181,6 +183,11 @@ class Engine:
         if self._command_queue.waiting or self._orchestrator.unfinished or self._orchestrator.busy:
             return False
         return not any(self._reports.holds(stage) for stage in self._workers if stage not in self._cut.followed)
+
+    @property
+    def cut_stages(self) -> Collection[str]:
+        """The stages that are cut across engines, and of which this one has a rank."""
+        return self._cut.ranks.keys()
 
     @property
     def _follows(self) -> bool:
@@ -368,18 +375,22 @@ class Engine:
     def _loop(self) -> None:
         with torch.inference_mode(), sync_guard(self._device, self._sync_check):
             since = time.perf_counter()
+            turns = 0
             while not self._stopping:
+                self.turn = turns = turns + 1
                 moved = self.tick()
                 self._command_queue.flush()
                 if moved:
                     since = time.perf_counter()
                 elif self.idle and not self._follows:
+                    self.turn = None
                     self._command_queue.wait()
                 else:
                     if self._timeline is not None:
                         self._timeline.poll()
                     # The device is busy. Spin for a short launch gap, but sleep in long waits to free the core.
                     time.sleep(0 if time.perf_counter() - since < _SPIN_SECONDS else _NAP_SECONDS)
+            self.turn = None
 
     def _refuse_all(self) -> None:
         while not self._stopping:

@@ -1,5 +1,6 @@
 """The part of an engine in a stage that is cut across engines."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -68,7 +69,8 @@ class PipelineRank:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks(ABC):
     """rank: of this engine. size: number of ranks. communicator: of all ranks, for inputs that rank 0 alone has. tensor: of the
-    ranks with parts of the same layers; None if layers are whole. pipeline: None if this rank has all layers."""
+    ranks with parts of the same layers; None if layers are whole. pipeline: None if this rank has all layers. step_seconds: time
+    after which a step that is not complete is one that hangs (`StepWatch`)."""
 
     rank: int
     size: int
@@ -76,6 +78,7 @@ class Ranks(ABC):
     channel: RankChannel
     tensor: Communicator | None = None
     pipeline: PipelineRank | None = None
+    step_seconds: float = math.inf
 
     @property
     def communicators(self) -> Sequence[Communicator]:

@@ -25,7 +25,7 @@ START_SECONDS = 600.0
 """Time that a rank waits for the others at start: they may read their weights at different speeds. If the process of one has ended,
 those of the others are ended at once, and wait no longer."""
 STEP_SECONDS = 60.0
-"""Time that a rank waits for the others in a collective, or for one of them to read its messages."""
+"""Time that a rank waits for the others in a collective, for one of them to read its messages, or for the end of a step."""
 
 
 @dataclass(slots=True)
@@ -94,6 +94,7 @@ def open_ranks(
         channel=channel,
         tensor=tensor,
         pipeline=pipeline,
+        step_seconds=STEP_SECONDS,
         store=numbers,
     )
 

@@ -21,6 +21,7 @@ from omni.errors import LostRankError, said
 from omni.parallel.communicator import Communicator, PendingReceive
 from omni.parallel.peers import PeerSum
 from omni.parallel.silent import THERE
+from omni.parallel.watch import REMEDY
 
 _SEND_SECONDS = timedelta(seconds=5)
 """Time for others to receive what was sent before the group is closed."""
@@ -228,5 +229,4 @@ def _lost_ranks(rank: int, size: int, errors: type[RuntimeError] = RuntimeError)
         yield
     except errors as error:
         problem = f"rank {rank} of {size} has lost another rank of the stage: {said(error)}"
-        remedy = "see the logs of the others; the stage works again once all of its engines are started again"
-        raise LostRankError(f"{problem}; {remedy}") from error
+        raise LostRankError(f"{problem}; {REMEDY}") from error

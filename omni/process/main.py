@@ -1,5 +1,6 @@
 """The engine process."""
 
+import faulthandler
 import gc
 import logging
 import os
@@ -8,6 +9,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import NoReturn
 
 import torch
 
@@ -18,13 +21,14 @@ from omni.frontend.build import build_frontend
 from omni.frontend.host_rules import HostRulesBuilder
 from omni.ipc import Channel, ChannelClosed, Codec
 from omni.ipc.memory import OutputRing
-from omni.parallel.rendezvous import RankEnds
+from omni.parallel.rendezvous import STEP_SECONDS, RankEnds
 from omni.pipeline import Pipeline
 from omni.process.errors import ErrorData
 from omni.process.imports import import_code
 from omni.process.logs import LogSender
 from omni.process.messages import Closed, FromEngine, ProcessFailed, RankEnd, Ready, Start, ToEngine
 from omni.process.server import EngineEnd, EngineServer
+from omni.process.turn_watch import TurnWatch
 from omni.timeline.trace import Trace
 from omni.utils.interrupts import ignore_interrupts
 
@@ -55,12 +59,27 @@ def main(descriptor: int, model: Sequence[str]) -> None:
     except BaseException as error:
         with suppress(Exception):  # the outputs that are left may be the cause
             server.finish()
-        with suppress(ChannelClosed):
-            channel.send(ProcessFailed(ErrorData.of(error)))
+        _report(channel, error)
+    _exit(status)
+
+
+def _report(channel: EngineEnd, error: BaseException) -> None:
+    with suppress(ChannelClosed):
+        channel.send(ProcessFailed(ErrorData.of(error)))
+
+
+def _exit(status: int) -> NoReturn:
     with suppress(OSError):
         sys.stderr.flush()
     # Without the interpreter's own end, which would wait for threads of plugins.
     os._exit(status)
+
+
+def _end_hung(channel: EngineEnd, error: BaseException) -> NoReturn:
+    """Beside the loop, which hangs. Prints where."""
+    faulthandler.dump_traceback()
+    _report(channel, error)
+    _exit(1)
 
 
 def _serve(channel: EngineEnd, sends: Codec[FromEngine], server: EngineServer) -> None:
@@ -76,6 +95,9 @@ def _serve(channel: EngineEnd, sends: Codec[FromEngine], server: EngineServer) -
         channel.send(Ready(dict(engine.memory), prompts, engine.start_report), extra=ring)
     finally:
         os.close(ring)
+    # On the CPU a step runs in the turn that launches it, for any time, and waits for other ranks with a limit of its own.
+    if engine.cut_stages and device_of(start.place).type == "cuda":
+        TurnWatch(engine, STEP_SECONDS, partial(_end_hung, channel)).start()
     server.serve(engine, rules)
     error = _close(engine)
     server.finish()

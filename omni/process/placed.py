@@ -149,7 +149,8 @@ class PlacedEngines:
         first: BaseException | None = None
         # Rank 0 first: the steps that it has begun need the others.
         engines = [placed for group in self._groups for placed in group.engines]
-        for step in (*(placed.engine.close for placed in engines), self._kill_early):
+        steps: list[Callable[[], object]] = [*(partial(self._close, placed) for placed in engines), self._kill_early]
+        for step in steps:
             try:
                 step()
             except Exception as error:
@@ -159,6 +160,12 @@ class PlacedEngines:
                     _log.error("a further engine could not be closed", exc_info=error)
         if first is not None:
             raise first
+
+    def _close(self, placed: PlacedEngine) -> None:
+        placed.engine.close()
+        if placed.engine.hung:
+            for other in placed.group.engines:  # their steps wait for it
+                other.engine.give_up(f"with that of another rank, on {placed.place}, which had not closed")
 
     def kill(self) -> None:
         """Ends the processes of a model that could not be loaded."""

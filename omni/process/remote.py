@@ -44,6 +44,10 @@ from omni.timeline.trace import Trace
 
 _log = logging.getLogger(__name__)
 
+_CLOSE_SECONDS = 90.0
+"""Seconds from `Close` until a process that has not closed is killed: its device may hang, or all of it. Longer than a step may
+wait for the ranks of other engines."""
+
 
 class RemoteEngine:
     """Starts the process at once, unless it runs already. `load` has it load stages, `ready` waits for that, and `start` begins to
@@ -86,6 +90,8 @@ class RemoteEngine:
         self.lost_rank = False
         """Whether the process ended since another rank of a stage did, or seemed to."""
         self._given_up = ""
+        self.hung = False
+        """Whether the process was killed since it did not close."""
         self._stopped = threading.Event()
 
     @property
@@ -214,7 +220,7 @@ class RemoteEngine:
         return not self._sinks and self._state().idle
 
     def close(self) -> None:
-        """See `Engine.close`. The process has exited when this returns."""
+        """See `Engine.close`. The process has exited when this returns; one that does not close in time is killed."""
         if self._listener is None:
             self.kill()
             return
@@ -223,7 +229,10 @@ class RemoteEngine:
             self._send(Close())
         with self._closing:
             # Python 3.11 marks a thread as dead after an interrupted join, and the next join would not wait.
-            self._stopped.wait()
+            if not self._stopped.wait(_CLOSE_SECONDS):
+                self.hung = True
+                self.give_up(f"since it had not closed within {_CLOSE_SECONDS:g} s")
+                self._stopped.wait()
             self._listener.join()
             error, self._close_error = self._close_error, None
         if error is not None:

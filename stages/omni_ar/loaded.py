@@ -8,6 +8,7 @@ from omni.device import AllocationCount, Device
 from omni.device.graphs import captured_lengths, captured_sizes
 from omni.device.meta import MetaDevice
 from omni.errors import ConfigError
+from omni.parallel.watch import StepWatch
 from omni.sampling import GREEDY
 from omni.stage import Footprint, RowCost, StageContext, capture_progress, memory_errors, module_bytes
 from omni_ar.attention.select import select_backend
@@ -226,4 +227,5 @@ class LoadedAr:
             num_blocks=pages,
             processors=self._processors,
             listeners=self._context.listeners,
+            watch=StepWatch(ranks, runner.device.seconds) if ranks is not None else None,
         )

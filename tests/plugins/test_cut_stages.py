@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from omni.errors import ConfigError
+from omni.engine import EngineOutput, EngineRequest, RequestFailed
+from omni.errors import ConfigError, OmniError
 from omni.parallel import RankLayout
+from omni.payload import Payload
 from omni.plugin import locate
 from omni.plugin.manager import load_plugins
 from omni.testing import engine_for
@@ -22,15 +24,17 @@ from tests.plugins.matrix_run import run_cell
 from tests.plugins.omni_qwen2_5_omni import heard_omni
 from tests.plugins.test_hidden_states import LAYERS, expect, submit
 from tests.support import omni_engine
+from tests.support.ar_driver import plain_prompt
 from tests.support.close_calls import Comparison
 from tests.support.csm_reference import assert_spoken, csm_reference_of, speak, tiny_csm, turn
 from tests.support.cut_stages import CutStages
+from tests.support.devices import HungDevice
 from tests.support.entry_points import REPOSITORY, entry_points_of, own_entry_points
 from tests.support.omni_engine import OmniEngine
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiers import SLOW, few
 from tests.support.tiny_qwen2_5_omni import tiny_folder
-from tests.support.tiny_text import PROMPTS, TOKENS, TextEngine, TextReference
+from tests.support.tiny_text import PROMPTS, TOKENS, TextEngine, TextReference, write_text_model
 
 pytestmark = pytest.mark.thorough
 
@@ -75,6 +79,25 @@ def test_texts_are_those_of_transformers(kind: str, layout: RankLayout, pressure
         assert recorder.tokens == reference.answer(index)
     assert (engine.engine.counters()["text"]["preemptions"] > 0) == (pressure == "few blocks")
     cut.end()
+    engine.close()
+
+
+@pytest.mark.plants_faults
+def test_a_step_that_hangs_fails_the_requests_of_the_stage(tmp_path: Path) -> None:
+    write_text_model(tmp_path, "tied")
+    device, cut, failed = HungDevice(), CutStages(TP2, step_seconds=5.0), list[OmniError]()
+    engine = TextEngine(tmp_path, of("text", {"block_size": 4}), device, change=cut.change)
+
+    def take(output: EngineOutput) -> None:
+        if isinstance(output, RequestFailed):
+            failed.append(output.error)
+
+    inputs = {"text": [Payload(plain_prompt(PROMPTS[1]))]}
+    engine.engine.submit(EngineRequest("0", frozenset({"text"}), inputs), take)
+    for _ in range(20):
+        engine.tick()
+        device.clock += 1.0
+    assert "rank 0 of 2 has not completed a step in 5 s" in str(failed[0])
     engine.close()
 
 

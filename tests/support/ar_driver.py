@@ -14,6 +14,7 @@ from omni.device import COMPLETED, CpuDevice, Device, Stream
 from omni.device.graphs import captured_lengths, captured_sizes
 from omni.errors import OmniError
 from omni.parallel import Ranks
+from omni.parallel.watch import StepWatch
 from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
 from omni.sampling import NO_RULES, HostRules, SamplingParams
 from omni.stage import Done, Failed, Open, Outbound, Produced
@@ -279,6 +280,7 @@ class ArDriver(ArWorkerDriver):
                 options=options,
                 num_blocks=blocks,
                 processors=processors,
+                watch=StepWatch(ranks, device.seconds) if ranks is not None else None,
             )
         self.runner = runner
         # As an engine does: buffers are zeroed on a stream that no stage's stream waits for.

@@ -1,5 +1,6 @@
 """Engines in the test's process whose autoregressive stages are cut: the engine has rank 0, and threads have the others."""
 
+import math
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -65,11 +66,13 @@ def state_of(runner: Runner) -> dict[str, Tensor]:
 @dataclass(slots=True)
 class CutStages:
     """layout: of the ranks; a number divides each layer into so many parts. names: the stages; None for all autoregressive ones.
-    expert_parallel: whether their experts are divided. `change` is for the argument of that name of engines. started: by name."""
+    expert_parallel: whether their experts are divided. step_seconds: of `Ranks`. `change` is for the argument of that name of
+    engines. started: by name."""
 
     layout: RankLayout | int = 2
     names: Collection[str] | None = None
     expert_parallel: bool = False
+    step_seconds: float = math.inf
     started: dict[str, CutStage] = field(default_factory=dict)
 
     @property
@@ -96,7 +99,8 @@ class _CutKind(ArStageKind):
         self._cut = cut
 
     def load(self, context: StageContext) -> LoadedAr:
-        first, *others = thread_ranks(self._cut.layout, PATIENCE_SECONDS)
+        opened = thread_ranks(self._cut.layout, PATIENCE_SECONDS)
+        first, *others = (replace(ranks, step_seconds=self._cut.step_seconds) for ranks in opened)
         stage = msgspec.structs.replace(context.stage, expert_parallel=self._cut.expert_parallel)
         context = replace(context, stage=stage)
         # Theirs is never late: they wait in collectives for rank 0.

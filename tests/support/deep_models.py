@@ -1,6 +1,7 @@
 """A small text model and a small talker whose sequence of layers can be cut (pipeline parallelism)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,6 +63,26 @@ class Deep(TextModel):
     def logits(self, hidden_RD: Tensor) -> Tensor:
         self._check("logits")
         return super().logits(hidden_RD)
+
+
+class DeepListener(Deep):
+    """A text id and a vector condition each step."""
+
+    texts, heard = 23, 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text_table = nn.Parameter(torch.empty(self.texts, WIDTH))
+        self.hearing = nn.Parameter(torch.empty(WIDTH, self.heard))
+        self.requires_grad_(False)
+
+    @property
+    def shape(self) -> ArShape:
+        return replace(super().shape, step_columns=("text",), step_width=self.heard)
+
+    def embed_next(self, step: NextTokens) -> Tensor:
+        heard_RD = torch.tanh(step.vectors_RE @ self.hearing.T)
+        return super().embed_next(step) + self.text_table[step.columns_SR[0]] + heard_RD
 
 
 class DeepTalker(CodecModel):

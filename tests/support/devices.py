@@ -10,6 +10,7 @@ import torch
 from omni.device import Device, Graph, Phase, Stream
 from omni.device.cpu import CpuDevice
 from omni.device.cuda import CudaDevice
+from omni.testing import SimulatedDevice
 from omni.testing.simulation.late import QueuedDevice, StirredDevice
 
 
@@ -46,6 +47,17 @@ DEVICES: dict[str, Callable[[], Device]] = {
     "queued": QueuedDevice,
     "stirred": lambda: StirredDevice(5),
 }
+
+
+class HungDevice(SimulatedDevice):
+    """Runs nothing by itself. clock: seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = 0.0
+
+    def seconds(self) -> float:
+        return self.clock
 
 
 @contextmanager

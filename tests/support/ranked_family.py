@@ -3,6 +3,8 @@ it, `singer` sings that. A rank multiplies the character's number by its own, co
 """
 
 import json
+import os
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +15,7 @@ import torch
 
 from omni.checkpoint import Checkpoint
 from omni.device import COMPLETED
+from omni.errors import LostRankError
 from omni.parallel import Ranks
 from omni.payload import GeneratedTokens, Payload
 from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
@@ -27,6 +30,8 @@ BREAK_FOLLOWERS = "\x18"
 """The workers of ranks above 0 fail at this character."""
 BREAK_LEADER = "\x19"
 """That of rank 0 does."""
+STOP_FOLLOWER = "\x1a"
+"""At this character the process of rank 1 is stopped, and rank 0 notices that a step hangs."""
 
 
 class AdderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,8 +74,11 @@ def added(text: str, ranks: int = 2) -> str:
 def _add(ranks: Ranks | None, number: int) -> int:
     if ranks is None:
         return number
-    part = torch.tensor([number * (ranks.rank + 1)])
-    return int(ranks.communicator.all_reduce(part))
+    return _exchange(ranks, number * (ranks.rank + 1))
+
+
+def _exchange(ranks: Ranks, part: int) -> int:
+    return int(ranks.communicator.all_reduce(torch.tensor([part])))
 
 
 @dataclass(slots=True)
@@ -109,6 +117,10 @@ class AdderWorker(MailboxWorker[_Sum]):
             number = request.ids[request.written % len(request.ids)]
             if number == ord(BREAK_LEADER):
                 raise RuntimeError("boom")
+            if number == ord(STOP_FOLLOWER) and self._ranks is not None:
+                self._ranks.channel.send(str(number).encode())
+                os.kill(_exchange(self._ranks, 0), signal.SIGSTOP)
+                raise LostRankError("a step hangs")
             if self._ranks is not None:
                 self._ranks.channel.send(str(number).encode())
             total = _add(self._ranks, number)
@@ -159,6 +171,9 @@ class FollowerWorker(MailboxWorker[str]):
             return False
         if int(message) == ord(BREAK_FOLLOWERS):
             raise RuntimeError("boom")
+        if int(message) == ord(STOP_FOLLOWER):
+            _exchange(self._ranks, os.getpid())
+            return True
         _add(self._ranks, int(message))
         self._steps += 1
         return True

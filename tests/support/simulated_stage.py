@@ -2,24 +2,30 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from omni.device import Phase, Stream
 from omni.parallel import RankLayout
-from omni.payload import Payload
-from omni.stage import Done
+from omni.payload import PageSlice, Payload
+from omni.stage import Failed
+from omni.testing import SimulatedDevice
 from omni.testing.simulation.ranks import SimulatedRanks
-from omni_ar.inputs import MultimodalEmbedding, Placeholder
-from omni_ar.model import ArModel
+from omni.testing.stages.driver import SOURCE
+from omni_ar.inputs import MultimodalEmbedding, Placeholder, StepInputs
+from omni_ar.model import ArModel, PromptTokens
 from omni_ar.options import ArOptions
 from omni_ar.run.follower import FollowerWorker
+from omni_ar.run.pipeline import copy_tensor
+from tests.support.ar_driver import TEXT as TEXT_EDGE
 from tests.support.ar_driver import ArDriver, plain_prompt, small_runner
-from tests.support.deep_models import LAYERS, VOCABULARY, WIDTH, Deep, DeepTalker, filled, part_of
+from tests.support.deep_models import LAYERS, VOCABULARY, WIDTH, Deep, DeepListener, DeepTalker, filled, part_of
 from tests.support.small_codec import codec_prompt
 
 SAMPLING: Mapping[str, Mapping[str, Any]] = {
@@ -34,12 +40,14 @@ TALKER_SAMPLING: Mapping[str, Mapping[str, Any]] = {"greedy": {}, "random": {"te
 
 @dataclass(frozen=True)
 class Ask:
-    """number: decides the prompt. sees: whether it has an embedding, which rank 0 alone is fed. texts: conditioning of a talker."""
+    """number: decides the prompt. sees: whether it has an embedding, which rank 0 alone is fed. wrong: whether that has a wrong
+    width. most: the maximum number of its tokens."""
 
     number: int
     sampling: str
     sees: bool = False
     most: int = 9
+    wrong: bool = False
 
     @property
     def ids(self) -> list[int]:
@@ -54,9 +62,26 @@ def ask_text(driver: ArDriver, name: str, ask: Ask) -> None:
     place = Placeholder(name="picture", index=0, positions=np.arange(2, 5))
     prompt = plain_prompt(ask.ids, placeholders=(place,))
     driver.ask(name, prompt, SAMPLING[ask.sampling], sources=("eyes",), max_tokens=ask.most)
-    rows = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(ask.number))
+    rows = torch.randn(3, WIDTH + ask.wrong, generator=torch.Generator().manual_seed(ask.number))
     driver.feed_host(name, Payload(MultimodalEmbedding(name="picture", index=0), {"embeddings": rows}))
     driver.end(name, source="eyes")
+
+
+def ask_listener(driver: ArDriver, name: str, ask: Ask) -> None:
+    """Its vectors are in pages that another stream writes meanwhile, as another stage does."""
+    count, device = 3 + ask.number % 5, driver.device
+    driver.ask(name, ask.ids, SAMPLING[ask.sampling], sources=(SOURCE, TEXT_EDGE), max_tokens=ask.most)
+    given = torch.randn(count, 1, DeepListener.heard, generator=torch.Generator().manual_seed(ask.number))
+    for first in range(0, count, 2):
+        part, stream = given[first : first + 2], device.stream("producer")
+        pages = device.zeros(tuple(part.shape), part.dtype)
+        device.launch(stream, copy_tensor, part, pages)
+        columns = np.array(
+            [[(ask.number + 2 * index) % DeepListener.texts for index in range(first, first + len(part))]]
+        )
+        payload = Payload(StepInputs(columns=columns), {"vectors": PageSlice(pages, np.arange(len(part)))})
+        driver.feed(name, payload, device.record(stream))
+    driver.condition(name, [], pad=2)
 
 
 def ask_talker(driver: ArDriver, name: str, ask: Ask) -> None:
@@ -82,8 +107,33 @@ def _scored(driver: ArDriver, name: str) -> Any:
 
 
 TEXT = Kind(Deep, ask_text, _scored, SAMPLING)
+LISTENER = Kind(DeepListener, ask_listener, _scored, SAMPLING)
 TALKER = Kind(DeepTalker, ask_talker, lambda driver, name: driver.frames(name), TALKER_SAMPLING)
-KINDS = {"text": TEXT, "talker": TALKER}
+KINDS = {"text": TEXT, "listener": LISTENER, "talker": TALKER}
+
+
+class RaisingDevice(SimulatedDevice):
+    """What some phases raise comes out of their launch, as on a real device: those that embed a wrong width, and the launches whose
+    numbers are in `fails`, by name."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.fails: Mapping[str, Collection[int]] = {}
+        self._launched: Counter[str] = Counter()
+
+    def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
+        name = phase.__name__
+        self._launched[name] += 1
+        wrong = any(tensor.shape[1] != WIDTH for tensor in _embeddings(buffers))
+        if wrong or self._launched[name] in self.fails.get(name, ()):
+            raise ValueError("broken")
+        super().launch(stream, phase, *buffers)
+
+
+def _embeddings(buffers: Sequence[object]) -> Iterator[Tensor]:
+    for buffer in buffers:
+        if isinstance(buffer, PromptTokens):
+            yield from (each.tensors["embeddings"] for each in buffer.embeddings)
 
 
 @cache
@@ -96,7 +146,8 @@ def alone(kind: str, ask: Ask) -> Any:
 
 @dataclass(frozen=True)
 class Scenario:
-    """asks: with their rounds. leaves: rounds in which requests are aborted, by index."""
+    """asks: with their rounds. leaves: rounds in which requests are aborted, by index. fails: of `RaisingDevice`. rests: the rounds
+    between which requests are paused, by index."""
 
     kind: str
     layout: RankLayout
@@ -104,6 +155,8 @@ class Scenario:
     captured: bool
     asks: tuple[tuple[int, Ask], ...]
     leaves: Mapping[int, int]
+    fails: Mapping[str, Collection[int]] = field(default_factory=dict)
+    rests: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, seed: int, tensor: int = 1, pipeline: int | None = None) -> "Scenario":
@@ -139,6 +192,25 @@ class Scenario:
         leaves = {index: asks[index][0] + draw.randrange(300) for index in range(count) if draw.random() < 0.2}
         return cls(kind, layout, options, draw.random() < 0.5, tuple(asks), leaves)
 
+    @classmethod
+    def conditioned(cls, seed: int, tensor: int = 1, pipeline: int | None = None) -> "Scenario":
+        """As `of`, of a listener."""
+        plan, draw = cls.of(seed, tensor, pipeline), random.Random(f"conditioned {seed}")
+        asks = [(at, replace(ask, sampling=draw.choice(sorted(SAMPLING)), sees=False)) for at, ask in plan.asks]
+        return replace(plan, kind="listener", asks=tuple(asks))
+
+    @classmethod
+    def failing(cls, seed: int, tensor: int = 1, pipeline: int | None = None) -> "Scenario":
+        """As `of`, of text, with requests and steps that fail: at all ranks, and at those with the last layers."""
+        plan, draw = cls.of(seed, tensor, pipeline), random.Random(f"failing {seed}")
+        asks = [(at, replace(ask, sampling=draw.choice(sorted(SAMPLING)))) for at, ask in plan.asks]
+        for number in range(draw.choice((1, 2))):
+            asks.append((draw.randrange(120), Ask(number, "greedy", sees=True, wrong=True)))
+        fails = {name: draw.sample(range(1, 60), 2) for name in ("embed_inputs", "compute_logits")}
+        starts = {index: at + draw.randrange(100) for index, (at, _) in enumerate(asks) if draw.random() < 0.4}
+        rests = {index: (start, start + draw.randrange(150)) for index, start in starts.items()}
+        return replace(plan, kind="text", asks=tuple(asks), fails=fails, rests=rests)
+
 
 @dataclass
 class SimulatedStage:
@@ -163,26 +235,44 @@ class SimulatedStage:
                 runner, _, _ = small_runner(model, device, plan.options, ranks=own, captured=captured)
             device.synchronize()
             self.followers.append(FollowerWorker("text", runner, own))
+        for device in world.devices:
+            assert isinstance(device, RaisingDevice)
+            device.fails = plan.fails
         self._asked = 0
 
     def run(self) -> None:
         """To the end of all requests. Raises whatever goes wrong."""
-        plan, driver, kind = self.scenario, self.driver, KINDS[self.scenario.kind]
+        plan, driver = self.scenario, self.driver
         simulation = self.world.simulation([self._lead, *(self._follow(each) for each in self.followers)], self._idle)
         for index, (at, ask) in enumerate(plan.asks):
             simulation.at(at, lambda index=index, ask=ask: self._ask(str(index), ask))  # type: ignore[misc]
         for index, at in plan.leaves.items():
             simulation.at(at, lambda index=index: self._leave(str(index)))  # type: ignore[misc]
+        for index, (start, end) in plan.rests.items():
+            simulation.at(start, lambda index=index: self._rest(str(index), True))  # type: ignore[misc]
+            simulation.at(end, lambda index=index: self._rest(str(index), False))  # type: ignore[misc]
         simulation.run()
         for index, (_, ask) in enumerate(plan.asks):
-            name, expected = str(index), alone(plan.kind, ask)
-            got = kind.got(driver, name)
-            if name in driver.ends:
-                assert isinstance(driver.ends[name], Done), driver.ends[name]
-                assert got == expected, f"request {name}: {ask} gets {got}, and alone {expected}"
+            self._check(str(index), ask)
         assert not driver.held
         self.counters |= Counter(driver.worker.counters())
         self.world.assert_no_races()
+
+    def _check(self, name: str, ask: Ask) -> None:
+        """A request gets what it gets alone. It fails only if a step of it alone does, by intention."""
+        end, got = self.driver.ends.get(name), KINDS[self.scenario.kind].got(self.driver, name)
+        if ask.wrong:
+            assert isinstance(end, Failed), end
+            assert not self.driver.tokens(name)
+            return
+        expected = alone(self.scenario.kind, ask)
+        if isinstance(end, Failed):
+            self.counters["failed"] += 1
+            assert self.scenario.fails, end
+            assert "ValueError: broken" in str(end.error)
+            got, expected = got[0], expected[0][: len(got[0])]
+        if end is not None:
+            assert got == expected, f"request {name}: {ask} gets {got}, and alone {expected}"
 
     def _ask(self, name: str, ask: Ask) -> None:
         self._asked += 1
@@ -192,6 +282,10 @@ class SimulatedStage:
         if name not in self.driver.ends:
             self.counters["aborts"] += 1
             self.driver.abort(name)
+
+    def _rest(self, name: str, rests: bool) -> None:
+        if name in self.driver.worker.requests:
+            (self.driver.pause if rests else self.driver.resume)(name)
 
     def _lead(self) -> bool:
         return self.driver.tick() | self.driver.gather()
@@ -209,14 +303,20 @@ class SimulatedStage:
         return not (open_ones or self.driver.lent or self.driver.held or followers)
 
 
-def run_seed(seed: int, tensor: int = 1, pipeline: int | None = None, **removal: Any) -> SimulatedStage:
-    """tensor, pipeline: of `Scenario.of`. removal: of `SimulatedRanks`. Raises whatever goes wrong."""
-    return run(Scenario.of(seed, tensor, pipeline), seed, **removal)
+def run_seed(
+    seed: int,
+    tensor: int = 1,
+    pipeline: int | None = None,
+    plan: Callable[[int, int, int | None], Scenario] = Scenario.of,
+    **removal: Any,
+) -> SimulatedStage:
+    """tensor, pipeline: of `plan`. removal: of `SimulatedRanks`. Raises whatever goes wrong."""
+    return run(plan(seed, tensor, pipeline), seed, **removal)
 
 
 def run(plan: Scenario, seed: int, **removal: Any) -> SimulatedStage:
     """As `run_seed`."""
-    world = SimulatedRanks(plan.layout, seed, **removal)
+    world = SimulatedRanks(plan.layout, seed, device=RaisingDevice, **removal)
     try:
         stage = SimulatedStage(plan, world)
         stage.run()

@@ -2,17 +2,17 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
-from typing import Any, Generic, TypeVar
 
 import torch
 
-from omni.device import COMPLETED, Device, Event, HostTask, Phase, Stream
+from omni.device import COMPLETED, Device, Event, Phase, Stream
 from omni.device.sync import host_waits
 from omni.testing.simulation.checker import Checker, Race, Running
 from omni.testing.simulation.coroutine import PhaseThread
+from omni.testing.simulation.host_work import SimulatedHostWorker
 from omni.testing.simulation.recorder import OperationRecorder
 from omni.testing.simulation.shared_time import Schedule, SharedTime
 from omni.testing.simulation.stream import (
@@ -196,8 +196,8 @@ class SimulatedDevice(Device):
             join(self._checker.host, event.clock)
         return event.reached
 
-    def host_worker(self, name: str) -> "SimulatedHostWorker":
-        return SimulatedHostWorker(self, name)
+    def host_worker(self, name: str) -> SimulatedHostWorker:
+        return SimulatedHostWorker(self, name, self.answer)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Stream) -> torch.Tensor:
         assert isinstance(stream, SimulatedStream)
@@ -380,72 +380,3 @@ def _wait_for_any(barriers: Sequence[Barrier]) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"other ranks send nothing: {', '.join(map(str, barriers))}")
         time.sleep(1e-4)
-
-
-_THREADS = 2
-"""Threads: enough for one task to overtake another."""
-
-T = TypeVar("T")
-
-
-class SimulatedTask(Generic[T]):
-    def __init__(self, device: "SimulatedDevice", work: Callable[[], T]) -> None:
-        self._device = device
-        self._work = work
-        self._results: list[T] = []
-        self._error: Exception | None = None
-        self.event: SimulatedEvent | None = None
-
-    def run(self) -> None:
-        try:
-            self._results.append(self._work())
-        except Exception as error:  # raised by `result`
-            self._error = error
-
-    def done(self) -> bool:
-        assert self.event is not None
-        return self._device.answer(self.event, sys._getframe(1))
-
-    def result(self) -> T:
-        if self._error is not None:
-            raise self._error
-        if not self._results:
-            raise RuntimeError("a result was taken before the work was done")
-        return self._results[0]
-
-    def cancel(self) -> None:
-        self._work = _nothing
-
-
-class SimulatedHostWorker:
-    """Its threads are simulated streams, created on demand. Tasks of different threads run in any order."""
-
-    def __init__(self, device: "SimulatedDevice", name: str) -> None:
-        self._device = device
-        self._name = name
-        self._threads: list[SimulatedStream] = []
-        self._tasks = 0
-
-    def submit(self, work: Callable[[], T]) -> HostTask[T]:
-        if len(self._threads) < _THREADS:
-            self._threads.append(self._device.stream(self._name))
-        thread = self._threads[self._tasks % _THREADS]
-        self._tasks += 1
-        task = SimulatedTask(self._device, work)
-        self._device.launch(thread, work_on_host, task)
-        event = self._device.record(thread)
-        assert isinstance(event, SimulatedEvent)
-        task.event = event
-        return task
-
-    def close(self) -> None:
-        for thread in self._threads:
-            thread.queue.clear()
-
-
-def _nothing() -> Any:
-    return None
-
-
-def work_on_host(task: SimulatedTask[Any]) -> None:
-    task.run()

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from omni.errors import InputError, LostRankError, StageError
 from omni.parallel import Ranks
+from omni.parallel.watch import StepWatch
 from omni.sampling import SamplingParams
 from omni.stage import Inbound, Outbound, StageUsage
 from omni_ar.run.launch import ForgetMessage, RankMessage, StepMessage, decode
@@ -32,6 +33,7 @@ class FollowerWorker:
         self._runner = runner
         self._ranks = ranks
         self._in_flight: deque[SampledStep] = deque()
+        self._watch = StepWatch(ranks, runner.device.seconds)
         self._newest = -1
         self._failure: BaseException | None = None
         """Of the newest step, until rank 0 reports that it failed there too."""
@@ -52,10 +54,11 @@ class FollowerWorker:
         return {}
 
     def poll(self) -> bool:
+        """Raises LostRankError for a step that hangs."""
         return self._release()
 
     def tick(self) -> bool:
-        """Raises StageError if the ranks differ, and LostRankError without rank 0."""
+        """Raises StageError if the ranks differ, and LostRankError without rank 0 or for a step that hangs."""
         moved = self._release()
         if self._failure is not None and self._runner.device.seconds() - self._failed_at > FORGET_SECONDS:
             self._differ()
@@ -111,4 +114,5 @@ class FollowerWorker:
                 if handoff is not None:
                     handoff.host.release()
             moved = True
+        self._watch.look(self._in_flight[0] if self._in_flight else None)
         return moved

@@ -17,7 +17,7 @@ class StepLaunch:
     decode rows are padded to; None for none. decode_blocks: maximum number of blocks in use of a decode row's table; 0 without
     decode rows. padded_shape: of a batch with chunks, else None. captured: whether a captured forward has that shape. logprobs:
     likeliest ids to score per sampled token; None if no row needs log-probabilities. prompt_logprobs: the same per scored prompt
-    token."""
+    token. area: of `KeptInputs`, which keeps the inputs that are uploaded, or has those that are not; None for neither."""
 
     step: int
     newest_input: int
@@ -29,6 +29,7 @@ class StepLaunch:
     captured: bool
     logprobs: int | None
     prompt_logprobs: int
+    area: int | None = None
 
     @property
     def count(self) -> int:
@@ -62,7 +63,7 @@ class TensorShape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A step, for the other ranks. uploaded: its uploaded inputs, int64, or None if they are those of the step before. embeddings,
+    """A step, for the other ranks. uploaded: its uploaded inputs, int64, or None if the ranks have them already. embeddings,
     saved: of the tensors in `StepTensors`, which follow over the communicator."""
 
     launch: StepLaunch

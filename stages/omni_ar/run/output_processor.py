@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from omni.device import COMPLETED, HostTask, HostWorker
 from omni.errors import InputError, ReturnedError, type_of
+from omni.parallel.watch import StepWatch
 from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
 from omni.sampling import HostLogitsProcessor, LogitsEdit, StopVerdict
 from omni.stage import Outbound, Produced, method_name
@@ -136,9 +137,10 @@ class OutputProcessor:
         block_size: int,
         emits_tokens: bool,
         logits: object = None,
+        watch: StepWatch | None = None,
     ) -> None:
         """drained: called for a preempted request when its last step in flight has been read. logits: the model's
-        method, for errors."""
+        method, for errors. watch: None if no step waits for other ranks."""
         self.discarded = 0
         """Number of tokens read after the end of their request."""
         self.unread_scores = 0
@@ -150,6 +152,7 @@ class OutputProcessor:
         self._size = block_size
         self._emits_tokens = emits_tokens
         self._logits = logits
+        self._watch = watch
         self._in_flight: deque[_StepInFlight] = deque()
         self._pending_scores: deque[tuple[ScoreHandoff, list[_Scored]]] = deque()
 
@@ -174,11 +177,13 @@ class OutputProcessor:
         self._in_flight.append(_StepInFlight(step, tuple(requests), tables))
 
     def poll(self) -> bool:
-        """Reads the completed steps. Returns whether there were any."""
+        """Reads the completed steps. Returns whether there were any. Raises LostRankError for a step that hangs."""
         moved = False
         while self._in_flight and self._in_flight[0].step.sampled.done():
             self._read(self._in_flight.popleft())
             moved = True
+        if self._watch is not None:
+            self._watch.look(self._in_flight[0] if self._in_flight else None)
         while self._pending_scores and self._pending_scores[0][0].ready.done():
             self._read_scores(*self._pending_scores.popleft())
             moved = True

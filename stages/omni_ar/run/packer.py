@@ -11,18 +11,20 @@ from omni_ar.run.launch import StepLaunch
 from omni_ar.run.limits import Limits
 from omni_ar.run.pack import PackedStep, pack_step, scored_positions
 from omni_ar.run.plan import PaddedShape, StepPlan
-from omni_ar.run.request import ArRequest
+from omni_ar.run.request import ArRequest, Row
 from omni_ar.run.step import ScoredChunk
 from omni_ar.sampling.pack import merge_flags
 
 
 @dataclass(frozen=True, slots=True)
 class _Steady:
-    """A batch of decode rows on the device: while it is unchanged, a step uploads nothing."""
+    """A batch of decode rows on the device: while it is unchanged, a step uploads nothing. area: as in `StepLaunch`; None if there
+    are no micro-batches."""
 
-    rows: tuple[int, ...]
+    rows: tuple[Row | None, ...]
     packed: PackedStep
     flags: SamplingFlags
+    area: int | None
 
 
 class StepPacker:
@@ -35,17 +37,20 @@ class StepPacker:
         self._shape = shape
         self._limits = limits
         self._processors = processors
-        self._steady: _Steady | None = None
+        self._uploaded: _Steady | None = None
+        """The one whose inputs are in the upload's buffer."""
+        self._kept: list[_Steady] = []
+        """Those in the areas of `KeptInputs`, the least recent first."""
 
     def pack(
         self, plan: StepPlan, *, newest_input: int, padded: int | None, captured: PaddedShape | None
     ) -> tuple[StepLaunch, Upload | None]:
-        """Returns the step and its inputs, to be uploaded; None if they are those of the step before. newest_input, padded: as in
+        """Returns the step and its inputs, to be uploaded; None if they are on the device already. newest_input, padded: as in
         `StepLaunch`. captured: the shape of the captured forward that a step with chunks is padded to, None if it runs
         uncaptured."""
         padded_shape = (captured or plan.padded_shape) if plan.chunks else None
         sampled = plan.sampled
-        packed, flags, upload = self._packed(plan, sampled, padded, padded_shape)
+        packed, flags, area, upload = self._packed(plan, sampled, padded, padded_shape)
         asked = [each.sampling.logprobs for each in sampled if each.sampling.logprobs is not None]
         scored = [chunk.request.sampling.prompt_logprobs or 0 for chunk in plan.chunks]
         launch = StepLaunch(
@@ -59,12 +64,14 @@ class StepPacker:
             captured=captured is not None,
             logprobs=max(asked, default=None),
             prompt_logprobs=max(scored, default=0),
+            area=area,
         )
         return launch, upload
 
     def forget(self) -> None:
         """After a step that failed: the next one uploads its inputs."""
-        self._steady = None
+        self._uploaded = None
+        self._kept.clear()
 
     def _decode_blocks(self, plan: StepPlan) -> int:
         """Maximum number of blocks in use of the decode rows' tables."""
@@ -73,13 +80,19 @@ class StepPacker:
 
     def _packed(
         self, plan: StepPlan, sampled: Sequence[ArRequest], padded: int | None, padded_shape: PaddedShape | None
-    ) -> tuple[PackedStep, SamplingFlags, Upload | None]:
-        rows = tuple(request.row_index for request in sampled)
+    ) -> tuple[PackedStep, SamplingFlags, int | None, Upload | None]:
+        """The third: the area that the step uses."""
+        rows = tuple(request.row for request in sampled)
         edited = any(request.edit is not None for request in sampled)
         changed = bool(plan.chunks or plan.new_blocks or edited or self._shape.conditioned)
-        steady = self._steady
-        if steady is not None and steady.rows == rows and not changed:
-            return steady.packed, steady.flags, None  # same rows as in the step before: nothing to copy
+        if not changed:
+            steady = self._uploaded
+            if steady is not None and steady.rows == rows:
+                return steady.packed, steady.flags, None, None
+            if (steady := self._take_kept(rows)) is not None:
+                self._keep(steady)
+                return steady.packed, steady.flags, steady.area, None
+        self._uploaded = None
         upload = self._uploader.begin()
         try:
             packed = pack_step(
@@ -95,9 +108,33 @@ class StepPacker:
             self._uploader.cancel(upload)
             raise
         flags = merge_flags(request.flags for request in sampled)
-        repeats = not plan.chunks and not self._shape.conditioned
-        self._steady = _Steady(rows, packed.repeated(), flags) if repeats else None
-        return packed, flags, upload
+        area = None
+        if not plan.chunks and not self._shape.conditioned:
+            area = self._free_area(rows)
+            self._keep(_Steady(rows, packed.repeated(), flags, area))
+        return packed, flags, area, upload
+
+    def _take_kept(self, rows: tuple[Row | None, ...]) -> _Steady | None:
+        kept = next((each for each in self._kept if each.rows == rows), None)
+        if kept is not None:
+            self._kept.remove(kept)
+        return kept
+
+    def _free_area(self, rows: tuple[Row | None, ...]) -> int | None:
+        """An area for the batch: the one that it has, one without a batch, or the least recent one."""
+        areas = self._limits.micro_batches
+        if areas == 1:
+            return None
+        if (kept := self._take_kept(rows)) is not None:
+            return kept.area
+        if len(self._kept) < areas:
+            return min(set(range(areas)) - {each.area for each in self._kept})
+        return self._kept.pop(0).area
+
+    def _keep(self, steady: _Steady) -> None:
+        self._uploaded = steady
+        if steady.area is not None:
+            self._kept.append(steady)
 
 
 def scored_chunks(plan: StepPlan) -> tuple[ScoredChunk, ...]:

@@ -16,6 +16,7 @@ from omni_ar.kernels.sampling.state import EVERYTHING, SamplingFlags
 from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.forward import CapturedChunks, ChunkStep, Forward
+from omni_ar.run.kept_inputs import KeptInputs
 from omni_ar.run.launch import ForgetMessage, StepLaunch, StepMessage, TensorShape, encode
 from omni_ar.run.limits import Limits, step_fields
 from omni_ar.run.pack import (
@@ -104,6 +105,7 @@ class Runner:
         self._uploader = Uploader(device, self.stream, limits.upload_size, limits.ring + 1)
         self.source: TokenSource = own if source is None else source(stage)
         self._scorer = Scorer(stage)
+        self._kept = KeptInputs(device, self.stream, self._uploader, limits)
         self._packer = StepPacker(self._uploader, model.shape, limits, processors)
         self._sent: int | None = None
         """The newest step that the other ranks were sent."""
@@ -246,12 +248,11 @@ class Runner:
         scored_chunks: tuple[ScoredChunk, ...] = (),
         emits: bool = False,
     ) -> StepContext:
-        """upload: the step's inputs; None if they are those of the step before. rows, scored_chunks, emits: see `StepContext`."""
+        """upload: the step's inputs; None if they are on the device already. rows, scored_chunks, emits: see `StepContext`."""
         transfers = self._transfers
         if transfers is not None:
             transfers.begin(step, tensors, self._step_vectors(step.packed))
-        if upload is not None:
-            self._uploader.launch(upload)
+        self._kept.launch(upload, step)
         packed, view, launch = step.packed, self._uploader.view, self.device.launch
         if packed.starts is not None:
             starts = packed.starts

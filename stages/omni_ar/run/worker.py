@@ -8,6 +8,7 @@ import numpy as np
 
 from omni.device import COMPLETED
 from omni.errors import InputError, LostRankError, StageError, exception_of
+from omni.parallel.watch import StepWatch
 from omni.payload import PageSlice, Payload, RequestHiddenStates
 from omni.sampling import GREEDY, PARAMETERS, LogitsEdit, SamplingParams
 from omni.stage import Failed, Feed, Listeners, MailboxWorker, Open, Produced, StageUsage
@@ -44,9 +45,10 @@ class ArWorker(MailboxWorker[ArRequest]):
         num_blocks: int,
         processors: ProcessorRegistry | None = None,
         listeners: Listeners | None = None,
+        watch: StepWatch | None = None,
     ) -> None:
         """num_blocks: of the runner's allocation, without the null block. processors: None if there are none. listeners: as in
-        `StageContext`."""
+        `StageContext`. watch: None if the stage is not cut."""
         super().__init__(name)
         self.phase_model = runner.model
         self._runner = runner
@@ -85,6 +87,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             block_size=limits.block_size,
             emits_tokens=shape.emits_tokens,
             logits=runner.model.logits,
+            watch=watch,
         )
         self._prefill_tokens = self._decode_tokens = self._steps = 0
         self._polled = False

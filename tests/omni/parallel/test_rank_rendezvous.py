@@ -11,7 +11,7 @@ import torch
 from omni.errors import LostRankError
 from omni.ipc import Channel
 from omni.parallel import RankLayout, Ranks, rendezvous, silent_ranks
-from omni.parallel.rendezvous import RankEnds, open_ranks
+from omni.parallel.rendezvous import STEP_SECONDS, RankEnds, open_ranks
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -51,6 +51,7 @@ def test_ranks_share_numbers_collectives_and_messages() -> None:
         if not ranks.rank:
             ranks.channel.send(b"go")
         ranks.least("sent", 0)
+        assert ranks.step_seconds == STEP_SECONDS
         return ranks.size, *least, summed.tolist(), gathered.tolist(), ranks.channel.take()
 
     first, *others = together(RankLayout(3), work)

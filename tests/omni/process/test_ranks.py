@@ -13,10 +13,18 @@ import pytest
 
 from omni import CheckpointError, Omni
 from omni.errors import LostPeerError, OmniError
-from tests.omni.process.engines import children, group_of, kill, pids_of
+from omni.process import placed, remote
+from tests.omni.process.engines import alive, children, group_of, kill, pids_of
 from tests.support.echo_family import eventually
 from tests.support.echo_omni import ENDLESS, assert_nothing_held
-from tests.support.ranked_family import BREAK_FOLLOWERS, BREAK_LEADER, added, ranked_model, ranked_plugins
+from tests.support.ranked_family import (
+    BREAK_FOLLOWERS,
+    BREAK_LEADER,
+    STOP_FOLLOWER,
+    added,
+    ranked_model,
+    ranked_plugins,
+)
 from tests.support.resources import open_files
 from tests.support.tiers import SLOW, few
 
@@ -118,6 +126,31 @@ def test_a_fault_of_one_rank_s_worker_starts_all_again(omni: Omni, character: st
     with pytest.raises(LostPeerError, match=r"'writer.*RuntimeError: boom"):
         omni.generate("ab" + character, stream=False, sampling=ENDLESS)
     assert_both_are_new(omni, before)
+
+
+def test_a_rank_that_hangs_is_ended_and_started_again(omni: Omni, monkeypatch: pytest.MonkeyPatch):
+    """It has stopped, and does not end by itself: another rank notices."""
+    monkeypatch.setattr(placed, "_LOST_RANK_SECONDS", 0.0)
+    before = dict(pids_of(omni))
+    with pytest.raises(LostPeerError, match=r"'writer.*LostRankError: a step hangs"):
+        omni.generate("ab" + STOP_FOLLOWER, stream=False, sampling=ENDLESS)
+    assert eventually(lambda: not any(map(alive, before.values())))
+    assert_both_are_new(omni, before)
+
+
+@pytest.mark.parametrize("stopped", [{FOLLOWER}, {LEADER, FOLLOWER}])
+def test_an_engine_that_does_not_close_is_killed(model: Path, stopped: set[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(remote, "_CLOSE_SECONDS", 0.5)
+    with nothing_left():
+        omni = Omni(model, device="cpu", plugins=ranked_plugins(), overrides=CUT)
+        assert_adds(omni)
+        pids = dict(pids_of(omni))
+        for place in stopped:
+            os.kill(pids[place], signal.SIGSTOP)  # as one whose device hangs: it answers nothing
+        engines = [group_of(omni)._placed.by_place[place].engine for place in (LEADER, FOLLOWER)]
+        omni.close()
+        assert [engine.hung for engine in engines] == [LEADER in stopped, LEADER not in stopped]
+        assert not any(map(alive, pids.values()))
 
 
 @pytest.mark.parametrize("rank", few(1, [1, 0], SLOW))

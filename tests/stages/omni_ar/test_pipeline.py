@@ -1,6 +1,8 @@
 """A stage whose sequence of layers is cut: it gives what it gives whole, whatever fails at one of the ranks."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from omni_ar.options import ArOptions
 from omni_ar.processors import LogitsProcessor, ProcessedRows, ProcessorRegistry
 from omni_ar.run import follower
 from omni_ar.run.follower import FollowerWorker
+from omni_ar.run.launch import StepMessage, decode
 from omni_ar.run.plan import StepPlan
 from tests.support.ar_driver import ArDriver, plain_prompt, small_runner
 from tests.support.deep_models import VOCABULARY, WIDTH, Deep, filled, part
@@ -131,6 +134,63 @@ def test_tokens_are_those_of_the_whole(
     cut.run()
     assert cut.driver.all_tokens(len(PROMPTS)) == expected
     assert "num_blocks" not in changes or cut.driver.counter("preemptions") > 0
+
+
+@dataclass
+class Steps:
+    """Of a channel that is listened to: whether each step brings its inputs, and its area."""
+
+    uploaded: list[bool] = field(default_factory=list)
+    areas: list[int | None] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, cut: Pipelined, monkeypatch: pytest.MonkeyPatch) -> "Steps":
+        steps, channel = cls(), cut.driver.runner._followers
+        assert channel is not None
+        send = channel.send
+
+        def listen(body: bytes) -> None:
+            message = decode(body)
+            assert isinstance(message, StepMessage)
+            steps.uploaded.append(message.uploaded is not None)
+            steps.areas.append(message.launch.area)
+            send(body)
+
+        monkeypatch.setattr(channel, "send", listen)
+        return steps
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("size", [2, 3])
+def test_unchanged_micro_batches_send_no_inputs(size: int, captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take turns. A block of 32 tokens has room for all of a request."""
+    count, tokens = 2 * size, 20
+    prompts = [[3 + index, 7, 5 * index] for index in range(count)]
+    options = ArOptions(max_num_seqs=count, block_size=32, max_in_flight=2)
+    alone = ArDriver(filled(Deep()), options=options)
+    cut = Pipelined(size, options, captured=captured)
+    steps = Steps.of(cut, monkeypatch)
+    for driver in (alone, cut.driver):
+        driver.ask_all(prompts, max_tokens=tokens)
+    alone.run()
+    cut.run()
+    assert cut.driver.all_tokens(count) == alone.all_tokens(count)
+    middle = slice(3 * size, -3 * size)
+    assert not any(steps.uploaded[middle])
+    assert set(steps.areas[middle]) == set(range(size))
+    assert all(one != other for one, other in pairwise(steps.areas[middle])), "each turn is another batch's"
+
+
+def test_a_row_s_next_owner_is_another_batch(expected: list[list[int]]) -> None:
+    """Their indexes are the same, and they are sampled in another way."""
+    cut = Pipelined(2, replace(OPTIONS, max_num_seqs=2, max_in_flight=4))
+    drawn = [index % 4 > 1 for index in range(len(PROMPTS))]
+    for index, prompt in enumerate(PROMPTS):
+        cut.driver.ask(str(index), prompt, SAMPLING["random"] if drawn[index] else {}, max_tokens=TOKENS)
+    cut.run()
+    alone = whole(PROMPTS, SAMPLING["random"])
+    for index in range(len(PROMPTS)):
+        assert cut.driver.tokens(str(index)) == (alone.tokens(str(index)) if drawn[index] else expected[index])
 
 
 class Favour(LogitsProcessor):

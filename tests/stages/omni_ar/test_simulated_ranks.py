@@ -13,6 +13,7 @@ from omni_ar.run import pipeline
 from omni_ar.run.pipeline import ReceivedTokens
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.state import Resources
+from omni_ar.run.transfers import StepTransfers
 from tests.support.simulated_stage import Ask, Scenario, run, run_seed
 from tests.support.tiers import SLOW, few
 
@@ -21,13 +22,16 @@ pytestmark = pytest.mark.thorough
 HAPPENS = {"aborts", "preemptions", "discarded_tokens", "evicted_blocks", "cached_tokens"}
 
 
-def run_seeds(seeds: Sequence[int], tensor: int = 1) -> Counter[str]:
+Plan = Callable[[int, int, int | None], Scenario]
+
+
+def run_seeds(seeds: Sequence[int], tensor: int = 1, plan: Plan = Scenario.of) -> Counter[str]:
     """What happened in all. Raises an ExceptionGroup of what went wrong, each with its seed."""
     totals: Counter[str] = Counter()
     wrong: list[Exception] = []
     for seed in seeds:
         try:
-            stage = run_seed(seed, tensor)
+            stage = run_seed(seed, tensor, plan=plan)
         except Exception as error:
             wrong.append(error)
             continue
@@ -48,6 +52,37 @@ def test_each_request_gets_what_it_gets_of_the_whole_model(seed: int) -> None:
 @pytest.mark.parametrize("seed", [4, 6])
 def test_with_collectives_in_every_layer_too(seed: int) -> None:
     run_seed(seed, tensor=2)
+
+
+@pytest.mark.parametrize(("seed", "tensor"), few(2, [(0, 1), (4, 1), (2, 2)], SLOW))
+def test_with_steps_that_vectors_of_another_stage_condition(seed: int, tensor: int) -> None:
+    run_seed(seed, tensor, plan=Scenario.conditioned)
+
+
+@pytest.mark.plants_faults
+@pytest.mark.parametrize(("seed", "tensor"), few(2, [(0, 1), (4, 1), (2, 2)], SLOW))
+def test_with_steps_that_fail(seed: int, tensor: int) -> None:
+    """Requests of other steps get what they get alone."""
+    run_seed(seed, tensor, plan=Scenario.failing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_with_conditioned_steps_in_60_seeds(first: int) -> None:
+    totals = run_seeds(range(first, first + 20), plan=Scenario.conditioned)
+    assert totals["late"] > 10
+    assert totals["aborts"]
+    assert totals["preemptions"]
+
+
+@pytest.mark.slow
+@pytest.mark.plants_faults
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_with_steps_that_fail_in_60_seeds(first: int) -> None:
+    totals = run_seeds(range(first, first + 20), plan=Scenario.failing)
+    assert totals["late"] > 10
+    assert totals["retries"] > 5
+    assert totals["failed"] > 5
 
 
 @pytest.mark.slow
@@ -111,6 +146,18 @@ def found_out(seed: int, **removal: Any) -> bool:
     return raises(lambda: run_seed(seed, pipeline=PARTS, **removal))
 
 
+CONDITIONING = [
+    (wait, rank) for wait in (f"{TRANSFERS}.take_inputs", f"{TRANSFERS}.InputTransfers.transfer#1") for rank in (1, 2)
+]
+"""Waits for vectors that condition steps, with the ranks that have them."""
+
+
+@pytest.mark.parametrize(("wait", "rank"), few(1, CONDITIONING))
+def test_without_it_steps_read_other_vectors(wait: str, rank: int) -> None:
+    removal = {"plan": Scenario.conditioned, "without": wait, "without_at": rank}
+    assert any(found_out(seed, **removal) for seed in range(SEEDS))
+
+
 @pytest.mark.parametrize(("wait", "stream", "rank"), few(1, REMOVALS))
 def test_without_it_at_one_rank_something_goes_wrong(wait: str, stream: str | None, rank: int) -> None:
     removal = {"without": wait, "without_on": stream, "without_at": rank}
@@ -152,6 +199,29 @@ def test_without_the_rule_something_goes_wrong(rule: str, monkeypatch: pytest.Mo
     assert any(found_out(seed) for seed in range(SEEDS))
 
 
+def unfinished(rank: int) -> Callable[[StepTransfers], None]:
+    """At this rank a failed step leaves out its transfers."""
+    finish = StepTransfers.finish
+
+    def finish_elsewhere(self: StepTransfers) -> None:
+        if self._inputs._ranks.rank != rank:
+            finish(self)
+
+    return finish_elsewhere
+
+
+OF_FAILED_STEPS = {f"rank {rank} passes its transfers": unfinished(rank) for rank in range(PARTS)}
+
+
+@pytest.mark.plants_faults
+@pytest.mark.parametrize("rule", few(1, OF_FAILED_STEPS))
+def test_without_the_rule_a_step_that_fails_harms_others(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(StepTransfers, "finish", OF_FAILED_STEPS[rule])
+        caught = next(seed for seed in range(SEEDS) if found_out(seed, plan=Scenario.failing))
+    run_seed(caught, pipeline=PARTS, plan=Scenario.failing)
+
+
 SHORT = Scenario(
     kind="text",
     layout=RankLayout(pipeline=2),
@@ -172,3 +242,28 @@ def test_tokens_that_no_step_needs_are_accepted_in_time(seed: int) -> None:
 def test_without_a_bound_slots_are_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReceivedTokens, "begin", without_bound)
     assert any(raises(lambda seed=seed: run(SHORT, seed)) for seed in range(SEEDS))  # type: ignore[misc]
+
+
+EARLY = Scenario(
+    kind="text",
+    layout=RankLayout(pipeline=PARTS),
+    options=ArOptions(max_num_seqs=4, block_size=4, max_in_flight=8, max_model_len=40, max_num_batched_tokens=8),
+    captured=False,
+    asks=((0, Ask(0, "greedy")), (0, Ask(1, "greedy")), (20, Ask(2, "greedy", most=16))),
+    leaves={},
+    fails={"compute_logits": (2,)},
+    rests={0: (2, 120)},
+)
+"""The second step has the end of the second prompt, and fails behind the last layers. The first request rests meanwhile, and while
+the first layers accept the failed step's tokens."""
+
+
+def without_contents(*message: object) -> None:
+    """In place of `void_tokens`."""
+
+
+@pytest.mark.plants_faults
+def test_tokens_of_a_failed_step_change_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(EARLY, 0).counters["failed"] == 1
+    monkeypatch.setattr(pipeline, "void_tokens", without_contents)
+    assert any(raises(lambda seed=seed: run(EARLY, seed)) for seed in range(SEEDS))  # type: ignore[misc]

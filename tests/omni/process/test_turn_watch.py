@@ -1,0 +1,107 @@
+"""An engine whose loop hangs in a launch, where it raises nothing itself, by an injected clock."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from omni.errors import LostRankError
+from omni.process import turn_watch
+from omni.process.turn_watch import TurnWatch
+from tests.support.fake_graph import FakeGraph
+from tests.support.patience import PATIENCE_SECONDS
+
+LIMIT = 60.0
+
+
+class Clock:
+    """A second later at each look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def seconds(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def watch_of(graph: FakeGraph) -> tuple[TurnWatch, list[LostRankError]]:
+    ended: list[LostRankError] = []
+    return TurnWatch(graph.engine, LIMIT, ended.append, Clock().seconds), ended
+
+
+def looks(watch: TurnWatch, count: int) -> bool:
+    return any(watch.look() for _ in range(count))
+
+
+@contextmanager
+def hanging(graph: FakeGraph) -> Iterator[None]:
+    """While entered, the loop is within a turn."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def tick() -> bool:
+        begun.set()
+        go_on.wait()
+        return False
+
+    graph.writer.tick = tick  # type: ignore[method-assign]
+    graph.engine.start()
+    assert begun.wait(PATIENCE_SECONDS)
+    try:
+        yield
+    finally:
+        go_on.set()
+        graph.engine.close()
+
+
+def test_a_turn_that_hangs_ends_the_engine() -> None:
+    graph = FakeGraph()
+    watch, ended = watch_of(graph)
+    with hanging(graph):
+        assert not looks(watch, 61)
+        assert not ended
+        assert looks(watch, 1)
+    assert "a turn of the engine's loop has taken longer than 60 s" in str(ended[0])
+
+
+def test_the_thread_looks_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_watch, "_LOOK_SECONDS", 0.0)
+    graph, ended = FakeGraph(), threading.Event()
+    with hanging(graph):
+        TurnWatch(graph.engine, LIMIT, lambda error: ended.set(), Clock().seconds).start()
+        assert ended.wait(PATIENCE_SECONDS)
+
+
+def test_each_turn_has_the_time() -> None:
+    """The loop runs in this thread: the watch looks within its turns."""
+    graph = FakeGraph()
+    watch, _ = watch_of(graph)
+    turns = []
+
+    def tick() -> bool:
+        turns.append(graph.engine.turn)
+        assert not looks(watch, 40)
+        if len(turns) == 5:
+            graph.engine.stop()
+        return True
+
+    graph.writer.tick = tick  # type: ignore[method-assign]
+    graph.engine.run()
+    assert None not in turns
+    assert len(set(turns)) == 5
+    assert graph.engine.turn is None
+
+
+def test_an_engine_without_requests_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = FakeGraph()
+    watch, _ = watch_of(graph)
+    waits = []
+
+    def wait() -> None:
+        waits.append(looks(watch, 200))
+        graph.engine.stop()
+
+    monkeypatch.setattr(graph.engine._command_queue, "wait", wait)
+    graph.engine.run()
+    assert waits == [False]

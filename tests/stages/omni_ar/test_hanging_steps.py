@@ -1,0 +1,101 @@
+"""A step of a cut stage that hangs on its device ends the engine of its rank, without a time limit of the device."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from omni.device import CpuDevice
+from omni.errors import LostRankError
+from omni.parallel import Ranks
+from omni.stage import StageWorker
+from omni.testing.ranks import thread_ranks
+from omni_ar.options import ArOptions
+from omni_ar.run.follower import FollowerWorker
+from tests.support.ar_driver import ArDriver, small_runner
+from tests.support.devices import HungDevice
+from tests.support.small_text import SmallText, greedy
+
+LIMIT = 5.0
+PROMPT = [3, 1, 4]
+OPTIONS = ArOptions(max_num_seqs=2, block_size=4, max_in_flight=2)
+MODEL = SmallText()
+
+
+def limited() -> list[Ranks]:
+    return [replace(ranks, step_seconds=LIMIT) for ranks in thread_ranks(2)]
+
+
+def leader(ranks: Ranks | None = None) -> tuple[HungDevice, ArDriver]:
+    """With two steps in flight, after their launch."""
+    device = HungDevice()
+    driver = ArDriver(MODEL, device, OPTIONS, ranks=ranks)
+    driver.ask("0", PROMPT, max_tokens=9)
+    for _ in range(5):
+        driver.tick()
+    assert driver.worker.usage()["steps"] == 2
+    return device, driver
+
+
+def follower() -> tuple[HungDevice, FollowerWorker]:
+    """With two steps in flight, of a rank 0 that has run more."""
+    first, second = limited()
+    driver, device = ArDriver(MODEL, CpuDevice(), OPTIONS, ranks=first), HungDevice()
+    with torch.inference_mode():
+        runner, _, _ = small_runner(MODEL, device, OPTIONS, ranks=second)
+    device.synchronize()
+    worker = FollowerWorker("text", runner, second)
+    driver.ask("0", PROMPT, max_tokens=2)
+    driver.run()
+    with torch.inference_mode():
+        assert worker.tick()
+    assert worker.usage() == {"steps": 2}
+    return device, worker
+
+
+def pass_time(device: HungDevice, work: Callable[[], bool], seconds: float) -> None:
+    with torch.inference_mode():
+        for _ in range(round(seconds)):
+            device.clock += 1.0
+            work()
+
+
+def of_rank(rank: int) -> tuple[HungDevice, StageWorker]:
+    if rank:
+        return follower()
+    device, driver = leader(limited()[0])
+    return device, driver.worker
+
+
+@pytest.mark.parametrize("call", ["tick", "poll"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_step_that_hangs_raises_out_of_the_worker(rank: int, call: str) -> None:
+    device, worker = of_rank(rank)
+    work = getattr(worker, call)
+    pass_time(device, work, LIMIT)
+    with pytest.raises(LostRankError, match=f"rank {rank} of 2 has not completed a step in 5 s"):
+        pass_time(device, work, 1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_time_counts_anew_when_a_step_is_complete(rank: int) -> None:
+    device, worker = of_rank(rank)
+    before = worker.usage()["steps"]
+    pass_time(device, worker.poll, LIMIT)
+    while worker.usage()["steps"] == before:
+        with torch.inference_mode():
+            assert device.run(operations=1)
+            worker.poll()
+    pass_time(device, worker.poll, LIMIT)
+    with pytest.raises(LostRankError):
+        pass_time(device, worker.poll, 1)
+
+
+def test_a_whole_stage_waits_for_its_device() -> None:
+    device, driver = leader()
+    pass_time(device, driver.worker.tick, 20 * LIMIT)
+    while driver.worker.requests:
+        device.run()
+        driver.tick()
+    assert driver.tokens("0") == greedy(MODEL, PROMPT, 9)
