@@ -11,6 +11,7 @@ from omni.errors import ConfigError
 from omni.sampling import GREEDY
 from omni.stage import Footprint, RowCost, StageContext, capture_progress, memory_errors, module_bytes
 from omni_ar.attention.select import select_backend
+from omni_ar.drafters.load import load_drafter
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
 from omni_ar.processors import ProcessorRegistry
@@ -54,6 +55,9 @@ class LoadedAr:
         self._processors.check_defaults(sampling.processors, f"{field}.processors")
         check_defaults(sampling, field, model.shape.vocab_size)
         self.chosen_rows = context.options.max_num_seqs
+        self._drafter = load_drafter(
+            context.stage.name, self._options, context.drafters, model, self._limits_of(1).max_model_len, context.ranks
+        )
         self._weights = module_bytes(model)
         self._runner: Runner | None = None
         self.set_rows(1 if self.chosen_rows is None else self.chosen_rows)
@@ -206,6 +210,7 @@ class LoadedAr:
             priority=context.stage.priority,
             processors=processors,
             ranks=context.ranks,
+            drafter=self._drafter,
         )
         runner.allocate(0)
         return runner
@@ -226,4 +231,5 @@ class LoadedAr:
             num_blocks=pages,
             processors=self._processors,
             listeners=self._context.listeners,
+            drafter=self._drafter,
         )

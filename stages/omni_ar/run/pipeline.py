@@ -175,7 +175,7 @@ class ReceivedTokens:
         slots = _token_slots(stage, pipeline.size + 1)
         self._ring = SlotRing(stage.device, slots, self._stream, stage.stream)
 
-    def capture(self, rows_B: Tensor, advance_B: Tensor) -> None:
+    def capture(self, rows_B: Tensor, advance_B: Tensor, drafts: int) -> None:
         pass
 
     def begin(self, newest_input: int) -> None:
