@@ -54,4 +54,4 @@ def test_each_request_gets_what_it_gets_without_drafts(family: Family, drafter: 
     counters = played.counters[family.writer]
     # Of many requests, some draft at any time; a budget of a few tokens leaves few steps without chunks.
     if known and not (cell.tiny_budget or cell.asked in UNDRAFTED):
-        assert counters["accepted_drafts"] > counters["drafted_tokens"] / 2 > 0
+        assert counters["accepted_drafts"] > counters["drafted_tokens"] / 4 > 0

@@ -266,12 +266,14 @@ class ArDriver(ArWorkerDriver):
         dtype: torch.dtype = torch.float32,
         processors: ProcessorRegistry | None = None,
         ranks: Ranks | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
-        """captured: whether steps are, in `graph_batch_sizes` and `graph_chunk_sizes`. backend: None takes that of plain torch."""
+        """captured: whether steps are, in `graph_batch_sizes` and `graph_chunk_sizes`. backend: None takes that of plain torch.
+        drafter: None takes that of the options."""
         device = device or CpuDevice()
         options = options or ArOptions(max_num_seqs=4, block_size=4)
         with torch.inference_mode():
-            drafter = small_drafter(model, options)
+            drafter = drafter or small_drafter(model, options)
             runner, limits, blocks = small_runner(
                 model, device, options, source, captured, backend, dtype, processors, ranks, drafter
             )

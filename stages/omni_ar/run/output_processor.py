@@ -208,7 +208,10 @@ class OutputProcessor:
         for row, (scheduled, (status, count, *ids)) in enumerate(zip(step.rows, results, strict=True)):
             request = scheduled.request
             if self.drafted:
-                self._count_drafts(scheduled, step.drafts, count, *ids[-REPORTED:])
+                verified, worthwhile = ids[-REPORTED:]
+                if step.proposes:
+                    request.wanted_drafts = worthwhile
+                self._count_drafts(scheduled, step.drafts, count, verified)
             if not request.status.takes_tokens:
                 self.discarded += count
                 continue
@@ -228,11 +231,9 @@ class OutputProcessor:
             if request.table is None and not request.steps_in_flight:
                 self._drained(request)
 
-    def _count_drafts(self, scheduled: Scheduled, drafts: int, count: int, verified: int, wanted: int) -> None:
-        """Corrects the request's bounds by what a step has accepted. drafts: that the step had room for. verified: of them. wanted:
-        those that the next step would verify."""
+    def _count_drafts(self, scheduled: Scheduled, drafts: int, count: int, verified: int) -> None:
+        """Corrects the request's bounds by what a step has accepted. drafts: that the step had room for. verified: of them."""
         request = scheduled.request
-        request.wanted_drafts = wanted
         if not drafts:
             return
         if request.table is scheduled.table:  # otherwise it was preempted meanwhile, and counts again

@@ -236,7 +236,7 @@ class ArRequest:
     num_cached_tokens: int | None = None
     """Number of prompt tokens in the prefix cache at the first start; None before it."""
     wanted_drafts: int = 0
-    """Number of drafts that its next step would verify, as far as the host has read; the device decides."""
+    """Number of drafts that are worth verifying in its next step, as far as the host has read; the device decides."""
     num_drafts: int = 0
     """Number of drafts that steps have verified."""
     num_accepted_drafts: int = 0

@@ -306,6 +306,7 @@ class Runner:
             logprobs=step.logprobs,
             prompt_scores=scores,
             drafts=step.drafts,
+            proposes=self._limits.drafts > 0 and packed.chunks is None,
             rows=rows,
             scored_chunks=scored_chunks,
             emits=emits,
@@ -342,7 +343,9 @@ class Runner:
         end = self._end(tokens, scores)
         pages = self.pages.codes if context.count and self._predicts else None
         codes = Written(pages, self._written(end)) if pages is not None else None
-        return SampledStep(context.rows, tokens, PayloadHandoff(hidden, codes), scores, end, context.drafts)
+        return SampledStep(
+            context.rows, tokens, PayloadHandoff(hidden, codes), scores, end, context.drafts, context.proposes
+        )
 
     def _end(self, tokens: TokenHandoff | None, scores: ScoreHandoff | None) -> Event:
         """The end of the step. Reuses an event if possible: recording one is a considerable part of a step's host time."""

@@ -112,6 +112,8 @@ class Scheduler:
         for chunk in plan.chunks:
             request = chunk.request
             request.num_computed_tokens += chunk.length
+            if chunk.first:
+                request.wanted_drafts = 0 if request.undrafted else self._limits.drafts
             request.last_scheduled_step = plan.step
             if not chunk.replay:
                 scored = min(chunk.start + chunk.length, request.length - 1)

@@ -51,9 +51,10 @@ class PromptScores:
 @dataclass(frozen=True, slots=True)
 class StepContext:
     """The result of `execute_model`, for `sample_tokens`. count: number of sampled rows; 0 if no chunk reaches the end of its
-    prompt. drafts: positions of each row besides its newest token. padded: rows of the captured batch that may replace this one, or
-    None. logprobs: likeliest ids to score per sampled token; None if no row needs log-probabilities. rows, scored_chunks, emits:
-    what the host does with the results, at rank 0; emits: whether the step stores hidden states for consumers."""
+    prompt. drafts: positions of each row besides its newest token. proposes: whether the drafter runs. padded: rows of the captured
+    batch that may replace this one, or None. logprobs: likeliest ids to score per sampled token; None if no row needs
+    log-probabilities. rows, scored_chunks, emits: what the host does with the results, at rank 0; emits: whether the step stores
+    hidden states for consumers."""
 
     step: int
     count: int
@@ -66,6 +67,7 @@ class StepContext:
     logprobs: int | None
     prompt_scores: PromptScores | None
     drafts: int = 0
+    proposes: bool = False
     rows: tuple[Scheduled, ...] = ()
     scored_chunks: tuple[ScoredChunk, ...] = ()
     emits: bool = False
@@ -126,8 +128,8 @@ class ScoreHandoff:
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """A launched step. tokens: None if it sampled nothing here. drafts: as in `StepContext`. end: done after all of its work,
-    except that it sends tokens to other ranks."""
+    """A launched step. tokens: None if it sampled nothing here. drafts, proposes: as in `StepContext`. end: done after all of its
+    work, except that it sends tokens to other ranks."""
 
     rows: tuple[Scheduled, ...]
     tokens: TokenHandoff | None
@@ -135,6 +137,7 @@ class SampledStep:
     scores: ScoreHandoff | None
     end: Event
     drafts: int = 0
+    proposes: bool = False
 
     @property
     def sampled(self) -> Event:

@@ -95,6 +95,8 @@ def accept_draft_rows(
         tl.store(draft_ptr + PROPOSED, active * 0, mask=inside)
         tl.store(draft_ptr + OFFERED, active * 0, mask=inside)
         wanted = wanted_drafts(cap, rate, DRAFTS, ADAPTIVE)
+        if ADAPTIVE:
+            wanted = tl.where(proposed > 0, wanted, 0)
         tl.store(accepted_ptr, status, mask=inside)
         tl.store(accepted_ptr + 1, count, mask=inside)
         tl.store(accepted_ptr + WIDTH - 2, offered, mask=inside)
@@ -146,12 +148,12 @@ def record_row(
             tl.store(count_ptr, number + 1, mask=adds)
             tl.debug_barrier()  # a token may occur twice
         if (needs & RECALLS) != 0:
-            at = tl.arange(0, WORD_LENGTH)
+            letter = tl.arange(0, WORD_LENGTH)
             recent_row_ptr = recent_ptr + row * WORD_LENGTH
-            source = at + count
+            source = letter + count
             kept = tl.load(recent_row_ptr + source, mask=source < WORD_LENGTH, other=0)
             fresh = tl.load(accepted_row_ptr + 2 + source - WORD_LENGTH, mask=source >= WORD_LENGTH, other=0)
             tl.debug_barrier()
-            tl.store(recent_row_ptr + at, tl.where(source < WORD_LENGTH, kept, fresh))
+            tl.store(recent_row_ptr + letter, tl.where(source < WORD_LENGTH, kept, fresh))
         tl.debug_barrier()
         tl.store(length_ptr, end + count - 1)

@@ -70,9 +70,11 @@ def accept_drafts(state: RowState, rows_R: Tensor, sampled_RJ: Tensor, out_RW: T
     out_RW[:, 2 : 2 + positions].copy_(sampled_RJ)
     out_RW[:, -REPORTED].copy_(draft.offered)
     draft.rate.copy_(rate_R)
+    wanted_R = _wanted(draft, drafts)
+    # A drafter that has found nothing here hardly will in the next step.
+    out_RW[:, -REPORTED + 1].copy_(wanted_R * (draft.proposed > 0) if drafts.adaptive else wanted_R)
     draft.proposed.zero_()
     draft.offered.zero_()
-    out_RW[:, -REPORTED + 1].copy_(_wanted(draft, drafts))
     state.fields.index_copy_(0, rows_R, fields_RC)
     drafts.fields.index_copy_(0, rows_R, draft_RC)
     handoff = state.handoff.device

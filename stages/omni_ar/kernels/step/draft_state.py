@@ -39,7 +39,8 @@ DRAFT_FIELD_INDEX = DraftFields(*range(DRAFT_FIELDS))
 """The column of each field."""
 
 REPORTED = 2
-"""Number of columns of a handoff behind the ids: drafts that the step verified, and those that the next one would."""
+"""Number of columns of a handoff behind the ids: drafts that the step verified, and those that are worth verifying in the next
+one."""
 
 
 @dataclass(frozen=True, slots=True)
