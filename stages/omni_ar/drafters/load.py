@@ -59,8 +59,6 @@ def _check_stage(stage: str, model: ArModel, ranks: Ranks | None) -> None:
     shape, name = model.shape, type(model).__name__
     if isinstance(model, CodecModel):
         problem = f"is set, and each step of {name} needs the codec frame of the token before"
-    elif shape.emits_tokens:
-        problem = f"is set, and {name} emits the hidden state of each token to another stage"
     elif shape.conditioned:
         problem = f"is set, and each step of {name} has inputs besides the token"
     elif len(shape.prompt_columns) > 1:

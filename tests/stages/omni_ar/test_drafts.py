@@ -387,14 +387,8 @@ def test_a_stage_without_a_drafter_launches_what_it_did(monkeypatch: pytest.Monk
 # What is refused.
 
 
-class Emits(SmallText):
-    def __init__(self) -> None:
-        super().__init__(payload=True, emits_tokens=True)
-
-
 REFUSED: list[tuple[Callable[[], ArModel], dict[str, Any], str]] = [
     (SmallCodec, {"drafter": "ngram"}, "text.drafter: is set, and each step of SmallCodec needs the codec frame of"),
-    (Emits, {"drafter": "ngram"}, "text.drafter: is set, and Emits emits the hidden state of each token to another"),
     (SmallText, {"drafter": "nram"}, "text.drafter: 'nram' is no drafter; known are fabricated, ngram; see `omni plug"),
     (SmallText, {"drafter_args": {"most": 3}}, "text.drafter_args: is given without a drafter; set text.drafter too"),
     (SmallText, {"drafter": "ngram", "drafter_args": {"mst": 3}}, "text.drafter_args: Object contains unknown field `"),
