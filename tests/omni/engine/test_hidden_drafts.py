@@ -46,7 +46,7 @@ def run_twice(engine: HiddenEngine, *, simulated: bool = False) -> None:
 @pytest.mark.parametrize("pressure", SETTINGS)
 def test_rows_reach_both_readers(tmp_path: Path, pressure: str, in_flight: int) -> None:
     given = {"writer.max_in_flight": in_flight, "writer.block_size": 4, "writer.adaptive_drafts": in_flight > 1}
-    engine = engine_of(tmp_path, SETTINGS[pressure] | given)
+    engine = engine_of(tmp_path, {**SETTINGS[pressure], **given})
     run_twice(engine)
     assert bool(engine.engine.counters()[WRITER]["preemptions"]) == (pressure == "few blocks")
 
@@ -57,7 +57,7 @@ def test_no_reader_reads_what_a_later_step_writes(tmp_path: Path, seed: int, gra
     device = SimulatedDevice(seed)
     names = tuple(SETTINGS)
     given = {"writer.max_in_flight": 1 + seed % 4, "writer.block_size": 4, "engine.graphs": graphs}
-    run_twice(engine_of(tmp_path, SETTINGS[names[seed % len(names)]] | given, device), simulated=True)
+    run_twice(engine_of(tmp_path, {**SETTINGS[names[seed % len(names)]], **given}, device), simulated=True)
     device.assert_no_races()
 
 
