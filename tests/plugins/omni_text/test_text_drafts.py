@@ -9,7 +9,10 @@ from omni.cli.display import summary
 from tests.support.tiny_text import write_chat_model
 
 QUESTIONS = ["hello", "the blue square and the green one, what is in the picture"]
-SAMPLING = [SamplingParams(max_tokens=40, temperature=0.0), SamplingParams(max_tokens=40, temperature=0.9, seed=4, logprobs=2)]
+SAMPLING = [
+    SamplingParams(max_tokens=40, temperature=0.0),
+    SamplingParams(max_tokens=40, temperature=0.9, seed=4, logprobs=2),
+]
 TOLD = {"text.drafter": "fabricated", "text.drafter_args": {"rate": 0.9}, "text.draft_tokens": 4}
 
 
