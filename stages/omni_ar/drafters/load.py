@@ -63,8 +63,8 @@ def _check_stage(stage: str, model: ArModel, ranks: Ranks | None) -> None:
         problem = f"is set, and each step of {name} has inputs besides the token"
     elif len(shape.prompt_columns) > 1:
         problem = f"is set, and the prompt of {name} is not a row of its own tokens"
-    elif ranks is not None:
-        problem = "is set for a stage that is cut across engines"
+    elif ranks is not None and ranks.pipeline is not None:
+        problem = "is set for a stage whose sequence of layers is cut across engines"
     else:
         return
     raise ConfigError(f"{stage}.drafter", problem, "leave it out: such a stage decodes one token a step")

@@ -242,6 +242,7 @@ class OutputProcessor:
         if count:
             request.num_drafts += verified
             request.num_accepted_drafts += count - 1
+            request.num_drafted_steps += verified > 0
             for position in range(verified):
                 self.drafted[position] += 1
                 self.accepted[position] += position < count - 1

@@ -240,6 +240,8 @@ class ArRequest:
     num_drafts: int = 0
     """Number of drafts that steps have verified."""
     num_accepted_drafts: int = 0
+    num_drafted_steps: int = 0
+    """Number of steps that have verified drafts of it."""
     flags: SamplingFlags = field(init=False)
     """The request's sampling work."""
     _offsets: list[int] = field(default_factory=list)

@@ -411,5 +411,9 @@ def _counts(request: ArRequest) -> dict[str, int]:
         "cached_tokens": request.num_cached_tokens or 0,
     }
     if request.num_drafts:
-        counts |= {"drafted_tokens": request.num_drafts, "accepted_drafts": request.num_accepted_drafts}
+        counts |= {
+            "drafted_steps": request.num_drafted_steps,
+            "drafted_tokens": request.num_drafts,
+            "accepted_drafts": request.num_accepted_drafts,
+        }
     return counts | ({"frames": request.num_frames} if request.num_frames else {})

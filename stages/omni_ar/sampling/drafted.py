@@ -11,6 +11,17 @@ from torch import Tensor
 from omni_ar.kernels.sampling.state import Need, SamplingState
 from omni_ar.sampling.edits import StepEdits
 
+_READ_BY = {
+    "seen": Need.REPETITION,
+    "counts": Need.PENALTY | Need.COUNTS,
+    "recent": Need.BAD_WORDS | Need.RECALLS,
+    "forbidden": Need.FORBIDDEN,
+    "bias_ids": Need.BIAS,
+    "biases": Need.BIAS,
+    "bad_words": Need.BAD_WORDS,
+}
+"""The large fields of `SamplingState`, and the needs of rows that read them."""
+
 
 def spread(rows_R: Tensor, positions: int) -> Tensor:
     """Repeats each entry for the row's positions, `[X]`."""
@@ -18,13 +29,13 @@ def spread(rows_R: Tensor, positions: int) -> Tensor:
 
 
 def position_state(state: SamplingState, rows_R: Tensor, drafts_RK: Tensor, needs: int) -> SamplingState:
-    """A state with a row for each position. needs: a superset of the rows' needs; other history is not updated."""
+    """A state with a row for each position. needs: a superset of the rows' needs; what no other need reads is left as it is."""
     positions, vocab = 1 + drafts_RK.shape[1], state.forbidden.shape[1]
     rows_X = spread(rows_R, positions)
     tensors = {
         each.name: getattr(state, each.name).index_select(0, rows_X)
         for each in fields(state)
-        if each.name not in ("params", "uses")
+        if each.name not in ("params", "uses") and (each.name not in _READ_BY or needs & _READ_BY[each.name])
     }
     # Ids that the vocabulary lacks do not count.
     counted_RK = drafts_RK.where((drafts_RK >= 0) & (drafts_RK < vocab), vocab)
