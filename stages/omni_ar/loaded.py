@@ -56,7 +56,7 @@ class LoadedAr:
         check_defaults(sampling, field, model.shape.vocab_size)
         self.chosen_rows = context.options.max_num_seqs
         self._drafter = load_drafter(
-            context.stage.name, self._options, context.drafters, model, self._limits_of(1).max_model_len, context.ranks
+            context.stage.name, self._options, context.drafters, model, self._limits_of(1).max_model_len
         )
         self._weights = module_bytes(model)
         self._runner: Runner | None = None

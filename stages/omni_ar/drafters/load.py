@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import msgspec
 
 from omni.errors import ConfigError, plugin_error, plugin_setup, type_of
-from omni.parallel import Ranks
 from omni.plugin import DrafterEntry, locate
 from omni.utils.origin import with_origin
 from omni_ar.drafters.base import Drafter, DraftSetup
@@ -19,7 +18,6 @@ def load_drafter(
     entries: Mapping[str, DrafterEntry],
     model: ArModel,
     max_model_len: int,
-    ranks: Ranks | None = None,
 ) -> Drafter | None:
     """None for a stage without a drafter.
 
@@ -34,7 +32,7 @@ def load_drafter(
     if name not in entries:
         known = ", ".join(sorted(entries)) or "none"
         raise ConfigError(f"{stage}.drafter", f"{name!r} is no drafter", f"known are {known}; see `omni plugins`")
-    _check_stage(stage, model, ranks)
+    _check_stage(stage, model)
     entry = entries[name]
     build = locate(entry.drafter, f"drafters.{name}")
     if not callable(build):
@@ -54,7 +52,7 @@ def load_drafter(
     return drafter
 
 
-def _check_stage(stage: str, model: ArModel, ranks: Ranks | None) -> None:
+def _check_stage(stage: str, model: ArModel) -> None:
     """Raises ConfigError for a stage whose steps cannot verify drafts yet."""
     shape, name = model.shape, type(model).__name__
     if isinstance(model, CodecModel):
@@ -63,8 +61,6 @@ def _check_stage(stage: str, model: ArModel, ranks: Ranks | None) -> None:
         problem = f"is set, and each step of {name} has inputs besides the token"
     elif len(shape.prompt_columns) > 1:
         problem = f"is set, and the prompt of {name} is not a row of its own tokens"
-    elif ranks is not None and ranks.pipeline is not None:
-        problem = "is set for a stage whose sequence of layers is cut across engines"
     else:
         return
     raise ConfigError(f"{stage}.drafter", problem, "leave it out: such a stage decodes one token a step")

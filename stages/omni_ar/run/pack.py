@@ -265,8 +265,14 @@ def _pack_drafts(upload: Upload, new: Sequence[ArRequest], limits: Limits, draft
     padded = np.full((len(texts), max(map(len, texts))), -1, np.int64)
     for row, text in zip(padded, texts, strict=True):
         row[: len(text)] = text
-    fields = [DraftFields(cap=most_drafts(r, limits), rate=START_RATE, proposed=0, offered=0) for r in new]
-    return PackedDrafts(fields=upload.add(np.array(fields, np.int64)), text=upload.add(padded))
+    fields = np.array([_draft_fields(request, limits) for request in new], np.int64)
+    return PackedDrafts(fields=upload.add(fields), text=upload.add(padded))
+
+
+def _draft_fields(request: ArRequest, limits: Limits) -> DraftFields[int]:
+    assert request.row is not None
+    cap, generation = most_drafts(request, limits), request.row.generation
+    return DraftFields(generation=generation, cap=cap, rate=START_RATE, proposed=0, offered=0)
 
 
 def _text(request: ArRequest, drafter: Drafter) -> NDArray[np.int64]:

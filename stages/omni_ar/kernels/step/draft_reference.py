@@ -86,15 +86,20 @@ def accept_drafts(state: RowState, rows_R: Tensor, sampled_RJ: Tensor, out_RW: T
 def record_drafts(
     state: RowState, rows_R: Tensor, accepted_RW: Tensor, positions: int, advance_R: Tensor, flags: SamplingFlags
 ) -> None:
-    text_NL = drafts_of(state).text
     count_R, ids_RJ = accepted_RW[:, 1], accepted_RW[:, 2 : 2 + positions]
     row = RowFields(*state.fields.index_select(0, rows_R).unbind(1))
-    width, index_J = text_NL.shape[1], torch.arange(positions, device=rows_R.device)
-    at_RJ = (row.length + advance_R)[:, None] + index_J
-    at_RJ = at_RJ.where(index_J < count_R[:, None], width - 1).clamp(max=width - 1)
-    text_NL.view(-1).index_copy_(0, (rows_R[:, None] * width + at_RJ).flatten(), ids_RJ.flatten().to(text_NL.dtype))
+    record_text(drafts_of(state), rows_R, row.length + advance_R, count_R, ids_RJ)
     state.columns.length.index_add_(0, rows_R, (advance_R + count_R - 1) * (count_R > 0))
     observe(state.sampling, rows_R, ids_RJ, count_R, flags)
+
+
+def record_text(drafts: DraftState, rows_R: Tensor, start_R: Tensor, count_R: Tensor, ids_RJ: Tensor) -> None:
+    """Writes the first `count_R` ids of each row into its text, from `start_R` on."""
+    text_NL = drafts.text
+    width, index_J = text_NL.shape[1], torch.arange(ids_RJ.shape[1], device=rows_R.device)
+    at_RJ = start_R[:, None] + index_J
+    at_RJ = at_RJ.where(index_J < count_R[:, None], width - 1).clamp(max=width - 1)
+    text_NL.view(-1).index_copy_(0, (rows_R[:, None] * width + at_RJ).flatten(), ids_RJ.flatten().to(text_NL.dtype))
 
 
 def drafts_of(state: RowState) -> DraftState:
