@@ -82,11 +82,12 @@ def opened(folder: str, arguments: argparse.Namespace, ranks: int, way: str, tim
     places = [f"cuda:{rank}" for rank in range(ranks)]
     if arguments.device == "cpu":
         places = ["cpu", *(f"cpu/{rank}" for rank in range(1, ranks))]
-    overrides = {
+    overrides: dict[str, object] = {
         f"{stage}.{'pipeline' if way == 'pipeline' else 'tensor'}_parallel": ranks,
         f"{stage}.expert_parallel": way == "expert" and ranks > 1,
         "engine.process": "process",
     }
+    overrides |= dict(setting.split("=", 1) for setting in (arguments.set if ranks > 1 else []))
     return Omni(
         folder,
         load_format="dummy",
@@ -181,6 +182,7 @@ def main() -> None:
     parser.add_argument("--rows", type=positive_int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=positive_int, default=3)
     parser.add_argument("--ways", choices=("tensor", "expert", "pipeline"), nargs="+", default=["tensor"])
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of several ranks; none as shipped")
     parser.add_argument("--timeline", type=output_folder)
     parser.add_argument(
         "--device", type=device_here("--shape tiny-omni --device cpu"), choices=("cuda", "cpu"), default="cuda"

@@ -64,7 +64,11 @@ class MoeShape(NamedTuple):
         return 3 * self.width * self.intermediate * 2
 
 
-SHAPES = {"thinker": MoeShape(128, 8, 2048, 768), "talker": MoeShape(128, 6, 1024, 384, 768)}
+SHAPES = {
+    "thinker": MoeShape(128, 8, 2048, 768),
+    "thinker-half": MoeShape(128, 8, 2048, 384),  # of a rank with tensor_parallel=2
+    "talker": MoeShape(128, 6, 1024, 384, 768),
+}
 
 
 def few_candidates(shape: MoeShape) -> tuple[list[FewProduct], list[FewProduct]]:

@@ -7,6 +7,7 @@ import msgspec
 
 from omni.checkpoint.regular_file import is_file, read_bytes
 from omni.errors import CheckpointError
+from omni.utils.struct_types import STRUCT_TYPES
 
 MAX_BYTES = 2**24
 """Bytes of a configuration file: 16 MiB. Published ones have at most 1 MiB."""
@@ -41,7 +42,8 @@ def read_as(path: Path, kind: type[_Kind], most: int) -> _Kind:
         raise CheckpointError(path.name, f"is missing from {path.parent}", "give a folder with a complete checkpoint")
     content = read_bytes(path, most)
     try:
-        return msgspec.json.decode(content, type=kind)
+        with STRUCT_TYPES:
+            return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
         raise wrong_field(path.name, error, _AGAIN) from error
     except msgspec.DecodeError as error:

@@ -67,7 +67,7 @@ def run(
 
     The model gets the pictures first, then the recordings, then the prompt.
     """
-    with reported(debug):
+    with reported(debug), choices.engine_ahead(model):
         from omni.cli.run import RunArguments, answer
 
         answer(
@@ -171,9 +171,10 @@ def serve(
 ) -> None:
     """Serve a model to clients of OpenAI's API. Needs `pip install 'omni-stages[serve]'`."""
     with reported(debug):
-        from omni.cli.serve import ServeArguments, voice_table
+        from omni.cli.serve import ServeArguments, check_extra, voice_table
         from omni.cli.serve import serve as run_server
 
+        check_extra()
         limits: dict[str, object] = {
             "host": host,
             "port": port,
@@ -185,17 +186,17 @@ def serve(
             "drain_seconds": drain_seconds,
             "client_priority": client_priority,
         }
-        run_server(
-            ServeArguments(
-                model=model,
-                choices=choices.with_graphs(eager=eager),
-                limits=limits,
-                bounds=tuple(bounds or ()),
-                media_domains=tuple(media_domains or ()),
-                media_folder=media_folder,
-                timeline=timeline,
-            )
+        arguments = ServeArguments(
+            model=model,
+            choices=choices.with_graphs(eager=eager),
+            limits=limits,
+            bounds=tuple(bounds or ()),
+            media_domains=tuple(media_domains or ()),
+            media_folder=media_folder,
+            timeline=timeline,
         )
+        with choices.engine_ahead(model):
+            run_server(arguments)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -77,6 +78,14 @@ class Choices:
         """`--set` and `--place`, by path. Raises ConfigError."""
         places = (parse_override(text, "--place", "stage=device") for text in self.places)
         return dict(map(parse_override, self.settings)) | {f"{stage}.place": device for stage, device in places}
+
+    def engine_ahead(self, model: str) -> AbstractContextManager[None]:
+        """The model's engine imports torch and its stages' code while the command does. Raises ConfigError."""
+        from omni.api.settings import layers_of
+        from omni.process.early import engine_ahead
+
+        layers = layers_of(config=self.config, overrides=self.overrides(), device=self.device)
+        return engine_ahead(model, layers, self.family)
 
 
 def _choices(

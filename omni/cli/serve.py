@@ -44,8 +44,7 @@ def check_extra() -> None:
 
 def serve(arguments: ServeArguments) -> None:
     """Returns when a signal came and what was under way is answered. Raises OmniError."""
-    check_extra()
-    # Not before the check: they import what may be missing.
+    # Not before `check_extra`: they import what may be missing.
     from omni.api import AsyncOmni
     from omni.serve.run import address_of, bound
     from omni.serve.run import serve as run

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from omni.errors import said
 from omni.ipc.memory import OutputRing, aligned, create_memory, map_memory
+from omni.utils.struct_types import STRUCT_TYPES
 
 _ARRAY, _TENSOR, _STRUCT = 1, 2, 3
 """Codes of msgpack extension types."""
@@ -87,9 +88,10 @@ class Codec(Generic[MessageT]):
     ) -> None:
         """inline_bytes: arrays up to this size travel inside the message; None: all."""
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._encode_object)
-        self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(
-            messages, ext_hook=self._decode_extension, dec_hook=_already_made
-        )
+        with STRUCT_TYPES:
+            self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(
+                messages, ext_hook=self._decode_extension, dec_hook=_already_made
+            )
         self.ring = ring
         self._inline_bytes = inline_bytes
         self._memory = _Memory()
@@ -186,7 +188,8 @@ class Codec(Generic[MessageT]):
             kind = vars(kind)[part]
         if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
             raise TypeError(f"{module}:{name} is no msgspec.Struct")
-        return msgspec.msgpack.Decoder(kind, ext_hook=self._decode_extension, dec_hook=_already_made)
+        with STRUCT_TYPES:
+            return msgspec.msgpack.Decoder(kind, ext_hook=self._decode_extension, dec_hook=_already_made)
 
 
 _ARRAYS = msgspec.msgpack.Decoder(_Array)

@@ -9,6 +9,7 @@ import msgspec
 from omni.errors import ConfigError, OmniError, fault_of, plugin_error, plugin_setup, quoted, type_of
 from omni.plugin.entries import ModelFamily
 from omni.utils.origin import origin_of_module, with_origin, with_place
+from omni.utils.struct_types import STRUCT_TYPES
 
 _PATHS = ("connector", "kind", "pipeline", "processor", "tiny")
 """Fields of entries that are import paths."""
@@ -82,7 +83,8 @@ def check_entry(entry: msgspec.Struct) -> None:
             raise plugin_error(f"{field}.{name}", f"{quoted(path)} is not an import path", 'write "module:attribute"')
     for each in msgspec.structs.fields(entry):
         try:
-            msgspec.convert(fields[each.name], each.type)
+            with STRUCT_TYPES:
+                msgspec.convert(fields[each.name], each.type)
         except msgspec.ValidationError as error:
             problem = f"{quoted(fields[each.name])} does not fit: {error}"
             raise plugin_error(f"{field}.{each.name}", problem, "give what the entry's class states") from error

@@ -1,7 +1,8 @@
 """The process of an engine, started before the user's process has imported torch: both import at the same time."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from omni.config import SettingsLayer
@@ -10,6 +11,27 @@ from omni.process.child import SUPPORTED, EngineProcess
 
 _NVIDIA = Path("/dev/nvidiactl")
 """Exists where the driver of a CUDA device is loaded."""
+
+
+_ahead: dict[tuple[str | None, str | None], EngineProcess] = {}
+"""By folder and family: processes that no model has taken yet."""
+
+
+@contextmanager
+def engine_ahead(model: str | os.PathLike[str], layers: Sequence[SettingsLayer], family: str | None) -> Iterator[None]:
+    """Starts the process that `start_early` gives for the same model while this is entered. For a program that imports torch before
+    it opens the model. Arguments and errors are those of `start_early`. A process that was not taken is ended."""
+    process = start_early(model, layers, family)
+    if process is None:
+        yield
+        return
+    key = _folder_of(model), family
+    _ahead[key] = process
+    try:
+        yield
+    finally:
+        if _ahead.pop(key, None) is not None:
+            process.discard()
 
 
 def start_early(
@@ -22,8 +44,13 @@ def start_early(
     """
     if not SUPPORTED or not _wanted(layers):
         return None
-    folder = str(model) if Path(model).is_dir() else None  # the stages of a model that is not here are unknown
-    return EngineProcess(folder, family)
+    folder = _folder_of(model)
+    return _ahead.pop((folder, family), None) or EngineProcess(folder, family)
+
+
+def _folder_of(model: str | os.PathLike[str]) -> str | None:
+    """None for a model that is not here, whose stages are unknown."""
+    return str(model) if Path(model).is_dir() else None
 
 
 def _wanted(layers: Sequence[SettingsLayer]) -> bool:

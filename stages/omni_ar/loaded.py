@@ -160,14 +160,14 @@ class LoadedAr:
             runner.capture(self._batch_sizes)
 
     def time_decodes(self) -> list[int]:
-        """Nanoseconds of decode steps of all rows, at full length. The stage cannot be started afterwards."""
+        """Nanoseconds of decode steps of all rows, of typical length. The stage cannot be started afterwards."""
         if self.chosen_rows is None:
             self.set_rows(_TIMED_ROWS)
         runner = self._present_runner
         runner.allocate(self._limits.max_blocks)
         if self._context.graphs:
             runner.capture(self._batch_sizes[:1])
-        return time_decodes(runner, self._model.shape, self._limits)
+        return time_decodes(runner, self._model.shape, self._limits, _TYPICAL_TOKENS)
 
     @property
     def _present_runner(self) -> Runner:

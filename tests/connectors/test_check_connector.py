@@ -59,7 +59,7 @@ def test_inline_pieces_keep_the_contract_on_a_late_device():
         (inline_faults.InlineClaimsRawTensors, "copies through the host says so .*pieces carry .*set it to False"),
         (
             inline_faults.SharedMemoryClaimsRawTensors,
-            "copies through the host says so .*in host memory; set it to False",
+            "copies through the host says so .*in host memory than of .*; set it to False",
         ),
         (inline_faults.InlineClaimsTheProcess, "within a process, page slices travel as they are"),
         (inline_faults.InlineNeverReportsGathers, "reports each gather"),

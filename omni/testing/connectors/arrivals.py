@@ -1,5 +1,7 @@
 """Checks of payloads that arrive, in any kind, size and order, and of the memory that they are read from."""
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 from omni.device import COMPLETED
@@ -114,9 +116,27 @@ def through_the_host(bench: ConnectorBench) -> None:
     """Catches a false `raw_device_tensors` beyond a process: host memory of the payload's size, or its bytes in pieces."""
     if not isinstance(bench.end, LocalEnd) or bench.local or not bench.connector.raw_device_tensors:
         return
-    nbytes = bench.pool_bytes // 2
+    small, large = (_by_the_host(bench, pool) for pool in (bench.pool_bytes, 4 * bench.pool_bytes))
+    remedy = "set it to False, or copy from device to device"
+    claim = f"a connector that copies through the host says so (Connector.raw_device_tensors): of {large.payload} bytes"
+    require(large.carried < large.payload, f"{claim} its pieces carry {large.carried}; {remedy}")
+    # What does not grow with the payload, such as flags, may be in host memory.
+    grown = f"{claim} it keeps {large.kept - small.kept} more in host memory than of {small.payload}; {remedy}"
+    require(large.kept - small.kept < large.payload - small.payload, grown)
+
+
+class _ByTheHost(NamedTuple):
+    """Of one payload, in bytes. kept: host memory that its edge asked for. carried: by its pieces."""
+
+    payload: int
+    kept: int
+    carried: int
+
+
+def _by_the_host(bench: ConnectorBench, pool_bytes: int) -> _ByTheHost:
+    nbytes = pool_bytes // 2
     with HostMemory(bench.producer.device, bench.consumer_device) as host:
-        edge = bench.open()
+        edge = bench.open(pool_bytes=pool_bytes)
         sent = bench.send(edge, bench.bytes_of(nbytes))
         bench.hold(sent)
         bench.until(lambda: sent.finished, "a payload that the pool has room for is sent")
@@ -124,10 +144,7 @@ def through_the_host(bench: ConnectorBench) -> None:
         bench.let_go(sent)
         bench.take(sent)
         bench.release(sent)
-    remedy = "set it to False, or copy from device to device"
-    claim = f"a connector that copies through the host says so (Connector.raw_device_tensors): of {nbytes} bytes"
-    require(carried < nbytes, f"{claim} its pieces carry {carried}; {remedy}")
-    require(host.nbytes < nbytes, f"{claim} it keeps room for {host.nbytes} in host memory; {remedy}")
+    return _ByTheHost(nbytes, host.nbytes, carried)
 
 
 def _address(tensor: Tensor | PageSlice) -> int:

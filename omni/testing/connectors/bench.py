@@ -58,19 +58,19 @@ class ConnectorBench:
 
     # Edges.
 
-    def open(self, consumer: str = "talker") -> int:
-        """Opens both ends of an edge. consumer: its stage."""
+    def open(self, consumer: str = "talker", pool_bytes: int | None = None) -> int:
+        """Opens both ends of an edge. consumer: its stage. pool_bytes: of its pool; None: as of the others."""
         key = self._numbers()
-        self._edges[key] = self.edge_to(consumer)
+        self._edges[key] = self.edge_to(consumer, pool_bytes)
         self.producer.open(key, self._edges[key])
         self.connect(key)
         return key
 
-    def edge_to(self, consumer: str = "talker") -> EdgeOf:
+    def edge_to(self, consumer: str = "talker", pool_bytes: int | None = None) -> EdgeOf:
         """An edge to a stage, at the places that an engine gives its ends."""
         places = str(self.producer.device.torch_device), str(self.consumer_device.torch_device)
         second = places[1] if self.local or places[0] != places[1] else f"{places[1]}/2"
-        return EdgeOf(f"thinker->{consumer}", self.pool_bytes, places[0], second)
+        return EdgeOf(f"thinker->{consumer}", pool_bytes or self.pool_bytes, places[0], second)
 
     def connect(self, key: int) -> None:
         """Opens the receiver of a sender."""

@@ -260,7 +260,8 @@ class Consumer:
         for each in meta.tensors:
             tensor = received.payload.tensors[each.name]
             nbytes = int(np.prod(each.shape, dtype=np.int64)) * each.torch_dtype.itemsize
-            host.append(self._device.host_tensor((nbytes,), torch.uint8))
+            # Of the type: `HostMemory` counts what the connector asks the object for.
+            host.append(type(self._device).host_tensor(self._device, (nbytes,), torch.uint8))
             self._device.launch(self._stream, fetch, host[-1], tensor)
         end = self._device.record(self._stream)
         for tensor in received.payload.tensors.values():

@@ -291,7 +291,7 @@ def _fields(request: ArRequest) -> RowFields[int]:
         outputs=len(request.outputs),
         limit=request.max_tokens,
         active=1,
-        generation=request.row.generation,
+        row=request.row.index,
         counted=0,
     )
 

@@ -21,7 +21,7 @@ from omni_ar.kernels import step
 from omni_ar.kernels.sampling import fused_sample
 from omni_ar.kernels.sampling.state import SamplingFlags
 from omni_ar.kernels.step.draft_state import DraftState
-from omni_ar.kernels.step.state import RowState
+from omni_ar.kernels.step.state import RowFields, RowState
 from omni_ar.model import ArModel, Batch, CodecModel, Codes, NextTokens, PromptTokens
 from omni_ar.processors import NamedProcessor
 from omni_ar.sampling.edits import StepEdits
@@ -34,6 +34,24 @@ def start_rows(state: RowState, rows_n: Tensor, fields_nC: Tensor, table_nM: Ten
     state.fields.index_copy_(0, rows_n, fields_nC)
     state.block_table.index_copy_(0, rows_n, table_nM)
     start_sampling(state.sampling, sampling)
+
+
+def spread_rows(state: RowState, vocab: int, length: int) -> None:
+    """Makes all rows run, with `length` tokens and a random newest token each."""
+    fields_NC = state.fields
+    device, null_row = fields_NC.device, fields_NC.shape[0] - 1
+    fields = RowFields[Tensor | int](
+        last=torch.randint(vocab, (null_row,), device=device),
+        length=length,
+        delta=0,
+        outputs=0,
+        limit=2**31,
+        active=1,
+        row=torch.arange(null_row, device=device),
+        counted=0,
+    )
+    for column, value in enumerate(fields):
+        fields_NC[:null_row, column] = value
 
 
 def set_null_rows(rows_B: Tensor, null_row: int, advance_B: Tensor, steps_XB: Tensor) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from omni.parallel import PipelineRank
-from omni_ar.kernels.step.state import ROW_FIELDS, RowState
+from omni_ar.kernels.step.state import FIELD_INDEX, ROW_FIELDS, RowState
 from omni_ar.layers.decoder import DecoderLayers
 from omni_ar.model import ArModel, PipelineBoundary
 from omni_ar.run.state import Resources, next_width
@@ -29,6 +29,11 @@ from omni_ar.run.transfer_slots import PendingReceives, Slot, SlotRing, receive_
 
 _SLOTS = 2
 """Of hidden states: one is transferred while the other is read or written."""
+
+
+def fill_random(slots: Sequence[Tensor]) -> None:
+    for slot in slots:
+        slot.normal_()
 
 
 def take_hidden(arrivals: PendingReceives, slot_NTD: Tensor, received_NTD: Tensor) -> None:
@@ -42,16 +47,16 @@ def copy_tensor(source: Tensor, target: Tensor) -> None:
 
 
 def gather_tokens(state: RowState, rows_R: Tensor, message_RF: Tensor, codes_RD: Tensor) -> None:
-    """Writes the rows of a step and their state after it."""
-    message_RF[:, 0].copy_(rows_R)
-    message_RF[:, 1:].copy_(state.fields.index_select(0, rows_R))
-    codes_RD.copy_(state.next_codes.index_select(0, rows_R))
+    """Writes the state of a step's rows after it."""
+    torch.index_select(state.fields, 0, rows_R, out=message_RF)
+    if codes_RD.shape[1]:
+        torch.index_select(state.next_codes, 0, rows_R, out=codes_RD)
 
 
 def void_tokens(state: RowState, null_row: int, message_RF: Tensor, codes_RD: Tensor) -> None:
     """Writes a message that changes no row, in place of the tokens of a failed step."""
-    message_RF[:, 0].fill_(null_row)
-    message_RF[:, 1:].copy_(state.fields[null_row])
+    message_RF.copy_(state.fields[null_row])
+    message_RF[:, FIELD_INDEX.row].fill_(null_row)
     codes_RD.copy_(state.next_codes[null_row])
 
 
@@ -59,9 +64,10 @@ def accept_received(state: RowState, arrivals: PendingReceives, message_RF: Tens
     """Makes received tokens the rows' newest. A message holds the whole state of its rows, and messages are accepted in order. So a
     late one for a row that has another owner meanwhile does no harm: the owner's first message follows before its state is read."""
     arrivals.wait()
-    rows_R = message_RF[:, 0]
-    state.fields.index_copy_(0, rows_R, message_RF[:, 1:])
-    state.next_codes.index_copy_(0, rows_R, codes_RD)
+    rows_R = message_RF[:, FIELD_INDEX.row]
+    state.fields.index_copy_(0, rows_R, message_RF)
+    if codes_RD.shape[1]:
+        state.next_codes.index_copy_(0, rows_R, codes_RD)
 
 
 class HiddenTransfers:
@@ -92,6 +98,11 @@ class HiddenTransfers:
         """Of a forward of so many tokens. The same memory at each call, so the forward may be captured."""
         received, sent = (None if each is None else each[:, :tokens] for each in (self._received, self._sent))
         return PipelineBoundary(received, sent, self._received_layers, self._sent_layers)
+
+    def spread(self) -> None:
+        """Fills the slots for hidden states to come with random ones."""
+        if self._received is not None:
+            self._stage.device.launch(self._stage.stream, fill_random, self._arriving.tensors)
 
     def receive(self, tokens: int) -> None:
         """Launches the transfer of a step's hidden states into the buffer of its boundary."""
@@ -215,10 +226,10 @@ def decoder_of(model: ArModel) -> DecoderLayers:
 
 
 def _token_slots(stage: Resources, slots: int) -> list[tuple[Tensor, ...]]:
-    """For the rows' numbers and fields, int64, and their codes."""
+    """For the rows' fields, int64, and their codes."""
     rows, zeros = stage.limits.rows, stage.device.zeros
     width = next_width(stage.model)
-    return [(zeros((rows, 1 + ROW_FIELDS), torch.int64), zeros((rows, width), stage.dtype)) for _ in range(slots)]
+    return [(zeros((rows, ROW_FIELDS), torch.int64), zeros((rows, width), stage.dtype)) for _ in range(slots)]
 
 
 def _used(slot: tuple[Tensor, ...], count: int) -> list[Tensor]:

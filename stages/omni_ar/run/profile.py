@@ -62,20 +62,27 @@ def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
                 handoff.host.release()
 
 
-def time_decodes(runner: Runner, shape: ArShape, limits: Limits) -> list[int]:
-    """Nanoseconds of a decode step of all rows at full length, several times; each the mean of as many steps as may be in flight,
-    of which the host waits for the last one. Every block is the null block. Leaves the rows' state undefined."""
-    requests = tuple(_request(row, shape, limits, GREEDY.with_defaults(GREEDY)) for row in range(limits.rows))
+def time_decodes(runner: Runner, shape: ArShape, limits: Limits, length: int) -> list[int]:
+    """Nanoseconds of a decode step of all rows, several times; each the mean of as many steps as may be in flight, of which the
+    host waits for the last one. length: of each row; their tokens are random. Every block is the null block. Leaves the rows' state
+    undefined."""
+    sampling = GREEDY.with_defaults(GREEDY)
+    together = max(1, min(limits.max_in_flight, limits.max_model_len - 2))
+    length = max(0, min(length, limits.max_model_len - 1 - together))
+    requests = tuple(_request(row, shape, limits, sampling, length) for row in range(limits.rows))
     times: list[int] = []
     step = 0
     for _ in range(_TIMINGS):
+        runner.spread_rows(length)
+        with may_sync(SyncPoint.MEASURE):
+            runner.device.synchronize()
         since, launched = time.perf_counter_ns(), []
-        for _ in range(limits.max_in_flight):
+        for _ in range(together):
             step += 1
             launched.append(runner.sample_tokens(runner.execute_model(StepPlan(step, requests))))
         with may_sync(SyncPoint.MEASURE):
             runner.device.synchronize()
-        times.append((time.perf_counter_ns() - since) // limits.max_in_flight)
+        times.append((time.perf_counter_ns() - since) // together)
         for each in launched:
             if each.tokens is not None:
                 each.tokens.host.release()
@@ -86,9 +93,12 @@ def _last_chunk(request: ArRequest, length: int) -> PrefillChunk:
     return PrefillChunk(request, request.length - length, length, first=True, last=True, replay=False)
 
 
-def _request(row: int, shape: ArShape, limits: Limits, sampling: SamplingParams) -> ArRequest:
-    """A request of the maximum length that still allows a token, with a consumer for all hidden states that the model stores."""
-    length = limits.max_model_len - 1
+def _request(
+    row: int, shape: ArShape, limits: Limits, sampling: SamplingParams, length: int | None = None
+) -> ArRequest:
+    """A request with a consumer for all hidden states that the model stores. length: at most, and by default, the maximum that
+    still allows a token."""
+    length = min(length or limits.max_model_len, limits.max_model_len - 1)
     prompt = Prompt(
         columns=np.zeros((len(shape.prompt_columns), length), np.int64),
         positions=np.broadcast_to(np.arange(length), (shape.position_axes, length)),

@@ -28,7 +28,7 @@ from omni_ar.run.pack import (
     step_tensors,
 )
 from omni_ar.run.packer import StepPacker, scored_chunks
-from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, start_drafts, start_rows
+from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, spread_rows, start_drafts, start_rows
 from omni_ar.run.pipeline import HiddenTransfers, ReceivedTokens, TokenSender
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.scores import Scorer
@@ -133,6 +133,12 @@ class Runner:
             layers=layers,
             stores=self.has_last_layers,
         )
+
+    def spread_rows(self, length: int) -> None:
+        """For steps whose time is measured: rows of equal tokens would choose the same experts, of which a step then reads few."""
+        self.device.launch(self.stream, spread_rows, self._state, self._model.shape.vocab_size, length)
+        if self._transfers is not None:
+            self._transfers.spread_hidden()
 
     def capture(self, sizes: Iterable[int]) -> None:
         """Captures decode steps of these numbers of rows, on the current pages; steps of up to as many rows then replay

@@ -55,6 +55,7 @@ class SlotRing:
 
     def __init__(self, device: Device, slots: Sequence[tuple[Tensor, ...]], filling: Stream, emptying: Stream) -> None:
         self._device = device
+        self.tensors = [tensor for slot in slots for tensor in slot]
         self._slots: Iterator[Slot] = cycle([Slot(tensors) for tensors in slots])
         self._filling, self._emptying = filling, emptying
 

@@ -71,6 +71,11 @@ class StepTransfers:
         """Those that are not launched yet, in order."""
         self._rows_R: Tensor | None = None
 
+    def spread_hidden(self) -> None:
+        """Makes the hidden states of the layers before random, where no rank sends them."""
+        if self._hidden is not None:
+            self._hidden.spread()
+
     def begin(self, step: StepLaunch, tensors: StepTensors, steps_n: Sequence[Tensor]) -> None:
         """tensors, steps_n: as for `InputTransfers.transfer`."""
         self._left = {"inputs": lambda: self._inputs.transfer(tensors, steps_n)}

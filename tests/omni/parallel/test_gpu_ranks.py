@@ -51,7 +51,9 @@ def test_collectives_follow_the_current_stream_and_the_host_does_not_wait(rows: 
         x = given(ranks.rank, 0, rows).to(device)
         # Long work before it on the stream: a collective on another stream would read `late` too early.
         late, busy = torch.zeros_like(x), torch.randn(4096, 4096, device=device)
-        ranks.all_reduce(torch.zeros_like(x))  # its kernel may have to be compiled
+        # The first of each may compile a kernel or connect the GPUs, for which the host waits.
+        ranks.all_reduce(torch.zeros_like(x))
+        ranks.all_gather(torch.zeros_like(x))
         torch.cuda.synchronize(device)
         for _ in range(100):
             busy = busy @ busy / 64

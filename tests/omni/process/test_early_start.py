@@ -45,6 +45,23 @@ with Omni(sys.argv[1], device="cpu", overrides={{"engine.process": sys.argv[2]}}
     print(*sorted(sys.modules.keys() & {{"jinja2", "transformers", "triton", "torchaudio", "torch._dynamo"}}))
 """
 """Prints the number of child processes before torch is imported, an answer, and modules that only some families need."""
+RUN = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[3:]
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":  # is about to be imported
+            tasks = Path("/proc/self/task").iterdir()
+            print(sum(len((task / "children").read_text().split()) for task in tasks), flush=True)
+
+sys.meta_path.insert(0, Watch())
+from omni.cli import main
+sys.argv[1:] = ["run", sys.argv[1], "fine", "--device", "cpu", "--set", f"engine.process={sys.argv[2]}"]
+main()
+"""
+"""As `OPEN`, on the command line."""
 ENDS = """
 import os, signal, sys
 sys.path[:0] = sys.argv[2:]
@@ -110,6 +127,36 @@ def test_a_process_starts_before_torch_is_imported(tmp_path: Path, plugins: Path
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [started, "fine", ""]
+
+
+@pytest.mark.parametrize(("process", "started"), [("process", "1"), ("thread", "0")])
+def test_commands_start_it_before_they_import_torch(tmp_path: Path, plugins: Path, process: str, started: str):
+    command = [sys.executable, "-c", RUN, str(echo_model(tmp_path)), process, *paths(plugins)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    assert done.stdout.splitlines() == [started, "fine"], done.stderr
+
+
+def test_a_process_started_ahead_is_taken_once_or_ends(tmp_path: Path):
+    files, processes = open_files(), children()
+    model, layers = echo_model(tmp_path), [SettingsLayer("test", {"engine.process": "process"})]
+    with early.engine_ahead(model, layers, None):
+        (ahead,) = children() - processes
+        other = early.start_early(model, layers, "another family")
+        taken = early.start_early(model, layers, None)
+        further = early.start_early(model, layers, None)
+    assert taken is not None
+    assert taken.pid == ahead
+    for each in (other, taken, further):
+        assert each is not None
+        assert alive(each.pid)
+        each.discard()
+    assert len({each.pid for each in (other, taken, further) if each is not None}) == 3
+    with pytest.raises(ConfigError), early.engine_ahead(model, layers, None):
+        raise ConfigError("--out", "cannot be written", "give another")
+    with early.engine_ahead(model, [SettingsLayer("test", {"engine.process": "thread"})], None):
+        assert children() == processes
+    gc.collect()
+    assert (open_files(), children()) == (files, processes)
 
 
 def test_the_process_imports_the_models_code_by_itself(installed: None, tmp_path: Path, early_model: Path):

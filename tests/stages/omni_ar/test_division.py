@@ -4,6 +4,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from omni_ar.division import balanced_layers
 from omni_ar.kind import build_part
 from omni_ar.layers.decoder import DecoderLayer
 from omni_ar.layers.text_model import TextModel
+from omni_ar.model import ArModel
+from omni_ar.run import profile
 from omni_ar.run.pipeline import decoder_of
 from tests.support.tiny_text import write_text_model
 
@@ -61,6 +64,25 @@ def context_of(folder: Path, **more: object) -> StageContext:
     )
 
 
+def built_parts(folder: Path) -> list[ArModel]:
+    """Of two ranks, the last layers first."""
+    store = os.memfd_create("test-ranks", os.MFD_CLOEXEC)
+    ends = [RankEnds(store=os.dup(store)) for _ in range(2)]
+    os.close(store)
+    ends[0].sockets[1], ends[1].sockets[0] = Channel.pair()
+
+    def built(rank: int) -> ArModel:
+        ranks = open_ranks(rank, RankLayout(pipeline=2), torch.device("cpu"), ends[rank])
+        try:
+            with torch.inference_mode():
+                return build_part(context_of(folder, ranks=ranks))
+        finally:
+            ranks.close()
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(built, range(2)))
+
+
 @pytest.mark.parametrize(("slow", "expected"), [("logits", [4, 1]), ("layers", [3, 2])])
 def test_ranks_measure_their_parts_and_divide_the_layers(
     slow: str, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -76,27 +98,13 @@ def test_ranks_measure_their_parts_and_divide_the_layers(
         return result
 
     monkeypatch.setattr(owner, name, slowly)
-    store = os.memfd_create("test-ranks", os.MFD_CLOEXEC)
-    ends = [RankEnds(store=os.dup(store)) for _ in range(2)]
-    os.close(store)
-    ends[0].sockets[1], ends[1].sockets[0] = Channel.pair()
-
-    def held(rank: int) -> tuple[range, dict[str, Tensor]]:
-        ranks = open_ranks(rank, RankLayout(pipeline=2), torch.device("cpu"), ends[rank])
-        try:
-            with torch.inference_mode():
-                part = build_part(context_of(tmp_path, ranks=ranks))
-            return decoder_of(part).held, dict(part.named_parameters())
-        finally:
-            ranks.close()
-
-    with ThreadPoolExecutor(2) as threads:
-        (last, last_weights), (first, first_weights) = threads.map(held, range(2))
+    last_part, first_part = built_parts(tmp_path)
+    last, first = (decoder_of(part).held for part in (last_part, first_part))
     assert [len(first), len(last)] == expected
     assert (first.start, first.stop, last.stop) == (0, last.start, 5)
     # The weights are those of the checkpoint, not the random ones of the trial.
-    for weights in (first_weights, last_weights):
-        table = weights["embed_tokens.weight"]
+    for part in (first_part, last_part):
+        table = part.get_parameter("embed_tokens.weight")
         assert torch.equal(table, model.get_parameter("model.embed_tokens.weight"))
 
 
@@ -105,3 +113,21 @@ def test_a_rank_alone_has_an_even_part(tmp_path: Path) -> None:
     write_text_model(tmp_path, "deep")
     part = build_part(context_of(tmp_path, ranks=silent_ranks(0, RankLayout(pipeline=2))))
     assert decoder_of(part).held == range(3, 5)
+
+
+def test_rows_of_timed_steps_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal rows would choose the same experts, so that a layer seems faster than it is."""
+    write_text_model(tmp_path, "deep")
+    equal: list[bool] = []
+    real = DecoderLayer.forward
+
+    def watched(self: DecoderLayer, x_TD: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+        if x_TD.device.type != "meta":
+            equal.append(torch.equal(x_TD[0], x_TD[1]))
+        return real(self, x_TD, *arguments)
+
+    monkeypatch.setattr(DecoderLayer, "forward", watched)
+    monkeypatch.setattr(profile, "_TIMINGS", 3)
+    built_parts(tmp_path)
+    assert equal
+    assert not any(equal)

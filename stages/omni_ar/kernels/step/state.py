@@ -16,8 +16,8 @@ class RowFields(NamedTuple, Generic[T]):
     """One row of `RowState.fields`, or one column per field. The order is that of the columns.
 
     last: the newest token. length: tokens in the KV cache. delta: rotary position minus length. outputs: number of
-    generated tokens. limit: its maximum. active: whether the row still runs. generation: `Row.generation` of its owner.
-    counted: whether its newest step gave it a token.
+    generated tokens. limit: its maximum. active: whether the row still runs. row: its own index,
+    so that the fields alone say whose they are. counted: whether its newest step gave it a token.
     """
 
     last: T
@@ -26,7 +26,7 @@ class RowFields(NamedTuple, Generic[T]):
     outputs: T
     limit: T
     active: T
-    generation: T
+    row: T
     counted: T
 
 

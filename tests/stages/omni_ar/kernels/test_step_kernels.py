@@ -55,7 +55,7 @@ class Bench:
         for row, length in enumerate(LENGTHS):
             outputs = row % 4
             runs = length < MAX_LENGTH and row != 4
-            fields = RowFields(row, length, row - 3, outputs, outputs + 1 + row % 3, runs, generation=5, counted=runs)
+            fields = RowFields(row, length, row - 3, outputs, outputs + 1 + row % 3, runs, row=row, counted=runs)
             state.fields[row] = torch.tensor(fields)
         # No two rows write to the same block: who wrote last would be luck.
         state.block_table[:ROWS] = 1 + torch.randperm(BLOCKS - 1, generator=self.generator).view(ROWS, -1)
