@@ -20,6 +20,8 @@ def chance_of(counts: Iterable[NDArray[np.int64]], chances: Iterable[NDArray[np.
 
 def _distance(counts_V: NDArray[np.int64], chances_V: NDArray[np.float64]) -> tuple[float, int]:
     """The statistic of one experiment, and its degrees of freedom."""
+    if not counts_V.any():
+        return 0.0, 0
     if counts_V[chances_V == 0].any():
         return np.inf, 1
     order = np.argsort(chances_V)

@@ -82,16 +82,17 @@ class Setting:
 
     @cached_property
     def expected(self) -> tuple[tuple[int, ...], list[NDArray[np.float64]]]:
-        """Drafts, and the probabilities of the token at each place. Of each place the draft is the likeliest id, the second or the
-        third, by turns."""
+        """Drafts, and the probabilities of the token at each place. Of each place the draft is the likeliest id that does not stop
+        the row, the second or the third, by turns."""
         drafts: tuple[int, ...] = ()
         chances: list[NDArray[np.float64]] = []
         params = resolved(VOCAB, **PARAMETERS[self.asked])
+        stops = params.stop_token_ids or ()
         for place, logits_V in enumerate(self.logits_JV):
             ruled_V = reference_logits(logits_V, params, PROMPT, (*OUTPUTS, *drafts))
             chances.append(reference_warp(ruled_V, params).double().softmax(-1).numpy())
-            order = np.argsort(-chances[-1])
-            drafts = (*drafts, int(order[(place + self.number) % 3]))
+            order = [token for token in np.argsort(-chances[-1]).tolist() if token not in stops]
+            drafts = (*drafts, order[(place + self.number) % 3])
         return drafts[:DRAFTS], chances
 
     def draws(self, count: int, share: float = 0.0) -> NDArray[np.int64]:
