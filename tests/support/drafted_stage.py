@@ -99,12 +99,13 @@ class Scenario:
             draft_tokens=draw.choice((1, 2, 3, 5, 8)),
             drafter_args=args,
             adaptive_drafts=draw.random() < 0.6,
+            check_logits=draw.random() < 0.3,
         )
         asks: list[tuple[int, Ask]] = []
         for _ in range(draw.randrange(2, 6)):
             at, ask = (
                 draw.randrange(120),
-                Ask(draw.randrange(12), draw.choice(sorted(SAMPLING)), draw.choice((3, 12, 36))),
+                Ask(draw.randrange(12), draw.choice(sorted(SAMPLING)), draw.choice((3, 12, 36, 60))),
             )
             # Asked again, its future is known.
             asks += [(at, ask), (at + draw.randrange(100, 500), ask)]

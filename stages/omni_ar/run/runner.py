@@ -28,14 +28,7 @@ from omni_ar.run.pack import (
     step_tensors,
 )
 from omni_ar.run.packer import StepPacker, scored_chunks
-from omni_ar.run.phases import (
-    extend_tables,
-    predict_codes,
-    set_null_rows,
-    spread_rows,
-    start_drafts,
-    start_rows,
-)
+from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, spread_rows, start_drafts, start_rows
 from omni_ar.run.pipeline import HiddenTransfers, ReceivedTokens, TokenSender
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.scores import Scorer

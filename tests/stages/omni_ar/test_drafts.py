@@ -13,6 +13,7 @@ from omni.plugin import DrafterEntry
 from omni.sampling import HostRules
 from omni.stage import Open
 from omni.testing import SimulatedDevice
+from omni.testing.faults import FaultyDevice
 from omni.testing.simulation.late import LateDevice
 from omni_ar.drafters import Drafter, DraftRequest, DraftRows, DraftSetup
 from omni_ar.drafters.fabricated import FabricatedDrafter
@@ -431,6 +432,24 @@ def test_a_drafter_that_raises_fails_the_requests_that_decode():
     driver.run()
     assert driver.done("one").reason == "length"
     assert "no draft today" in str(driver.error("two"))
+
+
+PHASES = ("start_drafts", "draft_tokens", "prepare_drafts", "sample_positions", "accept_drafts", "record_drafts")
+
+
+@pytest.mark.plants_faults
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("after", [False, True])
+def test_a_step_that_fails_is_run_again_row_by_row(phase: str, after: bool):
+    """And what it had done to the rows' drafts is forgotten."""
+    plain, device = answers(driver_of()), FaultyDevice()
+    driver = driver_of("fabricated", device, draft_tokens=3, prefix_cache=False)
+    assert answers(driver) == plain
+    number = 0 if phase == "start_drafts" else 9
+    device.faults.plant(("ar", phase), number, after=after)
+    assert answers(driver) == plain
+    assert driver.counter("retries") == 1
+    assert driver.counter("accepted_drafts") > 20
 
 
 @pytest.mark.parametrize("drafts", [0, 16])

@@ -137,7 +137,7 @@ def sample_narrow(
         spare_ids_RF,
         out_R,
         out_R.stride(0),
-        rows_R if drafts_NK is None else drafts_NK,  # without drafts it is not read
+        state.needs if drafts_NK is None else drafts_NK,  # without drafts it is not read
         use,
         vocab,
         BY_ROW=by_row,
@@ -176,7 +176,7 @@ def sample_wide(
         logits_RV.stride(0),
         *drawn_of,
         *left,
-        rows_R if drafts_NK is None else drafts_NK,  # without drafts it is not read
+        state.needs if drafts_NK is None else drafts_NK,  # without drafts it is not read
         use,
         vocab,
         BY_ROW=by_row,
