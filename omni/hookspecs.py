@@ -10,6 +10,7 @@ import pluggy
 
 from omni.plugin.entries import (
     ConnectorEntry,
+    DrafterEntry,
     LogitsProcessorEntry,
     ModelFamily,
     PipelineExtension,
@@ -78,6 +79,21 @@ def omni_logits_processors() -> Sequence[LogitsProcessorEntry]:  # type: ignore[
         @hookimpl
         def omni_logits_processors():
             return [LogitsProcessorEntry(name="boost", processor="my_plugin.boost:Boost")]
+    """
+
+
+@hookspec
+def omni_drafters() -> Sequence[DrafterEntry]:  # type: ignore[empty-body]
+    """The drafters of this plugin. Called once, when plugins are loaded.
+
+    Returns one `DrafterEntry` for each: its name in the option `drafter` of an autoregressive stage, and where to find a factory of
+    an `omni_ar.drafters.Drafter`, called with the option `drafter_args` and an `omni_ar.drafters.DraftSetup`.
+
+    Example:
+
+        @hookimpl
+        def omni_drafters():
+            return [DrafterEntry(name="echo", drafter="my_plugin.echo:EchoDrafter")]
     """
 
 

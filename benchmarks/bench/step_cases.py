@@ -101,7 +101,7 @@ def _calls(sizes: KernelSizes, rows: int, b: Buffers) -> dict[str, Callable[[], 
     def update() -> Call:
         state, step, which = made()
         advance = torch.ones_like(which)
-        return lambda: post_update(state, which, step.accepted_NW[:rows], advance, 0, EVERYTHING)
+        return lambda: post_update(state, which, step.accepted_NW[:rows], advance, EVERYTHING)
 
     def read() -> Call:
         state, _, which = made()

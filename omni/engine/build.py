@@ -82,6 +82,7 @@ def load_stages(
                 dtype=own,
                 load_format=load_format,
                 logits_processors=plan.processors,
+                drafters=plan.drafters,
                 graphs=graphs,
                 listeners=listeners,
                 ranks=ranks.get(stage.name),

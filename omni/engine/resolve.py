@@ -45,7 +45,7 @@ from omni.pipeline.adapter import AdapterFactory
 from omni.pipeline.parts import check_parts
 from omni.pipeline.stage import MOST_RANKS
 from omni.pipeline.validate import check_unique
-from omni.plugin import LogitsProcessorEntry, call_entry, expect, locate
+from omni.plugin import DrafterEntry, LogitsProcessorEntry, call_entry, expect, locate
 from omni.plugin.locate import is_import_path
 from omni.plugin.manager import Plugins
 from omni.sampling import SamplingParams
@@ -84,15 +84,16 @@ def open_checkpoint(
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A checked pipeline with all named objects imported, before any weight is read. settings: of its stages.
-    processors: logits processors for its requests, by name. extensions: that were applied, in order. makers: the `origin` of the
-    function that chose each stage, the front end as `FRONTEND`, and what another than the stage's chose, by path; empty where it is
-    unknown, or where a file of the checkpoint chose."""
+    processors: logits processors for its requests, by name. drafters: by name. extensions: that were applied, in order. makers: the
+    `origin` of the function that chose each stage, the front end as `FRONTEND`, and what another than the stage's chose, by path;
+    empty where it is unknown, or where a file of the checkpoint chose."""
 
     pipeline: Pipeline
     kinds: Mapping[str, StageKind]
     adapters: Mapping[str, AdapterFactory]
     settings: tuple[Setting, ...] = ()
     processors: Mapping[str, LogitsProcessorEntry] = field(default_factory=dict)
+    drafters: Mapping[str, DrafterEntry] = field(default_factory=dict)
     extensions: tuple[str, ...] = ()
     makers: Mapping[str, str] = field(default_factory=dict)
 
@@ -118,11 +119,12 @@ class Plan:
         return self.makers.get(path, "")
 
     def packages(self) -> frozenset[str]:
-        """The top-level packages of the stages' code: of their kinds, models and logits processors, and omni's."""
+        """The top-level packages of the stages' code: of their kinds, models, logits processors and drafters, and omni's."""
         kinds = {type(kind).__module__ for kind in self.kinds.values()}
         models = {stage.model for stage in self.pipeline.stages if stage.model is not None}
         processors = {entry.processor for entry in self.processors.values()}
-        named = {name.partition(":")[0].partition(".")[0] for name in kinds | models | processors}
+        drafters = {entry.drafter for entry in self.drafters.values()}
+        named = {name.partition(":")[0].partition(".")[0] for name in kinds | models | processors | drafters}
         # The stage kinds of omni share code.
         return frozenset(named | {name for name in list(sys.modules) if name.startswith("omni") and "." not in name})
 
@@ -346,7 +348,7 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins, code: object = None) ->
         if output.route is not None:
             field = f"pipeline.outputs.{output.modality}.adapter"
             adapters[output.route.name] = _adapter(output.route.adapter, field, code)
-    return Plan(pipeline, kinds, adapters, processors=plugins.processors.entries)
+    return Plan(pipeline, kinds, adapters, processors=plugins.processors.entries, drafters=plugins.drafters.entries)
 
 
 def _check_ranks(stage: Stage, kind: StageKind) -> None:

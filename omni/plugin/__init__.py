@@ -2,6 +2,7 @@
 
 from omni.plugin.entries import (
     ConnectorEntry,
+    DrafterEntry,
     LogitsProcessorEntry,
     ModelFamily,
     PipelineExtension,
@@ -11,6 +12,7 @@ from omni.plugin.locate import call_entry, expect, locate
 
 __all__ = [
     "ConnectorEntry",
+    "DrafterEntry",
     "LogitsProcessorEntry",
     "ModelFamily",
     "PipelineExtension",

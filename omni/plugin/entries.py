@@ -55,3 +55,11 @@ class LogitsProcessorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
     name: str
     processor: str
+
+
+class DrafterEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A drafter. drafter: `"module:attribute"`, called once for each stage that selects it, with the stage's
+    `drafter_args` and an `omni_ar.drafters.DraftSetup`; returns an `omni_ar.drafters.Drafter`."""
+
+    name: str
+    drafter: str

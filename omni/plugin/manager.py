@@ -16,6 +16,7 @@ from omni import hookspecs
 from omni.errors import ConfigError, PluginError, plugin_error, plugin_setup, quoted, type_of
 from omni.plugin.entries import (
     ConnectorEntry,
+    DrafterEntry,
     LogitsProcessorEntry,
     ModelFamily,
     PipelineExtension,
@@ -86,6 +87,7 @@ class Plugins:
     kinds: Registry[StageKindEntry]
     connectors: Registry[ConnectorEntry]
     processors: Registry[LogitsProcessorEntry]
+    drafters: Registry[DrafterEntry]
     extensions: Registry[PipelineExtension]
 
     model_types: Mapping[str, str]
@@ -112,7 +114,10 @@ class Plugins:
     @property
     def conflicts(self) -> tuple[str, ...]:
         """Errors for names that two plugins claim. Only the use of such a name fails."""
-        registries = (self.families, self.kinds, self.connectors, self.processors, self.extensions)
+        registries = (
+            *(self.families, self.kinds, self.connectors),
+            *(self.processors, self.drafters, self.extensions),
+        )
         contested = [*(registry.contested for registry in registries), self.contested_types]
         return tuple(problem for problems in contested for problem in problems.values())
 
@@ -133,6 +138,7 @@ def load_plugins(points: Iterable[EntryPoint] | None = None) -> Plugins:
         kinds=_registry("stage kind", [(i.record.name, i.kinds) for i in loaded], broken),
         connectors=_registry("connector", [(i.record.name, i.connectors) for i in loaded], broken),
         processors=_registry("logits processor", [(i.record.name, i.processors) for i in loaded], broken),
+        drafters=_registry("drafter", [(i.record.name, i.drafters) for i in loaded], broken),
         extensions=_registry("pipeline extension", [(i.record.name, i.extensions) for i in loaded], broken),
         model_types=types,
         contested_types=contested_types,
@@ -146,6 +152,7 @@ class _Loaded:
     kinds: Sequence[StageKindEntry] = ()
     connectors: Sequence[ConnectorEntry] = ()
     processors: Sequence[LogitsProcessorEntry] = ()
+    drafters: Sequence[DrafterEntry] = ()
     extensions: Sequence[PipelineExtension] = ()
 
 
@@ -173,14 +180,16 @@ def _call_hooks(record: PluginRecord, module: object) -> _Loaded:
     kinds = _flat(hook.omni_stage_kinds, StageKindEntry)
     connectors = _flat(hook.omni_connectors, ConnectorEntry)
     processors = _flat(hook.omni_logits_processors, LogitsProcessorEntry)
+    drafters = _flat(hook.omni_drafters, DrafterEntry)
     extensions = _flat(hook.omni_pipeline_extensions, PipelineExtension)
-    for entry in (*families, *kinds, *connectors, *processors, *extensions):
+    for entry in (*families, *kinds, *connectors, *processors, *drafters, *extensions):
         check_entry(entry)
     names = (
         *(f"family {f.name}" for f in families),
         *(f"kind {k.name}" for k in kinds),
         *(f"connector {c.name}" for c in connectors),
         *(f"logits processor {p.name}" for p in processors),
+        *(f"drafter {d.name}" for d in drafters),
         *(f"pipeline extension {e.name}" for e in extensions),
     )
     return _Loaded(
@@ -189,6 +198,7 @@ def _call_hooks(record: PluginRecord, module: object) -> _Loaded:
         kinds=kinds,
         connectors=connectors,
         processors=processors,
+        drafters=drafters,
         extensions=extensions,
     )
 

@@ -14,7 +14,7 @@ from omni.checkpoint import Checkpoint
 from omni.device import Device
 from omni.parallel import Ranks
 from omni.pipeline.stage import Stage
-from omni.plugin import LogitsProcessorEntry
+from omni.plugin import DrafterEntry, LogitsProcessorEntry
 from omni.sampling import SamplingParams
 from omni.stage.listeners import Listeners
 from omni.stage.messages import Inbound, Outbound
@@ -56,6 +56,7 @@ class StageContext:
     load_format: `"auto"` reads the checkpoint; `"dummy"` fills weights with random numbers on the device.
     graphs: whether the stage captures its steps at start.
     logits_processors: those of plugins, by name; requests of a kind that samples can select them.
+    drafters: those of plugins, by name; a stage of a kind that verifies drafts can select one.
     listeners: those of the engine's requests, whose slack a stage may schedule by; None if it schedules without them.
     ranks: this engine's part of a stage that is cut across engines; None for a whole stage.
     """
@@ -67,6 +68,7 @@ class StageContext:
     dtype: torch.dtype
     load_format: str
     logits_processors: Mapping[str, LogitsProcessorEntry] = field(default_factory=dict)
+    drafters: Mapping[str, DrafterEntry] = field(default_factory=dict)
     graphs: bool = False
     listeners: Listeners | None = None
     ranks: Ranks | None = None

@@ -11,6 +11,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Plugins and pipelines": (
         "omni.hookspecs: omni_model_families omni_stage_kinds omni_connectors omni_logits_processors"
+        " omni_drafters"
         " omni_pipeline_extensions",
         "omni.plugin",
         "omni.plugin.manager: PluginRecord Plugins load_plugins",
@@ -56,6 +57,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "omni_ar.inputs",
         "omni_ar.adapters",
         "omni_ar.attention",
+        "omni_ar.drafters",
         "omni_ar.generation_config",
         "omni_ar.hidden_conditioning",
         "omni_ar.layers",

@@ -12,6 +12,7 @@ from omni.parallel.watch import StepWatch
 from omni.sampling import GREEDY
 from omni.stage import Footprint, RowCost, StageContext, capture_progress, memory_errors, module_bytes
 from omni_ar.attention.select import select_backend
+from omni_ar.drafters.load import load_drafter
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
 from omni_ar.processors import ProcessorRegistry
@@ -55,6 +56,9 @@ class LoadedAr:
         self._processors.check_defaults(sampling.processors, f"{field}.processors")
         check_defaults(sampling, field, model.shape.vocab_size)
         self.chosen_rows = context.options.max_num_seqs
+        self._drafter = load_drafter(
+            context.stage.name, self._options, context.drafters, model, self._limits_of(1).max_model_len
+        )
         self._weights = module_bytes(model)
         self._runner: Runner | None = None
         self.set_rows(1 if self.chosen_rows is None else self.chosen_rows)
@@ -207,6 +211,7 @@ class LoadedAr:
             priority=context.stage.priority,
             processors=processors,
             ranks=context.ranks,
+            drafter=self._drafter,
         )
         runner.allocate(0)
         return runner
@@ -228,4 +233,5 @@ class LoadedAr:
             processors=self._processors,
             listeners=self._context.listeners,
             watch=StepWatch(ranks, runner.device.seconds) if ranks is not None else None,
+            drafter=self._drafter,
         )

@@ -1,5 +1,6 @@
 """Settings of an autoregressive stage. Torch-free, so that pipelines can be built and explained without it."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -15,6 +16,8 @@ AttentionName = Literal["auto", "torch", "triton", "flash_attention", "flashinfe
 MEASURED: Literal["measured"] = "measured"
 MAX_IN_FLIGHT = 8
 """Maximum number of steps in flight."""
+MAX_DRAFTS = 15
+"""Maximum number of drafts of a row in one step."""
 
 
 class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +45,10 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     and the number of layers the final, normalized states.
     pipeline_layers: number of layers of each part with `pipeline_parallel`, in the order of the layers, so that the last number is
     that of rank 0; empty to divide them evenly, `"measured"` to divide them at start so that all parts take the same time.
-    sampling: defaults for parameters that a request does not set.
+    drafter: name of the drafter, which guesses tokens that a step verifies together (docs/speculative.md); None for none.
+    draft_tokens: maximum number of drafts of a row in one step. drafter_args: arguments of the drafter. adaptive_drafts: whether a
+    row verifies as many drafts as its recent ones make worthwhile; otherwise as many as there are. sampling: defaults for
+    parameters that a request does not set.
     """
 
     max_num_seqs: int | None = None
@@ -59,6 +65,10 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     check_logits: bool = False
     hidden_layers: tuple[int, ...] = ()
     pipeline_layers: tuple[int, ...] | Literal["measured"] = ()
+    drafter: str | None = None
+    draft_tokens: int = 3
+    drafter_args: Mapping[str, object] = {}
+    adaptive_drafts: bool = True
     sampling: SamplingParams = GREEDY
 
     def __post_init__(self) -> None:
@@ -74,6 +84,8 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ValueError(f"{name} must be at least 1, at most {_MOST:,}")
         if not 1 <= self.max_in_flight <= MAX_IN_FLIGHT:
             raise ValueError(f"max_in_flight must be at least 1, at most {MAX_IN_FLIGHT}")
+        if not 1 <= self.draft_tokens <= MAX_DRAFTS:
+            raise ValueError(f"draft_tokens must be at least 1, at most {MAX_DRAFTS}")
         check_sizes(self.graph_batch_sizes, self.max_num_seqs)
         check_sizes(self.graph_chunk_sizes, self.max_num_batched_tokens, "graph_chunk_sizes", "max_num_batched_tokens")
         if self.max_model_len is not None and self.max_model_len < 2:

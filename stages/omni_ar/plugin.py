@@ -1,9 +1,17 @@
-"""Registers stage kind `"ar"`."""
+"""Registers stage kind `"ar"` and its drafters."""
 
 from omni.hookspecs import hookimpl
-from omni.plugin.entries import StageKindEntry
+from omni.plugin.entries import DrafterEntry, StageKindEntry
 
 
 @hookimpl
 def omni_stage_kinds() -> list[StageKindEntry]:
     return [StageKindEntry(name="ar", kind="omni_ar.kind:ArStageKind")]
+
+
+@hookimpl
+def omni_drafters() -> list[DrafterEntry]:
+    return [
+        DrafterEntry(name="ngram", drafter="omni_ar.drafters.ngram:NgramDrafter"),
+        DrafterEntry(name="fabricated", drafter="omni_ar.drafters.fabricated:FabricatedDrafter"),
+    ]

@@ -15,7 +15,7 @@ from tests.support.patience import PATIENCE_SECONDS
 ROOTS = {"omni": REPOSITORY / "omni"} | {name: REPOSITORY / name for name in ("stages", "connectors", "plugins")}
 OFFERED = {
     "omni_ar": {
-        *("options", "generation_config", "inputs", "model", "layers", "attention", "processors"),
+        *("options", "generation_config", "inputs", "model", "layers", "attention", "processors", "drafters"),
         *("adapters", "hidden_conditioning", "text_conditioning"),
     },
     "omni_diffusion": {"options", "inputs", "model", "layers"},

@@ -12,7 +12,14 @@ from textwrap import dedent
 import pytest
 
 from omni import hookspecs
-from omni.plugin import ConnectorEntry, LogitsProcessorEntry, ModelFamily, PipelineExtension, StageKindEntry
+from omni.plugin import (
+    ConnectorEntry,
+    DrafterEntry,
+    LogitsProcessorEntry,
+    ModelFamily,
+    PipelineExtension,
+    StageKindEntry,
+)
 from omni.plugin.manager import Plugins, load_plugins
 from tests.support.entry_points import REPOSITORY
 
@@ -109,6 +116,11 @@ def test_omni_connectors(load_example: Load):
 def test_omni_logits_processors(load_example: Load):
     entry = load_example("omni_logits_processors").processors["boost"]
     assert entry == LogitsProcessorEntry(name="boost", processor="my_plugin.boost:Boost")
+
+
+def test_omni_drafters(load_example: Load):
+    entry = load_example("omni_drafters").drafters["echo"]
+    assert entry == DrafterEntry(name="echo", drafter="my_plugin.echo:EchoDrafter")
 
 
 def test_omni_pipeline_extensions(load_example: Load):

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,9 @@ from tests.plugins.matrix import GREEDY, SEEDED, Cell, Family
 from tests.support.cut_stages import CutStages
 from tests.support.received import Received
 from tests.support.sampler_bench import reference_logits, reference_warp
+
+_NEVER = 10**9
+"""More tokens than there are: a request that waits for so many joins when the others are over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +196,20 @@ def check(family: Family, cell: Cell, asks: Sequence[Ask], played: Played, batch
         assert least <= played.most[stage] <= most, f"{stage}: {played.most[stage]} steps in flight at most"
 
 
-def run_cell(family: Family, cell: Cell, cut: CutStages | None = None) -> Played:
+def run_cell(
+    family: Family,
+    cell: Cell,
+    cut: CutStages | None = None,
+    *,
+    settings: Mapping[str, object] = {},
+    again: bool = False,
+) -> Played:
+    """settings: besides those of the cell. again: whether all ask once more when the first ones are over."""
     asks = (small_party if len(family.stages) > 1 else party)(cell.asked)
-    played = play(family, cell.settings(family.few(cell.asked)), asks, LateDevice(cell.seed), cut)
+    if again:
+        asks += [replace(ask, joins=0 if number else _NEVER) for number, ask in enumerate(asks)]
+    settings = {**cell.settings(family.few(cell.asked)), **settings}
+    played = play(family, settings, asks, LateDevice(cell.seed), cut)
     check(family, cell, asks, played, cut.batches if cut is not None else 1)
     return played
 

@@ -110,6 +110,22 @@ def test_states_of_many_requests_equal_the_reference(tmp_path: Path, kind: str, 
     assert bool(counters["cached_tokens"]) == ("no cache" not in pressure)
 
 
+@pytest.mark.parametrize("in_flight", [1, 4])
+def test_states_of_accepted_drafts_equal_the_reference(tmp_path: Path, in_flight: int) -> None:
+    """Those of rejected ones are overwritten."""
+    model = write_text_model(tmp_path, "tied")
+    drafts = {"drafter": "fabricated", "drafter_args": {"rate": 0.7}, "draft_tokens": 4, "max_in_flight": in_flight}
+    settings = {f"text.{name}": value for name, value in drafts.items()}
+    engine = TextEngine(tmp_path, {"text.hidden_layers": LAYERS, **settings}, graphs=in_flight > 1)
+    prompts = [[(7 * place * place + 11 * index) % VOCAB for place in range(3 + 3 * index)] for index in range(3)]
+    for turn in range(2):
+        recorders = [submit(engine, f"{turn}-{n}", ids, max_tokens=20) for n, ids in enumerate(prompts)]
+        engine.run()
+        for ids, recorder in zip(prompts, recorders, strict=True):
+            expect(model, ids, recorder)
+    assert engine.engine.counters()["text"]["accepted_drafts"] > 10
+
+
 def test_a_stop_token_s_request_has_the_states_before_it(tmp_path: Path) -> None:
     model = write_text_model(tmp_path, "tied")
     engine = TextEngine(tmp_path, {"text.hidden_layers": LAYERS, "text.max_in_flight": 4})

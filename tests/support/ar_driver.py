@@ -21,9 +21,12 @@ from omni.stage import Done, Failed, Open, Outbound, Produced
 from omni.testing.stages.driver import SOURCE, StageDriver
 from omni.testing.stages.loan import lend
 from omni_ar.attention import AttentionBackend, TorchPagedAttention
+from omni_ar.drafters.base import Drafter
+from omni_ar.drafters.load import load_drafter
 from omni_ar.inputs import Prompt, PromptHidden, StepInputs, TokenCodes, TokenHidden
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
+from omni_ar.plugin import omni_drafters
 from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.limits import Limits
 from omni_ar.run.runner import Runner, SourceFactory
@@ -264,13 +267,16 @@ class ArDriver(ArWorkerDriver):
         dtype: torch.dtype = torch.float32,
         processors: ProcessorRegistry | None = None,
         ranks: Ranks | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
-        """captured: whether steps are, in `graph_batch_sizes` and `graph_chunk_sizes`. backend: None takes that of plain torch."""
+        """captured: whether steps are, in `graph_batch_sizes` and `graph_chunk_sizes`. backend: None takes that of plain torch.
+        drafter: None takes that of the options."""
         device = device or CpuDevice()
         options = options or ArOptions(max_num_seqs=4, block_size=4)
         with torch.inference_mode():
+            drafter = drafter or small_drafter(model, options)
             runner, limits, blocks = small_runner(
-                model, device, options, source, captured, backend, dtype, processors, ranks
+                model, device, options, source, captured, backend, dtype, processors, ranks, drafter
             )
             worker = ArWorker(
                 "text",
@@ -281,6 +287,7 @@ class ArDriver(ArWorkerDriver):
                 num_blocks=blocks,
                 processors=processors,
                 watch=StepWatch(ranks, device.seconds) if ranks is not None else None,
+                drafter=drafter,
             )
         self.runner = runner
         # As an engine does: buffers are zeroed on a stream that no stage's stream waits for.
@@ -290,6 +297,12 @@ class ArDriver(ArWorkerDriver):
 
 def take_rows(pages: Tensor, slots_n: Tensor, out_nD: Tensor) -> None:
     torch.index_select(pages.flatten(0, 1), 0, slots_n, out=out_nD)
+
+
+def small_drafter(model: ArModel, options: ArOptions) -> Drafter | None:
+    """The drafter that the options name."""
+    entries = {entry.name: entry for entry in omni_drafters()}
+    return load_drafter("text", options, entries, model, options.max_model_len or model.shape.max_positions)
 
 
 def small_runner(
@@ -302,6 +315,7 @@ def small_runner(
     dtype: torch.dtype = torch.float32,
     processors: ProcessorRegistry | None = None,
     ranks: Ranks | None = None,
+    drafter: Drafter | None = None,
 ) -> tuple[Runner, Limits, int]:
     """A runner with its pages and captures, its limits, and its number of blocks. Arguments as for `ArDriver`."""
     on_device = processors.on_device if processors is not None else ()
@@ -318,6 +332,7 @@ def small_runner(
         processors=on_device,
         source=source,
         ranks=ranks,
+        drafter=drafter,
     )
     blocks = options.num_blocks or limits.rows * limits.max_blocks
     runner.allocate(blocks)

@@ -59,6 +59,8 @@ def state_of(runner: Runner) -> dict[str, Tensor]:
     rows, pages = runner._state, runner.pages
     null_row = rows.fields.shape[0] - 1
     state = {"fields": rows.fields[:null_row], "tables": rows.block_table, "codes": rows.next_codes[:null_row]}
+    if rows.drafts is not None:
+        state |= {"drafts": rows.drafts.fields[:null_row], "text": rows.drafts.text[:null_row, :-1]}
     state |= {"counts": rows.sampling.counts[:null_row]}
     return state | ({"frames": pages.codes[1:]} if pages.codes is not None else {})
 

@@ -24,7 +24,7 @@ from omni_ar.options import ArOptions
 from omni_ar.run.follower import FollowerWorker
 from omni_ar.run.pipeline import copy_tensor
 from tests.support.ar_driver import TEXT as TEXT_EDGE
-from tests.support.ar_driver import ArDriver, plain_prompt, small_runner
+from tests.support.ar_driver import ArDriver, plain_prompt, small_drafter, small_runner
 from tests.support.deep_models import LAYERS, VOCABULARY, WIDTH, Deep, DeepListener, DeepTalker, filled, part_of
 from tests.support.small_codec import codec_prompt
 
@@ -232,7 +232,8 @@ class SimulatedStage:
         self.followers: list[FollowerWorker] = []
         for model, device, own in zip(models[1:], world.devices[1:], world.ranks[1:], strict=True):
             with torch.inference_mode():
-                runner, _, _ = small_runner(model, device, plan.options, ranks=own, captured=captured)
+                drafter = small_drafter(model, plan.options)
+                runner, _, _ = small_runner(model, device, plan.options, ranks=own, captured=captured, drafter=drafter)
             device.synchronize()
             self.followers.append(FollowerWorker("text", runner, own))
         for device in world.devices:

@@ -74,6 +74,7 @@ class Allocator:
         self._caches_outputs = not conditioned and code_pages is None
         # The frame that a token begins is stored in the token's slot before the token itself is in the KV cache.
         self._extra_slots = 0 if code_pages is None else 1
+        self._drafts = limits.drafts
 
     @property
     def capacity(self) -> int:
@@ -110,14 +111,21 @@ class Allocator:
         return True
 
     def extend(self, request: ArRequest, victims: Sequence[ArRequest]) -> tuple[NewBlock, ...] | None:
-        """Allocates blocks for the request's next decode step. Returns None if no block is available."""
+        """Allocates blocks for the request's next decode step, drafts included. Returns None if they are not available."""
         table = request.held_table
-        if request.num_computed_tokens + 1 + self._extra_slots <= table.count * self._size:
+        tokens = request.num_computed_tokens + 1 + self._extra_slots
+        if self._drafts:
+            # No draft is verified beyond the limit, though more tokens may be in flight by the upper bound.
+            tokens = min(tokens + self._drafts, request.length + request.max_tokens)
+        need = self.blocks_for(tokens) - table.count
+        if need <= 0:
             return ()
-        if not self._make_room(1, victims, 0):
+        if not self._make_room(need, victims, 0):
             return None
-        table.append(self._pool.allocate(1)[0])
-        return (NewBlock(request, table.count - 1),)
+        first = table.count
+        for block in self._pool.allocate(need):
+            table.append(block)
+        return tuple(NewBlock(request, index) for index in range(first, table.count))
 
     def extend_early(self, requests: Sequence[ArRequest]) -> list[NewBlock]:
         """Allocates a block for each request that will need one soon, while blank blocks are plentiful. A new block is the only

@@ -12,7 +12,9 @@ from torch import Tensor
 from omni.device import Graph, Launch, PackedSpan, SyncPoint, may_sync
 from omni.device.graphs import CapturedGraphs
 from omni_ar.attention import AttentionBackend, AttentionMetadata, PrefillRow
+from omni_ar.drafters import DraftRows
 from omni_ar.kernels.step.dispatch import prepare_decodes
+from omni_ar.kernels.step.drafts import prepare_drafts
 from omni_ar.model import Batch, CodecModel, LayerSink, PayloadSink, PipelineBoundary, PlacedEmbedding, PromptTokens
 from omni_ar.run.limits import step_fields
 from omni_ar.run.pack import PackedChunks, StepTensors, placeholders_in
@@ -20,6 +22,7 @@ from omni_ar.run.phases import (
     Embedded,
     NextInputs,
     SavedHiddenStates,
+    draft_tokens,
     embed_inputs,
     keep_hidden,
     place_chunks,
@@ -62,17 +65,20 @@ class Forward:
         self.last = boundary is None or boundary(0).sent is None
         """Whether the last layers are here."""
 
-    def decodes(self, rows_R: Tensor, steps_XR: Tensor, blocks: int, pages: Pages) -> list[Launch]:
+    def decodes(self, rows_R: Tensor, steps_XR: Tensor, blocks: int, pages: Pages, drafts: int = 0) -> list[Launch]:
         """Launches of a batch of decode rows only. They depend on the arguments alone, so they can be captured. blocks:
-        maximum number of blocks in use of a row's table."""
-        count, embedded = rows_R.shape[0], Embedded()
+        maximum number of blocks in use of a row's table. drafts: positions of each row besides its newest token; attention takes
+        each position for a row of its own."""
+        count, embedded = rows_R.shape[0] * (1 + drafts), Embedded()
         padded_shape, sink = PaddedShape(count, 0, 0), None
         if pages.hidden is not None and self._emits(padded_shape):
             sink = PayloadSink(pages.hidden, self._stage.buffers.slots_T[:count])
         batch = self._batch(self._metadata(padded_shape, blocks), pages, sink)
         kept = SavedHiddenStates(None, self._stage.buffers.hidden[:count]) if self.last else None
+        if drafts:
+            steps_XR = steps_XR[:, :1].expand(-1, count)  # no column: steps with inputs of their own have no drafts
         return [
-            self._prepare(rows_R, blocks),
+            *self._prepare_decodes(rows_R, blocks, 1 + drafts),
             self.embed([self.nexts(steps_XR)], None, embedded),
             Launch.of(run_forward, self._stage.model, embedded, batch, kept),
         ]
@@ -165,6 +171,22 @@ class Forward:
         return Launch.of(
             prepare_decodes, self._stage.rows, rows_R, self._stage.limits.block_size, self._stage.buffers, blocks
         )
+
+    def _prepare_decodes(self, rows_R: Tensor, blocks: int, positions: int) -> list[Launch]:
+        """The inputs of decode rows that no chunks join. Drafts are made behind the token point of the step before, and also where
+        none is verified: the first is compared with the token."""
+        stage, drafts = self._stage, self._stage.rows.drafts
+        if drafts is None or stage.drafter is None:
+            return [self._prepare(rows_R, blocks)]
+        rows = DraftRows(
+            rows_R=rows_R,
+            text_NL=drafts.text,
+            length_N=stage.rows.columns.length,
+            drafts_NK=drafts.drafts,
+            proposed_N=drafts.columns.proposed,
+        )
+        given = (stage.rows, rows_R, positions, stage.limits.block_size, stage.buffers, blocks)
+        return [Launch.of(draft_tokens, stage.drafter, rows), Launch.of(prepare_drafts, *given)]
 
     def _metadata(
         self,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from omni.errors import ConfigError
 from omni.stage import rows_or_default
+from omni_ar.kernels.step.draft_state import DRAFT_FIELDS
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
 from omni_ar.processors import NamedProcessor
@@ -26,11 +27,11 @@ _DEFAULT_MODEL_LEN = 8192
 @dataclass(frozen=True, slots=True)
 class Limits:
     """rows: requests that run at once. max_blocks: of one request. max_num_batched_tokens: token budget of a step. step_tokens:
-    maximum tokens of one step. scored_tokens: maximum prompt tokens among them that are scored; 0 for a model whose prompt is not a
-    sequence of its own tokens. upload_size: maximum number of int64 in one step's packed inputs. step_ids: maximum tokens that one
-    step gives a row. max_step_vectors: conditioning vectors per request, one for each possible step; 0 for a model without them.
-    micro_batches: number of batches that the decoding rows are divided into, one for each part of the sequence of layers.
-    check_logits, hidden_layers, short_slack_prefill_tokens: as in `ArOptions`.
+    maximum tokens of one step, drafts included. scored_tokens: maximum prompt tokens among them that are scored; 0 for a model
+    whose prompt is not a sequence of its own tokens. upload_size: maximum number of int64 in one step's packed inputs. step_ids:
+    maximum tokens that one step gives a row. max_step_vectors: conditioning vectors per request, one for each possible step; 0 for
+    a model without them. micro_batches: number of batches that the decoding rows are divided into, one for each part of the
+    sequence of layers. check_logits, hidden_layers, short_slack_prefill_tokens, adaptive_drafts: as in `ArOptions`.
     """
 
     rows: int
@@ -48,6 +49,7 @@ class Limits:
     hidden_layers: tuple[int, ...] = ()
     short_slack_prefill_tokens: int = 512
     micro_batches: int = 1
+    adaptive_drafts: bool = True
 
     @property
     def null_row(self) -> int:
@@ -58,6 +60,21 @@ class Limits:
     def null_vector(self) -> int:
         """Index of the zeros, for steps without a vector, behind the vectors of all rows."""
         return self.rows * self.max_step_vectors
+
+    @property
+    def drafts(self) -> int:
+        """Maximum drafts that one step verifies for a row; 0 without a drafter."""
+        return self.step_ids - 1
+
+    @property
+    def step_sizes(self) -> tuple[int, ...]:
+        """Numbers of positions of a row in decode steps: with drafts, and without."""
+        return (self.step_ids, 1) if self.drafts else (1,)
+
+    @property
+    def decode_tokens(self) -> int:
+        """Maximum positions of a decode step."""
+        return self.rows * self.step_ids
 
     @property
     def captured_chunks(self) -> int:
@@ -100,7 +117,12 @@ class Limits:
         per_row = 10 + step_fields(shape)
         # Per starting row: its row, fields and blocks, and the setup of sampling.
         per_start = 16 + max_blocks + start_size(shape.vocab_size, length, processors)
-        starts = min(rows, MAX_STARTS)
+        starts, step_ids = min(rows, MAX_STARTS), 1
+        if options.drafter is not None:
+            step_ids += options.draft_tokens
+            per_start += 1 + DRAFT_FIELDS + length
+            # The blocks that a step may add to a row.
+            per_row += 2 * (1 + -(-step_ids // size))
         upload = per_token * budget + per_row * (rows + MAX_STARTS) + per_start * starts
         upload += edit_size(shape.vocab_size, rows)
         scored = min(budget, MAX_SCORED) if len(shape.prompt_columns) == 1 else 0
@@ -112,15 +134,17 @@ class Limits:
             max_num_batched_tokens=budget,
             # While the last layers run one batch, those before run the next ones.
             max_in_flight=options.max_in_flight + micro_batches - 1,
-            step_tokens=rows + budget,
+            step_tokens=max(rows + budget, rows * step_ids),
             scored_tokens=scored,
             upload_size=upload,
+            step_ids=step_ids,
             # The prompt has at least one token, and no step follows the last generated token.
             max_step_vectors=length - 2 if shape.step_width else 0,
             check_logits=options.check_logits,
             hidden_layers=options.hidden_layers,
             short_slack_prefill_tokens=options.short_slack_prefill_tokens,
             micro_batches=micro_batches,
+            adaptive_drafts=options.adaptive_drafts,
         )
 
 

@@ -17,6 +17,7 @@ from omni.sampling import HostLogitsProcessor, LogitsEdit, StopVerdict
 from omni.stage import Outbound, Produced, method_name
 from omni_ar.inputs import PromptHidden, TokenCodes, TokenHidden
 from omni_ar.kernels.sampling.state import Need
+from omni_ar.kernels.step.draft_state import REPORTED
 from omni_ar.kernels.step.status import RowStatus
 from omni_ar.run.blocks.pool import BlockTable
 from omni_ar.run.request import ArRequest, RequestStatus, WithheldToken
@@ -116,7 +117,8 @@ class _StepInFlight:
 
 
 class _Scored(msgspec.Struct, frozen=True):
-    """A token with a pending log-probability. row: in the step. index: its number in the request."""
+    """A token with a pending log-probability. row: in the step; with drafts, its position among those of all rows. index: its
+    number in the request."""
 
     request: ArRequest
     row: int
@@ -137,14 +139,19 @@ class OutputProcessor:
         block_size: int,
         emits_tokens: bool,
         logits: object = None,
+        drafts: int = 0,
         watch: StepWatch | None = None,
     ) -> None:
-        """drained: called for a preempted request when its last step in flight has been read. logits: the model's
-        method, for errors. watch: None if no step waits for other ranks."""
+        """drafts: maximum number of a row in one step; handoffs report on them. drained: called for a preempted request when its
+        last step in flight has been read. logits: the model's method, for errors. watch: None if no step waits for other ranks."""
         self.discarded = 0
         """Number of tokens read after the end of their request."""
         self.unread_scores = 0
         """Number of launched steps whose log-probabilities are unread."""
+        self.drafted = [0] * drafts
+        """Number of verified drafts by position, the first ones first."""
+        self.accepted = [0] * drafts
+        """The same of accepted drafts."""
         self._host_processors = host_processors
         self._outbox = outbox
         self._callbacks = callbacks
@@ -201,15 +208,27 @@ class OutputProcessor:
     def _read(self, read: _StepInFlight) -> None:
         for request in read.requests:
             request.steps_in_flight -= 1
-        step = read.step
-        if step.scores is not None:
-            self._pending_scores.append((step.scores, self._scored(step)))
+        step, scored = read.step, list[_Scored]()
         results = step.tokens.read(len(step.rows)) if step.tokens is not None else []
-        for scheduled, (status, count, *ids) in zip(step.rows, results, strict=True):
-            if scheduled.request.status.takes_tokens:
-                self._process(scheduled, RowStatus(status), ids[:count], step.payload)
-            else:
+        for row, (scheduled, (status, count, *ids)) in enumerate(zip(step.rows, results, strict=True)):
+            request = scheduled.request
+            if self.drafted:
+                verified, worthwhile = ids[-REPORTED:]
+                if step.proposes:
+                    request.wanted_drafts = worthwhile
+                self._count_drafts(scheduled, step.drafts, count, verified)
+            if not request.status.takes_tokens:
                 self.discarded += count
+                continue
+            is_scored = request.sampling.logprobs is not None and request.finish_reason is None
+            first = len(request.outputs)
+            self._process(scheduled, RowStatus(status), ids[:count], step.payload)
+            if is_scored:
+                # Those that joined the outputs: a stop string may end the request before the last one.
+                positions = enumerate(range(first, len(request.outputs)), row * (1 + step.drafts))
+                scored += [_Scored(request, position, index) for position, index in positions]
+        if step.scores is not None:
+            self._pending_scores.append((step.scores, scored))
         # After all payload of the step is emitted: the end of a request triggers a search for free blocks.
         for table in read.tables:
             table.unread -= 1
@@ -217,14 +236,21 @@ class OutputProcessor:
             if request.table is None and not request.steps_in_flight:
                 self._drained(request)
 
-    def _scored(self, step: SampledStep) -> list[_Scored]:
-        """The tokens whose log-probabilities the step computes, before they join `outputs`."""
-        rows = [(row, scheduled.request) for row, scheduled in enumerate(step.rows)]
-        return [
-            _Scored(request, row, len(request.outputs))
-            for row, request in rows
-            if request.sampling.logprobs is not None and request.finish_reason is None and request.status.takes_tokens
-        ]
+    def _count_drafts(self, scheduled: Scheduled, drafts: int, count: int, verified: int) -> None:
+        """Corrects the request's bounds by what a step has accepted. drafts: that the step had room for. verified: of them."""
+        request = scheduled.request
+        if not drafts:
+            return
+        if request.table is scheduled.table:  # otherwise it was preempted meanwhile, and counts again
+            request.num_computed_tokens -= 1 + drafts - count
+            request.num_scheduled_outputs += count - 1
+        if count:
+            request.num_drafts += verified
+            request.num_accepted_drafts += count - 1
+            request.num_drafted_steps += verified > 0
+            for position in range(verified):
+                self.drafted[position] += 1
+                self.accepted[position] += position < count - 1
 
     def _process(self, scheduled: Scheduled, status: RowStatus, ids: Sequence[int], payload: PayloadHandoff) -> None:
         request = scheduled.request

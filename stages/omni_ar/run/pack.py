@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import PackedSpan, Upload
+from omni_ar.drafters import Drafter
 from omni_ar.inputs import Placeholder, Prompt
+from omni_ar.kernels.step.draft_state import START_RATE, DraftFields
 from omni_ar.kernels.step.state import RowFields
 from omni_ar.model import ArShape
 from omni_ar.processors import NamedProcessor
@@ -223,24 +225,66 @@ _NO_IDS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
+class PackedDrafts:
+    """fields: `DraftState.fields` of starting rows. text: `[n, length]`, their tokens, then -1."""
+
+    fields: PackedSpan
+    text: PackedSpan
+
+
+@dataclass(frozen=True, slots=True)
 class PackedStarts:
-    """rows: indexes of the rows. fields: their `RowState.fields`. table: their blocks."""
+    """rows: indexes of the rows. fields: their `RowState.fields`. table: their blocks. drafts: None without a drafter."""
 
     rows: PackedSpan
     fields: PackedSpan
     table: PackedSpan
     sampling: PackedSampling
+    drafts: PackedDrafts | None = None
 
 
 def pack_starts(
-    upload: Upload, new: Sequence[ArRequest], shape: ArShape, processors: Sequence[NamedProcessor]
+    upload: Upload,
+    new: Sequence[ArRequest],
+    shape: ArShape,
+    processors: Sequence[NamedProcessor],
+    limits: Limits,
+    drafter: Drafter | None = None,
 ) -> PackedStarts:
     return PackedStarts(
         rows=upload.add(np.array([request.row_index for request in new], np.int64)),
         fields=upload.add(np.array([_fields(request) for request in new], np.int64)),
         table=upload.add(np.stack([request.held_table.ids for request in new])),
         sampling=pack_sampling(upload, [_starting(request, shape) for request in new], shape.vocab_size, processors),
+        drafts=_pack_drafts(upload, new, limits, drafter) if drafter is not None else None,
     )
+
+
+def _pack_drafts(upload: Upload, new: Sequence[ArRequest], limits: Limits, drafter: Drafter) -> PackedDrafts:
+    texts = [_text(request, drafter)[: limits.max_model_len] for request in new]
+    padded = np.full((len(texts), max(map(len, texts))), -1, np.int64)
+    for row, text in zip(padded, texts, strict=True):
+        row[: len(text)] = text
+    fields = np.array([_draft_fields(request, limits) for request in new], np.int64)
+    return PackedDrafts(fields=upload.add(fields), text=upload.add(padded))
+
+
+def _draft_fields(request: ArRequest, limits: Limits) -> DraftFields[int]:
+    assert request.row is not None
+    cap, generation = most_drafts(request, limits), request.row.generation
+    return DraftFields(generation=generation, cap=cap, rate=START_RATE, proposed=0, offered=0)
+
+
+def _text(request: ArRequest, drafter: Drafter) -> NDArray[np.int64]:
+    """Prompt and output of a request, then what may follow."""
+    assert request.prompt is not None
+    told = drafter.foresee(request.for_drafter, request.outputs) if not request.undrafted else ()
+    return np.concatenate([request.prompt.columns[0], np.array([*request.outputs, *told], np.int64)])
+
+
+def most_drafts(request: ArRequest, limits: Limits) -> int:
+    """Maximum drafts that a step verifies for the request."""
+    return 0 if request.undrafted else limits.drafts
 
 
 def _fields(request: ArRequest) -> RowFields[int]:
@@ -318,6 +362,7 @@ def pack_step(
     processors: Sequence[NamedProcessor],
     padded: int | None = None,
     padded_shape: PaddedShape | None = None,
+    drafter: Drafter | None = None,
 ) -> PackedStep:
     """Fills `upload`. padded: rows of the batch, null rows included; None for no padding. padded_shape: None for the smallest."""
     padded_shape = padded_shape or plan.padded_shape
@@ -336,7 +381,7 @@ def pack_step(
         advance=PackedSpan(spans.advance.start, (len(sampled),)),
         steps=spans.steps,
         new_blocks=upload.add(_pack_new_blocks(plan, limits.max_blocks)) if plan.new_blocks else None,
-        starts=pack_starts(upload, plan.starts, shape, processors) if plan.starts else None,
+        starts=pack_starts(upload, plan.starts, shape, processors, limits, drafter) if plan.starts else None,
         chunks=pack_chunks(upload, plan, shape, limits, padded_shape) if plan.chunks else None,
         edits=pack_edits(upload, edits, shape.vocab_size) if edits else None,
     )

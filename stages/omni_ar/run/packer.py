@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni.device import Upload, Uploader
+from omni_ar.drafters import Drafter
 from omni_ar.kernels.sampling.state import SamplingFlags
 from omni_ar.model import ArShape
 from omni_ar.processors import NamedProcessor
@@ -31,12 +32,18 @@ class StepPacker:
     """Packs the inputs of each step for the upload, unless they are on the device."""
 
     def __init__(
-        self, uploader: Uploader, shape: ArShape, limits: Limits, processors: Sequence[NamedProcessor]
+        self,
+        uploader: Uploader,
+        shape: ArShape,
+        limits: Limits,
+        processors: Sequence[NamedProcessor],
+        drafter: Drafter | None = None,
     ) -> None:
         self._uploader = uploader
         self._shape = shape
         self._limits = limits
         self._processors = processors
+        self._drafter = drafter
         self._uploaded: _Steady | None = None
         """The one whose inputs are in the upload's buffer."""
         self._kept: list[_Steady] = []
@@ -65,6 +72,7 @@ class StepPacker:
             logprobs=max(asked, default=None),
             prompt_logprobs=max(scored, default=0),
             area=area,
+            drafts=plan.drafts,
         )
         return launch, upload
 
@@ -75,8 +83,8 @@ class StepPacker:
 
     def _decode_blocks(self, plan: StepPlan) -> int:
         """Maximum number of blocks in use of the decode rows' tables."""
-        longest = max(request.num_computed_tokens for request in plan.decodes) + 1
-        return -(-longest // self._limits.block_size)
+        longest = max(request.num_computed_tokens for request in plan.decodes) + 1 + plan.drafts
+        return min(-(-longest // self._limits.block_size), self._limits.max_blocks)
 
     def _packed(
         self, plan: StepPlan, sampled: Sequence[ArRequest], padded: int | None, padded_shape: PaddedShape | None
@@ -103,6 +111,7 @@ class StepPacker:
                 processors=self._processors,
                 padded=padded,
                 padded_shape=padded_shape,
+                drafter=self._drafter,
             )
         except Exception:
             self._uploader.cancel(upload)

@@ -16,15 +16,17 @@ from omni.device import PhaseCategory
 from omni.device.kernel_choice import runs_kernel
 from omni.errors import ReturnedError, type_of
 from omni.stage import method_name, returned_tensor
+from omni_ar.drafters import Drafter, DraftRows
 from omni_ar.kernels import step
 from omni_ar.kernels.sampling import fused_sample
 from omni_ar.kernels.sampling.state import SamplingFlags
+from omni_ar.kernels.step.draft_state import DraftState
 from omni_ar.kernels.step.state import RowFields, RowState
 from omni_ar.model import ArModel, Batch, CodecModel, Codes, NextTokens, PromptTokens
 from omni_ar.processors import NamedProcessor
 from omni_ar.sampling.edits import StepEdits
 from omni_ar.sampling.pack import SamplingStart, start_sampling
-from omni_ar.sampling.sampler import draw, sample, top_logprobs
+from omni_ar.sampling.sampler import draw, sample, sample_drafted, top_logprobs
 
 
 def start_rows(state: RowState, rows_n: Tensor, fields_nC: Tensor, table_nM: Tensor, sampling: SamplingStart) -> None:
@@ -245,13 +247,47 @@ def sample_rows(
     ids_R.copy_(sample(logits_RV, state.sampling, rows_R, position_R, flags, edits=edits, processors=processors))
 
 
+def sample_positions(
+    state: RowState,
+    logits_XV: Tensor,
+    rows_R: Tensor,
+    flags: SamplingFlags,
+    edits: StepEdits | None,
+    processors: Sequence[NamedProcessor],
+    sampled_RJ: Tensor,
+) -> None:
+    """Draws the id of each position of each row, as plain decoding would if the drafts before it are accepted: a draw depends on
+    its place in the output alone. -1 where no id is possible."""
+    assert state.drafts is not None
+    if edits is None and not flags.processors and runs_kernel(logits_XV):
+        given, out_X = (logits_XV, state.sampling, rows_R, state.columns.outputs), sampled_RJ.view(-1)
+        fused_sample(*given, by_row=True, out_R=out_X, drafts_NK=state.drafts.drafts)
+        return
+    drafts_RK = state.drafts.drafts.index_select(0, rows_R)
+    position_R = state.columns.outputs.index_select(0, rows_R)
+    work = (flags, edits, processors)
+    sampled_X = sample_drafted(logits_XV, state.sampling, rows_R, position_R, drafts_RK, *work)
+    sampled_RJ.copy_(sampled_X.view_as(sampled_RJ))
+
+
+def draft_tokens(drafter: Drafter, rows: DraftRows) -> None:
+    drafter.draft(rows)
+
+
+def start_drafts(drafts: DraftState, rows_n: Tensor, fields_nC: Tensor, text_nL: Tensor) -> None:
+    """Sets the drafts' state of rows before their first chunk. text_nL: their tokens, then -1."""
+    drafts.fields.index_copy_(0, rows_n, fields_nC)
+    drafts.text.index_fill_(0, rows_n, -1)
+    drafts.text[:, : text_nL.shape[1]].index_copy_(0, rows_n, text_nL.to(drafts.text.dtype))
+
+
 def set_counter(counter: Tensor, number: int) -> None:
     counter.fill_(number)
 
 
-def score_tokens(logits_RV: Tensor, accepted_RW: Tensor, count: int, scores_RW: Tensor) -> None:
+def score_tokens(logits_RV: Tensor, ids_R: Tensor, count: int, scores_RW: Tensor) -> None:
     """Computes log-probabilities of the sampled tokens and of the `count` likeliest ids."""
-    _write_scores(logits_RV.float(), accepted_RW[:, 2].clamp(min=0), count, scores_RW)
+    _write_scores(logits_RV.float(), ids_R.clamp(min=0), count, scores_RW)
 
 
 def score_prompt(model: ArModel, hidden_sD: Tensor, ids_s: Tensor, count: int, at_once: int, scores_sW: Tensor) -> None:
@@ -319,6 +355,7 @@ _BY_CATEGORY = {
         *("start_rows", "extend_tables", "prepare_decodes", "place_chunks", "restore_frames"),
         *("set_null_rows", "set_counter", "embed_inputs", "place_payload", "take_inputs"),
         *("copy_inputs", "spread_rows", "fill_random"),
+        *("start_drafts", "draft_tokens", "prepare_drafts"),
         *("take_hidden", "accept_received"),
     ),
     PhaseCategory.TRANSFER: (
@@ -326,10 +363,10 @@ _BY_CATEGORY = {
     ),
     PhaseCategory.FORWARD: ("run_forward", "keep_hidden"),
     PhaseCategory.LOGITS: ("compute_logits",),
-    PhaseCategory.SAMPLE: ("sample_rows", "mark_nan", "accept_tokens"),
+    PhaseCategory.SAMPLE: ("sample_rows", "sample_positions", "mark_nan", "accept_tokens", "accept_drafts"),
     PhaseCategory.TOKEN_POINT: (HAND_OVER,),
     PhaseCategory.CODES: ("predict_codes",),
-    PhaseCategory.POSTPROCESS: ("post_update",),
+    PhaseCategory.POSTPROCESS: ("post_update", "record_drafts"),
     PhaseCategory.SCORES: ("score_tokens", "score_prompt", "copy_scores"),
 }
 CATEGORIES = {phase: category for category, phases in _BY_CATEGORY.items() for phase in phases}

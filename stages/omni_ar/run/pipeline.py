@@ -15,15 +15,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from omni.parallel import PipelineRank
+from omni_ar.kernels.step.draft_reference import record_text
+from omni_ar.kernels.step.draft_state import DRAFT_FIELD_INDEX, DRAFT_FIELDS, REPORTED, DraftState
 from omni_ar.kernels.step.state import FIELD_INDEX, ROW_FIELDS, RowState
 from omni_ar.layers.decoder import DecoderLayers
 from omni_ar.model import ArModel, PipelineBoundary
-from omni_ar.run.state import Resources, next_width
+from omni_ar.run.state import Resources, handoff_width, next_width
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.run.transfer_slots import PendingReceives, Slot, SlotRing, receive_tensors, send_tensors
 
@@ -46,28 +49,66 @@ def copy_tensor(source: Tensor, target: Tensor) -> None:
     target.copy_(source)
 
 
-def gather_tokens(state: RowState, rows_R: Tensor, message_RF: Tensor, codes_RD: Tensor) -> None:
-    """Writes the state of a step's rows after it."""
-    torch.index_select(state.fields, 0, rows_R, out=message_RF)
-    if codes_RD.shape[1]:
-        torch.index_select(state.next_codes, 0, rows_R, out=codes_RD)
+class TokenMessage(NamedTuple):
+    """The state of a step's rows after it.
+
+    fields_RF: their `RowState.fields`. codes_RD: their `RowState.next_codes`. drafts_RX: their `DraftState.fields`, then what
+    `accept_drafts` has reported; `[R, 0]` without a drafter.
+    """
+
+    fields_RF: Tensor
+    codes_RD: Tensor
+    drafts_RX: Tensor
+
+    @classmethod
+    def of(cls, slot: tuple[Tensor, ...], count: int) -> "TokenMessage":
+        """The part of a slot that a step of `count` sampled rows uses."""
+        return cls(*(tensor[:count] for tensor in slot))
+
+    @property
+    def sent(self) -> list[Tensor]:
+        """Without what is empty."""
+        return [tensor for tensor in self if tensor.numel()]
 
 
-def void_tokens(state: RowState, null_row: int, message_RF: Tensor, codes_RD: Tensor) -> None:
+def gather_tokens(state: RowState, rows_R: Tensor, accepted_RW: Tensor, message: TokenMessage) -> None:
+    """Writes the message of a step. accepted_RW: what `accept_drafts` has reported; read with a drafter alone."""
+    torch.index_select(state.fields, 0, rows_R, out=message.fields_RF)
+    if message.codes_RD.shape[1]:
+        torch.index_select(state.next_codes, 0, rows_R, out=message.codes_RD)
+    if state.drafts is not None:
+        message.drafts_RX[:, :DRAFT_FIELDS].copy_(state.drafts.fields.index_select(0, rows_R))
+        message.drafts_RX[:, DRAFT_FIELDS:].copy_(accepted_RW)
+
+
+def void_tokens(state: RowState, null_row: int, message: TokenMessage) -> None:
     """Writes a message that changes no row, in place of the tokens of a failed step."""
-    message_RF.copy_(state.fields[null_row])
-    message_RF[:, FIELD_INDEX.row].fill_(null_row)
-    codes_RD.copy_(state.next_codes[null_row])
+    message.fields_RF.copy_(state.fields[null_row])
+    message.fields_RF[:, FIELD_INDEX.row].fill_(null_row)
+    message.codes_RD.copy_(state.next_codes[null_row])
+    message.drafts_RX.zero_()
 
 
-def accept_received(state: RowState, arrivals: PendingReceives, message_RF: Tensor, codes_RD: Tensor) -> None:
+def accept_received(state: RowState, arrivals: PendingReceives, message: TokenMessage) -> None:
     """Makes received tokens the rows' newest. A message holds the whole state of its rows, and messages are accepted in order. So a
     late one for a row that has another owner meanwhile does no harm: the owner's first message follows before its state is read."""
     arrivals.wait()
-    rows_R = message_RF[:, FIELD_INDEX.row]
-    state.fields.index_copy_(0, rows_R, message_RF)
-    if codes_RD.shape[1]:
-        state.next_codes.index_copy_(0, rows_R, codes_RD)
+    rows_R = message.fields_RF[:, FIELD_INDEX.row]
+    state.fields.index_copy_(0, rows_R, message.fields_RF)
+    if message.codes_RD.shape[1]:
+        state.next_codes.index_copy_(0, rows_R, message.codes_RD)
+    if state.drafts is not None:
+        _accept_drafts(state.drafts, rows_R, message)
+
+
+def _accept_drafts(drafts: DraftState, rows_R: Tensor, message: TokenMessage) -> None:
+    """A row's text grows with each message. So here a late one for an earlier owner would do harm."""
+    draft_RC, accepted_RW = message.drafts_RX[:, :DRAFT_FIELDS], message.drafts_RX[:, DRAFT_FIELDS:]
+    own_RC = drafts.fields.index_select(0, rows_R)
+    late_R = draft_RC[:, DRAFT_FIELD_INDEX.generation] != own_RC[:, DRAFT_FIELD_INDEX.generation]
+    drafts.fields.index_copy_(0, rows_R, torch.where(late_R[:, None], own_RC, draft_RC))
+    count_R, ids_RJ = accepted_RW[:, 1].where(~late_R, 0), accepted_RW[:, 2:-REPORTED]
+    record_text(drafts, rows_R, message.fields_RF[:, FIELD_INDEX.length] - count_R + 1, count_R, ids_RJ)
 
 
 class HiddenTransfers:
@@ -151,15 +192,15 @@ class TokenSender:
 
     def transfer(self, step: int, rows_R: Tensor | None, count: int) -> None:
         """Launches the transfer of a step's tokens. rows_R: its `count` sampled rows; None if it failed."""
-        stage, slot = self._stage, next(self._slots)
-        message_RF, codes_RD = (tensor[:count] for tensor in slot)
+        stage, message = self._stage, TokenMessage.of(next(self._slots), count)
         if rows_R is None:
-            stage.device.launch(stage.stream, void_tokens, stage.rows, stage.limits.null_row, message_RF, codes_RD)
+            stage.device.launch(stage.stream, void_tokens, stage.rows, stage.limits.null_row, message)
         else:
-            stage.device.launch(stage.stream, gather_tokens, stage.rows, rows_R, message_RF, codes_RD)
+            accepted_RW = stage.buffers.accepted_NW[:count]
+            stage.device.launch(stage.stream, gather_tokens, stage.rows, rows_R, accepted_RW, message)
         stage.device.wait(self._stream, stage.device.record(stage.stream))
-        others, sent = range(self._pipeline.position), _used(slot, count)
-        stage.device.launch(self._stream, send_tensors, self._pipeline.tokens, others, sent)
+        others = range(self._pipeline.position)
+        stage.device.launch(self._stream, send_tensors, self._pipeline.tokens, others, message.sent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +227,7 @@ class ReceivedTokens:
         slots = _token_slots(stage, pipeline.size + 1)
         self._ring = SlotRing(stage.device, slots, self._stream, stage.stream)
 
-    def capture(self, rows_B: Tensor, advance_B: Tensor) -> None:
+    def capture(self, rows_B: Tensor, advance_B: Tensor, drafts: int) -> None:
         pass
 
     def begin(self, newest_input: int) -> None:
@@ -201,7 +242,7 @@ class ReceivedTokens:
         arrivals = PendingReceives()
 
         def receive(slot: tuple[Tensor, ...]) -> None:
-            given = (self._pipeline.tokens, self._pipeline.size - 1, _used(slot, count), arrivals)
+            given = (self._pipeline.tokens, self._pipeline.size - 1, TokenMessage.of(slot, count).sent, arrivals)
             self._stage.device.launch(self._stream, receive_tensors, *given)
 
         self._arriving.append(_Arriving(step, count, self._ring.fill(receive), arrivals))
@@ -211,10 +252,9 @@ class ReceivedTokens:
 
     def _accept(self, one: _Arriving) -> None:
         def accept(slot: tuple[Tensor, ...]) -> None:
-            message_RF, codes_RD = (tensor[: one.count] for tensor in slot)
-            stage = self._stage
+            message, stage = TokenMessage.of(slot, one.count), self._stage
             stage.device.wait_remote(stage.stream, one.arrivals)
-            stage.device.launch(stage.stream, accept_received, stage.rows, one.arrivals, message_RF, codes_RD)
+            stage.device.launch(stage.stream, accept_received, stage.rows, one.arrivals, message)
 
         self._ring.drain(one.slot, accept)
 
@@ -226,15 +266,11 @@ def decoder_of(model: ArModel) -> DecoderLayers:
 
 
 def _token_slots(stage: Resources, slots: int) -> list[tuple[Tensor, ...]]:
-    """For the rows' fields, int64, and their codes."""
+    """For `TokenMessage`."""
     rows, zeros = stage.limits.rows, stage.device.zeros
-    width = next_width(stage.model)
-    return [(zeros((rows, ROW_FIELDS), torch.int64), zeros((rows, width), stage.dtype)) for _ in range(slots)]
-
-
-def _used(slot: tuple[Tensor, ...], count: int) -> list[Tensor]:
-    """The used part of a slot for tokens, without what is empty."""
-    return [part for tensor in slot if (part := tensor[:count]).numel()]
+    codes, drafts = next_width(stage.model), DRAFT_FIELDS + handoff_width(stage.limits) if stage.limits.drafts else 0
+    shapes = ((ROW_FIELDS, torch.int64), (codes, stage.dtype), (drafts, torch.int64))
+    return [tuple(zeros((rows, width), dtype) for width, dtype in shapes) for _ in range(slots)]
 
 
 def _entries(slot_NTD: Tensor, tokens: int) -> list[Tensor]:

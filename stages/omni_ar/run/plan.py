@@ -29,12 +29,14 @@ class NewBlock:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: rows that decode one token, then chunks, with replays before prompts."""
+    """One step: rows that decode, then chunks, with replays before prompts. drafts: positions of each decode row besides its newest
+    token; 0 beside chunks."""
 
     step: int
     decodes: tuple[ArRequest, ...]
     chunks: tuple[PrefillChunk, ...] = ()
     new_blocks: tuple[NewBlock, ...] = ()
+    drafts: int = 0
 
     @property
     def chunk_tokens(self) -> int:

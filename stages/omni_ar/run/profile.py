@@ -36,9 +36,9 @@ _SCORED = msgspec.structs.replace(EVERYTHING, prompt_logprobs=MAX_LOGPROBS)
 
 
 def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
-    """Launches three steps: a decode of all rows at full length; the maximum of prompt tokens, in the longest chunks behind the
-    longest contexts, beside such decodes; and the maximum of scored prompt tokens. Every block is the null block. Waits for each
-    step. Leaves the rows' state undefined: the runner must not be used afterwards."""
+    """Launches steps: a decode of all rows at full length, also with drafts; the maximum of prompt tokens, in the longest chunks
+    behind the longest contexts, beside such decodes; and the maximum of scored prompt tokens. Every block is the null block. Waits
+    for each step. Leaves the rows' state undefined: the runner must not be used afterwards."""
     requests = [_request(row, shape, limits, EVERYTHING) for row in range(limits.rows)]
     # A chunk with context needs a mask; a whole prompt does not.
     longest = max(limits.max_model_len - 2, 1)
@@ -48,7 +48,8 @@ def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
     while left > 0 and decodes and len(chunks) < MAX_STARTS:
         chunks.append(_last_chunk(decodes.pop(), min(left, longest)))
         left -= chunks[-1].length
-    plans = [StepPlan(0, tuple(requests)), StepPlan(1, tuple(decodes), tuple(chunks))]
+    alone = [StepPlan(0, tuple(requests), drafts=positions - 1) for positions in limits.step_sizes]
+    plans = [*alone, StepPlan(1, tuple(decodes), tuple(chunks))]
     if limits.scored_tokens:
         scored = _request(0, shape, limits, _SCORED)
         plans.append(StepPlan(2, tuple(requests[1:]), (_last_chunk(scored, min(limits.scored_tokens, longest)),)))

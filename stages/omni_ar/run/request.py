@@ -14,6 +14,7 @@ from omni.errors import StageError
 from omni.payload import PageSlice
 from omni.sampling import HostLogitsProcessor, LogitsEdit, SamplingParams, StopMatcher
 from omni.stage import Feed, Produced
+from omni_ar.drafters import DraftRequest
 from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.kernels.sampling.state import SamplingFlags
 from omni_ar.run.blocks.pool import BlockTable, PrefixKeys
@@ -162,7 +163,7 @@ class ArRequest:
     |---|---|
     | `num_computed_tokens` | in the KV cache after the launched steps; an upper bound, since rows stop on the device |
     | `outputs` | generated, and read by the host |
-    | `num_scheduled_outputs` | generated after the launched steps; an upper bound too |
+    | `num_scheduled_outputs` | generated after the launched steps; an upper bound too, and with drafts a lower one |
     | `num_outputs_in_flight` | the difference of the last two |
 
     A request that starts, or starts again after a preemption, prefills up to `prefill_end`, where it samples; then it
@@ -234,6 +235,13 @@ class ArRequest:
     num_frames: int = 0
     num_cached_tokens: int | None = None
     """Number of prompt tokens in the prefix cache at the first start; None before it."""
+    wanted_drafts: int = 0
+    """Number of drafts that are worth verifying in its next step, as far as the host has read; the device decides."""
+    num_drafts: int = 0
+    """Number of drafts that steps have verified."""
+    num_accepted_drafts: int = 0
+    num_drafted_steps: int = 0
+    """Number of steps that have verified drafts of it."""
     flags: SamplingFlags = field(init=False)
     """The request's sampling work."""
     _offsets: list[int] = field(default_factory=list)
@@ -261,6 +269,16 @@ class ArRequest:
     def held_table(self) -> BlockTable:
         assert self.table is not None
         return self.table
+
+    @property
+    def undrafted(self) -> bool:
+        """Whether its steps verify no drafts: what its logits processors do depends on each token."""
+        return bool(self.host_processors or self.flags.processors)
+
+    @property
+    def for_drafter(self) -> DraftRequest:
+        assert self.prompt is not None
+        return DraftRequest(self.prompt.columns[0], self.sampling, self.sample_index)
 
     @property
     def num_outputs_in_flight(self) -> int:

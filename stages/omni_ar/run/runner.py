@@ -12,6 +12,7 @@ from omni.device import Device, Event, Graph, Launch, Stream, Upload, Uploader
 from omni.device.graphs import CapturedGraphs
 from omni.parallel import PipelineRank, RankChannel, Ranks
 from omni_ar.attention import AttentionBackend
+from omni_ar.drafters import Drafter
 from omni_ar.kernels.sampling.state import EVERYTHING, SamplingFlags
 from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
@@ -28,11 +29,11 @@ from omni_ar.run.pack import (
     step_tensors,
 )
 from omni_ar.run.packer import StepPacker, scored_chunks
-from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, spread_rows, start_rows
+from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, spread_rows, start_drafts, start_rows
 from omni_ar.run.pipeline import HiddenTransfers, ReceivedTokens, TokenSender
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.scores import Scorer
-from omni_ar.run.source import LocalTokens, TokenSource
+from omni_ar.run.source import LocalTokens, TokenSource, graph_name
 from omni_ar.run.state import Pages, Resources, allocate_rows, allocate_step_buffers
 from omni_ar.run.step import (
     PayloadHandoff,
@@ -47,6 +48,9 @@ from omni_ar.run.step import (
     snapshot,
 )
 from omni_ar.run.transfers import InputTransfers, StepTransfers
+
+_GraphKey = tuple[Literal["decode", "codes"], int]
+"""Phases, and the number of drafts of each row."""
 
 SourceFactory = Callable[[Resources], TokenSource]
 
@@ -67,9 +71,10 @@ class Runner:
         processors: Sequence[NamedProcessor] = (),
         source: SourceFactory | None = None,
         ranks: Ranks | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """processors: the processors that a row may use. source: makes the token source; None for the one of this rank's part.
-        ranks: of a stage that is cut across engines."""
+        ranks: of a stage that is cut across engines. drafter: None if `limits` leave no room for drafts."""
         self.device = device
         self.stream = device.stream(name, priority=priority)
         self._payload_stream = device.stream(f"{name}-payload", priority=priority)
@@ -89,6 +94,7 @@ class Runner:
             rows=self._state,
             buffers=self._buffers,
             priority=priority,
+            drafter=drafter,
         )
         pipeline = ranks.pipeline if ranks is not None else None
         hidden = HiddenTransfers(stage, pipeline) if pipeline is not None else None
@@ -96,7 +102,7 @@ class Runner:
         self._transfers = StepTransfers(InputTransfers(stage, ranks), hidden, sender) if ranks is not None else None
         self._followers: RankChannel | None = None
         self._forward = Forward(stage, backend, hidden.boundary if hidden is not None else None)
-        self._graphs = CapturedGraphs[Literal["decode", "codes"], Graph](name)
+        self._graphs = CapturedGraphs[_GraphKey, Graph](name)
         self._captured_chunks = CapturedChunks(stage, self._forward)
         self.captures_chunks = backend.captures_prefills and model.shape.captures_prefills
         """Whether the attention backend and the model support capture of steps with prompts."""
@@ -106,7 +112,7 @@ class Runner:
         self.source: TokenSource = own if source is None else source(stage)
         self._scorer = Scorer(stage)
         self._kept = KeptInputs(device, self.stream, self._uploader, limits)
-        self._packer = StepPacker(self._uploader, model.shape, limits, processors)
+        self._packer = StepPacker(self._uploader, model.shape, limits, processors, drafter)
         self._sent: int | None = None
         """The newest step that the other ranks were sent."""
 
@@ -143,9 +149,11 @@ class Runner:
         for size in sizes:
             inputs = LeadingInputs(*map(self._uploader.view, captured_spans(size, fields)))
             launch(self.stream, set_null_rows, inputs.rows, self._limits.null_row, inputs.advance, inputs.steps)
-            decode = self._forward.decodes(inputs.rows, inputs.steps, self._limits.max_blocks, self.pages)
-            self._capture("decode", size, decode)
-            self.source.capture(inputs.rows, inputs.advance)
+            for positions in self._limits.step_sizes:
+                drafts, blocks = positions - 1, self._limits.max_blocks
+                decode = self._forward.decodes(inputs.rows, inputs.steps, blocks, self.pages, drafts)
+                self._capture("decode", size, decode, drafts)
+                self.source.capture(inputs.rows, inputs.advance, drafts)
             if self._predicts:
                 assert self.pages.codes is not None
                 self._capture("codes", size, [self._codes(inputs.rows, EVERYTHING, self.pages.codes)])
@@ -156,9 +164,9 @@ class Runner:
         for size in sizes:
             self._captured_chunks.capture(size, self.pages)
 
-    def _capture(self, phases: Literal["decode", "codes"], size: int, launches: list[Launch]) -> None:
-        name = f"{self.stream.name}-{phases}-{size}"
-        self._graphs.add(phases, size, self.device.capture(self.stream, name, launches))
+    def _capture(self, phases: Literal["decode", "codes"], size: int, launches: list[Launch], drafts: int = 0) -> None:
+        name = graph_name(f"{self.stream.name}-{phases}", size, drafts)
+        self._graphs.add((phases, drafts), size, self.device.capture(self.stream, name, launches))
 
     @property
     def pages(self) -> Pages:
@@ -206,7 +214,7 @@ class Runner:
         newest_input = plan.newest_input if self._limits.micro_batches > 1 else 0
         self._begin(newest_input)
         sampled = plan.sampled
-        size, decode = self._graphs.find("decode", len(sampled)) if sampled else (0, None)
+        size, decode = self._graphs.find(("decode", plan.drafts), len(sampled)) if sampled else (0, None)
         captured = self._captured_chunks.find(plan) if plan.chunks else None
         launch, upload = self._packer.pack(
             plan,
@@ -259,6 +267,9 @@ class Runner:
             rows_n, fields_nC, table_nM = view(starts.rows), view(starts.fields), view(starts.table)
             sampling = starts.sampling.on_device(view)
             launch(self.stream, start_rows, self._state, rows_n, fields_nC, table_nM, sampling)
+            if starts.drafts is not None:
+                text = view(starts.drafts.text)
+                launch(self.stream, start_drafts, self._state.drafts, rows_n, view(starts.drafts.fields), text)
         if packed.new_blocks is not None:
             launch(self.stream, extend_tables, self._state.block_table, view(packed.new_blocks))
         scores = self._prompt_scores(step)
@@ -280,13 +291,14 @@ class Runner:
             else:
                 self._enqueue_forward(self._forward.chunks(chunk_step, self.pages))
         else:
-            decode = self._graphs.find("decode", step.padded)[1] if step.padded is not None else None
+            decode = self._graphs.find(("decode", step.drafts), step.padded)[1] if step.padded is not None else None
             if decode is not None:
                 self._receive_hidden()
                 self.device.replay(self.stream, decode)
             else:
                 rows_R, steps_XR = view(packed.rows), view(packed.steps)
-                self._enqueue_forward(self._forward.decodes(rows_R, steps_XR, step.decode_blocks, self.pages))
+                decodes = self._forward.decodes(rows_R, steps_XR, step.decode_blocks, self.pages, step.drafts)
+                self._enqueue_forward(decodes)
         if transfers is not None:
             transfers.send_hidden()
         return StepContext(
@@ -295,11 +307,13 @@ class Runner:
             padded=step.padded,
             rows_R=view(packed.rows),
             advance_R=view(packed.advance),
-            hidden_RD=self._buffers.hidden[: step.count],
+            hidden_RD=self._buffers.hidden[: step.count * (1 + step.drafts)],
             flags=step.flags,
             edits=packed.edits.on_device(view) if packed.edits is not None else None,
             logprobs=step.logprobs,
             prompt_scores=scores,
+            drafts=step.drafts,
+            proposes=self._limits.drafts > 0 and packed.chunks is None,
             rows=rows,
             scored_chunks=scored_chunks,
             emits=emits,
@@ -336,7 +350,9 @@ class Runner:
         end = self._end(tokens, scores)
         pages = self.pages.codes if context.count and self._predicts else None
         codes = Written(pages, self._written(end)) if pages is not None else None
-        return SampledStep(context.rows, tokens, PayloadHandoff(hidden, codes), scores, end)
+        return SampledStep(
+            context.rows, tokens, PayloadHandoff(hidden, codes), scores, end, context.drafts, context.proposes
+        )
 
     def _end(self, tokens: TokenHandoff | None, scores: ScoreHandoff | None) -> Event:
         """The end of the step. Reuses an event if possible: recording one is a considerable part of a step's host time."""
@@ -356,7 +372,7 @@ class Runner:
         if not self._predicts:
             return
         assert pages.codes is not None
-        graph = self._graphs.find("codes", context.padded)[1] if context.padded is not None else None
+        graph = self._graphs.find(("codes", 0), context.padded)[1] if context.padded is not None else None
         if graph is not None:
             self.device.replay(self.stream, graph)
         else:

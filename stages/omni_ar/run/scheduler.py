@@ -105,13 +105,15 @@ class Scheduler:
 
     def launched(self, plan: StepPlan) -> None:
         for request in plan.decodes:
-            request.num_computed_tokens += 1
-            request.num_scheduled_outputs += 1
+            request.num_computed_tokens += 1 + plan.drafts
+            request.num_scheduled_outputs += 1  # at least
             request.edit = None
             request.last_scheduled_step = plan.step
         for chunk in plan.chunks:
             request = chunk.request
             request.num_computed_tokens += chunk.length
+            if chunk.first:
+                request.wanted_drafts = 0 if request.undrafted else self._limits.drafts
             request.last_scheduled_step = plan.step
             if not chunk.replay:
                 scored = min(chunk.start + chunk.length, request.length - 1)
@@ -150,7 +152,8 @@ class Scheduler:
             if not decodes:
                 return None
         self._steps += 1
-        return StepPlan(self._steps, tuple(decodes), tuple(chunks), tuple(new_blocks))
+        drafts = 0 if chunks or all(not request.wanted_drafts for request in decodes) else self._limits.drafts
+        return StepPlan(self._steps, tuple(decodes), tuple(chunks), tuple(new_blocks), drafts)
 
     def _batches(self, decoding: Sequence[ArRequest], *, due: bool) -> Iterator[Sequence[ArRequest]]:
         """Divides the decoding rows into micro-batches of equal size, the least recently scheduled rows first: the one of this

@@ -27,14 +27,14 @@ class Scorer:
         prompt = context.prompt_scores
         if context.logprobs is None and prompt is None:
             return None
-        rows = context.count if context.logprobs is not None else 0
+        rows = context.positions if context.logprobs is not None else 0
         total = rows + (prompt.ids_s.shape[0] if prompt is not None else 0)
         stage, buffers = self._stage, self._stage.buffers
         scores = buffers.scores[self.downloads.next_slot, :total]
         launch, stream = stage.device.launch, stage.stream
         if rows:
-            logits_RV, accepted_RW = buffers.logits_NV[:rows], buffers.accepted_NW[:rows]
-            launch(stream, score_tokens, logits_RV, accepted_RW, context.logprobs, scores[:rows])
+            ids_R = buffers.sampled_N[:rows] if stage.limits.drafts else buffers.accepted_NW[:rows, 2]
+            launch(stream, score_tokens, buffers.logits_NV[:rows], ids_R, context.logprobs, scores[:rows])
         if prompt is not None:
             given = (prompt.hidden_sD, prompt.ids_s, prompt.count, _LOGITS_AT_ONCE)
             launch(stream, score_prompt, stage.model, *given, scores[rows:])

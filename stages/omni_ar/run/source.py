@@ -9,8 +9,9 @@ from omni.device import Graph, Launch, SharedRing
 from omni.device.graphs import CapturedGraphs
 from omni_ar.kernels.sampling.state import EVERYTHING, SamplingFlags
 from omni_ar.kernels.step.dispatch import accept_tokens, post_update
+from omni_ar.kernels.step.drafts import accept_drafts, record_drafts
 from omni_ar.processors import NamedProcessor
-from omni_ar.run.phases import HAND_OVER, compute_logits, mark_nan, sample_rows, set_counter
+from omni_ar.run.phases import HAND_OVER, compute_logits, mark_nan, sample_positions, sample_rows, set_counter
 from omni_ar.run.state import NOT_FINITE, Resources
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.sampling.edits import StepEdits
@@ -30,8 +31,9 @@ class TokenSource(Protocol):
     def gives_logits(self) -> bool:
         """Whether `StepBuffers.logits_NV` and `accepted_NW` hold the step's values after `sample`, for log-probabilities."""
 
-    def capture(self, rows_B: Tensor, advance_B: Tensor) -> None:
-        """Captures the launches of `sample`, if any, for a batch of B rows. At start, with null rows.
+    def capture(self, rows_B: Tensor, advance_B: Tensor, drafts: int) -> None:
+        """Captures the launches of `sample`, if any, for a batch of B rows, with this number of drafts each. At start, with null
+        rows.
 
         A step whose `StepContext.padded` is B has its rows and their advances in these tensors, padded with null rows.
         """
@@ -58,7 +60,8 @@ class LocalTokens:
     def __init__(self, stage: Resources, processors: Sequence[NamedProcessor] = ()) -> None:
         self._stage = stage
         self._processors = processors
-        self._graphs = CapturedGraphs[None, Graph](stage.name)
+        # The key is the number of drafts.
+        self._graphs = CapturedGraphs[int, Graph](stage.name)
         # Its slots follow `RowState.counter`, which the device counts.
         self._handoffs = SharedRing(stage.device, stage.stream, stage.rows.handoff)
 
@@ -66,12 +69,11 @@ class LocalTokens:
     def ready(self) -> bool:
         return self._handoffs.ready
 
-    def capture(self, rows_B: Tensor, advance_B: Tensor) -> None:
-        size = rows_B.shape[0]
-        sampling = self._sampling(rows_B, advance_B, EVERYTHING, None)
-        self._graphs.add(
-            None, size, self._stage.device.capture(self._stage.stream, f"{self._stage.name}-sample-{size}", sampling)
-        )
+    def capture(self, rows_B: Tensor, advance_B: Tensor, drafts: int) -> None:
+        size, stage = rows_B.shape[0], self._stage
+        sampling = self._sampling(rows_B, advance_B, drafts, EVERYTHING, None)
+        name = graph_name(f"{stage.name}-sample", size, drafts)
+        self._graphs.add(drafts, size, stage.device.capture(stage.stream, name, sampling))
         self._set_counter()  # capturing may have run steps
 
     def begin(self, newest_input: int) -> None:
@@ -82,7 +84,7 @@ class LocalTokens:
         if graph is not None:
             self._stage.device.replay(self._stage.stream, graph)
         else:
-            sampling = self._sampling(context.rows_R, context.advance_R, context.flags, context.edits)
+            sampling = self._sampling(context.rows_R, context.advance_R, context.drafts, context.flags, context.edits)
             self._stage.device.enqueue(self._stage.stream, sampling)
         if frames is not None:
             frames(context)
@@ -97,13 +99,14 @@ class LocalTokens:
         if context.edits is not None or context.flags.processors:
             self._graphs.log_uncaptured("sampling steps with logits processors or structured outputs")
             return None
-        return self._graphs.find(None, context.padded)[1]
+        return self._graphs.find(context.drafts, context.padded)[1]
 
     def _sampling(
-        self, rows_R: Tensor, advance_R: Tensor, flags: SamplingFlags, edits: StepEdits | None
+        self, rows_R: Tensor, advance_R: Tensor, drafts: int, flags: SamplingFlags, edits: StepEdits | None
     ) -> list[Launch]:
+        if self._stage.limits.drafts:
+            return self._sampling_drafts(rows_R, advance_R, 1 + drafts, flags, edits)
         stage, count, state, buffers = self._stage, rows_R.shape[0], self._stage.rows, self._stage.buffers
-        drafts = stage.limits.step_ids - 1
         hidden_RD, logits_RV, accepted_RW = (
             all_rows[:count] for all_rows in (buffers.hidden, buffers.logits_NV, buffers.accepted_NW)
         )
@@ -114,7 +117,30 @@ class LocalTokens:
             Launch.of(sample_rows, state, logits_RV, rows_R, flags, edits, self._processors, ids_R),
             *check,
             Launch.of(accept_tokens, state, rows_R, accepted_RW),
-            Launch.of(post_update, state, rows_R, accepted_RW, advance_R, drafts, flags),
+            Launch.of(post_update, state, rows_R, accepted_RW, advance_R, flags),
+        ]
+
+    def _sampling_drafts(
+        self, rows_R: Tensor, advance_R: Tensor, positions: int, flags: SamplingFlags, edits: StepEdits | None
+    ) -> list[Launch]:
+        """Of a stage with a drafter. positions: of each row."""
+        stage, rows, state, buffers = self._stage, rows_R.shape[0], self._stage.rows, self._stage.buffers
+        count, accepted_RW = rows * positions, buffers.accepted_NW[:rows]
+        hidden_XD, logits_XV, sampled_X = (
+            each[:count] for each in (buffers.hidden, buffers.logits_NV, buffers.sampled_N)
+        )
+        sampled_RJ, work = sampled_X.view(rows, positions), (flags, edits, self._processors)
+        if positions == 1:
+            draw = Launch.of(sample_rows, state, logits_XV, rows_R, *work, sampled_X)
+        else:
+            draw = Launch.of(sample_positions, state, logits_XV, rows_R, *work, sampled_RJ)
+        check = [Launch.of(mark_nan, logits_XV, sampled_X, NOT_FINITE)] if stage.limits.check_logits else []
+        return [
+            Launch.of(compute_logits, stage.model, hidden_XD, logits_XV),
+            draw,
+            *check,
+            Launch.of(accept_drafts, state, rows_R, sampled_RJ, accepted_RW),
+            Launch.of(record_drafts, state, rows_R, accepted_RW, positions, advance_R, flags),
         ]
 
     def forget(self) -> None:
@@ -123,3 +149,8 @@ class LocalTokens:
 
     def _set_counter(self) -> None:
         self._stage.device.launch(self._stage.stream, set_counter, self._stage.rows.counter, self._handoffs.next_slot)
+
+
+def graph_name(phases: str, size: int, drafts: int) -> str:
+    """The name of a captured graph of `size` rows."""
+    return f"{phases}-{size}" + (f"-drafts-{drafts}" if drafts else "")

@@ -20,7 +20,9 @@ from torch import Tensor
 from omni.device import Device, Stream
 from omni.sampling import MAX_LOGPROBS
 from omni_ar.attention import KVCache
+from omni_ar.drafters import Drafter
 from omni_ar.kernels.sampling.state import SamplingState
+from omni_ar.kernels.step.draft_state import DRAFT_FIELDS, REPORTED, DraftState
 from omni_ar.kernels.step.state import ROW_FIELDS, RowState, StepBuffers
 from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
@@ -48,16 +50,32 @@ def allocate_rows(
         block_table=device.zeros((rows, limits.max_blocks), torch.int64),
         next_codes=device.zeros((rows, next_width(model)), dtype),
         conditioning=device.zeros((limits.null_vector + 1, model.shape.step_width), dtype),
-        handoff=device.shared((limits.ring, rows, 2 + limits.step_ids), torch.int64),
+        handoff=device.shared((limits.ring, rows, handoff_width(limits)), torch.int64),
         counter=device.zeros((1,), torch.int64),
         sampling=SamplingState.allocate(
             device.zeros, rows, model.shape.vocab_size, {p.name: p.width for p in processors}
         ),
+        drafts=_allocate_drafts(device, limits) if limits.drafts else None,
     )
 
 
+def _allocate_drafts(device: Device, limits: Limits) -> DraftState:
+    rows = limits.null_row + 1
+    return DraftState(
+        text=device.zeros((rows, limits.max_model_len + 1), torch.int32),
+        drafts=device.zeros((rows, limits.drafts), torch.int64),
+        fields=device.zeros((rows, DRAFT_FIELDS), torch.int64),
+        adaptive=limits.adaptive_drafts,
+    )
+
+
+def handoff_width(limits: Limits) -> int:
+    """Number of int64 of a row in a handoff: its status, its number of tokens, and those; then what drafts report."""
+    return 2 + limits.step_ids + (REPORTED if limits.drafts else 0)
+
+
 def allocate_step_buffers(device: Device, model: ArModel, limits: Limits, dtype: torch.dtype) -> StepBuffers:
-    shape, rows, tokens = model.shape, limits.rows, limits.step_tokens
+    shape, rows, tokens = model.shape, limits.decode_tokens, limits.step_tokens
 
     def integers(*size: int) -> Tensor:
         return device.zeros(size, torch.int64)
@@ -71,7 +89,8 @@ def allocate_step_buffers(device: Device, model: ArModel, limits: Limits, dtype:
         scored_TD=device.zeros((limits.scored_tokens, shape.hidden_width), dtype),
         logits_NV=device.zeros((rows, shape.vocab_size), shape.logits_dtype or dtype),
         codes_ND=device.zeros((rows, next_width(model)), dtype),
-        accepted_NW=integers(rows, 2 + limits.step_ids),
+        sampled_N=integers(rows if limits.drafts else 0),
+        accepted_NW=integers(limits.rows, handoff_width(limits)),
         scores=integers(limits.ring, rows + limits.scored_tokens, SCORE_FIELDS),
     )
 
@@ -126,7 +145,8 @@ def block_bytes(model: ArModel, block_size: int, dtype: torch.dtype, layers: int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """Resources that all launches of a stage share. name: of its stream and graphs, and for logs. priority: of its streams."""
+    """Resources that all launches of a stage share. name: of its stream and graphs, and for logs. priority: of its streams.
+    drafter: None if its steps give each row one token."""
 
     name: str
     device: Device
@@ -137,6 +157,7 @@ class Resources:
     rows: RowState
     buffers: StepBuffers
     priority: int = 0
+    drafter: Drafter | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,9 +51,10 @@ class PromptScores:
 @dataclass(frozen=True, slots=True)
 class StepContext:
     """The result of `execute_model`, for `sample_tokens`. count: number of sampled rows; 0 if no chunk reaches the end of its
-    prompt. padded: rows of the captured batch that may replace this one, or None. logprobs: likeliest ids to score per sampled
-    token; None if no row needs log-probabilities. rows, scored_chunks, emits: what the host does with the results, at rank 0;
-    emits: whether the step stores hidden states for consumers."""
+    prompt. drafts: positions of each row besides its newest token. proposes: whether the drafter runs. padded: rows of the captured
+    batch that may replace this one, or None. logprobs: likeliest ids to score per sampled token; None if no row needs
+    log-probabilities. rows, scored_chunks, emits: what the host does with the results, at rank 0; emits: whether the step stores
+    hidden states for consumers."""
 
     step: int
     count: int
@@ -65,9 +66,16 @@ class StepContext:
     edits: StepEdits | None
     logprobs: int | None
     prompt_scores: PromptScores | None
+    drafts: int = 0
+    proposes: bool = False
     rows: tuple[Scheduled, ...] = ()
     scored_chunks: tuple[ScoredChunk, ...] = ()
     emits: bool = False
+
+    @property
+    def positions(self) -> int:
+        """Number of sampled positions."""
+        return self.count * (1 + self.drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,8 @@ class TokenHandoff:
     made: Event
 
     def read(self, count: int) -> list[list[int]]:
-        """Returns each row's status, number of tokens, and tokens, and frees the slot. Called once, after `ready` is done."""
+        """Returns each row's status, number of tokens, tokens, and what its drafts report, and frees the slot. Called once, after
+        `ready` is done."""
         results: list[list[int]] = self.host.read()[:count].tolist()
         self.host.release()
         return results
@@ -104,7 +113,7 @@ class PayloadHandoff:
 
 @dataclass(frozen=True, slots=True)
 class ScoreHandoff:
-    """The third handoff: log-probabilities of `rows` sampled tokens, then of prompt tokens. made: as in `TokenHandoff`. count,
+    """The third handoff: log-probabilities of `rows` sampled positions, then of prompt tokens. made: as in `TokenHandoff`. count,
     prompt_count: likeliest ids per sampled and per prompt token. requests: those with log-probabilities, each once."""
 
     host: HostSlot
@@ -119,14 +128,16 @@ class ScoreHandoff:
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """A launched step. tokens: None if it sampled nothing here. end: done after all of its work, except that it sends tokens to
-    other ranks."""
+    """A launched step. tokens: None if it sampled nothing here. drafts, proposes: as in `StepContext`. end: done after all of its
+    work, except that it sends tokens to other ranks."""
 
     rows: tuple[Scheduled, ...]
     tokens: TokenHandoff | None
     payload: PayloadHandoff
     scores: ScoreHandoff | None
     end: Event
+    drafts: int = 0
+    proposes: bool = False
 
     @property
     def sampled(self) -> Event:

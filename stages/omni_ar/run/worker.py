@@ -12,6 +12,7 @@ from omni.parallel.watch import StepWatch
 from omni.payload import PageSlice, Payload, RequestHiddenStates
 from omni.sampling import GREEDY, PARAMETERS, LogitsEdit, SamplingParams
 from omni.stage import Failed, Feed, Listeners, MailboxWorker, Open, Produced, StageUsage
+from omni_ar.drafters import Drafter
 from omni_ar.inputs import MultimodalEmbedding, Prompt, StepInputs
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
@@ -46,14 +47,16 @@ class ArWorker(MailboxWorker[ArRequest]):
         processors: ProcessorRegistry | None = None,
         listeners: Listeners | None = None,
         watch: StepWatch | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """num_blocks: of the runner's allocation, without the null block. processors: None if there are none. listeners: as in
-        `StageContext`. watch: None if the stage is not cut."""
+        `StageContext`. watch: None if the stage is not cut. drafter: the runner's."""
         super().__init__(name)
         self.phase_model = runner.model
         self._runner = runner
         self._shape = shape
         self._limits = limits
+        self._drafter = drafter
         self._defaults = options.sampling.with_defaults(GREEDY)
         self._processors = processors or ProcessorRegistry({}, shape.vocab_size)
         self._opened = itertools.count()
@@ -88,6 +91,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             emits_tokens=shape.emits_tokens,
             logits=runner.model.logits,
             watch=watch,
+            drafts=limits.drafts,
         )
         self._prefill_tokens = self._decode_tokens = self._steps = 0
         self._polled = False
@@ -109,8 +113,9 @@ class ArWorker(MailboxWorker[ArRequest]):
     def counters(self) -> Mapping[str, int]:
         """prompt_tokens: prompt tokens of requests at their first start. cached_tokens: those of them that were in the
         prefix cache. prefill_tokens: tokens run in chunks, recomputed ones included. discarded_tokens: tokens read
-        after the end of their request. retries: failed steps that were run again, request by request."""
-        return {
+        after the end of their request. retries: failed steps that were run again, request by request. drafted_tokens,
+        accepted_drafts: of a stage with a drafter; then also by position, from 1."""
+        return self._draft_counters() | {
             "steps": self._steps,
             "prompt_tokens": self._allocator.prompt_tokens,
             "cached_tokens": self._allocator.cached_tokens,
@@ -123,6 +128,14 @@ class ArWorker(MailboxWorker[ArRequest]):
             "cached_blocks": self._pool.cached,
             "retries": self.retries,
         }
+
+    def _draft_counters(self) -> dict[str, int]:
+        if not self._limits.drafts:
+            return {}
+        drafted, accepted = self._output_processor.drafted, self._output_processor.accepted
+        by_position = {f"drafted_tokens_{at}": count for at, count in enumerate(drafted, 1)}
+        by_position |= {f"accepted_drafts_{at}": count for at, count in enumerate(accepted, 1)}
+        return {"drafted_tokens": sum(drafted), "accepted_drafts": sum(accepted)} | by_position
 
     def close(self) -> None:
         super().close()
@@ -275,6 +288,8 @@ class ArWorker(MailboxWorker[ArRequest]):
         if request.unread_scores:
             self._scheduler.move(request, RequestStatus.WAITING_FOR_LOGPROBS)
         else:
+            if self._drafter is not None and request.prompt is not None:
+                self._drafter.finished(request.for_drafter, request.outputs)
             withheld = tuple(one.token for one in request.withheld)
             self.finish(request.id, reason, _counts(request), withheld)
 
@@ -352,8 +367,9 @@ class ArWorker(MailboxWorker[ArRequest]):
     def _launch(self, plan: StepPlan) -> None:
         span, stream = self._runner.device.host_span, self._runner.stream
         prefilled = sum(chunk.length for chunk in plan.chunks)
+        drafts = {"drafts": plan.drafts} if self._limits.drafts else {}
         try:
-            with span(stream, "execute_model", step=plan.step, decodes=len(plan.decodes), prefill=prefilled):
+            with span(stream, "execute_model", step=plan.step, decodes=len(plan.decodes), prefill=prefilled, **drafts):
                 context = self._runner.execute_model(plan)
             with span(stream, "sample_tokens", step=plan.step):
                 step = self._runner.sample_tokens(context)
@@ -397,4 +413,10 @@ def _counts(request: ArRequest) -> dict[str, int]:
         "prompt_tokens": request.length if request.prompt else 0,
         "cached_tokens": request.num_cached_tokens or 0,
     }
+    if request.num_drafts:
+        counts |= {
+            "drafted_steps": request.num_drafted_steps,
+            "drafted_tokens": request.num_drafts,
+            "accepted_drafts": request.num_accepted_drafts,
+        }
     return counts | ({"frames": request.num_frames} if request.num_frames else {})

@@ -9,6 +9,7 @@ from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels.sampling import fused_draw, fused_sample
 from omni_ar.kernels.sampling.state import NO_TOKEN, Need, SamplingFlags, SamplingState
 from omni_ar.processors import NamedProcessor, ProcessedRows
+from omni_ar.sampling.drafted import position_edits, position_state, spread
 from omni_ar.sampling.edits import StepEdits, apply_edits
 from omni_ar.sampling.penalties import MASKED, apply_penalties, sanitize
 from omni_ar.sampling.rng import gumbel
@@ -47,6 +48,29 @@ def sample(
         drawn_R = _draw(warped_RV, state, rows_R, position_R, group, purpose)
         ids_R = torch.where(state.temperature.index_select(0, rows_R) == 0, ids_R, drawn_R)
     return ids_R.masked_fill(logits_RV.amax(-1) == MASKED, _NONE_POSSIBLE)
+
+
+def sample_drafted(
+    logits_XV: Tensor,
+    state: SamplingState,
+    rows_R: Tensor,
+    position_R: Tensor,
+    drafts_RK: Tensor,
+    flags: SamplingFlags,
+    edits: StepEdits | None = None,
+    processors: Sequence[NamedProcessor] = (),
+) -> Tensor:
+    """Draws an id at each of the K + 1 positions of each row, int64 `[X]`, as `sample` would if the drafts before the position were
+    the row's newest tokens. edits: of the rows' first positions."""
+    positions = 1 + drafts_RK.shape[1]
+    rows_X, index_J = spread(rows_R, positions), torch.arange(positions, device=rows_R.device)
+    position_X = (position_R[:, None] + index_J).flatten()
+    if edits is not None:
+        edits = position_edits(edits, positions)
+    drafted = position_state(state, rows_R, drafts_RK, flags.needs)
+    return sample(
+        logits_XV, drafted, torch.arange(rows_X.shape[0], device=rows_R.device), position_X, flags, edits, processors
+    )
 
 
 def draw(

@@ -19,7 +19,7 @@ def _plugins(*files: str) -> Plugins:
     family = ModelFamily(name="mine", model_types=("mine",), pipeline="nowhere:pipeline", files=files)
     none: Registry[ModelFamily] = Registry("entry", {}, {}, (), {})
     families = Registry("model family", {"mine": family}, {"mine": "plugin"}, (), {})
-    return Plugins((), families, none, none, none, none, {"mine": "mine"}, {})  # type: ignore[arg-type]
+    return Plugins((), families, none, none, none, none, none, {"mine": "mine"}, {})  # type: ignore[arg-type]
 
 
 @pytest.fixture

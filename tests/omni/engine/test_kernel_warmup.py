@@ -45,14 +45,18 @@ OMNI: dict[str, Options] = {
     "talker": AR,
     "code2wav": VOCODER,
 }
-MODELS: dict[str, dict[str, Options]] = {kind: {"text": AR} for kind in ("tied", "moe", "window")} | {"omni": OMNI}
+DRAFTED: Options = {"drafter": "ngram", "draft_tokens": 2}
+MODELS: dict[str, dict[str, Options]] = {kind: {"text": AR} for kind in ("tied", "moe", "window")} | {
+    "omni": OMNI,
+    "drafted": {"text": AR | DRAFTED},
+}
 
 
 def written(folder: Path, model: str) -> Path:
     if model == "omni":
         write_tiny(folder)
     else:
-        write_text_model(folder, model)
+        write_text_model(folder, "tied" if model == "drafted" else model)
     return folder
 
 

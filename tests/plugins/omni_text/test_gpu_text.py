@@ -30,12 +30,14 @@ SAMPLING: list[dict[str, object]] = [
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """graphs: whether steps are captured. apart: ticks between two requests. settings: of the stage."""
+    """graphs: whether steps are captured. apart: ticks between two requests. settings: of the stage. rounds: number of times that
+    all ask."""
 
     name: str
     graphs: bool = True
     apart: int = 2
     settings: Mapping[str, object] | None = None
+    rounds: int = 1
 
     def overrides(self) -> dict[str, object]:
         return {f"text.{name}": value for name, value in (self.settings or {}).items()}
@@ -57,11 +59,27 @@ CASES = [
     Case("captured, synchronous, few blocks", settings={"max_in_flight": 1, **FEW_BLOCKS}),
     Case("captured, four ahead, few blocks", settings={"max_in_flight": 4, **FEW_BLOCKS}),
 ]
+OWN_TEXT = {"drafter": "ngram", "drafter_args": {"fewest": 1}}
+TOLD = {"drafter": "fabricated", "drafter_args": {"rate": 0.8}}
+DRAFTED = [
+    Case("drafts, eager", graphs=False, settings={**OWN_TEXT, "draft_tokens": 4}, rounds=2),
+    Case("drafts, captured", settings={**TOLD, "adaptive_drafts": False}, rounds=2),
+    Case("drafts, captured, padded", settings={**TOLD, "max_num_seqs": 9, "graph_batch_sizes": (9,)}, rounds=2),
+    Case("drafts of its own text, captured, four ahead", settings={**OWN_TEXT, "max_in_flight": 4}, rounds=2),
+    Case("drafts, plain attention", settings={**TOLD, "attention_backend": "torch", "draft_tokens": 1}, rounds=2),
+    Case(
+        "drafts, captured, eight ahead, few blocks",
+        settings={**TOLD, "max_in_flight": 8, "draft_tokens": 8, **FEW_BLOCKS},
+        rounds=2,
+    ),
+]
 GPU = pytest.mark.gpu
 ON_DEVICES = [
     pytest.param("cpu", CASES[5], id=f"cpu, {CASES[5].name}"),
     pytest.param("cpu", CASES[-1], id=f"cpu, {CASES[-1].name}", marks=pytest.mark.slow),
-    *(pytest.param("cuda", case, id=f"cuda, {case.name}", marks=GPU) for case in CASES),
+    pytest.param("cpu", DRAFTED[1], id=f"cpu, {DRAFTED[1].name}"),
+    pytest.param("cpu", DRAFTED[-1], id=f"cpu, {DRAFTED[-1].name}", marks=pytest.mark.slow),
+    *(pytest.param("cuda", case, id=f"cuda, {case.name}", marks=GPU) for case in (*CASES, *DRAFTED)),
 ]
 
 
@@ -94,15 +112,17 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize(("device", "case"), ON_DEVICES)
 def test_tokens_are_the_cpu_s(device: str, case: Case, alone: Answers) -> None:
     engine = TextEngine(alone.folder, case.overrides(), open_device(device), graphs=case.graphs)
-    recorders = []
-    for index, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLING, strict=True)):
-        recorders.append(engine.submit(str(index), prompt, max_tokens=TOKENS, **sampling))
-        for _ in range(case.apart):
-            engine.tick()
-    engine.run()
-
     comparison = Comparison()
-    for recorder, tokens, close in zip(recorders, alone.tokens, alone.close, strict=True):
-        comparison.tokens("text", recorder.tokens, tokens, close)
+    for number in range(case.rounds):
+        recorders = []
+        for index, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLING, strict=True)):
+            recorders.append(engine.submit(f"{number}-{index}", prompt, max_tokens=TOKENS, **sampling))
+            for _ in range(case.apart):
+                engine.tick()
+        engine.run()
+        for recorder, tokens, close in zip(recorders, alone.tokens, alone.close, strict=True):
+            comparison.tokens("text", recorder.tokens, tokens, close)
     comparison.assert_rare()
-    assert (engine.engine.counters()["text"]["preemptions"] > 0) == case.name.endswith("few blocks")
+    counters = engine.engine.counters()["text"]
+    assert (counters["preemptions"] > 0) == case.name.endswith("few blocks")
+    assert case.settings is None or "drafter" not in case.settings or counters["accepted_drafts"] > 5

@@ -24,18 +24,20 @@ def fused_sample(
     group: int = 0,
     purpose: int = 0,
     out_R: Tensor | None = None,
+    drafts_NK: Tensor | None = None,
 ) -> Tensor:
     """`omni_ar.sampling.sample` without edits and processors, int64 `[R]`; -1 where no id is possible.
 
     logits_RV: of any float type, each row contiguous. position: int64 `[R]`, or `[N]` if `by_row`. out_R: the output.
     `top_p` keeps all values that equal the last one it keeps. A draw may differ from the reference where two ids are
-    within rounding of each other.
+    within rounding of each other. drafts_NK: int64, contiguous; then it is `omni_ar.sampling.sample_drafted`, and logits and output
+    have K + 1 entries for each row.
     """
     from omni_ar.kernels.sampling import kernel  # imports triton
 
     if out_R is None:
         out_R = torch.empty(logits_RV.shape[0], dtype=torch.int64, device=logits_RV.device)
-    kernel.sample(logits_RV, state, rows_R, position, by_row, group | purpose << 16, out_R)
+    kernel.sample(logits_RV, state, rows_R, position, by_row, group | purpose << 16, out_R, drafts_NK)
     return out_R
 
 

@@ -39,15 +39,17 @@ def finish(
     NUCLEUS: tl.constexpr,
     ROOM: tl.constexpr,
     FEW: tl.constexpr,
+    DRAFTS: tl.constexpr,
 ):
     """parameters: as `Pointers`. chosen: memory for a row's segments. spare_x, spare_ids: memory for ROOM + FEW values
     and ids of a row."""
     index = tl.program_id(0).to(tl.int64)
-    row = tl.load(rows_ptr + index)
+    place, before = index // (1 + DRAFTS), index % (1 + DRAFTS)
+    row = tl.load(rows_ptr + place)
     needs = tl.load(parameters.needs + row).to(tl.int32)
     best = tl.full([], NOTHING, tl.int64)
     if ((needs & RANDOM) != 0) & ((needs & SELECTS) != 0):
-        position = tl.load(position_ptr + (row if BY_ROW else index) * position_stride)
+        position = tl.load(position_ptr + (row if BY_ROW else place) * position_stride) + before
         draw = draw_of(parameters, row, position, use)
         selection = selection_of(parameters, row, needs, vocab)
         first = index * (ROOM + FEW)

@@ -61,16 +61,23 @@ def _code_pointers(state: SamplingState) -> CodePointers:
 
 
 def sample(
-    logits_RV: Tensor, state: SamplingState, rows_R: Tensor, position: Tensor, by_row: bool, use: int, out_R: Tensor
+    logits_RV: Tensor,
+    state: SamplingState,
+    rows_R: Tensor,
+    position: Tensor,
+    by_row: bool,
+    use: int,
+    out_R: Tensor,
+    drafts_NK: Tensor | None = None,
 ) -> None:
-    """position: `[N]` if `by_row`, else `[R]`. use: group and purpose, as in `gumbel`."""
+    """position: `[N]` if `by_row`, else `[R]`. use: group and purpose, as in `gumbel`. drafts_NK: as in `fused_sample`."""
     vocab = logits_RV.shape[1]
     if vocab <= _ROOM:
         narrow = row_settings(kernel_device(logits_RV), "sample", _block(vocab))
-        sample_narrow(logits_RV, state, rows_R, position, by_row, use, out_R, narrow)
+        sample_narrow(logits_RV, state, rows_R, position, by_row, use, out_R, narrow, drafts_NK)
     else:
         wide = wide_settings(kernel_device(logits_RV), vocab)
-        sample_wide(logits_RV, state, rows_R, position, by_row, use, out_R, wide)
+        sample_wide(logits_RV, state, rows_R, position, by_row, use, out_R, wide, drafts_NK)
 
 
 def draw(
@@ -114,6 +121,7 @@ def sample_narrow(
     use: int,
     out_R: Tensor,
     settings: RowSettings,
+    drafts_NK: Tensor | None = None,
 ) -> None:
     rows, vocab = logits_RV.shape
     spare_x_RF, spare_ids_RF = _spare(logits_RV, _FEW)
@@ -129,11 +137,13 @@ def sample_narrow(
         spare_ids_RF,
         out_R,
         out_R.stride(0),
+        state.needs if drafts_NK is None else drafts_NK,  # without drafts it is not read
         use,
         vocab,
         BY_ROW=by_row,
         BLOCK=_block(vocab),
         FEW=_FEW,
+        DRAFTS=0 if drafts_NK is None else drafts_NK.shape[1],
         num_warps=settings.warps,
         enable_fp_fusion=False,
     )
@@ -148,6 +158,7 @@ def sample_wide(
     use: int,
     out_R: Tensor,
     settings: WideSettings,
+    drafts_NK: Tensor | None = None,
 ) -> None:
     (rows, vocab), device = logits_RV.shape, logits_RV.device
     blocks = triton.cdiv(vocab, settings.block)
@@ -165,11 +176,13 @@ def sample_wide(
         logits_RV.stride(0),
         *drawn_of,
         *left,
+        state.needs if drafts_NK is None else drafts_NK,  # without drafts it is not read
         use,
         vocab,
         BY_ROW=by_row,
         BLOCK=settings.block,
         SEGMENT=settings.segment,
+        DRAFTS=0 if drafts_NK is None else drafts_NK.shape[1],
         num_warps=settings.scan_warps,
         maxnreg=settings.scan_registers or None,
         enable_fp_fusion=False,
@@ -192,6 +205,7 @@ def sample_wide(
         NUCLEUS=settings.nucleus,
         ROOM=_ROOM,
         FEW=_FEW,
+        DRAFTS=0 if drafts_NK is None else drafts_NK.shape[1],
         num_warps=settings.finish_warps,
     )
 

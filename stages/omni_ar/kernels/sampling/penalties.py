@@ -31,17 +31,35 @@ def sanitized(x):
 
 
 @triton.jit
-def penalized(x, start, row, needs, position, work_ptr, parameters, vocab, BLOCK: tl.constexpr):
+def penalized(
+    x,
+    start,
+    row,
+    needs,
+    position,
+    work_ptr,
+    parameters,
+    vocab,
+    drafts_ptr,
+    before,
+    BLOCK: tl.constexpr,
+    DRAFTS: tl.constexpr,
+):
     """x: logits of ids from `start` on. parameters: as `Pointers`. work_ptr: fp32, one value per id of the row; written
-    for penalties that name ids."""
+    for penalties that name ids. drafts_ptr: the row's DRAFTS drafts, of which the first `before` are its newest tokens here."""
     ids = start + tl.arange(0, BLOCK)
     inside = ids < vocab
     if (needs & REPETITION) != 0:
         penalty = tl.load(parameters.repetition_penalty + row)
         seen = tl.load(parameters.seen + row * (vocab + 1) + ids, mask=inside, other=0)
+        for index in tl.static_range(DRAFTS):
+            drafted = (ids == tl.load(drafts_ptr + index)) & (index < before)
+            seen = tl.where(drafted, 1, seen)
         x = tl.where(seen != 0, tl.where(x < 0, x * penalty, tl.div_rn(x, penalty)), x)
     if (needs & PENALTY) != 0:
         count = tl.load(parameters.counts + row * (vocab + 1) + ids, mask=inside, other=0).to(tl.float32)
+        for index in tl.static_range(DRAFTS):
+            count += ((ids == tl.load(drafts_ptr + index)) & (index < before)).to(tl.float32)
         presence = tl.where(count > 0, tl.load(parameters.presence_penalty + row), 0.0)
         x = x - (count * tl.load(parameters.frequency_penalty + row) + presence)
     if (needs & FORBIDDEN) != 0:
@@ -56,7 +74,7 @@ def penalized(x, start, row, needs, position, work_ptr, parameters, vocab, BLOCK
             _add_biases(work_ptr, start, row, parameters, BLOCK)
             tl.debug_barrier()
         if (needs & BAD_WORDS) != 0:
-            _mask_words(work_ptr, start, row, parameters, BLOCK)
+            _mask_words(work_ptr, start, row, parameters, drafts_ptr, before, BLOCK, DRAFTS)
         if ((needs & MIN_TOKENS) != 0) & (position < tl.load(parameters.min_tokens + row)):
             _mask_stops(work_ptr, start, row, parameters, BLOCK)
         tl.debug_barrier()
@@ -75,14 +93,20 @@ def _add_biases(work_ptr, start, row, parameters, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _mask_words(work_ptr, start, row, parameters, BLOCK: tl.constexpr):
+def _mask_words(work_ptr, start, row, parameters, drafts_ptr, before, BLOCK: tl.constexpr, DRAFTS: tl.constexpr):
     letter = tl.arange(0, WORD_LENGTH)[None, :]
-    recent = tl.load(parameters.recent + row * WORD_LENGTH + letter)
+    if DRAFTS:
+        source = letter + before
+        kept = tl.load(parameters.recent + row * WORD_LENGTH + source, mask=source < WORD_LENGTH, other=0)
+        fresh = tl.load(drafts_ptr + source - WORD_LENGTH, mask=source >= WORD_LENGTH, other=0)
+        recent = tl.where(source < WORD_LENGTH, kept, fresh)
+    else:
+        recent = tl.load(parameters.recent + row * WORD_LENGTH + letter)
     for first in range(0, WORDS, _WORDS_AT_ONCE):
         word = (row * WORDS + first + tl.arange(0, _WORDS_AT_ONCE)) * (WORD_LENGTH + 1)
-        before = tl.load(parameters.bad_words + word[:, None] + letter)
+        others = tl.load(parameters.bad_words + word[:, None] + letter)
         last = tl.load(parameters.bad_words + word + WORD_LENGTH)
-        fits = (before == recent) | (before == ANYTHING) | ((before == SOMETHING) & (recent >= 0))
+        fits = (others == recent) | (others == ANYTHING) | ((others == SOMETHING) & (recent >= 0))
         matches = tl.min(fits.to(tl.int32), axis=1) != 0
         tl.store(work_ptr + last, float("-inf"), mask=matches & (last >= start) & (last < start + BLOCK))
 

@@ -26,13 +26,15 @@ def scan(
     segments_ptr,
     best_ptr,
     weight_ptr,
+    drafts_ptr,
     use,
     vocab,
     BY_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
     SEGMENT: tl.constexpr,
+    DRAFTS: tl.constexpr,
 ):
-    """One program per block and row of the batch. parameters: as `Pointers`.
+    """One program per block and position of a row of the batch. parameters: as `Pointers`. drafts: as in `sample_row`.
 
     work: fp32 `[R, vocab]`, values after penalties and temperature. segments: fp32 `[R, blocks * BLOCK / SEGMENT]`, the
     maximum of each segment. weight: fp32 `[R, blocks]`, the weight of a block's values, relative to its own maximum.
@@ -40,15 +42,19 @@ def scan(
     that name ids also write to `work`.
     """
     block, place = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    row = tl.load(rows_ptr + place)
+    batch_row, before = place // (1 + DRAFTS), place % (1 + DRAFTS)
+    row = tl.load(rows_ptr + batch_row)
     needs = tl.load(parameters.needs + row).to(tl.int32)
-    position = tl.load(position_ptr + (row if BY_ROW else place) * position_stride)
+    position = tl.load(position_ptr + (row if BY_ROW else batch_row) * position_stride) + before
     start = block * BLOCK
     ids = start + tl.arange(0, BLOCK)
     inside = ids < vocab
     x = sanitized(tl.load(logits_ptr + place * logits_stride + ids, mask=inside, other=float("-inf")).to(tl.float32))
     work_row_ptr = work_ptr + place * vocab
-    x = penalized(x, start, row, needs, position, work_row_ptr, parameters, vocab, BLOCK)
+    row_drafts_ptr = drafts_ptr + row * DRAFTS
+    x = penalized(
+        x, start, row, needs, position, work_row_ptr, parameters, vocab, row_drafts_ptr, before, BLOCK, DRAFTS
+    )  # fmt: skip
     if (needs & RANDOM) != 0:
         x = tl.div_rn(x, tl.load(parameters.temperature + row))
     blocks = tl.num_programs(0)

@@ -27,25 +27,32 @@ def sample_row(
     spare_ids_ptr,
     out_ptr,
     out_stride,
+    drafts_ptr,
     use,
     vocab,
     BY_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
     FEW: tl.constexpr,
+    DRAFTS: tl.constexpr,
 ):
-    """One program per row of the batch, of BLOCK ids at most. parameters: as `Pointers`.
+    """One program per position of a row of the batch, of BLOCK ids at most. parameters: as `Pointers`. drafts: `[N, DRAFTS]`; each
+    row has a position before and behind each of them.
 
     work: fp32 `[R, vocab]`, for penalties that name ids. spare_x, spare_ids: fp32 and int32 `[R, FEW]`.
     """
     index = tl.program_id(0).to(tl.int64)
-    row = tl.load(rows_ptr + index)
+    place, before = index // (1 + DRAFTS), index % (1 + DRAFTS)
+    row = tl.load(rows_ptr + place)
     needs = tl.load(parameters.needs + row).to(tl.int32)
-    position = tl.load(position_ptr + (row if BY_ROW else index) * position_stride)
+    position = tl.load(position_ptr + (row if BY_ROW else place) * position_stride) + before
     ids = tl.arange(0, BLOCK)
     x = sanitized(
         tl.load(logits_ptr + index * logits_stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
     )
-    x = penalized(x, 0, row, needs, position, work_ptr + index * vocab, parameters, vocab, BLOCK)
+    work_row_ptr, row_drafts_ptr = work_ptr + index * vocab, drafts_ptr + row * DRAFTS
+    x = penalized(
+        x, 0, row, needs, position, work_row_ptr, parameters, vocab, row_drafts_ptr, before, BLOCK, DRAFTS
+    )  # fmt: skip
     best = tl.full([], NOTHING, tl.int64)
     if (needs & RANDOM) != 0:
         x = tl.div_rn(x, tl.load(parameters.temperature + row))

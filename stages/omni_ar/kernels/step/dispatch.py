@@ -21,32 +21,27 @@ def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepB
     return kernel.prepare_decodes(state, rows_R, block_size, out, max_blocks)
 
 
-def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor, offered_R: Tensor | None = None) -> None:
-    """Accepts sampled tokens as the rows' newest, evaluates stops, and stores both for the next step and the host. Drafts have no
-    kernel.
+def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor) -> None:
+    """Accepts sampled tokens as the rows' newest, evaluates stops, and stores both for the next step and the host.
 
-    out_RW: the last K columns are the ids; status and number of accepted ids are written before them. Ids up to the
-    first that ends the row are accepted; a row that ended earlier accepts none. offered_R: number of valid ids of each
-    row's K, at least 1; None if all are valid.
+    out_RW: the last column is the id; status and number of accepted ids are written before it. A row that ended earlier accepts
+    none.
     """
-    if not runs_kernel(rows_R) or out_RW.shape[1] > 3 or offered_R is not None:
-        return reference.accept_tokens(state, rows_R, out_RW, offered_R)
+    if not runs_kernel(rows_R):
+        return reference.accept_tokens(state, rows_R, out_RW)
     from omni_ar.kernels.step import kernel
 
     return kernel.accept_tokens(state, rows_R, out_RW)
 
 
-def post_update(
-    state: RowState, rows_R: Tensor, accepted_RW: Tensor, advance_R: Tensor, drafts: int, flags: SamplingFlags
-) -> None:
+def post_update(state: RowState, rows_R: Tensor, accepted_RW: Tensor, advance_R: Tensor, flags: SamplingFlags) -> None:
     """Counts the tokens that this step put into the KV cache, and records the generated ones. The kernel ignores `flags` and reads
-    each row's needs from its state. Drafts have no kernel.
+    each row's needs from its state.
 
-    advance_R: number of tokens that the forward ran for each row. drafts: number of drafts at their end; drafts that
-    were not accepted are subtracted.
+    advance_R: number of tokens that the forward ran for each row.
     """
-    if not runs_kernel(rows_R) or drafts:
-        return reference.post_update(state, rows_R, accepted_RW, advance_R, drafts, flags)
+    if not runs_kernel(rows_R):
+        return reference.post_update(state, rows_R, accepted_RW, advance_R, flags)
     from omni_ar.kernels.step import kernel
 
     return kernel.post_update(state, rows_R, accepted_RW, advance_R)

@@ -24,18 +24,14 @@ def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepB
     out.positions_PT[:, :count].copy_(row.length + row.delta)
 
 
-def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor, offered_R: Tensor | None) -> None:
+def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor) -> None:
     fields_RC = state.fields.index_select(0, rows_R)
     row = RowFields(*fields_RC.unbind(1))
     row.counted.copy_(row.active)
-    status_R, count_R, *ids = out_RW.unbind(1)
+    status_R, count_R, ids_R = out_RW.unbind(1)
     stop_RS = state.sampling.stop_ids.index_select(0, rows_R)
-    if len(ids) == 1:
-        count_R.copy_(row.active)
-        row.last.copy_(ids[0])
-    else:
-        torch.mul(_accepted(row.outputs, row.limit, stop_RS, out_RW[:, 2:], offered_R), row.active, out=count_R)
-        row.last.copy_(out_RW[:, 2:].gather(1, (count_R[:, None] - 1).clamp(min=0)).squeeze(1))
+    count_R.copy_(row.active)
+    row.last.copy_(ids_R)
     row.outputs.add_(count_R)
     # Stop ids are padded with -1, so a row without a possible id stops too.
     stopped_R = (stop_RS == row.last[:, None]).any(1)
@@ -49,26 +45,9 @@ def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor, offered_R: Te
     state.counter.add_(1)
 
 
-def _accepted(outputs_R: Tensor, limit_R: Tensor, stop_RS: Tensor, ids_RK: Tensor, offered_R: Tensor | None) -> Tensor:
-    """Number of accepted ids of each row: up to the first stop id, or the last id within the row's limit."""
-    count_K = torch.arange(1, ids_RK.shape[1] + 1, device=ids_RK.device)
-    over_RK = (ids_RK[:, :, None] == stop_RS[:, None]).any(2) | (outputs_R[:, None] + count_K >= limit_R[:, None])
-    if offered_R is not None:
-        over_RK = over_RK | (count_K >= offered_R[:, None])
-    # The number of ids up to the first that ends the row; all if none does.
-    return torch.where(over_RK, count_K, ids_RK.shape[1]).amin(1)
-
-
-def post_update(
-    state: RowState, rows_R: Tensor, accepted_RW: Tensor, advance_R: Tensor, drafts: int, flags: SamplingFlags
-) -> None:
+def post_update(state: RowState, rows_R: Tensor, accepted_RW: Tensor, advance_R: Tensor, flags: SamplingFlags) -> None:
     count_R = accepted_RW[:, 1]
-    if drafts:
-        live_R = count_R > 0
-        kept_R = (advance_R - (1 + drafts - count_R)) * live_R
-    else:
-        kept_R = advance_R * count_R
-    state.columns.length.index_add_(0, rows_R, kept_R)
+    state.columns.length.index_add_(0, rows_R, advance_R * count_R)
     observe(state.sampling, rows_R, accepted_RW[:, 2:], count_R, flags)
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from omni.device import SharedMemory
 from omni_ar.kernels.sampling.state import SamplingState
+from omni_ar.kernels.step.draft_state import DraftState
 
 T = TypeVar("T")
 
@@ -44,10 +45,11 @@ class RowState:
     conditioning: `[vectors, E]`, the vectors that condition each row's steps, `Limits.max_step_vectors` per row; the last
     one is zeros, for steps without a device row. A request's vectors are unchanged until its end, so a preempted
     request reads them again.
-    handoff: int64 `[ring, N, 2 + K]`, for each step in flight: `RowStatus`, number of tokens, and the ids. It is in
-    host memory, so that a step's results need no copy.
+    handoff: int64 `[ring, N, 2 + K]`, for each step in flight: `RowStatus`, number of tokens, and the ids; with a drafter, then
+    `REPORTED` columns. It is in host memory, so that a step's results need no copy.
     counter: int64 `[1]`, number of steps that have sampled. It selects the handoff slot, so that a captured graph has
     no such argument.
+    drafts: None without a drafter.
     """
 
     fields: Tensor
@@ -57,6 +59,7 @@ class RowState:
     handoff: SharedMemory
     counter: Tensor
     sampling: SamplingState
+    drafts: DraftState | None = None
     columns: RowFields[Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,12 +68,13 @@ class RowState:
 
 @dataclass(frozen=True, slots=True)
 class StepBuffers:
-    """Buffers between the phases of one step. N rows, K ids of a row, P rotary axes; `tokens`: maximum tokens of a
-    step.
+    """Buffers between the phases of one step. N rows, or positions of rows where there are drafts; K ids of a row, P rotary axes;
+    `tokens`: maximum tokens of a step.
 
     positions_slots_AT: int64 `[P + 2, tokens]`: each token's positions, KV slot and payload slot, so that one copy fills them.
-    accepted_NW: status, count and ids of sampled tokens, as in one slot of `RowState.handoff`. hidden: `[N, D]`, hidden
-    states of the sampled rows. scored_TD: hidden states of prompt tokens to be scored.
+    sampled_N: int64, the id that is sampled at each position; empty without a drafter. accepted_NW: status, count and ids of each
+    row, as in one slot of `RowState.handoff`. hidden: `[N, D]`, hidden states of the sampled rows. scored_TD: hidden states of
+    prompt tokens to be scored.
     scores: int64 `[ring, N + scored tokens, SCORE_FIELDS]`.
     """
 
@@ -82,6 +86,7 @@ class StepBuffers:
     scored_TD: Tensor
     logits_NV: Tensor
     codes_ND: Tensor
+    sampled_N: Tensor
     accepted_NW: Tensor
     scores: Tensor
 

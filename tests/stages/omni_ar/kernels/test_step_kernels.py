@@ -162,12 +162,12 @@ def test_tokens_and_what_they_count(device: str, batch: tuple[int, ...]):
         ids_R[rows_R == ROWS] = 0
         out_RW = torch.stack([torch.full_like(ids_R, 99), torch.full_like(ids_R, 99), ids_R], 1)
         out_there = out_RW.to(bench.device)
-        reference.accept_tokens(bench.state, rows_R, out_RW, None)
+        reference.accept_tokens(bench.state, rows_R, out_RW)
         kernel.accept_tokens(bench.there, rows_there, out_there)
         assert torch.equal(out_there.cpu(), out_RW)
         bench.check()
         advance_R = torch.full_like(ids_R, 1 + step % 2)
-        bench.both("post_update", rows_R, out_RW, advance_R, only_reference=(0, EVERYTHING))
+        bench.both("post_update", rows_R, out_RW, advance_R, only_reference=(EVERYTHING,))
         # What a row does not need, its kernel does not keep.
         keep_needed(bench.state, bench.there)
         bench.check()
@@ -219,7 +219,7 @@ def test_the_last_frame_of_a_row_has_a_slot_and_later_frames_have_none(device: s
     for step, status in enumerate((RowStatus.FULL, None)):
         out_RW = torch.tensor([[0, 0, 11]])
         out_there, codes_RG = out_RW.to(bench.device), torch.full((1, 3), 20 + step)
-        reference.accept_tokens(bench.state, rows_R, out_RW, None)
+        reference.accept_tokens(bench.state, rows_R, out_RW)
         kernel.accept_tokens(bench.there, rows_there, out_there)
         assert status is None or out_RW[0, 0] == status
         reference.place_frames(bench.state, rows_R, codes_RG, next_RD, BLOCK_SIZE, pages)
@@ -270,7 +270,7 @@ def test_frames_that_end_a_request(device: str, groups: int):
                 state.sampling.needs.bitwise_or_(Need.ENDLESS if endless else 0)
             out_RW = torch.tensor([[0, 0, STOPS[0] if row == 5 else 11] for row in batch])
             codes_RG = torch.tensor([FRAMES[(row + shift) % 5] for row in batch])
-            reference.accept_tokens(bench.state, rows_R, out_RW, None)
+            reference.accept_tokens(bench.state, rows_R, out_RW)
             kernel.accept_tokens(bench.there, rows_there, out_RW.to(bench.device))
             bench.both("end_frames", rows_R, codes_RG, END, groups)
             bench.check()

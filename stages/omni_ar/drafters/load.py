@@ -1,0 +1,66 @@
+"""Finds and checks the drafter of a stage."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from omni.errors import ConfigError, plugin_error, plugin_setup, type_of
+from omni.plugin import DrafterEntry, locate
+from omni.utils.origin import with_origin
+from omni_ar.drafters.base import Drafter, DraftSetup
+from omni_ar.model import ArModel, CodecModel
+from omni_ar.options import ArOptions
+
+
+def load_drafter(
+    stage: str,
+    options: ArOptions,
+    entries: Mapping[str, DrafterEntry],
+    model: ArModel,
+    max_model_len: int,
+) -> Drafter | None:
+    """None for a stage without a drafter.
+
+    Raises ConfigError for a name that no plugin gives, for arguments that the drafter refuses, and for a stage that cannot verify
+    drafts; PluginError for a drafter that cannot be loaded.
+    """
+    name = options.drafter
+    if name is None:
+        if options.drafter_args:
+            raise ConfigError(f"{stage}.drafter_args", "is given without a drafter", f"set {stage}.drafter too")
+        return None
+    if name not in entries:
+        known = ", ".join(sorted(entries)) or "none"
+        raise ConfigError(f"{stage}.drafter", f"{name!r} is no drafter", f"known are {known}; see `omni plugins`")
+    _check_stage(stage, model)
+    entry = entries[name]
+    build = locate(entry.drafter, f"drafters.{name}")
+    if not callable(build):
+        problem = with_origin(f"is {type_of(build)}, which cannot be called", code=build)
+        raise plugin_error(entry.drafter, problem, "name a class or a function")
+    shape = model.shape
+    setup = DraftSetup(drafts=options.draft_tokens, vocab_size=shape.vocab_size, max_model_len=max_model_len)
+    with plugin_setup(entry.drafter, "correct it", build):
+        try:
+            drafter: object = build(options.drafter_args, setup)
+        except msgspec.ValidationError as error:
+            problem, remedy = str(error), f"see the arguments of drafter {name!r}"
+            raise ConfigError(f"{stage}.drafter_args", problem, remedy) from error
+    if not isinstance(drafter, Drafter):
+        problem = with_origin(f"gives {type_of(drafter)}, no Drafter", code=build)
+        raise plugin_error(entry.drafter, problem, "derive it from omni_ar.drafters.Drafter")
+    return drafter
+
+
+def _check_stage(stage: str, model: ArModel) -> None:
+    """Raises ConfigError for a stage whose steps cannot verify drafts yet."""
+    shape, name = model.shape, type(model).__name__
+    if isinstance(model, CodecModel):
+        problem = f"is set, and each step of {name} needs the codec frame of the token before"
+    elif shape.conditioned:
+        problem = f"is set, and each step of {name} has inputs besides the token"
+    elif len(shape.prompt_columns) > 1:
+        problem = f"is set, and the prompt of {name} is not a row of its own tokens"
+    else:
+        return
+    raise ConfigError(f"{stage}.drafter", problem, "leave it out: such a stage decodes one token a step")

@@ -1,0 +1,63 @@
+"""The device state of drafts, of a stage with a drafter. `omni_ar.run.state` allocates it.
+
+Shape legend: N rows of the stage, L tokens of a row, K drafts of a row.
+"""
+
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+from torch import Tensor
+
+T = TypeVar("T")
+
+RATE_ONE = 1 << 16
+"""`DraftFields.rate` of a row whose drafts are all accepted."""
+START_RATE = 3 * RATE_ONE // 4
+"""The rate of a row that starts: without it no draft would ever be tried."""
+LEAST_RATE = 3 * RATE_ONE // 10
+"""A draft is verified if the estimated probability that it is accepted, and all drafts before it, is at least this."""
+RATE_SHIFT = 3
+"""Each draft that was tried changes the rate by 2 ** -RATE_SHIFT of the difference."""
+
+
+class DraftFields(NamedTuple, Generic[T]):
+    """One row of `DraftState.fields`, or one column per field.
+
+    generation: `Row.generation` of the row's owner. cap: maximum drafts that a step verifies; 0 for a row without drafts. rate: the
+    estimated probability that a draft is accepted, in units of 1 / RATE_ONE. proposed: number of drafts that the drafter has made
+    for the step under way, or for none. offered: number of those that the step verifies.
+    """
+
+    generation: T
+    cap: T
+    rate: T
+    proposed: T
+    offered: T
+
+
+DRAFT_FIELDS = len(DraftFields._fields)
+DRAFT_FIELD_INDEX = DraftFields(*range(DRAFT_FIELDS))
+"""The column of each field."""
+
+REPORTED = 2
+"""Number of columns of a handoff behind the ids: drafts that the step verified, and those that are worth verifying in the next
+one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftState:
+    """Per-row state. The first dimension is the row, the null row last.
+
+    text: int32 `[N, L + 1]`, prompt and output of each row in order; behind its newest token what `Drafter.foresee` gave, then -1.
+    The last column absorbs tokens that do not count. drafts: int64 `[N, K]`. fields: int64 `[N, F]`. adaptive: whether `rate`
+    limits the number of drafts.
+    """
+
+    text: Tensor
+    drafts: Tensor
+    fields: Tensor
+    adaptive: bool
+    columns: DraftFields[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", DraftFields(*self.fields.unbind(1)))

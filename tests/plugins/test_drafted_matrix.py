@@ -1,0 +1,69 @@
+"""The matrix with drafters: the same texts, log-probabilities and speech as without drafts, under whatever parameters, pressure and
+steps in flight."""
+
+from pathlib import Path
+
+import pytest
+
+from omni.parallel import RankLayout
+from tests.plugins.matrix import PLAYED, Cell, Family, covering
+from tests.plugins.matrix_families import FAMILIES, family_in
+from tests.plugins.matrix_run import run_cell
+from tests.support.cut_stages import CutStages
+from tests.support.tiers import SLOW, chosen, few
+
+pytestmark = pytest.mark.thorough
+
+DRAFTERS = ("fabricated", "ngram")
+UNDRAFTED = {"JSON schema", "JSON schema, penalty, logprobs", "host processor", "all together"}
+"""What is asked for with logits processors or grammars: such rows have no drafts."""
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("drafted_matrix")
+
+
+@pytest.fixture
+def family(folder: Path, name: str) -> Family:
+    return family_in(folder, name)
+
+
+def settings(family: Family, drafter: str, cell: Cell) -> dict[str, object]:
+    drafts, stage = 1 + cell.seed % 8, family.writer
+    args: dict[str, object] = {"fewest": 1, "most": 3} if drafter == "ngram" else {"rate": 0.8}
+    given = {"drafter": drafter, "draft_tokens": drafts, "drafter_args": args, "adaptive_drafts": cell.seed % 3 > 0}
+    return {f"{stage}.{name}": value for name, value in given.items()}
+
+
+CELLS = covering(PLAYED)
+
+
+@pytest.mark.parametrize(
+    ("name", "drafter", "cell"),
+    chosen(
+        [
+            *(("text", "fabricated", cell) for cell in CELLS[:6]),
+            *(("text", "ngram", cell) for cell in CELLS[6:9]),
+            *(("qwen3_omni", "fabricated", cell) for cell in CELLS[10:11]),
+        ],
+        ((name, drafter, cell) for name in FAMILIES for drafter in DRAFTERS for cell in CELLS),
+    ),
+    ids=str,
+)
+def test_each_request_gets_what_it_gets_without_drafts(family: Family, drafter: str, cell: Cell) -> None:
+    known = drafter == "fabricated"
+    played = run_cell(family, cell, settings=settings(family, drafter, cell), again=known)
+    counters = played.counters[family.writer]
+    # Of many requests, some draft at any time; a budget of a few tokens leaves few steps without chunks.
+    if known and not (cell.tiny_budget or cell.asked in UNDRAFTED):
+        assert counters["accepted_drafts"] > counters["drafted_tokens"] / 4 > 0
+
+
+@pytest.mark.parametrize("name", ["text"])
+@pytest.mark.parametrize(("ranks", "drafter", "cell"), few(2, zip((2, 4) * 8, DRAFTERS * 8, CELLS, strict=False), SLOW))
+def test_each_rank_accepts_the_same(family: Family, ranks: int, drafter: str, cell: Cell) -> None:
+    """Of a stage whose layers are cut: at the end the ranks have one state."""
+    cut = CutStages(RankLayout(ranks))
+    played = run_cell(family, cell, cut, settings=settings(family, drafter, cell), again=True)
+    assert cell.asked in UNDRAFTED or played.counters[family.writer]["drafted_tokens"] > 0

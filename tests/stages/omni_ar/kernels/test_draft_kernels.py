@@ -1,0 +1,167 @@
+"""The phases of a step with drafts: their kernels against plain torch, and drafts from a row's text against a search by hand."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from omni.device.cpu import CpuDevice
+from omni_ar.kernels.ngram import kernel as ngram_kernel
+from omni_ar.kernels.ngram import reference as ngram_reference
+from omni_ar.kernels.sampling.state import EVERYTHING
+from omni_ar.kernels.step import draft_kernel, draft_reference
+from omni_ar.kernels.step.draft_state import RATE_ONE, REPORTED, START_RATE, DraftFields, DraftState
+from tests.stages.omni_ar.kernels import test_step_kernels as steps
+from tests.stages.omni_ar.kernels.test_step_kernels import BATCHES, BLOCK_SIZE, DEVICES, MAX_LENGTH, ROWS
+
+DRAFTS = 3
+RATES = (RATE_ONE, START_RATE, RATE_ONE // 3, 0)
+
+
+class Bench(steps.Bench):
+    """Rows with drafts of all numbers: 5, 6, 8, so that some match."""
+
+    def __init__(self, device: str, adaptive: bool = True) -> None:
+        super().__init__(False, device)
+        count = ROWS + 1
+        fields = DraftFields(generation=3, cap=DRAFTS, rate=0, proposed=0, offered=0)
+        drafts = DraftState(
+            text=torch.full((count, MAX_LENGTH + 1), -1, dtype=torch.int32),
+            drafts=torch.tensor([[5, 6, 8]] * count),
+            fields=torch.tensor([fields] * count),
+            adaptive=adaptive,
+        )
+        drafts.columns.rate.copy_(torch.tensor([RATES[row % 4] for row in range(count)]))
+        drafts.columns.cap[2] = 0
+        drafts.columns.proposed.copy_(torch.tensor([DRAFTS - row % 5 % 4 for row in range(count)]))
+        drafts.columns.proposed[ROWS] = 0
+        handoff = CpuDevice().shared((3, count, 2 + 1 + DRAFTS + REPORTED), torch.int64)
+        self.state = dataclasses.replace(self.state, drafts=drafts, handoff=handoff)
+        self.there = steps.on_device(self.state, device)
+        size = count * (1 + DRAFTS)
+        axes = self.buffers.positions_slots_AT.shape[0]
+        self.buffers = dataclasses.replace(
+            self.buffers,
+            ids_N=torch.zeros(size, dtype=torch.int64),
+            lengths_N=torch.zeros(size, dtype=torch.int64),
+            table_NM=torch.zeros(size, self.limits.max_blocks, dtype=torch.int64),
+            positions_slots_AT=torch.zeros(axes, size, dtype=torch.int64),
+        )
+        self.buffers_there = steps.on_device(self.buffers, device)
+
+    @property
+    def drafts(self) -> tuple[DraftState, DraftState]:
+        assert self.state.drafts is not None
+        assert self.there.drafts is not None
+        return self.state.drafts, self.there.drafts
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("positions", [1, 1 + DRAFTS])
+def test_inputs_of_positions(device: str, batch: tuple[int, ...], adaptive: bool, positions: int):
+    bench = Bench(device, adaptive)
+    (rows_R, rows_there), count = bench.rows(*batch), len(batch) * positions
+    arguments = (positions, BLOCK_SIZE)
+    most = bench.limits.max_blocks
+    draft_reference.prepare_drafts(bench.state, rows_R, *arguments, bench.buffers, most)
+    draft_kernel.prepare_drafts(bench.there, rows_there, *arguments, bench.buffers_there, most)
+    here, there = bench.buffers, bench.buffers_there
+    for name, one, other in (
+        ("ids", here.ids_N[:count], there.ids_N[:count]),
+        ("lengths", here.lengths_N[:count], there.lengths_N[:count]),
+        ("slots", here.slots_T[:count], there.slots_T[:count]),
+        ("positions", here.positions_PT[:, :count], there.positions_PT[:, :count]),
+    ):
+        assert torch.equal(other.cpu(), one), name
+    for place, length in enumerate(here.lengths_N[:count].tolist()):
+        used = -(-length // BLOCK_SIZE)
+        assert torch.equal(there.table_NM[place, :used].cpu(), here.table_NM[place, :used])
+    bench.check()
+    offered = bench.drafts[0].columns.offered.tolist()
+    assert positions == 1 or len(batch) < ROWS or {0, 1} < set(offered)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_tokens_that_are_accepted(device: str, batch: tuple[int, ...], adaptive: bool):
+    bench = Bench(device, adaptive)
+    rows_R, rows_there = bench.rows(*batch)
+    most = bench.limits.max_blocks
+    counts: list[int] = []
+    for state in (bench.state, bench.there):
+        state.columns.limit[:ROWS] += 6
+    for step in range(6):  # which goes round the handoff's ring
+        positions = 1 if step == 3 else 1 + DRAFTS
+        for state, drafts in zip((bench.state, bench.there), bench.drafts, strict=True):
+            drafts.columns.proposed[:ROWS] = 2 + step % 2
+            state.handoff.host.zero_()  # columns of positions that a step does not have keep their values
+        buffers = (bench.buffers, bench.buffers_there)
+        draft_reference.prepare_drafts(bench.state, rows_R, positions, BLOCK_SIZE, buffers[0], most)
+        draft_kernel.prepare_drafts(bench.there, rows_there, positions, BLOCK_SIZE, buffers[1], most)
+        # Some of the drafts, then others.
+        sampled_RJ = torch.tensor([5, 6, 8, 1])[:positions].repeat(len(batch), 1)
+        cut_R1 = torch.randint(0, 2 + DRAFTS, (len(batch), 1), generator=bench.generator)
+        odd_RJ = torch.randint(-1, 9, sampled_RJ.shape, generator=bench.generator)
+        sampled_RJ = sampled_RJ.where(torch.arange(positions) < cut_R1, odd_RJ)
+        sampled_RJ[rows_R == ROWS] = 0
+        out_RW = torch.zeros(len(batch), 2 + 1 + DRAFTS + REPORTED, dtype=torch.int64)
+        out_there, sampled_there = out_RW.to(device), sampled_RJ.to(device)
+        draft_reference.accept_drafts(bench.state, rows_R, sampled_RJ, out_RW)
+        draft_kernel.accept_drafts(bench.there, rows_there, sampled_there, out_there)
+        assert torch.equal(out_there.cpu(), out_RW)
+        bench.check()
+        counts += out_RW[:, 1].tolist()
+        advance_R = torch.full_like(rows_R, 1 + step % 2)
+        draft_reference.record_drafts(bench.state, rows_R, out_RW, positions, advance_R, EVERYTHING)
+        draft_kernel.record_drafts(bench.there, rows_there, out_there, positions, advance_R.to(device))
+        steps.keep_needed(bench.state, bench.there)
+        for drafts in bench.drafts:
+            drafts.text[:, -1] = -1  # absorbs what does not count
+        bench.check()
+    assert len(batch) < ROWS or {0, 1, 2, 3} <= set(counts)
+
+
+def search(text: Sequence[int], fewest: int, most: int, drafts: int) -> list[int]:
+    """By definition."""
+    for length in range(most, fewest - 1, -1):
+        newest = list(text[len(text) - length :])
+        for place in range(len(text) - 1, length - 1, -1):
+            if len(text) > length and list(text[place - length : place]) == newest:
+                found = list(text[place:])
+                return [found[index % len(found)] for index in range(drafts)]
+    return []
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("width", [30, 1500])
+@pytest.mark.parametrize(("fewest", "most"), [(1, 1), (2, 3), (1, 4), (3, 3)])
+def test_drafts_from_a_row_s_own_text(device: str, width: int, fewest: int, most: int):
+    generator = torch.Generator().manual_seed(width + most)
+    texts = torch.randint(0, 4, (9, width + 1), generator=generator, dtype=torch.int32)
+    texts[4] = torch.randint(0, 10**6, texts[4].shape, generator=generator)
+    texts[5] = 3
+    texts[6, :8] = torch.tensor([1, 2, 3, 50, 0, 1, 2, 3])
+    length_N = torch.tensor([0, 1, 2, width // 2, width - 1, width - 1, 7, width - 2, 4])
+    rows_R = torch.tensor([8, 0, 3, 1, 2, 7, 5, 6, 4])
+    results: list[tuple[Tensor, Tensor]] = []
+    for module, where in ((ngram_reference, "cpu"), (ngram_kernel, device)):
+        drafts_NK, fields = torch.zeros(9, 5, dtype=torch.int64, device=where), torch.zeros(9, 4, dtype=torch.int64)
+        proposed_N = fields.to(where)[:, 2]
+        given = (texts.to(where), rows_R.to(where), length_N.to(where), fewest, most, 40)
+        module.propose_ngrams(*given, drafts_NK, proposed_N)
+        results.append((drafts_NK.cpu(), proposed_N.cpu()))
+    (expected, proposed), (there, proposed_there) = results
+    assert torch.equal(proposed_there, proposed)
+    for row in rows_R.tolist():
+        found = search(texts[row, : int(length_N[row]) + 1].tolist(), fewest, most, 5)
+        wrong = next((at for at, token in enumerate(found) if token >= 40), len(found))
+        count = int(proposed[row])
+        assert count == wrong
+        assert expected[row, :count].tolist() == there[row, :count].tolist() == found[:wrong]
+    assert proposed[5] == 5
+    assert proposed[0] == 0

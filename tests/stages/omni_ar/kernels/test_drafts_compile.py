@@ -1,0 +1,60 @@
+"""The kernels of drafts are compiled for a Hopper GPU, which needs none."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.support.gpu_compiler import compile_for_gpu
+
+pytestmark = pytest.mark.thorough
+
+KERNELS = """
+from omni_ar.kernels.ngram.kernel import _propose
+from omni_ar.kernels.sampling.finish import finish
+from omni_ar.kernels.sampling.kernel import Pointers
+from omni_ar.kernels.sampling.scan import scan
+from omni_ar.kernels.sampling.single import sample_row
+from omni_ar.kernels.step.draft_accept import accept_draft_rows, record_row
+from omni_ar.kernels.step.draft_prepare import prepare_positions
+
+FLOATS = ("temperature", "min_p", "top_n_sigma", "repetition_penalty", "frequency_penalty", "presence_penalty", "biases")
+OF_STATE = dict.fromkeys(FLOATS, "*fp32") | {"top_p": "*fp64", "seen": "*u8", "forbidden": "*u8", "counts": "*i32"}
+SIZES = dict(POSITIONS=4, DRAFTS=3, ADAPTIVE=True, RING=3, WIDTH=8, SEEN=1001, TEXT=4097, BY_ROW=True, SEGMENT=128)
+KERNELS = {
+    _propose: dict(FEWEST=2, MOST=4, BLOCK=1024),
+    prepare_positions: dict(AXES=3, TABLE=64, BLOCK_SIZE=16),
+    accept_draft_rows: dict(BLOCK_R=32),
+    record_row: {},
+    sample_row: dict(BLOCK=1024, FEW=128),
+    scan: dict(BLOCK=2048),
+    finish: dict(PER_BLOCK=16, PADDED_BLOCKS=64, PADDED_SEGMENTS=1024, NUCLEUS=256, ROOM=4096, FEW=128),
+}
+POINTERS = {name for kernel in KERNELS for name in kernel.arg_names if name.endswith("_ptr")}
+TYPES = dict.fromkeys(POINTERS, "*i64") | {
+    "parameters": Pointers(*(OF_STATE.get(name, "*i64") for name in Pointers._fields)),
+    "logits_ptr": "*bf16",
+    **dict.fromkeys(("text_ptr", "counts_ptr", "spare_ids_ptr", "chosen_ptr"), "*i32"),
+    **dict.fromkeys(("work_ptr", "segments_ptr", "weight_ptr", "spare_x_ptr"), "*fp32"),
+    "seen_ptr": "*u8",
+}
+"""
+
+
+def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    compile_for_gpu(KERNELS, tmp_path)
+
+
+@pytest.mark.slow
+def test_kernels_of_one_position_compile_for_a_gpu(tmp_path: Path) -> None:
+    """For steps in which no row drafts, and without a rate."""
+    one = KERNELS.replace("POSITIONS=4", "POSITIONS=1").replace("ADAPTIVE=True", "ADAPTIVE=False")
+    assert one != KERNELS
+    compile_for_gpu(one, tmp_path)
+
+
+@pytest.mark.slow
+def test_sampling_without_drafts_compiles_for_a_gpu(tmp_path: Path) -> None:
+    sampling = KERNELS.partition("KERNELS = {")[0] + "KERNELS = {" + KERNELS[KERNELS.index("\n    sample_row: dict") :]
+    compile_for_gpu(sampling.replace("DRAFTS=3", "DRAFTS=0"), tmp_path)

@@ -1,0 +1,458 @@
+"""A stage with a drafter: its requests get what they get without, in fewer steps, and the host follows what it learns late."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from omni.device.cpu import CpuDevice
+from omni.errors import OmniError
+from omni.plugin import DrafterEntry
+from omni.sampling import HostRules
+from omni.stage import Open
+from omni.testing import SimulatedDevice
+from omni.testing.faults import FaultyDevice
+from omni.testing.simulation.late import LateDevice
+from omni_ar.drafters import Drafter, DraftRequest, DraftRows, DraftSetup
+from omni_ar.drafters.fabricated import FabricatedDrafter
+from omni_ar.drafters.load import load_drafter
+from omni_ar.kernels.sampling.state import SamplingState
+from omni_ar.kernels.step import draft_reference
+from omni_ar.kernels.step.draft_state import REPORTED
+from omni_ar.kernels.step.state import RowState, StepBuffers
+from omni_ar.model import ArModel
+from omni_ar.options import ArOptions
+from omni_ar.plugin import omni_drafters
+from omni_ar.run import forward, source
+from omni_ar.run.allocator import Allocator
+from omni_ar.run.plan import NewBlock, StepPlan
+from omni_ar.run.request import ArRequest
+from omni_ar.run.step import StepContext
+from omni_ar.sampling import sampler
+from omni_ar.sampling.drafted import position_state
+from tests.support.ar_driver import ArDriver
+from tests.support.drafted_stage import Scenario, run, run_seed
+from tests.support.faults import simulate
+from tests.support.small_codec import SmallCodec
+from tests.support.small_text import NothingTwice, SmallText, TwoInARow
+from tests.support.tiers import SLOW, few
+
+MODEL = SmallText(vocab=11, positions=160)
+PROMPTS = ([1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [5, 6, 7], [8, 9, 10, 8, 9, 10, 8], [3] * 9, [2])
+MOST = 40
+DRAFTERS = ("ngram", "fabricated")
+SEEDED: Mapping[str, Any] = {"temperature": 1.2, "top_k": 6, "seed": 11}
+
+
+def driver_of(
+    drafter: str | None = None, device: Any = None, captured: bool = False, made: Drafter | None = None, **options: Any
+) -> ArDriver:
+    given = ArOptions(**{"max_num_seqs": 4, "block_size": 4, "drafter": drafter, **options})
+    return ArDriver(MODEL, device, given, captured=captured, drafter=made)
+
+
+def answers(driver: ArDriver, prompts: Sequence[Sequence[int]] = PROMPTS, **sampling: Any) -> list[list[int]]:
+    """Of requests that run together, to their ends."""
+    names = [f"{len(driver.ends)}-{index}" for index in range(len(prompts))]
+    for name, prompt in zip(names, prompts, strict=True):
+        driver.ask(name, prompt, {"max_tokens": MOST, **sampling})
+    if isinstance(driver.device, SimulatedDevice):
+        ends = len(driver.ends) + sum(isinstance(each, Open) for each in driver.worker.inbox)
+        with torch.inference_mode():
+            simulate(driver.device, driver.tick, lambda: len(driver.ends) == ends and not driver.held).run()
+    else:
+        driver.run()
+    return [driver.tokens(name) for name in names]
+
+
+def known(drafter: str) -> dict[str, Any]:
+    return {"drafter_args": {"fewest": 1} if drafter == "ngram" else {"rate": 0.8}}
+
+
+CASES = [(drafter, drafts, drafts % 2 != way) for way in (0, 1) for drafter in DRAFTERS for drafts in range(1, 9)]
+
+
+@pytest.mark.parametrize(("drafter", "drafts", "seeded"), few(16, CASES, SLOW))
+def test_tokens_are_those_of_plain_decoding(drafter: str, drafts: int, seeded: bool):
+    sampling = SEEDED if seeded else {}
+    plain = answers(driver_of(), **sampling)
+    in_flight, adaptive = 1 + (3 * drafts) % 8, drafts % 2 > 0
+    device = LateDevice(drafts, check=drafts == 3)
+    given = {"draft_tokens": drafts, "max_in_flight": in_flight, "adaptive_drafts": adaptive, **known(drafter)}
+    driver = driver_of(drafter, device, captured=drafts % 3 > 0, **given)
+    for _ in range(2):  # the second time their future is known
+        assert answers(driver, **sampling) == plain
+    # A text that is drawn at random repeats little.
+    assert driver.counter("accepted_drafts") > (3 if drafter == "ngram" and sampling else 10)
+    device.assert_no_races()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", few(8, range(40), SLOW))
+def test_each_request_gets_what_it_gets_without_drafts(seed: int):
+    run_seed(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(40, 340, 50))
+def test_each_request_gets_what_it_gets_in_300_seeds(first: int):
+    totals: Counter[str] = sum((run_seed(seed) for seed in range(first, first + 50)), Counter())
+    happens = ("aborts", "preemptions", "discarded_tokens", "evicted_blocks", "cached_tokens", "accepted_drafts_5")
+    rare = {event: totals[event] for event in happens if totals[event] < 5}
+    assert not rare, f"{rare} in {totals}"
+
+
+# What is needed, left out in turn.
+
+
+def without_blocks_for_drafts(patch: pytest.MonkeyPatch) -> None:
+    real = Allocator.extend
+
+    def extend(self: Allocator, request: ArRequest, victims: Sequence[ArRequest]) -> tuple[NewBlock, ...] | None:
+        self._drafts = 0
+        return real(self, request, victims)
+
+    patch.setattr(Allocator, "extend", extend)
+
+
+def attending_to_later_drafts(patch: pytest.MonkeyPatch) -> None:
+    def prepare(state: RowState, rows_R: Any, positions: int, size: int, out: StepBuffers, blocks: int) -> None:
+        draft_reference.prepare_drafts(state, rows_R, positions, size, out, blocks)
+        lengths_RJ = out.lengths_N[: rows_R.shape[0] * positions].view(-1, positions)
+        lengths_RJ.copy_(torch.where(lengths_RJ > 0, lengths_RJ.amax(1, keepdim=True), 0))
+
+    patch.setattr(forward, "prepare_drafts", prepare)
+
+
+def without_history_of_drafts(patch: pytest.MonkeyPatch) -> None:
+    def of_rows(state: SamplingState, rows_R: Any, drafts_RK: Any, needs: int) -> SamplingState:
+        return position_state(state, rows_R, drafts_RK, 0)
+
+    patch.setattr(sampler, "position_state", of_rows)
+
+
+def accepting_whatever_is_offered(patch: pytest.MonkeyPatch) -> None:
+    def accept(state: RowState, rows_R: Any, sampled_RJ: Any, out_RW: Any) -> None:
+        drafts = draft_reference.drafts_of(state)
+        places = sampled_RJ.shape[1] - 1
+        drafts.drafts[rows_R, :places] = sampled_RJ[:, :places]
+        draft_reference.accept_drafts(state, rows_R, sampled_RJ, out_RW)
+
+    patch.setattr(source, "accept_drafts", accept)
+
+
+def counting_rejected_drafts(patch: pytest.MonkeyPatch) -> None:
+    def record(state: RowState, rows_R: Any, accepted_RW: Any, positions: int, advance_R: Any, flags: Any) -> None:
+        draft_reference.record_drafts(state, rows_R, accepted_RW, positions, advance_R, flags)
+        state.columns.length.index_add_(0, rows_R, (accepted_RW[:, 1] > 0) * (positions - accepted_RW[:, 1]))
+
+    patch.setattr(source, "record_drafts", record)
+
+
+def drawing_with_the_noise_of_the_first_position(patch: pytest.MonkeyPatch) -> None:
+    real = sampler.sample
+
+    def sample(logits_RV: Any, state: Any, rows_R: Any, position_R: Any, *others: Any) -> Any:
+        return real(logits_RV, state, rows_R, position_R - position_R % 3, *others)
+
+    patch.setattr(sampler, "sample", sample)
+
+
+LEFT_OUT: list[tuple[Callable[[pytest.MonkeyPatch], None], Sequence[int]]] = [
+    (without_blocks_for_drafts, range(12)),
+    (attending_to_later_drafts, range(12)),
+    (without_history_of_drafts, range(24)),
+    (accepting_whatever_is_offered, range(12)),
+    (counting_rejected_drafts, range(12)),
+    (drawing_with_the_noise_of_the_first_position, range(12)),
+]
+"""With seeds of which one finds out."""
+
+
+@pytest.mark.thorough
+@pytest.mark.mutation
+@pytest.mark.parametrize(("leave_out", "seeds"), LEFT_OUT)
+def test_what_is_left_out_is_found_out(
+    leave_out: Callable[[pytest.MonkeyPatch], None], seeds: Sequence[int], monkeypatch: pytest.MonkeyPatch
+):
+    leave_out(monkeypatch)
+
+    def harmed(seed: int) -> bool:
+        try:
+            run(Scenario.of(seed), SimulatedDevice(seed))
+        except Exception:
+            return True
+        return False
+
+    assert any(map(harmed, seeds))
+
+
+# The ends of a request within a run of accepted tokens.
+
+
+def test_max_tokens_within_a_run():
+    driver = driver_of("fabricated", draft_tokens=5, max_in_flight=3)
+    whole = answers(driver, PROMPTS[:1])[0]
+    for most in range(1, 12):
+        for _ in range(2):
+            driver.ask(f"{most}-{_}", PROMPTS[0], max_tokens=most)
+            driver.run()
+            assert driver.tokens(f"{most}-{_}") == whole[:most]
+            assert driver.done(f"{most}-{_}").reason == "length"
+    assert driver.counter("accepted_drafts") > 20
+
+
+def test_stop_ids_within_a_run():
+    driver = driver_of("fabricated", draft_tokens=7, max_in_flight=2)
+    sampling = {"temperature": 1.5, "seed": 5}
+    plain = answers(driver_of(), [PROMPTS[1]], **sampling)[0]
+    stop = next(token for at, token in enumerate(plain) if at > 9 and token not in plain[:at])
+    for _ in range(2):
+        name = f"stops-{_}"
+        driver.ask(name, PROMPTS[1], {**sampling, "max_tokens": MOST, "stop_token_ids": (stop,)})
+        driver.run()
+        assert driver.tokens(name) == plain[: plain.index(stop) + 1]
+        assert driver.done(name).reason == "stop"
+    assert driver.counter("accepted_drafts") > 5
+    assert driver.done("stops-1").counts["accepted_drafts"] == driver.counter("accepted_drafts")
+
+
+@pytest.mark.parametrize("in_flight", [1, 4])
+def test_stop_strings_and_their_log_probabilities_within_a_run(in_flight: int):
+    even = frozenset(range(0, 11, 2))
+    sampling = {"temperature": 1.5, "seed": 9, "max_tokens": MOST, "logprobs": 2}
+
+    def ask(driver: ArDriver, name: str) -> tuple[list[int], list[int], str]:
+        driver.ask(name, PROMPTS[2], sampling, rules=HostRules(stops=TwoInARow(even)))
+        driver.run()
+        scored = [int(each.ids[at, 0]) for each in driver.logprobs(name) for at in range(len(each.ids))]
+        return driver.tokens(name), scored, driver.done(name).reason
+
+    plain = ask(driver_of(), "plain")
+    driver = driver_of("fabricated", draft_tokens=8, max_in_flight=in_flight, adaptive_drafts=False)
+    assert ask(driver, "first") == ask(driver, "again") == plain
+    assert driver.counter("accepted_drafts") > 2
+    assert plain[1][: len(plain[0])] == plain[0]
+
+
+def test_a_row_with_a_host_processor_has_no_drafts_and_others_do():
+    def ask(driver: ArDriver, suffix: str) -> list[list[int]]:
+        rules = HostRules(host_processors=(NothingTwice(11),))
+        driver.ask(f"ruled{suffix}", PROMPTS[0], max_tokens=MOST, rules=rules)
+        return [*answers(driver, PROMPTS[2:3], max_tokens=MOST), driver.tokens(f"ruled{suffix}")]
+
+    plain = ask(driver_of(device=LateDevice(1)), "")
+    driver = driver_of("fabricated", LateDevice(2), draft_tokens=4)
+    assert ask(driver, " once") == ask(driver, " again") == plain
+    assert "drafted_tokens" not in driver.done("ruled again").counts
+    assert driver.counter("accepted_drafts") > 20
+
+
+# How many drafts are verified.
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_acceptance_does_not_depend_on_the_steps_in_flight(drafter: str):
+    """Of a request that is alone: beside others, steps with their prompts have no drafts."""
+    counts = []
+    for in_flight in (1, 2, 5, 8):
+        options = {"draft_tokens": 3, "adaptive_drafts": False, **known(drafter)}
+        driver = driver_of(drafter, LateDevice(in_flight, check=False), max_in_flight=in_flight, **options)
+        for prompt in (*PROMPTS, *PROMPTS):
+            answers(driver, [prompt])
+        counts.append({name: n for name, n in driver.worker.counters().items() if "draft" in name})
+    assert all(each == counts[0] for each in counts)
+    assert counts[0]["accepted_drafts"] > 20
+
+
+class Told(FabricatedDrafter):
+    """Each request's future, with errors at the first `wrong` places."""
+
+    def __init__(self, wrong: int, drafts: int = 3) -> None:
+        super().__init__({}, DraftSetup(drafts=drafts, vocab_size=11, max_model_len=160))
+        self._wrong = wrong
+
+    def foresee(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
+        told = super().foresee(request, outputs)
+        return [(token + 1) % 11 if at < self._wrong else token for at, token in enumerate(told, len(outputs))]
+
+
+def test_drafts_that_are_never_accepted_cease():
+    """And steps with room for drafts too, in which they would be verified."""
+    driver = driver_of("fabricated", made=Told(1000), draft_tokens=3)
+    answers(driver, PROMPTS[:1], max_tokens=100)
+    plans = plans_of(driver, PROMPTS[0], 100)
+    assert driver.counter("accepted_drafts") == 0
+    assert 3 < driver.counter("drafted_tokens") < 32
+    assert sum(plan.drafts > 0 for plan in plans[:16]) > 3
+    assert not any(plan.drafts for plan in plans[16:])
+
+
+def test_a_drafter_that_finds_nothing_leaves_no_room_for_drafts():
+    driver = driver_of("ngram", draft_tokens=3)
+    plans = plans_of(driver, [*range(9)], 3)
+    assert driver.counter("drafted_tokens") == 0
+    assert len(plans) == 3
+    assert [plan.drafts for plan in plans] == [0, 3, 0]
+
+
+def plans_of(driver: ArDriver, prompt: Sequence[int], most: int) -> list[StepPlan]:
+    """The plans of a request's steps."""
+    plans: list[StepPlan] = []
+    real = driver.runner.execute_model
+
+    def execute_model(plan: StepPlan) -> StepContext:
+        plans.append(plan)
+        return real(plan)
+
+    driver.runner.execute_model = execute_model  # type: ignore[method-assign]
+    answers(driver, [prompt], max_tokens=most)
+    driver.runner.execute_model = real  # type: ignore[method-assign]
+    return plans
+
+
+def test_drafts_that_become_right_are_verified_again():
+    driver = driver_of("fabricated", made=Told(40), draft_tokens=3, max_in_flight=1)
+    for _ in range(2):
+        answers(driver, PROMPTS[:1], max_tokens=100)
+    assert driver.counter("accepted_drafts") > 30
+    plans = plans_of(driver, PROMPTS[0], 100)
+    assert not any(plan.drafts for plan in plans[20:38])
+    assert all(plan.drafts for plan in plans[-10:])
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 8])
+def test_blocks_are_held_for_what_may_be_accepted_and_no_more(in_flight: int):
+    drafts, size = 8, 4
+    device = LateDevice(3, check=False)
+    options: dict[str, Any] = {
+        "draft_tokens": drafts,
+        "max_in_flight": in_flight,
+        "adaptive_drafts": False,
+        "block_size": size,
+    }
+    driver = driver_of("fabricated", device, made=Told(1000, drafts), num_blocks=60, prefix_cache=False, **options)
+    answers(driver, PROMPTS[:1], max_tokens=100)
+    driver.ask("held", PROMPTS[0], max_tokens=100)
+    held: list[int] = []
+    for _ in range(4000):
+        with torch.inference_mode():
+            driver.tick()
+            device.skip()
+        if "held" in driver.worker.requests:
+            known_tokens = len(PROMPTS[0]) + len(driver.tokens("held"))
+            bound = min(known_tokens + in_flight * (1 + drafts), len(PROMPTS[0]) + 100)
+            blocks = driver.worker.usage()["blocks"]
+            # One more is allocated early.
+            assert blocks <= -(-bound // size) + 1, (known_tokens, blocks)
+            held.append(blocks)
+    assert "held" in driver.ends
+    assert max(held) > 20
+
+
+# Without a drafter.
+
+
+def test_a_stage_without_a_drafter_has_no_state_of_drafts():
+    runner = driver_of().runner
+    assert runner._state.drafts is None
+    assert runner._buffers.sampled_N.numel() == 0
+    assert runner._state.handoff.host.shape[2] == runner._buffers.accepted_NW.shape[1] == 3
+    drafted = driver_of("ngram", draft_tokens=2).runner
+    assert drafted._state.handoff.host.shape[2] == 3 + 2 + REPORTED
+
+
+def test_a_stage_without_a_drafter_launches_what_it_did(monkeypatch: pytest.MonkeyPatch):
+    launched: list[str] = []
+    real = CpuDevice.launch
+
+    def launch(self: CpuDevice, stream: Any, phase: Any, *buffers: object) -> None:
+        launched.append(phase.__name__)
+        real(self, stream, phase, *buffers)
+
+    monkeypatch.setattr(CpuDevice, "launch", launch)
+    driver = driver_of(prefix_cache=False)
+    launched.clear()
+    answers(driver, PROMPTS[1:2], max_tokens=3)
+    inputs, sampling = (
+        ["embed_inputs", "run_forward"],
+        ["compute_logits", "sample_rows", "accept_tokens", "post_update"],
+    )
+    prompt = ["copy_upload", "start_rows", "place_chunks", *inputs, *sampling]
+    token = ["prepare_decodes", *inputs, *sampling]
+    assert launched == [*prompt, "copy_upload", *token, "copy_upload", "extend_tables", *token]
+
+
+# What is refused.
+
+
+REFUSED: list[tuple[Callable[[], ArModel], dict[str, Any], str]] = [
+    (SmallCodec, {"drafter": "ngram"}, "text.drafter: is set, and each step of SmallCodec needs the codec frame of"),
+    (SmallText, {"drafter": "nram"}, "text.drafter: 'nram' is no drafter; known are fabricated, ngram; see `omni plug"),
+    (SmallText, {"drafter_args": {"most": 3}}, "text.drafter_args: is given without a drafter; set text.drafter too"),
+    (SmallText, {"drafter": "ngram", "drafter_args": {"mst": 3}}, "text.drafter_args: Object contains unknown field `"),
+    (SmallText, {"drafter": "ngram", "drafter_args": {"fewest": 5}}, "text.drafter_args: fewest and most must be in "),
+    (SmallText, {"drafter": "fabricated", "drafter_args": {"rate": 2}}, "text.drafter_args: rate must be from 0 to 1"),
+    (SmallText, {"drafter": "broken"}, "drafters.broken: importing nowhere failed"),
+    (SmallText, {"drafter": "other"}, f"{__name__}:not_a_drafter: gives a dict, no Drafter"),
+    (SmallText, {"drafter": "raises"}, f"{__name__}:raises: "),
+]
+
+
+def not_a_drafter(args: Mapping[str, object], setup: DraftSetup) -> object:
+    return {"args": args}
+
+
+def raises(args: Mapping[str, object], setup: DraftSetup) -> object:
+    raise KeyError("weights")
+
+
+@pytest.mark.parametrize(("make", "options", "said"), REFUSED)
+def test_refused_at_start(make: Callable[[], ArModel], options: dict[str, Any], said: str):
+    entries = {entry.name: entry for entry in omni_drafters()}
+    paths = {"broken": "nowhere:Drafter", "other": f"{__name__}:not_a_drafter", "raises": f"{__name__}:raises"}
+    if options.get("drafter") in paths:
+        entries |= {name: DrafterEntry(name=name, drafter=path) for name, path in paths.items()}
+    with pytest.raises(OmniError) as caught:
+        load_drafter("text", ArOptions(**options), entries, make(), 64)
+    assert said in str(caught.value)
+
+
+class Raises(Drafter):
+    def draft(self, rows: DraftRows) -> None:
+        raise ValueError("no draft today")
+
+
+def test_a_drafter_that_raises_fails_the_requests_that_decode():
+    driver = driver_of("ngram", made=Raises())
+    driver.ask("one", PROMPTS[0], max_tokens=1)
+    driver.ask("two", PROMPTS[0], max_tokens=2)
+    driver.run()
+    assert driver.done("one").reason == "length"
+    assert "no draft today" in str(driver.error("two"))
+
+
+PHASES = ("start_drafts", "draft_tokens", "prepare_drafts", "sample_positions", "accept_drafts", "record_drafts")
+
+
+@pytest.mark.plants_faults
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("after", [False, True])
+def test_a_step_that_fails_is_run_again_row_by_row(phase: str, after: bool):
+    """And what it had done to the rows' drafts is forgotten."""
+    plain, device = answers(driver_of()), FaultyDevice()
+    driver = driver_of("fabricated", device, draft_tokens=3, prefix_cache=False)
+    assert answers(driver) == plain
+    number = 0 if phase == "start_drafts" else 9
+    device.faults.plant(("ar", phase), number, after=after)
+    assert answers(driver) == plain
+    assert driver.counter("retries") == 1
+    assert driver.counter("accepted_drafts") > 20
+
+
+@pytest.mark.parametrize("drafts", [0, 16])
+def test_too_many_drafts_or_none(drafts: int):
+    with pytest.raises(ValueError, match="draft_tokens must be at least 1, at most 15"):
+        ArOptions(draft_tokens=drafts)

@@ -1,0 +1,54 @@
+"""A stage with a drafter whose layers are cut across simulated ranks: every rank drafts and accepts the same, and each request gets
+what it gets of the whole model without drafts."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from omni.parallel import RankLayout
+from tests.support.simulated_stage import Scenario, run
+from tests.support.tiers import SLOW, few
+
+pytestmark = pytest.mark.thorough
+
+
+def drafted(seed: int, layout: RankLayout) -> Scenario:
+    """All ask twice: the second time their future is known."""
+    plain, draw = Scenario.of(seed, layout.tensor, layout.pipeline), random.Random(seed)
+    drafter = draw.choice(("ngram", "fabricated"))
+    options = msgspec.structs.replace(
+        plain.options,
+        drafter=drafter,
+        draft_tokens=draw.choice((1, 3, 8)),
+        drafter_args={"fewest": 1} if drafter == "ngram" else {"rate": 0.8},
+        adaptive_drafts=draw.random() < 0.5,
+    )
+    asks = (*plain.asks, *((at + 300, ask) for at, ask in plain.asks))
+    return replace(plain, options=options, asks=asks)
+
+
+LAYOUTS = (RankLayout(2), RankLayout(pipeline=2), RankLayout(pipeline=3), RankLayout(2, 2))
+SEEDS = [seed for seed in range(120) if Scenario.of(seed, 2, 1).kind == "text"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "seed"), few(4, [(LAYOUTS[at % len(LAYOUTS)], seed) for at, seed in enumerate(SEEDS)], SLOW)
+)
+def test_each_request_gets_what_it_gets_of_the_whole_model(layout: RankLayout, seed: int) -> None:
+    run(drafted(seed, layout), seed)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+def test_more_drafts_are_verified_as_more_are_accepted(layout: RankLayout) -> None:
+    """So every rank must know each row's rate."""
+    totals = Counter[str]()
+    for seed in SEEDS[3:6]:
+        plan = drafted(seed, layout)
+        sure = {"drafter": "fabricated", "draft_tokens": 8, "drafter_args": {"rate": 1.0}, "adaptive_drafts": True}
+        asks = tuple((at, replace(ask, most=18)) for at, ask in plan.asks)
+        options = msgspec.structs.replace(plan.options, **sure)
+        totals += run(replace(plan, options=options, asks=asks), seed).counters
+    assert totals["drafted_tokens_6"], "4 are verified at first"
