@@ -14,7 +14,7 @@ from omni.serve.body import convert, split_sampling
 from omni.serve.models import check_model
 from omni.serve.realtime.formats import FORMATS, PCM, AudioFormat
 from omni.serve.realtime.ids import new_id
-from omni.serve.realtime.turns import TurnDetection
+from omni.serve.realtime.turns import TurnDetection, Turns, read_turns
 from omni.serve.realtime.unsupported import INPUT, OUTPUT, SESSION, without_unsupported
 from omni.serve.sampling import stage_sampling
 from omni.serve.server import Server
@@ -45,7 +45,7 @@ class Settings:
     output_format: AudioFormat = PCM
     voice: str | None = None
     transcription: InputTranscription | None = None
-    turn_detection: TurnDetection | None = field(default_factory=TurnDetection)
+    turn_detection: Turns | None = field(default_factory=TurnDetection)
     max_output_tokens: int | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -217,11 +217,7 @@ def _with_input(server: Server, before: Settings, given: Mapping[str, Any], at: 
     elif isinstance(read.turn_detection, dict):
         field = f"{at}.turn_detection"
         fields = {name: value for name, value in read.turn_detection.items() if value is not None}
-        # Other detectors have other fields: the type is what is wrong then.
-        TurnDetection(type=str(fields.get("type", "server_vad"))).check(field)
-        turns = convert(fields, TurnDetection, field)
-        turns.check(field)
-        after = replace(after, turn_detection=turns)
+        after = replace(after, turn_detection=read_turns(fields, field))
     return after
 
 

@@ -6,13 +6,16 @@ network in torch or onnxruntime for each frame.)
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import msgspec
 import soxr
 import webrtcvad
 
 from omni.errors import InputError
+from omni.serve.body import convert
 from omni.serve.realtime.formats import Pcm
 
 _RATE = 16000
@@ -41,15 +44,53 @@ class TurnDetection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def check(self, field: str) -> None:
         """Raises InputError."""
-        if self.type != "server_vad":
-            remedy = 'use "server_vad", or null and commit turns yourself'
-            raise InputError(f"{field}.type", f'"{self.type[:40]}" is not supported', remedy)
         if not 0 <= self.threshold <= 1:
             raise InputError(f"{field}.threshold", f"{self.threshold} is out of range", "use 0 to 1")
         for name in ("prefix_padding_ms", "silence_duration_ms"):
             value = self.__getattribute__(name)
             if not 0 <= value <= _MOST_MS:
                 raise InputError(f"{field}.{name}", f"{value} is out of range", f"use 0 to {_MOST_MS}")
+
+
+class SemanticTurnDetection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's `semantic_vad`, by silence alone: no model judges whether the user has finished. eagerness: how soon silence ends a
+    turn."""
+
+    type: Literal["semantic_vad"] = "semantic_vad"
+    eagerness: Literal["low", "medium", "high", "auto"] = "auto"
+    create_response: bool = True
+    interrupt_response: bool = True
+
+    @property
+    def threshold(self) -> float:
+        return 0.5
+
+    @property
+    def prefix_padding_ms(self) -> int:
+        return 300
+
+    @property
+    def silence_duration_ms(self) -> int:
+        return _SILENCE_MS[self.eagerness]
+
+    def check(self, field: str) -> None:
+        """See `TurnDetection`."""
+
+
+Turns = TurnDetection | SemanticTurnDetection
+_SILENCE_MS = {"low": 1500, "medium": 800, "auto": 800, "high": 400}
+
+
+def read_turns(fields: Mapping[str, Any], at: str) -> Turns:
+    """Raises InputError."""
+    given = str(fields.get("type", "server_vad"))
+    kinds: dict[str, type[Turns]] = {"server_vad": TurnDetection, "semantic_vad": SemanticTurnDetection}
+    if given not in kinds:
+        remedy = 'use "server_vad" or "semantic_vad", or null and commit turns yourself'
+        raise InputError(f"{at}.type", f'"{given[:40]}" is not supported', remedy)
+    turns: Turns = convert(fields, kinds[given], at)
+    turns.check(at)
+    return turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +110,7 @@ class TurnEnd:
 class TurnDetector:
     """Positions are in samples of the input since `at`'s origin. rate: of the input, in Hz. at: position of the first sample."""
 
-    def __init__(self, options: TurnDetection, rate: int, at: int) -> None:
+    def __init__(self, options: Turns, rate: int, at: int) -> None:
         self._rate = rate
         self._at = at
         self._needed = max(1, math.ceil(options.threshold * _WINDOW))

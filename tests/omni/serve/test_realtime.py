@@ -242,6 +242,22 @@ def test_a_higher_threshold_takes_a_longer_voice(voiced: Served, threshold: floa
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("eagerness", "turns"), [("high", 1), ("medium", 0), ("low", 0)])
+def test_an_eager_session_takes_a_shorter_silence_for_the_end(voiced: Served, eagerness: str, turns: int) -> None:
+    async def main() -> None:
+        async with session(voiced) as client:
+            asked = {"type": "semantic_vad", "eagerness": eagerness, "create_response": False}
+            after = await client.update(audio={"input": {"turn_detection": asked}})
+            found = after.audio.input.turn_detection
+            assert (found.type, found.eagerness, found.interrupt_response) == ("semantic_vad", eagerness, True)
+            await client.append(np.concatenate([silence(0.6), speech(0.6), silence(0.7)]))
+            await client.say("x")
+            assert len(client.of("input_audio_buffer.speech_started")) == 1
+            assert len(client.of("input_audio_buffer.speech_stopped")) == turns
+
+    asyncio.run(main())
+
+
 def test_turns_may_be_found_without_an_answer(voiced: Served) -> None:
     async def main() -> None:
         async with session(voiced) as client:

@@ -31,7 +31,6 @@ def test_livekit_talks(voiced: Served) -> None:
     from livekit import rtc
     from livekit.agents import llm, utils
     from livekit.plugins import openai
-    from openai.types.realtime.realtime_audio_input_turn_detection import ServerVad
 
     async def spoken(generation: Any) -> tuple[str, int]:
         text, samples = "", 0
@@ -49,8 +48,6 @@ def test_livekit_talks(voiced: Served) -> None:
                 voice="marin",
                 base_url=f"{voiced.url}/v1",
                 api_key="x",
-                # Its default, semantic turns, is not served. It shows what the user said.
-                turn_detection=ServerVad(type="server_vad"),
             )
             session = model.session()
             made: asyncio.Queue[Any] = asyncio.Queue()

@@ -77,9 +77,19 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (_input(format={"type": "audio/mp3"}), "session.audio.input.format.type", "unknown"),
     (_input(format={"type": "audio/pcm", "rate": 8000}), "session.audio.input.format.rate", "24000"),
     (
-        _input(turn_detection={"type": "semantic_vad", "eagerness": "low"}),
+        _input(turn_detection={"type": "prosodic_vad", "eagerness": "low"}),
         "session.audio.input.turn_detection.type",
         "not supported",
+    ),
+    (
+        _input(turn_detection={"type": "semantic_vad", "eagerness": "very"}),
+        "session.audio.input.turn_detection.eagerness",
+        "very",
+    ),
+    (
+        _input(turn_detection={"type": "semantic_vad", "threshold": 0.5}),
+        "session.audio.input.turn_detection.threshold",
+        "not known",
     ),
     (
         _input(turn_detection={"type": "server_vad", "idle_timeout_ms": 5000}),
