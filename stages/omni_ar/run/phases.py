@@ -356,7 +356,7 @@ _BY_CATEGORY = {
         *("set_null_rows", "set_counter", "embed_inputs", "place_payload", "take_inputs"),
         *("copy_inputs", "spread_rows", "fill_random"),
         *("start_drafts", "draft_tokens", "prepare_drafts"),
-        *("take_hidden", "accept_received"),
+        *("take_hidden", "accept_received", "spread_rows", "fill_random"),
     ),
     PhaseCategory.TRANSFER: (
         *("receive_tensors", "send_tensors", "copy_tensor", "gather_tokens", "void_tokens", "send_inputs"),
