@@ -354,7 +354,7 @@ _BY_CATEGORY = {
     PhaseCategory.PREPROCESS: (
         *("start_rows", "extend_tables", "prepare_decodes", "place_chunks", "restore_frames"),
         *("set_null_rows", "set_counter", "embed_inputs", "place_payload", "take_inputs"),
-        *("copy_inputs", "spread_rows", "fill_random"),
+        "copy_inputs",
         *("start_drafts", "draft_tokens", "prepare_drafts"),
         *("take_hidden", "accept_received", "spread_rows", "fill_random"),
     ),

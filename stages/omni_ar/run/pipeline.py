@@ -26,6 +26,8 @@ from omni_ar.kernels.step.draft_state import DRAFT_FIELD_INDEX, DRAFT_FIELDS, RE
 from omni_ar.kernels.step.state import FIELD_INDEX, ROW_FIELDS, RowState
 from omni_ar.layers.decoder import DecoderLayers
 from omni_ar.model import ArModel, PipelineBoundary
+from omni_ar.processors import NamedProcessor
+from omni_ar.run.source import LocalTokens, TokenSource
 from omni_ar.run.state import Resources, handoff_width, next_width
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.run.transfer_slots import PendingReceives, Slot, SlotRing, receive_tensors, send_tensors
@@ -257,6 +259,18 @@ class ReceivedTokens:
             stage.device.launch(stage.stream, accept_received, stage.rows, one.arrivals, message)
 
         self._ring.drain(one.slot, accept)
+
+
+def token_source(
+    stage: Resources, processors: Sequence[NamedProcessor], pipeline: PipelineRank | None
+) -> tuple[TokenSource, TokenSender | ReceivedTokens | None]:
+    """The source of this rank's part, and the transfer of tokens if the sequence of layers is cut."""
+    if pipeline is None:
+        return LocalTokens(stage, processors), None
+    if pipeline.last:
+        return LocalTokens(stage, processors), TokenSender(stage, pipeline)
+    source = ReceivedTokens(stage, pipeline)
+    return source, source
 
 
 def decoder_of(model: ArModel) -> DecoderLayers:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from omni.device import Device, Event, Graph, Launch, Stream, Upload, Uploader
 from omni.device.graphs import CapturedGraphs
-from omni.parallel import PipelineRank, RankChannel, Ranks
+from omni.parallel import RankChannel, Ranks
 from omni_ar.attention import AttentionBackend
 from omni_ar.drafters import Drafter
 from omni_ar.kernels.sampling.state import EVERYTHING, SamplingFlags
@@ -30,10 +30,10 @@ from omni_ar.run.pack import (
 )
 from omni_ar.run.packer import StepPacker, scored_chunks
 from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, spread_rows, start_drafts, start_rows
-from omni_ar.run.pipeline import HiddenTransfers, ReceivedTokens, TokenSender
+from omni_ar.run.pipeline import HiddenTransfers, token_source
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.scores import Scorer
-from omni_ar.run.source import LocalTokens, TokenSource, graph_name
+from omni_ar.run.source import TokenSource, graph_name
 from omni_ar.run.state import Pages, Resources, allocate_rows, allocate_step_buffers
 from omni_ar.run.step import (
     PayloadHandoff,
@@ -98,7 +98,7 @@ class Runner:
         )
         pipeline = ranks.pipeline if ranks is not None else None
         hidden = HiddenTransfers(stage, pipeline) if pipeline is not None else None
-        own, sender = _token_source(stage, processors, pipeline)
+        own, sender = token_source(stage, processors, pipeline)
         self._transfers = StepTransfers(InputTransfers(stage, ranks), hidden, sender) if ranks is not None else None
         self._followers: RankChannel | None = None
         self._forward = Forward(stage, backend, hidden.boundary if hidden is not None else None)
@@ -396,18 +396,6 @@ class Runner:
             return None
         hidden_sD = self._buffers.scored_TD[: chunks.scored_ids.size]
         return PromptScores(hidden_sD, self._uploader.view(chunks.scored_ids), step.prompt_logprobs)
-
-
-def _token_source(
-    stage: Resources, processors: Sequence[NamedProcessor], pipeline: PipelineRank | None
-) -> tuple[TokenSource, TokenSender | ReceivedTokens | None]:
-    """The source of this rank's part, and the transfer of tokens if the sequence of layers is cut."""
-    if pipeline is None:
-        return LocalTokens(stage, processors), None
-    if pipeline.last:
-        return LocalTokens(stage, processors), TokenSender(stage, pipeline)
-    source = ReceivedTokens(stage, pipeline)
-    return source, source
 
 
 def _empty(device: Device, stream: Stream, given: TensorShape) -> Tensor:

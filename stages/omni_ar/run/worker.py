@@ -20,6 +20,7 @@ from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.allocator import Allocator, RowTable
 from omni_ar.run.blocks.pool import BlockPool, BlockTable
 from omni_ar.run.blocks.reclaim import Reclaimer, Spiller
+from omni_ar.run.counters import draft_counters, request_counts
 from omni_ar.run.limits import Limits
 from omni_ar.run.output_processor import HostProcessorExecutor, OutputProcessor
 from omni_ar.run.plan import StepPlan
@@ -115,7 +116,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         prefix cache. prefill_tokens: tokens run in chunks, recomputed ones included. discarded_tokens: tokens read
         after the end of their request. retries: failed steps that were run again, request by request. drafted_tokens,
         accepted_drafts: of a stage with a drafter; then also by position, from 1."""
-        return self._draft_counters() | {
+        return draft_counters(self._output_processor) | {
             "steps": self._steps,
             "prompt_tokens": self._allocator.prompt_tokens,
             "cached_tokens": self._allocator.cached_tokens,
@@ -128,14 +129,6 @@ class ArWorker(MailboxWorker[ArRequest]):
             "cached_blocks": self._pool.cached,
             "retries": self.retries,
         }
-
-    def _draft_counters(self) -> dict[str, int]:
-        if not self._limits.drafts:
-            return {}
-        drafted, accepted = self._output_processor.drafted, self._output_processor.accepted
-        by_position = {f"drafted_tokens_{at}": count for at, count in enumerate(drafted, 1)}
-        by_position |= {f"accepted_drafts_{at}": count for at, count in enumerate(accepted, 1)}
-        return {"drafted_tokens": sum(drafted), "accepted_drafts": sum(accepted)} | by_position
 
     def close(self) -> None:
         super().close()
@@ -225,7 +218,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         if request.open_sources:
             return
         if request.prompt is None:
-            self.finish(request.id, "empty", _counts(request))
+            self.finish(request.id, "empty", request_counts(request))
         elif self._shape.conditioned and not request.knows_all_steps:
             raise StageError(self.name, "taking its input", "it ended before the last step's conditioning")
         elif missing := self._embeddings.missing(request):
@@ -291,7 +284,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             if self._drafter is not None and request.prompt is not None:
                 self._drafter.finished(request.for_drafter, request.outputs)
             withheld = tuple(one.token for one in request.withheld)
-            self.finish(request.id, reason, _counts(request), withheld)
+            self.finish(request.id, reason, request_counts(request), withheld)
 
     def _emit_layers(self, request: ArRequest, table: BlockTable) -> None:
         """Emits the hidden states of every position that the stage has read. The steps that wrote them are complete, since
@@ -405,18 +398,3 @@ class ArWorker(MailboxWorker[ArRequest]):
             else:  # finished here, but its consumers would wait forever for its payload
                 self.outbox.append(Failed(request_id, self._known(doing, error)))
         return bool(failures)
-
-
-def _counts(request: ArRequest) -> dict[str, int]:
-    counts = {
-        "tokens": len(request.outputs),
-        "prompt_tokens": request.length if request.prompt else 0,
-        "cached_tokens": request.num_cached_tokens or 0,
-    }
-    if request.num_drafts:
-        counts |= {
-            "drafted_steps": request.num_drafted_steps,
-            "drafted_tokens": request.num_drafts,
-            "accepted_drafts": request.num_accepted_drafts,
-        }
-    return counts | ({"frames": request.num_frames} if request.num_frames else {})
