@@ -46,9 +46,10 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pipeline_layers: number of layers of each part with `pipeline_parallel`, in the order of the layers, so that the last number is
     that of rank 0; empty to divide them evenly, `"measured"` to divide them at start so that all parts take the same time.
     drafter: name of the drafter, which guesses tokens that a step verifies together (docs/speculative.md); None for none.
-    draft_tokens: maximum number of drafts of a row in one step. drafter_args: arguments of the drafter. adaptive_drafts: whether a
-    row verifies as many drafts as its recent ones make worthwhile; otherwise as many as there are. sampling: defaults for
-    parameters that a request does not set.
+    draft_tokens: maximum number of drafts of a row in one step; they do not count in `max_num_batched_tokens`. drafter_args:
+    arguments of the drafter. adaptive_drafts: whether a row verifies as many drafts as its recent ones make worthwhile; otherwise
+    as many as there are.
+    sampling: defaults for parameters that a request does not set.
     """
 
     max_num_seqs: int | None = None

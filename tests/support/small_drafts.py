@@ -1,0 +1,39 @@
+"""A small text model on a stage with a drafter or without, and what its requests are answered."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from omni.stage import Open
+from omni.testing import SimulatedDevice
+from omni_ar.drafters import Drafter
+from omni_ar.options import ArOptions
+from tests.support.ar_driver import ArDriver
+from tests.support.faults import simulate
+from tests.support.small_text import SmallText
+
+MODEL = SmallText(vocab=11, positions=160)
+PROMPTS = ([1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [5, 6, 7], [8, 9, 10, 8, 9, 10, 8], [3] * 9, [2])
+MOST = 40
+
+
+def driver_of(
+    drafter: str | None = None, device: Any = None, captured: bool = False, made: Drafter | None = None, **options: Any
+) -> ArDriver:
+    given = ArOptions(**{"max_num_seqs": 4, "block_size": 4, "drafter": drafter, **options})
+    return ArDriver(MODEL, device, given, captured=captured, drafter=made)
+
+
+def answers(driver: ArDriver, prompts: Sequence[Sequence[int]] = PROMPTS, **sampling: Any) -> list[list[int]]:
+    """Of requests that run together, to their ends."""
+    names = [f"{len(driver.ends)}-{index}" for index in range(len(prompts))]
+    for name, prompt in zip(names, prompts, strict=True):
+        driver.ask(name, prompt, {"max_tokens": MOST, **sampling})
+    if isinstance(driver.device, SimulatedDevice):
+        ends = len(driver.ends) + sum(isinstance(each, Open) for each in driver.worker.inbox)
+        with torch.inference_mode():
+            simulate(driver.device, driver.tick, lambda: len(driver.ends) == ends and not driver.held).run()
+    else:
+        driver.run()
+    return [driver.tokens(name) for name in names]
