@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from bench import weights
-from bench.arguments import at_least, device_here, output_file, positive_int
+from bench.arguments import at_least, device_here, output_file, positive_int, probability
 from bench.cases import DecodeCase, warm
 from bench.device import TimedDevice, open_timed
 from bench.pipelines import family_pipeline
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--rows", type=positive_int, nargs="+", default=[1, 8])
     parser.add_argument("--drafts", type=positive_int, default=3, help="maximum drafts of a row in one step")
     parser.add_argument(
-        "--rates", type=float, nargs="+", default=[0.0, 0.7], help="probabilities that a draft is right"
+        "--rates", type=probability, nargs="+", default=[0.0, 0.7], help="probabilities that a draft is right"
     )
     parser.add_argument("--prompt", type=positive_int, default=512)
     parser.add_argument("--tokens", type=at_least(32), default=256)

@@ -36,6 +36,17 @@ def positive_float(text: str) -> float:
     return number
 
 
+def probability(text: str) -> float:
+    """The type of an argument."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:  # nor is NaN
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    return number
+
+
 def output_file(text: str) -> Path:
     """The type of an argument: a file that can be written to. One that is there is left as it is."""
     path = Path(text)

@@ -97,6 +97,9 @@ def test_numbers_are_checked(arguments: ModuleType) -> None:
     for text in ("0", "-0.5", "nan", "inf", "much"):
         assert refused(arguments.positive_float, text) == f"argument --given: {text!r} is not a positive number"
     assert arguments.positive_float("0.5") == 0.5
+    for text in ("-0.1", "1.1", "nan", "inf", "much"):
+        assert refused(arguments.probability, text) == f"argument --given: {text!r} is not a number from 0 to 1"
+    assert [arguments.probability(text) for text in ("0", "0.7", "1")] == [0.0, 0.7, 1.0]
 
 
 def test_a_file_is_tried_and_left_as_it_was(arguments: ModuleType, tmp_path: Path) -> None:

@@ -59,10 +59,6 @@ def test_rows_are_derived_with_room_for_drafts(folder: Path):
         ({"text.drafter": "gram"}, r"text.drafter: 'gram' is no drafter; known are fabricated, ngram"),
         ({"text.drafter": "ngram", "text.draft_tokens": 0}, r"draft_tokens must be at least 1, at most 15"),
         ({"text.drafter": "ngram", "text.drafter_args": {"size": 3}}, r"text.drafter_args: .*unknown field `size`"),
-        (
-            {"text.drafter": "ngram", "text.pipeline_parallel": 2, "text.place": "cpu/1,cpu/2"},
-            r"text.drafter: .* layers is cut",
-        ),
     ],
 )
 def test_refused_settings(folder: Path, settings: dict[str, object], said: str):
