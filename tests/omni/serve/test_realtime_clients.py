@@ -57,8 +57,9 @@ def test_livekit_talks(voiced: Served) -> None:
             session.on("input_audio_transcription_completed", heard.put_nowait)
             session.on("error", errors.append)
             await session.update_instructions("be kind")
-            sound = np.concatenate([silence(0.6), speech(0.6), silence(0.9)])
-            for piece in np.split(sound, 70):
+            # Its default are semantic turns, which a longer silence ends.
+            sound = np.concatenate([silence(0.6), speech(0.6), silence(1.5)])
+            for piece in np.split(sound, 90):
                 session.push_audio(rtc.AudioFrame(piece.tobytes(), 24000, 1, len(piece)))
             text, samples = await spoken(await made.get())
             assert text.startswith("be kind|<")
