@@ -14,11 +14,11 @@ from omni_ar.run.plan import PaddedShape
 class StepLaunch:
     """step: its number. newest_input: the newest earlier step whose tokens its rows need, 0 for none or if all layers are in one
     place. packed: the places of its uploaded inputs. flags: the work of sampling. padded: rows of the captured batch that its
-    decode rows are padded to; None for none. drafts: positions of each decode row besides its
-    newest token. decode_blocks: maximum number of blocks in use of a decode row's table; 0 without
+    decode rows are padded to; None for none. decode_blocks: maximum number of blocks in use of a decode row's table; 0 without
     decode rows. padded_shape: of a batch with chunks, else None. captured: whether a captured forward has that shape. logprobs:
     likeliest ids to score per sampled token; None if no row needs log-probabilities. prompt_logprobs: the same per scored prompt
-    token. area: of `KeptInputs`, which keeps the inputs that are uploaded, or has those that are not; None for neither."""
+    token. area: of `KeptInputs`, which keeps the inputs that are uploaded, or has those that are not; None for neither. drafts:
+    positions of each decode row besides its newest token."""
 
     step: int
     newest_input: int
