@@ -1,0 +1,185 @@
+"""Drafts by a model: a smaller one with the vocabulary of the stage's, or heads over its hidden states.
+
+Each *entry* of a row is one pair of a token and, for heads, the features of the token before it. Entry s has the keys and values of
+slot s: of token s for a model of its own, of token s + 1 and the features of token s for heads.
+
+Shape legend: as in `omni_ar.drafters.base`; E entries of a row in one pass.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from omni.stage import module_bytes
+from omni_ar.attention import AttentionMetadata
+from omni_ar.drafters.base import CacheShape, DraftChunks, DraftRows, FeatureShape, PagedDrafter, RowPages
+from omni_ar.model import Batch
+
+
+class DraftModel(nn.Module, ABC):
+    """A model whose likeliest ids are drafts. All methods run in device phases: no synchronization, no control flow on tensor
+    values."""
+
+    @property
+    @abstractmethod
+    def cache_shape(self) -> CacheShape: ...
+
+    @property
+    def feature_shape(self) -> FeatureShape | None:
+        """None for a model that reads tokens alone."""
+        return None
+
+    def features(self, states_TX: Tensor) -> Tensor:
+        """As `PagedDrafter.features`."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def forward(self, ids_T: Tensor, features_TH: Tensor | None, batch: Batch) -> Tensor:
+        """Hidden states `[T, D]` of a batch of entries, decode rows first. They are the features of the next entry, where that is of
+        a draft. features_TH: None without a `feature_shape`."""
+
+    @abstractmethod
+    def propose(self, hidden_RD: Tensor) -> Tensor:
+        """The likeliest id, int64 `[R]`, behind each entry, in the vocabulary of the stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """Entries of rows as the decode rows of one batch. index_RE: their slots. valid_RE: those that are run; others are padding."""
+
+    index_RE: Tensor
+    valid_RE: Tensor
+    ids_RE: Tensor
+    features_REH: Tensor | None
+
+
+class ModelDrafter(PagedDrafter):
+    """Drafts of a `DraftModel`: its likeliest id behind the newest token, the likeliest behind that, and so on."""
+
+    def __init__(self, model: DraftModel, drafts: int) -> None:
+        """drafts: K."""
+        self._model = model
+        self._drafts = drafts
+        self._has_features = model.feature_shape is not None
+        self._shift = int(self._has_features)
+        """Index of an entry's token, less that of the entry."""
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        return self._model.cache_shape
+
+    @property
+    def weight_bytes(self) -> int:
+        return module_bytes(self._model)
+
+    @property
+    def feature_shape(self) -> FeatureShape | None:
+        return self._model.feature_shape
+
+    def features(self, states_TX: Tensor) -> Tensor:
+        return self._model.features(states_TX)
+
+    def draft(self, rows: DraftRows) -> None:
+        hidden_RD, ready_R = self._follow(rows)
+        pages = _pages(rows)
+        columns, rows_R = pages.columns, rows.rows_R
+        newest_R = rows.length_N.index_select(0, rows_R)
+        room_R = (columns.limit - columns.outputs).index_select(0, rows_R) - 1
+        ids_R = self._model.propose(hidden_RD)
+        drafts = [ids_R]
+        for number in range(1, self._drafts):
+            entries = _Entries(
+                index_RE=(newest_R - self._shift + number)[:, None],
+                valid_RE=(ready_R & (number <= room_R))[:, None],
+                ids_RE=ids_R[:, None],
+                features_REH=hidden_RD[:, None] if self._has_features else None,
+            )
+            hidden_RD = self._run(entries, rows)[:, 0]
+            ids_R = self._model.propose(hidden_RD)
+            drafts.append(ids_R)
+        rows.drafts_NK.index_copy_(0, rows_R, torch.stack(drafts, 1))
+        rows.proposed_N.index_copy_(0, rows_R, ready_R.long() * self._drafts)
+
+    def follow(self, rows: DraftRows) -> None:
+        self._follow(rows)
+
+    def prefill(self, chunks: DraftChunks) -> None:
+        meta = chunks.batch.attention
+        row_T, index_T, inside_T = _chunk_tokens(chunks.rows_P4, meta.slots_T.shape[0])
+        text_NL = chunks.text_NL
+        at_T = (index_T + self._shift).clamp(max=text_NL.shape[1] - 1)
+        # Behind the last token of a prompt there is none yet: that entry is written again by `draft`.
+        ids_T = text_NL[row_T, at_T].long().clamp(min=0).where(inside_T, 0)
+        ids_T[: meta.num_decode] = chunks.ids_R
+        index_T[: meta.num_decode] = chunks.length_R
+        self._model(ids_T, chunks.features_TH, replace(chunks.batch, positions_PT=index_T[None]))
+
+    def _follow(self, rows: DraftRows) -> tuple[Tensor, Tensor]:
+        """Runs the entries of tokens that are new since the last step. Returns the hidden states `[R, D]` of each row's newest entry,
+        and whether there is one, `[R]`."""
+        pages = _pages(rows)
+        rows_R = rows.rows_R
+        active_R = pages.columns.active.index_select(0, rows_R) != 0
+        newest_R = rows.length_N.index_select(0, rows_R) - self._shift  # the newest entry
+        if self._has_features:
+            assert pages.features_NJH is not None
+            assert pages.first_N is not None
+            features_REH = pages.features_NJH.index_select(0, rows_R)
+            first_R, count = pages.first_N.index_select(0, rows_R), features_REH.shape[1]
+        else:
+            # The last draft of the step before may have been accepted, and its entry was not run.
+            features_REH, first_R, count = None, newest_R - 1, 2
+        index_RE = first_R[:, None] + torch.arange(count, device=rows_R.device)
+        valid_RE = active_R[:, None] & (index_RE >= 0) & (index_RE <= newest_R[:, None])
+        at_RE = (index_RE + self._shift).clamp(0, rows.text_NL.shape[1] - 1)
+        ids_RE = rows.text_NL[rows_R[:, None], at_RE].long().clamp(min=0)
+        hidden_RED = self._run(_Entries(index_RE, valid_RE, ids_RE, features_REH), rows)
+        last_R = newest_R - first_R
+        ready_R = active_R & (last_R >= 0) & (last_R < count)
+        at_R11 = last_R.clamp(0, count - 1)[:, None, None].expand(-1, 1, hidden_RED.shape[2])
+        return hidden_RED.gather(1, at_R11).squeeze(1), ready_R
+
+    def _run(self, entries: _Entries, rows: DraftRows) -> Tensor:
+        """Hidden states `[R, E, D]`. Attention takes each entry for a row of its own."""
+        pages = _pages(rows)
+        size, count = pages.cache.block_size, entries.index_RE.shape[1]
+        index_RE = entries.index_RE.clamp(min=0)
+        table_RM = pages.block_table_NM.index_select(0, rows.rows_R)
+        block_RE = table_RM.gather(1, (index_RE // size).clamp(max=table_RM.shape[1] - 1))
+        slots_RE = (block_RE * size + index_RE % size).where(entries.valid_RE, 0)
+        slots_T = slots_RE.flatten()
+        meta = AttentionMetadata(
+            slots_T=slots_T,
+            num_decode=slots_T.shape[0],
+            decode_block_table_RM=table_RM[:, : pages.blocks].repeat_interleave(count, 0),
+            decode_lengths_R=(index_RE + 1).where(entries.valid_RE, 0).flatten(),
+            decode_max_length=pages.blocks * size,
+            block_table_NM=pages.block_table_NM,
+        )
+        batch = Batch(
+            positions_PT=index_RE.where(entries.valid_RE, 0).flatten()[None],
+            attention=meta,
+            cache=pages.cache,
+            backend=pages.backend,
+            prompt_start=0,
+        )
+        ids_T = entries.ids_RE.where(entries.valid_RE, 0).flatten()
+        features = entries.features_REH
+        hidden_TD: Tensor = self._model(ids_T, features.flatten(0, 1) if features is not None else None, batch)
+        return hidden_TD.view(-1, count, hidden_TD.shape[1])
+
+
+def _pages(rows: DraftRows) -> RowPages:
+    assert rows.pages is not None, "of a PagedDrafter"
+    return rows.pages
+
+
+def _chunk_tokens(rows_P4: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The row of each of a batch's tokens, its index in the row, and whether it is of a chunk."""
+    row_P, start_P, length_P, context_P = rows_P4.unbind(1)
+    token_T1 = torch.arange(total, device=rows_P4.device)[:, None]
+    inside_TP = (token_T1 >= start_P) & (token_T1 < start_P + length_P)
+    index_TP = token_T1 - start_P + context_P
+    return (inside_TP * row_P).sum(1), (inside_TP * index_TP).sum(1), inside_TP.any(1)
