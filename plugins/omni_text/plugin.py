@@ -1,7 +1,7 @@
 """Registers the text family."""
 
 from omni.hookspecs import hookimpl
-from omni.plugin.entries import ModelFamily
+from omni.plugin.entries import DrafterEntry, ModelFamily
 
 
 @hookimpl
@@ -14,3 +14,8 @@ def omni_model_families() -> list[ModelFamily]:
             tiny="omni_text.tiny:write_tiny",
         ),
     ]
+
+
+@hookimpl
+def omni_drafters() -> list[DrafterEntry]:
+    return [DrafterEntry(name="draft_model", drafter="omni_text.draft_model:build")]

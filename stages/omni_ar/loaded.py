@@ -12,6 +12,7 @@ from omni.parallel.watch import StepWatch
 from omni.sampling import GREEDY
 from omni.stage import Footprint, RowCost, StageContext, capture_progress, memory_errors, module_bytes
 from omni_ar.attention.select import select_backend
+from omni_ar.drafters import PagedDrafter
 from omni_ar.drafters.load import load_drafter
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
@@ -20,7 +21,7 @@ from omni_ar.run.follower import FollowerWorker
 from omni_ar.run.limits import Limits
 from omni_ar.run.profile import run_largest_steps, time_decodes
 from omni_ar.run.runner import Runner
-from omni_ar.run.state import block_bytes
+from omni_ar.run.state import block_bytes, drafter_cache
 from omni_ar.run.worker import ArWorker
 from omni_ar.sampling.resolve import check_defaults
 
@@ -56,10 +57,9 @@ class LoadedAr:
         self._processors.check_defaults(sampling.processors, f"{field}.processors")
         check_defaults(sampling, field, model.shape.vocab_size)
         self.chosen_rows = context.options.max_num_seqs
-        self._drafter = load_drafter(
-            context.stage.name, self._options, context.drafters, model, self._limits_of(1).max_model_len
-        )
-        self._weights = module_bytes(model)
+        self._drafter = load_drafter(context, model, self._limits_of(1).max_model_len)
+        drafted = self._drafter.weight_bytes if isinstance(self._drafter, PagedDrafter) else 0
+        self._weights = module_bytes(model) + drafted
         self._runner: Runner | None = None
         self.set_rows(1 if self.chosen_rows is None else self.chosen_rows)
 
@@ -88,6 +88,7 @@ class LoadedAr:
                 self._context.dtype,
                 layers,
                 stores=self._pipeline is None or self._pipeline.last,
+                drafts=drafter_cache(self._drafter),
             ),
             fewest_pages=self._limits.max_blocks,
             most_pages=rows * self._limits.max_blocks,
@@ -212,6 +213,7 @@ class LoadedAr:
             processors=processors,
             ranks=context.ranks,
             drafter=self._drafter,
+            drafter_backend=select_backend(name, "auto", device, shape=self._model.shape, dtype=dtype, block_size=size),
         )
         runner.allocate(0)
         return runner

@@ -109,17 +109,18 @@ class PayloadSink:
 class LayerSink:
     """The destination of hidden states of layers, for `ArOptions.hidden_layers`.
 
-    layers: their numbers. pages: `[blocks, block_size, L * D]`. slots_T: int64, the slot of each token of the batch. stored:
-    layers of which `forward` has stored some.
+    layers: their numbers. pages: `[blocks, block_size, L * D]`. slots_T: int64, the slot of each token of the batch; None for the
+    first T slots. also: a second destination, as for a drafter. stored: layers of which `forward` has stored some.
     """
 
     layers: tuple[int, ...]
     pages: Tensor
-    slots_T: Tensor
+    slots_T: Tensor | None
+    also: "LayerSink | None" = None
     stored: set[int] = field(default_factory=set)
 
     def takes(self, layer: int) -> bool:
-        return layer in self.layers
+        return layer in self.layers or (self.also is not None and self.also.takes(layer))
 
     def store(self, layer: int, hidden_TD: Tensor) -> None:
         """Stores the states of a layer; a no-op for one that is not kept."""
@@ -127,11 +128,18 @@ class LayerSink:
             if kept == layer:
                 width = hidden_TD.shape[1]
                 columns = self.pages.flatten(0, 1)[:, index * width : (index + 1) * width]
-                columns.index_copy_(0, self.slots_T, hidden_TD.to(columns.dtype))
+                if self.slots_T is None:
+                    columns[: hidden_TD.shape[0]].copy_(hidden_TD)
+                else:
+                    columns.index_copy_(0, self.slots_T, hidden_TD.to(columns.dtype))
                 self.stored.add(layer)
+        if self.also is not None:
+            self.also.store(layer, hidden_TD)
 
     def check(self) -> None:
         """Raises RuntimeError if `forward` has stored nothing of a layer that is kept."""
+        if self.also is not None:
+            self.also.check()
         missing = [layer for layer in self.layers if layer not in self.stored]
         if missing:
             raise RuntimeError(

@@ -1,7 +1,12 @@
 """Drives one autoregressive stage by hand, and plays the consumers of what it makes."""
 
+import atexit
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -9,6 +14,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from omni.checkpoint import Checkpoint
 from omni.connector import Pending
 from omni.device import COMPLETED, CpuDevice, Device, Stream
 from omni.device.graphs import captured_lengths, captured_sizes
@@ -16,8 +22,10 @@ from omni.errors import OmniError
 from omni.parallel import Ranks
 from omni.parallel.watch import StepWatch
 from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
+from omni.pipeline import Stage
+from omni.plugin import DrafterEntry
 from omni.sampling import NO_RULES, HostRules, SamplingParams
-from omni.stage import Done, Failed, Open, Outbound, Produced
+from omni.stage import Done, Failed, Open, Outbound, Produced, StageContext
 from omni.testing.stages.driver import SOURCE, StageDriver
 from omni.testing.stages.loan import lend
 from omni_ar.attention import AttentionBackend, TorchPagedAttention
@@ -301,8 +309,29 @@ def take_rows(pages: Tensor, slots_n: Tensor, out_nD: Tensor) -> None:
 
 def small_drafter(model: ArModel, options: ArOptions) -> Drafter | None:
     """The drafter that the options name."""
-    entries = {entry.name: entry for entry in omni_drafters()}
-    return load_drafter("text", options, entries, model, options.max_model_len or model.shape.max_positions)
+    context = small_context(options, {entry.name: entry for entry in omni_drafters()})
+    return load_drafter(context, model, options.max_model_len or model.shape.max_positions)
+
+
+def small_context(options: ArOptions, drafters: Mapping[str, DrafterEntry]) -> StageContext:
+    """Of a stage "text" with an empty checkpoint, on the CPU."""
+    return StageContext(
+        stage=Stage(name="text", kind="ar", options=options),
+        options=options,
+        checkpoint=_empty_checkpoint(),
+        device=CpuDevice(),
+        dtype=torch.float32,
+        load_format="auto",
+        drafters=drafters,
+    )
+
+
+@cache
+def _empty_checkpoint() -> Checkpoint:
+    folder = Path(mkdtemp(prefix="omni-test-"))
+    atexit.register(rmtree, folder)
+    (folder / "config.json").write_text("{}")
+    return Checkpoint(folder)
 
 
 def small_runner(

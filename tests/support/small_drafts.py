@@ -7,9 +7,10 @@ import torch
 
 from omni.stage import Open
 from omni.testing import SimulatedDevice
-from omni_ar.drafters import Drafter
+from omni_ar.drafters import Drafter, DraftSetup
+from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
-from tests.support.ar_driver import ArDriver
+from tests.support.ar_driver import ArDriver, small_context
 from tests.support.faults import simulate
 from tests.support.small_text import SmallText
 
@@ -23,6 +24,17 @@ def driver_of(
 ) -> ArDriver:
     given = ArOptions(**{"max_num_seqs": 4, "block_size": 4, "drafter": drafter, **options})
     return ArDriver(MODEL, device, given, captured=captured, drafter=made)
+
+
+def draft_setup(model: ArModel, drafts: int) -> DraftSetup:
+    shape, context = model.shape, small_context(ArOptions(), {})
+    return DraftSetup(
+        drafts=drafts,
+        vocab_size=shape.vocab_size,
+        max_model_len=shape.max_positions,
+        model=model,
+        context=context,
+    )
 
 
 def answers(driver: ArDriver, prompts: Sequence[Sequence[int]] = PROMPTS, **sampling: Any) -> list[list[int]]:

@@ -95,14 +95,14 @@ class DraftChunks:
 
     batch: that of the forward, with the drafter's keys and values: first the decode rows' newest tokens, then the chunks' tokens,
     then perhaps padding. rows_P4: int64, row, first token in the batch, length and context of each chunk; a length of 0 is unused.
-    ids_R, length_R: int64, ids and indexes of the decode rows' tokens. text_NL: as in `DraftRows`. features_TH: None for a drafter
-    without features.
+    ids_R, lengths_R: int64, the decode rows' tokens, and the number of tokens up to them. text_NL: as in `DraftRows`. features_TH:
+    None for a drafter without features.
     """
 
     batch: Batch
     rows_P4: Tensor
     ids_R: Tensor
-    length_R: Tensor
+    lengths_R: Tensor
     text_NL: Tensor
     features_TH: Tensor | None
 
@@ -139,9 +139,9 @@ class Drafter(ABC):
 
 
 class PagedDrafter(Drafter):
-    """A drafter with weights, and with keys and values of its own, which are in pages beside those of the stage: of the same blocks,
-    so that they are allocated, freed, and shared by a common prefix with them. Keys and values behind a row's newest token may be
-    written for any draft: they are overwritten before they are read.
+    """A drafter with weights, and with keys and values of its own, which are in pages beside those of the stage: of the same
+    blocks, so that they are allocated, freed, and shared by a common prefix with them. Keys and values behind a row's newest token
+    may be written for any draft: they are overwritten before they are read.
 
     `draft` runs in steps that verify drafts. No step without drafts reads or writes its pages, but those with prefill chunks.
     """

@@ -1,29 +1,24 @@
 """Finds and checks the drafter of a stage."""
 
-from collections.abc import Mapping
-
 import msgspec
 
 from omni.errors import ConfigError, plugin_error, plugin_setup, type_of
-from omni.plugin import DrafterEntry, locate
+from omni.plugin import locate
+from omni.stage import StageContext
 from omni.utils.origin import with_origin
 from omni_ar.drafters.base import Drafter, DraftSetup
 from omni_ar.model import ArModel, CodecModel
 from omni_ar.options import ArOptions
 
 
-def load_drafter(
-    stage: str,
-    options: ArOptions,
-    entries: Mapping[str, DrafterEntry],
-    model: ArModel,
-    max_model_len: int,
-) -> Drafter | None:
-    """None for a stage without a drafter.
+def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> Drafter | None:
+    """None for a stage without a drafter. model: the stage's.
 
     Raises ConfigError for a name that no plugin gives, for arguments that the drafter refuses, and for a stage that cannot verify
-    drafts; PluginError for a drafter that cannot be loaded.
+    drafts; PluginError for a drafter that cannot be loaded; and what a drafter raises that reads a checkpoint.
     """
+    stage, options, entries = context.stage.name, context.options, context.drafters
+    assert isinstance(options, ArOptions)
     name = options.drafter
     if name is None:
         if options.drafter_args:
@@ -39,7 +34,13 @@ def load_drafter(
         problem = with_origin(f"is {type_of(build)}, which cannot be called", code=build)
         raise plugin_error(entry.drafter, problem, "name a class or a function")
     shape = model.shape
-    setup = DraftSetup(drafts=options.draft_tokens, vocab_size=shape.vocab_size, max_model_len=max_model_len)
+    setup = DraftSetup(
+        drafts=options.draft_tokens,
+        vocab_size=shape.vocab_size,
+        max_model_len=max_model_len,
+        model=model,
+        context=context,
+    )
     with plugin_setup(entry.drafter, "correct it", build):
         try:
             drafter: object = build(options.drafter_args, setup)

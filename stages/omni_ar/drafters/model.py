@@ -37,8 +37,8 @@ class DraftModel(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, ids_T: Tensor, features_TH: Tensor | None, batch: Batch) -> Tensor:
-        """Hidden states `[T, D]` of a batch of entries, decode rows first. They are the features of the next entry, where that is of
-        a draft. features_TH: None without a `feature_shape`."""
+        """Hidden states `[T, D]` of a batch of entries, decode rows first. They are the features of the next entry, where that is
+        of a draft. features_TH: None without a `feature_shape`."""
 
     @abstractmethod
     def propose(self, hidden_RD: Tensor) -> Tensor:
@@ -113,12 +113,12 @@ class ModelDrafter(PagedDrafter):
         # Behind the last token of a prompt there is none yet: that entry is written again by `draft`.
         ids_T = text_NL[row_T, at_T].long().clamp(min=0).where(inside_T, 0)
         ids_T[: meta.num_decode] = chunks.ids_R
-        index_T[: meta.num_decode] = chunks.length_R
+        index_T[: meta.num_decode] = (chunks.lengths_R - 1).clamp(min=0)
         self._model(ids_T, chunks.features_TH, replace(chunks.batch, positions_PT=index_T[None]))
 
     def _follow(self, rows: DraftRows) -> tuple[Tensor, Tensor]:
-        """Runs the entries of tokens that are new since the last step. Returns the hidden states `[R, D]` of each row's newest entry,
-        and whether there is one, `[R]`."""
+        """Runs the entries of tokens that are new since the last step. Returns the hidden states `[R, D]` of each row's newest
+        entry, and whether there is one, `[R]`."""
         pages = _pages(rows)
         rows_R = rows.rows_R
         active_R = pages.columns.active.index_select(0, rows_R) != 0

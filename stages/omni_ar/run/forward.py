@@ -5,6 +5,7 @@ Shape legend: R rows of the batch, B rows of a captured one, X conditioning fiel
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,17 +13,16 @@ from torch import Tensor
 from omni.device import Graph, Launch, PackedSpan, SyncPoint, may_sync
 from omni.device.graphs import CapturedGraphs
 from omni_ar.attention import AttentionBackend, AttentionMetadata, PrefillRow
-from omni_ar.drafters import DraftRows
 from omni_ar.kernels.step.dispatch import prepare_decodes
 from omni_ar.kernels.step.drafts import prepare_drafts
 from omni_ar.model import Batch, CodecModel, LayerSink, PayloadSink, PipelineBoundary, PlacedEmbedding, PromptTokens
+from omni_ar.run.drafting import Drafting
 from omni_ar.run.limits import step_fields
 from omni_ar.run.pack import PackedChunks, StepTensors, placeholders_in
 from omni_ar.run.phases import (
     Embedded,
     NextInputs,
     SavedHiddenStates,
-    draft_tokens,
     embed_inputs,
     keep_hidden,
     place_chunks,
@@ -52,20 +52,34 @@ class ChunkStep:
     scores: PromptScores | None
 
 
+class ForwardLaunches(NamedTuple):
+    """inputs: up to the input embeddings. forward: what needs the hidden states of the layers before, and what follows it."""
+
+    inputs: list[Launch]
+    forward: list[Launch]
+
+
 class Forward:
     """Makes lists of launches over the stage's buffers, without launching them."""
 
     def __init__(
-        self, stage: Resources, backend: AttentionBackend, boundary: Callable[[int], PipelineBoundary] | None = None
+        self,
+        stage: Resources,
+        backend: AttentionBackend,
+        boundary: Callable[[int], PipelineBoundary] | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
-        """boundary: `HiddenTransfers.boundary`; None if all layers are here."""
+        """boundary: `HiddenTransfers.boundary`; None if all layers are here. drafting: None without a drafter."""
         self._stage = stage
         self._backend = backend
         self._boundary = boundary
+        self._drafting = drafting
         self.last = boundary is None or boundary(0).sent is None
         """Whether the last layers are here."""
 
-    def decodes(self, rows_R: Tensor, steps_XR: Tensor, blocks: int, pages: Pages, drafts: int = 0) -> list[Launch]:
+    def decodes(
+        self, rows_R: Tensor, steps_XR: Tensor, blocks: int, pages: Pages, drafts: int = 0
+    ) -> "ForwardLaunches":
         """Launches of a batch of decode rows only. They depend on the arguments alone, so they can be captured. blocks:
         maximum number of blocks in use of a row's table. drafts: positions of each row besides its newest token; attention takes
         each position for a row of its own."""
@@ -73,17 +87,23 @@ class Forward:
         padded_shape, sink = PaddedShape(count, 0, 0), None
         if pages.hidden is not None and self._emits(padded_shape):
             sink = PayloadSink(pages.hidden, self._stage.buffers.slots_T[:count])
-        batch = self._batch(self._metadata(padded_shape, blocks), pages, sink)
+        drafting, features = self._drafting, drafts > 0
+        batch = self._batch(self._metadata(padded_shape, blocks), pages, sink, features=features)
         kept = SavedHiddenStates(None, self._stage.buffers.hidden[:count]) if self.last else None
         if drafts:
             steps_XR = steps_XR[:, :1].expand(-1, count)  # no column: steps with inputs of their own have no drafts
-        return [
-            *self._prepare_decodes(rows_R, blocks, 1 + drafts),
-            self.embed([self.nexts(steps_XR)], None, embedded),
-            Launch.of(run_forward, self._stage.model, embedded, batch, kept),
-        ]
+        return ForwardLaunches(
+            inputs=[
+                *self._prepare_decodes(rows_R, blocks, drafts, pages),
+                self.embed([self.nexts(steps_XR)], None, embedded),
+            ],
+            forward=[
+                Launch.of(run_forward, self._stage.model, embedded, batch, kept),
+                *(drafting.keeps(rows_R, drafts) if drafting is not None else ()),
+            ],
+        )
 
-    def chunks(self, step: ChunkStep, pages: Pages) -> list[Launch]:
+    def chunks(self, step: ChunkStep, pages: Pages) -> "ForwardLaunches":
         """Launches of a batch of decode rows, if any, followed by chunks."""
         chunks, view, embedded = step.chunks, step.view, Embedded()
         embeddings = _placed(step)
@@ -91,10 +111,14 @@ class Forward:
         sink = self._payload(step.padded_shape, pages) if self._emits(step.padded_shape) or chunks.payload else None
         prompt_start = step.padded_shape.decodes + chunks.replayed
         batch = self._batch(metadata, pages, sink, prompt_start, embeddings)
-        return [
-            *self._inputs(step, embeddings, step.blocks, embedded, pages),
-            Launch.of(run_forward, self._stage.model, embedded, batch, self._kept(step)),
-        ]
+        return ForwardLaunches(
+            inputs=self._inputs(step, embeddings, step.blocks, embedded, pages),
+            forward=[
+                Launch.of(run_forward, self._stage.model, embedded, batch, self._kept(step)),
+                *self._prefill_drafts(batch, view(chunks.rows), step.padded_shape, pages),
+                *self._keep_drafts(step),
+            ],
+        )
 
     def captured(self, padded_shape: PaddedShape, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
         """The forward of a batch whose chunks the device alone knows, for capture. `fill` runs before it, and `keep` after it."""
@@ -103,7 +127,8 @@ class Forward:
         batch = self._batch(metadata, pages, self._payload(padded_shape, pages))
         embedded = Embedded(buffers.inputs_TD[:total])
         kept = SavedHiddenStates(None, buffers.outputs_TD[:total]) if self.last else None
-        return [Launch.of(run_forward, self._stage.model, embedded, batch, kept)]
+        drafts = self._prefill_drafts(batch, buffers.rows_P4, padded_shape, pages)
+        return [Launch.of(run_forward, self._stage.model, embedded, batch, kept), *drafts]
 
     def fill(self, step: ChunkStep, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
         embedded = Embedded(buffers.inputs_TD[: step.padded_shape.total])
@@ -111,11 +136,11 @@ class Forward:
         return self._inputs(step, embeddings, self._stage.limits.max_blocks, embedded, pages, buffers.rows_P4)
 
     def keep(self, step: ChunkStep, buffers: ChunkBuffers) -> list[Launch]:
-        """Keeps the hidden states that are needed from a captured forward's output."""
-        kept = self._kept(step)
-        if kept is None:
-            return []
-        return [Launch.of(keep_hidden, buffers.outputs_TD[: step.padded_shape.total], kept)]
+        """Keeps what is needed of a captured forward's hidden states."""
+        kept, launches = self._kept(step), self._keep_drafts(step)
+        if kept is not None:
+            launches.append(Launch.of(keep_hidden, buffers.outputs_TD[: step.padded_shape.total], kept))
+        return launches
 
     def nexts(self, steps_XR: Tensor) -> NextInputs:
         count = steps_XR.shape[1]
@@ -144,6 +169,8 @@ class Forward:
         launches: list[Launch] = []
         nexts: list[NextInputs] = []
         if padded_shape.decodes:
+            if self._drafting is not None:
+                launches += self._drafting.follows(view(chunks.decodes), blocks, pages.drafts)
             launches.append(self._prepare(view(chunks.decodes), blocks))
             nexts.append(self.nexts(view(step.steps)))
         launches.append(Launch.of(place_chunks, targets, uploaded))
@@ -172,21 +199,25 @@ class Forward:
             prepare_decodes, self._stage.rows, rows_R, self._stage.limits.block_size, self._stage.buffers, blocks
         )
 
-    def _prepare_decodes(self, rows_R: Tensor, blocks: int, positions: int) -> list[Launch]:
-        """The inputs of decode rows that no chunks join. Drafts are made behind the token point of the step before, and also where
-        none is verified: the first is compared with the token."""
-        stage, drafts = self._stage, self._stage.rows.drafts
-        if drafts is None or stage.drafter is None:
+    def _prepare_decodes(self, rows_R: Tensor, blocks: int, drafts: int, pages: Pages) -> list[Launch]:
+        """The inputs of decode rows that no chunks join. Drafts are made behind the token point of the step before. A drafter
+        without weights also runs where no draft is verified: the first is compared with the token."""
+        stage = self._stage
+        if self._drafting is None:
             return [self._prepare(rows_R, blocks)]
-        rows = DraftRows(
-            rows_R=rows_R,
-            text_NL=drafts.text,
-            length_N=stage.rows.columns.length,
-            drafts_NK=drafts.drafts,
-            proposed_N=drafts.columns.proposed,
-        )
-        given = (stage.rows, rows_R, positions, stage.limits.block_size, stage.buffers, blocks)
-        return [Launch.of(draft_tokens, stage.drafter, rows), Launch.of(prepare_drafts, *given)]
+        given = (stage.rows, rows_R, 1 + drafts, stage.limits.block_size, stage.buffers, blocks)
+        proposals = self._drafting.proposals(rows_R, blocks, pages.drafts, drafts)
+        return [*proposals, Launch.of(prepare_drafts, *given)]
+
+    def _prefill_drafts(self, batch: Batch, rows_P4: Tensor, padded_shape: PaddedShape, pages: Pages) -> list[Launch]:
+        drafting = self._drafting
+        return drafting.prefills(batch, rows_P4, padded_shape, pages.drafts) if drafting is not None else []
+
+    def _keep_drafts(self, step: ChunkStep) -> list[Launch]:
+        view, chunks = step.view, step.chunks
+        if self._drafting is None:
+            return []
+        return self._drafting.keeps_chunks(view(chunks.decodes), view(chunks.rows))
 
     def _metadata(
         self,
@@ -214,11 +245,16 @@ class Forward:
         sink: PayloadSink | None,
         prompt_start: int = 0,
         embeddings: Sequence[PlacedEmbedding] = (),
+        *,
+        features: bool = True,
     ) -> Batch:
+        """features: whether the drafter reads hidden states of this step."""
         positions_PT = self._stage.buffers.positions_PT[:, : metadata.slots_T.shape[0]]
         kept, layers = self._stage.limits.hidden_layers, None
+        if self._drafting is not None and features:
+            layers = self._drafting.sink
         if pages.layers is not None:
-            layers = LayerSink(kept, pages.layers, metadata.slots_T)
+            layers = LayerSink(kept, pages.layers, metadata.slots_T, also=layers)
         return Batch(
             positions_PT=positions_PT,
             attention=metadata,

@@ -16,7 +16,7 @@ from omni.device import PhaseCategory
 from omni.device.kernel_choice import runs_kernel
 from omni.errors import ReturnedError, type_of
 from omni.stage import method_name, returned_tensor
-from omni_ar.drafters import Drafter, DraftRows
+from omni_ar.drafters import DraftChunks, Drafter, DraftRows, PagedDrafter
 from omni_ar.kernels import step
 from omni_ar.kernels.sampling import fused_sample
 from omni_ar.kernels.sampling.state import SamplingFlags
@@ -274,6 +274,44 @@ def draft_tokens(drafter: Drafter, rows: DraftRows) -> None:
     drafter.draft(rows)
 
 
+def follow_tokens(drafter: PagedDrafter, rows: DraftRows) -> None:
+    drafter.follow(rows)
+
+
+def prefill_drafts(drafter: PagedDrafter, chunks: DraftChunks, states_TX: Tensor | None) -> None:
+    """Runs the drafter over chunks. states_TX: hidden states of the batch, of which it makes `chunks.features_TH`."""
+    if states_TX is not None:
+        assert chunks.features_TH is not None
+        chunks.features_TH.copy_(drafter.features(states_TX))
+    drafter.prefill(chunks)
+
+
+def keep_features(
+    drafter: PagedDrafter, states_TX: Tensor, rows_R: Tensor, length_N: Tensor, kept_NJH: Tensor, first_N: Tensor
+) -> None:
+    """Keeps the features of all positions of the rows, before they are accepted. length_N: index of the first of them."""
+    features_RJH = drafter.features(states_TX).view(rows_R.shape[0], *kept_NJH.shape[1:])
+    kept_NJH.index_copy_(0, rows_R, features_RJH)
+    first_N.index_copy_(0, rows_R, length_N.index_select(0, rows_R))
+
+
+def keep_chunk_features(
+    features_TH: Tensor,
+    rows_R: Tensor,
+    length_N: Tensor,
+    rows_P4: Tensor,
+    null_row: int,
+    kept_NJH: Tensor,
+    first_N: Tensor,
+) -> None:
+    """Keeps the features of the decode rows' tokens and of the last token of each chunk. rows_P4: as in `DraftChunks`."""
+    row_P, start_P, length_P, context_P = rows_P4.unbind(1)
+    rows_X = torch.cat([rows_R, row_P.where(length_P > 0, null_row)])
+    last_P = features_TH.index_select(0, (start_P + length_P - 1).clamp(min=0))
+    kept_NJH[:, 0].index_copy_(0, rows_X, torch.cat([features_TH[: rows_R.shape[0]], last_P]))
+    first_N.index_copy_(0, rows_X, torch.cat([length_N.index_select(0, rows_R), context_P + length_P - 1]))
+
+
 def start_drafts(drafts: DraftState, rows_n: Tensor, fields_nC: Tensor, text_nL: Tensor) -> None:
     """Sets the drafts' state of rows before their first chunk. text_nL: their tokens, then -1."""
     drafts.fields.index_copy_(0, rows_n, fields_nC)
@@ -355,13 +393,13 @@ _BY_CATEGORY = {
         *("start_rows", "extend_tables", "prepare_decodes", "place_chunks", "restore_frames"),
         *("set_null_rows", "set_counter", "embed_inputs", "place_payload", "take_inputs"),
         "copy_inputs",
-        *("start_drafts", "draft_tokens", "prepare_drafts"),
+        *("start_drafts", "draft_tokens", "prepare_drafts", "follow_tokens"),
         *("take_hidden", "accept_received", "spread_rows", "fill_random"),
     ),
     PhaseCategory.TRANSFER: (
         *("receive_tensors", "send_tensors", "copy_tensor", "gather_tokens", "void_tokens", "send_inputs"),
     ),
-    PhaseCategory.FORWARD: ("run_forward", "keep_hidden"),
+    PhaseCategory.FORWARD: ("run_forward", "keep_hidden", "prefill_drafts", "keep_features", "keep_chunk_features"),
     PhaseCategory.LOGITS: ("compute_logits",),
     PhaseCategory.SAMPLE: ("sample_rows", "sample_positions", "mark_nan", "accept_tokens", "accept_drafts"),
     PhaseCategory.TOKEN_POINT: (HAND_OVER,),

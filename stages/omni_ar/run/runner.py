@@ -16,7 +16,8 @@ from omni_ar.drafters import Drafter
 from omni_ar.kernels.sampling.state import EVERYTHING, SamplingFlags
 from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
-from omni_ar.run.forward import CapturedChunks, ChunkStep, Forward
+from omni_ar.run.drafting import Drafting
+from omni_ar.run.forward import CapturedChunks, ChunkStep, Forward, ForwardLaunches
 from omni_ar.run.kept_inputs import KeptInputs
 from omni_ar.run.launch import ForgetMessage, StepLaunch, StepMessage, TensorShape, encode
 from omni_ar.run.limits import Limits, step_fields
@@ -34,7 +35,7 @@ from omni_ar.run.pipeline import HiddenTransfers, token_source
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.scores import Scorer
 from omni_ar.run.source import TokenSource, graph_name
-from omni_ar.run.state import Pages, Resources, allocate_rows, allocate_step_buffers
+from omni_ar.run.state import Pages, Resources, allocate_rows, allocate_step_buffers, drafter_cache
 from omni_ar.run.step import (
     PayloadHandoff,
     PromptScores,
@@ -72,9 +73,11 @@ class Runner:
         source: SourceFactory | None = None,
         ranks: Ranks | None = None,
         drafter: Drafter | None = None,
+        drafter_backend: AttentionBackend | None = None,
     ) -> None:
         """processors: the processors that a row may use. source: makes the token source; None for the one of this rank's part.
-        ranks: of a stage that is cut across engines. drafter: None if `limits` leave no room for drafts."""
+        ranks: of a stage that is cut across engines. drafter: None if `limits` leave no room for drafts. drafter_backend: for its
+        own keys and values; by default `backend`."""
         self.device = device
         self.stream = device.stream(name, priority=priority)
         self._payload_stream = device.stream(f"{name}-payload", priority=priority)
@@ -101,7 +104,9 @@ class Runner:
         own, sender = token_source(stage, processors, pipeline)
         self._transfers = StepTransfers(InputTransfers(stage, ranks), hidden, sender) if ranks is not None else None
         self._followers: RankChannel | None = None
-        self._forward = Forward(stage, backend, hidden.boundary if hidden is not None else None)
+        self._drafter = drafter
+        drafting = Drafting(stage, drafter, drafter_backend or backend) if drafter is not None else None
+        self._forward = Forward(stage, backend, hidden.boundary if hidden is not None else None, drafting)
         self._graphs = CapturedGraphs[_GraphKey, Graph](name)
         self._captured_chunks = CapturedChunks(stage, self._forward)
         self.captures_chunks = backend.captures_prefills and model.shape.captures_prefills
@@ -134,6 +139,7 @@ class Runner:
             dtype=self.dtype,
             layers=layers,
             stores=self.has_last_layers,
+            drafts=drafter_cache(self._drafter),
         )
 
     def spread_rows(self, length: int) -> None:
@@ -152,7 +158,7 @@ class Runner:
             for positions in self._limits.step_sizes:
                 drafts, blocks = positions - 1, self._limits.max_blocks
                 decode = self._forward.decodes(inputs.rows, inputs.steps, blocks, self.pages, drafts)
-                self._capture("decode", size, decode, drafts)
+                self._capture("decode", size, [*decode.inputs, *decode.forward], drafts)
                 self.source.capture(inputs.rows, inputs.advance, drafts)
             if self._predicts:
                 assert self.pages.codes is not None
@@ -319,13 +325,11 @@ class Runner:
             emits=emits,
         )
 
-    def _enqueue_forward(self, launches: list[Launch]) -> None:
-        """The last of them is the forward, which reads the hidden states of the layers before. The others do not wait for them:
-        they may fail, and then do so at every rank."""
-        *inputs, forward = launches
-        self.device.enqueue(self.stream, inputs)
+    def _enqueue_forward(self, launches: ForwardLaunches) -> None:
+        """The inputs do not wait for the hidden states of the layers before: they may fail, and then do so at every rank."""
+        self.device.enqueue(self.stream, launches.inputs)
         self._receive_hidden()
-        self.device.enqueue(self.stream, [forward])
+        self.device.enqueue(self.stream, launches.forward)
 
     def _receive_hidden(self) -> None:
         if self._transfers is not None:

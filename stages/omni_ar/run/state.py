@@ -8,7 +8,9 @@
 | `StepBuffers.scores[slot]` | `score_tokens`, `score_prompt` | their copy, on its own stream; rewritten once the host has read it |
 | `RowState.conditioning` of a row | `gather_rows`, `copy_rows`, each vector once | `embed_inputs`, same stream |
 | `Pages.layers` | `run_forward`, every position | the consumer's gather, after the request's last token; freed as `codes` |
-| `Pages.codes` | `predict_codes` | the consumer's gather, after the payload event; freed with the request's blocks |
+| `Pages.drafts` | `draft_tokens`, `follow_tokens`, `prefill_drafts` | the same phases of later steps, same stream |
+| `FeatureBuffers` of a row | `keep_features`, `keep_chunk_features` | the next step's `draft_tokens` or `follow_tokens`, same
+stream | | `Pages.codes` | `predict_codes` | the consumer's gather, after the payload event; freed with the request's blocks |
 """
 
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ from torch import Tensor
 from omni.device import Device, Stream
 from omni.sampling import MAX_LOGPROBS
 from omni_ar.attention import KVCache
-from omni_ar.drafters import Drafter
+from omni_ar.drafters import CacheShape, Drafter, PagedDrafter
 from omni_ar.kernels.sampling.state import SamplingState
 from omni_ar.kernels.step.draft_state import DRAFT_FIELDS, REPORTED, DraftState
 from omni_ar.kernels.step.state import ROW_FIELDS, RowState, StepBuffers
@@ -98,7 +100,8 @@ def allocate_step_buffers(device: Device, model: ArModel, limits: Limits, dtype:
 @dataclass(frozen=True, slots=True)
 class Pages:
     """hidden: `[blocks, block_size, payload_width]`. codes: int64 `[blocks, block_size, G]`. None where the model has none.
-    layers: `[blocks, block_size, L * hidden_width]`, hidden states of L layers; None if none are kept.
+    layers: `[blocks, block_size, L * hidden_width]`, hidden states of L layers; None if none are kept. drafts: keys and values of a
+    `PagedDrafter`; None without one.
 
     Block 0 is the null block: it absorbs the writes of stopped rows.
     """
@@ -107,6 +110,7 @@ class Pages:
     hidden: Tensor | None
     codes: Tensor | None
     layers: Tensor | None = None
+    drafts: KVCache | None = None
 
     @classmethod
     def allocate(
@@ -119,9 +123,10 @@ class Pages:
         dtype: torch.dtype,
         layers: int = 0,
         stores: bool = True,
+        drafts: CacheShape | None = None,
     ) -> "Pages":
         """num_blocks: excludes the null block. layers: number of those whose hidden states are kept. stores: whether hidden states
-        are stored here: where the last layers are."""
+        are stored here: where the last layers are. drafts: keys and values of a `PagedDrafter`."""
         shape = model.shape
         pages = (num_blocks + 1, block_size)
         groups = model.num_groups if isinstance(model, CodecModel) else 0
@@ -130,14 +135,27 @@ class Pages:
             device.zeros((*pages, shape.payload_width), dtype) if shape.payload_width and stores else None,
             device.zeros((*pages, groups), torch.int64) if groups else None,
             device.zeros((*pages, layers * shape.hidden_width), dtype) if layers and stores else None,
+            KVCache.allocate(device.zeros, drafts.num_layers, *pages, drafts.num_kv_heads, drafts.head_dim, dtype)
+            if drafts is not None
+            else None,
         )
 
 
-def block_bytes(model: ArModel, block_size: int, dtype: torch.dtype, layers: int = 0, *, stores: bool = True) -> int:
-    """Bytes of device memory of one block. layers, stores: as of `Pages.allocate`."""
+def block_bytes(
+    model: ArModel,
+    block_size: int,
+    dtype: torch.dtype,
+    layers: int = 0,
+    *,
+    stores: bool = True,
+    drafts: CacheShape | None = None,
+) -> int:
+    """Bytes of device memory of one block. layers, stores, drafts: as of `Pages.allocate`."""
     shape = model.shape
     groups = model.num_groups if isinstance(model, CodecModel) else 0
     kv = 2 * shape.num_kv_layers * shape.num_kv_heads * shape.head_dim
+    if drafts is not None:
+        kv += 2 * drafts.num_layers * drafts.num_kv_heads * drafts.head_dim
     stored = shape.payload_width + layers * shape.hidden_width
     numbers = kv + (stored if stores else 0)
     return block_size * (numbers * dtype.itemsize + groups * torch.int64.itemsize)
@@ -158,6 +176,11 @@ class Resources:
     buffers: StepBuffers
     priority: int = 0
     drafter: Drafter | None = None
+
+
+def drafter_cache(drafter: Drafter | None) -> CacheShape | None:
+    """The keys and values that a drafter has of its own."""
+    return drafter.cache_shape if isinstance(drafter, PagedDrafter) else None
 
 
 @dataclass(frozen=True, slots=True)

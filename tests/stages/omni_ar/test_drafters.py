@@ -15,6 +15,7 @@ from omni_ar.kernels.step.draft_state import REPORTED
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
 from omni_ar.plugin import omni_drafters
+from tests.support.ar_driver import small_context
 from tests.support.small_codec import SmallCodec
 from tests.support.small_drafts import PROMPTS, answers, driver_of
 from tests.support.small_text import SmallText
@@ -81,7 +82,7 @@ def test_refused_at_start(make: Callable[[], ArModel], options: dict[str, Any], 
     if options.get("drafter") in paths:
         entries |= {name: DrafterEntry(name=name, drafter=path) for name, path in paths.items()}
     with pytest.raises(OmniError) as caught:
-        load_drafter("text", ArOptions(**options), entries, make(), 64)
+        load_drafter(small_context(ArOptions(**options), entries), make(), 64)
     assert said in str(caught.value)
 
 

@@ -10,7 +10,7 @@ import torch
 from omni.sampling import HostRules
 from omni.testing import SimulatedDevice
 from omni.testing.simulation.late import LateDevice
-from omni_ar.drafters import DraftRequest, DraftSetup
+from omni_ar.drafters import DraftRequest
 from omni_ar.drafters.fabricated import FabricatedDrafter
 from omni_ar.kernels.sampling.state import SamplingState
 from omni_ar.kernels.step import draft_reference
@@ -24,7 +24,7 @@ from omni_ar.sampling import sampler
 from omni_ar.sampling.drafted import position_state
 from tests.support.ar_driver import ArDriver
 from tests.support.drafted_stage import Scenario, run, run_seed
-from tests.support.small_drafts import MOST, PROMPTS, answers, driver_of
+from tests.support.small_drafts import MODEL, MOST, PROMPTS, answers, draft_setup, driver_of
 from tests.support.small_text import NothingTwice, TwoInARow
 from tests.support.tiers import SLOW, few
 
@@ -236,7 +236,7 @@ class Told(FabricatedDrafter):
     """Each request's future, with errors at the first `wrong` places."""
 
     def __init__(self, wrong: int, drafts: int = 3) -> None:
-        super().__init__({}, DraftSetup(drafts=drafts, vocab_size=11, max_model_len=160))
+        super().__init__({}, draft_setup(MODEL, drafts))
         self._wrong = wrong
 
     def foresee(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:

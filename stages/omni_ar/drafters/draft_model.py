@@ -1,0 +1,72 @@
+"""A whole model as a drafter: usually a smaller one of the same vocabulary."""
+
+from torch import Tensor
+
+from omni.checkpoint import Checkpoint
+from omni.checkpoint.json_file import read_optional_object
+from omni.errors import ConfigError
+from omni_ar.drafters.base import CacheShape, DraftSetup
+from omni_ar.drafters.model import DraftModel, ModelDrafter
+from omni_ar.model import ArModel, Batch, CodecModel, NextTokens
+
+
+class ArDraftModel(DraftModel):
+    """An `ArModel` whose only inputs are token ids, with positions counted from 0."""
+
+    def __init__(self, model: ArModel, vocab_size: int) -> None:
+        """vocab_size: of the stage. Ids beyond it, which pad the vocabulary of some sizes of a family, are not proposed."""
+        super().__init__()
+        self.model = model
+        self._vocab_size = vocab_size
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        shape = self.model.shape
+        return CacheShape(num_layers=shape.num_kv_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
+
+    def forward(self, ids_T: Tensor, features_TH: Tensor | None, batch: Batch) -> Tensor:
+        none_T0 = ids_T.new_empty((ids_T.shape[0], 0))
+        hidden_TD: Tensor = self.model(self.model.embed_next(NextTokens(ids_T, none_T0.T, none_T0, none_T0)), batch)
+        return hidden_TD
+
+    def propose(self, hidden_RD: Tensor) -> Tensor:
+        return self.model.logits(hidden_RD)[:, : self._vocab_size].argmax(-1)
+
+
+def model_drafter(model: ArModel, checkpoint: Checkpoint, setup: DraftSetup) -> ModelDrafter:
+    """Drafts of a model with weights loaded. checkpoint: the model's.
+
+    Raises ConfigError, naming `drafter_args.model`, for a model that has other ids than the stage, or other inputs, or that is too
+    short for the stage's requests.
+    """
+    shape, stage, path = model.shape, setup.context.stage.name, checkpoint.path
+    field = f"{stage}.drafter_args.model"
+    if isinstance(model, CodecModel) or shape.conditioned or len(shape.prompt_columns) > 1 or shape.position_axes > 1:
+        raise ConfigError(field, f"{path} is no plain model of text", "use a model of text")
+    _check_vocabulary(field, checkpoint, shape.vocab_size, setup)
+    if shape.max_positions < setup.max_model_len:
+        problem = f"{path} has {shape.max_positions:,} positions, and a request up to {setup.max_model_len:,} tokens"
+        raise ConfigError(field, problem, f"lower {stage}.max_model_len, or use another model")
+    return ModelDrafter(ArDraftModel(model, setup.vocab_size), setup.drafts)
+
+
+def _check_vocabulary(field: str, checkpoint: Checkpoint, vocab_size: int, setup: DraftSetup) -> None:
+    """Sizes of one family may pad the same vocabulary differently, so the tokenizers' vocabularies are compared if there are any."""
+    stage, remedy = setup.context.stage.name, "use a model with the stage's vocabulary"
+    own, theirs = (_vocabulary(each) for each in (setup.context.checkpoint, checkpoint))
+    if own is None or theirs is None:
+        if vocab_size != setup.vocab_size:
+            problem = f"{checkpoint.path} has {vocab_size:,} token ids, and stage {stage!r} has {setup.vocab_size:,}"
+            raise ConfigError(field, problem, remedy)
+        return
+    if own != theirs:
+        token = min((token for token in own.keys() | theirs.keys() if own.get(token) != theirs.get(token)))
+        ids = " and ".join("no id" if given is None else f"id {given}" for given in (theirs.get(token), own.get(token)))
+        problem = f"the tokenizer of {checkpoint.path} differs from that of stage {stage!r}: {token!r} has {ids}"
+        raise ConfigError(field, problem, remedy)
+
+
+def _vocabulary(checkpoint: Checkpoint) -> dict[str, int] | None:
+    model = read_optional_object(checkpoint.path / "tokenizer.json").get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    return vocabulary if isinstance(vocabulary, dict) else None

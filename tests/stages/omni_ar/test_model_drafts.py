@@ -1,0 +1,109 @@
+"""A model as a drafter: the keys and values that it needs are those of the text, whatever the traffic."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from omni.testing import SimulatedDevice
+from omni.testing.simulation.late import LateDevice
+from omni_ar.drafters import ModelDrafter
+from omni_ar.drafters.draft_model import ArDraftModel
+from tests.support.ar_driver import ArDriver
+from tests.support.small_drafts import MODEL, MOST, PROMPTS, answers, driver_of
+from tests.support.small_text import SmallText, greedy
+from tests.support.tiers import SLOW, few
+
+OTHER = SmallText(vocab=11, positions=160)
+"""Nearly the stage's model: its likeliest ids often are, and often are not, those of the stage."""
+with torch.no_grad():
+    noise = torch.Generator().manual_seed(4)
+    OTHER.head += 0.15 * torch.randn(OTHER.head.shape, generator=noise)
+
+
+def drafted(model: SmallText, device: Any = None, drafts: int = 3, **options: Any) -> ArDriver:
+    made = ModelDrafter(ArDraftModel(model, 11), drafts)
+    options = {"adaptive_drafts": False, "draft_tokens": drafts, **options}
+    return driver_of("ngram", device, made=made, **options)
+
+
+TRAFFIC: dict[str, dict[str, Any]] = {
+    "calm": {},
+    "one at a time": {"max_num_seqs": 1},
+    "chunks": {"max_num_batched_tokens": 6},
+    "few blocks": {"num_blocks": 24, "max_model_len": 64},
+    "few blocks, chunks": {"num_blocks": 24, "max_model_len": 64, "max_num_batched_tokens": 6},
+    "no prefix cache": {"prefix_cache": False},
+    "captured": {"captured": True, "graph_batch_sizes": (2, 4), "graph_chunk_sizes": (8, 16)},
+    "captured, chunks": {"captured": True, "max_num_batched_tokens": 6, "graph_chunk_sizes": (4, 6)},
+}
+
+
+@pytest.mark.parametrize("traffic", TRAFFIC)
+@pytest.mark.parametrize("in_flight", few(2, [1, 2, 4, 8], SLOW))
+@pytest.mark.parametrize("drafts", few(2, [1, 2, 3, 5, 8], SLOW))
+def test_the_stage_s_own_model_is_always_right(traffic: str, in_flight: int, drafts: int):
+    """A key or value that is missing or wrong would change its drafts."""
+    options = TRAFFIC[traffic]
+    plain = answers(driver_of(**{key: value for key, value in options.items() if "graph" not in key}))
+    driver = drafted(MODEL, drafts=drafts, max_in_flight=in_flight, **options)
+    assert answers(driver) == plain
+    assert answers(driver) == plain  # with a common prefix in the cache
+    assert driver.counter("accepted_drafts") == driver.counter("drafted_tokens") > 100
+    if "num_blocks" in options:
+        assert driver.counter("preemptions") > 0
+
+
+def counts(prompt: Sequence[int], drafts: int) -> tuple[list[int], int, int]:
+    """Tokens, verified and accepted drafts of a request alone, everything recomputed for each step."""
+    made, verified, accepted = greedy(MODEL, prompt, 1), 0, 0
+    while len(made) < MOST:
+        room = min(drafts, MOST - len(made) - 1)
+        guesses = greedy(OTHER, [*prompt, *made], room) if room else []
+        true = greedy(MODEL, [*prompt, *made], room + 1)
+        matched = next((at for at, guess in enumerate(guesses) if guess != true[at]), room)
+        verified, accepted = verified + room, accepted + matched
+        made += true[: matched + 1]
+    return made, verified, accepted
+
+
+@pytest.mark.parametrize("drafts", few(2, [1, 3, 4, 8], SLOW))
+@pytest.mark.parametrize("captured", [False, True])
+def test_drafts_are_those_of_the_model_run_from_the_start(drafts: int, captured: bool):
+    """Acceptance is that of a synchronous run, to the token, with several steps in flight."""
+    expected = [counts(prompt, drafts) for prompt in PROMPTS]
+    assert 0.2 < sum(each[2] for each in expected) / sum(each[1] for each in expected) < 0.95
+    for in_flight in (1, 2, 5, 8):
+        device = LateDevice(in_flight, check=False)
+        driver = drafted(OTHER, device, drafts, max_in_flight=in_flight, captured=captured, prefix_cache=False)
+        verified = accepted = 0
+        for prompt, (made, tried, right) in zip(PROMPTS, expected, strict=True):
+            assert answers(driver, [prompt]) == [made]
+            verified, accepted = verified + tried, accepted + right
+            found = driver.counter("drafted_tokens"), driver.counter("accepted_drafts")
+            assert found == (verified, accepted), (in_flight, prompt)
+
+
+@pytest.mark.parametrize("seed", few(3, range(12), SLOW))
+@pytest.mark.parametrize("traffic", [*TRAFFIC])
+def test_no_race_on_a_simulated_device(seed: int, traffic: str):
+    device = SimulatedDevice(seed)
+    driver = drafted(OTHER, device, 3, max_in_flight=1 + seed % 4, adaptive_drafts=bool(seed % 2), **TRAFFIC[traffic])
+    plain = answers(driver_of(), temperature=1.0, seed=seed)
+    assert answers(driver, temperature=1.0, seed=seed) == plain
+    assert driver.counter("drafted_tokens") > 0
+    device.assert_no_races()
+
+
+def test_rows_that_want_no_drafts_do_without_the_model(monkeypatch: pytest.MonkeyPatch):
+    runs: list[int] = []
+    wrong = SmallText(vocab=11, positions=160)
+    real = ArDraftModel.forward
+    monkeypatch.setattr(ArDraftModel, "propose", lambda self, hidden: (self.model.logits(hidden).argmin(-1)))
+    monkeypatch.setattr(ArDraftModel, "forward", lambda self, *given: runs.append(0) or real(self, *given))
+    driver = drafted(wrong, drafts=3, adaptive_drafts=True)
+    assert answers(driver, PROMPTS[:1], max_tokens=100) == answers(driver_of(), PROMPTS[:1], max_tokens=100)
+    assert driver.counter("accepted_drafts") == 0
+    assert 1 < len(runs) < 50  # three passes a step would be 300
+
