@@ -2,30 +2,46 @@
 
     python benchmarks/drafts.py [--shapes 8b 30b] [--rows 1 8] [--drafts 3] [--rates 0 0.7] [--json FILE]
 
-Weights are random. Every row has its own random prompt of 512 ids and draws 256 tokens at temperature 1, each with a seed of its
-own. All ask twice: the first round is remembered, and in the second, which is measured, the drafter `fabricated` knows each token
-with the given probability (docs/speculative.md). At rate 0 no draft is ever accepted. `ngram` drafts from random text, so it hardly
-ever accepts one either: that is the cost of a drafter that does not pay. Measured is the time from the moment at which every row
-has 4 tokens to that at which the first row has all but a few, after the device has done what was launched.
+Weights are random. Every row has its own random prompt of 512 ids and draws 256 tokens with a seed of its own. All ask twice: the
+first round is remembered, and in the second, which is measured, the drafter `fabricated` knows each token with the given
+probability (docs/speculative.md). At rate 0 no draft is ever accepted. The temperature is the highest, so that a token depends on
+the noise of its seed and place, and hardly on logits that a batch of another size rounds differently: at temperature 1 a random
+model's texts part after some tokens, and no draft is accepted from there on. `ngram` drafts from such random text, so it hardly
+ever accepts one: that is the cost of a drafter that does not pay. "text that repeats": embeddings and output matrix are such that
+the likeliest id follows the newest one in a cycle of 64, which ends the prompt; everything else of the step is as before, and the
+temperature is 0.
+
+Measured is the time from the moment at which every row has 4 tokens to that at which the first row has all but a few, after the
+device has done what was launched. "experts": distinct ones of a layer if each position chooses at random. "floor": the time in
+which a step's bytes are copied.
 """
 
 import argparse
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
+from msgspec.structs import replace
 
 from bench import weights
 from bench.arguments import at_least, device_here, output_file, positive_int, probability
 from bench.cases import DecodeCase, warm
 from bench.device import TimedDevice, open_timed
+from bench.engine import BenchEngine
+from bench.floors import experts_of, step_bytes, uniform_experts
 from bench.pipelines import family_pipeline
-from bench.report import environment, print_facts, print_table, write_json
+from bench.report import copy_bandwidth, environment, print_facts, print_table, write_json
 from decode import STAGES
 from omni.checkpoint import Checkpoint
+from omni.payload import Payload
+from omni.sampling import SamplingParams
+from omni_ar.inputs import Prompt
+from omni_ar.model import ArModel
 from omni_ar.run.worker import ArWorker
 from shapes import SHAPES
 
@@ -33,19 +49,61 @@ _BEGUN = 4
 """Tokens of each row before the measurement."""
 
 
+_HOTTEST = 100.0
+"""The highest temperature."""
+_CYCLE = 64
+"""Ids of a text that repeats."""
+_REPEATS = "text that repeats"
+_LARGE = 4.0
+"""Standard deviation of embeddings that the layers' outputs hardly change."""
+
+
 @dataclass(slots=True)
 class DraftedCase(DecodeCase):
-    """settings: of the stage, for its drafter."""
+    """settings: of the stage, for its drafter. repeats: whether the text repeats."""
 
     settings: Mapping[str, object] = field(default_factory=dict)
+    repeats: bool = False
 
     def options(self, tokens: int) -> dict[str, object]:
         return {**DecodeCase.options(self, tokens), **self.settings}
 
+    def sampling(self, row: int, tokens: int) -> SamplingParams:
+        temperature = 0.0 if self.repeats else _HOTTEST
+        sampling: SamplingParams = replace(DecodeCase.sampling(self, row, tokens), temperature=temperature)
+        return sampling
+
+    def make_prompt(self, generator: np.random.Generator) -> Payload:
+        made: Payload = DecodeCase.make_prompt(self, generator)
+        if self.repeats:
+            assert isinstance(made.meta, Prompt)
+            ids = made.meta.columns[0]
+            cycle = np.arange(_CYCLE)[-ids.size :]
+            ids[ids.size - cycle.size :] = cycle
+        return made
+
+
+@contextmanager
+def repeating(model: ArModel) -> Iterator[None]:
+    """Makes id (i + 1) % `_CYCLE` the likeliest one behind id i of the cycle, meanwhile."""
+    embeddings, outputs = model.get_parameter("embed_tokens.weight"), model.get_parameter("lm_head.weight")
+    kept = embeddings.clone(), outputs[:_CYCLE].clone()
+    with torch.inference_mode():
+        # The layers add little to a residual stream of this size.
+        embeddings.normal_(std=_LARGE)
+        outputs[:_CYCLE] = embeddings[:_CYCLE].roll(1, 0)
+    try:
+        yield
+    finally:
+        with torch.inference_mode():
+            embeddings.copy_(kept[0])
+            outputs[:_CYCLE] = kept[1]
+
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """per_second: tokens. length: tokens of a row in one step. drafted, accepted: drafts in the measured round."""
+    """per_second: tokens. length: tokens of a row in one step. drafted, accepted: drafts in the measured round. step, floor: ms of
+    one step. experts: distinct ones of a layer; 0 for a dense model."""
 
     shape: str
     rows: int
@@ -54,15 +112,29 @@ class Throughput:
     length: float
     drafted: int
     accepted: int
+    experts: float
+    floor: float
+
+    @property
+    def step(self) -> float:
+        return 1000 * self.rows * self.length / self.per_second
 
     def cells(self, plain: float) -> tuple[str, ...]:
         of_drafts = f"{self.accepted} of {self.drafted}" if self.drafted else ""
         speed = f"{self.per_second:.0f}", f"{self.per_second / plain:.3f}"
-        return f"{self.shape}, {self.rows} rows", self.what, *speed, f"{self.length:.2f}", of_drafts
+        step = f"{self.step:.3f}", f"{self.floor:.3f}", f"{self.experts:.1f}" if self.experts else ""
+        return f"{self.shape}, {self.rows} rows", self.what, *speed, f"{self.length:.2f}", of_drafts, *step
 
 
-def measure(shape: str, what: str, case: DraftedCase, tokens: int) -> Throughput:
+def measure(shape: str, what: str, case: DraftedCase, tokens: int, bandwidth: float) -> Throughput:
     bench = case.engine(tokens, case.graphs)
+    with repeating(case.model) if case.repeats else nullcontext():
+        return _measured(shape, what, case, bench, tokens, bandwidth)
+
+
+def _measured(
+    shape: str, what: str, case: DraftedCase, bench: BenchEngine, tokens: int, bandwidth: float
+) -> Throughput:
     warm(case, bench)
     if case.settings:
         case.ask(bench, "measured", tokens, case.stage)
@@ -78,15 +150,20 @@ def measure(shape: str, what: str, case: DraftedCase, tokens: int) -> Throughput
 
     case.ask(bench, "measured", tokens, case.stage)
     bench.run(lambda: len(requests) == case.rows and min(outputs()) >= _BEGUN)
-    begun, steps, since = sum(outputs()), worker.counters()["steps"], time.perf_counter()
+    begun, at_first, since = sum(outputs()), worker.counters(), time.perf_counter()
     bench.run(lambda: max(outputs()) >= last)
     seconds, made = time.perf_counter() - since, sum(outputs()) - begun
-    steps = worker.counters()["steps"] - steps
+    at_last = worker.counters()
+    steps, verified = (at_last.get(name, 0) - at_first.get(name, 0) for name in ("steps", "drafted_tokens"))
     bench.run()
     after = worker.counters()
     bench.close()
     drafted, accepted = (after.get(name, 0) - before.get(name, 0) for name in ("drafted_tokens", "accepted_drafts"))
-    return Throughput(shape, case.rows, what, made / seconds, made / (steps * case.rows), drafted, accepted)
+    model, positions = case.model, 1 + verified / (steps * case.rows)
+    experts = uniform_experts(*experts_of(model), case.rows * positions) if experts_of(model)[0] else 0.0
+    floor = 1000 * step_bytes(model, case.rows, case.prompt + tokens // 2, positions) / bandwidth
+    length = made / (steps * case.rows)
+    return Throughput(shape, case.rows, what, made / seconds, length, drafted, accepted, experts, floor)
 
 
 @dataclass(slots=True)
@@ -101,6 +178,7 @@ class DraftsRun:
     tokens: int
     drafts: int
     rates: list[float]
+    bandwidth: float
     found: list[Throughput] = field(default_factory=list)
 
     def variants(self) -> dict[str, dict[str, object]]:
@@ -112,7 +190,7 @@ class DraftsRun:
                 **made[f"fabricated, {rate:g}"],
                 "adaptive_drafts": False,
             }
-        made["ngram, random text"] = {"drafter": "ngram", "draft_tokens": self.drafts}
+        made["ngram, random text"] = made[f"ngram, {_REPEATS}"] = {"drafter": "ngram", "draft_tokens": self.drafts}
         return made
 
     def shape(self, name: str) -> None:
@@ -124,7 +202,8 @@ class DraftsRun:
             for rows in self.rows:
                 for what, settings in self.variants().items():
                     given = (checkpoint, pipeline, shape.stage, rows, self.prompt, self.device, self.dtype, self.graphs)
-                    result = measure(name, what, DraftedCase(*given, settings=settings), self.tokens)
+                    case = DraftedCase(*given, settings=settings, repeats=what.endswith(_REPEATS))
+                    result = measure(name, what, case, self.tokens, self.bandwidth)
                     self.found.append(result)
                     print(f"{name}, {rows} rows, {what}: {result.per_second:.0f} tokens/s", flush=True)
         weights.forget()
@@ -133,7 +212,8 @@ class DraftsRun:
 
     def print(self) -> None:
         plain = {(each.shape, each.rows): each.per_second for each in self.found if each.what == "plain"}
-        header = ("", "drafts", "tokens/s", "times plain", "tokens per step", "accepted")
+        counts = ("tokens per step", "accepted", "ms a step", "floor", "experts")
+        header = ("", "drafts", "tokens/s", "times plain", *counts)
         print()
         print_table(header, [each.cells(plain[each.shape, each.rows]) for each in self.found])
 
@@ -165,6 +245,7 @@ def main() -> None:
         arguments.tokens,
         arguments.drafts,
         arguments.rates,
+        copy_bandwidth() if cuda else 1e10,
     )
     for name in arguments.shapes:
         run.shape(name)

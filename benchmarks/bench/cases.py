@@ -13,7 +13,9 @@ from bench.routing import Routing, count_experts
 from bench.steps import LaunchedStep, StepTimes, percentiles, steady_steps, times_of
 from bench.traffic import drawn, random_prompt
 from omni.checkpoint import Checkpoint
+from omni.payload import Payload
 from omni.pipeline import Pipeline
+from omni.sampling import SamplingParams
 from omni_ar.model import ArModel
 
 _BLOCK = 16
@@ -71,9 +73,14 @@ class DecodeCase:
         """Submits all requests at once. name: of the round; its prompts are always the same."""
         generator = np.random.default_rng([len(name), *name.encode()])
         for row in range(self.rows):
-            prompt = random_prompt(generator, self.prompt, self.model.shape)
-            sampling = {stage: drawn(1000 + row, tokens)}
-            bench.submit(f"{name} {row}", {stage: [prompt]}, sampling, modalities)
+            prompt = self.make_prompt(generator)
+            bench.submit(f"{name} {row}", {stage: [prompt]}, {stage: self.sampling(row, tokens)}, modalities)
+
+    def sampling(self, row: int, tokens: int) -> SamplingParams:
+        return drawn(1000 + row, tokens)
+
+    def make_prompt(self, generator: np.random.Generator) -> Payload:
+        return random_prompt(generator, self.prompt, self.model.shape)
 
 
 def measure_decode(case: DecodeCase, steps: int, *, profile: bool = False) -> tuple[StepTimes, tuple[float, float]]:

@@ -39,6 +39,7 @@ from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.limits import Limits
 from omni_ar.run.runner import Runner, SourceFactory
 from omni_ar.run.worker import ArWorker
+from tests.support.draft_models import DEEP
 
 TEXT = "text"
 """The edge that conditioning of a codec model comes over."""
@@ -309,7 +310,7 @@ def take_rows(pages: Tensor, slots_n: Tensor, out_nD: Tensor) -> None:
 
 def small_drafter(model: ArModel, options: ArOptions) -> Drafter | None:
     """The drafter that the options name."""
-    context = small_context(options, {entry.name: entry for entry in omni_drafters()})
+    context = small_context(options, {entry.name: entry for entry in (*omni_drafters(), DEEP)})
     return load_drafter(context, model, options.max_model_len or model.shape.max_positions)
 
 

@@ -79,10 +79,12 @@ class Scenario:
     @classmethod
     def of(cls, seed: int) -> "Scenario":
         draw = random.Random(seed)
-        drafter = draw.choice(("ngram", "fabricated"))
-        args: dict[str, object] = (
-            {"fewest": draw.choice((1, 2)), "most": 3} if drafter == "ngram" else {"rate": draw.choice((0.3, 0.8, 1.0))}
-        )
+        drafter = draw.choice(("ngram", "fabricated", "deep", "deep"))
+        args: Mapping[str, Mapping[str, object]] = {
+            "ngram": {"fewest": draw.choice((1, 2)), "most": 3},
+            "fabricated": {"rate": draw.choice((0.3, 0.8, 1.0))},
+            "deep": {"noise": draw.choice((0.0, 0.1, 0.3))},
+        }
         rows = draw.choice((1, 3, 4, 4))
         few, chunked = draw.random() < 0.5, draw.random() < 0.4
         options = ArOptions(
@@ -97,7 +99,7 @@ class Scenario:
             graph_chunk_sizes=(8,) if chunked else (8, 16),
             drafter=drafter,
             draft_tokens=draw.choice((1, 2, 3, 5, 8)),
-            drafter_args=args,
+            drafter_args=args[drafter],
             adaptive_drafts=draw.random() < 0.6,
             check_logits=draw.random() < 0.3,
         )

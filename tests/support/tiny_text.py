@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from omni.device import Device
 from omni.engine import (
@@ -58,6 +65,15 @@ def write_text_model(folder: Path, kind: str) -> PreTrainedModel:
         model = Qwen3ForCausalLM(Qwen3Config(**_SHAPE, tie_word_embeddings=kind == "tied"))
     model.eval().save_pretrained(folder)
     return model
+
+
+def write_noisy_model(folder: Path, other: Path) -> None:
+    """Writes nearly the model of `folder`: its likeliest ids often are those of that one, and often are not."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        weight = model.model.norm.weight
+        weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)), alpha=0.25)
+    model.save_pretrained(other)
 
 
 class TextRecorder:

@@ -51,7 +51,8 @@ def model_drafter(model: ArModel, checkpoint: Checkpoint, setup: DraftSetup) -> 
 
 
 def _check_vocabulary(field: str, checkpoint: Checkpoint, vocab_size: int, setup: DraftSetup) -> None:
-    """Sizes of one family may pad the same vocabulary differently, so the tokenizers' vocabularies are compared if there are any."""
+    """Sizes of one family may pad the same vocabulary differently, so the tokenizers' vocabularies are compared if there are
+    any."""
     stage, remedy = setup.context.stage.name, "use a model with the stage's vocabulary"
     own, theirs = (_vocabulary(each) for each in (setup.context.checkpoint, checkpoint))
     if own is None or theirs is None:
@@ -60,7 +61,7 @@ def _check_vocabulary(field: str, checkpoint: Checkpoint, vocab_size: int, setup
             raise ConfigError(field, problem, remedy)
         return
     if own != theirs:
-        token = min((token for token in own.keys() | theirs.keys() if own.get(token) != theirs.get(token)))
+        token = min(token for token in own.keys() | theirs.keys() if own.get(token) != theirs.get(token))
         ids = " and ".join("no id" if given is None else f"id {given}" for given in (theirs.get(token), own.get(token)))
         problem = f"the tokenizer of {checkpoint.path} differs from that of stage {stage!r}: {token!r} has {ids}"
         raise ConfigError(field, problem, remedy)

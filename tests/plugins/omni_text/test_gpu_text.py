@@ -11,7 +11,7 @@ import pytest
 
 from omni.device import open_device
 from tests.support.close_calls import Choice, Comparison, WatchedCpu
-from tests.support.tiny_text import VOCAB, TextEngine, write_text_model
+from tests.support.tiny_text import VOCAB, TextEngine, write_noisy_model, write_text_model
 
 KINDS = ("tied", "untied", "moe", "window")
 TOKENS = 24
@@ -39,8 +39,12 @@ class Case:
     settings: Mapping[str, object] | None = None
     rounds: int = 1
 
-    def overrides(self) -> dict[str, object]:
-        return {f"text.{name}": value for name, value in (self.settings or {}).items()}
+    def overrides(self, folder: Path) -> dict[str, object]:
+        """folder: of the checkpoint; that of a drafter is beside it."""
+        settings = dict(self.settings or {})
+        if settings.get("drafter") == "draft_model":
+            settings["drafter_args"] = {"model": str(folder / "other")}
+        return {f"text.{name}": value for name, value in settings.items()}
 
 
 FEW_BLOCKS = {"num_blocks": 22, "block_size": 4, "max_model_len": 64, "max_num_batched_tokens": 9}
@@ -73,11 +77,20 @@ DRAFTED = [
         rounds=2,
     ),
 ]
+OTHER_MODEL = {"drafter": "draft_model"}
+"""With weights of the same kind, but other ones."""
+DRAFTED += [
+    Case("a model's drafts, eager", graphs=False, settings={**OTHER_MODEL, "adaptive_drafts": False}),
+    Case("a model's drafts, captured, four ahead", settings={**OTHER_MODEL, "max_in_flight": 4}),
+    Case("a model's drafts, captured, few blocks", settings={**OTHER_MODEL, "adaptive_drafts": False, **FEW_BLOCKS}),
+]
 GPU = pytest.mark.gpu
 ON_DEVICES = [
     pytest.param("cpu", CASES[5], id=f"cpu, {CASES[5].name}"),
     pytest.param("cpu", CASES[-1], id=f"cpu, {CASES[-1].name}", marks=pytest.mark.slow),
     pytest.param("cpu", DRAFTED[1], id=f"cpu, {DRAFTED[1].name}"),
+    pytest.param("cpu", DRAFTED[-3], id=f"cpu, {DRAFTED[-3].name}"),
+    pytest.param("cpu", DRAFTED[-2], id=f"cpu, {DRAFTED[-2].name}", marks=pytest.mark.slow),
     pytest.param("cpu", DRAFTED[-1], id=f"cpu, {DRAFTED[-1].name}", marks=pytest.mark.slow),
     *(pytest.param("cuda", case, id=f"cuda, {case.name}", marks=GPU) for case in (*CASES, *DRAFTED)),
 ]
@@ -96,6 +109,7 @@ class Answers:
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Answers:
     folder = tmp_path_factory.mktemp(request.param)
     write_text_model(folder, request.param)
+    write_noisy_model(folder, folder / "other")
     device = WatchedCpu()
     engine = TextEngine(folder, {"text.prefix_cache": False}, device)
     answers = Answers(folder, [], [])
@@ -111,7 +125,7 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize(("device", "case"), ON_DEVICES)
 def test_tokens_are_the_cpu_s(device: str, case: Case, alone: Answers) -> None:
-    engine = TextEngine(alone.folder, case.overrides(), open_device(device), graphs=case.graphs)
+    engine = TextEngine(alone.folder, case.overrides(alone.folder), open_device(device), graphs=case.graphs)
     comparison = Comparison()
     for number in range(case.rounds):
         recorders = []

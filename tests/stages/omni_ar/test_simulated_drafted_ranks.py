@@ -18,12 +18,13 @@ pytestmark = pytest.mark.thorough
 def drafted(seed: int, layout: RankLayout) -> Scenario:
     """All ask twice: the second time their future is known."""
     plain, draw = Scenario.of(seed, layout.tensor, layout.pipeline), random.Random(seed)
-    drafter = draw.choice(("ngram", "fabricated"))
+    drafter = draw.choice(("ngram", "fabricated", "deep", "deep"))
+    args = {"ngram": {"fewest": 1}, "fabricated": {"rate": 0.8}, "deep": {"noise": 0.1}}
     options = msgspec.structs.replace(
         plain.options,
         drafter=drafter,
         draft_tokens=draw.choice((1, 3, 8)),
-        drafter_args={"fewest": 1} if drafter == "ngram" else {"rate": 0.8},
+        drafter_args=args[drafter],
         adaptive_drafts=draw.random() < 0.5,
     )
     asks = (*plain.asks, *((at + 300, ask) for at, ask in plain.asks))
