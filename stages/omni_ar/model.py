@@ -28,7 +28,8 @@ class ArShape:
     not the stage's dtype; logits are not converted. forward_embeddings: names of the multimodal embeddings that `forward` reads
     besides `embed_prompt`; None if it may read any. Steps with other embeddings can be captured; a captured `forward` receives
     none. captures_prefills: whether `forward` supports prefill rows that only the device knows, as a captured one gets them
-    (`AttentionMetadata`). `AttentionBackend.attend` does; attention of the model's own may not.
+    (`AttentionMetadata`). `AttentionBackend.attend` does; attention of the model's own may not. has_experts: whether each token
+    chooses some of the weights (mixture of experts), so that more tokens read more.
     """
 
     num_layers: int
@@ -47,6 +48,7 @@ class ArShape:
     logits_dtype: torch.dtype | None = None
     forward_embeddings: tuple[str, ...] | None = None
     captures_prefills: bool = True
+    has_experts: bool = False
     kv_layers: int | None = None
 
     @property

@@ -92,5 +92,6 @@ def decoder_shape(config: DecoderConfig, vocab_size: int, **more: Any) -> ArShap
         hidden_width=config.width,
         vocab_size=vocab_size,
         max_positions=config.max_positions,
+        has_experts=config.num_experts > 0,
         **fields,
     )

@@ -16,6 +16,7 @@ from omni.device import PhaseCategory
 from omni.device.kernel_choice import runs_kernel
 from omni.errors import ReturnedError, type_of
 from omni.stage import method_name, returned_tensor
+from omni_ar.attention import KVCache
 from omni_ar.drafters import DraftChunks, Drafter, DraftRows, PagedDrafter
 from omni_ar.kernels import step
 from omni_ar.kernels.sampling import fused_sample
@@ -36,8 +37,8 @@ def start_rows(state: RowState, rows_n: Tensor, fields_nC: Tensor, table_nM: Ten
     start_sampling(state.sampling, sampling)
 
 
-def spread_rows(state: RowState, vocab: int, length: int) -> None:
-    """Makes all rows run, with `length` tokens and a random newest token each."""
+def spread_rows(state: RowState, cache: KVCache, vocab: int, length: int) -> None:
+    """Makes all rows run, with `length` tokens and a random newest token each, and random keys and values in random blocks."""
     fields_NC = state.fields
     device, null_row = fields_NC.device, fields_NC.shape[0] - 1
     fields = RowFields[Tensor | int](
@@ -52,6 +53,10 @@ def spread_rows(state: RowState, vocab: int, length: int) -> None:
     )
     for column, value in enumerate(fields):
         fields_NC[:null_row, column] = value
+    # Behind the null block, which all rows would share, as they would what they attend to.
+    state.block_table[:null_row].random_(1, cache.key.shape[1])
+    for pages in (cache.key, cache.value):
+        pages.normal_()
 
 
 def set_null_rows(rows_B: Tensor, null_row: int, advance_B: Tensor, steps_XB: Tensor) -> None:

@@ -64,8 +64,7 @@ def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
 
 def time_decodes(runner: Runner, shape: ArShape, limits: Limits, length: int) -> list[int]:
     """Nanoseconds of a decode step of all rows, several times; each the mean of as many steps as may be in flight, of which the
-    host waits for the last one. length: of each row; their tokens are random. Every block is the null block. Leaves the rows' state
-    undefined."""
+    host waits for the last one. length: of each row; their tokens and contexts are random. Leaves the rows' state undefined."""
     sampling = GREEDY.with_defaults(GREEDY)
     together = max(1, min(limits.max_in_flight, limits.max_model_len - 2))
     length = max(0, min(length, limits.max_model_len - 1 - together))

@@ -143,8 +143,9 @@ class Runner:
         )
 
     def spread_rows(self, length: int) -> None:
-        """For steps whose time is measured: rows of equal tokens would choose the same experts, of which a step then reads few."""
-        self.device.launch(self.stream, spread_rows, self._state, self._model.shape.vocab_size, length)
+        """For steps whose time is measured: rows with equal tokens or equal contexts would choose the same experts, of which a step
+        then reads few. There must be blocks."""
+        self.device.launch(self.stream, spread_rows, self._state, self.pages.kv, self._model.shape.vocab_size, length)
         if self._transfers is not None:
             self._transfers.spread_hidden()
 

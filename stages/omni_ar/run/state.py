@@ -24,9 +24,9 @@ from omni.sampling import MAX_LOGPROBS
 from omni_ar.attention import KVCache
 from omni_ar.drafters import CacheShape, Drafter, PagedDrafter
 from omni_ar.kernels.sampling.state import SamplingState
-from omni_ar.kernels.step.draft_state import DRAFT_FIELDS, REPORTED, DraftState
+from omni_ar.kernels.step.draft_state import DRAFT_FIELDS, LEAST_RATE, REPORTED, DraftState
 from omni_ar.kernels.step.state import ROW_FIELDS, RowState, StepBuffers
-from omni_ar.model import ArModel, CodecModel
+from omni_ar.model import ArModel, ArShape, CodecModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
 
@@ -57,17 +57,19 @@ def allocate_rows(
         sampling=SamplingState.allocate(
             device.zeros, rows, model.shape.vocab_size, {p.name: p.width for p in processors}
         ),
-        drafts=_allocate_drafts(device, limits) if limits.drafts else None,
+        drafts=_allocate_drafts(device, limits, model.shape) if limits.drafts else None,
     )
 
 
-def _allocate_drafts(device: Device, limits: Limits) -> DraftState:
+def _allocate_drafts(device: Device, limits: Limits, shape: ArShape) -> DraftState:
     rows = limits.null_row + 1
     return DraftState(
         text=device.zeros((rows, limits.max_model_len + 1), torch.int32),
         drafts=device.zeros((rows, limits.drafts), torch.int64),
         fields=device.zeros((rows, DRAFT_FIELDS), torch.int64),
         adaptive=limits.adaptive_drafts,
+        # Behind the first, a draft costs a dense model no more than the padding in its place; other experts have to be read.
+        further_rate=LEAST_RATE if shape.has_experts else 0,
     )
 
 

@@ -39,6 +39,7 @@ def accept_draft_rows(
     DRAFTS: tl.constexpr,
     WIDTH: tl.constexpr,
     ADAPTIVE: tl.constexpr,
+    FURTHER_RATE: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
     """One program for all rows, since it advances the counter that all rows read. WIDTH: columns of a row of `out` and of a slot of
@@ -94,7 +95,7 @@ def accept_draft_rows(
         tl.store(draft_ptr + RATE, rate, mask=inside)
         tl.store(draft_ptr + PROPOSED, active * 0, mask=inside)
         tl.store(draft_ptr + OFFERED, active * 0, mask=inside)
-        wanted = wanted_drafts(cap, rate, DRAFTS, ADAPTIVE)
+        wanted = wanted_drafts(cap, rate, DRAFTS, ADAPTIVE, FURTHER_RATE)
         if ADAPTIVE:
             wanted = tl.where(proposed > 0, wanted, 0)
         tl.store(accepted_ptr, status, mask=inside)

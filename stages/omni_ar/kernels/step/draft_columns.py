@@ -18,13 +18,13 @@ LEAST_RATE = tl.constexpr(draft_state.LEAST_RATE)
 
 
 @triton.jit
-def wanted_drafts(cap, rate, DRAFTS: tl.constexpr, ADAPTIVE: tl.constexpr):
+def wanted_drafts(cap, rate, DRAFTS: tl.constexpr, ADAPTIVE: tl.constexpr, FURTHER_RATE: tl.constexpr):
     """The number of drafts that a row's rate is worth verifying."""
     wanted = cap
     if ADAPTIVE:
         wanted = cap * 0
         reached = rate
         for index in tl.static_range(DRAFTS):
-            wanted += ((reached >= LEAST_RATE) & (index < cap)).to(tl.int64)
+            wanted += ((rate >= LEAST_RATE) & (reached >= FURTHER_RATE) & (index < cap)).to(tl.int64)
             reached = reached * rate // RATE_ONE
     return wanted

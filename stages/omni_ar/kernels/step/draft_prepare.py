@@ -26,6 +26,7 @@ def prepare_positions(
     POSITIONS: tl.constexpr,
     DRAFTS: tl.constexpr,
     ADAPTIVE: tl.constexpr,
+    FURTHER_RATE: tl.constexpr,
     AXES: tl.constexpr,
     TABLE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -35,7 +36,7 @@ def prepare_positions(
     row = tl.load(rows_ptr + index)
     row_ptr, draft_ptr = fields_ptr + row * COLUMNS, draft_fields_ptr + row * DRAFT_COLUMNS
     kept, active = tl.load(row_ptr + LENGTH), tl.load(row_ptr + ACTIVE)
-    wanted = wanted_drafts(tl.load(draft_ptr + CAP), tl.load(draft_ptr + RATE), DRAFTS, ADAPTIVE)
+    wanted = wanted_drafts(tl.load(draft_ptr + CAP), tl.load(draft_ptr + RATE), DRAFTS, ADAPTIVE, FURTHER_RATE)
     room = tl.minimum(tl.load(row_ptr + LIMIT) - tl.load(row_ptr + OUTPUTS), POSITIONS) - 1
     offered = tl.maximum(tl.minimum(tl.minimum(tl.load(draft_ptr + PROPOSED), wanted), room), 0) * active
     # Only this program writes it, and no other reads it.

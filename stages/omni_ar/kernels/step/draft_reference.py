@@ -117,7 +117,8 @@ def _wanted(draft: DraftFields[Tensor], drafts: DraftState) -> Tensor:
         return draft.cap
     wanted_R, reached_R = torch.zeros_like(draft.cap), draft.rate
     for index in range(drafts.drafts.shape[1]):
-        wanted_R = wanted_R + ((reached_R >= LEAST_RATE) & (index < draft.cap))
+        is_likely_R = (draft.rate >= LEAST_RATE) & (reached_R >= drafts.further_rate)
+        wanted_R = wanted_R + (is_likely_R & (index < draft.cap))
         reached_R = reached_R * draft.rate // RATE_ONE
     return wanted_R
 

@@ -15,7 +15,7 @@ RATE_ONE = 1 << 16
 START_RATE = 3 * RATE_ONE // 4
 """The rate of a row that starts: without it no draft would ever be tried."""
 LEAST_RATE = 3 * RATE_ONE // 10
-"""A draft is verified if the estimated probability that it is accepted, and all drafts before it, is at least this."""
+"""A row verifies drafts if the estimated probability that the first is accepted is at least this."""
 RATE_SHIFT = 3
 """Each draft that was tried changes the rate by 2 ** -RATE_SHIFT of the difference."""
 
@@ -50,13 +50,15 @@ class DraftState:
 
     text: int32 `[N, L + 1]`, prompt and output of each row in order; behind its newest token what `Drafter.foresee` gave, then -1.
     The last column absorbs tokens that do not count. drafts: int64 `[N, K]`. fields: int64 `[N, F]`. adaptive: whether `rate`
-    limits the number of drafts.
+    limits the number of drafts. further_rate: least probability that a draft behind the first is accepted, and all before it, with
+    which it is verified, in units of 1 / RATE_ONE.
     """
 
     text: Tensor
     drafts: Tensor
     fields: Tensor
     adaptive: bool
+    further_rate: int = LEAST_RATE
     columns: DraftFields[Tensor] = field(init=False)
 
     def __post_init__(self) -> None:

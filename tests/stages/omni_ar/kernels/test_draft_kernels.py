@@ -12,7 +12,7 @@ from omni_ar.kernels.ngram import kernel as ngram_kernel
 from omni_ar.kernels.ngram import reference as ngram_reference
 from omni_ar.kernels.sampling.state import EVERYTHING
 from omni_ar.kernels.step import draft_kernel, draft_reference
-from omni_ar.kernels.step.draft_state import RATE_ONE, REPORTED, START_RATE, DraftFields, DraftState
+from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, REPORTED, START_RATE, DraftFields, DraftState
 from tests.stages.omni_ar.kernels import test_step_kernels as steps
 from tests.stages.omni_ar.kernels.test_step_kernels import BATCHES, BLOCK_SIZE, DEVICES, MAX_LENGTH, ROWS
 
@@ -23,7 +23,7 @@ RATES = (RATE_ONE, START_RATE, RATE_ONE // 3, 0)
 class Bench(steps.Bench):
     """Rows with drafts of all numbers: 5, 6, 8, so that some match."""
 
-    def __init__(self, device: str, adaptive: bool = True) -> None:
+    def __init__(self, device: str, adaptive: bool = True, further_rate: int = 0) -> None:
         super().__init__(False, device)
         count = ROWS + 1
         fields = DraftFields(generation=3, cap=DRAFTS, rate=0, proposed=0, offered=0)
@@ -32,6 +32,7 @@ class Bench(steps.Bench):
             drafts=torch.tensor([[5, 6, 8]] * count),
             fields=torch.tensor([fields] * count),
             adaptive=adaptive,
+            further_rate=further_rate,
         )
         drafts.columns.rate.copy_(torch.tensor([RATES[row % 4] for row in range(count)]))
         drafts.columns.cap[2] = 0
@@ -60,10 +61,10 @@ class Bench(steps.Bench):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize(("adaptive", "further_rate"), [(False, 0), (True, 0), (True, LEAST_RATE)])
 @pytest.mark.parametrize("positions", [1, 1 + DRAFTS])
-def test_inputs_of_positions(device: str, batch: tuple[int, ...], adaptive: bool, positions: int):
-    bench = Bench(device, adaptive)
+def test_inputs_of_positions(device: str, batch: tuple[int, ...], adaptive: bool, further_rate: int, positions: int):
+    bench = Bench(device, adaptive, further_rate)
     (rows_R, rows_there), count = bench.rows(*batch), len(batch) * positions
     arguments = (positions, BLOCK_SIZE)
     most = bench.limits.max_blocks
@@ -87,9 +88,9 @@ def test_inputs_of_positions(device: str, batch: tuple[int, ...], adaptive: bool
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_tokens_that_are_accepted(device: str, batch: tuple[int, ...], adaptive: bool):
-    bench = Bench(device, adaptive)
+@pytest.mark.parametrize(("adaptive", "further_rate"), [(False, 0), (True, 0), (True, LEAST_RATE)])
+def test_tokens_that_are_accepted(device: str, batch: tuple[int, ...], adaptive: bool, further_rate: int):
+    bench = Bench(device, adaptive, further_rate)
     rows_R, rows_there = bench.rows(*batch)
     most = bench.limits.max_blocks
     counts: list[int] = []
