@@ -18,16 +18,26 @@ _OTHER = 2**62
 """Nanoseconds, more than any step takes."""
 
 
+_CLOSE = 1.01
+"""A ratio of times that are taken for equal."""
+
+
 def balanced_layers(num_layers: int, layers: Sequence[int], times: Sequence[float]) -> tuple[int, ...]:
-    """The numbers of layers with which all parts take the same time, as nearly as possible.
+    """The numbers of layers with which the slowest part takes the least time. Of equally good ones, the last part has the fewest: it
+    also sends the tokens to the others and to the host, which is not in its time.
 
     layers, times: numbers of layers of each part, and what its step took with them. What the last part takes beyond its layers is
     for logits, sampling and codes."""
     parts = len(layers)
     layer = sum(times[:-1]) / sum(layers[:-1])
     beyond = max(0.0, times[-1] - layers[-1] * layer)
-    each = (num_layers * layer + beyond) / parts
-    last = min(max(round((each - beyond) / layer), 1), num_layers - (parts - 1))
+
+    def slowest(last: int) -> float:
+        return max(last * layer + beyond, -(-(num_layers - last) // (parts - 1)) * layer)
+
+    possible = range(1, num_layers - (parts - 1) + 1)
+    least = min(map(slowest, possible))
+    last = next(last for last in possible if slowest(last) <= least * _CLOSE)
     fewest, more = divmod(num_layers - last, parts - 1)
     return (*(fewest + (index < more) for index in range(parts - 1)), last)
 
