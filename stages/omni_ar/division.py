@@ -23,8 +23,8 @@ _CLOSE = 1.01
 
 
 def balanced_layers(num_layers: int, layers: Sequence[int], times: Sequence[float]) -> tuple[int, ...]:
-    """The numbers of layers with which the slowest part takes the least time. Of equally good ones, the last part has the fewest: it
-    also sends the tokens to the others and to the host, which is not in its time.
+    """The numbers of layers with which the slowest part takes the least time. Of equally good ones, the last part has the fewest:
+    it also sends the tokens to the others and to the host, which is not in its time.
 
     layers, times: numbers of layers of each part, and what its step took with them. What the last part takes beyond its layers is
     for logits, sampling and codes."""

@@ -11,10 +11,11 @@ from tests.plugins.matrix_families import FAMILIES, family_in
 from tests.plugins.matrix_run import run_cell
 from tests.support.cut_stages import CutStages
 from tests.support.tiers import SLOW, chosen, few
+from tests.support.tiny_drafters import drafting_model
 
 pytestmark = pytest.mark.thorough
 
-DRAFTERS = ("fabricated", "ngram")
+DRAFTERS = ("fabricated", "ngram", "draft_model")
 UNDRAFTED = {"JSON schema", "JSON schema, penalty, logprobs", "host processor", "all together"}
 """What is asked for with logits processors or grammars: such rows have no drafts."""
 
@@ -31,8 +32,11 @@ def family(folder: Path, name: str) -> Family:
 
 def settings(family: Family, drafter: str, cell: Cell) -> dict[str, object]:
     drafts, stage = 1 + cell.seed % 8, family.writer
-    args: dict[str, object] = {"fewest": 1, "most": 3} if drafter == "ngram" else {"rate": 0.8}
-    given = {"drafter": drafter, "draft_tokens": drafts, "drafter_args": args, "adaptive_drafts": cell.seed % 3 > 0}
+    args: dict[str, dict[str, object]] = {"ngram": {"fewest": 1, "most": 3}, "fabricated": {"rate": 0.8}}
+    if drafter == "draft_model":
+        args[drafter] = {"model": str(drafting_model(family.folder, family.folder.parent))}
+    adaptive = cell.seed % 3 > 0
+    given = {"drafter": drafter, "draft_tokens": drafts, "drafter_args": args[drafter], "adaptive_drafts": adaptive}
     return {f"{stage}.{name}": value for name, value in given.items()}
 
 
@@ -45,6 +49,7 @@ CELLS = covering(PLAYED)
         [
             *(("text", "fabricated", cell) for cell in CELLS[:6]),
             *(("text", "ngram", cell) for cell in CELLS[6:9]),
+            *(("text", "draft_model", cell) for cell in CELLS[9:12]),
             *(("qwen3_omni", "fabricated", cell) for cell in CELLS[10:11]),
         ],
         ((name, drafter, cell) for name in FAMILIES for drafter in DRAFTERS for cell in CELLS),
@@ -61,7 +66,7 @@ def test_each_request_gets_what_it_gets_without_drafts(family: Family, drafter: 
 
 
 @pytest.mark.parametrize("name", ["text"])
-@pytest.mark.parametrize(("ranks", "drafter", "cell"), few(2, zip((2, 4) * 8, DRAFTERS * 8, CELLS, strict=False), SLOW))
+@pytest.mark.parametrize(("ranks", "drafter", "cell"), few(2, zip((2, 4) * 9, DRAFTERS * 6, CELLS, strict=False), SLOW))
 def test_each_rank_accepts_the_same(family: Family, ranks: int, drafter: str, cell: Cell) -> None:
     """Of a stage whose layers are cut: at the end the ranks have one state."""
     cut = CutStages(RankLayout(ranks))

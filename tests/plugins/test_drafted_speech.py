@@ -9,6 +9,7 @@ import pytest
 from omni import Omni, Result, SamplingParams
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiers import SLOW, few
+from tests.support.tiny_drafters import drafting_model
 from tests.support.tiny_omni import TOLERANCE, tiny_plugins
 from tests.support.tiny_qwen2_5_omni import tiny_folder
 
@@ -18,6 +19,7 @@ FOLDERS = {"qwen3_omni": tiny_checkpoint, "qwen2_5_omni": tiny_folder}
 QUESTIONS = ["hello there hello there", "what is a circle, what is a circle", "tell me more"]
 TEXT = {"greedy": SamplingParams(temperature=0.0, max_tokens=40), "drawn": SamplingParams(seed=3, max_tokens=40)}
 DRAFTERS: Mapping[str, Mapping[str, object]] = {
+    "draft_model": {"drafter": "draft_model", "draft_tokens": 3, "adaptive_drafts": False},
     "fabricated": {"drafter": "fabricated", "draft_tokens": 4, "drafter_args": {"rate": 0.7}},
     "ngram": {"drafter": "ngram", "draft_tokens": 3, "drafter_args": {"fewest": 1}, "adaptive_drafts": False},
 }
@@ -46,13 +48,20 @@ def plain(family: str, text: str) -> list[Result]:
         return spoken(omni, text)
 
 
-CASES = [("qwen3_omni", "fabricated", "drawn", "ahead, chunked"), ("qwen2_5_omni", "fabricated", "greedy", "calm")]
+CASES = [
+    ("qwen3_omni", "fabricated", "drawn", "ahead, chunked"),
+    ("qwen2_5_omni", "fabricated", "greedy", "calm"),
+    ("qwen3_omni", "draft_model", "greedy", "ahead, chunked"),
+]
 ALL = [(family, drafter, text, way) for family in FOLDERS for drafter in DRAFTERS for text in TEXT for way in PRESSURE]
 
 
-@pytest.mark.parametrize(("family", "drafter", "text", "pressure"), few(2, dict.fromkeys([*CASES, *ALL]), SLOW))
-def test_speech_is_that_without_drafts(family: str, drafter: str, text: str, pressure: str) -> None:
-    with opened(FOLDERS[family](), {**DRAFTERS[drafter], **PRESSURE[pressure]}) as omni:
+@pytest.mark.parametrize(("family", "drafter", "text", "pressure"), few(3, dict.fromkeys([*CASES, *ALL]), SLOW))
+def test_speech_is_that_without_drafts(family: str, drafter: str, text: str, pressure: str, tmp_path: Path) -> None:
+    settings = {**DRAFTERS[drafter], **PRESSURE[pressure]}
+    if drafter == "draft_model":
+        settings["drafter_args"] = {"model": str(drafting_model(FOLDERS[family](), tmp_path))}
+    with opened(FOLDERS[family](), settings) as omni:
         # The second time the future is known.
         answers = [spoken(omni, text) for _ in range(2)]
         counters = omni.counters()["thinker"]

@@ -15,7 +15,14 @@ from omni_ar.drafters import DraftChunks, Drafter, DraftRows, FeatureShape, Page
 from omni_ar.kernels.step.draft_state import DraftState
 from omni_ar.model import Batch, LayerSink
 from omni_ar.run.limits import Limits
-from omni_ar.run.phases import draft_tokens, follow_tokens, keep_chunk_features, keep_features, prefill_drafts
+from omni_ar.run.phases import (
+    draft_tokens,
+    drop_features,
+    follow_tokens,
+    keep_chunk_features,
+    keep_features,
+    prefill_drafts,
+)
 from omni_ar.run.plan import PaddedShape
 from omni_ar.run.state import Resources
 
@@ -98,10 +105,13 @@ class Drafting:
         return [Launch.of(prefill_drafts, self._paged, chunks, states_TX)]
 
     def keeps(self, rows_R: Tensor, drafts: int) -> list[Launch]:
-        """Keeps the features of the tokens and drafts of a step without chunks, which the next step's drafts need."""
+        """Keeps the features of the tokens and drafts of a step without chunks, which the next step's drafts need. A step without
+        drafts makes none, and earlier ones are of no use behind it."""
         features = self._features
-        if features is None or not drafts:
+        if features is None:
             return []
+        if not drafts:
+            return [Launch.of(drop_features, rows_R, features.first_N)]
         assert self._paged is not None
         count = rows_R.shape[0] * (1 + drafts)
         length_N = self._stage.rows.columns.length

@@ -29,6 +29,9 @@ from omni_ar.sampling.edits import StepEdits
 from omni_ar.sampling.pack import SamplingStart, start_sampling
 from omni_ar.sampling.sampler import draw, sample, sample_drafted, top_logprobs
 
+NO_FEATURES = 2**40
+"""`RowPages.first_N` of a row without features."""
+
 
 def start_rows(state: RowState, rows_n: Tensor, fields_nC: Tensor, table_nM: Tensor, sampling: SamplingStart) -> None:
     """Sets the state of rows before their first chunk."""
@@ -300,6 +303,11 @@ def keep_features(
     first_N.index_copy_(0, rows_R, length_N.index_select(0, rows_R))
 
 
+def drop_features(rows_R: Tensor, first_N: Tensor) -> None:
+    """The rows have no features any more: none of their tokens is so far behind."""
+    first_N.index_fill_(0, rows_R, NO_FEATURES)
+
+
 def keep_chunk_features(
     features_TH: Tensor,
     rows_R: Tensor,
@@ -404,7 +412,10 @@ _BY_CATEGORY = {
     PhaseCategory.TRANSFER: (
         *("receive_tensors", "send_tensors", "copy_tensor", "gather_tokens", "void_tokens", "send_inputs"),
     ),
-    PhaseCategory.FORWARD: ("run_forward", "keep_hidden", "prefill_drafts", "keep_features", "keep_chunk_features"),
+    PhaseCategory.FORWARD: (
+        *("run_forward", "keep_hidden"),
+        *("prefill_drafts", "keep_features", "keep_chunk_features", "drop_features"),
+    ),
     PhaseCategory.LOGITS: ("compute_logits",),
     PhaseCategory.SAMPLE: ("sample_rows", "sample_positions", "mark_nan", "accept_tokens", "accept_drafts"),
     PhaseCategory.TOKEN_POINT: (HAND_OVER,),

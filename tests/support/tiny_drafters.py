@@ -1,0 +1,38 @@
+"""Checkpoints of small models that draft for a tiny checkpoint's text."""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from tests.support.tiny_text import write_noisy_model
+
+
+def drafting_model(folder: Path, parent: Path) -> Path:
+    """Writes a text model with the vocabulary of a checkpoint's text stage below `parent`, unless it is there; returns its folder.
+    Of a text model, nearly the same model; else one with weights of its own."""
+    other = parent / f"{folder.name}-drafts"
+    if (other / "config.json").exists():
+        return other
+    config = json.loads((folder / "config.json").read_text())
+    if config["model_type"] == "qwen3":
+        write_noisy_model(folder, other)
+    else:
+        text = config["thinker_config"]["text_config"]
+        torch.manual_seed(4)
+        shape = Qwen3Config(
+            vocab_size=text["vocab_size"],
+            max_position_embeddings=32768,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=1,
+            head_dim=8,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+        Qwen3ForCausalLM(shape).eval().save_pretrained(other)
+    if (folder / "tokenizer.json").exists():
+        shutil.copy(folder / "tokenizer.json", other)
+    return other
