@@ -8,6 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from omni.parallel.peers import PeerMemory
+
 
 class PendingReceive(Protocol):
     """A tensor from another rank."""
@@ -33,6 +35,10 @@ class Communicator(Protocol):
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over the ranks, of the same bits on each. May overwrite `x`, which is contiguous."""
+
+    def peer_memory(self, x: Tensor) -> PeerMemory | None:
+        """Memory for a kernel that sums tensors of the size and dtype of `x` itself, in the place of an `all_reduce`; None where
+        there is none. All ranks get it, or none does."""
 
     def all_gather(self, x_RN: Tensor) -> Tensor:
         """The columns of all ranks, `[R, size * N]`, in the order of the ranks."""

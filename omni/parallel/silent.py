@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from omni.parallel.communicator import PendingReceive
+from omni.parallel.peers import PeerMemory
 from omni.parallel.ranks import EqualRanks, PipelineRank, RankLayout, Ranks
 
 
@@ -29,6 +31,11 @@ class SilentCommunicator:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
+
+    def peer_memory(self, x: Tensor) -> PeerMemory | None:
+        """Without contents, for tensors without contents: a launch that is recorded is the one of ranks with such memory."""
+        peers = PeerMemory(self.rank, x.new_empty(self.size, dtype=torch.int64))
+        return peers if x.is_meta and peers.takes(x) else None
 
     def all_gather(self, x_RN: Tensor) -> Tensor:
         *rows, width = x_RN.shape

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from omni.checkpoint import Cut, Destination, StackedWeights
 from omni_ar.attention import AttentionBackend, AttentionFeatures, AttentionMetadata, KVCache
+from omni_ar.kernels.norm import Delta
 from omni_ar.kernels.rope import HeadNorms, qk_norm_rope_write
 from omni_ar.layers.linear import Factory, RMSNorm, StackedLinear, row_linear
 from omni_ar.layers.parallel import head_parts
@@ -95,7 +96,7 @@ class Attention(AttentionProjections, StackedWeights):
         cache: KVCache,
         meta: AttentionMetadata,
         backend: AttentionBackend,
-    ) -> Tensor:
+    ) -> Delta:
         """Returns `[T, D]`, possibly in parts (`residual_sum`), for the output of `qkv_proj`. Fills the cache."""
         pages, prefetch = (cache.key[self.layer], cache.value[self.layer]), self.o_proj.weight
         q_THW = qk_norm_rope_write(
