@@ -24,7 +24,8 @@ BLOCK = 1024
 _DATA = tl.constexpr(512)
 """Bytes before the data: the state is an int32."""
 _CALL_BIT = tl.constexpr(16)
-"""The bits of the state from here on count calls; a call has fewer than 2**16 programs."""
+_CALL = tl.constexpr(2**16)
+"""A call adds 2**16 to the state, and has fewer programs."""
 
 
 def bytes_needed(size: int, most_bytes: int) -> int:
@@ -53,20 +54,20 @@ def _all_reduce(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     x = tl.load(x_ptr + at, mask=inside, other=0.0)
-    total = tile_sum(x, at, inside, bases_ptr, RANK, SIZE, MOST_BYTES)
+    total = tile_sum(x, at, inside, bases_ptr, tl.load(bases_ptr + RANK), RANK, SIZE, MOST_BYTES)
     tl.store(x_ptr + at, total.to(x_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def tile_sum(x, at, inside, bases_ptr, RANK: tl.constexpr, SIZE: tl.constexpr, MOST_BYTES: tl.constexpr):
+def tile_sum(x, at, inside, bases_ptr, own, RANK: tl.constexpr, SIZE: tl.constexpr, MOST_BYTES: tl.constexpr):
     """The sum over the ranks of a tile: float32, added up in their order, 0 outside.
 
     Every program of a launch calls it once, when the kernels before are complete. The grid has one dimension.
     x: this rank's part. at: places of its numbers in the tensor, of which there are up to `MOST_BYTES`. inside: which numbers there
-    are; each place is in one tile. bases_ptr: int64 `[SIZE]`, addresses here of the memory of all ranks."""
+    are; each place is in one tile. bases_ptr: int64 `[SIZE]`, addresses here of the memory of all ranks, which no kernel writes.
+    own: that of this rank's."""
     WORD: tl.constexpr = tl.int32 if x.dtype.primitive_bitwidth == 32 else tl.int16
     MINUS_ZERO: tl.constexpr = -(2 ** (x.dtype.primitive_bitwidth - 1))
-    own = tl.load(bases_ptr + RANK)
     state_ptr = own.to(tl.pointer_type(tl.int32))
     slot = (tl.load(state_ptr, volatile=True) >> _CALL_BIT) & 1
     word = x.to(WORD, bitcast=True)
@@ -78,7 +79,7 @@ def tile_sum(x, at, inside, bases_ptr, RANK: tl.constexpr, SIZE: tl.constexpr, M
     # own, less: one that reads the state meanwhile finds the same call.
     tl.debug_barrier()
     first = tl.program_id(0) == 0
-    tl.atomic_add(state_ptr, tl.where(first, (1 << _CALL_BIT) + 1 - tl.num_programs(0), 1), sem="relaxed", scope="gpu")
+    tl.atomic_add(state_ptr, tl.where(first, 1 - tl.num_programs(0) + _CALL, 1), sem="relaxed", scope="gpu")
     total = tl.zeros(x.shape, tl.float32)
     for rank in tl.static_range(SIZE):
         if rank == RANK:

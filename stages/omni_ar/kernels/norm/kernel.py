@@ -129,6 +129,8 @@ def _rms_norm(
         prefetch_l2(prefetch_ptr, tl.program_id(0), tl.num_programs(0), PREFETCH_BYTES)
     if NORM:
         weight_1D = tl.load(weight_ptr + column_1D, mask=column_1D < WIDTH, other=0.0).to(tl.float32)
+    if SIZE > 1:
+        own = tl.load(bases_ptr + RANK)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     inside_TD = (row_T1 < rows) & (column_1D < WIDTH)
@@ -142,7 +144,7 @@ def _rms_norm(
         # Rounded where a separate product would be rounded.
         delta_TD = delta_TD.to(sum_ptr.dtype.element_ty)
         if SIZE > 1:
-            total_TD = tile_sum(delta_TD, dense_TD, inside_TD, bases_ptr, RANK, SIZE, MOST_BYTES)
+            total_TD = tile_sum(delta_TD, dense_TD, inside_TD, bases_ptr, own, RANK, SIZE, MOST_BYTES)
             delta_TD = total_TD.to(sum_ptr.dtype.element_ty)
         # The norm applies to the sum as it is stored, which the next layer adds to, not as it was computed.
         stored_TD = (x_TD + delta_TD.to(tl.float32)).to(sum_ptr.dtype.element_ty)
