@@ -28,7 +28,8 @@ class Communicator(Protocol):
     others raises `LostRankError`, or ends its process where the device alone waits."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Of this engine among those that communicate. `Ranks.rank` is the one among all of the stage."""
 
     @property
     def size(self) -> int: ...

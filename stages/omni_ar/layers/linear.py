@@ -96,10 +96,10 @@ def row_linear(
     columns: Cut | None, inputs: int, outputs: int, *, bias: bool = False, **factory: Unpack[Factory]
 ) -> Linear:
     """A `RowLinear` of this rank's `columns`, or a whole map of `inputs` if there are none."""
-    ranks = communicator()
-    if columns is None or ranks is None:
+    group = communicator()
+    if columns is None or group is None:
         return Linear(inputs, outputs, bias=bias, **factory)
-    return RowLinear(columns, outputs, ranks, bias=bias, **factory)
+    return RowLinear(columns, outputs, group, bias=bias, **factory)
 
 
 class RMSNorm(nn.Module):

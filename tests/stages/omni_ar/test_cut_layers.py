@@ -32,7 +32,7 @@ from omni_ar.layers import (
 from omni_ar.layers import linear as linear_layers
 from omni_ar.layers import moe as moe_layers
 from omni_ar.layers.linear import RowLinear
-from omni_ar.layers.parallel import HeadParts, communicator, held_experts, partitioned, whole
+from omni_ar.layers.parallel import HeadShard, communicator, held_experts, partitioned, whole
 from omni_ar.layers.text_model import TextModel
 from omni_ar.layers.vocabulary import VocabEmbedding, VocabHead
 from tests.stages.omni_ar.one_row import OneRow
@@ -395,11 +395,11 @@ def other_columns(size: int, dim: int) -> Cut | None:
     return Cut(dim, rank * share, (rank + 1) * share, size)
 
 
-def first_kv_heads(self: HeadParts, dim: int, head_dim: int) -> Cut:
+def first_kv_heads(self: HeadShard, dim: int, head_dim: int) -> Cut:
     return Cut(dim, 0, self.num_kv_heads * head_dim, self.all_kv_heads * head_dim)
 
 
-def first_sinks(self: HeadParts, dim: int, head_dim: int = 1) -> Cut:
+def first_sinks(self: HeadShard, dim: int, head_dim: int = 1) -> Cut:
     first = self.first_head if head_dim > 1 else 0
     return Cut(dim, first * head_dim, (first + self.num_heads) * head_dim, self.all_heads * head_dim)
 
@@ -460,8 +460,8 @@ FAULTS: list[tuple[Any, str, Callable[..., Any]]] = [
     (RowLinear, "in_parts", bias_of_each_rank),
     (RowLinear, "in_parts", no_bias),
     (linear_layers, "width_cut", other_columns),
-    (HeadParts, "kv_heads_cut", first_kv_heads),
-    (HeadParts, "heads_cut", first_sinks),
+    (HeadShard, "kv_heads_cut", first_kv_heads),
+    (HeadShard, "heads_cut", first_sinks),
     (VocabEmbedding, "forward", ids_of_every_rank),
     (VocabHead, "forward", own_logits),
     (SparseMoE, "fused_mlp", experts_without_a_sum),
