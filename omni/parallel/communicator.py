@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from omni.parallel.peers import PeerMemory
+from omni.parallel.peers import RankMemory
 
 
 class PendingReceive(Protocol):
@@ -37,7 +37,7 @@ class Communicator(Protocol):
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over the ranks, of the same bits on each. May overwrite `x`, which is contiguous."""
 
-    def peer_memory(self, x: Tensor) -> PeerMemory | None:
+    def rank_memory(self, x: Tensor) -> RankMemory | None:
         """Memory for a kernel that sums tensors of the size and dtype of `x` itself, in the place of an `all_reduce`; None where
         there is none. All ranks get it, or none does."""
 

@@ -21,7 +21,7 @@ _NONE = b"none"
 
 
 @dataclass(frozen=True, slots=True)
-class PeerMemory:
+class RankMemory:
     """Memory of each rank, mapped by all: until the process ends, as other ranks may still use it. Kernels sum through it
     (`omni.parallel.kernel.tile_sum`). rank: of this process. bases: int64 `[size]` on its device, addresses here, by rank."""
 
@@ -30,7 +30,7 @@ class PeerMemory:
     most_bytes: int = MOST_BYTES
 
     @classmethod
-    def open(cls, store: Store, rank: int, size: int, device: torch.device, timeout: timedelta) -> "PeerMemory | None":
+    def open(cls, store: Store, rank: int, size: int, device: torch.device, timeout: timedelta) -> "RankMemory | None":
         """Waits for the other ranks. None if a device cannot map the memory of another, as then at every rank."""
         from omni.parallel import kernel
 

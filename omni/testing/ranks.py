@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from omni.parallel import EqualRanks, PendingReceive, PipelineRank, RankLayout, Ranks
-from omni.parallel.peers import PeerMemory
+from omni.parallel.peers import RankMemory
 from omni.parallel.silent import THERE
 from omni.stage import StageWorker
 
@@ -79,7 +79,7 @@ class ThreadCommunicator:
             total = total + each
         return total
 
-    def peer_memory(self, x: Tensor) -> PeerMemory | None:
+    def rank_memory(self, x: Tensor) -> RankMemory | None:
         return None
 
     def all_gather(self, x_RN: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from omni.parallel import PendingReceive
-from omni.parallel.peers import PeerMemory
+from omni.parallel.peers import RankMemory
 from omni.parallel.silent import THERE
 from omni.testing.simulation.checker import Running
 from omni.testing.simulation.device import SimulatedDevice
@@ -106,7 +106,7 @@ class SimulatedCommunicator:
         spoil(x)
         return total
 
-    def peer_memory(self, x: Tensor) -> PeerMemory | None:
+    def rank_memory(self, x: Tensor) -> RankMemory | None:
         return None
 
     def all_gather(self, x_RN: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def sums(rank: int, size: int, store: str) -> None:
     ranks = open_communicator(FileStore(store, size), rank, size, device, 60)
     torch.cuda.set_device(device)
     assert isinstance(ranks, NcclCommunicator)
-    peers = ranks.peer_memory(torch.empty(1, device=device))
+    peers = ranks.rank_memory(torch.empty(1, device=device))
     assert peers is not None, "the two devices reach each other"
     for call, (dtype, numbers) in enumerate((dtype, numbers) for dtype in DTYPES for numbers in SIZES):
         x = given(rank, numbers, dtype, call).to(device)

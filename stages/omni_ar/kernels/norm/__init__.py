@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from omni.device.kernel_choice import runs_kernel
-from omni.parallel.peers import PeerMemory
+from omni.parallel.peers import RankMemory
 from omni_ar.kernels.norm import reference
 from omni_ar.kernels.norm.partial_sum import Delta, PartialSum
 
@@ -49,9 +49,9 @@ def residual_sum(x_TD: Tensor, delta_TD: Delta) -> Tensor:
     return kernel.residual_sum(x_TD, own_TD, peers)
 
 
-def _summed_by_kernel(x_TD: Tensor, delta_TD: Delta) -> tuple[Tensor, PeerMemory | None]:
+def _summed_by_kernel(x_TD: Tensor, delta_TD: Delta) -> tuple[Tensor, RankMemory | None]:
     """The addition, and the memory of the ranks whose parts the kernel is to add; without it, the addition is whole."""
     if not isinstance(delta_TD, PartialSum):
         return delta_TD, None
-    peers = delta_TD.peer_memory(x_TD) if runs_kernel(x_TD) else None
+    peers = delta_TD.rank_memory(x_TD) if runs_kernel(x_TD) else None
     return (delta_TD.total(x_TD), None) if peers is None else (delta_TD.part, peers)

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from omni.parallel.kernel import tile_sum
-from omni.parallel.peers import PeerMemory
+from omni.parallel.peers import RankMemory
 from omni_ar.kernels.overlap import overlaps
 from omni_ar.kernels.prefetch import prefetch_bytes, prefetch_l2
 
@@ -31,7 +31,7 @@ def add_rms_norm(
     weight_D: Tensor,
     eps: float,
     prefetch: Tensor | None = None,
-    peers: PeerMemory | None = None,
+    peers: RankMemory | None = None,
 ) -> tuple[Tensor, Tensor]:
     """peers: of the ranks that `delta_TD` is summed over; None if it is no part of a sum."""
     out_TD = torch.empty_like(x_TD, memory_format=torch.contiguous_format)
@@ -40,7 +40,7 @@ def add_rms_norm(
     return out_TD, sum_TD
 
 
-def residual_sum(x_TD: Tensor, delta_TD: Tensor, peers: PeerMemory) -> Tensor:
+def residual_sum(x_TD: Tensor, delta_TD: Tensor, peers: RankMemory) -> Tensor:
     sum_TD = torch.empty_like(x_TD, memory_format=torch.contiguous_format)
     _launch(x_TD, delta_TD, None, 0.0, None, sum_TD, None, peers)
     return sum_TD
@@ -54,7 +54,7 @@ def _launch(
     out_TD: Tensor | None,
     sum_TD: Tensor | None,
     prefetch: Tensor | None,
-    peers: PeerMemory | None,
+    peers: RankMemory | None,
 ) -> None:
     """weight_D, out_TD: of the norm; None without one. sum_TD: None without an addition."""
     rows, width = x_TD.shape

@@ -6,7 +6,7 @@ Shape legend: T rows, D width.
 from torch import Tensor
 
 from omni.parallel import Communicator
-from omni.parallel.peers import PeerMemory
+from omni.parallel.peers import RankMemory
 
 
 class PartialSum:
@@ -19,9 +19,9 @@ class PartialSum:
         self._communicator = communicator
         self._total_TD: Tensor | None = None
 
-    def peer_memory(self, x_TD: Tensor) -> PeerMemory | None:
+    def rank_memory(self, x_TD: Tensor) -> RankMemory | None:
         """For a kernel that sums the part while it adds it to the residual stream `x_TD`; None where only `total` sums it."""
-        return self._communicator.peer_memory(x_TD) if self._total_TD is None else None
+        return self._communicator.rank_memory(x_TD) if self._total_TD is None else None
 
     def total(self, x_TD: Tensor) -> Tensor:
         """The sum, `[T, D]` in the dtype of the residual stream. Calls a collective, the first time."""

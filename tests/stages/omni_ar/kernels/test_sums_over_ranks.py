@@ -18,7 +18,7 @@ from triton.runtime.errors import InterpreterError
 pytest.importorskip("triton")
 
 from omni.parallel import Communicator, kernel, open_communicator
-from omni.parallel.peers import PeerMemory
+from omni.parallel.peers import RankMemory
 from omni_ar.kernels.norm import PartialSum, add_rms_norm, residual_sum
 from omni_ar.kernels.norm import kernel as norm_kernel
 from omni_ar.kernels.overlap import kernels_in_turn
@@ -45,7 +45,7 @@ def shapes(call: int) -> tuple[int, int, int]:
     return rows, width, chance.choice([0, 0, 3])
 
 
-def check_call(call: int, peers: PeerMemory, device: torch.device, dtype: torch.dtype) -> None:
+def check_call(call: int, peers: RankMemory, device: torch.device, dtype: torch.dtype) -> None:
     (rows, width, parts), size = shapes(call), len(peers.bases)
     shape = (parts, rows, width) if parts else (rows, width)
     given = [drawn(call, rank, *shape).to(torch.float32 if parts else dtype) for rank in range(size)]
@@ -77,7 +77,7 @@ def interleaved(size: int, seed: int, calls: int) -> None:
 
     def host(rank: int) -> None:
         for call in range(seed, seed + calls):
-            check_call(call, PeerMemory(rank, bases, MOST_BYTES), torch.device("cpu"), torch.float32)
+            check_call(call, RankMemory(rank, bases, MOST_BYTES), torch.device("cpu"), torch.float32)
 
     ranks = InterleavedRanks(memories, seed)
     with ranks.launching((kernel, "_all_reduce"), (norm_kernel, "_rms_norm")):
@@ -135,7 +135,7 @@ def work_of_a_gpu(rank: int, size: int, store: str) -> None:
     torch.cuda.set_device(device)
     for call in range(90):
         dtype = (torch.float32, torch.bfloat16, torch.float16)[call % 4 % 3]
-        peers = ranks.peer_memory(torch.empty(1, dtype=dtype, device=device))
+        peers = ranks.rank_memory(torch.empty(1, dtype=dtype, device=device))
         assert peers is not None, "the devices reach each other's memory"
         check_call(call, peers, device, dtype)
     for rows, width in GPU_SHAPES:
@@ -175,7 +175,7 @@ class Chain:
 def plain_sums() -> Iterator[None]:
     """While entered, additions are summed by `all_reduce`, before a kernel adds them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PartialSum, "peer_memory", lambda *_: None)
+        patch.setattr(PartialSum, "rank_memory", lambda *_: None)
         yield
 
 
