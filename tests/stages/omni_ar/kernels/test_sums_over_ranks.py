@@ -23,6 +23,7 @@ from omni_ar.kernels.norm import PartialSum, add_rms_norm, residual_sum
 from omni_ar.kernels.norm import kernel as norm_kernel
 from omni_ar.kernels.overlap import kernels_in_turn
 from tests.support.exact import assert_near
+from tests.support.gpu_compiler import compile_for_gpu
 from tests.support.interleaved_kernels import InterleavedRanks
 
 EPS = 1e-6
@@ -123,6 +124,22 @@ def test_a_planted_fault_is_seen(fault: str, tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr(module, "tile_sum", faulty.tile_sum)
     with pytest.raises((AssertionError, InterpreterError)):
         interleaved(2, seed=1, calls=24)
+
+
+COMPILED = """
+from omni.parallel.kernel import _all_reduce
+from omni_ar.kernels.norm.kernel import _rms_norm
+
+SIZES = dict(RANK=1, SIZE=3, MOST_BYTES=2**19, OVERLAP=True)
+NORM = dict(ADD=True, NORM=True, PARTS=4, WIDTH=2048, PREFETCH_BYTES=1024, BLOCK_T=1, BLOCK_D=2048)
+KERNELS = {_all_reduce: dict(BLOCK=1024), _rms_norm: NORM}
+TYPES = dict(bases_ptr="*i64", delta_ptr="*fp32", eps="fp32")
+"""
+
+
+@pytest.mark.thorough
+def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    compile_for_gpu(COMPILED, tmp_path)
 
 
 LAYERS, WIDTH = 24, 2048
