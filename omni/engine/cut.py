@@ -69,12 +69,12 @@ class CutStages:
     def agree(self, division: Division, redivide: Redivide) -> Division:
         """The division with rows and pages that all ranks have: the least of theirs. Waits for them."""
         rows = {stage: division.memory[stage].rows or 0 for stage in self.ranks}
-        least = {stage: ranks.least("rows", rows[stage]) for stage, ranks in self.ranks.items()}
+        least = {stage: ranks.all_reduce_min("rows", rows[stage]) for stage, ranks in self.ranks.items()}
         if least != rows:
             division = redivide(division, least)
         memory = dict(division.memory)
         for stage, ranks in self.ranks.items():
-            memory[stage] = replace(memory[stage], pages=ranks.least("pages", memory[stage].pages))
+            memory[stage] = replace(memory[stage], pages=ranks.all_reduce_min("pages", memory[stage].pages))
         return replace(division, memory=memory)
 
     def close(self) -> None:

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from omni.parallel.peers import RankMemory
+
 
 class PendingReceive(Protocol):
     """A tensor from another rank."""
@@ -26,13 +28,18 @@ class Communicator(Protocol):
     others raises `LostRankError`, or ends its process where the device alone waits."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Of this engine among those that communicate. `Ranks.rank` is the one among all of the stage."""
 
     @property
     def size(self) -> int: ...
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over the ranks, of the same bits on each. May overwrite `x`, which is contiguous."""
+
+    def rank_memory(self, x: Tensor) -> RankMemory | None:
+        """Memory for a kernel that sums tensors of the size and dtype of `x` itself, in the place of an `all_reduce`; None where
+        there is none. All ranks get it, or none does."""
 
     def all_gather(self, x_RN: Tensor) -> Tensor:
         """The columns of all ranks, `[R, size * N]`, in the order of the ranks."""

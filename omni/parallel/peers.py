@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -19,18 +20,17 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _NONE = b"none"
 
 
-class PeerSum:
-    """This rank's memory, and that of the others as it is mapped here: until the process ends, as other ranks may still use it."""
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Memory of each rank, mapped by all: until the process ends, as other ranks may still use it. Kernels sum through it
+    (`omni.parallel.kernel.tile_sum`). rank: of this process. bases: int64 `[size]` on its device, addresses here, by rank."""
 
-    def __init__(self, rank: int, device: torch.device, own: int, others: dict[int, int]) -> None:
-        """own: address of the memory. others: addresses by rank."""
-        self._rank = rank
-        self._size = len(others) + 1
-        bases = [own if other == rank else others[other] for other in range(self._size)]
-        self._bases = torch.tensor(bases, dtype=torch.int64, device=device)
+    rank: int
+    bases: Tensor
+    most_bytes: int = MOST_BYTES
 
     @classmethod
-    def open(cls, store: Store, rank: int, size: int, device: torch.device, timeout: timedelta) -> "PeerSum | None":
+    def open(cls, store: Store, rank: int, size: int, device: torch.device, timeout: timedelta) -> "RankMemory | None":
         """Waits for the other ranks. None if a device cannot map the memory of another, as then at every rank."""
         from omni.parallel import kernel
 
@@ -63,15 +63,18 @@ class PeerSum:
             if own:
                 cuda_driver.free(index, own)
             return None
-        return cls(rank, device, own, others)
+        bases = [own if other == rank else others[other] for other in range(size)]
+        return cls(rank, torch.tensor(bases, dtype=torch.int64, device=device))
 
     def takes(self, x: Tensor) -> bool:
-        return x.dtype in _DTYPES and 0 < x.nbytes <= MOST_BYTES and x.is_contiguous()
+        """Whether tensors of the dtype and size of `x` are summed through it."""
+        return x.dtype in _DTYPES and 0 < x.nbytes <= self.most_bytes
 
-    def sum(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """As of a `Communicator`. x: which `takes` accepts, contiguous."""
         from omni.parallel import kernel
 
-        return kernel.sum_over_ranks(x, self._bases, self._rank, self._size, MOST_BYTES)
+        return kernel.all_reduce(x, self.bases, self.rank, self.most_bytes)
 
 
 def _exchange(store: Store, name: str, rank: int, size: int, given: bytes, timeout: timedelta) -> Sequence[bytes]:

@@ -102,7 +102,7 @@ class Ranks(ABC):
             communicator.close()
 
     @abstractmethod
-    def least(self, name: str, number: int) -> int:
+    def all_reduce_min(self, name: str, number: int) -> int:
         """The smallest `number` of all ranks. All call it with the same name, at start. Waits for them."""
 
 
@@ -111,5 +111,5 @@ class EqualRanks(Ranks):
 
     __slots__ = ()
 
-    def least(self, name: str, number: int) -> int:
+    def all_reduce_min(self, name: str, number: int) -> int:
         return number

@@ -43,9 +43,9 @@ class StoreRanks(Ranks):
     store: Store
     calls: Counter[str] = field(default_factory=Counter)
 
-    def least(self, name: str, number: int) -> int:
+    def all_reduce_min(self, name: str, number: int) -> int:
         self.calls[name] += 1
-        return _least(self.store, self.rank, self.size, f"{name}/{self.calls[name]}", number)
+        return _all_reduce_min(self.store, self.rank, self.size, f"{name}/{self.calls[name]}", number)
 
 
 def open_ranks(
@@ -61,7 +61,7 @@ def open_ranks(
     size = layout.size
     store = FileStore(f"/proc/self/fd/{ends.store}", size)
     numbers = PrefixStore("numbers", store)
-    _least(numbers, rank, size, "open", 0)
+    _all_reduce_min(numbers, rank, size, "open", 0)
 
     def open_group(
         name: str, rank: int, size: int, transfers: Iterable[tuple[int, int]] = (), *, collectives: bool = False
@@ -99,7 +99,7 @@ def open_ranks(
     )
 
 
-def _least(store: Store, rank: int, size: int, name: str, number: int) -> int:
+def _all_reduce_min(store: Store, rank: int, size: int, name: str, number: int) -> int:
     store.set(f"{name}/{rank}", str(number))
     deadline = time.monotonic() + START_SECONDS
     numbers = []

@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
+from omni.device.kernel_choice import runs_kernel
 from omni.parallel.communicator import PendingReceive
+from omni.parallel.peers import RankMemory
 from omni.parallel.ranks import EqualRanks, PipelineRank, RankLayout, Ranks
 
 
@@ -28,7 +31,13 @@ class SilentCommunicator:
         self.size = size
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return x
+        peers = self.rank_memory(x)
+        return x if peers is None else peers.all_reduce(x)
+
+    def rank_memory(self, x: Tensor) -> RankMemory | None:
+        """None, except where launches are recorded (`omni.kernels`): kernels of ranks that have such memory are to be known."""
+        peers = RankMemory(self.rank, x.new_empty(self.size, dtype=torch.int64))
+        return peers if x.is_meta and runs_kernel(x) and peers.takes(x) else None
 
     def all_gather(self, x_RN: Tensor) -> Tensor:
         *rows, width = x_RN.shape

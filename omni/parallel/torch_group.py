@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, Store
 from omni.device import SyncPoint, may_sync
 from omni.errors import LostRankError, said
 from omni.parallel.communicator import Communicator, PendingReceive
-from omni.parallel.peers import PeerSum
+from omni.parallel.peers import RankMemory
 from omni.parallel.silent import THERE
 from omni.parallel.watch import REMEDY
 
@@ -106,6 +106,9 @@ class TorchCommunicator:
             self._run(self._group.allreduce, [x], self._sum)
         return x
 
+    def rank_memory(self, x: Tensor) -> RankMemory | None:
+        return None
+
     def all_gather(self, x_RN: Tensor) -> Tensor:
         if self._silent or not x_RN.numel():
             return x_RN.repeat(1, self._size)
@@ -176,7 +179,7 @@ class _Transfer:
 
 class NcclCommunicator(TorchCommunicator):
     """Collectives on the current stream of the current device, without a wait of the host. Small sums go through the memory of the
-    other devices (`PeerSum`) where they can reach each other, the rest through NCCL. A thread of the group ends the process if a
+    other devices (`RankMemory`) where they can reach each other, the rest through NCCL. A thread of the group ends the process if a
     collective of NCCL takes longer than the time limit; it does not see those of captured graphs."""
 
     def __init__(
@@ -187,12 +190,15 @@ class NcclCommunicator(TorchCommunicator):
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=not sums)
         options._timeout = timeout
         super().__init__(dist.ProcessGroupNCCL(store, rank, size, options), rank, size)
-        self._peers = PeerSum.open(store, rank, size, device, timeout) if sums else None
+        self._peers = RankMemory.open(store, rank, size, device, timeout) if sums else None
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        if self._peers is not None and self._peers.takes(x) and not self._silent:
-            return self._peers.sum(x)
-        return super().all_reduce(x)
+        peers = self.rank_memory(x)
+        return super().all_reduce(x) if peers is None else peers.all_reduce(x)
+
+    def rank_memory(self, x: Tensor) -> RankMemory | None:
+        peers = self._peers
+        return peers if peers is not None and peers.takes(x) and not self._silent else None
 
     def send(self, x: Tensor, to: int) -> None:
         if x.numel() and not self._silent:

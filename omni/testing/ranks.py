@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from omni.parallel import EqualRanks, PendingReceive, PipelineRank, RankLayout, Ranks
+from omni.parallel.peers import RankMemory
 from omni.parallel.silent import THERE
 from omni.stage import StageWorker
 
@@ -77,6 +78,9 @@ class ThreadCommunicator:
         for each in given[1:]:
             total = total + each
         return total
+
+    def rank_memory(self, x: Tensor) -> RankMemory | None:
+        return None
 
     def all_gather(self, x_RN: Tensor) -> Tensor:
         given = [x_RN] * self.size if self._silent else self._exchange(x_RN)

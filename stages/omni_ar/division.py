@@ -64,4 +64,6 @@ def measured_part(context: StageContext, model: ArModel, part: PipelinePart) -> 
 def _time_of(ranks: Ranks, position: int, own: float) -> int:
     """Nanoseconds of the fastest rank of a part."""
     assert ranks.pipeline is not None
-    return ranks.least(f"time of part {position}", round(own) if ranks.pipeline.position == position else _OTHER)
+    return ranks.all_reduce_min(
+        f"time of part {position}", round(own) if ranks.pipeline.position == position else _OTHER
+    )

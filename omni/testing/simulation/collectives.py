@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from omni.parallel import PendingReceive
+from omni.parallel.peers import RankMemory
 from omni.parallel.silent import THERE
 from omni.testing.simulation.checker import Running
 from omni.testing.simulation.device import SimulatedDevice
@@ -104,6 +105,9 @@ class SimulatedCommunicator:
             return x.copy_(total)
         spoil(x)
         return total
+
+    def rank_memory(self, x: Tensor) -> RankMemory | None:
+        return None
 
     def all_gather(self, x_RN: Tensor) -> Tensor:
         if self._silent or not x_RN.numel():

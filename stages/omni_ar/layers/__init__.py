@@ -1,9 +1,10 @@
-"""Modules that models are composed of, and `residual_sum`, for access to the residual stream between two layers.
+"""Modules that models are composed of, and `residual_sum`, for access to the residual stream between two layers: the addition that
+is still pending there is a `Delta`.
 
 Parameters have the names of most published decoders, except the stacked ones: queries, keys and values; gate and up; experts.
 """
 
-from omni_ar.kernels.norm import residual_sum
+from omni_ar.kernels.norm import Delta, residual_sum
 from omni_ar.layers.attention import Attention, AttentionProjections
 from omni_ar.layers.decoder import DecoderConfig, DecoderLayer, DecoderLayers, attention_windows, decoder_config
 from omni_ar.layers.frame_layers import ChooseCode, EmbedCode, FrameAttention, FrameCache, FrameLayers, first_pass
@@ -18,6 +19,7 @@ __all__ = [
     "DecoderConfig",
     "DecoderLayer",
     "DecoderLayers",
+    "Delta",
     "EmbedCode",
     "FrameAttention",
     "FrameCache",

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from omni.checkpoint import Cut, Destination, StackedWeights
 from omni_ar.attention import AttentionBackend, AttentionFeatures, AttentionMetadata, KVCache
+from omni_ar.kernels.norm import Delta
 from omni_ar.kernels.rope import HeadNorms, qk_norm_rope_write
 from omni_ar.layers.linear import Factory, RMSNorm, StackedLinear, row_linear
-from omni_ar.layers.parallel import head_parts
+from omni_ar.layers.parallel import head_shard
 
 _PLAIN = AttentionFeatures()
 
@@ -37,19 +38,19 @@ class AttentionProjections(nn.Module):
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
-        part = self._part = head_parts(num_heads, num_kv_heads)
-        self.num_heads = part.num_heads
-        self.num_kv_heads = part.num_kv_heads
+        shard = self._shard = head_shard(num_heads, num_kv_heads)
+        self.num_heads = shard.num_heads
+        self.num_kv_heads = shard.num_kv_heads
         self.head_dim = head_dim
         self.layer = layer
         queries, kv = num_heads * head_dim, num_kv_heads * head_dim
         parts = {"q_proj": queries, "k_proj": kv, "v_proj": kv}
         cuts: dict[str, Cut] = {}
-        if part.is_cut:
-            rows, kv_rows = part.heads_cut(0, head_dim), part.kv_heads_cut(0, head_dim)
+        if shard.is_cut:
+            rows, kv_rows = shard.heads_cut(0, head_dim), shard.kv_heads_cut(0, head_dim)
             cuts = {"q_proj": rows, "k_proj": kv_rows, "v_proj": kv_rows}
         self.qkv_proj = StackedLinear(width, parts, bias=bias, cuts=cuts, **factory)
-        columns = part.heads_cut(1, head_dim) if part.is_cut else None
+        columns = shard.heads_cut(1, head_dim) if shard.is_cut else None
         self.o_proj = row_linear(columns, queries, width, bias=bias and output_bias, **factory)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
@@ -72,8 +73,8 @@ class Attention(AttentionProjections, StackedWeights):
         """sizes, options: of `AttentionProjections`. features: all but sinks. sinks: whether there is a parameter `sinks` `[H]`."""
         super().__init__(*sizes, **options)
         slopes_H = features.alibi_slopes
-        if self._part.is_cut and slopes_H is not None:
-            features = replace(features, alibi_slopes=slopes_H[self._part.heads])
+        if self._shard.is_cut and slopes_H is not None:
+            features = replace(features, alibi_slopes=slopes_H[self._shard.heads])
         self._features = features
         self.sinks = nn.Parameter(self.o_proj.weight.new_empty(self.num_heads)) if sinks else None
 
@@ -82,10 +83,10 @@ class Attention(AttentionProjections, StackedWeights):
         return self._features if self.sinks is None else replace(self._features, sinks=self.sinks)
 
     def stacked_weights(self, name: str) -> dict[str, Destination]:
-        if self.sinks is None or not self._part.is_cut:
+        if self.sinks is None or not self._shard.is_cut:
             return {}
         sinks = f"{name}.sinks" if name else "sinks"
-        return {sinks: Destination(sinks, cut=self._part.heads_cut(0))}
+        return {sinks: Destination(sinks, cut=self._shard.heads_cut(0))}
 
     def forward(
         self,
@@ -95,7 +96,7 @@ class Attention(AttentionProjections, StackedWeights):
         cache: KVCache,
         meta: AttentionMetadata,
         backend: AttentionBackend,
-    ) -> Tensor:
+    ) -> Delta:
         """Returns `[T, D]`, possibly in parts (`residual_sum`), for the output of `qkv_proj`. Fills the cache."""
         pages, prefetch = (cache.key[self.layer], cache.value[self.layer]), self.o_proj.weight
         q_THW = qk_norm_rope_write(

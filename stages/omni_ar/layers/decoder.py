@@ -11,7 +11,7 @@ from omni.checkpoint import Absent
 from omni.checkpoint.checks import Section
 from omni.errors import CheckpointError, quoted
 from omni_ar.attention import AttentionFeatures
-from omni_ar.kernels.norm import residual_sum
+from omni_ar.kernels.norm import Delta, residual_sum
 from omni_ar.layers.attention import Attention, AttentionProjections
 from omni_ar.layers.linear import Factory, GatedMLP, RMSNorm
 from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
@@ -189,9 +189,8 @@ def _rope_scaling(rope: Section) -> FrequencyScaling | None:
 
 
 class FeedForward(Protocol):
-    def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Adds `delta_TD` to the residual stream `[T, D]`, then applies norm and MLP. Returns the output and the stream. `delta_TD`
-        and the output may be in parts (`residual_sum`)."""
+    def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Delta | None) -> tuple[Delta, Tensor]:
+        """Adds `delta_TD` to the residual stream `[T, D]`, then applies norm and MLP. Returns the output and the stream."""
 
 
 class DecoderLayer(nn.Module):
@@ -213,9 +212,9 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(width, norm_eps, **factory)
         self.post_attention_layernorm = RMSNorm(width, norm_eps, **factory)
 
-    def forward(self, x_TD: Tensor, delta_TD: Tensor | None, *attention: object) -> tuple[Tensor, Tensor]:
+    def forward(self, x_TD: Tensor, delta_TD: Delta | None, *attention: object) -> tuple[Tensor, Delta]:
         """Maps the residual stream `[T, D]` and its pending addition, from the previous layer, to those of this layer. delta_TD:
-        `[T, D]`, or float32 parts `[P, T, D]` (`residual_sum`); None for none. attention: arguments of `self_attn` behind the
+        `[T, D]`, possibly in parts, which `residual_sum` adds up; None for none. attention: arguments of `self_attn` behind the
         output of `qkv_proj`."""
         qkv_TX, x_TD = self.input_layernorm.norm_linear(self.self_attn.qkv_proj, x_TD, delta_TD)
         attended_TD = self.self_attn(qkv_TX, *attention)
@@ -259,7 +258,8 @@ class DecoderLayers(nn.Module):
         which is undefined for the caller. Stores the inputs of layers that `batch` and `payload_layer` ask for, before features are
         added."""
         cos, sin = self.rotary(batch.positions_PT, x_TD.dtype)
-        boundary, delta_TD = batch.boundary, None
+        boundary = batch.boundary
+        delta_TD: Delta | None = None
         if boundary is not None and boundary.received is not None:
             if self.holds_last and self._stores(0, batch):
                 self._store(0, x_TD, batch)
@@ -289,8 +289,8 @@ class DecoderLayers(nn.Module):
         return tuple(sorted(one for one in stored if 0 < one < layer))
 
     def _before(
-        self, index: int, x_TD: Tensor, delta_TD: Tensor | None, batch: Batch, features: LayerFeatures
-    ) -> tuple[Tensor, Tensor | None]:
+        self, index: int, x_TD: Tensor, delta_TD: Delta | None, batch: Batch, features: LayerFeatures
+    ) -> tuple[Tensor, Delta | None]:
         """Stores the input of a layer, and adds its features. The pending addition is performed only where the stream is read."""
         stores, added = index < len(self.layers) and self._stores(index, batch), features.get(index, ())
         if not stores and not added:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from omni.errors import CheckpointError
 from omni_ar.kernels.frame import attend_frame
+from omni_ar.kernels.norm import Delta
 from omni_ar.layers.attention import AttentionProjections
 from omni_ar.layers.decoder import DecoderConfig, decoder_layer
 from omni_ar.layers.linear import Factory, RMSNorm
@@ -37,7 +38,7 @@ class FrameCache:
 class FrameAttention(AttentionProjections):
     """Causal self-attention within each row's frame, with rotary positions."""
 
-    def forward(self, qkv_TX: Tensor, start: int, cos_GW: Tensor, sin_GW: Tensor, cache: FrameCache) -> Tensor:
+    def forward(self, qkv_TX: Tensor, start: int, cos_GW: Tensor, sin_GW: Tensor, cache: FrameCache) -> Delta:
         """Returns the pending addition to the residual stream, `[T, D]`, possibly in parts (`residual_sum`), for the
         output of `qkv_proj`.
 
@@ -47,7 +48,7 @@ class FrameAttention(AttentionProjections):
         attended_THW = attend_frame(
             qkv_TX, self.norms, cos_GW, sin_GW, start, self.num_heads, cache.key_RGKW, cache.value_RGKW
         )
-        out_TD: Tensor = self.o_proj.in_parts(attended_THW.flatten(1))
+        out_TD: Delta = self.o_proj.in_parts(attended_THW.flatten(1))
         return out_TD
 
 
@@ -84,7 +85,7 @@ class FrameLayers(nn.Module):
         for group in range(1, num_groups):
             if codes:
                 x_TD, start, count = embed(codes[-1], group - 1), start + count, 1
-            delta_TD: Tensor | None = None
+            delta_TD: Delta | None = None
             for layer, frames in zip(self.layers, cache, strict=True):
                 x_TD, delta_TD = layer(x_TD, delta_TD, start, cos_GW, sin_GW, frames)
             normed_TD, _ = self.norm.add(x_TD, delta_TD)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from omni.checkpoint import Cut, Destination, StackedWeights
 from omni.parallel import Communicator
 from omni_ar.kernels.linear import gated_linear, linear, linear_parts, norm_linear
-from omni_ar.kernels.norm import add_rms_norm, rms_norm
+from omni_ar.kernels.norm import Delta, PartialSum, add_rms_norm, rms_norm
 from omni_ar.layers.parallel import communicator, width_cut
 
 
@@ -28,8 +28,8 @@ class Linear(nn.Linear):
     def forward(self, x_TD: Tensor) -> Tensor:
         return linear(x_TD, self.weight, self.bias)
 
-    def in_parts(self, x_TD: Tensor) -> Tensor:
-        """As `forward`, or in parts that the next norm adds up: see `linear_parts`."""
+    def in_parts(self, x_TD: Tensor) -> Delta:
+        """As `forward`, or in parts that the next norm adds up: see `linear_parts` and `PartialSum`."""
         return linear_parts(x_TD, self.weight, self.bias)
 
 
@@ -78,12 +78,14 @@ class RowLinear(Linear, StackedWeights):
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """`[T, D]`, the inputs of this rank, to all outputs."""
-        bias = self.bias if self._communicator.rank == 0 else None
-        return self._communicator.all_reduce(linear(x_TD, self.weight, bias))
+        return self._communicator.all_reduce(linear(x_TD, self.weight, self._own_bias))
 
-    def in_parts(self, x_TD: Tensor) -> Tensor:
-        """As `forward`: the ranks sum what is rounded to the dtype of the rows."""
-        return self.forward(x_TD)
+    def in_parts(self, x_TD: Tensor) -> Delta:
+        return PartialSum(linear_parts(x_TD, self.weight, self._own_bias), self._communicator)
+
+    @property
+    def _own_bias(self) -> Tensor | None:
+        return self.bias if self._communicator.rank == 0 else None
 
     def stacked_weights(self, name: str) -> dict[str, Destination]:
         weight = f"{name}.weight" if name else "weight"
@@ -94,10 +96,10 @@ def row_linear(
     columns: Cut | None, inputs: int, outputs: int, *, bias: bool = False, **factory: Unpack[Factory]
 ) -> Linear:
     """A `RowLinear` of this rank's `columns`, or a whole map of `inputs` if there are none."""
-    ranks = communicator()
-    if columns is None or ranks is None:
+    group = communicator()
+    if columns is None or group is None:
         return Linear(inputs, outputs, bias=bias, **factory)
-    return RowLinear(columns, outputs, ranks, bias=bias, **factory)
+    return RowLinear(columns, outputs, group, bias=bias, **factory)
 
 
 class RMSNorm(nn.Module):
@@ -112,8 +114,8 @@ class RMSNorm(nn.Module):
         """`[..., width]` to the same shape and dtype."""
         return rms_norm(x, self.weight, self.eps)
 
-    def add(self, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Adds `delta_TD` to the residual stream, possibly in parts (`residual_sum`). Returns the norm of the sum, and the sum,
+    def add(self, x_TD: Tensor, delta_TD: Delta | None) -> tuple[Tensor, Tensor]:
+        """Adds `delta_TD` to the residual stream, as `residual_sum` does. Returns the norm of the sum, and the sum,
         `[T, D]` each."""
         if delta_TD is None:
             return self(x_TD), x_TD
@@ -123,7 +125,7 @@ class RMSNorm(nn.Module):
         self,
         linear: nn.Linear,
         x_TD: Tensor,
-        delta_TD: Tensor | None,
+        delta_TD: Delta | None,
         *,
         gated: bool = False,
         prefetch: Tensor | None = None,
@@ -151,7 +153,7 @@ class GatedMLP(nn.Module):
         y_TD: Tensor = self.down_proj(gated_linear(x_TD, self.gate_up_proj.weight, prefetch=self.down_proj.weight))
         return y_TD
 
-    def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+    def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Delta | None) -> tuple[Delta, Tensor]:
         active_TI, x_TD = norm.norm_linear(
             self.gate_up_proj, x_TD, delta_TD, gated=True, prefetch=self.down_proj.weight
         )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from omni.checkpoint import Cut, Destination, StackedWeights
 from omni_ar.kernels.moe import Experts, Norm, SharedExpert, mix_experts
+from omni_ar.kernels.norm import Delta, PartialSum
 from omni_ar.layers.linear import Factory, GatedMLP, RMSNorm
 from omni_ar.layers.parallel import communicator, held_experts, whole, width_cut
 
@@ -45,19 +46,12 @@ class SparseMoE(nn.Module, StackedWeights):
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """`[T, D]`, T at least 1, to `[T, D]`."""
-        y_TD, _ = self._mix(x_TD, None, None)
-        return y_TD
+        y_TD, _ = mix_experts(x_TD, None, None, self._experts())
+        return y_TD if self._communicator is None else self._communicator.all_reduce(y_TD)
 
-    def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self._mix(x_TD, delta_TD, Norm(norm.weight, norm.eps))
-
-    def _mix(self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor]:
-        weights = (self.gate.weight, self.experts_gate_up, self.experts_down)
-        experts = Experts(*weights, self.top_k, self.norm_topk, self._shared(), self._held.start)
-        if self._communicator is None:
-            return mix_experts(x_TD, delta_TD, norm, experts)
-        y_TD, x_TD = mix_experts(x_TD, delta_TD, norm, experts)
-        return self._communicator.all_reduce(y_TD), x_TD
+    def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Delta | None) -> tuple[Delta, Tensor]:
+        y_TD, x_TD = mix_experts(x_TD, delta_TD, Norm(norm.weight, norm.eps), self._experts())
+        return (y_TD if self._communicator is None else PartialSum(y_TD, self._communicator)), x_TD
 
     def stacked_weights(self, name: str) -> dict[str, Destination]:
         """Published names: `experts.<i>.gate_proj.weight` and `.up_proj.weight`, `[I, D]`, and `.down_proj.weight`, `[D, I]`. Of
@@ -76,6 +70,10 @@ class SparseMoE(nn.Module, StackedWeights):
                     place = Destination(place.parameter, (0, slice(0, 0)), Cut(0, 0, 0, rows.stop - rows.start))
                 destinations[f"{prefix}experts.{expert}.{part}_proj.weight"] = place
         return destinations
+
+    def _experts(self) -> Experts:
+        weights = (self.gate.weight, self.experts_gate_up, self.experts_down)
+        return Experts(*weights, self.top_k, self.norm_topk, self._shared(), self._held.start)
 
     def _shared(self) -> SharedExpert | None:
         return None

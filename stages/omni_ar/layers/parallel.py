@@ -1,6 +1,6 @@
-"""The partition that layers are built in. Each rank of a stage holds a part of every layer (tensor parallelism; Shoeybi et al.,
-2019, arXiv:1909.08053), and a part of the sequence of layers (pipeline parallelism; Huang et al., 2019, arXiv:1811.06965). Without
-a partition, a rank holds everything.
+"""The partition that layers are built in. Each rank of a stage holds a shard of every layer (tensor parallelism; Shoeybi et
+al., 2019, arXiv:1909.08053), and a part of the sequence of layers (pipeline parallelism; Huang et al., 2019, arXiv:1811.06965).
+Without a partition, a rank holds everything.
 """
 
 from collections.abc import Iterator
@@ -59,8 +59,8 @@ _partition: ContextVar[_Partition] = ContextVar("partition", default=_WHOLE)
 def partitioned(
     communicator: Communicator | None, part: PipelinePart | None = None, *, expert_parallel: bool = False
 ) -> Iterator[None]:
-    """While entered, the layers that this thread builds hold the part of the communicator's rank, and a sequence of them the layers
-    of a part. None: they are whole. expert_parallel: whether the experts of a mixture are divided among the communicator's ranks,
+    """While entered, layers that this thread builds hold the shard of the communicator's rank, and a sequence of them the layers of
+    a part. None: they are whole. expert_parallel: whether the experts of a mixture are divided among the communicator's ranks,
     instead of the width of each (`Stage.expert_parallel`)."""
     token = _partition.set(_Partition(communicator, part, expert_parallel))
     try:
@@ -87,30 +87,30 @@ def pipeline_part() -> PipelinePart | None:
 
 
 def layers_held(num_layers: int) -> range:
-    """This rank's part of a sequence of layers."""
+    """This rank's layers of a sequence."""
     part = pipeline_part()
     return range(num_layers) if part is None else part.held(num_layers)
 
 
 def width_cut(size: int, dim: int) -> Cut | None:
-    """This rank's part of a width of `size`, dimension `dim` of its weight; None if the layer is whole: without a partition, or if
+    """This rank's shard of a width of `size`, dimension `dim` of its weight; None if the layer is whole: without a partition, or if
     the ranks do not divide the width."""
-    ranks = communicator()
-    if ranks is None or size % ranks.size:
+    group = communicator()
+    if group is None or size % group.size:
         return None
-    share = size // ranks.size
-    return Cut(dim, ranks.rank * share, (ranks.rank + 1) * share, size)
+    share = size // group.size
+    return Cut(dim, group.rank * share, (group.rank + 1) * share, size)
 
 
 def held_experts(num_experts: int) -> range | None:
     """The experts of a mixture that this rank holds whole; None if they are not divided: without a partition by experts, or if the
     ranks do not divide their number."""
-    part = width_cut(num_experts, 0) if _partition.get().expert_parallel else None
-    return range(part.start, part.stop) if part is not None else None
+    shard = width_cut(num_experts, 0) if _partition.get().expert_parallel else None
+    return range(shard.start, shard.stop) if shard is not None else None
 
 
 @dataclass(frozen=True, slots=True)
-class HeadParts:
+class HeadShard:
     """The heads of an attention layer that a rank holds: the first one, their number, and the number of all ranks, for query heads
     and for key and value heads."""
 
@@ -140,12 +140,12 @@ class HeadParts:
         return Cut(dim, self.first_kv_head * head_dim, stop * head_dim, self.all_kv_heads * head_dim)
 
 
-def head_parts(num_heads: int, num_kv_heads: int) -> HeadParts:
+def head_shard(num_heads: int, num_kv_heads: int) -> HeadShard:
     """This rank's heads. With fewer key and value heads than ranks, several ranks hold the same one. The layer is whole where the
     ranks do not divide the query heads, or where neither the ranks nor the key and value heads divide the other."""
-    ranks = communicator()
-    if ranks is None or num_heads % ranks.size or (num_kv_heads % ranks.size and ranks.size % num_kv_heads):
-        return HeadParts(0, num_heads, num_heads, 0, num_kv_heads, num_kv_heads)
-    heads, kv_heads = num_heads // ranks.size, max(num_kv_heads // ranks.size, 1)
-    first, first_kv = ranks.rank * heads, ranks.rank * num_kv_heads // ranks.size
-    return HeadParts(first, heads, num_heads, first_kv, kv_heads, num_kv_heads)
+    group = communicator()
+    if group is None or num_heads % group.size or (num_kv_heads % group.size and group.size % num_kv_heads):
+        return HeadShard(0, num_heads, num_heads, 0, num_kv_heads, num_kv_heads)
+    heads, kv_heads = num_heads // group.size, max(num_kv_heads // group.size, 1)
+    first, first_kv = group.rank * heads, group.rank * num_kv_heads // group.size
+    return HeadShard(first, heads, num_heads, first_kv, kv_heads, num_kv_heads)

@@ -10,7 +10,7 @@ from omni.checkpoint import load_weights
 from omni.stage import StageContext
 from omni_ar.layers.decoder import DecoderConfig, DecoderLayers
 from omni_ar.layers.linear import Factory, Linear
-from omni_ar.layers.parallel import head_parts, layers_held
+from omni_ar.layers.parallel import head_shard, layers_held
 from omni_ar.layers.vocabulary import vocab_embedding, vocab_head
 from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
 
@@ -87,7 +87,7 @@ def decoder_shape(config: DecoderConfig, vocab_size: int, **more: Any) -> ArShap
     return ArShape(
         num_layers=config.num_layers,
         kv_layers=len(layers_held(config.num_layers)),
-        num_kv_heads=head_parts(config.num_heads, config.num_kv_heads).num_kv_heads,
+        num_kv_heads=head_shard(config.num_heads, config.num_kv_heads).num_kv_heads,
         head_dim=config.head_dim,
         hidden_width=config.width,
         vocab_size=vocab_size,

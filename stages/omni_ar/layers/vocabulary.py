@@ -62,20 +62,20 @@ class AbsentHead(Absent):
 
 def vocab_embedding(vocab_size: int, width: int, **factory: Unpack[Factory]) -> nn.Embedding:
     """The table of a large vocabulary, cut across the ranks of the partition."""
-    ranks = communicator()
-    if ranks is None:
+    group = communicator()
+    if group is None:
         return nn.Embedding(vocab_size, width, **factory)
-    return VocabEmbedding(vocab_size, width, ranks, **factory)
+    return VocabEmbedding(vocab_size, width, group, **factory)
 
 
 def vocab_head(width: int, vocab_size: int, **factory: Unpack[Factory]) -> Linear | AbsentHead:
     """The output matrix of a large vocabulary, cut across the ranks of the partition; absent without the last layers."""
-    part, ranks = pipeline_part(), communicator()
+    part, group = pipeline_part(), communicator()
     if part is not None and not part.last:
         return AbsentHead(vocab_size)
-    if ranks is None:
+    if group is None:
         return Linear(width, vocab_size, bias=False, **factory)
-    return VocabHead(width, vocab_size, ranks, **factory)
+    return VocabHead(width, vocab_size, group, **factory)
 
 
 def _vocabulary_cut(vocab_size: int, communicator: Communicator) -> Cut:

@@ -43,7 +43,7 @@ class With(Ranks):
     others: Mapping[str, int]
     asked: list[str] = field(default_factory=list)
 
-    def least(self, name: str, number: int) -> int:
+    def all_reduce_min(self, name: str, number: int) -> int:
         self.asked.append(name)
         return min(number, self.others[name])
 

@@ -39,13 +39,14 @@ def sums(rank: int, size: int, store: str) -> None:
     ranks = open_communicator(FileStore(store, size), rank, size, device, 60)
     torch.cuda.set_device(device)
     assert isinstance(ranks, NcclCommunicator)
-    assert ranks._peers is not None, "the two devices reach each other"
+    peers = ranks.rank_memory(torch.empty(1, device=device))
+    assert peers is not None, "the two devices reach each other"
     for call, (dtype, numbers) in enumerate((dtype, numbers) for dtype in DTYPES for numbers in SIZES):
         x = given(rank, numbers, dtype, call).to(device)
-        assert ranks._peers.takes(x)
+        assert peers.takes(x)
         assert torch.equal(ranks.all_reduce(x).cpu(), expected(size, numbers, dtype, call)), (dtype, numbers)
     large = torch.full((MOST_BYTES,), float(rank + 1), device=device)
-    assert not ranks._peers.takes(large)
+    assert not peers.takes(large)
     assert torch.equal(ranks.all_reduce(large), torch.full_like(large, size * (size + 1) / 2))
     replays(ranks, rank, size, device)
     ranks.close()

@@ -44,13 +44,14 @@ def together(layout: RankLayout, work: Callable[[Ranks], T]) -> list[T]:
 
 def test_ranks_share_numbers_collectives_and_messages() -> None:
     def work(ranks: Ranks) -> tuple[object, ...]:
-        least = ranks.least("rows", 10 - ranks.rank), ranks.least("rows", 5 + ranks.rank), ranks.least("pages", 3)
+        numbers = (("rows", 10 - ranks.rank), ("rows", 5 + ranks.rank), ("pages", 3))
+        least = [ranks.all_reduce_min(*each) for each in numbers]
         assert ranks.tensor is not None
         summed = ranks.tensor.all_reduce(torch.tensor([ranks.rank + 1]))
         gathered = ranks.tensor.all_gather(torch.tensor([[ranks.rank, 7]]))
         if not ranks.rank:
             ranks.channel.send(b"go")
-        ranks.least("sent", 0)
+        ranks.all_reduce_min("sent", 0)
         assert ranks.step_seconds == STEP_SECONDS
         return ranks.size, *least, summed.tolist(), gathered.tolist(), ranks.channel.take()
 
@@ -111,5 +112,5 @@ def test_silent_ranks_have_the_shapes_and_wait_for_nobody() -> None:
         assert ranks.communicator.all_gather(torch.ones(2, 3, device="meta")).shape == (2, 12)
         ranks.communicator.send(x, 0)
         ranks.communicator.receive(x, 0).wait()
-    assert ranks.least("rows", 7) == 7
+    assert ranks.all_reduce_min("rows", 7) == 7
     assert (ranks.channel.descriptor, ranks.channel.take()) == (None, None)

@@ -54,7 +54,7 @@ OF_TIMERS = {"omni.device.cuda.CudaTimer.probe#1", "omni.timeline.recorder.Recor
 
 OF_RANKS = {
     "omni.parallel.peers._exchange#1",
-    "omni.parallel.rendezvous._least#1",
+    "omni.parallel.rendezvous._all_reduce_min#1",
     "omni.parallel.torch_group.open_communicator#1",
     "omni_ar.run.transfer_slots.PendingReceives.done#1",
     "omni_ar.run.transfer_slots.SlotRing.drain#1",

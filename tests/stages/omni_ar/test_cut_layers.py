@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from omni_ar.attention import AttentionFeatures
 from omni_ar.kernels.attention.features import alibi_slopes
 from omni_ar.kernels.linear import linear
 from omni_ar.kernels.moe import Experts, mix_experts
+from omni_ar.kernels.norm import Delta, PartialSum, residual_sum
 from omni_ar.layers import (
     Attention,
     DecoderConfig,
@@ -32,7 +32,7 @@ from omni_ar.layers import (
 from omni_ar.layers import linear as linear_layers
 from omni_ar.layers import moe as moe_layers
 from omni_ar.layers.linear import RowLinear
-from omni_ar.layers.parallel import HeadParts, communicator, held_experts, partitioned, whole
+from omni_ar.layers.parallel import HeadShard, communicator, held_experts, partitioned, whole
 from omni_ar.layers.text_model import TextModel
 from omni_ar.layers.vocabulary import VocabEmbedding, VocabHead
 from tests.stages.omni_ar.one_row import OneRow
@@ -258,7 +258,9 @@ def test_feed_forwards_alone_and_with_their_norm(
         with partitioned(ranks, expert_parallel=expert_parallel):
             part: Any = kind(*sizes)
         load_module(part, Checkpoint(checkpoint.path))
-        return (part(x_TD), *part.fused_mlp(norm, x_TD, x_TD * 2))
+        y_TD, sum_TD = part.fused_mlp(norm, x_TD, x_TD * 2)
+        # Added up where the next layer would, or whole.
+        return part(x_TD), residual_sum(torch.zeros_like(x_TD), y_TD), sum_TD
 
     for ours in on_ranks(2, work):
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
@@ -377,12 +379,12 @@ def no_sum(self: RowLinear, x_TD: Tensor) -> Tensor:
     return linear(x_TD, self.weight, self.bias if self._communicator.rank == 0 else None)
 
 
-def bias_of_each_rank(self: RowLinear, x_TD: Tensor) -> Tensor:
-    return self._communicator.all_reduce(linear(x_TD, self.weight, self.bias))
+def bias_of_each_rank(self: RowLinear, x_TD: Tensor) -> Delta:
+    return PartialSum(linear(x_TD, self.weight, self.bias), self._communicator)
 
 
-def no_bias(self: RowLinear, x_TD: Tensor) -> Tensor:
-    return self._communicator.all_reduce(linear(x_TD, self.weight))
+def no_bias(self: RowLinear, x_TD: Tensor) -> Delta:
+    return PartialSum(linear(x_TD, self.weight), self._communicator)
 
 
 def other_columns(size: int, dim: int) -> Cut | None:
@@ -393,11 +395,11 @@ def other_columns(size: int, dim: int) -> Cut | None:
     return Cut(dim, rank * share, (rank + 1) * share, size)
 
 
-def first_kv_heads(self: HeadParts, dim: int, head_dim: int) -> Cut:
+def first_kv_heads(self: HeadShard, dim: int, head_dim: int) -> Cut:
     return Cut(dim, 0, self.num_kv_heads * head_dim, self.all_kv_heads * head_dim)
 
 
-def first_sinks(self: HeadParts, dim: int, head_dim: int = 1) -> Cut:
+def first_sinks(self: HeadShard, dim: int, head_dim: int = 1) -> Cut:
     first = self.first_head if head_dim > 1 else 0
     return Cut(dim, first * head_dim, (first + self.num_heads) * head_dim, self.all_heads * head_dim)
 
@@ -411,10 +413,9 @@ def own_logits(self: VocabHead, x_RD: Tensor) -> Tensor:
     return linear(x_RD, self.weight).repeat(1, self._communicator.size)[:, : self.out_features]
 
 
-def experts_without_a_sum(self: SparseMoE, *inputs: Any) -> tuple[Tensor, Tensor]:
-    silent = nullcontext() if self._communicator is None else self._communicator.silent()
-    with silent:
-        return MIX(self, *inputs)
+def experts_without_a_sum(self: SparseMoE, *inputs: Any) -> tuple[Delta, Tensor]:
+    y_TD, x_TD = FUSED_MLP(self, *inputs)
+    return (y_TD.part if isinstance(y_TD, PartialSum) else y_TD), x_TD
 
 
 def weights_over_held_experts(x_TD: Tensor, delta_TD: Tensor | None, norm: Any, experts: Experts) -> Any:
@@ -453,17 +454,17 @@ def loaded_at_a_wrong_offset(self: SparseMoE, name: str) -> dict[str, Destinatio
 
 
 HELD, STACKED = held_experts, SparseMoE.stacked_weights
-MIX = SparseMoE._mix
+FUSED_MLP = SparseMoE.fused_mlp
 FAULTS: list[tuple[Any, str, Callable[..., Any]]] = [
-    (RowLinear, "forward", no_sum),
-    (RowLinear, "forward", bias_of_each_rank),
-    (RowLinear, "forward", no_bias),
+    (RowLinear, "in_parts", no_sum),
+    (RowLinear, "in_parts", bias_of_each_rank),
+    (RowLinear, "in_parts", no_bias),
     (linear_layers, "width_cut", other_columns),
-    (HeadParts, "kv_heads_cut", first_kv_heads),
-    (HeadParts, "heads_cut", first_sinks),
+    (HeadShard, "kv_heads_cut", first_kv_heads),
+    (HeadShard, "heads_cut", first_sinks),
     (VocabEmbedding, "forward", ids_of_every_rank),
     (VocabHead, "forward", own_logits),
-    (SparseMoE, "_mix", experts_without_a_sum),
+    (SparseMoE, "fused_mlp", experts_without_a_sum),
 ]
 
 
@@ -482,7 +483,7 @@ EXPERT_FAULTS: list[tuple[Any, str, Callable[..., Any]]] = [
     (moe_layers, "mix_experts", first_experts),
     (moe_layers, "held_experts", experts_of_the_first_rank),
     (SparseMoE, "stacked_weights", loaded_at_a_wrong_offset),
-    (SparseMoE, "_mix", experts_without_a_sum),
+    (SparseMoE, "fused_mlp", experts_without_a_sum),
 ]
 
 

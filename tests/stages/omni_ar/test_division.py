@@ -18,6 +18,7 @@ from omni.parallel import RankLayout, silent_ranks
 from omni.parallel.rendezvous import RankEnds, open_ranks
 from omni.stage import StageContext
 from omni_ar.division import balanced_layers
+from omni_ar.kernels.norm import Delta
 from omni_ar.kind import build_part
 from omni_ar.layers.decoder import DecoderLayer
 from omni_ar.layers.text_model import TextModel
@@ -121,7 +122,7 @@ def test_rows_of_timed_steps_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     equal: list[bool] = []
     real = DecoderLayer.forward
 
-    def watched(self: DecoderLayer, x_TD: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    def watched(self: DecoderLayer, x_TD: Tensor, *arguments: Any) -> tuple[Tensor, Delta]:
         if x_TD.device.type != "meta":
             equal.append(torch.equal(x_TD[0], x_TD[1]))
         return real(self, x_TD, *arguments)

@@ -11,7 +11,7 @@ from torch import Tensor
 from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels.linear import reference
 from omni_ar.kernels.linear.settings import TiledSettings, settings
-from omni_ar.kernels.norm import add_rms_norm, rms_norm
+from omni_ar.kernels.norm import Delta, PartialSum, add_rms_norm, residual_sum, rms_norm
 
 __all__ = ["gated_linear", "linear", "linear_parts", "norm_linear"]
 
@@ -55,7 +55,7 @@ def gated_linear(
 
 def norm_linear(
     x_TD: Tensor,
-    delta_TD: Tensor | None,
+    delta_TD: Delta | None,
     norm_D: Tensor,
     eps: float,
     weight_ND: Tensor,
@@ -66,19 +66,21 @@ def norm_linear(
 ) -> tuple[Tensor, Tensor]:
     """A residual addition, RMSNorm and a linear map: `(linear(rms_norm(sum)), sum)`.
 
-    sum: `x_TD + delta_TD`, or `x_TD` where `delta_TD` is None. delta_TD: may be in parts, as for `add_rms_norm`. gated:
-    the outputs are gate, then up, and the result is `silu(gate) * up`, `[T, N / 2]`. prefetch: as for `gated_linear`.
+    sum: `x_TD + delta_TD`, or `x_TD` where `delta_TD` is None. delta_TD: as for `add_rms_norm`. gated: the
+    outputs are gate, then up, and the result is `silu(gate) * up`, `[T, N / 2]`. prefetch: as for `gated_linear`.
 
     Rounded where separate operations would round, with one exception: the kernel on the matrix units applies the norm's
     scale after the product, so its normalized rows are not rounded, and fp16 rows above 65504 divided by the largest
     norm weight overflow.
     """
     kind = "norm_gated" if gated else "norm_linear"
-    in_parts = delta_TD is not None and delta_TD.ndim == 3
+    in_parts = isinstance(delta_TD, Tensor) and delta_TD.ndim == 3
     chosen = settings(kind, x_TD, weight_ND) if runs_kernel(x_TD) and not in_parts else None
     if chosen is not None:
         from omni_ar.kernels.linear import kernel
 
+        if isinstance(delta_TD, PartialSum):
+            x_TD, delta_TD = residual_sum(x_TD, delta_TD), None
         return kernel.norm_linear(x_TD, delta_TD, norm_D, eps, weight_ND, bias_N, gated, chosen)
     if delta_TD is None:
         normed_TD = rms_norm(x_TD, norm_D, eps, prefetch=weight_ND)
