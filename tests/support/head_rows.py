@@ -5,7 +5,7 @@ Shape legend: N rows, T tokens of a row, K drafts, X width of hidden states, D w
 
 import random
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -123,9 +123,9 @@ class HeadRows:
                 batch=batch,
                 rows_P4=tensor_P4,
                 ids_R=ids_R,
+                lengths_R=lengths_R,
                 text_NL=self._text_NL,
                 features_TH=features_TD,
-                **_counted(lengths_R),
             )
         )
         for place, row in enumerate(decodes):
@@ -234,7 +234,3 @@ class HeadRows:
 
     def _noise(self, *size: int) -> Tensor:
         return torch.randn(size, generator=self._generator)
-
-
-def _counted(lengths_R: Tensor) -> dict[str, Any]:
-    return {"length_R": lengths_R - 1}
