@@ -241,11 +241,20 @@ class Eagle3Reference:
             _norm(x_TD, weights[f"{layer}post_attention_layernorm.weight"], eps), weights, f"{layer}mlp."
         )
 
+    def logits(self, hidden_TD: Tensor) -> Tensor:
+        """Of the head's ids."""
+        norm_D = self.head.weights["norm.weight"]
+        return _norm(hidden_TD, norm_D, self.head.config["rms_norm_eps"]) @ self.output_VD.T
+
+    def loss(self, hidden_TD: Tensor, ids_T: Tensor) -> Tensor:
+        """Of ids of the stage, those that the head lacks aside."""
+        offsets_V = self.head.weights["d2t"]
+        own_V = torch.full((self.embedding_VD.shape[0],), -100)
+        own_V[offsets_V + torch.arange(len(offsets_V))] = torch.arange(len(offsets_V))
+        return F.cross_entropy(self.logits(hidden_TD), own_V[ids_T])
+
     def likeliest(self, hidden_D: Tensor) -> int:
-        weights = self.head.weights
-        best = int(
-            (self.output_VD @ _norm(hidden_D, weights["norm.weight"], self.head.config["rms_norm_eps"])).argmax()
-        )
+        weights, best = self.head.weights, int(self.logits(hidden_D[None]).argmax())
         return best + int(weights["d2t"][best]) if "d2t" in weights else best
 
 
@@ -275,6 +284,9 @@ class MtpReference:
         else:
             mixed = _mlp(normed, weights, f"{layer}mlp.")
         return _norm(x_TD + mixed, weights["norm.weight"], eps)
+
+    def loss(self, hidden_TD: Tensor, ids_T: Tensor) -> Tensor:
+        return F.cross_entropy(hidden_TD @ self.output_VD.T, ids_T)
 
     def likeliest(self, hidden_D: Tensor) -> int:
         return int((self.output_VD @ hidden_D).argmax())
