@@ -18,7 +18,7 @@ from omni_ar.model import Batch
 
 BLOCK, BLOCKS = 4, 24
 LENGTH = BLOCK * BLOCKS
-_CLOSE = 2e-5
+_CLOSE = 1e-4
 
 
 class HeadReference(Protocol):
@@ -145,7 +145,9 @@ class HeadRows:
             assert made[place] == drafts
             assert int(self.proposed_N[row]) == self._drafts
             for one, (seen_RD, hidden_D) in enumerate(zip(self._seen, hidden, strict=True)):
-                torch.testing.assert_close(seen_RD[place], hidden_D, atol=_CLOSE, rtol=_CLOSE, msg=f"draft {one}")
+                torch.testing.assert_close(
+                    seen_RD[place], hidden_D, atol=_CLOSE, rtol=_CLOSE, msg=lambda said, one=one: f"draft {one}: {said}"
+                )
         for row, count in zip(rows, accepted, strict=True):
             first = self.newest(row)
             states_TX = self.states_NTX[row, first : first + 1 + self._drafts].clone()

@@ -12,13 +12,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
+import omni_text.model
+from omni.parallel import Communicator
 from omni.testing import SimulatedDevice
 from omni.testing.simulation.late import LateDevice
 from omni_ar.drafters import DraftSetup, ModelDrafter
 from omni_ar.drafters.eagle3 import Eagle3Drafter
 from omni_ar.drafters.mtp import MtpDrafter
+from omni_ar.layers.parallel import partitioned
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import ArDriver
+from tests.support.head_rows import HeadRows
+from tests.support.ranks import on_ranks
 from tests.support.small_drafts import answers
 from tests.support.tiers import SLOW, few
 from tests.support.tiny_heads import Eagle3Reference, MtpReference, add_mtp, eagle3_head, setup_of, write_stage
@@ -177,6 +182,27 @@ def test_drafts_are_those_of_the_head_run_from_the_start(kind: str, drafts: int,
             verified, accepted = verified + tried, accepted + right
             found = driver.counter("drafted_tokens"), driver.counter("accepted_drafts")
             assert found == (verified, accepted), (in_flight, prompt)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_are_whole_where_the_stage_is_cut(kind: str, heads: Any):
+    """Each rank makes the same drafts, with the embeddings and the output matrix of all ranks."""
+    head = heads(kind)
+
+    def work(communicator: Communicator) -> list[list[int]]:
+        context = head.setup.context
+        with partitioned(communicator):
+            model = omni_text.model.build(context)
+        assert model.embed_tokens.num_embeddings == 49
+        drafter = replace(head, setup=replace(head.setup, model=model)).drafter(3)
+        assert drafter.weight_bytes == head.drafter(3).weight_bytes
+        width, vocab = head.states[0].shape[1], head.setup.vocab_size
+        rows = HeadRows(drafter, head.reference, vocab=vocab, width=width, drafts=3)
+        rows.run(3)
+        return rows.step([0, 1, 2], [0, 0, 0])
+
+    first, second = on_ranks(2, work)
+    assert first == second
 
 
 @pytest.mark.parametrize("kind", KINDS)
