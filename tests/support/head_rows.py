@@ -144,10 +144,8 @@ class HeadRows:
             drafts, hidden = self.expected(row)
             assert made[place] == drafts
             assert int(self.proposed_N[row]) == self._drafts
-            for one, (seen_RD, hidden_D) in enumerate(zip(self._seen, hidden, strict=True)):
-                torch.testing.assert_close(
-                    seen_RD[place], hidden_D, atol=_CLOSE, rtol=_CLOSE, msg=lambda said, one=one: f"draft {one}: {said}"
-                )
+            for seen_RD, hidden_D in zip(self._seen, hidden, strict=True):
+                torch.testing.assert_close(seen_RD[place], hidden_D, atol=_CLOSE, rtol=_CLOSE)
         for row, count in zip(rows, accepted, strict=True):
             first = self.newest(row)
             states_TX = self.states_NTX[row, first : first + 1 + self._drafts].clone()

@@ -111,10 +111,12 @@ def _mlp_shapes(width: int, inner: int, name: str = "mlp") -> dict[str, tuple[in
     return {f"{name}.{part}.weight": shape for part, shape in shapes.items()}
 
 
-def eagle3_head(stage: Path, seed: int = 0, *, states: int = 3, draft_size: int = 61, **more: Any) -> TinyHead:
-    """An EAGLE-3 head for a stage, with other sizes than its. more: further fields of config.json; a `hidden_size` that is not the
-    stage's gives the head an embedding table."""
-    target = json.loads((stage / "config.json").read_text())
+def eagle3_head(
+    stage: Path | Mapping[str, Any], seed: int = 0, *, states: int = 3, draft_size: int = 61, **more: Any
+) -> TinyHead:
+    """An EAGLE-3 head for a stage, with other sizes than its. stage: its checkpoint, or its part of a config.json. more: further
+    fields of config.json; a `hidden_size` that is not the stage's gives the head an embedding table."""
+    target = json.loads((stage / "config.json").read_text()) if isinstance(stage, Path) else stage
     vocab, generator = target["vocab_size"], torch.Generator().manual_seed(seed)
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
