@@ -14,4 +14,6 @@ def omni_drafters() -> list[DrafterEntry]:
     return [
         DrafterEntry(name="ngram", drafter="omni_ar.drafters.ngram:NgramDrafter"),
         DrafterEntry(name="fabricated", drafter="omni_ar.drafters.fabricated:FabricatedDrafter"),
+        DrafterEntry(name="eagle3", drafter="omni_ar.drafters.eagle3:Eagle3Drafter"),
+        DrafterEntry(name="mtp", drafter="omni_ar.drafters.mtp:MtpDrafter"),
     ]

@@ -41,6 +41,11 @@ class TextModel(ArModel):
             self.lm_head.weight = self.embed_tokens.weight
 
     @property
+    def decoder_config(self) -> DecoderConfig:
+        """Of the whole model, also in a partition."""
+        return self._config
+
+    @property
     def shape(self) -> ArShape:
         return decoder_shape(self._config, self.lm_head.out_features)
 

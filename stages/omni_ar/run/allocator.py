@@ -56,8 +56,10 @@ class Allocator:
         code_pages: Tensor | None,
         prefix_cache: bool,
         conditioned: bool,
+        looks_ahead: bool = False,
     ) -> None:
-        """conditioned: whether decode steps have inputs besides the token."""
+        """conditioned: whether decode steps have inputs besides the token. looks_ahead: whether a drafter's keys and values of a
+        token depend on the next token too (`PagedDrafter.feature_shape`)."""
         self.prompt_tokens = self.cached_tokens = self.preemptions = 0
         """Totals since start: tokens, and preemptions of requests."""
         self.failures: list[Failure] = []
@@ -75,6 +77,7 @@ class Allocator:
         # The frame that a token begins is stored in the token's slot before the token itself is in the KV cache.
         self._extra_slots = 0 if code_pages is None else 1
         self._drafts = limits.drafts
+        self._looks_ahead = looks_ahead
 
     @property
     def capacity(self) -> int:
@@ -178,10 +181,16 @@ class Allocator:
         return self._pool.match(keys, request.payload_offsets(len(keys), self._size))
 
     def _keys(self, request: ArRequest, count: int) -> list[bytes]:
+        assert request.prompt is not None
         if request.keys is None:
-            assert request.prompt is not None
             request.keys = PrefixKeys(request.prompt, request.cache_salt, self._size, outputs=self._caches_outputs)
-        return request.keys.first(count, request.outputs)
+        keys = request.keys.first(count, request.outputs)
+        if not self._looks_ahead:
+            return keys
+        ids, length, outputs = request.prompt.columns[0], request.length, request.outputs
+        ends = range(self._size, self._size * (len(keys) + 1), self._size)
+        behind = [int(ids[end] if end < length else outputs[end - length]) for end in ends]
+        return [key + token.to_bytes(8, "little", signed=True) for key, token in zip(keys, behind, strict=True)]
 
     def _make_room(self, need: int, victims: Sequence[ArRequest], headroom: int) -> bool:
         if self._pool.available >= need + headroom:
@@ -212,7 +221,8 @@ class Allocator:
             self._pool.store(int(request.held_table.ids[position // self._size]), 1 << position % self._size)
 
     def _publish(self, request: ArRequest) -> None:
-        full = min(request.num_computed_tokens, request.length + len(request.outputs)) // self._size
+        known = min(request.num_computed_tokens, request.length + len(request.outputs))
+        full = (known - self._looks_ahead) // self._size
         if full <= request.published_blocks:
             return
         keys = self._keys(request, full)

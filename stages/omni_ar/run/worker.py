@@ -12,7 +12,7 @@ from omni.parallel.watch import StepWatch
 from omni.payload import PageSlice, Payload, RequestHiddenStates
 from omni.sampling import GREEDY, PARAMETERS, LogitsEdit, SamplingParams
 from omni.stage import Failed, Feed, Listeners, MailboxWorker, Open, Produced, StageUsage
-from omni_ar.drafters import Drafter
+from omni_ar.drafters import Drafter, PagedDrafter
 from omni_ar.inputs import MultimodalEmbedding, Prompt, StepInputs
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
@@ -74,6 +74,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             code_pages=runner.pages.codes,
             prefix_cache=options.prefix_cache,
             conditioned=shape.conditioned,
+            looks_ahead=isinstance(drafter, PagedDrafter) and drafter.feature_shape is not None,
         )
         self._scheduler = Scheduler(self._allocator, limits, shape.conditioned, listeners=listeners)
         self._conditioning = ConditioningStore(

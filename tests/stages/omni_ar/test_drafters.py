@@ -56,7 +56,7 @@ def test_a_stage_without_a_drafter_launches_what_it_did(monkeypatch: pytest.Monk
 
 REFUSED: list[tuple[Callable[[], ArModel], dict[str, Any], str]] = [
     (SmallCodec, {"drafter": "ngram"}, "text.drafter: is set, and each step of SmallCodec needs the codec frame of"),
-    (SmallText, {"drafter": "nram"}, "text.drafter: 'nram' is no drafter; known are fabricated, ngram; see `omni plug"),
+    (SmallText, {"drafter": "nram"}, "text.drafter: 'nram' is no drafter; known are eagle3, fabricated, mtp, ngram;"),
     (SmallText, {"drafter_args": {"most": 3}}, "text.drafter_args: is given without a drafter; set text.drafter too"),
     (SmallText, {"drafter": "ngram", "drafter_args": {"mst": 3}}, "text.drafter_args: Object contains unknown field `"),
     (SmallText, {"drafter": "ngram", "drafter_args": {"fewest": 5}}, "text.drafter_args: fewest and most must be in "),

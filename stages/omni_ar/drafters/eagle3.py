@@ -1,0 +1,327 @@
+"""EAGLE-3 heads (Li et al., 2025, arXiv:2503.01840): one decoder layer over three hidden states of the stage and the embedding of
+the token behind them, with a vocabulary of its own, the most frequent ids.
+
+Shape legend: as in `omni_ar.drafters.model`; D width of the head, which is that of its features; V ids of its vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+from omni.checkpoint import Checkpoint, load_weights
+from omni.checkpoint.checks import RESTORE_FILE, Section
+from omni.checkpoint.hf_config import parse_config
+from omni.errors import CheckpointError, ConfigError, quoted
+from omni_ar.drafters.base import CacheShape, DraftSetup, FeatureShape
+from omni_ar.drafters.heads import StageVocabulary, check_whole, errors_of
+from omni_ar.drafters.model import DraftModel, ModelDrafter
+from omni_ar.drafters.pickled import head_checkpoint
+from omni_ar.layers import (
+    Attention,
+    DecoderConfig,
+    Linear,
+    RMSNorm,
+    RotaryEmbedding,
+    StackedLinear,
+    decoder_config,
+    residual_sum,
+)
+from omni_ar.layers.decoder import decoder_layer
+from omni_ar.layers.linear import Factory
+from omni_ar.model import Batch
+
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+_MODEL = "model."
+"""Some published names begin with it."""
+_PLACES = {"midlayer.": "midlayer.", "layers.0.": "midlayer."} | {
+    f"{part}.": f"{part}." for part in ("fc", "norm", "lm_head", "embed_tokens")
+}
+"""The place in the head of weights, by what their names begin with."""
+_TARGETS = "d2t"
+_TABLES = (_TARGETS, "t2d")
+_UNSUPPORTED = ("fc_norm", "norm_before_fc", "norm_output", "parallel_drafting", "quantization_config")
+_OTHER_HEAD = "use a head of the layout LlamaForCausalLMEagle3"
+
+
+class Eagle3Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """model: folder or name of the head's checkpoint. layers: numbers of the hidden states it reads, as `ArOptions.hidden_layers`;
+    None for those of its config.json."""
+
+    model: str
+    layers: tuple[int, ...] | None = None
+
+
+class HeadConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """vocab_size: of the stage that the head was trained for. draft_size: V. target_width: of the stage's hidden states.
+    norm_before_residual: whether the residual stream begins behind the norm of the features."""
+
+    decoder: DecoderConfig
+    vocab_size: int
+    draft_size: int
+    target_width: int
+    norm_before_residual: bool
+
+
+class Eagle3Layer(nn.Module):
+    """Attention over embeddings and features side by side, then feed-forward, both added to the features."""
+
+    def __init__(self, config: DecoderConfig, *, norm_before_residual: bool, **factory: Unpack[Factory]) -> None:
+        """norm_before_residual: as in `HeadConfig`."""
+        super().__init__()
+        layer = decoder_layer(config, Attention, 0, **factory)
+        self.self_attn, self.mlp = layer.self_attn, layer.mlp
+        parts, bias = self.self_attn.qkv_proj.parts, config.attention_bias
+        self.self_attn.qkv_proj = StackedLinear(2 * config.width, parts, bias=bias, **factory)
+        self.input_layernorm, self.post_attention_layernorm = layer.input_layernorm, layer.post_attention_layernorm
+        self.hidden_norm = RMSNorm(config.width, config.rms_norm_eps, **factory)
+        self._norm_before_residual = norm_before_residual
+
+    def forward(self, embedded_TD: Tensor, features_TD: Tensor, *attention: object) -> Tensor:
+        """`[T, D]`. attention: arguments of `self_attn` behind the output of `qkv_proj`."""
+        normed_TD = self.hidden_norm(features_TD)
+        x_TD = normed_TD if self._norm_before_residual else features_TD
+        qkv_TX = self.self_attn.qkv_proj(torch.cat((self.input_layernorm(embedded_TD), normed_TD), 1))
+        attended_TD = self.self_attn(qkv_TX, *attention)
+        delta_TD, x_TD = self.mlp.fused_mlp(self.post_attention_layernorm, x_TD, attended_TD)
+        return residual_sum(x_TD, delta_TD)
+
+
+class Eagle3Head(DraftModel):
+    """layers: numbers of the hidden states it reads. vocabulary: for what it has no weights of its own."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        layers: tuple[int, ...],
+        own: "_OwnWeights",
+        vocabulary: StageVocabulary,
+        **factory: Unpack[Factory],
+    ) -> None:
+        super().__init__()
+        decoder = self._decoder = config.decoder
+        self._layers = layers
+        self._vocabulary = vocabulary
+        self.rotary = RotaryEmbedding(decoder.head_dim, decoder.rope_theta, scaling=decoder.rope_scaling)
+        self.fc = Linear(len(layers) * config.target_width, decoder.width, bias=False, **factory)
+        self.midlayer = Eagle3Layer(decoder, norm_before_residual=config.norm_before_residual, **factory)
+        self.norm = RMSNorm(decoder.width, decoder.rms_norm_eps, **factory)
+        self.embed_tokens = nn.Embedding(config.vocab_size, decoder.width, **factory) if own.embedding else None
+        self.lm_head = Linear(decoder.width, config.draft_size, bias=False, **factory) if own.output else None
+        if own.tied and self.lm_head is not None and self.embed_tokens is not None:
+            self.lm_head.weight = self.embed_tokens.weight
+        self.targets_V: Tensor | None
+        targets_V = own.targets_V.to(self.fc.weight.device) if own.targets_V is not None else None
+        self.register_buffer("targets_V", targets_V, persistent=False)
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        return CacheShape(num_layers=1, num_kv_heads=self._decoder.num_kv_heads, head_dim=self._decoder.head_dim)
+
+    @property
+    def feature_shape(self) -> FeatureShape:
+        return FeatureShape(layers=self._layers, width=self._decoder.width)
+
+    def features(self, states_TX: Tensor) -> Tensor:
+        features_TD: Tensor = self.fc(states_TX)
+        return features_TD
+
+    def forward(self, ids_T: Tensor, features_TH: Tensor | None, batch: Batch) -> Tensor:
+        """Before the final norm: the features of an entry whose token is a draft."""
+        assert features_TH is not None
+        embedded_TD = self.embed_tokens(ids_T) if self.embed_tokens is not None else self._vocabulary.embed(ids_T)
+        cos, sin = self.rotary(batch.positions_PT, features_TH.dtype)
+        hidden_TD: Tensor = self.midlayer(
+            embedded_TD, features_TH, cos, sin, batch.cache, batch.attention, batch.backend
+        )
+        return hidden_TD
+
+    def propose(self, hidden_RD: Tensor) -> Tensor:
+        normed_RD = self.norm(hidden_RD)
+        logits_RV = self.lm_head(normed_RD) if self.lm_head is not None else self._vocabulary.logits(normed_RD)
+        ids_R: Tensor = logits_RV.argmax(1)
+        return ids_R if self.targets_V is None else self.targets_V[ids_R]
+
+
+class Eagle3Drafter(ModelDrafter):
+    """Drafts of an EAGLE-3 head in a checkpoint of its own."""
+
+    def __init__(self, args: Mapping[str, object], setup: DraftSetup) -> None:
+        """Raises ConfigError for a head that does not fit the stage, and CheckpointError for one that is not supported."""
+        given = msgspec.convert(args, Eagle3Args)
+        check_whole("eagle3", setup)
+        super().__init__(load_head(given, setup), setup.drafts)
+
+
+def load_head(args: Eagle3Args, setup: DraftSetup) -> Eagle3Head:
+    """The head on the stage's device, weights loaded; random ones for load format `"dummy"`."""
+    context, num_layers = setup.context, setup.model.shape.num_layers
+    dummy, field = context.load_format == "dummy", f"{context.stage.name}.drafter_args"
+    if args.layers is not None:
+        _check_layers(args.layers, num_layers, f"{field}.layers")
+    with errors_of(f"{field}.model"), head_checkpoint(args.model, weights=not dummy) as checkpoint:
+        config = read_config(checkpoint.config)
+        layers = args.layers if args.layers is not None else _layers(checkpoint.config, num_layers)
+        own = _OwnWeights.random(config, setup) if dummy else _OwnWeights.of(checkpoint, config)
+        _check_fits(config, own, setup, f"{field}.model")
+        factory: Factory = {"device": context.device.torch_device, "dtype": context.dtype}
+        head = Eagle3Head(config, layers, own, StageVocabulary(setup.model), **factory)
+        load_weights(head, replace(context, checkpoint=checkpoint), {} if dummy else _prefixes(checkpoint))
+    return head
+
+
+def read_config(raw: Mapping[str, Any]) -> HeadConfig:
+    """The config.json of a head. Raises CheckpointError, naming the field, for one that is missing, impossible or not supported."""
+    fields = _flat(raw)
+    given = Section(fields)
+    given.require_counts("hidden_size", "intermediate_size", "num_attention_heads")
+    given.require_counts("vocab_size", most=2**22)
+    _check_supported(given)
+    hf = parse_config(LlamaConfig, fields, "EAGLE-3 head")
+    Section(hf.to_dict()).require_supported({"num_hidden_layers": 1, "mlp_bias": False})
+    decoder = msgspec.structs.replace(decoder_config(hf), qk_norm=False, mrope_section=None)
+    sizes = {"draft_vocab_size": given["vocab_size"], "target_hidden_size": decoder.width}
+    for name in sizes:
+        if given.get(name) is not None:
+            given.require_counts(name, most=2**22)
+            sizes[name] = given[name]
+    draft_size, vocab_size = sizes["draft_vocab_size"], given["vocab_size"]
+    given.require(draft_size <= vocab_size, "draft_vocab_size", f"is {draft_size:,}, above vocab_size, {vocab_size:,}")
+    return HeadConfig(
+        decoder=decoder,
+        vocab_size=vocab_size,
+        draft_size=draft_size,
+        target_width=sizes["target_hidden_size"],
+        norm_before_residual=bool(given.get("norm_before_residual")),
+    )
+
+
+def _flat(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config.json in one table. Some heads have those of the layer in a table of their own."""
+    layer = raw.get("transformer_layer_config")
+    return {**layer, **raw, "model_type": layer.get("model_type")} if isinstance(layer, Mapping) else dict(raw)
+
+
+def _check_supported(config: Section) -> None:
+    kind, eagle = config.get("model_type"), _eagle_part(config)
+    if kind not in (None, "llama"):
+        raise CheckpointError(config.field("model_type"), f"{quoted(kind)} is not supported", _OTHER_HEAD)
+    if eagle.get("use_aux_hidden_state") is False:
+        problem = "is false: the head reads the last hidden state alone"
+        raise CheckpointError(eagle.field("use_aux_hidden_state"), problem, _OTHER_HEAD)
+    for part in (config, eagle):
+        for name in _UNSUPPORTED:
+            if part.get(name):
+                raise CheckpointError(part.field(name), f"is {quoted(part[name])}, which is not supported", _OTHER_HEAD)
+
+
+def _eagle_part(config: Section) -> Section:
+    return config.part("eagle_config") if config.get("eagle_config") is not None else Section({}, "eagle_config")
+
+
+def _layers(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    """Numbers of the hidden states. `eagle_config` numbers the outputs of layers from 0; the same list beside the other fields
+    numbers the inputs; both as the trainers that write them."""
+    config = Section(raw)
+    for part, shift in ((config, 0), (_eagle_part(config), 1)):
+        if part.get(_LAYER_IDS) is not None:
+            part.require_list(_LAYER_IDS)
+            part.require_counts(_LAYER_IDS, least=0)
+            layers = tuple(each + shift for each in part[_LAYER_IDS])
+            _check_layers(layers, num_layers, part.field(_LAYER_IDS))
+            return layers
+    layers = (2, num_layers // 2, num_layers - 3)
+    _check_layers(layers, num_layers, config.field(_LAYER_IDS))
+    return layers
+
+
+def _check_layers(layers: tuple[int, ...], num_layers: int, field: str) -> None:
+    """Raises CheckpointError for numbers that the stage lacks, and for those that are not in the order of the columns of `fc`."""
+    inside = all(0 <= layer < num_layers for layer in layers)
+    if not layers or not inside or list(layers) != sorted(set(layers)):
+        problem = f"selects hidden states {list(layers)} of a stage of {num_layers} layers"
+        remedy = (
+            f"give ascending numbers from 0 to {num_layers - 1} as drafter_args.layers, or use a head for this model"
+        )
+        raise CheckpointError(field, problem, remedy)
+
+
+def _check_fits(config: HeadConfig, own: "_OwnWeights", setup: DraftSetup, field: str) -> None:
+    """Raises ConfigError for another vocabulary or width than the stage's."""
+    shape, remedy = (
+        setup.model.shape,
+        f"use a head that was trained for the model of stage {setup.context.stage.name!r}",
+    )
+    if config.vocab_size != setup.vocab_size:
+        problem = f"has a vocabulary of {config.vocab_size:,} ids, and the stage one of {setup.vocab_size:,}"
+        raise ConfigError(field, problem, remedy)
+    if config.target_width != shape.hidden_width:
+        problem = (
+            f"reads hidden states of width {config.target_width:,}, and those of the stage have {shape.hidden_width:,}"
+        )
+        raise ConfigError(field, problem, remedy)
+    for shared, what, width in (
+        (not own.embedding, "embedding table", shape.input_width or shape.hidden_width),
+        (not own.output, "output matrix", shape.hidden_width),
+    ):
+        if shared and config.decoder.width != width:
+            problem = f"has no {what} and a width of {config.decoder.width:,}, and the stage's has {width:,}"
+            raise ConfigError(field, problem, remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnWeights:
+    """What a head has itself; the stage's serve for the others. tied: whether its output matrix is its embedding table. targets_V:
+    int64 on the host, the stage's id of each id of the head; None if they are equal."""
+
+    embedding: bool
+    output: bool
+    tied: bool = False
+    targets_V: Tensor | None = None
+
+    @classmethod
+    def random(cls, config: HeadConfig, setup: DraftSetup) -> "_OwnWeights":
+        shape = setup.model.shape
+        return cls(embedding=config.decoder.width != (shape.input_width or shape.hidden_width), output=True)
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, config: HeadConfig) -> "_OwnWeights":
+        """Raises CheckpointError for weights that no head of one layer has, and for ids that cannot be the stage's."""
+        published = {name.removeprefix(_MODEL): name for name in checkpoint.names()}
+        for local, name in published.items():
+            if local not in _TABLES and not local.startswith(tuple(_PLACES)):
+                raise CheckpointError(name, "is no weight of a supported EAGLE-3 head", _OTHER_HEAD)
+        embedding, output = "embed_tokens.weight" in published, "lm_head.weight" in published
+        needed = () if config.draft_size == config.vocab_size else ("lm_head.weight", _TARGETS)
+        for local in needed:
+            if local not in published:
+                problem = f"is missing, and the head has {config.draft_size:,} of {config.vocab_size:,} ids"
+                raise CheckpointError(local, problem, RESTORE_FILE)
+        tied = embedding and not output and bool(checkpoint.config.get("tie_word_embeddings"))
+        targets_V = _targets(checkpoint, published[_TARGETS], config) if _TARGETS in published else None
+        return cls(embedding=embedding, output=output or tied, tied=tied, targets_V=targets_V)
+
+
+def _targets(checkpoint: Checkpoint, name: str, config: HeadConfig) -> Tensor:
+    offsets_V = checkpoint.tensor(name)
+    if tuple(offsets_V.shape) != (config.draft_size,) or offsets_V.is_floating_point():
+        problem = f"is {list(offsets_V.shape)} of {offsets_V.dtype}, not {config.draft_size} whole numbers"
+        raise CheckpointError(name, problem, RESTORE_FILE)
+    targets_V = offsets_V.long() + torch.arange(config.draft_size, device="cpu")
+    wrong_V = (targets_V < 0) | (targets_V >= config.vocab_size)
+    if wrong_V.any():
+        first = int(wrong_V.nonzero()[0])
+        problem = f"maps id {first} to {int(targets_V[first])}, out of range, 0 to {config.vocab_size - 1}"
+        raise CheckpointError(name, problem, RESTORE_FILE)
+    return targets_V
+
+
+def _prefixes(checkpoint: Checkpoint) -> dict[str, str]:
+    """For `load_weights`: those that weights have."""
+    places = {start + published: place for start in ("", _MODEL) for published, place in _PLACES.items()}
+    names = checkpoint.names()
+    return {prefix: place for prefix, place in places.items() if any(name.startswith(prefix) for name in names)}

@@ -1,0 +1,49 @@
+"""What heads over a stage's hidden states share: the stage's embeddings and output matrix, and their checks.
+
+Shape legend: as in `omni_ar.drafters.base`; D width of the stage, V its vocabulary.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from omni.errors import CheckpointError, ConfigError
+from omni_ar.drafters.base import DraftSetup
+from omni_ar.model import ArModel, NextTokens
+
+
+class StageVocabulary:
+    """The embeddings and the output matrix of a stage's model. No module: a head that has it does not own the model's weights."""
+
+    def __init__(self, model: ArModel) -> None:
+        self._model = model
+
+    def embed(self, ids_T: Tensor) -> Tensor:
+        """`[T, D]` of int64 ids."""
+        count = ids_T.shape[0]
+        none_R0 = ids_T.new_empty((count, 0))
+        return self._model.embed_next(NextTokens(ids_T, ids_T.new_empty((0, count)), none_R0, none_R0))
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """`[R, V]` of normalized hidden states."""
+        return self._model.logits(hidden_RD)
+
+
+def check_whole(name: str, setup: DraftSetup) -> None:
+    """Raises ConfigError for a stage whose layers, and with them the hidden states, are on several ranks. name: of the drafter."""
+    ranks = setup.context.ranks
+    if ranks is not None and ranks.pipeline is not None:
+        stage = setup.context.stage.name
+        problem = f"is {name!r}, whose hidden states are on other ranks with pipeline_parallel"
+        raise ConfigError(f"{stage}.drafter", problem, f"leave out {stage}.pipeline_parallel, or use tensor_parallel")
+
+
+@contextmanager
+def errors_of(field: str) -> Iterator[None]:
+    """While entered, errors of a checkpoint begin with the field that names it, since the stage has a checkpoint too."""
+    try:
+        yield
+    except CheckpointError as error:
+        named = field if error.field == "model" else f"{field}: {error.field}"
+        raise CheckpointError(named, error.problem, error.remedy) from error

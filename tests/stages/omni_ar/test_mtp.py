@@ -1,0 +1,182 @@
+"""Heads for multi-token prediction: drafts as a reference that recomputes every entry, and what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from omni.errors import CheckpointError, ConfigError
+from omni_ar.drafters import DraftSetup, FeatureShape
+from omni_ar.drafters.mtp import MtpDrafter
+from omni_ar.model import Batch
+from tests.support.head_rows import HeadRows
+from tests.support.small_text import SmallText
+from tests.support.tiny_heads import MtpReference, add_mtp, setup_of, write_stage
+
+
+def drafter_of(setup: DraftSetup, **args: Any) -> MtpDrafter:
+    with torch.inference_mode():
+        return MtpDrafter(args, setup)
+
+
+def rows_of(
+    stage: Path, head: dict[str, torch.Tensor], setup: DraftSetup, drafter: MtpDrafter, seed: int = 0
+) -> HeadRows:
+    weights, config = load_file(stage / "model.safetensors"), json.loads((stage / "config.json").read_text())
+    embedding_VD = weights["model.embed_tokens.weight"]
+    output_VD = embedding_VD if config["tie_word_embeddings"] else weights["lm_head.weight"]
+    reference = MtpReference(head, config, embedding_VD, output_VD)
+    width = config["hidden_size"]
+    return HeadRows(drafter, reference, vocab=setup.vocab_size, width=width, drafts=setup.drafts, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_drafts_are_those_of_all_entries_in_one_piece(seed: int, tmp_path: Path):
+    """In chunked prompts, beside decode rows, and after steps that accept 0 to K drafts; the head's layer is dense or has experts,
+    and the stage's embeddings are tied to its output matrix or not."""
+    experts, tied = seed % 4 > 1, bool(seed % 2)
+    stage = write_stage(tmp_path / "stage", seed, layers=2, experts=experts, tie_word_embeddings=tied)
+    head = add_mtp(stage, seed, dense=not experts or seed == 7)
+    setup = setup_of(stage, drafts=1 + seed % 4)
+    drafter = drafter_of(setup)
+    with torch.inference_mode():
+        rows_of(stage, head, setup, drafter, seed).run(10)
+
+
+def test_a_head_sees_all_tokens_where_the_stage_has_a_window(tmp_path: Path):
+    windows: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
+    stage = write_stage(tmp_path / "stage", layers=2, **windows)
+    head, setup = add_mtp(stage, prefix="draft."), setup_of(stage)
+    drafter = drafter_of(setup, prefix="draft.")
+    with torch.inference_mode():
+        rows_of(stage, head, setup, drafter).run(6)
+
+
+def test_it_reads_the_final_states_and_owns_its_weights_alone(tmp_path: Path):
+    stage = write_stage(tmp_path / "stage", layers=3, hidden_size=48)
+    head = add_mtp(stage)
+    drafter = drafter_of(setup_of(stage))
+    assert drafter.feature_shape == FeatureShape(layers=(3,), width=48)
+    assert drafter.weight_bytes == 4 * sum(each.numel() for each in head.values())
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_random_weights(experts: bool, tmp_path: Path):
+    """Without any in the checkpoint; the layer is as the stage's last one."""
+    stage = write_stage(tmp_path / "stage", layers=2, experts=experts)
+    setup = setup_of(stage, load_format="dummy")
+    first, second = (drafter_of(setup)._model.state_dict() for _ in range(2))
+    assert ("layers.0.mlp.experts_down" in first) is experts
+    assert all(torch.equal(first[name], second[name]) for name in second)
+    assert 0 < float(first["fc.weight"].std()) < 0.1
+
+
+def _second_layer(weights: dict[str, torch.Tensor]) -> None:
+    weights["mtp.layers.1.mlp.up_proj.weight"] = weights["mtp.layers.0.mlp.up_proj.weight"].clone()
+
+
+REFUSED: list[tuple[Any, str]] = [
+    (lambda weights: weights.pop("mtp.fc.weight"), "mtp.fc.weight: is not among the weights in "),
+    (lambda weights: weights.pop("mtp.norm.weight"), "has no weights for 1 parameters of the model: norm.weight"),
+    (
+        lambda weights: weights.pop("mtp.pre_fc_norm_hidden.weight"),
+        "1 parameters of the model: pre_fc_norm_hidden.weight",
+    ),
+    (
+        lambda weights: weights.pop("mtp.layers.0.self_attn.q_norm.weight"),
+        "of the model: layers.0.self_attn.q_norm.weight",
+    ),
+    (
+        lambda weights: weights.update({"mtp.fc.weight": torch.zeros(48, 48)}),
+        "mtp.fc.weight: wrong tensor shape: expected",
+    ),
+    (
+        lambda weights: weights.update({"mtp.embed_tokens.weight": torch.zeros(9, 9)}),
+        "embed_tokens.weight: is unexpected",
+    ),
+    (_second_layer, "mtp.layers.1.mlp.up_proj.weight: belongs to a second layer; use a checkpoint whose head has one"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), REFUSED)
+def test_refused_at_start(change: Any, said: str, tmp_path: Path):
+    stage = write_stage(tmp_path / "stage", layers=2, hidden_size=48)
+    add_mtp(stage)
+    file = stage / "model.safetensors"
+    weights = load_file(file)
+    change(weights)
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(CheckpointError) as caught:
+        drafter_of(setup_of(stage))
+    assert said in str(caught.value)
+
+
+def test_refused_for_a_stage_without_a_head_or_with_other_layers(tmp_path: Path):
+    setup = setup_of(write_stage(tmp_path / "stage", layers=2))
+    with pytest.raises(
+        CheckpointError, match=r"mtp\.fc\.weight: .* this checkpoint has no head for multi-token predict"
+    ):
+        drafter_of(setup)
+    with pytest.raises(ConfigError, match=r"text\.drafter: is 'mtp', and SmallText is no `TextModel`"):
+        drafter_of(replace(setup, model=SmallText()))
+    ranks: Any = SimpleNamespace(pipeline=object())
+    with pytest.raises(ConfigError, match=r"text\.drafter: is 'mtp', whose hidden states are on other ranks"):
+        drafter_of(replace(setup, context=replace(setup.context, ranks=ranks)))
+
+
+# The comparison notices faults of the head.
+
+
+def _no_shift(drafter: MtpDrafter) -> None:
+    drafter._shift = 0
+
+
+def _later_drafts(drafter: MtpDrafter) -> None:
+    """Their positions."""
+    model, run = drafter._model, drafter._model.forward
+
+    def forward(ids_T: torch.Tensor, features_TH: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        late = int(ids_T.shape[0] <= 3)  # passes of one entry a row
+        return run(ids_T, features_TH, replace(batch, positions_PT=batch.positions_PT + late))
+
+    model.forward = forward  # type: ignore[method-assign]
+
+
+def _no_norm(name: str) -> Any:
+    def without(drafter: MtpDrafter) -> None:
+        module = drafter._model.get_submodule(name)
+        module.forward = lambda x: x
+        module.add = lambda x, delta: (x + delta, x)  # type: ignore[assignment]
+
+    return without
+
+
+def _hidden_first(drafter: MtpDrafter) -> None:
+    weight = drafter._model.get_submodule("fc").weight
+    assert isinstance(weight, torch.Tensor)
+    weight.copy_(torch.cat(weight.chunk(2, 1)[::-1], 1))
+
+
+FAULTS = [
+    _no_shift,
+    _later_drafts,
+    *map(_no_norm, ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")),
+    _hidden_first,
+]
+
+
+@pytest.mark.plants_faults
+@pytest.mark.parametrize("number", range(len(FAULTS)))
+def test_a_planted_fault_is_noticed(number: int, tmp_path: Path):
+    stage = write_stage(tmp_path / "stage", layers=2)
+    head, setup = add_mtp(stage), setup_of(stage)
+    drafter = drafter_of(setup)
+    with torch.inference_mode():
+        FAULTS[number](drafter)
+        with pytest.raises(AssertionError):
+            rows_of(stage, head, setup, drafter).run(6)
