@@ -8,6 +8,7 @@ from omni.api import AsyncOmni, GenerateArguments, Output
 from omni.api.arguments import Messages, Requests
 from omni.errors import InputError, LostPeerError, OverloadedError, StageError
 from omni.serve.activity import ActivityFeed
+from omni.serve.audio.encoder_pool import EncoderPool
 from omni.serve.audio.voices import Voices
 from omni.serve.errors import EngineDown, Rename, renamed
 from omni.serve.limits import ServeLimits
@@ -30,6 +31,7 @@ class Server:
         self.names = options.model_names or ("omni",)
         self.voices = Voices(omni.voices, options.voices)
         self.limits = ServeLimits(options)
+        self.encoders = EncoderPool(options.encoder_processes)
         self.activity = ActivityFeed(omni, self.limits)
         self.transcripts = Transcripts(options.audio_seconds, options.max_kept_audio)
         self.metrics = ServerMetrics(omni, self.limits, self.names[0])
