@@ -307,7 +307,8 @@ def test_neighbour_measures_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path
         "--rounds",
         "1",
     )
-    run_script(monkeypatch, "neighbour", *what, "--neighbours", "quiet", "--serve", "--json", str(file))
+    more = ("--serve", "--timeline", str(tmp_path / "trace.json"), "--json", str(file))
+    run_script(monkeypatch, "neighbour", *what, "--neighbours", "quiet", *more)
     numbers = json.loads(file.read_text())["numbers"]
     assert [one["neighbour"] for one in numbers] == ["quiet", "http", "http mp3", "http data", "http media"]
     for one in numbers:
@@ -316,6 +317,10 @@ def test_neighbour_measures_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert one["first_audio_ms"] > 0
         # A picture and a sound of each request.
         assert one["fetched"] == (4 if one["neighbour"] == "http media" else 0)
+        # Of the engine itself, whichever process it is in.
+        assert one["steps"]
+        for steps in one["steps"].values():
+            assert 0 < steps["p50"] <= steps["p99"]
 
 
 def test_start_measures_the_parts_of_a_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
