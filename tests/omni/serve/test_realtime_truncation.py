@@ -103,6 +103,20 @@ def test_what_was_left_out_stays_out_and_in_the_conversation(voiced: Served) -> 
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("ratio", "kept"), [(1.0, "defgh"), (0.8, "efgh"), (0.5, "gh"), (0.2, "h")])
+def test_only_the_share_of_the_room_that_is_asked_for_is_retained(voiced: Served, ratio: float, kept: str) -> None:
+    """The echo's tokens are characters, and one stands between two items: five of nine letters have 49."""
+
+    async def main() -> None:
+        async with session(voiced) as client:
+            await client.manual(output_modalities=["text"], truncation=retention(ratio, 48))
+            for letter in "abcdefgh":
+                await client.say(letter * 9)
+            assert await heard(client) == "|".join(letter * 9 for letter in kept)
+
+    asyncio.run(main())
+
+
 def test_truncation_is_no_request_and_no_failure_of_its_own(voiced: Served) -> None:
     def counted(name: str) -> float:
         found = voiced.server.metrics.registry.get_sample_value(name, {"kind": "realtime"})
