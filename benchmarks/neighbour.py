@@ -17,7 +17,8 @@ process on the host, from no other address; in `http data` the same bytes are wi
 `quiet` does: compare them with each other.
 
 With `--timeline FILE`, which cuts graphs at phases and costs time, also the time from one decode step to the next on the device, of
-thinker and talker, in all rounds.
+thinker and talker, in all rounds: neighbours delay no token where it is that of `quiet`. Compare real-time factors of runs without
+it. The server's trace is beside FILE, with `-serve` in its name.
 """
 
 import argparse
@@ -280,6 +281,8 @@ async def measure_server(arguments: argparse.Namespace, folder: str, speech: Fam
     settings = [f"engine.process={arguments.process}", *arguments.set]
     settings += ["frontend.media.private_addresses=true"]
     options = ["--device", arguments.device, "--load-format", "dummy", *(f"--set={setting}" for setting in settings)]
+    if arguments.timeline is not None:
+        options += ["--timeline", str(served_trace(arguments.timeline))]
     runs = []
     files = RequestMedia.made()
     with hosting(files) as host, serving(folder, *options, "--media-domain", "127.0.0.1") as url:
@@ -296,13 +299,24 @@ async def measure_server(arguments: argparse.Namespace, folder: str, speech: Fam
                 for neighbour, format in _SERVED.items():
                     speak = speaking(neighbour, format)
                     await talk(speak, speech, requests, 4, round(speech.second), 1)
-                    made, before = [], host.requests()
+                    made, before, began = [], host.requests(), time.perf_counter_ns()
                     for turn in range(arguments.rounds):
                         heard = await talk(speak, speech, requests, arguments.tokens, arguments.frames, 2 + turn)
                         made.append(summary(neighbour, heard))
                     median = sorted(made, key=lambda one: one.rtf)[len(made) // 2]
-                    runs.append(replace(median, fetched=host.requests() - before))
+                    span = Interval(began, time.perf_counter_ns())
+                    runs.append(replace(median, fetched=host.requests() - before, span=span))
     return runs
+
+
+def served_trace(timeline: Path) -> Path:
+    """The server's, beside that of the program."""
+    return timeline.with_stem(f"{timeline.stem}-serve")
+
+
+def with_steps(runs: Sequence[NeighbourRun], timeline: Path) -> list[NeighbourRun]:
+    trace = read_trace(timeline)
+    return [replace(one, steps=steps_within(trace, one.span)) for one in runs]
 
 
 def steps_within(trace: Trace, span: Interval | None) -> dict[str, Spread]:
@@ -383,8 +397,8 @@ def main() -> None:
         runs, started = asyncio.run(measure(arguments, folder, TALKS[arguments.shape]))
         served = asyncio.run(measure_server(arguments, folder, TALKS[arguments.shape])) if arguments.serve else []
     if arguments.timeline is not None:
-        trace = read_trace(arguments.timeline)
-        runs = [replace(one, steps=steps_within(trace, one.span)) for one in runs]
+        runs = with_steps(runs, arguments.timeline)
+        served = with_steps(served, served_trace(arguments.timeline)) if served else []
     runs = [*runs, *served]
     print_runs(runs)
     facts = environment() | {"shape": arguments.shape, "process": arguments.process, "start-up s": f"{started:.1f}"}

@@ -18,11 +18,12 @@ from omni import SamplingParams
 FORMATS = {"pcm16": 16 * 24_000, "mp3": 96_000}
 """Bits per second of speech at 24 kHz, by format."""
 _START_SECONDS = 600
+_END_SECONDS = 120
 
 
 @contextmanager
 def serving(folder: str, *options: str) -> Iterator[str]:
-    """The server's address, once it answers. It ends with the block."""
+    """The server's address, once it answers. It ends with the block, after it has written what it was asked to."""
     command = [sys.executable, "-c", "from omni.cli import main; main()", "serve", folder, "--port", "0", *options]
     with subprocess.Popen([*command, "--name", "model"], stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -31,7 +32,11 @@ def serving(folder: str, *options: str) -> Iterator[str]:
             threading.Thread(target=_drain, args=(process,), daemon=True).start()
             yield url
         finally:
-            process.kill()
+            process.terminate()
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def _drain(process: "subprocess.Popen[str]") -> None:

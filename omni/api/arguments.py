@@ -42,6 +42,7 @@ class GenerateArguments(TypedDict, total=False):
     n: answers to each request, 1 to 64, numbered by `Output.sample`; a `Result` has the others in `alternatives`. They differ
     only where sampling is random, so not at temperature 0. Default: 1.
     raw_prompt: a text is the whole prompt, without the chat template. For families that take it. Default: False.
+    max_prompt_tokens: a longer prompt is refused before it reaches a stage. Default: None, what the stage takes.
     """
 
     modalities: Sequence[str] | None
@@ -51,6 +52,7 @@ class GenerateArguments(TypedDict, total=False):
     cache_salt: str
     n: int
     raw_prompt: bool
+    max_prompt_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ class CheckedArguments:
     cache_salt: str = ""
     n: int = 1
     raw_prompt: bool = False
+    max_prompt_tokens: int | None = None
     listened: bool = True
 
 
@@ -90,6 +93,10 @@ def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> Checked
         priority = _integer(arguments.get("priority", 0), "priority", -(2**63), 2**63 - 1, remedy)
     with reading("n"):
         n = _integer(arguments.get("n", 1), "n", 1, MAX_SAMPLES, "give an int")
+    most = arguments.get("max_prompt_tokens")
+    with reading("max_prompt_tokens"):
+        if most is not None:
+            most = _integer(most, "max_prompt_tokens", 0, 2**63 - 1, "give an int, or None")
     with reading("cache_salt"):
         _check_text(salt, "cache_salt", "give a string")
     with reading("sampling"):
@@ -107,6 +114,7 @@ def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> Checked
         cache_salt=salt,
         n=n,
         raw_prompt=raw,
+        max_prompt_tokens=most,
     )
 
 

@@ -31,6 +31,7 @@ class Client:
         self._compiler = loaded.compiler
         self.media = loaded.options.media
         self.max_unread_bytes = loaded.limits.max_unread_bytes
+        self.longest_prompt = None if loaded.limit is None else loaded.limit.tokens
         self._downloads = Downloads(self.media)
         preparer = RequestPreparer(
             pipeline=loaded.pipeline,

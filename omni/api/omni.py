@@ -41,7 +41,7 @@ class Omni(Session):
         messages: OpenAI-style messages, or a string. A list that holds only lists and strings is a list of requests.
         stream: True gives outputs as they come; those of a list are mixed and numbered by `Output.index`. False waits and gives a
         `Result`, or a list of them in the order of the requests.
-        arguments: `modalities`, `voice`, `sampling`, `priority`, `cache_salt` and `n`, see `GenerateArguments`.
+        arguments: `modalities`, `voice`, `sampling`, `priority`, `cache_salt`, `n` and others, see `GenerateArguments`.
 
         Raises InputError for wrong arguments at once, StageError when closed, ForkError in a forked process. Errors of a single
         request are raised where its outputs are read, OverloadedError too. Errors of a request in a list are in its

@@ -10,7 +10,7 @@ from omni.engine import EngineClient, EngineRequest, Held
 from omni.errors import InputError, plugin_call
 from omni.frontend.base import Chat, Frontend
 from omni.frontend.compile import SamplingCompiler
-from omni.frontend.limit import PromptLimit
+from omni.frontend.limit import PromptLimit, check_prompt
 from omni.frontend.messages import parse_messages
 from omni.frontend.options import FrontendOptions
 from omni.frontend.prepared import checked_prepared
@@ -74,6 +74,7 @@ class RequestPreparer:
         with plugin_call("frontend", "preparing the request", frontend.prepare):
             returned, modalities = frontend.prepare(chat), arguments.modalities
             prepared = checked_prepared(returned, self.pipeline, modalities, frontend.prepare)
+        check_prompt(prepared.prompt_tokens, arguments.max_prompt_tokens)
         compiled = self.compiler.compile(arguments.sampling, arguments.fields, arguments.n)
         self.engine.check({stage: compiled.sampling[stage] for stage in arguments.sampling}, arguments.fields)
         remote = self.engine.takes_text_rules

@@ -122,6 +122,11 @@ class Session:
         return self._client.frontend.takes_raw_prompts
 
     @property
+    def longest_prompt(self) -> int | None:
+        """Tokens of the longest prompt that the main stage takes; None without a limit."""
+        return self._client.longest_prompt
+
+    @property
     def failure(self) -> OmniError | None:
         """Why the engine refuses every request until the model is opened again; None while it runs."""
         if self._client.owner.forked or self._client.closed:

@@ -5,6 +5,21 @@ from dataclasses import dataclass
 from omni.errors import CheckpointError, InputError
 
 
+class LongPromptError(InputError):
+    """A prompt is too long. tokens: of it, at least."""
+
+    def __init__(self, field: str, problem: str, remedy: str, tokens: int) -> None:
+        super().__init__(field, problem, remedy)
+        self.tokens = tokens
+
+
+def check_prompt(tokens: int, most: int | None) -> None:
+    """Raises LongPromptError for more than the request allows."""
+    if most is not None and tokens > most:
+        remedy = "shorten it or raise max_prompt_tokens"
+        raise LongPromptError("prompt", f"has {tokens:,} tokens, and the request allows {most:,}", remedy, tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class PromptLimit:
     """stage: takes the prompt. tokens: of the longest one."""
@@ -13,10 +28,10 @@ class PromptLimit:
     tokens: int
 
     def check_bytes(self, count: int, longest: int) -> None:
-        """Raises InputError for texts of `count` bytes that cannot fit, where an id stands for `longest` bytes at most."""
+        """Raises LongPromptError for texts of `count` bytes that cannot fit, where an id stands for `longest` bytes at most."""
         if count > self.tokens * longest:
             problem = f"hold {count:,} bytes of text, and {self._most}, of at most {longest} bytes each"
-            raise InputError("messages", problem, self._remedy("them"))
+            raise LongPromptError("messages", problem, self._remedy("them"), -(-count // longest))
 
     def check_template(self, count: int) -> None:
         """Raises CheckpointError for a chat template whose shortest prompt has `count` tokens."""
@@ -26,9 +41,10 @@ class PromptLimit:
             raise CheckpointError("chat_template", problem, remedy)
 
     def check_tokens(self, count: int) -> None:
-        """Raises InputError for a text whose beginning has `count` tokens."""
+        """Raises LongPromptError for a text whose beginning has `count` tokens."""
         if count > self.tokens:
-            raise InputError("prompt", f"has at least {count:,} tokens, and {self._most}", self._remedy("it"))
+            problem = f"has at least {count:,} tokens, and {self._most}"
+            raise LongPromptError("prompt", problem, self._remedy("it"), count)
 
     @property
     def _most(self) -> str:

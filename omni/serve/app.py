@@ -63,8 +63,11 @@ def create_app(omni: AsyncOmni, options: ServeOptions | None = None) -> Starlett
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with omni:
-            yield
+        try:
+            async with omni:
+                yield
+        finally:
+            await server.encoders.close()
 
     app = Starlette(
         routes=[*(endpoint.route(server) for endpoint in ENDPOINTS), *websocket_routes(server)],

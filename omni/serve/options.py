@@ -19,6 +19,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_sessions: realtime sessions at once. max_session_bytes: of the sound, texts and pictures of one. max_items: of its
         conversation. max_event_bytes: of one event of the client. max_turn_seconds: of sound that is not committed.
     ping_seconds: between pings of a websocket, and for the client's answer; without one, the session ends.
+    encoder_processes: of compressed sound; without any, threads of the server's process encode it.
     drain_seconds: for the requests under way after SIGTERM.
     client_priority: whether requests may give a `priority`, which can displace those of others.
     audio_seconds: how long a later message may refer to an answer's audio by its id. max_kept_audio: answers so kept.
@@ -42,6 +43,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_event_bytes: int = 16 * 2**20
     max_turn_seconds: float = 600.0
     ping_seconds: float = 20.0
+    encoder_processes: int = 4
     drain_seconds: int = 30
     client_priority: bool = False
     audio_seconds: int = 3600
@@ -66,6 +68,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"{name} must be greater than 0")
         if not 0 <= self.port < 2**16:
             raise ValueError("port must be 0 to 65535")
+        if not 0 <= self.encoder_processes <= 64:
+            raise ValueError("encoder_processes must be 0 to 64")
         if self.drain_seconds < 0:
             raise ValueError("drain_seconds must be at least 0")
         # `Authorization` is ASCII, and a key with a space could not be told from a malformed header.

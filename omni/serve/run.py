@@ -67,6 +67,10 @@ class HttpServer(uvicorn.Server):
             )
         )
 
+    def prepare(self) -> None:
+        """Starts what the first request would wait for."""
+        self._server.encoders.start()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answers are waited for; streams of activity have no end to wait for."""
         self._server.activity.end()
@@ -90,4 +94,6 @@ class HttpServer(uvicorn.Server):
 def serve(omni: AsyncOmni, options: ServeOptions, listener: socket.socket) -> None:
     """Answers until a signal comes. Closes the model and the socket."""
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    HttpServer(omni, options).run([listener])
+    server = HttpServer(omni, options)
+    server.prepare()
+    server.run([listener])

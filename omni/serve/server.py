@@ -1,13 +1,15 @@
 """The state that all handlers share."""
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from typing import Unpack
 
 from omni.api import AsyncOmni, GenerateArguments, Output
 from omni.api.arguments import Messages, Requests
 from omni.errors import InputError, LostPeerError, OverloadedError, StageError
+from omni.frontend.limit import LongPromptError
 from omni.serve.activity import ActivityFeed
+from omni.serve.audio.encoder_pool import EncoderPool
 from omni.serve.audio.voices import Voices
 from omni.serve.errors import EngineDown, Rename, renamed
 from omni.serve.limits import ServeLimits
@@ -15,6 +17,9 @@ from omni.serve.metrics import ServerMetrics
 from omni.serve.observer import Observer, RequestObserver
 from omni.serve.options import ServeOptions
 from omni.serve.transcripts import Transcripts
+
+Shorter = Callable[[LongPromptError], tuple[Messages, int | None] | None]
+"""From the error of a prompt to shorter messages, and `max_prompt_tokens` of them; None if there are none."""
 
 
 class Server:
@@ -30,6 +35,7 @@ class Server:
         self.names = options.model_names or ("omni",)
         self.voices = Voices(omni.voices, options.voices)
         self.limits = ServeLimits(options)
+        self.encoders = EncoderPool(options.encoder_processes)
         self.activity = ActivityFeed(omni, self.limits)
         self.transcripts = Transcripts(options.audio_seconds, options.max_kept_audio)
         self.metrics = ServerMetrics(omni, self.limits, self.names[0])
@@ -43,12 +49,14 @@ class Server:
         rename: Rename = str,
         *,
         requests: int = 1,
+        shorter: Shorter | None = None,
         **arguments: Unpack[GenerateArguments],
     ) -> AsyncIterator[AsyncIterator[Output]]:
         """The outputs of a request, which runs from the start of the block until it is left: that cancels it. An error of
         any answer is raised by the iterator.
 
-        kind: for observers. rename: of fields in errors. requests: chats in `messages`, if it is a list of them.
+        kind: for observers. rename: of fields in errors. requests: chats in `messages`, if it is a list of them. shorter: has a
+        prompt that is too long tried again.
         Raises OverloadedError if too many answers are under way, and InputError.
         """
         if arguments.get("priority", 0) and not self.options.client_priority:
@@ -60,7 +68,7 @@ class Server:
             watching = [observer.started(kind, answers) for observer in self.observers]
             try:
                 with _renaming(rename):
-                    async with self.omni.generate(messages, **arguments) as outputs:
+                    async with self._opened(messages, arguments, shorter) as outputs:
                         yield _observed(outputs, watching)
             except StageError as error:
                 failure = error
@@ -74,6 +82,41 @@ class Server:
             finally:
                 for observer in watching:
                     observer.ended(failure)
+
+    async def prompt_tokens(self, messages: Messages, **arguments: Unpack[GenerateArguments]) -> int:
+        """Of a prompt that is prepared, and goes to no stage. 0 if the model's front end does not count them."""
+        arguments["max_prompt_tokens"] = 0
+        try:
+            async with self.omni.generate(messages, **arguments) as outputs:
+                async for _ in outputs:
+                    break
+        except LongPromptError as error:
+            return error.tokens
+        return 0
+
+    def _opened(
+        self, messages: Messages | Requests, arguments: GenerateArguments, shorter: Shorter | None
+    ) -> AbstractAsyncContextManager[AsyncIterator[Output]]:
+        if shorter is None:
+            return self.omni.generate(messages, **arguments)
+        return aclosing(self._retried(messages, arguments, shorter))
+
+    async def _retried(
+        self, messages: Messages | Requests, arguments: GenerateArguments, shorter: Shorter
+    ) -> AsyncGenerator[Output]:
+        while True:
+            try:
+                async with self.omni.generate(messages, **arguments) as outputs:
+                    async for output in outputs:
+                        yield output
+                return
+            except LongPromptError as error:
+                found = shorter(error)
+                if found is None:
+                    raise
+                messages, most = found
+                arguments = arguments.copy()
+                arguments["max_prompt_tokens"] = most
 
     def check_room(self, kind: str, answers: int = 1) -> None:
         """Raises OverloadedError if there is no room for so many answers."""

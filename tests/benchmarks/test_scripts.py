@@ -307,7 +307,8 @@ def test_neighbour_measures_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path
         "--rounds",
         "1",
     )
-    run_script(monkeypatch, "neighbour", *what, "--neighbours", "quiet", "--serve", "--json", str(file))
+    more = ("--serve", "--timeline", str(tmp_path / "trace.json"), "--json", str(file))
+    run_script(monkeypatch, "neighbour", *what, "--neighbours", "quiet", *more)
     numbers = json.loads(file.read_text())["numbers"]
     assert [one["neighbour"] for one in numbers] == ["quiet", "http", "http mp3", "http data", "http media"]
     for one in numbers:
@@ -316,6 +317,23 @@ def test_neighbour_measures_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert one["first_audio_ms"] > 0
         # A picture and a sound of each request.
         assert one["fetched"] == (4 if one["neighbour"] == "http media" else 0)
+        # Of the engine itself, whichever process it is in.
+        assert one["steps"]
+        for steps in one["steps"].values():
+            assert 0 < steps["p50"] <= steps["p99"]
+
+
+def test_sound_files_are_the_same_from_threads_and_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "files.json"
+    what = ("--formats", "mp3", "flac", "--streams", "2", "--seconds", "2", "--processes", "0", "1")
+    run_script(monkeypatch, "sound_files", *what, "--chunk", "0.5", "--json", str(file))
+    numbers = json.loads(file.read_text())["numbers"]
+    assert [(one["format"], one["processes"]) for one in numbers] == [("mp3", 0), ("mp3", 1), ("flac", 0), ("flac", 1)]
+    for threads, processes in (numbers[:2], numbers[2:]):
+        assert threads["bytes"] == processes["bytes"] > 1000
+        assert min(threads["cpu_ms"], processes["cpu_ms"]) > 0
+    # LAME's time is ten times that of the way to it.
+    assert numbers[1]["cpu_ms"] < numbers[0]["cpu_ms"]
 
 
 def test_start_measures_the_parts_of_a_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ LAZY = {
     "omni/api/async_omni.py": "the same",
     "omni/api/omni.py": "the same",
     "omni/api/session.py": "the same",
+    "omni/serve/__init__.py": "a process of encoders starts without torch",
     "omni/testing/__init__.py": "the second process of `check_connector` starts without the imports of engines",
     "omni/cli": "a command starts with the modules that it needs, and signals are handled before slow imports",
 }

@@ -34,6 +34,7 @@ MP3 = AvCodec("libmp3lame", "mp3", _MPEG_RATES, 96_000, {"write_xing": "0", "id3
 OPUS = AvCodec("libopus", "ogg", (8000, 12000, 16000, 24000, 48000), 64_000, {"page_duration": "20000"})
 AAC = AvCodec("aac", "adts", _MPEG_RATES, 96_000)
 FLAC = AvCodec("flac", "flac", (*_MPEG_RATES, 88200, 96000, 176400, 192000))
+CODECS: Mapping[str, AvCodec] = {"mp3": MP3, "opus": OPUS, "aac": AAC, "flac": FLAC}
 
 
 class AvEncoder:

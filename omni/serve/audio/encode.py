@@ -1,6 +1,5 @@
 """From samples to the bytes of a file, as they come."""
 
-import asyncio
 import struct
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -9,11 +8,10 @@ from typing import Protocol
 
 import numpy as np
 import soxr
-import torch
 from numpy.typing import NDArray
 
 from omni.errors import InputError, quoted
-from omni.serve.audio.av_encoder import AAC, FLAC, MP3, OPUS, AvCodec, AvEncoder
+from omni.serve.audio.av_encoder import CODECS, AvCodec, AvEncoder
 
 PCM_RATE = 24000
 """Hz, of raw PCM: it has no header to say so."""
@@ -97,24 +95,25 @@ def _wav_header(sample_rate: int) -> bytes:
 @dataclass(frozen=True, slots=True)
 class Format:
     """media_type: of a response that is such a file. streamed, whole: encoders for a sample rate in Hz. The second one knows the
-    length before it writes a header."""
+    length before it writes a header. compressed: whether it is of `CODECS`."""
 
     media_type: str
     streamed: Callable[[int], SpeechEncoder]
     whole: Callable[[int], SpeechEncoder]
+    compressed: bool = False
 
 
 def _compressed(media_type: str, codec: AvCodec) -> Format:
-    return Format(media_type, partial(AvEncoder, codec), partial(AvEncoder, codec, whole=True))
+    return Format(media_type, partial(AvEncoder, codec), partial(AvEncoder, codec, whole=True), compressed=True)
 
 
 FORMATS: Mapping[str, Format] = {
     "wav": Format("audio/wav", WavEncoder, WholeWavEncoder),
     "pcm16": Format("audio/pcm", PcmEncoder, PcmEncoder),
-    "mp3": _compressed("audio/mpeg", MP3),
-    "opus": _compressed("audio/ogg", OPUS),
-    "aac": _compressed("audio/aac", AAC),
-    "flac": _compressed("audio/flac", FLAC),
+    "mp3": _compressed("audio/mpeg", CODECS["mp3"]),
+    "opus": _compressed("audio/ogg", CODECS["opus"]),
+    "aac": _compressed("audio/aac", CODECS["aac"]),
+    "flac": _compressed("audio/flac", CODECS["flac"]),
 }
 """By the names that chats have for them."""
 
@@ -124,25 +123,3 @@ def check_format(name: str, field: str, names: Collection[str] = FORMATS.keys())
     if name not in names:
         remedy = f"use one of {', '.join(names)}"
         raise InputError(field, f"{quoted(name)} is not written here", remedy)
-
-
-class EncodedSound:
-    """One answer's sound as a file, encoded beside the event loop. For one task at a time."""
-
-    def __init__(self, format: str) -> None:
-        """format: of `FORMATS`."""
-        self._format = FORMATS[format]
-        self._encoder: SpeechEncoder | None = None
-
-    async def push(self, samples: torch.Tensor, sample_rate: int) -> bytes:
-        """samples: float32 `[n]`. sample_rate: Hz, always the same. The bytes that are ready, perhaps none."""
-        return await asyncio.to_thread(self._push, samples, sample_rate)
-
-    async def finish(self) -> bytes:
-        """The rest; nothing if there was no sound at all."""
-        return b"" if self._encoder is None else await asyncio.to_thread(self._encoder.finish)
-
-    def _push(self, samples: torch.Tensor, sample_rate: int) -> bytes:
-        if self._encoder is None:
-            self._encoder = self._format.streamed(sample_rate)
-        return self._encoder.push(samples.numpy())

@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from omni.api import GenerateArguments, Output, Usage
 from omni.errors import InputError, quoted
-from omni.serve.audio.encode import FORMATS, EncodedSound, check_format
+from omni.serve.audio.encode import FORMATS, check_format
+from omni.serve.audio.encoded_sound import EncodedSound
 from omni.serve.audio.reading import check_speaks, reading_messages, reading_sampling
 from omni.serve.audio.voices import VoiceName
 from omni.serve.body import Call, convert, split_sampling
@@ -157,7 +158,7 @@ class _Spoken:
     def __init__(self, server: Server, asked: SpeechCall) -> None:
         self._text_stage = server.omni.pipeline.text_stage
         self._request_id = asked.request_id
-        self._sound = EncodedSound(asked.format)
+        self._sound = EncodedSound(asked.format, server.encoders)
         self._limited = asked.limited
         self._samples = 0
         self._usage = Usage(0, {})

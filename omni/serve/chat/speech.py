@@ -4,7 +4,8 @@ import base64
 
 import torch
 
-from omni.serve.audio.encode import EncodedSound
+from omni.serve.audio.encoded_sound import EncodedSound
+from omni.serve.audio.encoder_pool import EncoderPool
 
 _THREE = 3
 """Bytes that base64 writes without padding: joined, the texts of such slices are the text of the whole."""
@@ -13,8 +14,8 @@ _THREE = 3
 class AnswerSound:
     """Samples to base64 of a file in `format`, in slices that can be joined."""
 
-    def __init__(self, format: str) -> None:
-        self._sound = EncodedSound(format)
+    def __init__(self, format: str, pool: EncoderPool) -> None:
+        self._sound = EncodedSound(format, pool)
         self._left = b""
 
     async def push(self, samples: torch.Tensor, sample_rate: int) -> str:

@@ -43,7 +43,7 @@ class _Answer:
         self._index = index
         self._begun = False
         self._texts: list[str] = []
-        self._sound = AnswerSound(call.format) if call.format is not None else None
+        self._sound = AnswerSound(call.format, server.encoders) if call.format is not None else None
         self._audio_id = server.transcripts.new_id() if self._sound is not None else None
 
     async def take(self, output: Output) -> list[ChunkChoice]:

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Mapping
 import torch
 
 from omni.api import Output, TokenLogprob
-from omni.serve.audio.encode import FORMATS
+from omni.serve.audio.encoded_sound import EncodedSound
+from omni.serve.audio.encoder_pool import EncoderPool
 from omni.serve.chat.request import ChatCall
 from omni.serve.chat.response import AnswerMessage, Audio, ChatCompletion, Choice
 from omni.serve.logprobs import choice_logprobs
@@ -35,13 +36,13 @@ class _Answer:
         if output.finished:
             self.reasons, self.last = output.finish_reasons, output
 
-    def file(self, format: str) -> str:
-        """Base64; may take long."""
+    async def file(self, format: str, pool: EncoderPool) -> str:
+        """Base64."""
         if not self.sound:
             return ""
-        encoder = FORMATS[format].whole(self.sample_rate)
-        data = encoder.push(torch.cat(self.sound).numpy()) + encoder.finish()
-        return base64.b64encode(data).decode()
+        encoded = EncodedSound(format, pool, whole=True)
+        data = await encoded.push(torch.cat(self.sound), self.sample_rate) + await encoded.finish()
+        return (await asyncio.to_thread(base64.b64encode, data)).decode()
 
 
 async def completion(server: Server, call: ChatCall, outputs: AsyncIterator[Output]) -> ChatCompletion:
@@ -63,7 +64,7 @@ async def _choice(server: Server, call: ChatCall, index: int, answer: _Answer) -
         message = AnswerMessage(content=text)
     else:
         audio_id = server.transcripts.new_id()
-        data = await asyncio.to_thread(answer.file, call.format)
+        data = await answer.file(call.format, server.encoders)
         expires_at = server.transcripts.keep(audio_id, text)
         audio = Audio(id=audio_id, data=data, expires_at=expires_at, transcript=text)
         message = AnswerMessage(content=None, audio=audio)

@@ -22,6 +22,7 @@ class Conversation:
         self._memory = memory
         self._most = most
         self._items: list[Item] = []
+        self._left_out: set[str] = set()
 
     @property
     def last_id(self) -> str | None:
@@ -59,10 +60,16 @@ class Conversation:
     def delete(self, item_id: str) -> None:
         """Raises InputError for an unknown id."""
         item = self._items.pop(self._find(item_id, "item_id"))
+        self._left_out.discard(item_id)
         self._memory.change(-item.bytes)
 
+    def leave_out(self, items: Iterable[Item]) -> None:
+        """Of further prompts: they were too long with them. They stay items of the conversation."""
+        self._left_out.update(item.id for item in items if self.has(item.id))
+
     def items(self) -> tuple[Item, ...]:
-        return tuple(self._items)
+        """Those of a prompt."""
+        return tuple(item for item in self._items if item.id not in self._left_out)
 
     def _find(self, item_id: str, field: str) -> int:
         for index, item in enumerate(self._items):

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 
-from omni.api import Output
+from omni.api import GenerateArguments, Output
 from omni.errors import InputError
 from omni.serve.disconnect import ClientGone
 from omni.serve.errors import reported
@@ -13,6 +13,7 @@ from omni.serve.realtime.formats import FormatEncoder
 from omni.serve.realtime.ids import new_id
 from omni.serve.realtime.items import Item, ItemPart
 from omni.serve.realtime.memory import SessionMemory
+from omni.serve.realtime.prompt_attempts import PromptAttempts
 from omni.serve.realtime.request import ResponseRequest
 from omni.serve.realtime.server_events import (
     AudioDelta,
@@ -38,6 +39,7 @@ from omni.serve.realtime.server_events import (
     TranscriptDone,
 )
 from omni.serve.realtime.settings import arguments, described_output
+from omni.serve.realtime.truncation import PromptBound, RetentionRatio, input_limit, prompt_bound
 from omni.serve.server import Server
 from omni.serve.usage import finish_reason, token_usage
 
@@ -108,17 +110,32 @@ class Response:
     async def _generate(self) -> None:
         if self._stop_reason is not None:
             raise asyncio.CancelledError
-        messages, rename = prompt(self._request.settings.instructions, self._request.items)
-        if not messages:
-            raise InputError("conversation", "is empty", "add an item, or give instructions")
-        made = arguments(self._server, self._request.settings)
         self._generating = True
         try:
-            async with self._server.generate("realtime", messages, rename, **made) as outputs:
+            made = arguments(self._server, self._request.settings)
+            bound = await self._bound(made)
+            attempts = PromptAttempts(self._request.settings.instructions, self._request.items, bound)
+            if not attempts.messages:
+                raise InputError("conversation", "is empty", "add an item, or give instructions")
+            made["max_prompt_tokens"] = attempts.most
+            async with self._server.generate(
+                "realtime", attempts.messages, attempts.rename, shorter=attempts.shorter, **made
+            ) as outputs:
                 async for output in outputs:
+                    self._conversation.leave_out(attempts.left_out)
                     await self._take(output)
         finally:
             self._generating = False
+
+    async def _bound(self, made: GenerateArguments) -> PromptBound | None:
+        settings = self._request.settings
+        limit = input_limit(self._server, settings.max_output_tokens)
+        counted = 0
+        if isinstance(settings.truncation, RetentionRatio):
+            # Chat templates may refuse instructions alone.
+            messages, _ = prompt(settings.instructions, [Item("user", [ItemPart("input_text", "x")])])
+            counted = await self._server.prompt_tokens(messages, **made)
+        return prompt_bound(settings.truncation, limit, counted)
 
     async def _take(self, output: Output) -> None:
         if not self._begun:

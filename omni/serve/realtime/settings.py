@@ -14,6 +14,7 @@ from omni.serve.body import convert, split_sampling
 from omni.serve.models import check_model
 from omni.serve.realtime.formats import FORMATS, PCM, AudioFormat
 from omni.serve.realtime.ids import new_id
+from omni.serve.realtime.truncation import Truncation, read_truncation
 from omni.serve.realtime.turns import TurnDetection, Turns, read_turns
 from omni.serve.realtime.unsupported import INPUT, OUTPUT, SESSION, without_unsupported
 from omni.serve.sampling import stage_sampling
@@ -35,8 +36,8 @@ class InputTranscription(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 class Settings:
     """modalities: of responses, one of `"audio"` and `"text"`. voice: as the client names it. transcription: of what the user says,
     None for none. turn_detection: None if the client commits turns. max_output_tokens: of the stage that writes; None is the
-    model's own bound. params: sampling parameters of the main stage. sampling: of other stages. cache_salt: sessions of another
-    do not share cached prompts."""
+    model's own bound. truncation: of conversations that are too long. params: sampling parameters of the main stage. sampling: of
+    other stages. cache_salt: sessions of another do not share cached prompts."""
 
     model: str
     modalities: tuple[str, ...]
@@ -47,6 +48,7 @@ class Settings:
     transcription: InputTranscription | None = None
     turn_detection: Turns | None = field(default_factory=TurnDetection)
     max_output_tokens: int | None = None
+    truncation: Truncation = "auto"
     params: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     cache_salt: str = field(default_factory=lambda: new_id("realtime"))
@@ -96,6 +98,7 @@ class _Session(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     instructions: str | None = None
     audio: _Audio | None = None
     max_output_tokens: int | str | None = None
+    truncation: Any = None
     sampling: dict[str, dict[str, Any]] | None = None
     cache_salt: str | None = None
 
@@ -124,6 +127,8 @@ def updated(server: Server, before: Settings, given: Mapping[str, Any], at: str)
     if read.max_output_tokens is not None:
         most = _max_tokens(read.max_output_tokens, f"{at}.max_output_tokens")
         after = replace(after, max_output_tokens=most)
+    if read.truncation is not None:
+        after = replace(after, truncation=read_truncation(server, read.truncation, f"{at}.truncation"))
     if read.sampling is not None:
         after = replace(after, sampling=read.sampling)
     if read.cache_salt is not None:
@@ -174,7 +179,7 @@ def described(settings: Settings) -> dict[str, Any]:
         "tool_choice": "auto",
         "max_output_tokens": settings.max_output_tokens or "inf",
         "tracing": None,
-        "truncation": "disabled",
+        "truncation": msgspec.to_builtins(settings.truncation),
     }
 
 

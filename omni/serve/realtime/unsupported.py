@@ -15,7 +15,6 @@ SESSION: Off = {
     "prompt": (None,),
     "reasoning": (None,),
     "tracing": (None,),
-    "truncation": (None, "disabled"),
     "include": (None, []),
 }
 INPUT: Off = {"noise_reduction": (None,)}

@@ -23,8 +23,11 @@ from tests.support.http_server import Served, echo_omni, served
 
 DEPLOY = REPOSITORY / "deploy"
 PAGE = (REPOSITORY / "docs" / "serving.md").read_text()
-OF_STAGES = {"omni_prefix_cache_hit_tokens_total", "omni_prefix_cache_query_tokens_total", "omni_prefix_cache_blocks"}
-"""Only a stage with a prefix cache has them, and a stage of the echo model has no counters."""
+OF_STAGES = {
+    *("omni_prefix_cache_hit_tokens_total", "omni_prefix_cache_query_tokens_total", "omni_prefix_cache_blocks"),
+    *("omni_drafted_tokens_total", "omni_accepted_drafts_total"),
+}
+"""Only a stage with a prefix cache or a drafter has them, and a stage of the echo model has no counters."""
 NAME = re.compile(r"\b(?:omni|process)_[a-z_]+\b")
 
 

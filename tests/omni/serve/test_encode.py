@@ -1,16 +1,25 @@
 """Formats of speech: what is encoded, whole and in pieces, is what is decoded."""
 
+import asyncio
 import io
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import soundfile
 import soxr
+import torch
 
-from omni.errors import InputError
+from omni.errors import InputError, StageError
 from omni.serve.audio.encode import FORMATS, SpeechEncoder, check_format
+from omni.serve.audio.encoded_sound import EncodedSound
+from omni.serve.audio.encoder_messages import EncodeWork, ForgetEncoder
+from omni.serve.audio.encoder_pool import EncoderPool
+from omni.serve.audio.encoder_process import Encoders
 from tests.support.decoded import decoded
 from tests.support.entry_points import REPOSITORY
 from tests.support.patience import PATIENCE_SECONDS
@@ -76,6 +85,133 @@ def test_streamed_bytes_come_with_their_sound(format: str) -> None:
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(InputError, match="use one of wav, pcm16"):
         check_format("midi", "audio.format")
+
+
+def pushed(pool: EncoderPool, format: str, samples: np.ndarray, *, whole: bool = False, size: int = 4800) -> bytes:
+    return asyncio.run(_pushed(EncodedSound(format, pool, whole=whole), samples, size))
+
+
+async def _pushed(sound: EncodedSound, samples: np.ndarray, size: int = 4800) -> bytes:
+    pieces = [
+        await sound.push(torch.from_numpy(samples[start : start + size]), 24000)
+        for start in range(0, len(samples), size)
+    ]
+    return b"".join(pieces) + await sound.finish()
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[EncoderPool]:
+    pool = EncoderPool(2)
+    yield pool
+    assert not any(process.files for process in pool.processes)
+    asyncio.run(pool.close())
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["streamed", "whole"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_another_process_writes_the_same_file(pool: EncoderPool, format: str, whole: bool) -> None:
+    samples, chosen = tone(24000, 1.0), FORMATS[format]
+    here = encoded((chosen.whole if whole else chosen.streamed)(24000), samples, 4800)
+    again, no_processes = pushed(pool, format, samples, whole=whole), EncoderPool(0)
+    if format == "opus":  # Ogg has a random number for the stream, and a checksum over it
+        again, here = without_serial(again), without_serial(here)
+    assert again == here
+    assert len(pushed(no_processes, format, samples, whole=whole)) == len(here)
+
+
+def without_serial(ogg: bytes) -> bytes:
+    """Pages without their serial number and checksum."""
+    made, at = bytearray(ogg), 0
+    while at < len(made):
+        made[at + 14 : at + 18] = made[at + 22 : at + 26] = bytes(4)
+        segments = made[at + 26]
+        at += 27 + segments + sum(made[at + 27 : at + 27 + segments])
+    return bytes(made)
+
+
+def test_files_at_once_do_not_mix(pool: EncoderPool) -> None:
+    sounds = [tone(24000, 0.5) * share / 10 for share in range(10)]
+
+    async def all_at_once() -> list[bytes]:
+        return await asyncio.gather(*(_pushed(EncodedSound("flac", pool), sound, 1000) for sound in sounds))
+
+    for sound, file in zip(sounds, asyncio.run(all_at_once()), strict=True):
+        np.testing.assert_allclose(decoded(file, "flac")[0], sound, atol=1 / 32767)
+
+
+def test_files_are_spread_over_the_processes(pool: EncoderPool) -> None:
+    held = [pool.open("mp3", 24000, whole=False) for _ in range(6)]
+    assert [len(process.files) for process in pool.processes] == [3, 3]
+    del held
+
+
+def test_sound_that_its_client_left_is_forgotten() -> None:
+    encoders = Encoders()
+    for number in range(3):
+        work = EncodeWork(number, "aac", 24000, False, True, tone(24000, 0.1).tobytes(), number == 1)
+        reply = encoders.answer(work)
+        assert reply is not None
+        assert not reply.problem
+    assert len(encoders) == 2
+    assert encoders.answer(ForgetEncoder(0)) is None
+    assert encoders.answer(ForgetEncoder(0)) is None
+    assert len(encoders) == 1
+
+
+def test_a_client_that_leaves_frees_its_place(pool: EncoderPool) -> None:
+    async def leave() -> None:
+        sound = EncodedSound("mp3", pool)
+        pushing = asyncio.create_task(sound.push(torch.zeros(2**20), 24000))
+        await asyncio.sleep(0)
+        assert sum(len(process.files) for process in pool.processes) == 1
+        pushing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pushing
+
+    asyncio.run(leave())
+    assert sum(len(process.files) for process in pool.processes) == 0
+    assert decoded(pushed(pool, "mp3", tone(24000)), "mp3")[1] == 24000
+
+
+def test_a_process_that_ends_fails_its_files_alone() -> None:
+    pool = EncoderPool(1)
+    samples = torch.from_numpy(tone(24000))
+
+    async def end_within() -> None:
+        sound, idle = EncodedSound("mp3", pool), EncodedSound("mp3", pool)
+        assert await sound.push(samples, 24000)
+        await idle.push(samples, 24000)
+        pid = pool.processes[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(StageError, match="its process ended"):
+            await sound.push(samples, 24000)
+        with pytest.raises(StageError, match="the start of the file is gone"):
+            await idle.push(samples, 24000)
+        assert pool.processes[0].pid != pid
+        os.kill(pool.processes[0].pid or 0, signal.SIGKILL)
+        assert await _pushed(EncodedSound("mp3", pool), samples.numpy())
+
+    asyncio.run(end_within())
+    asyncio.run(pool.close())
+
+
+def test_processes_of_encoders_start_without_torch() -> None:
+    code = "import sys, omni.serve.audio.encoder_process; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_signals_to_the_group_leave_files_alone(pool: EncoderPool) -> None:
+    """Ctrl-C reaches all processes; the server ends what is under way first."""
+    pushed(pool, "flac", tone(24000, 0.1))
+    for process in pool.processes:
+        if process.pid is not None:
+            os.kill(process.pid, signal.SIGINT)
+            os.kill(process.pid, signal.SIGTERM)
+    pids = [process.pid for process in pool.processes]
+    assert decoded(pushed(pool, "flac", tone(24000)), "flac")[1] == 24000
+    assert [process.pid for process in pool.processes] == pids
 
 
 LEFT = """

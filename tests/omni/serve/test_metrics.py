@@ -172,6 +172,21 @@ def test_a_stage_says_how_much_it_can_hold(tmp_path: Path) -> None:
         stream.close()
 
 
+def test_a_stage_with_a_drafter_says_how_many_drafts_are_accepted(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "tiny", seed=1)
+    drafter: dict[str, object] = {"text.drafter": "ngram", "text.draft_tokens": 3, "text.adaptive_drafts": False}
+    omni = AsyncOmni(tmp_path / "tiny", device="cpu", plugins=tiny_plugins(), overrides={**STRICT, **drafter})
+    with served(omni) as server:
+        # Random weights do not repeat themselves as a drafter guesses; the penalty has an answer repeat itself in the end.
+        for penalty in (0, -2):
+            body = {**HELLO, "max_tokens": 200, "temperature": 0, "frequency_penalty": penalty, "ignore_eos": True}
+            assert server.post(CHAT, json=body).status_code == 200
+        found, counters = read(server), omni.counters()["text"]
+        assert found["omni_drafted_tokens_total", ("text",)] == counters["drafted_tokens"] > 0
+        assert found["omni_accepted_drafts_total", ("text",)] == counters["accepted_drafts"] > 0
+        assert counters["accepted_drafts"] < counters["drafted_tokens"]
+
+
 def test_an_engine_that_is_gone_is_not_up(echo_folder: Path) -> None:
     with served(echo_omni(echo_folder)) as doomed:
         doomed.post(CHAT, json={**HELLO, "messages": [{"role": "user", "content": BREAK_LOOP}]})

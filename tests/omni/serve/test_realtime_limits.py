@@ -41,6 +41,10 @@ def _session(**fields: Any) -> dict[str, Any]:
     return {"type": "session.update", "session": {"type": "realtime", **fields}}
 
 
+def _ratio(**limits: Any) -> dict[str, Any]:
+    return {"type": "retention_ratio", "retention_ratio": 0.5, "token_limits": limits}
+
+
 def _input(**fields: Any) -> dict[str, Any]:
     return _session(instructions="lost", audio={"input": fields})
 
@@ -64,7 +68,20 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"type": "input_audio_buffer.clear", "all": True}, "all", "not known"),
     (_session(tools=[{"type": "function"}]), "session.tools", "not supported"),
     (_session(tool_choice="required"), "session.tool_choice", "not supported"),
-    (_session(truncation="auto"), "session.truncation", "not supported"),
+    (_session(truncation="newest"), "session.truncation", 'use "auto"'),
+    (_session(truncation=7), "session.truncation", 'use "auto"'),
+    (_session(truncation={"type": "retention_ratio"}), "session.truncation.retention_ratio", "missing"),
+    (
+        _session(truncation={"type": "retention_ratio", "retention_ratio": 1.5}),
+        "session.truncation.retention_ratio",
+        "out of range",
+    ),
+    (
+        _session(truncation=_ratio(post_instructions=0)),
+        "session.truncation.token_limits.post_instructions",
+        "use at least 1",
+    ),
+    (_session(truncation=_ratio(words=3)), "session.truncation.token_limits.words", "not known"),
     (_session(colour=1), "session.colour", "not known"),
     (_session(type="transcription"), "session.type", "not supported"),
     (_session(output_modalities=["text", "audio"]), "session.output_modalities", "transcript"),

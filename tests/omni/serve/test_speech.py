@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import json
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from openai import OpenAI
 
 from omni.errors import ConfigError
 from omni.serve import ServeOptions
-from omni.serve.audio.encode import PcmEncoder
+from omni.serve.audio.av_encoder import AvEncoder
 from omni.serve.audio.speech import MAX_CHARACTERS, SPEECH_FORMATS
 from omni.serve.audio.voices import OPENAI_VOICES, Voices
 from tests.support.decoded import decoded
@@ -161,38 +163,67 @@ def test_a_model_without_speech_refuses(tmp_path: Path) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "model")
 
 
-def test_encoding_leaves_the_event_loop_free(echo: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+CHAT = {"messages": [{"role": "user", "content": "hello"}], "modalities": ["text", "audio"]}
+ENCODED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/audio/speech", {"input": "hello", "response_format": "mp3"}),
+    ("/v1/audio/speech", {"input": "hello", "response_format": "mp3", "stream_format": "sse"}),
+    ("/v1/chat/completions", {**CHAT, "audio": {"format": "mp3"}, "stream": True}),
+    ("/v1/chat/completions", {**CHAT, "audio": {"format": "mp3"}}),
+)
+"""Requests whose answers are encoded."""
+
+
+@pytest.mark.parametrize(("path", "fields"), ENCODED, ids=["speech", "speech events", "chat events", "chat"])
+def test_encoding_leaves_the_event_loop_free(echo: Served, path: str, fields: dict[str, Any]) -> None:
+    """While the processes of encoders stand still, another request is answered."""
+    body = {"model": "tiny", **fields}
+    expected = echo.post(path, json=body)
+    pids = [process.pid for process in echo.server.encoders.processes if process.pid is not None]
+    assert pids
+    answers: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: answers.append(echo.post(path, json=body)))
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        thread.start()
+        assert eventually(lambda: any(process.files for process in echo.server.encoders.processes))
+        assert echo.get("/health").status_code == 200
+        assert not answers
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        thread.join()
+    assert answers[0].status_code == 200
+    if fields.get("response_format") and "stream_format" not in fields:
+        assert answers[0].content == expected.content
+
+
+@pytest.mark.parametrize(("path", "fields"), ENCODED, ids=["speech", "speech events", "chat events", "chat"])
+def test_encoding_in_threads_leaves_the_event_loop_free(
+    echo_folder: Path, path: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While an encoder works, another request is answered: it ends only then."""
     started, answered = threading.Event(), threading.Event()
-    push = PcmEncoder.push
+    push = AvEncoder.push
 
-    def slow(self: PcmEncoder, samples: Any) -> bytes:
+    def slow(self: AvEncoder, samples: Any) -> bytes:
         started.set()
         assert answered.wait(PATIENCE_SECONDS)
         return push(self, samples)
 
-    monkeypatch.setattr(PcmEncoder, "push", slow)
+    monkeypatch.setattr(AvEncoder, "push", slow)
     codes: list[int] = []
-    chat = {"messages": [{"role": "user", "content": "hello"}], "modalities": ["text", "audio"]}
-    for path, fields in (
-        ("speech", {"input": "hello", "response_format": "pcm"}),
-        ("speech", {"input": "hello", "response_format": "pcm", "stream_format": "sse"}),
-        ("chat", {**chat, "audio": {"format": "pcm16"}, "stream": True}),
-        ("chat", {**chat, "audio": {"format": "pcm16"}}),
-    ):
-        url = "/v1/audio/speech" if path == "speech" else "/v1/chat/completions"
+    with served(echo_omni(echo_folder), encoder_processes=0) as threads:
         body = {"model": "tiny", **fields}
-        thread = threading.Thread(target=lambda u=url, b=body: codes.append(echo.post(u, json=b).status_code))
+        thread = threading.Thread(target=lambda: codes.append(threads.post(path, json=body).status_code))
         thread.start()
         try:
             assert started.wait(PATIENCE_SECONDS)
-            assert httpx.get(f"{echo.url}/health", timeout=10).status_code == 200
+            assert threads.get("/health").status_code == 200
         finally:
             answered.set()
             thread.join()
-            started.clear()
-            answered.clear()
-    assert codes == [200] * 4
+    assert codes == [200]
 
 
 def test_a_client_that_goes_away_ends_its_speech(echo: Served) -> None:

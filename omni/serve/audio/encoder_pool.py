@@ -1,0 +1,188 @@
+"""Processes that encode beside the server's.
+
+FFmpeg releases the interpreter lock while it encodes, a part of a millisecond at a time: an encoder takes the lock some 250 times
+for a second of speech, and many encoders in threads have each other and the event loop wait for it. The server's process sends
+samples and takes bytes, once for each chunk.
+"""
+
+import asyncio
+import itertools
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from omni.errors import StageError
+from omni.serve.audio.encode import Samples
+from omni.serve.audio.encoder_messages import EncodeWork, ForgetEncoder, Reply, Request
+
+_log = logging.getLogger("omni.serve")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""They may reach all processes. The server decides what they mean, and its end is theirs."""
+_BOOT = (
+    "import signal\n"
+    f"for each in {[int(each) for each in _SIGNALS]}: signal.signal(each, signal.SIG_IGN)\n"
+    "signal.pthread_sigmask(signal.SIG_SETMASK, [])\n"
+    "import json, sys\n"
+    "sys.path[:] = json.loads(sys.argv[3])\n"
+    "from omni.utils.parent import exit_with\n"
+    "exit_with(int(sys.argv[2]))\n"
+    "from omni.serve.audio.encoder_process import main\n"
+    "main(int(sys.argv[1]))\n"
+)
+_EXIT_SECONDS = 5.0
+_SLICE = 2**16
+"""Samples that are encoded at once: other files wait for no more."""
+
+
+class EncoderProcess:
+    """One process, started by the first work, and again if it ends. A thread writes to it and reads from it, one request at a
+    time."""
+
+    def __init__(self) -> None:
+        self.files: set[int] = set()
+        """Those that are being written."""
+        self._thread = ThreadPoolExecutor(1, "omni-encoders")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Reply)
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Returns at once."""
+        self._thread.submit(self._started)
+
+    async def encode(self, work: EncodeWork) -> bytes:
+        """Raises StageError if the process fails."""
+        reply = await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, work)
+        if reply.problem:
+            raise StageError("encoder", f"writing {work.codec}", reply.problem)
+        return reply.data
+
+    def forget(self, file: int) -> None:
+        """Idempotent. For any thread."""
+        if file in self.files:
+            self.files.discard(file)
+            if not self._closed:
+                self._thread.submit(self._forget, file)
+
+    def close(self) -> None:
+        """Waits for the end of the process."""
+        self._closed = True
+        self._thread.shutdown(cancel_futures=True)
+        self._end()
+
+    def _ask(self, work: EncodeWork) -> Reply:
+        for last in (not work.first, True):
+            try:
+                return self._decoder.decode(self._sent(work).recv_bytes())
+            except (OSError, EOFError) as error:
+                self._end()
+                _log.error("a process of encoders ended (%r); it is started again", error)
+                if last:  # what was written of the file is gone with the process
+                    break
+        return Reply(b"", "its process ended")
+
+    def _forget(self, file: int) -> None:
+        if self._connection is not None:
+            with suppress(OSError):  # the next work finds that the process ended
+                self._sent(ForgetEncoder(file))
+
+    def _sent(self, request: Request) -> Connection:
+        connection = self._started()
+        connection.send_bytes(self._encoder.encode(request))
+        return connection
+
+    def _started(self) -> Connection:
+        if self._connection is None:
+            own, other = socket.socketpair()
+            with other:
+                # Until the process ignores them itself: it inherits this thread's mask.
+                signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+                paths = [path for path in sys.path if isinstance(path, str)]
+                # -P: no folder of the user's comes before `sys.path` is theirs.
+                command = [sys.executable, "-P", "-c", _BOOT, str(other.fileno()), str(os.getpid()), json.dumps(paths)]
+                self._process = subprocess.Popen(command, pass_fds=[other.fileno()], stdin=subprocess.DEVNULL)
+            self._connection = Connection(own.detach())
+        return self._connection
+
+    def _end(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._process is not None:
+            try:
+                self._process.wait(_EXIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
+class EncoderPool:
+    """Files, each written by one of several processes. For the event loop's thread."""
+
+    def __init__(self, processes: int) -> None:
+        """processes: 0 if all is encoded in the server's own."""
+        self.processes: Sequence[EncoderProcess] = [EncoderProcess() for _ in range(processes)]
+        self._numbers = itertools.count()
+
+    def start(self) -> None:
+        """Has the processes started before they are needed."""
+        for process in self.processes:
+            process.start()
+
+    def open(self, codec: str, sample_rate: int, *, whole: bool) -> "PooledEncoder":
+        """An encoder of the process that has the fewest."""
+        process = min(self.processes, key=lambda each: len(each.files))
+        return PooledEncoder(process, next(self._numbers), codec, sample_rate, whole)
+
+    async def close(self) -> None:
+        for process in self.processes:
+            await asyncio.to_thread(process.close)
+
+
+class PooledEncoder:
+    """`AvEncoder` in another process. Its memory there is free when this object is."""
+
+    def __init__(self, process: EncoderProcess, number: int, codec: str, sample_rate: int, whole: bool) -> None:
+        self._process = process
+        self._number = number
+        self._codec = codec
+        self._sample_rate = sample_rate
+        self._whole = whole
+        self._begun = False
+        process.files.add(number)
+        self._left = weakref.finalize(self, process.forget, number)
+        self._left.atexit = False
+
+    async def push(self, samples: Samples) -> bytes:
+        """The bytes that are ready, perhaps none. Raises StageError if the process fails."""
+        slices = range(0, len(samples), _SLICE)
+        return b"".join([await self._encode(samples[start : start + _SLICE], last=False) for start in slices])
+
+    async def finish(self) -> bytes:
+        """The rest. Raises StageError if the process fails."""
+        data = await self._encode(None, last=True)
+        self._process.files.discard(self._number)
+        return data
+
+    async def _encode(self, samples: Samples | None, *, last: bool) -> bytes:
+        first, self._begun = not self._begun, True
+        data = b"" if samples is None else samples.astype("float32", copy=False).tobytes()
+        work = EncodeWork(self._number, self._codec, self._sample_rate, self._whole, first, data, last)
+        return await self._process.encode(work)
