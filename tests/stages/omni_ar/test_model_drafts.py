@@ -90,7 +90,7 @@ def test_drafts_are_those_of_the_model_run_from_the_start(drafts: int, captured:
 def test_no_race_on_a_simulated_device(seed: int, traffic: str):
     device = SimulatedDevice(seed)
     driver = drafted(OTHER, device, 3, max_in_flight=1 + seed % 4, adaptive_drafts=bool(seed % 2), **TRAFFIC[traffic])
-    plain = answers(driver_of(), temperature=1.0, seed=seed)
+    plain = answers(driver_of(max_model_len=TRAFFIC[traffic].get("max_model_len")), temperature=1.0, seed=seed)
     assert answers(driver, temperature=1.0, seed=seed) == plain
     assert driver.counter("drafted_tokens") > 0
     device.assert_no_races()
