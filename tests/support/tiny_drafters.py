@@ -33,6 +33,7 @@ def drafting_model(folder: Path, parent: Path) -> Path:
             num_key_value_heads=2,
         )
         Qwen3ForCausalLM(shape).eval().save_pretrained(other)
-    if (folder / "tokenizer.json").exists():
-        shutil.copy(folder / "tokenizer.json", other)
+    for name in ("tokenizer.json", "vocab.json"):
+        if (folder / name).exists():
+            shutil.copy(folder / name, other)
     return other

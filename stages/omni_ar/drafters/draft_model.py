@@ -69,5 +69,5 @@ def _check_vocabulary(field: str, checkpoint: Checkpoint, vocab_size: int, setup
 
 def _vocabulary(checkpoint: Checkpoint) -> dict[str, int] | None:
     model = read_optional_object(checkpoint.path / "tokenizer.json").get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    return vocabulary if isinstance(vocabulary, dict) else None
+    vocabulary = model.get("vocab") if isinstance(model, dict) else read_optional_object(checkpoint.path / "vocab.json")
+    return vocabulary if isinstance(vocabulary, dict) and vocabulary else None
