@@ -56,7 +56,7 @@ def test_rows_are_derived_with_room_for_drafts(folder: Path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"text.drafter": "gram"}, r"text.drafter: 'gram' is no drafter; known are fabricated, ngram"),
+        ({"text.drafter": "gram"}, r"'gram' is no drafter; known are draft_model, eagle3, fabricated, mtp, ngram;"),
         ({"text.drafter": "ngram", "text.draft_tokens": 0}, r"draft_tokens must be at least 1, at most 15"),
         ({"text.drafter": "ngram", "text.drafter_args": {"size": 3}}, r"text.drafter_args: .*unknown field `size`"),
     ],
