@@ -1,12 +1,18 @@
 """Drafters from the settings to the answer, on a tiny checkpoint with a tokenizer."""
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from omni import ConfigError, Omni, SamplingParams
 from omni.cli.display import summary
-from tests.support.tiny_text import write_chat_model
+from omni.errors import OmniError
+from tests.support.tiny_text import write_chat_model, write_noisy_model
 
 QUESTIONS = ["hello", "the blue square and the green one, what is in the picture"]
 SAMPLING = [
@@ -64,3 +70,82 @@ def test_rows_are_derived_with_room_for_drafts(folder: Path):
 def test_refused_settings(folder: Path, settings: dict[str, object], said: str):
     with pytest.raises(ConfigError, match=said):
         Omni(folder, device="cpu", overrides=settings)
+
+
+# A smaller model.
+
+
+def other_model(folder: Path, other: Path) -> Path:
+    write_noisy_model(folder, other)
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        shutil.copy(folder / name, other)
+    return other
+
+
+def change_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    fields = json.loads(path.read_text())
+    change(fields)
+    path.write_text(json.dumps(fields))
+
+
+def cut_vocabulary(other: Path, size: int) -> None:
+    change_json(other / "config.json", lambda config: config.update(vocab_size=size))
+    weights = load_file(other / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = weights[name][:size].contiguous()
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+
+
+def drafting(other: Path) -> dict[str, object]:
+    return {"text.drafter": "draft_model", "text.drafter_args": {"model": str(other)}, "text.adaptive_drafts": False}
+
+
+def test_a_model_with_fewer_ids_than_the_stage(folder: Path, tmp_path: Path):
+    """Both pad the same vocabulary, and the stage's padding is among the tokens."""
+    other = other_model(folder, tmp_path / "other")
+    tokens = len(json.loads((folder / "vocab.json").read_text()))
+    cut_vocabulary(other, tokens + 20)
+    biased = SamplingParams(max_tokens=20, temperature=0.9, seed=4, logit_bias={tokens + 60: 9.0})
+    results = []
+    for settings in ({}, drafting(other)):
+        with Omni(folder, device="cpu", overrides=settings) as omni:
+            results.append(omni.generate(QUESTIONS, sampling=biased, stream=False))
+    assert [each.tokens for each in results[1]] == [each.tokens for each in results[0]]
+    assert any(token >= tokens + 20 for each in results[0] for token in each.tokens)
+
+
+def without_vocabulary(other: Path) -> None:
+    (other / "vocab.json").unlink()
+    cut_vocabulary(other, 600)
+
+
+def renamed_token(other: Path) -> None:
+    change_json(other / "vocab.json", lambda table: table.update(colour=table.pop("!")))
+
+
+def whole_tokenizer(other: Path) -> None:
+    """As large as a published one."""
+    vocabulary = {f"t{token}": token for token in range(150_000)}
+    model = {"type": "BPE", "vocab": vocabulary, "merges": [[token, "x"] for token in vocabulary]}
+    (other / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+
+
+REFUSED_MODELS: list[tuple[Callable[[Path], object], str]] = [
+    (shutil.rmtree, "there is no folder"),
+    (lambda other: (other / "model.safetensors").unlink(), "holds no weights"),
+    (lambda other: change_json(other / "config.json", lambda c: c.update(model_type="llama")), "model_type 'llama'"),
+    (lambda other: change_json(other / "config.json", lambda c: c.update(max_position_embeddings=64)), "64 positions"),
+    (without_vocabulary, "has 600 token ids, and stage 'text' has 640"),
+    (renamed_token, "differs from that of stage 'text': '!' has no id and id 0"),
+    (whole_tokenizer, "differs from that of stage 'text': '!' has no id and id 0"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), REFUSED_MODELS)
+def test_models_that_do_not_fit(folder: Path, change: Callable[[Path], object], said: str, tmp_path: Path):
+    other = other_model(folder, tmp_path / "other")
+    change(other)
+    with pytest.raises(OmniError) as caught:
+        Omni(folder, device="cpu", overrides=drafting(other))
+    assert str(caught.value).startswith("text.drafter_args.model")
+    assert said in str(caught.value)
