@@ -9,6 +9,7 @@ from omni.checkpoint import Checkpoint, resolve
 from omni.errors import ConfigError
 from omni_ar.drafters import DraftSetup, ModelDrafter
 from omni_ar.drafters.draft_model import model_drafter
+from omni_ar.drafters.heads import errors_of
 from omni_text.model import build as build_model
 
 _KINDS = ("qwen3", "qwen3_moe")
@@ -23,11 +24,12 @@ class DraftModelArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def build(args: Mapping[str, object], setup: DraftSetup) -> ModelDrafter:
     """Raises CheckpointError for a checkpoint that cannot be read, and ConfigError for a model that does not fit the stage."""
     path = msgspec.convert(args, DraftModelArgs).model
-    checkpoint = Checkpoint(resolve(path, weights=setup.context.load_format != "dummy"))
-    kind = checkpoint.config.get("model_type")
-    if kind not in _KINDS:
-        field = f"{setup.context.stage.name}.drafter_args.model"
-        raise ConfigError(field, f"{path} has model_type {kind!r}", f"use a model of {' or '.join(_KINDS)}")
-    # A whole model on every rank of a stage that is cut: it is small.
-    model = build_model(replace(setup.context, checkpoint=checkpoint, ranks=None))
-    return model_drafter(model, checkpoint, setup)
+    field = f"{setup.context.stage.name}.drafter_args.model"
+    with errors_of(field):
+        checkpoint = Checkpoint(resolve(path, weights=setup.context.load_format != "dummy"))
+        kind = checkpoint.config.get("model_type")
+        if kind not in _KINDS:
+            raise ConfigError(field, f"{path} has model_type {kind!r}", f"use a model of {' or '.join(_KINDS)}")
+        # A whole model on every rank of a stage that is cut: it is small.
+        model = build_model(replace(setup.context, checkpoint=checkpoint, ranks=None))
+        return model_drafter(model, checkpoint, setup)

@@ -1,9 +1,13 @@
 """A whole model as a drafter: usually a smaller one of the same vocabulary."""
 
+from typing import Any
+
+import msgspec
 from torch import Tensor
 
 from omni.checkpoint import Checkpoint
-from omni.checkpoint.json_file import read_optional_object
+from omni.checkpoint.json_file import MAX_TABLE_BYTES, read_as
+from omni.checkpoint.regular_file import is_file
 from omni.errors import ConfigError
 from omni_ar.drafters.base import CacheShape, DraftSetup
 from omni_ar.drafters.model import DraftModel, ModelDrafter
@@ -25,6 +29,8 @@ class ArDraftModel(DraftModel):
         return CacheShape(num_layers=shape.num_kv_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
 
     def forward(self, ids_T: Tensor, features_TH: Tensor | None, batch: Batch) -> Tensor:
+        # The stage may pad the vocabulary further than this model, and a request may have any of its ids.
+        ids_T = ids_T.clamp(max=self.model.shape.vocab_size - 1)
         none_T0 = ids_T.new_empty((ids_T.shape[0], 0))
         hidden_TD: Tensor = self.model(self.model.embed_next(NextTokens(ids_T, none_T0.T, none_T0, none_T0)), batch)
         return hidden_TD
@@ -67,7 +73,20 @@ def _check_vocabulary(field: str, checkpoint: Checkpoint, vocab_size: int, setup
         raise ConfigError(field, problem, remedy)
 
 
+class _Model(msgspec.Struct):
+    vocab: Any = None
+
+
+class _Tokenizer(msgspec.Struct):
+    """The part of tokenizer.json that is compared; published ones have hundreds of thousands of values."""
+
+    model: _Model = msgspec.field(default_factory=_Model)
+
+
 def _vocabulary(checkpoint: Checkpoint) -> dict[str, int] | None:
-    model = read_optional_object(checkpoint.path / "tokenizer.json").get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else read_optional_object(checkpoint.path / "vocab.json")
-    return vocabulary if isinstance(vocabulary, dict) and vocabulary else None
+    """The ids of the tokenizer's tokens, those that were added to it left out; None if no file has a table of them."""
+    whole, table = checkpoint.path / "tokenizer.json", checkpoint.path / "vocab.json"
+    if is_file(whole):
+        vocabulary = read_as(whole, _Tokenizer, MAX_TABLE_BYTES).model.vocab
+        return vocabulary if isinstance(vocabulary, dict) else None
+    return read_as(table, dict[str, int], MAX_TABLE_BYTES) if is_file(table) else None

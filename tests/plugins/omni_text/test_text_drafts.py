@@ -2,31 +2,24 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from safetensors.torch import load_file, save_file
 
-from omni import ConfigError, Omni, OmniError, SamplingParams
+from omni import ConfigError, Omni, SamplingParams
 from omni.cli.display import summary
+from omni.errors import OmniError
 from tests.support.tiny_drafters import drafting_model
-from tests.support.tiny_text import write_chat_model
+from tests.support.tiny_text import write_chat_model, write_noisy_model
 
 QUESTIONS = ["hello", "the blue square and the green one, what is in the picture"]
 SAMPLING = [
     SamplingParams(max_tokens=40, temperature=0.0),
     SamplingParams(max_tokens=40, temperature=0.9, seed=4, logprobs=2),
 ]
-SMALL: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
 TOLD = {"text.drafter": "fabricated", "text.drafter_args": {"rate": 0.9}, "text.draft_tokens": 4}
 
 
@@ -78,10 +71,7 @@ def test_rows_are_derived_with_room_for_drafts(folder: Path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (
-            {"text.drafter": "gram"},
-            r"text.drafter: 'gram' is no drafter; known are draft_model, eagle3, fabricated, mtp, ngram",
-        ),
+        ({"text.drafter": "gram"}, r"'gram' is no drafter; known are draft_model, eagle3, fabricated, mtp, ngram;"),
         ({"text.drafter": "ngram", "text.draft_tokens": 0}, r"draft_tokens must be at least 1, at most 15"),
         ({"text.drafter": "ngram", "text.drafter_args": {"size": 3}}, r"text.drafter_args: .*unknown field `size`"),
     ],
@@ -91,43 +81,80 @@ def test_refused_settings(folder: Path, settings: dict[str, object], said: str):
         Omni(folder, device="cpu", overrides=settings)
 
 
-def changed(folder: Path, to: Path, **fields: object) -> str:
-    """A copy of the drafter's checkpoint with other fields of config.json."""
-    shutil.copytree(drafting_model(folder, folder.parent), to)
-    config = json.loads((to / "config.json").read_text())
-    (to / "config.json").write_text(json.dumps(config | fields))
-    return str(to)
+# A smaller model.
 
 
-def refused(folder: Path, model: str) -> str:
-    given = {"text.drafter": "draft_model", "text.drafter_args": {"model": model}}
+def other_model(folder: Path, other: Path) -> Path:
+    write_noisy_model(folder, other)
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        shutil.copy(folder / name, other)
+    return other
+
+
+def change_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    fields = json.loads(path.read_text())
+    change(fields)
+    path.write_text(json.dumps(fields))
+
+
+def cut_vocabulary(other: Path, size: int) -> None:
+    change_json(other / "config.json", lambda config: config.update(vocab_size=size))
+    weights = load_file(other / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = weights[name][:size].contiguous()
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+
+
+def drafting(other: Path) -> dict[str, object]:
+    return {"text.drafter": "draft_model", "text.drafter_args": {"model": str(other)}, "text.adaptive_drafts": False}
+
+
+def test_a_model_with_fewer_ids_than_the_stage(folder: Path, tmp_path: Path):
+    """Both pad the same vocabulary, and the stage's padding is among the tokens."""
+    other = other_model(folder, tmp_path / "other")
+    tokens = len(json.loads((folder / "vocab.json").read_text()))
+    cut_vocabulary(other, tokens + 20)
+    biased = SamplingParams(max_tokens=20, temperature=0.9, seed=4, logit_bias={tokens + 60: 9.0})
+    results = []
+    for settings in ({}, drafting(other)):
+        with Omni(folder, device="cpu", overrides=settings) as omni:
+            results.append(omni.generate(QUESTIONS, sampling=biased, stream=False))
+    assert [each.tokens for each in results[1]] == [each.tokens for each in results[0]]
+    assert any(token >= tokens + 20 for each in results[0] for token in each.tokens)
+
+
+def without_vocabulary(other: Path) -> None:
+    (other / "vocab.json").unlink()
+    cut_vocabulary(other, 600)
+
+
+def renamed_token(other: Path) -> None:
+    change_json(other / "vocab.json", lambda table: table.update(colour=table.pop("!")))
+
+
+def whole_tokenizer(other: Path) -> None:
+    """As large as a published one."""
+    vocabulary = {f"t{token}": token for token in range(150_000)}
+    model = {"type": "BPE", "vocab": vocabulary, "merges": [[token, "x"] for token in vocabulary]}
+    (other / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+
+
+REFUSED_MODELS: list[tuple[Callable[[Path], object], str]] = [
+    (shutil.rmtree, "there is no folder"),
+    (lambda other: (other / "model.safetensors").unlink(), "holds no weights"),
+    (lambda other: change_json(other / "config.json", lambda c: c.update(model_type="llama")), "model_type 'llama'"),
+    (lambda other: change_json(other / "config.json", lambda c: c.update(max_position_embeddings=64)), "64 positions"),
+    (without_vocabulary, "has 600 token ids, and stage 'text' has 640"),
+    (renamed_token, "differs from that of stage 'text': '!' has no id and id 0"),
+    (whole_tokenizer, "differs from that of stage 'text': '!' has no id and id 0"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), REFUSED_MODELS)
+def test_models_that_do_not_fit(folder: Path, change: Callable[[Path], object], said: str, tmp_path: Path):
+    other = other_model(folder, tmp_path / "other")
+    change(other)
     with pytest.raises(OmniError) as caught:
-        Omni(folder, device="cpu", overrides=given)
-    return str(caught.value)
-
-
-def test_a_model_that_cannot_draft_is_refused_by_name(folder: Path, tmp_path: Path):
-    field = "text.drafter_args.model: "
-    other = changed(folder, tmp_path / "other", model_type="llama")
-    assert refused(folder, other) == f"{field}{other} has model_type 'llama'; use a model of qwen3 or qwen3_moe"
-    short = changed(folder, tmp_path / "short", max_position_embeddings=20)
-    assert f"{field}{short} has 20 positions, and a request up to " in refused(folder, short)
-    assert "there is no folder" in refused(folder, str(tmp_path / "nothing"))
-    with pytest.raises(ConfigError, match=r"text.drafter_args: .*`model`"):
-        Omni(folder, device="cpu", overrides={"text.drafter": "draft_model"})
-
-
-def test_a_model_of_another_vocabulary_is_refused(folder: Path, tmp_path: Path):
-    other = changed(folder, tmp_path / "other")
-    tokenizer = tmp_path / "other" / "vocab.json"
-    vocabulary = json.loads(tokenizer.read_text())
-    first, second = sorted(vocabulary)[:2]
-    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    tokenizer.write_text(json.dumps(vocabulary))
-    said = refused(folder, other)
-    assert (
-        f"text.drafter_args.model: the tokenizer of {other} differs from that of stage 'text': {first!r} has id" in said
-    )
-    small = tmp_path / "small"
-    Qwen3ForCausalLM(Qwen3Config(**SMALL)).save_pretrained(small)
-    assert f"{small} has 64 token ids, and stage 'text' has " in refused(folder, str(small))
+        Omni(folder, device="cpu", overrides=drafting(other))
+    assert str(caught.value).startswith("text.drafter_args.model")
+    assert said in str(caught.value)
