@@ -8,6 +8,7 @@ import msgspec
 from omni.config.draft import Draft
 from omni.config.layer import SettingsLayer
 from omni.errors import ConfigError
+from omni.utils.struct_types import STRUCT_TYPES
 
 DEFAULT = "default"
 """The origin of a default of the options' type."""
@@ -95,7 +96,8 @@ class _Write:
         for candidate in _readings(value, strict=self._layer.file):
             try:
                 # Keys are text in JSON and TOML, even if they are ids.
-                return msgspec.convert(candidate, wanted, str_keys=True)
+                with STRUCT_TYPES:
+                    return msgspec.convert(candidate, wanted, str_keys=True)
             except msgspec.ValidationError as error:
                 problem = problem or str(error)
         choices = [repr(choice) for choice in get_args(wanted)] if get_origin(wanted) is Literal else []

@@ -7,6 +7,7 @@ import msgspec
 from omni.errors import ReturnedError, quoted, type_of
 from omni.pipeline.pipeline import Pipeline
 from omni.pipeline.stage import Edge, PipelineOutput, Stage
+from omni.utils.struct_types import STRUCT_TYPES
 
 _PARTS: dict[str, type[msgspec.Struct]] = {"stages": Stage, "edges": Edge, "outputs": PipelineOutput}
 _CHECKED_LATER = {*_PARTS, "options", "memory"}
@@ -40,7 +41,8 @@ def _check_fields(path: str, part: msgspec.Struct, code: object) -> None:
         if field.name in _CHECKED_LATER:
             continue
         try:
-            msgspec.convert(values[field.name], field.type)
+            with STRUCT_TYPES:
+                msgspec.convert(values[field.name], field.type)
         except msgspec.ValidationError as error:
             problem = f"{path}.{field.name} is {quoted(values[field.name])}: {error}"
             raise ReturnedError(problem, code) from error

@@ -14,6 +14,7 @@ from omni.sampling import SamplingParams
 from omni.serve.errors import HttpError
 from omni.serve.limits import HeldBody
 from omni.serve.options import ServeOptions
+from omni.utils.struct_types import STRUCT_TYPES
 
 T = TypeVar("T")
 
@@ -57,9 +58,10 @@ async def read_body(request: Request, options: ServeOptions, held: HeldBody) -> 
 
 def convert(value: object, kind: type[T], at: str = "", *, strict: bool = True) -> T:
     """The value as a struct. at: its path in the body. strict: whether numbers must be numbers; a form has texts only. Raises
-    InputError for the first field that is wrong."""
+    InputError for the first field that is wrong. For any thread."""
     try:
-        return msgspec.convert(value, kind, str_keys=True, strict=strict)
+        with STRUCT_TYPES:
+            return msgspec.convert(value, kind, str_keys=True, strict=strict)
     except msgspec.ValidationError as error:
         raise _wrong(error, at) from error
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from omni.errors import ConfigError
+from omni.utils.struct_types import STRUCT_TYPES
 
 ShapeT = TypeVar("ShapeT", bound=msgspec.Struct)
 _LARGEST_PICTURE = 64
@@ -17,7 +18,8 @@ _LARGEST_PICTURE = 64
 def tiny_shape(kind: type[ShapeT], fields: Mapping[str, object]) -> ShapeT:
     """The sizes from a user's fields. Raises ConfigError for a field that `kind` lacks or a value of a wrong type."""
     try:
-        return msgspec.convert(fields, kind)
+        with STRUCT_TYPES:
+            return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         known = ", ".join(kind.__struct_fields__)
         raise ConfigError("tiny", str(error), f"the fields are {known}") from error

@@ -25,6 +25,7 @@ import msgspec
 from omni.errors import StageError
 from omni.serve.audio.encode import Samples
 from omni.serve.audio.encoder_messages import EncodeWork, ForgetEncoder, Reply, Request
+from omni.utils.struct_types import STRUCT_TYPES
 
 _log = logging.getLogger("omni.serve")
 
@@ -56,7 +57,9 @@ class EncoderProcess:
         self._thread = ThreadPoolExecutor(1, "omni-encoders")
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Reply)
+        self._encoder = msgspec.msgpack.Encoder()
+        with STRUCT_TYPES:
+            self._decoder = msgspec.msgpack.Decoder(Reply)
         self._closed = False
 
     @property

@@ -29,15 +29,15 @@ class Voices:
         """own: the model's, the default first. table: voices of the model by further names. Raises ConfigError."""
         self.names = (*own, *(name for name in table if name not in own))
         """Those that the model or the table gives."""
+        mine = {name.lower(): name for name in own}
         for name, voice in table.items():
-            if voice not in own:
+            if voice.lower() not in mine:
                 problem = f"{quoted(voice)} is no voice of this model"
                 remedy = f"use one of {', '.join(own)}" if own else "leave it out: the model has one voice"
                 raise ConfigError(f"--voice {name}", problem, remedy)
         turns = {name: own[index % len(own)] for index, name in enumerate(OPENAI_VOICES)} if own else {}
         self._default_only = not own
-        self._by_name = turns | {name.lower(): voice for name, voice in table.items()}
-        self._by_name |= {name.lower(): name for name in own}
+        self._by_name = turns | {name.lower(): mine[voice.lower()] for name, voice in table.items()} | mine
 
     def find(self, given: VoiceName) -> str | None:
         """The model's voice; None is its default. An unknown name is returned as it is, to be refused."""

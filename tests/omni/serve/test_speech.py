@@ -251,9 +251,9 @@ def test_names_of_openai_stand_for_the_voices_in_turn() -> None:
 
 
 def test_a_table_names_voices(echo_folder: Path) -> None:
-    voices = Voices(("low", "high"), {"alloy": "high", "Aria": "low"})
-    assert (voices.find("Alloy"), voices.find("aria"), voices.find("echo")) == ("high", "low", "low")
-    assert voices.names == ("low", "high", "alloy", "Aria")
+    voices = Voices(("low", "High"), {"alloy": "hIGH", "Aria": "low"})
+    assert (voices.find("Alloy"), voices.find("aria"), voices.find("echo")) == ("High", "low", "low")
+    assert voices.names == ("low", "High", "alloy", "Aria")
     with pytest.raises(ConfigError, match="use one of low, high"):
         Voices(("low", "high"), {"alloy": "loud"})
     with served(echo_omni(echo_folder), voices={"aria": "high"}) as it:
