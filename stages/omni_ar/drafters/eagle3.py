@@ -165,6 +165,8 @@ def load_head(args: Eagle3Args, setup: DraftSetup) -> Eagle3Head:
         _check_layers(args.layers, num_layers, f"{field}.layers")
     with errors_of(f"{field}.model"), head_checkpoint(args.model, weights=not dummy) as checkpoint:
         config = read_config(checkpoint.config)
+        if args.layers is not None and not dummy:
+            _check_count(args.layers, checkpoint, config, f"{field}.layers")
         layers = args.layers if args.layers is not None else _layers(checkpoint.config, num_layers)
         own = _OwnWeights.random(config, setup) if dummy else _OwnWeights.of(checkpoint, config)
         _check_fits(config, own, setup, f"{field}.model")
@@ -271,6 +273,14 @@ def _check_fits(config: HeadConfig, own: "_OwnWeights", setup: DraftSetup, field
         if shared and config.decoder.width != width:
             problem = f"has no {what} and a width of {config.decoder.width:,}, and the stage's has {width:,}"
             raise ConfigError(field, problem, remedy)
+
+
+def _check_count(layers: tuple[int, ...], checkpoint: Checkpoint, config: HeadConfig, field: str) -> None:
+    """Raises ConfigError for another number of hidden states than that which `fc` was trained for."""
+    name = next((name for name in ("fc.weight", f"{_MODEL}fc.weight") if checkpoint.has(name)), None)
+    reads = checkpoint.shape(name)[1] // config.target_width if name is not None else len(layers)
+    if reads != len(layers):
+        raise ConfigError(field, f"are {len(layers)} hidden states, and the head reads {reads}", "give as many")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from omni.checkpoint import Checkpoint, load_weights
 from omni.errors import CheckpointError, ConfigError
 from omni_ar.drafters.base import CacheShape, DraftSetup, FeatureShape
-from omni_ar.drafters.heads import StageVocabulary, check_whole
+from omni_ar.drafters.heads import StageVocabulary, check_whole, errors_of
 from omni_ar.drafters.model import DraftModel, ModelDrafter
 from omni_ar.layers import Attention, DecoderConfig, Linear, RMSNorm, RotaryEmbedding
 from omni_ar.layers.decoder import decoder_layer
@@ -96,7 +96,8 @@ def load_head(args: MtpArgs, setup: DraftSetup) -> MtpHead:
     config, last = model.decoder_config, model.decoder_config.num_layers - 1
     dense = not config.num_experts or last in config.dense_layers
     if context.load_format != "dummy":
-        _check_weights(context.checkpoint, args.prefix)
+        with errors_of(f"{context.stage.name}.drafter"):
+            _check_weights(context.checkpoint, args.prefix)
         dense = context.checkpoint.has(f"{args.prefix}{_LAYER}mlp.gate_proj.weight")
     config = msgspec.structs.replace(
         config, num_layers=1, attention_windows=(), mrope_section=None, dense_layers=(0,) if dense else ()

@@ -87,8 +87,8 @@ class Forward:
         padded_shape, sink = PaddedShape(count, 0, 0), None
         if pages.hidden is not None and self._emits(padded_shape):
             sink = PayloadSink(pages.hidden, self._stage.buffers.slots_T[:count])
-        drafting, features = self._drafting, drafts > 0
-        batch = self._batch(self._metadata(padded_shape, blocks), pages, sink, features=features)
+        drafting = self._drafting
+        batch = self._batch(self._metadata(padded_shape, blocks), pages, sink, keeps_features=drafts > 0)
         kept = SavedHiddenStates(None, self._stage.buffers.hidden[:count]) if self.last else None
         if drafts:
             steps_XR = steps_XR[:, :1].expand(-1, count)  # no column: steps with inputs of their own have no drafts
@@ -246,12 +246,12 @@ class Forward:
         prompt_start: int = 0,
         embeddings: Sequence[PlacedEmbedding] = (),
         *,
-        features: bool = True,
+        keeps_features: bool = True,
     ) -> Batch:
-        """features: whether the drafter reads hidden states of this step."""
+        """keeps_features: whether the drafter reads hidden states of this step."""
         positions_PT = self._stage.buffers.positions_PT[:, : metadata.slots_T.shape[0]]
         kept, layers = self._stage.limits.hidden_layers, None
-        if self._drafting is not None and features:
+        if self._drafting is not None and keeps_features:
             layers = self._drafting.sink
         if pages.layers is not None:
             layers = LayerSink(kept, pages.layers, metadata.slots_T, also=layers)

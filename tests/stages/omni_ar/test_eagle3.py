@@ -326,6 +326,8 @@ def test_a_stage_of_few_layers_needs_numbers(tmp_path: Path):
         drafter_of(folder, setup_of(stage))
     with pytest.raises(CheckpointError, match=r"text\.drafter_args\.layers: selects hidden states \[1, 2, 5\]"):
         drafter_of(folder, setup_of(stage), layers=[1, 2, 5])
+    with pytest.raises(ConfigError, match=r"text\.drafter_args\.layers: are 2 hidden states, and the head reads 3"):
+        drafter_of(folder, setup_of(stage), layers=[1, 2])
     assert drafter_of(folder, setup_of(stage), layers=[1, 2, 4]).feature_shape == FeatureShape(
         layers=(1, 2, 4), width=24
     )

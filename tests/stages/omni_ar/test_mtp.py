@@ -81,7 +81,7 @@ def _second_layer(weights: dict[str, torch.Tensor]) -> None:
 
 
 REFUSED: list[tuple[Any, str]] = [
-    (lambda weights: weights.pop("mtp.fc.weight"), "mtp.fc.weight: is not among the weights in "),
+    (lambda weights: weights.pop("mtp.fc.weight"), "text.drafter: mtp.fc.weight: is not among the weights in "),
     (lambda weights: weights.pop("mtp.norm.weight"), "has no weights for 1 parameters of the model: norm.weight"),
     (
         lambda weights: weights.pop("mtp.pre_fc_norm_hidden.weight"),

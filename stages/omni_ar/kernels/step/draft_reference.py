@@ -41,13 +41,13 @@ def prepare_drafts(
 
 def accept_drafts(state: RowState, rows_R: Tensor, sampled_RJ: Tensor, out_RW: Tensor) -> None:
     drafts = drafts_of(state)
-    positions, tried = sampled_RJ.shape[1], min(sampled_RJ.shape[1], drafts.drafts.shape[1])
+    positions, most = sampled_RJ.shape[1], min(sampled_RJ.shape[1], drafts.drafts.shape[1])
     fields_RC, draft_RC = state.fields.index_select(0, rows_R), drafts.fields.index_select(0, rows_R)
     row, draft = RowFields(*fields_RC.unbind(1)), DraftFields(*draft_RC.unbind(1))
     # The first draft is compared with the token in any case, so that the rate of a row whose drafts are not verified can rise.
     tried_R = torch.maximum(draft.offered, draft.proposed.clamp(max=1)) * row.active
-    index_K = torch.arange(tried, device=rows_R.device)
-    hit_RK = (sampled_RJ[:, :tried] == drafts.drafts.index_select(0, rows_R)[:, :tried]) & (index_K < tried_R[:, None])
+    index_K = torch.arange(most, device=rows_R.device)
+    hit_RK = (sampled_RJ[:, :most] == drafts.drafts.index_select(0, rows_R)[:, :most]) & (index_K < tried_R[:, None])
     matched_R = hit_RK.cumprod(1).sum(1)
     stop_RS = state.sampling.stop_ids.index_select(0, rows_R)
     offered_R = torch.minimum(matched_R, draft.offered) + 1
@@ -61,7 +61,7 @@ def accept_drafts(state: RowState, rows_R: Tensor, sampled_RJ: Tensor, out_RW: T
     row.active.mul_(status_R == RowStatus.RUNNING)
     row.last.clamp_(min=0)
     rate_R = draft.rate.clone()
-    for index in range(tried):
+    for index in range(most):
         is_tried_R = (index < tried_R) & (index <= matched_R)
         hit_R = (index < matched_R) * RATE_ONE
         rate_R = torch.where(is_tried_R, moved_rate(rate_R, hit_R), rate_R)
