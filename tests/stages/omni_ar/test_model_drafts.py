@@ -6,10 +6,15 @@ from typing import Any
 import pytest
 import torch
 
+from omni.device import CpuDevice
 from omni.testing import SimulatedDevice
 from omni.testing.simulation.late import LateDevice
-from omni_ar.drafters import ModelDrafter
+from omni_ar.attention import KVCache, TorchPagedAttention
+from omni_ar.drafters import CacheShape, DraftModel, DraftRows, FeatureShape, ModelDrafter, RowPages
 from omni_ar.drafters.draft_model import ArDraftModel
+from omni_ar.kernels.step.state import RowFields
+from omni_ar.model import Batch
+from omni_ar.run.phases import drop_features
 from tests.support.ar_driver import ArDriver
 from tests.support.small_drafts import MODEL, MOST, PROMPTS, answers, driver_of
 from tests.support.small_text import SmallText, greedy
@@ -111,3 +116,51 @@ def test_rows_that_want_no_drafts_do_without_the_model(monkeypatch: pytest.Monke
     assert answers(driver, PROMPTS[:1], max_tokens=100) == answers(driver_of(), PROMPTS[:1], max_tokens=100)
     assert driver.counter("accepted_drafts") == 0
     assert 1 < len(runs) < 50  # three passes a step would be 300
+
+
+class Feature(DraftModel):
+    """Proposes what the feature of the token before says. Runs nothing."""
+
+    cache_shape = CacheShape(num_layers=1, num_kv_heads=1, head_dim=2)
+    feature_shape = FeatureShape(layers=(0,), width=1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots: list[list[int]] = []
+
+    def forward(self, ids_T: torch.Tensor, features_TH: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        self.slots.append(batch.attention.slots_T.tolist())
+        assert features_TH is not None
+        return features_TH
+
+    def propose(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        return hidden_RD[:, 0].long()
+
+
+def test_features_from_before_a_step_without_drafts_make_no_draft():
+    """They may be of rejected drafts."""
+    fields = RowFields(last=0, length=5, delta=0, outputs=1, limit=9, active=1, row=0, counted=0)
+    first_N = torch.tensor([3, 3, 0])
+    rows = DraftRows(
+        rows_R=torch.tensor([0, 1]),
+        text_NL=torch.arange(9, dtype=torch.int32).expand(3, -1),
+        length_N=torch.tensor([5, 5, 0]),
+        drafts_NK=torch.zeros(3, 2, dtype=torch.int64),
+        proposed_N=torch.zeros(3, dtype=torch.int64),
+        pages=RowPages(
+            cache=KVCache.allocate(CpuDevice().zeros, 1, 9, 4, 1, 2, torch.float32),
+            backend=TorchPagedAttention(),
+            columns=RowFields(*torch.tensor([fields] * 3).unbind(1)),
+            block_table_NM=torch.tensor([[1, 2, 3], [4, 5, 6], [0, 0, 0]]),
+            blocks=3,
+            features_NJH=torch.arange(9.0).view(3, 3, 1),
+            first_N=first_N,
+        ),
+    )
+    model = Feature()
+    drop_features(torch.tensor([1]), first_N)
+    ModelDrafter(model, 2).draft(rows)
+    assert rows.proposed_N.tolist() == [2, 0, 0]
+    assert rows.drafts_NK[0].tolist() == [1, 1]
+    # Tokens 3 and 4 of the first row have features behind which a token stands; the first draft's entry is the fifth.
+    assert model.slots == [[7, 8, 0, 0, 0, 0], [9, 0]]
