@@ -18,7 +18,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from bench.arguments import output_file, positive_int
+from bench.arguments import at_least, output_file, positive_float, positive_int
 from bench.report import environment, print_facts, print_table, write_json
 from omni.serve.audio.encode import FORMATS, PCM_RATE
 from omni.serve.audio.encoder_pool import EncoderPool
@@ -92,10 +92,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     compressed = [name for name, format in FORMATS.items() if format.compressed]
     parser.add_argument("--formats", nargs="+", choices=compressed, default=compressed)
-    parser.add_argument("--processes", nargs="+", type=int, default=[0, 4], help="0: threads of this process")
+    parser.add_argument("--processes", nargs="+", type=at_least(0), default=[0, 4], help="0: threads of this process")
     parser.add_argument("--streams", type=positive_int, default=16)
     parser.add_argument("--seconds", type=positive_int, default=20)
-    parser.add_argument("--chunk", type=float, default=2.0, help="seconds")
+    parser.add_argument("--chunk", type=positive_float, default=2.0, help="seconds")
     parser.add_argument("--json", type=output_file)
     arguments = parser.parse_args()
     samples, chunk = speech(arguments.seconds), max(1, round(cast(float, arguments.chunk) * PCM_RATE))

@@ -37,10 +37,12 @@ def test_encoders_measures_both_towers(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_drafts_measures_each_drafter_against_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "drafts.json"
     run_script(monkeypatch, "drafts", "--device", "cpu", "--tiny", "--rows", "2", "--rates", "0.8", "--json", str(file))
-    plain, told, always, ngram = json.loads(file.read_text())["numbers"]
-    assert [each["what"] for each in (plain, ngram)] == ["plain", "ngram, random text"]
+    plain, told, always, ngram, repeats = json.loads(file.read_text())["numbers"]
+    whats = [each["what"] for each in (plain, ngram, repeats)]
+    assert whats == ["plain", "ngram, random text", "ngram, text that repeats"]
     assert plain["length"] == 1
     assert min(told["length"], always["length"]) > 1.5
+    assert repeats["accepted"] == repeats["drafted"] > 0
     for each in (told, always):
         assert each["per_second"] > 0
         assert each["drafted"] > each["accepted"] > each["drafted"] / 2
