@@ -13,14 +13,15 @@ ONE_PROGRAM, MANY_PROGRAMS = 60, 1400
 
 
 def streamed_candidates(kind: str, outputs: int, width: int) -> Iterator[StreamedSettings]:
-    """Tiles of which a thread holds 16 to 32 weights, and which make enough programs to fill the device."""
+    """Tiles of which a thread holds 16 to 128 weights, and which make enough programs to fill the device. A single warp needs no
+    barrier."""
     whole, divisor = min(1 << (width - 1).bit_length(), 4096), min(width & -width, 4096)
     halves = 2 if kind.endswith("gated") else 1
     for block_d in {whole, whole // 2, divisor}:
         for block_n in (1, 2, 4, 8, 16):
-            for warps in (2, 4, 8):
+            for warps in (1, 2, 4, 8):
                 fills = block_n == 1 or outputs // halves >= 128 * block_n
-                if fills and 16 <= halves * block_n * block_d // (32 * warps) <= 32:
+                if fills and 16 <= halves * block_n * block_d // (32 * warps) <= (128 if warps == 1 else 64):
                     yield StreamedSettings(block_n=block_n, block_d=block_d, num_warps=warps)
 
 

@@ -3,10 +3,12 @@
 Shape legend: R rows, D depth width, B backbone width, G code groups, V codes of a group.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from omni_ar.layers import FrameLayers, Linear, first_pass
+from omni_ar.layers import FrameLayers, Linear, first_pass, summed_embeddings
 from omni_ar.model import Codes, DrawCode
 from omni_csm.config import CsmConfig
 
@@ -20,12 +22,16 @@ class FrameEmbedding(nn.Embedding):
 
     def code(self, codes_R: Tensor, group: int) -> Tensor:
         """`[R, B]`."""
-        return super().forward(codes_R + group * self._size)
+        return summed_embeddings(codes_R[:, None], self._tables[group : group + 1])
 
     def forward(self, codes_RG: Tensor) -> Tensor:
         """`[R, B]`, summed in fp32 for every dtype."""
-        first_G = torch.arange(0, self.num_embeddings, self._size, device=codes_RG.device)
-        return super().forward(codes_RG + first_G).sum(1)
+        return summed_embeddings(codes_RG, self._tables)
+
+    @property
+    def _tables(self) -> Sequence[Tensor]:
+        tables: Sequence[Tensor] = self.weight.split(self._size)
+        return tables
 
 
 class DepthDecoder(FrameLayers):
@@ -34,7 +40,6 @@ class DepthDecoder(FrameLayers):
     def __init__(self, config: CsmConfig, *, device: torch.device, dtype: torch.dtype) -> None:
         depth = config.depth
         super().__init__(depth, device=device, dtype=dtype)
-        self._groups = config.num_groups
         self.embed_tokens = FrameEmbedding(config, device=device, dtype=dtype)
         self.inputs_embeds_projector = Linear(
             config.backbone.width, depth.width, bias=False, device=device, dtype=dtype
@@ -56,13 +61,10 @@ class DepthDecoder(FrameLayers):
         """Predicts the frame that `code0_R` begins. embed: the backbone's embedding; the next input is the sum of the
         codes' embeddings."""
 
-        def choose(last_RD: Tensor, group: int) -> Tensor:
-            return draw(self.heads[group - 1](last_RD), group)
-
         def enter(code_R: Tensor, group: int) -> Tensor:
             entered_RD: Tensor = self.inputs_embeds_projector(self.embed_tokens.code(code_R, group))
             return entered_RD
 
         first_TD = self.inputs_embeds_projector(first_pass(hidden_RB, self.embed_tokens.code(code0_R, 0)))
-        codes_RG = torch.stack([code0_R, *self.run(first_TD, self._groups, choose, enter)], 1)
+        codes_RG = torch.stack([code0_R, *self.run(first_TD, self.heads, draw, enter)], 1)
         return Codes(codes_RG, embed(codes_RG))

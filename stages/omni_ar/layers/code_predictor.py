@@ -8,6 +8,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
+from omni_ar.kernels.embedding import summed_embeddings
 from omni_ar.layers.decoder import DecoderConfig
 from omni_ar.layers.frame_layers import FrameLayers, first_pass
 from omni_ar.layers.linear import Factory, Linear
@@ -20,7 +21,6 @@ class CodePredictor(nn.Module):
 
     def __init__(self, config: DecoderConfig, vocab_size: int, num_groups: int, **factory: Unpack[Factory]) -> None:
         super().__init__()
-        self._groups = num_groups
         self.model = _Decoder(config, vocab_size, num_groups, **factory)
         heads = (Linear(config.width, vocab_size, bias=False, **factory) for _ in range(num_groups - 1))
         self.lm_head = nn.ModuleList(heads)
@@ -28,28 +28,21 @@ class CodePredictor(nn.Module):
     def predict(self, hidden_RD: Tensor, code0_R: Tensor, code0_RD: Tensor, draw: DrawCode) -> Codes:
         """Predicts the frame that begins with `code0_R`, whose embedding is `code0_RD`. The next input's codec part is
         the sum of the codes' embeddings."""
-        embedded = [code0_RD]
-
-        def choose(last_RD: Tensor, group: int) -> Tensor:
-            return draw(self.lm_head[group - 1](last_RD), group)
 
         def embed(code_R: Tensor, group: int) -> Tensor:
-            embedded.append(self.model.codec_embedding[group - 1](code_R))
-            return embedded[-1]
+            return summed_embeddings(code_R[:, None], self._tables[group - 1 : group])
 
-        codes = self.model.run(first_pass(hidden_RD, code0_RD), self._groups, choose, embed)
-        embed(codes[-1], self._groups - 1)
-        next_RD = code0_RD
-        for code_RD in embedded[1:]:
-            next_RD = next_RD + code_RD
-        return Codes(torch.stack([code0_R, *codes], 1), next_RD)
+        codes = self.model.run(first_pass(hidden_RD, code0_RD), self.lm_head, draw, embed)
+        codes_RG = torch.stack([code0_R, *codes], 1)
+        return Codes(codes_RG, self.embed(codes_RG, code0_RD))
 
     def embed(self, codes_RG: Tensor, embedding0_RD: Tensor) -> Tensor:
-        """`Codes.next_RD` of known frames, summed in the order of `predict`. embedding0_RD: embeddings of the first codes."""
-        next_RD = embedding0_RD
-        for group in range(1, codes_RG.shape[1]):
-            next_RD = next_RD + self.model.codec_embedding[group - 1](codes_RG[:, group])
-        return next_RD
+        """`Codes.next_RD` of known frames. embedding0_RD: embeddings of the first codes."""
+        return summed_embeddings(codes_RG[:, 1:], self._tables, embedding0_RD)
+
+    @property
+    def _tables(self) -> list[Tensor]:
+        return [table.weight for table in self.model.codec_embedding if isinstance(table, nn.Embedding)]
 
 
 class _Decoder(FrameLayers):

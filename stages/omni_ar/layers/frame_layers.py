@@ -13,15 +13,13 @@ from torch import Tensor, nn
 
 from omni.errors import CheckpointError
 from omni_ar.kernels.frame import attend_frame
-from omni_ar.kernels.norm import Delta
+from omni_ar.kernels.norm import Delta, residual_sum
 from omni_ar.layers.attention import AttentionProjections
 from omni_ar.layers.decoder import DecoderConfig, decoder_layer
-from omni_ar.layers.linear import Factory, RMSNorm
+from omni_ar.layers.linear import Factory, Linear, RMSNorm
 from omni_ar.layers.parallel import whole
 from omni_ar.layers.rotary import RotaryEmbedding
-
-ChooseCode = Callable[[Tensor, int], Tensor]
-"""Chooses the codes of a group, int64 `[R]`, given normalized hidden states `[R, D]` and the group's number."""
+from omni_ar.model import DrawCode
 
 EmbedCode = Callable[[Tensor, int], Tensor]
 """Embeds codes `[R]` of a group as inputs of the layers, `[R, D]`."""
@@ -73,24 +71,33 @@ class FrameLayers(nn.Module):
         self.norm = RMSNorm(config.width, config.rms_norm_eps, **factory)
         self.rotary = RotaryEmbedding(config.head_dim, config.rope_theta, scaling=config.rope_scaling)
 
-    def run(self, first_TD: Tensor, num_groups: int, choose: ChooseCode, embed: EmbedCode) -> list[Tensor]:
-        """Returns the codes of groups 1 to `num_groups - 1`, chosen one after another. All but the last are embedded. first_TD:
-        inputs of the first two positions, `[2 * R, D]` (`first_pass`)."""
-        cos_GW, sin_GW = self.rotary(torch.arange(num_groups, device=first_TD.device)[None], first_TD.dtype)
-        shape = (first_TD.shape[0] // 2, num_groups, *self._heads)
+    def run(self, first_TD: Tensor, heads: nn.ModuleList, draw: DrawCode, embed: EmbedCode) -> list[Tensor]:
+        """Returns the codes of groups 1 to G - 1, drawn one after another. All but the last are embedded. first_TD: inputs of the
+        first two positions, `[2 * R, D]` (`first_pass`). heads: a `Linear` of each of these groups."""
+        groups = 1 + len(heads)
+        cos_GW, sin_GW = self.rotary(torch.arange(groups, device=first_TD.device)[None], first_TD.dtype)
+        shape = (first_TD.shape[0] // 2, groups, *self._heads)
         cache = [FrameCache(first_TD.new_empty(shape), first_TD.new_empty(shape)) for _ in self.layers]
         codes: list[Tensor] = []
         # The first pass has two tokens a row, the others one.
         x_TD, start, count = first_TD, 0, 2
-        for group in range(1, num_groups):
+        for group, head in enumerate(heads, start=1):
             if codes:
                 x_TD, start, count = embed(codes[-1], group - 1), start + count, 1
             delta_TD: Delta | None = None
             for layer, frames in zip(self.layers, cache, strict=True):
                 x_TD, delta_TD = layer(x_TD, delta_TD, start, cos_GW, sin_GW, frames)
-            normed_TD, _ = self.norm.add(x_TD, delta_TD)
-            codes.append(choose(normed_TD[count - 1 :: count], group))
+            if count > 1:
+                x_TD, delta_TD = last_positions(x_TD, delta_TD, count), None
+            assert isinstance(head, Linear)
+            logits_RV, _ = self.norm.norm_linear(head, x_TD, delta_TD)
+            codes.append(draw(logits_RV, group))
         return codes
+
+
+def last_positions(x_TD: Tensor, delta_TD: Delta | None, count: int) -> Tensor:
+    """The residual stream at the last of each row's `count` positions, `[R, D]`."""
+    return (x_TD if delta_TD is None else residual_sum(x_TD, delta_TD))[count - 1 :: count]
 
 
 def first_pass(hidden_RD: Tensor, code0_RD: Tensor) -> Tensor:

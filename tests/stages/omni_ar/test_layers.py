@@ -20,6 +20,7 @@ from omni_ar.layers import (
     FrameLayers,
     FrequencyScaling,
     GatedMLP,
+    Linear,
     RMSNorm,
     RotaryEmbedding,
     SparseMoE,
@@ -292,28 +293,31 @@ class Plain(ArModel):
     "config", [CONFIG, replace(CONFIG, qk_norm=False, rope_scaling=SCALED), replace(CONFIG, attention_bias=True)]
 )
 def test_each_group_is_predicted_from_all_positions_before_it(config: DecoderConfig):
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator().manual_seed(4)
     layers = FrameLayers(config, device=CPU, dtype=torch.float32)
     plain = Plain(config)
     for parameter in layers.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator) * (0.5 if parameter.dim() == 1 else 0.3)
     plain.decoder.load_state_dict(layers.state_dict())
     table_GCD = torch.randn(GROUPS, CODES, 24, generator=generator)
-    heads_GDC = torch.randn(GROUPS, 24, CODES, generator=generator)
+    heads = nn.ModuleList(Linear(24, CODES, bias=False, device=CPU, dtype=torch.float32) for _ in range(1, GROUPS))
+    for head in heads:
+        head.weight.data = torch.randn(CODES, 24, generator=generator)
     hidden_RD, code0_R = torch.randn(ROWS, 24, generator=generator), torch.tensor([3, 9, 3])
-    states: list[Tensor] = []
+    drawn_from: list[Tensor] = []
     embedded: list[int] = []
 
-    def choose(hidden_RD: Tensor, group: int) -> Tensor:
-        states.append(hidden_RD.clone())
-        return (hidden_RD @ heads_GDC[group]).argmax(-1)
+    def draw(logits_RV: Tensor, group: int) -> Tensor:
+        drawn_from.append(logits_RV.clone())
+        assert len(drawn_from) == group
+        return logits_RV.argmax(-1)
 
     def embed(code_R: Tensor, group: int) -> Tensor:
         embedded.append(group)
         return table_GCD[group, code_R]
 
     with torch.inference_mode():
-        codes = layers.run(first_pass(hidden_RD, table_GCD[0, code0_R]), GROUPS, choose, embed)
+        codes = layers.run(first_pass(hidden_RD, table_GCD[0, code0_R]), heads, draw, embed)
     codes_RG = torch.stack([code0_R, *codes], 1)
     assert embedded == list(range(1, GROUPS - 1)), "the last group's codes are no input"
     assert len(set(map(tuple, codes_RG.tolist()))) == ROWS
@@ -323,5 +327,6 @@ def test_each_group_is_predicted_from_all_positions_before_it(config: DecoderCon
         wanted = alone.run(x_GD[:2], torch.arange(2)[None])[1:]
         for group in range(2, GROUPS):
             wanted = torch.cat([wanted, alone.run(x_GD[group : group + 1], torch.tensor([[group]]))])
-        given = torch.stack([state_RD[row] for state_RD in states])
-        torch.testing.assert_close(given, wanted, rtol=1e-4, atol=1e-5)
+        logits = torch.stack([head.weight @ wanted_D for head, wanted_D in zip(heads, wanted, strict=True)])
+        given = torch.stack([logits_RV[row] for logits_RV in drawn_from])
+        torch.testing.assert_close(given, logits, rtol=1e-4, atol=1e-5)

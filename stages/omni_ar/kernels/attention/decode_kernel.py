@@ -12,7 +12,7 @@ from torch import Tensor
 from omni_ar.kernels.attention.features import PLAIN, AttentionFeatures
 from omni_ar.kernels.attention.scores_kernel import LOG2E, capped_and_biased
 from omni_ar.kernels.attention.settings import DecodeSettings, log2_scale, matrix_block
-from omni_ar.kernels.overlap import overlaps
+from omni_ar.kernels.overlap import overlap_options, overlaps
 
 
 # These numbers vary from step to step: with specialization, each value would compile a kernel of its own.
@@ -252,7 +252,11 @@ def _reduce(
     SPLITS: tl.constexpr,
     AT_ONCE: tl.constexpr,
     WINDOW: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(1)
     length = tl.load(lengths_ptr + row).to(tl.int32)
     tiles = tl.cdiv(length, BLOCK_N)
@@ -346,4 +350,5 @@ def _add_up_apart(
         AT_ONCE=min(settings.splits, 16),
         WINDOW=window,
         num_warps=1,
+        **overlap_options(overlaps(out_RHD)),
     )

@@ -69,9 +69,9 @@ def norm_linear(
     sum: `x_TD + delta_TD`, or `x_TD` where `delta_TD` is None. delta_TD: as for `add_rms_norm`. gated: the
     outputs are gate, then up, and the result is `silu(gate) * up`, `[T, N / 2]`. prefetch: as for `gated_linear`.
 
-    Rounded where separate operations would round, with one exception: the kernel on the matrix units applies the norm's
-    scale after the product, so its normalized rows are not rounded, and fp16 rows above 65504 divided by the largest
-    norm weight overflow.
+    Rounded where separate operations would round, with one exception: kernels apply the norm's scale after the product, so
+    the normalized rows are not rounded. In the one on the matrix units, fp16 rows above 65504 divided by the largest norm
+    weight overflow.
     """
     kind = "norm_gated" if gated else "norm_linear"
     in_parts = isinstance(delta_TD, Tensor) and delta_TD.ndim == 3

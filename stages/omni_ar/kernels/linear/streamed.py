@@ -1,6 +1,7 @@
 """Linear maps of a few rows: a program streams the weights of a few outputs, with all of its loads in flight at once.
 
-Every program normalizes the rows itself, since they are few and in the L2 cache.
+A norm before the product is applied to the outputs: every program accumulates the mean square of the rows, which are few and in
+the L2 cache, beside the products.
 
 Shape legend: R rows, D inputs, N outputs; besides, d inputs and n outputs of one tile.
 """
@@ -111,97 +112,85 @@ def _few_rows(
     dtype = y_ptr.dtype.element_ty
     output_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     column_d = tl.arange(0, BLOCK_D)
-    row_R1 = tl.arange(0, ROWS)[:, None]
-    # In flight while the previous kernel ends and while the rows are normalized.
+    # In flight while the previous kernel ends.
     weight_nd = _tile(weight_ptr, output_n, column_d, OUTPUTS, WIDTH)
     up_nd = weight_nd
     if GATED:
         up_nd = _tile(weight_ptr + OUTPUTS * WIDTH, output_n, column_d, OUTPUTS, WIDTH)
+    norm_d = _norm(norm_ptr, column_d, WIDTH, NORM)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    scale_R1 = _scales(
-        x_ptr, delta_ptr, sum_ptr, rows, x_stride, delta_stride, eps, dtype, WIDTH, ROWS, NORM, ADD, BLOCK_D
-    )
 
-    y_Rn = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    gated_Rn = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    sums = ()
+    for _row in tl.static_range(ROWS):
+        zero_n = tl.zeros([BLOCK_N], tl.float32)
+        sums += ((zero_n, zero_n, tl.full([], 0.0, tl.float32)),)  # type: ignore[assignment]
     for start in tl.static_range(0, WIDTH, BLOCK_D):
         index_d = start + column_d
         if start > 0:
             weight_nd = _tile(weight_ptr, output_n, index_d, OUTPUTS, WIDTH)
             if GATED:
                 up_nd = _tile(weight_ptr + OUTPUTS * WIDTH, output_n, index_d, OUTPUTS, WIDTH)
+            norm_d = _norm(norm_ptr, index_d, WIDTH, NORM)
         inside_d = index_d < WIDTH
+        added = ()
         for row in tl.static_range(ROWS):
+            y_n, up_n, square = sums[row]  # type: ignore[var-annotated]
             inside_row_d = inside_d & (row + tl.zeros_like(index_d) < rows)
             x_d = _residual(x_ptr, delta_ptr, row, index_d, x_stride, delta_stride, inside_row_d, ADD)
             if NORM:
-                norm_d = tl.load(norm_ptr + index_d, mask=inside_d, other=0.0).to(tl.float32)
-                scale = tl.sum(tl.where(row_R1 == row, scale_R1, 0.0))
-                x_d = (x_d * scale * norm_d).to(dtype).to(tl.float32)
-            here_R1 = row_R1 == row
-            y_Rn += tl.where(here_R1, tl.sum(weight_nd.to(tl.float32) * x_d[None, :], axis=1)[None, :], 0.0)
+                if ADD:
+                    is_first = tl.program_id(0) == 0
+                    if is_first:
+                        tl.store(sum_ptr + row * WIDTH + index_d, x_d.to(dtype), mask=inside_row_d)
+                square += tl.sum(x_d * x_d)
+                x_d = x_d * norm_d
+            y_n += tl.sum(weight_nd.to(tl.float32) * x_d[None, :], axis=1)
             if GATED:
-                gated_Rn += tl.where(here_R1, tl.sum(up_nd.to(tl.float32) * x_d[None, :], axis=1)[None, :], 0.0)
+                up_n += tl.sum(up_nd.to(tl.float32) * x_d[None, :], axis=1)
+            added += ((y_n, up_n, square),)  # type: ignore[assignment]
+        sums = added
 
-    output_1n = output_n[None, :]
-    inside_Rn = (row_R1 < rows) & (output_1n < OUTPUTS)
-    y_Rn = _finished(y_Rn, gated_Rn, bias_ptr, output_1n, dtype, OUTPUTS, GATED, BIAS)
-    tl.store(y_ptr + row_R1 * OUTPUTS + output_1n, y_Rn.to(dtype), mask=inside_Rn)
+    for row in tl.static_range(ROWS):
+        y_n, up_n, square = sums[row]
+        if NORM:
+            scale = tl.rsqrt(square / WIDTH + eps)
+            y_n *= scale
+            up_n *= scale
+        y_n = _finished(y_n, up_n, bias_ptr, output_n, dtype, OUTPUTS, GATED, BIAS)
+        inside_n = (output_n < OUTPUTS) & (row + tl.zeros_like(output_n) < rows)
+        tl.store(y_ptr + row * OUTPUTS + output_n, y_n.to(dtype), mask=inside_n)
 
 
 @triton.jit
-def _scales(
-    x_ptr,
-    delta_ptr,
-    sum_ptr,
-    rows,
-    x_stride,
-    delta_stride,
-    eps,
-    dtype: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    NORM: tl.constexpr,
-    ADD: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """The norm's scale of each row. The first program also stores the rows' sums."""
-    row_R1 = tl.arange(0, ROWS)[:, None]
-    square_R1 = tl.zeros([ROWS, 1], tl.float32)
+def _norm(norm_ptr, column_d, WIDTH: tl.constexpr, NORM: tl.constexpr):
     if NORM:
-        for start in tl.static_range(0, WIDTH, BLOCK_D):
-            column_1d = start + tl.arange(0, BLOCK_D)[None, :]
-            inside_Rd = (row_R1 < rows) & (column_1d < WIDTH)
-            x_Rd = _residual(x_ptr, delta_ptr, row_R1, column_1d, x_stride, delta_stride, inside_Rd, ADD)
-            square_R1 += tl.sum(x_Rd * x_Rd, axis=1, keep_dims=True)
-            if ADD:
-                is_first = tl.program_id(0) == 0
-                if is_first:
-                    tl.store(sum_ptr + row_R1 * WIDTH + column_1d, x_Rd.to(dtype), mask=inside_Rd)
-    return tl.rsqrt(square_R1 / WIDTH + eps) if NORM else square_R1
+        norm_d = tl.load(norm_ptr + column_d, mask=column_d < WIDTH, other=0.0).to(tl.float32)
+    else:
+        norm_d = tl.zeros_like(column_d).to(tl.float32)
+    return norm_d
 
 
 @triton.jit
 def _finished(
-    y_Rn,
-    gated_Rn,
+    y_n,
+    up_n,
     bias_ptr,
-    output_1n,
+    output_n,
     dtype: tl.constexpr,
     OUTPUTS: tl.constexpr,
     GATED: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """Adds the bias to the sums and applies the activation. gated_Rn: the sums of the up outputs."""
+    """A row's sums with bias and activation. up_n: the sums of the up outputs."""
     if BIAS:
-        y_Rn += tl.load(bias_ptr + output_1n, mask=output_1n < OUTPUTS, other=0.0).to(tl.float32)
+        y_n += tl.load(bias_ptr + output_n, mask=output_n < OUTPUTS, other=0.0).to(tl.float32)
         if GATED:
-            gated_Rn += tl.load(bias_ptr + OUTPUTS + output_1n, mask=output_1n < OUTPUTS, other=0.0).to(tl.float32)
+            up_n += tl.load(bias_ptr + OUTPUTS + output_n, mask=output_n < OUTPUTS, other=0.0).to(tl.float32)
     if GATED:
-        gate_Rn, up_Rn = y_Rn.to(dtype).to(tl.float32), gated_Rn.to(dtype).to(tl.float32)
-        y_Rn = silu(gate_Rn).to(dtype).to(tl.float32) * up_Rn
-    return y_Rn
+        gate_n, up_n = y_n.to(dtype).to(tl.float32), up_n.to(dtype).to(tl.float32)
+        y_n = silu(gate_n).to(dtype).to(tl.float32) * up_n
+    return y_n
 
 
 @triton.jit

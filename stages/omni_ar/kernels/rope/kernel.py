@@ -153,21 +153,31 @@ def _qk_norm_rope_write(
         tl.extra.cuda.gdc_launch_dependents()
         program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
         prefetch_l2(prefetch_ptr, program, tl.num_programs(0) * tl.num_programs(1), PREFETCH_BYTES)
-        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     head_h1 = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H))[:, None]
-    pair_1F = tl.arange(0, BLOCK_F)[None, :]
-    inside_1F = pair_1F < HALF
-    inside_hF = (head_h1 < HEADS + 2 * KV_HEADS) & inside_1F
-    index_hF = head_h1 * (2 * HALF) + pair_1F
+    # Weights and tables are loaded for each head: in the layout of the heads, they need not move between threads.
+    pair_hF = tl.arange(0, BLOCK_F)[None, :] + head_h1 * 0
+    inside_hF = (head_h1 < HEADS + 2 * KV_HEADS) & (pair_hF < HALF)
+    index_hF = head_h1 * (2 * HALF) + pair_hF
+    x_weight_hF = inside_hF.to(tl.float32)
+    y_weight_hF = x_weight_hF
+    if NORM:
+        weight_hF = tl.where(head_h1 < HEADS, query_weight_ptr, key_weight_ptr) + pair_hF
+        x_weight_hF = tl.load(weight_hF, mask=inside_hF, other=0.0).to(tl.float32)
+        y_weight_hF = tl.load(weight_hF + HALF, mask=inside_hF, other=0.0).to(tl.float32)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    # All loads come before the first store, behind which the compiler would leave them.
     source_ptr = qkv_ptr + token * qkv_stride
     first_hF = tl.load(source_ptr + index_hF, mask=inside_hF, other=0.0)
     second_hF = tl.load(source_ptr + index_hF + HALF, mask=inside_hF, other=0.0)
-
-    is_query_hF = (head_h1 < HEADS) & inside_1F
-    is_key_hF = (head_h1 >= HEADS) & (head_h1 < HEADS + KV_HEADS) & inside_1F
-    is_value_hF = (head_h1 >= HEADS + KV_HEADS) & inside_hF
     slot = tl.load(slots_ptr + token)
+    cos_hF = tl.load(cos_ptr + token * table_stride + pair_hF, mask=inside_hF, other=0.0).to(tl.float32)
+    sin_hF = tl.load(sin_ptr + token * table_stride + pair_hF, mask=inside_hF, other=0.0).to(tl.float32)
+
+    is_query_hF = (head_h1 < HEADS) & inside_hF
+    is_key_hF = (head_h1 >= HEADS) & (head_h1 < HEADS + KV_HEADS) & inside_hF
+    is_value_hF = (head_h1 >= HEADS + KV_HEADS) & inside_hF
     page_hF = slot * (KV_HEADS * 2 * HALF) + index_hF
     # Values are copied unchanged.
     value_hF = page_hF - (HEADS + KV_HEADS) * 2 * HALF
@@ -178,12 +188,11 @@ def _qk_norm_rope_write(
     dtype = q_ptr.dtype.element_ty
     x_hF, y_hF = first_hF.to(tl.float32), second_hF.to(tl.float32)
     if NORM:
-        x_hF, y_hF = _normed(
-            x_hF, y_hF, query_weight_ptr, key_weight_ptr, head_h1 >= HEADS, pair_1F, inside_1F, eps, dtype, HALF
-        )
-    cos_1F = tl.load(cos_ptr + token * table_stride + pair_1F, mask=inside_1F, other=0.0).to(tl.float32)
-    sin_1F = tl.load(sin_ptr + token * table_stride + pair_1F, mask=inside_1F, other=0.0).to(tl.float32)
-    turned_x_hF, turned_y_hF = turned(x_hF, y_hF, cos_1F, sin_1F, dtype)
+        mean_h1 = tl.sum(x_hF * x_hF + y_hF * y_hF, axis=1, keep_dims=True) / (2 * HALF)
+        scale_h1 = tl.rsqrt(mean_h1 + eps)
+        x_hF = (x_hF * scale_h1 * x_weight_hF).to(dtype).to(tl.float32)
+        y_hF = (y_hF * scale_h1 * y_weight_hF).to(dtype).to(tl.float32)
+    turned_x_hF, turned_y_hF = turned(x_hF, y_hF, cos_hF, sin_hF, dtype)
 
     query_hF = token * (HEADS * 2 * HALF) + index_hF
     tl.store(q_ptr + query_hF, turned_x_hF, mask=is_query_hF)
@@ -191,33 +200,3 @@ def _qk_norm_rope_write(
     key_hF = page_hF - HEADS * 2 * HALF
     tl.store(key_ptr + key_hF, turned_x_hF, mask=is_key_hF)
     tl.store(key_ptr + key_hF + HALF, turned_y_hF, mask=is_key_hF)
-
-
-@triton.jit
-def _normed(
-    x_hF,
-    y_hF,
-    query_ptr,
-    key_ptr,
-    is_key_h1,
-    pair_1F,
-    inside_1F,
-    eps,
-    dtype: tl.constexpr,
-    HALF: tl.constexpr,
-):
-    """Both halves of the heads, normalized and rounded."""
-    mean_h1 = tl.sum(x_hF * x_hF + y_hF * y_hF, axis=1, keep_dims=True) / (2 * HALF)
-    scale_h1 = tl.rsqrt(mean_h1 + eps)
-    x_weight_hF = _head_weight(query_ptr, key_ptr, is_key_h1, pair_1F, inside_1F)
-    y_weight_hF = _head_weight(query_ptr + HALF, key_ptr + HALF, is_key_h1, pair_1F, inside_1F)
-    x_hF = (x_hF * scale_h1 * x_weight_hF).to(dtype).to(tl.float32)
-    y_hF = (y_hF * scale_h1 * y_weight_hF).to(dtype).to(tl.float32)
-    return x_hF, y_hF
-
-
-@triton.jit
-def _head_weight(query_ptr, key_ptr, is_key_h1, pair_1F, inside_1F):
-    query_1F = tl.load(query_ptr + pair_1F, mask=inside_1F, other=0.0).to(tl.float32)
-    key_1F = tl.load(key_ptr + pair_1F, mask=inside_1F, other=0.0).to(tl.float32)
-    return tl.where(is_key_h1, key_1F, query_1F)

@@ -12,6 +12,7 @@ import triton
 from torch import Tensor
 
 from omni.device.kernel_choice import kernel_device
+from omni_ar.kernels.overlap import overlap_options, overlaps
 from omni_ar.kernels.sampling.finish import finish
 from omni_ar.kernels.sampling.scan import scan
 from omni_ar.kernels.sampling.settings import RowSettings, WideSettings, row_settings, wide_settings
@@ -108,6 +109,7 @@ def draw(
         BLOCK=block,
         FEW=_FEW,
         num_warps=settings.warps,
+        **overlap_options(overlaps(logits_RV)),
     )
     return out_R
 

@@ -129,7 +129,7 @@ def _least(largest, most, floor, selection, NUCLEUS: tl.constexpr):
         # in top-p is known only from their weights.
         count = tl.where((selection.needs & TOP_K) != 0, selection.k, NUCLEUS)
         if tl.sum((largest >= floor).to(tl.int32)) > count:
-            floor = kth_largest(largest, most, count)
+            floor = kth_largest(largest, most, count, count)
     elif (selection.needs & (TOP_P | MIN_P)) == MIN_P:
         floor = tl.maximum(floor, key_of(most + tl.log(selection.min_p) - 0.01))
     return floor
@@ -220,11 +220,13 @@ def _choose(x, ids, most, floor, outside, selection, draw, spare, FEW: tl.conste
     outside: total weight of the row's other values, none of which top-k keeps or top-p needs; a value's weight is
     exp(value - most). spare: memory for FEW values.
     """
+    HALF: tl.constexpr = FEW // 2
     key = key_of(x)
     threshold = floor
     if (selection.needs & TOP_K) != 0:  # noqa: SIM102 - else values are not counted
         if tl.sum((key >= threshold).to(tl.int32)) > selection.k:
-            threshold = kth_largest(key, most, selection.k)
+            # Among few values, pairs find the k largest.
+            threshold = kth_largest(key, most, selection.k, tl.maximum(selection.k, HALF))
     keep = key >= threshold
     kept = tl.sum(keep.to(tl.int32))
     best = tl.full([], NOTHING, tl.int64)
@@ -233,10 +235,10 @@ def _choose(x, ids, most, floor, outside, selection, draw, spare, FEW: tl.conste
         tl.store(spare.x + index, x, mask=keep)
         tl.store(spare.ids + index, ids, mask=keep)
         tl.debug_barrier()
-        at = tl.arange(0, FEW)
-        few = tl.load(spare.x + at, mask=at < kept, other=float("-inf"))
-        few_ids = tl.load(spare.ids + at, mask=at < kept, other=0)
-        best = _of_few(few, few_ids, most, outside, selection, draw)
+        if kept <= HALF:
+            best = _of_few(kept, most, outside, selection, draw, spare, HALF)
+        else:
+            best = _of_few(kept, most, outside, selection, draw, spare, FEW)
     else:
         weight = tl.where(keep, tl.exp(x - most), 0.0)
         if (selection.needs & TOP_P) != 0:
@@ -250,9 +252,16 @@ def _choose(x, ids, most, floor, outside, selection, draw, spare, FEW: tl.conste
 
 
 @triton.jit
-def _of_few(x, ids, most, outside, selection, draw):
-    """`_choose` for values that are few enough to compare all pairs."""
+def _of_few(kept, most, outside, selection, draw, spare, FEW: tl.constexpr):
+    """`_choose` for `kept` values in spare memory, few enough to compare all pairs."""
+    at = tl.arange(0, FEW)
+    x = tl.load(spare.x + at, mask=at < kept, other=float("-inf"))
+    ids = tl.load(spare.ids + at, mask=at < kept, other=0)
     weight = tl.exp(x - most)
+    if (selection.needs & TOP_K) != 0:
+        larger = tl.sum((x[None, :] > x[:, None]).to(tl.int32), axis=1)
+        weight = tl.where(larger < selection.k, weight, 0.0)
+        x = tl.where(larger < selection.k, x, float("-inf"))
     keep = weight >= 0
     if (selection.needs & TOP_P) != 0:
         allowed = selection.tail * (tl.sum(weight) + outside)
@@ -305,12 +314,13 @@ def _measured(x_ptr, most, low, middle, vocab, TILE: tl.constexpr):
 
 @triton.jit
 def _kth_largest(x_ptr, most, low, k, vocab, TILE: tl.constexpr):
+    floor = low
     high = key_of(most) + 1
     step = tl.full([], 0, tl.int32)
     possible, _weight, _above, _below = _measured(x_ptr, most, low, low, vocab, TILE)
     if possible > k:
         while low + 1 < high:
-            middle = between(low, high, step)
+            middle = between(low, high, step, floor)
             count, _weight, above, below = _measured(x_ptr, most, middle, middle, vocab, TILE)
             low = tl.where(count >= k, above, low)
             high = tl.where(count == k, low + 1, tl.where(count >= k, high, below))
@@ -320,13 +330,14 @@ def _kth_largest(x_ptr, most, low, k, vocab, TILE: tl.constexpr):
 
 @triton.jit
 def _nucleus(x_ptr, most, low, tail, vocab, TILE: tl.constexpr):
+    floor = low
     high = key_of(most) + 1
     step = tl.full([], 0, tl.int32)
     _count, total, _above, _below = _measured(x_ptr, most, low, high, vocab, TILE)
     # Lower bound of the weight that is left out.
     left_out = tl.full([], 0.0, tl.float32)
     while low + 1 < high:
-        middle = between(low, high, step)
+        middle = between(low, high, step, floor)
         _count, weight, above, below = _measured(x_ptr, most, low, middle, vocab, TILE)
         fits = left_out + weight <= tail * total
         left_out = tl.where(fits, left_out + weight, left_out)

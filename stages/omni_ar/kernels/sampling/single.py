@@ -78,20 +78,26 @@ def draw_row(
     vocab,
     BLOCK: tl.constexpr,
     FEW: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """A code of a frame after the first. parameters: as `CodePointers`. spare_x, spare_ids: as in `sample_row`."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + index)
+    position = tl.load(position_ptr + index)
     ids = tl.arange(0, BLOCK)
-    x = sanitized(
-        tl.load(logits_ptr + index * logits_stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
-    )
-    best = tl.full([], NOTHING, tl.int64)
+    x = tl.load(logits_ptr + index * logits_stride + ids, mask=ids < vocab, other=float("-inf"))
+    # All loads of a row are under way together, whether or not it needs them.
     needs = (tl.load(parameters.needs + row) >> CODES).to(tl.int32)
+    temperature = tl.load(parameters.temperature + row)
+    selection = code_selection_of(parameters, row, needs, vocab)
+    draw = draw_of(parameters, row, position, use)
+    x = sanitized(x.to(tl.float32))
+    best = tl.full([], NOTHING, tl.int64)
     if (needs & RANDOM) != 0:
-        x = tl.div_rn(x, tl.load(parameters.temperature + row))
-        selection = code_selection_of(parameters, row, needs, vocab)
-        draw = draw_of(parameters, row, tl.load(position_ptr + index), use)
+        x = tl.div_rn(x, temperature)
         best = draw_from_values(x, ids, selection, draw, spare_x_ptr, spare_ids_ptr, FEW)
     else:
         best = tl.max(rank_of(x, ids))

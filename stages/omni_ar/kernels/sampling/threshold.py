@@ -9,37 +9,38 @@ import triton.language as tl
 
 from omni_ar.kernels.sampling.order import LOWEST, key_of, value_of
 
-# Most logits are within this distance of the largest; among them, averaging values converges sooner than averaging
-# keys.
-_REACH = tl.constexpr(32.0)
+# Values are averaged in so many steps, keys afterwards: most logits are close to the largest, among keys that are far apart.
 _BY_VALUE = tl.constexpr(20)
 _PLAIN = tl.constexpr(11)
 _ABOVE_ALL = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def between(low, high, step):
-    """The next key to bisect at, between two keys that are at least 2 apart."""
-    average = tl.where(step == 0, value_of(high) - _REACH, 0.5 * value_of(low) + 0.5 * value_of(high))
+def between(low, high, step, floor):
+    """The next key to bisect at, between two keys that are at least 2 apart. Until `low` has left `floor`, its first value, steps
+    down from `high` double: the key that is sought is near the largest."""
+    down = value_of(high) - tl.exp2(step.to(tl.float32))
+    average = tl.where(low == floor, down, 0.5 * value_of(low) + 0.5 * value_of(high))
     middle = tl.where(step < _BY_VALUE, key_of(average), (low & high) + ((low ^ high) >> 1))
     return tl.minimum(tl.maximum(middle, low + 1), high - 1)
 
 
 @triton.jit
-def kth_largest(key, most, k):
-    """A key that exactly the k largest values, and those that tie with the last of them, reach. More than k values are
-    possible."""
-    low = tl.full([], LOWEST + 1, tl.int32)
+def kth_largest(key, most, k, enough):
+    """A key that at least the k largest values reach: no more than `enough` values, or exactly k and those that tie with the last
+    of them. More than k values are possible. enough: at least k."""
+    floor = tl.full([], LOWEST + 1, tl.int32)
+    low = floor
     high = key_of(most) + 1
     step = tl.full([], 0, tl.int32)
     while low + 1 < high:
-        middle = between(low, high, step)
+        middle = between(low, high, step, floor)
         count = tl.sum((key >= middle).to(tl.int32))
-        enough = count >= k
+        reach = count >= k
         if step >= _PLAIN:
-            middle = _nearest(key, middle, enough)
-        low = tl.where(enough, middle, low)
-        high = tl.where(count == k, low + 1, tl.where(enough, high, middle))
+            middle = _nearest(key, middle, reach)
+        low = tl.where(reach, middle, low)
+        high = tl.where(reach & (count <= enough), low + 1, tl.where(reach, high, middle))
         step += 1
     return low
 
@@ -48,10 +49,11 @@ def kth_largest(key, most, k):
 def nucleus(key, weight, low, most, outside, allowed):
     """The largest key below which the weight is at most `allowed`: the sum of `outside` and the weight of values from
     `low` on."""
+    floor = low
     high = key_of(most) + 1
     step = tl.full([], 0, tl.int32)
     while low + 1 < high:
-        middle = between(low, high, step)
+        middle = between(low, high, step, floor)
         fits = outside + tl.sum(tl.where(key < middle, weight, 0.0)) <= allowed
         if step >= _PLAIN:
             middle = _nearest(key, middle, fits)
