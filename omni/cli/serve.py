@@ -68,10 +68,9 @@ def serve(arguments: ServeArguments) -> None:
             family=choices.family,
             extensions=choices.extensions,
         )
-        names = " or ".join(options.model_names)
-        typer.echo(f"serving {names} at {address_of(listener)} (Ctrl-C ends it)", err=True)
+        names, address = " or ".join(options.model_names), address_of(listener)
         with unwinding():
-            run(omni, options, listener)
+            run(omni, options, listener, lambda: typer.echo(f"serving {names} at {address} (Ctrl-C ends it)", err=True))
     typer.echo("all requests are over", err=True)
 
 
