@@ -4,6 +4,7 @@ import base64
 import copy
 import json
 import random
+import re
 import string
 from typing import Any
 
@@ -244,6 +245,7 @@ def check(response: httpx.Response, sent: bytes) -> bool:
     message, kind, param, code = (error["error"][name] for name in ("message", "type", "param", "code"))
     assert isinstance(message, str), shown
     assert 5 < len(message) < 2000, (message, shown)
+    assert not re.search(r"frontend\.|engine\.|max_model_len", message), (message, shown)
     assert kind in ("invalid_request_error", "not_found_error"), (kind, shown)
     assert isinstance(code, str), shown
     assert param is None or (isinstance(param, str) and 0 < len(param) < 500), (param, shown)

@@ -226,7 +226,10 @@ def refusal(server: Served, url: str) -> str:
     response = server.post(CHAT, json={"model": "tiny", "messages": [{"role": "user", "content": parts}]})
     assert response.status_code == 400, (url, response.text)
     assert response.json()["error"]["param"] == "messages[0].content[0].image_url", response.text
-    return str(response.json()["error"]["message"])
+    message = str(response.json()["error"]["message"])
+    assert "data URI" in message
+    assert "frontend." not in message
+    return message
 
 
 @pytest.mark.parametrize(
