@@ -91,6 +91,7 @@ def test_what_is_not_over_in_time_is_ended(echo_folder: Path) -> None:
         (["--max-requests", "0"], "max_requests must be greater than 0"),
         (["--api-key", ""], "api_keys must be printable"),
         (["--host", "256.0.0.1"], "cannot listen at 256.0.0.1"),
+        (["--media-folder", "no-folder"], "--media-folder: 'no-folder' is no folder"),
         (["--limit", "max_sessions=0"], "max_sessions must be greater than 0"),
         (["--limit", "max_sessions=1.5"], "max_sessions"),
         (["--limit", "max_sessions"], "write NAME=VALUE"),
