@@ -29,7 +29,8 @@ def open_file(path: str, field: str, options: MediaOptions, max_bytes: int) -> B
         file = _open(path, field, options)
     except (OSError, ValueError) as error:
         # Base64 text in place of a path fails here too: the name is too long.
-        remedy = "give the path of an existing file, a URL or a data URI"
+        others = ", a URL or a data URI" if options.allows_remote else ", or a data URI"
+        remedy = f"give the path of an existing file{others}"
         raise InputError(field, f"there is no file {quoted(path)}", remedy) from error
     if os.fstat(file.fileno()).st_size > max_bytes:
         file.close()
