@@ -146,11 +146,21 @@ class ConfigError(_FieldError):
     """A setting, an override or a pipeline is wrong. Raised before any weight is read."""
 
 
-class InputError(_FieldError):
+class _RequestError(_FieldError):
+    """operator_remedy: what the operator, who loads the model, can do instead, such as `"raise text.max_model_len"`; `""` for
+    nothing. The text has both remedies. Servers send their clients `remedy` alone."""
+
+    def __init__(self, field: str, problem: str, remedy: str, operator_remedy: str = "") -> None:
+        super().__init__(field, problem, f"{remedy}, or {operator_remedy}" if operator_remedy else remedy)
+        self.remedy = remedy
+        self.operator_remedy = operator_remedy
+
+
+class InputError(_RequestError):
     """A request is wrong. Raised for that request alone."""
 
 
-class OverloadedError(_FieldError):
+class OverloadedError(_RequestError):
     """Too many requests wait, or they hold too much memory. Raised for the newest request, or for one rejected for a more urgent
     one; a retry may succeed later."""
 

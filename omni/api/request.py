@@ -67,7 +67,7 @@ class Unread:
             else:
                 self._full = True
                 problem = f"this answer has more than {self._most:,} bytes of outputs that were not read"
-                self.cancel(OverloadedError("engine.max_unread_bytes", problem, "read them sooner, or raise it"))
+                self.cancel(OverloadedError("engine.max_unread_bytes", problem, "read them sooner", "raise it"))
 
     def took(self, event: Event) -> None:
         self._taken += size_of(event)

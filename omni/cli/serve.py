@@ -49,7 +49,7 @@ def serve(arguments: ServeArguments) -> None:
     from omni.serve.run import address_of, bound
     from omni.serve.run import serve as run
 
-    options = _options(arguments)
+    options, policy = _options(arguments), media_policy(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -63,24 +63,26 @@ def serve(arguments: ServeArguments) -> None:
             dtype=choices.dtype,
             load_format=choices.load_format,
             config=choices.config,
-            overrides=media_policy(arguments) | choices.overrides(),
+            overrides=policy | choices.overrides(),
             timeline=arguments.timeline,
             family=choices.family,
             extensions=choices.extensions,
         )
-        names = " or ".join(options.model_names)
-        typer.echo(f"serving {names} at {address_of(listener)} (Ctrl-C ends it)", err=True)
+        names, address = " or ".join(options.model_names), address_of(listener)
         with unwinding():
-            run(omni, options, listener)
+            run(omni, options, listener, lambda: typer.echo(f"serving {names} at {address} (Ctrl-C ends it)", err=True))
     typer.echo("all requests are over", err=True)
 
 
 def media_policy(arguments: ServeArguments) -> dict[str, object]:
-    """The strict one; `--set` overrides it."""
+    """The strict one; `--set` overrides it. Raises ConfigError."""
     policy: dict[str, object] = {"frontend.media.strict": True}
     if arguments.media_domains:
         policy["frontend.media.allowed_domains"] = list(arguments.media_domains)
     if arguments.media_folder is not None:
+        if not arguments.media_folder.is_dir():
+            problem = f"{quoted(str(arguments.media_folder))} is no folder"
+            raise ConfigError("--media-folder", problem, "give the path of one that exists")
         policy["frontend.media.local_folder"] = str(arguments.media_folder.resolve())
     return policy
 

@@ -182,7 +182,7 @@ class Admission(Generic[T]):
         alone = sum({id(thing): size for thing, size in held}.values())
         if alone > self._max_bytes:
             problem = f"the request alone holds {alone} bytes, above the {self._max_bytes} of all waiting requests"
-            raise OverloadedError(_BYTES, problem, "send less in one request, or raise it")
+            raise OverloadedError(_BYTES, problem, "send less in one request", "raise it")
 
     def _make_room(self, newcomer: WaitingRequest[T], short: Callable[[], OverloadedError | None]) -> list[Rejected[T]]:
         """Removes as few less urgent requests as necessary; none if that does not suffice."""
@@ -209,10 +209,10 @@ class Admission(Generic[T]):
     def _short(self, full: bool, active: int, most_bytes: int | None) -> OverloadedError | None:
         if full:
             problem = f"{active} requests are under way and {self.waiting} wait, the most allowed"
-            return OverloadedError(_REQUESTS, problem, "retry later, or raise it")
+            return OverloadedError(_REQUESTS, problem, "retry later", "raise it")
         if most_bytes is not None and self.held_bytes > most_bytes:
             problem = f"waiting requests hold {self._max_bytes} bytes already, the most allowed"
-            return OverloadedError(_BYTES, problem, "retry later, or raise it")
+            return OverloadedError(_BYTES, problem, "retry later", "raise it")
         return None
 
     def _add(self, request: WaitingRequest[T]) -> None:
@@ -236,4 +236,4 @@ _REQUESTS, _BYTES = "engine.max_waiting_requests", "engine.max_waiting_bytes"
 
 def _rejection(error: OverloadedError) -> OverloadedError:
     problem = f"the request was rejected for a more urgent one: {error.problem}"
-    return OverloadedError(error.field, problem, "retry later, with a lower priority number, or raise it")
+    return OverloadedError(error.field, problem, "retry later, with a lower priority number", "raise it")

@@ -100,7 +100,7 @@ class TokenizedFrontend(Frontend):
             return supported and rendered is not None and self._control.edited(turns, rendered)
         if not supported:
             problem = "hold a control token, which this checkpoint's tokenizer cannot take as text"
-            raise InputError("messages", problem, 'remove it, or set frontend.control_tokens to "tokens"')
+            raise InputError("messages", problem, "remove it", 'set frontend.control_tokens to "tokens"')
         return True
 
     def _framing(self, words: Sequence[str]) -> frozenset[str]:

@@ -108,7 +108,7 @@ class SamplingCompiler:
         asked, field = sampling.get(self._stage), fields.get(self._stage, "")
         if asked is None or asked.bad_words_ids or error.field != f"{field}.bad_words_ids":
             return error
-        return InputError(f"{field}.bad_words", f"as ids, {error.problem}", error.remedy)
+        return InputError(f"{field}.bad_words", f"as ids, {error.problem}", error.remedy, error.operator_remedy)
 
     def compile(
         self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str], samples: int = 1

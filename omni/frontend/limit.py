@@ -8,8 +8,8 @@ from omni.errors import CheckpointError, InputError
 class LongPromptError(InputError):
     """A prompt is too long. tokens: of it, at least."""
 
-    def __init__(self, field: str, problem: str, remedy: str, tokens: int) -> None:
-        super().__init__(field, problem, remedy)
+    def __init__(self, field: str, problem: str, remedy: str, tokens: int, operator_remedy: str = "") -> None:
+        super().__init__(field, problem, remedy, operator_remedy)
         self.tokens = tokens
 
 
@@ -31,7 +31,7 @@ class PromptLimit:
         """Raises LongPromptError for texts of `count` bytes that cannot fit, where an id stands for `longest` bytes at most."""
         if count > self.tokens * longest:
             problem = f"hold {count:,} bytes of text, and {self._most}, of at most {longest} bytes each"
-            raise LongPromptError("messages", problem, self._remedy("them"), -(-count // longest))
+            raise LongPromptError("messages", problem, "shorten them", -(-count // longest), self._operator_remedy)
 
     def check_template(self, count: int) -> None:
         """Raises CheckpointError for a chat template whose shortest prompt has `count` tokens."""
@@ -44,11 +44,12 @@ class PromptLimit:
         """Raises LongPromptError for a text whose beginning has `count` tokens."""
         if count > self.tokens:
             problem = f"has at least {count:,} tokens, and {self._most}"
-            raise LongPromptError("prompt", problem, self._remedy("it"), count)
+            raise LongPromptError("prompt", problem, "shorten it", count, self._operator_remedy)
 
     @property
     def _most(self) -> str:
         return f"{self.stage} takes {self.tokens + 1} tokens, at least one of them generated"
 
-    def _remedy(self, what: str) -> str:
-        return f"shorten {what} or raise {self.stage}.max_model_len"
+    @property
+    def _operator_remedy(self) -> str:
+        return f"raise {self.stage}.max_model_len"

@@ -141,8 +141,8 @@ def _checked(messages: object, names: bool, media: MediaOptions) -> tuple[Undeco
         remote += is_remote(medium.source)
         if remote > media.max_downloads_per_request:
             problem = f"is the request's URL number {remote}"
-            remedy = f"use at most {media.max_downloads_per_request}, or raise frontend.media.max_downloads_per_request"
-            raise InputError(medium.field, problem, remedy)
+            remedy = f"use at most {media.max_downloads_per_request}, and send other files themselves as data URIs"
+            raise InputError(medium.field, problem, remedy, "raise frontend.media.max_downloads_per_request")
     return read
 
 

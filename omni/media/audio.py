@@ -110,8 +110,8 @@ class _Bounds:
         if seconds < least:
             raise InputError(self.field, f"is too short ({seconds:.3g} s)", more)
         if seconds > most:
-            remedy = f"give at most {most:g} s of sound, or raise frontend.media.max_audio_seconds"
-            raise InputError(self.field, f"is too long ({seconds:.1f} s)", remedy)
+            remedy, setting = f"give at most {most:g} s of sound", "raise frontend.media.max_audio_seconds"
+            raise InputError(self.field, f"is too long ({seconds:.1f} s)", remedy, setting)
         self.check_samples(frames * channels)
 
     def check_samples(self, samples: int) -> None:
@@ -119,8 +119,8 @@ class _Bounds:
         most = self.options.max_audio_samples
         if samples > most:
             problem = f"holds more than {most} samples, all channels counted"
-            remedy = "give less sound, or at a lower rate, or raise frontend.media.max_audio_samples"
-            raise InputError(self.field, problem, remedy)
+            remedy = "give less sound, or at a lower rate"
+            raise InputError(self.field, problem, remedy, "raise frontend.media.max_audio_samples")
 
 
 def _open(

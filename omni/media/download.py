@@ -117,8 +117,8 @@ class _Worker:
                 _settle(future, await download(url, field, self._options, self._resolver))
         except TimeoutError:
             problem = f"could not download {shortened(url)} (no end after {limit:g} s)"
-            remedy = "give the file itself, or raise frontend.media.download_seconds"
-            _settle(future, InputError(field, problem, remedy))
+            remedy, setting = "send the file itself as a data URI", "raise frontend.media.download_seconds"
+            _settle(future, InputError(field, problem, remedy, setting))
         except Exception as error:  # any error belongs to the waiting request
             _settle(future, error)
 

@@ -127,7 +127,8 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         allowed = [address for address in found if self._private or is_public(address)]
         if found and not allowed:
             problem = f"is at {shortened(host)}, which is not on the public internet"
-            raise InputError(self._field, problem, "use another host, or set frontend.media.private_addresses")
+            remedy = "use another host, or send the file itself as a data URI"
+            raise InputError(self._field, problem, remedy, "set frontend.media.private_addresses")
         failure: Exception = OSError(f"{shortened(host)} has no address")
         # Each address gets a share of the time, so that one without an answer leaves some for the next.
         for tried, address in enumerate(allowed):
@@ -173,7 +174,8 @@ async def download(url: str, field: str, options: MediaOptions, resolver: Resolv
         if isinstance(answer, bytes):
             return answer
         parts = check_url(str(answer), field, options)
-    raise failed(url, field, f"more than {options.max_redirects} redirects, frontend.media.max_redirects")
+    reason = f"more than {options.max_redirects} redirects"
+    raise failed(url, field, reason, "raise frontend.media.max_redirects")
 
 
 async def _get(at: httpx.URL, url: str, field: str, options: MediaOptions, resolver: Resolver) -> bytes | httpx.URL:

@@ -175,6 +175,6 @@ def _check_size(width: int, height: int, field: str, options: MediaOptions) -> N
     if width < 1 or height < 1:
         raise InputError(field, f"has no pixels ({width} x {height})", "give a picture of at least 1 x 1")
     if width * height > options.max_image_pixels:
-        most = f"give a picture of at most {options.max_image_pixels} pixels"
-        remedy = f"{most}, or raise frontend.media.max_image_pixels"
-        raise InputError(field, f"is too large ({width} x {height})", remedy)
+        remedy = f"give a picture of at most {options.max_image_pixels} pixels"
+        problem = f"is too large ({width} x {height})"
+        raise InputError(field, problem, remedy, "raise frontend.media.max_image_pixels")

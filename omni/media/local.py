@@ -15,8 +15,8 @@ _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 def check_path(path: str, field: str, options: MediaOptions) -> None:
     """Raises InputError for a forbidden path, judged by its text, whether or not the file exists."""
     if not options.allows_local:
-        remedy = "send the file itself as a data URI, or set frontend.media.local"
-        raise InputError(field, "is a path, and local files are not opened here", remedy)
+        problem, remedy = "is a path, and local files are not opened here", "send the file itself as a data URI"
+        raise InputError(field, problem, remedy, "set frontend.media.local")
     if options.local_folder is not None and _below(options.local_folder, path) is None:
         raise _outside(field)
 
@@ -29,7 +29,8 @@ def open_file(path: str, field: str, options: MediaOptions, max_bytes: int) -> B
         file = _open(path, field, options)
     except (OSError, ValueError) as error:
         # Base64 text in place of a path fails here too: the name is too long.
-        remedy = "give the path of an existing file, a URL or a data URI"
+        others = ", a URL or a data URI" if options.allows_remote else ", or a data URI"
+        remedy = f"give the path of an existing file{others}"
         raise InputError(field, f"there is no file {quoted(path)}", remedy) from error
     if os.fstat(file.fileno()).st_size > max_bytes:
         file.close()
@@ -91,5 +92,5 @@ def _below(folder: str, path: str) -> str | None:
 
 
 def _outside(field: str) -> InputError:
-    problem = "is a path outside of the allowed folder"
-    return InputError(field, problem, "send the file itself as a data URI, or see frontend.media.local_folder")
+    problem, remedy = "is a path outside of the allowed folder", "send the file itself as a data URI"
+    return InputError(field, problem, remedy, "see frontend.media.local_folder")

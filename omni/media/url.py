@@ -16,8 +16,8 @@ def is_remote(source: object) -> bool:
 def check_url(url: str, field: str, options: MediaOptions) -> httpx.URL:
     """The parts of an http(s) URL. Raises InputError if it is forbidden, judged by its text."""
     if not options.allows_remote:
-        remedy = "send the file itself as a data URI, or set frontend.media.remote"
-        raise InputError(field, "is a URL, and media are not downloaded here", remedy)
+        problem, remedy = "is a URL, and media are not downloaded here", "send the file itself as a data URI"
+        raise InputError(field, problem, remedy, "set frontend.media.remote")
     try:
         parts = httpx.URL(url)
     except (httpx.InvalidURL, ValueError) as error:
@@ -32,15 +32,15 @@ def check_url(url: str, field: str, options: MediaOptions) -> httpx.URL:
     allowed = (name == one.lstrip(".") or (one.startswith(".") and name.endswith(one)) for one in domains)
     if options.allowed_domains is not None and not any(allowed):
         problem = f"is at {shortened(host)}, and media are not downloaded from there"
-        remedy = "use another host, or add it to frontend.media.allowed_domains"
-        raise InputError(field, problem, remedy)
+        remedy = "use another host, or send the file itself as a data URI"
+        raise InputError(field, problem, remedy, "add it to frontend.media.allowed_domains")
     return parts
 
 
-def failed(url: str, field: str, reason: str) -> InputError:
+def failed(url: str, field: str, reason: str, operator_remedy: str = "") -> InputError:
     """reason: at most as long as a quotation in an error."""
     problem = f"could not download {shortened(url)} ({reason})"
-    return InputError(field, problem, "check the URL, or give the file itself")
+    return InputError(field, problem, "check the URL, or send the file itself as a data URI", operator_remedy)
 
 
 def _ascii(domain: str) -> str:

@@ -23,7 +23,8 @@ from omni.errors import (
 )
 
 _ARGUMENTS: dict[type[BaseException], tuple[str, ...]] = {
-    **dict.fromkeys((CheckpointError, ConfigError, InputError, OverloadedError), ("field", "problem", "remedy")),
+    **dict.fromkeys((CheckpointError, ConfigError), ("field", "problem", "remedy")),
+    **dict.fromkeys((InputError, OverloadedError), ("field", "problem", "remedy", "operator_remedy")),
     **dict.fromkeys((ForkError, LostRankError, OmniError, PluginError), ()),
     **dict.fromkeys((LostPeerError, StageError), ("stage", "doing", "problem")),
     SyncError: ("operation", "phase", "remedy"),

@@ -20,9 +20,16 @@ class HttpError(InputError):
     """A request that is wrong beyond a field of its body. status: of HTTP. code: for programs. headers: of the response."""
 
     def __init__(
-        self, status: int, code: str, field: str, problem: str, remedy: str, headers: dict[str, str] | None = None
+        self,
+        status: int,
+        code: str,
+        field: str,
+        problem: str,
+        remedy: str,
+        headers: dict[str, str] | None = None,
+        operator_remedy: str = "",
     ) -> None:
-        super().__init__(field, problem, remedy)
+        super().__init__(field, problem, remedy, operator_remedy)
         self.status = status
         self.code = code
         self.headers = headers or {}
@@ -54,15 +61,19 @@ class Described:
 
 
 def describe(error: BaseException, retry_after: int) -> Described:
-    """retry_after: seconds, of errors that a retry may not meet."""
+    """retry_after: seconds, of errors that a retry may not meet. The client, who cannot change settings of the server, gets no
+    `operator_remedy`."""
     retry = {"retry-after": str(retry_after)}
     match error:
         case HttpError():
-            return _described(error.status, error, _KINDS.get(error.status), error.field, error.code, error.headers)
+            return _described(
+                error.status, _for_client(error), _KINDS.get(error.status), error.field, error.code, error.headers
+            )
         case InputError():
-            return _described(400, error, "invalid_request_error", error.field, "invalid_value")
+            return _described(400, _for_client(error), "invalid_request_error", error.field, "invalid_value")
         case OverloadedError():
-            return _described(RETRY, error, "overloaded_error", None, "overloaded", retry)
+            text = f"{error.problem}; {error.remedy}"
+            return _described(RETRY, text, "overloaded_error", None, "overloaded", retry)
         case LostPeerError():
             return _described(RETRY, error, "server_error", None, "engine_restarted", retry, internal=True)
         case EngineDown() | StageError(stage="engine"):
@@ -75,11 +86,19 @@ def describe(error: BaseException, retry_after: int) -> Described:
             return _described(500, text, "server_error", None, "internal_error", internal=True)
 
 
+def _for_client(error: InputError) -> str:
+    return f"{error.field}: {error.problem}; {error.remedy}"
+
+
 def reported(error: BaseException, request_id: str, retry_after: int) -> Described:
-    """`describe`, and a line in the log; for a fault of the server or a plugin, with its traceback."""
+    """`describe`, and a line in the log: for a fault of the server or a plugin, with its traceback; for a refusal, with what the
+    operator can do."""
     described = describe(error, retry_after)
     if described.internal:
         _log.error("%s failed: %s", request_id, said(error), exc_info=error)
+    elif isinstance(error, InputError | OverloadedError) and error.operator_remedy:
+        refusal = shortened(f"{error.field}: {error.problem}; {error.remedy}")
+        _log.info("%s is refused: %s (the operator can %s)", request_id, refusal, error.operator_remedy)
     else:
         _log.info("%s is refused: %s", request_id, shortened(str(error)))
     return described
@@ -110,4 +129,4 @@ def renamed(error: InputError, rename: Rename) -> InputError:
     """The same error, about the field by the name that the client knows."""
     if isinstance(error, HttpError):
         return error
-    return InputError(rename(error.field), error.problem, error.remedy)
+    return InputError(rename(error.field), error.problem, error.remedy, error.operator_remedy)

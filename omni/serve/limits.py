@@ -41,7 +41,7 @@ class ServeLimits:
         most = self._options.max_requests
         if self.in_flight and self.in_flight + answers > most:
             self.refused += 1
-            raise OverloadedError("server", f"has {self.in_flight} answers under way, of {most}", "try again later")
+            raise OverloadedError("server", f"{self.in_flight} answers are under way, of {most}", "try again later")
 
     @contextmanager
     def admit(self, answers: int) -> Iterator[None]:
@@ -58,7 +58,7 @@ class ServeLimits:
         """Counts a realtime session. Raises OverloadedError if there is no room."""
         if self.sessions >= self._options.max_sessions:
             self.refused += 1
-            raise OverloadedError("server", f"has {self.sessions} realtime sessions", "try again later")
+            raise OverloadedError("server", f"{self.sessions} realtime sessions are open", "try again later")
         self.sessions += 1
         try:
             yield
@@ -69,7 +69,7 @@ class ServeLimits:
         most = self._options.max_held_bytes
         if self.held_bytes + count > most:
             self.refused += 1
-            raise OverloadedError("server", f"holds {self.held_bytes:,} bytes of requests", "try again later")
+            raise OverloadedError("server", f"{self.held_bytes:,} bytes of requests are held", "try again later")
 
     @contextmanager
     def body(self) -> Iterator[HeldBody]:

@@ -1,10 +1,11 @@
 """Serves an app with uvicorn, until SIGTERM or Ctrl-C."""
 
+import asyncio
 import logging
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -44,8 +45,10 @@ class HttpServer(uvicorn.Server):
     """Stops taking connections at SIGTERM or SIGINT, answers what is under way, then closes the model. A second SIGINT does not
     wait for answers."""
 
-    def __init__(self, omni: AsyncOmni, options: ServeOptions) -> None:
+    def __init__(self, omni: AsyncOmni, options: ServeOptions, listening: Callable[[], object] = lambda: None) -> None:
+        """listening: called once connections are taken. Raises ConfigError."""
         app = create_app(omni, options)
+        self._listening = listening
         self._server: Server = app.state.server
         super().__init__(
             uvicorn.Config(
@@ -71,6 +74,10 @@ class HttpServer(uvicorn.Server):
         """Starts what the first request would wait for."""
         self._server.encoders.start()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._listening()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answers are waited for; streams of activity have no end to wait for."""
         self._server.activity.end()
@@ -91,9 +98,14 @@ class HttpServer(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def serve(omni: AsyncOmni, options: ServeOptions, listener: socket.socket) -> None:
-    """Answers until a signal comes. Closes the model and the socket."""
+def serve(omni: AsyncOmni, options: ServeOptions, listener: socket.socket, listening: Callable[[], object]) -> None:
+    """Answers until a signal comes, and closes the model. listening: called once connections are taken. Raises ConfigError, before
+    that, for options that the model refuses."""
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    server = HttpServer(omni, options)
+    try:
+        server = HttpServer(omni, options, listening)
+    except ConfigError:
+        asyncio.run(omni.close())
+        raise
     server.prepare()
     server.run([listener])

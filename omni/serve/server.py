@@ -60,7 +60,7 @@ class Server:
         Raises OverloadedError if too many answers are under way, and InputError.
         """
         if arguments.get("priority", 0) and not self.options.client_priority:
-            raise InputError("priority", "is not taken here", "leave it out, or serve with --client-priority")
+            raise InputError("priority", "is not taken here", "leave it out", "serve with --client-priority")
         answers = requests * arguments.get("n", 1)
         self.check_room(kind, answers)
         failure: BaseException | None = None

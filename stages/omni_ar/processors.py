@@ -168,7 +168,9 @@ class ProcessorRegistry:
                         shortened(name), "is no logits processor", f"known are {known}; see `omni plugins`"
                     )
             except InputError as error:
-                raise InputError(f"{field}.{error.field}", error.problem, error.remedy) from error
+                raise InputError(
+                    f"{field}.{error.field}", error.problem, error.remedy, error.operator_remedy
+                ) from error
 
     def check_defaults(self, requested: Arguments | None, field: str) -> None:
         """`check` of the stage's defaults: raises ConfigError in place of InputError."""
@@ -225,7 +227,7 @@ def _naming(name: str, code: object) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(f"{name}.{error.field}", error.problem, error.remedy) from error
+        raise InputError(f"{name}.{error.field}", error.problem, error.remedy, error.operator_remedy) from error
     except OmniError:
         raise
     except msgspec.ValidationError as error:

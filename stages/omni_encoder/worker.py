@@ -198,7 +198,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
             problem = f"becomes {item.length} embeddings, and {self.name} encodes {self._max_length} at once"
             # An item that a front end made itself, without a message, has only a number.
             field = item.field or f"media[{item.index}]"
-            raise InputError(field, problem, f"use a smaller one or raise {self.name}.max_batch_length")
+            raise InputError(field, problem, "use a smaller one", f"raise {self.name}.max_batch_length")
         return item, features
 
     def _refusal(self, problem: str) -> StageError:

@@ -63,9 +63,11 @@ def write_checkpoint(directory: Path, *, seed: int = 0, speaks: bool = True) -> 
 
 
 class EchoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """tokens_per_tick: of each request. sampling: there, so that requests may give some."""
+    """tokens_per_tick: of each request. max_length: of an answer, as of a model with a context. sampling: there, so that requests
+    may give some."""
 
     tokens_per_tick: int = 1
+    max_length: int = 10**12
     sampling: SamplingParams = SamplingParams()
 
 
@@ -177,9 +179,10 @@ class EchoWorker(MailboxWorker[_Echo]):
     Keeps `stop`. Says of a token's log-probability that it is its index negated, and of the likeliest that they are the ids from 0
     on; says so a token late."""
 
-    def __init__(self, tokens_per_tick: int) -> None:
+    def __init__(self, tokens_per_tick: int, max_length: int = 10**12) -> None:
         super().__init__("writer")
         self._tokens_per_tick = tokens_per_tick
+        self._max_length = max_length
         self.closed = False
         self.opened = OPENED
 
@@ -229,12 +232,14 @@ class EchoWorker(MailboxWorker[_Echo]):
         verdict = StopVerdict(0, False) if request.rules.stops is None else request.rules.stops.push(token)
         self._give(request, len(request.held) - verdict.held)
         most = request.sampling.max_tokens
-        if complete or verdict.stopped or request.written == (len(request.ids) if most is None else most):
+        end = min(len(request.ids) if most is None else most, self._max_length)
+        if complete or verdict.stopped or request.written == end:
             if not verdict.stopped:
                 self._give(request, len(request.held))
             for index in range(max(request.written - 2, 0), request.written):
                 self._score(request, index)
-            reason = "stop" if complete or verdict.stopped or most is None else "length"
+            whole = most is None and end == len(request.ids)
+            reason = "stop" if complete or verdict.stopped or whole else "length"
             self.finish(request.id, reason, {"tokens": request.written}, tuple(request.held))
         elif request.written > 1:
             self._score(request, request.written - 2)
@@ -317,7 +322,7 @@ class EchoKind:
 
     def load(self, context: StageContext) -> PlainStage:
         assert isinstance(context.options, EchoOptions)
-        return PlainStage(EchoWorker(context.options.tokens_per_tick))
+        return PlainStage(EchoWorker(context.options.tokens_per_tick, context.options.max_length))
 
 
 class ToneKind:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
-from prometheus_client.exposition import generate_latest
 
 from omni.api import AsyncOmni, Output
 from omni.serve.errors import describe
 from omni.serve.limits import ServeLimits
+from omni.serve.metrics.exposition import exposition
 from omni.serve.metrics.stages import StageCollector
 from omni.serve.observer import Observer, RequestObserver
 from omni.stage import Listener
@@ -112,7 +112,7 @@ class ServerMetrics(Observer):
     async def text(self) -> bytes:
         """In Prometheus' format. Made beside the event loop."""
         await self._stages.read()
-        return await asyncio.to_thread(generate_latest, self.registry)
+        return await asyncio.to_thread(exposition, self.registry)
 
     def _kind(self, kind: str) -> "_Kind":
         """Looking labels up takes longer than counting."""

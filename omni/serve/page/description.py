@@ -20,8 +20,9 @@ class EdgeDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """model: its name in requests. modalities: of answers by default. voices: the default first. takes_media: whether messages
-    may have pictures and sound, as far as the pipeline shows it. stages: in the order in which payloads pass them."""
+    """model: its name in requests. modalities: of answers by default. voices: as in `GET /v1/audio/voices`, the default first.
+    takes_media: whether messages may have pictures and sound, as far as the pipeline shows it. stages: in the order in which
+    payloads pass them."""
 
     model: str
     family: str
@@ -41,7 +42,7 @@ async def pipeline(server: Server, call: Call) -> Response:
             model=server.names[0],
             family=graph.family,
             modalities=omni.modalities,
-            voices=omni.voices,
+            voices=server.voices.names,
             takes_media=_takes_media(graph),
             stages=stages,
             edges=tuple(EdgeDescription(producer=edge.producer, consumer=edge.consumer) for edge in graph.edges),

@@ -95,5 +95,6 @@ def _check_origin(server: Server, websocket: WebSocket) -> None:
     if origin is None or server.options.api_keys:
         return
     if urlsplit(origin).netloc.lower() != websocket.headers.get("host", "").lower():
-        problem = "is a page of another server"
-        raise HttpError(403, "forbidden_origin", "Origin", problem, "serve with --api-key, and send the key")
+        problem, remedy = "is a page of another server", "use this server's own page, or a client that is no browser"
+        setting = "serve with --api-key, and have the page send the key"
+        raise HttpError(403, "forbidden_origin", "Origin", problem, remedy, operator_remedy=setting)

@@ -146,7 +146,7 @@ def arguments(server: Server, settings: Settings, at: str = "session") -> Genera
     try:
         sampling = stage_sampling(omni, settings.params, settings.sampling, max_tokens=settings.max_output_tokens)
     except InputError as error:
-        raise InputError(f"{at}.{error.field}", error.problem, error.remedy) from error
+        raise InputError(f"{at}.{error.field}", error.problem, error.remedy, error.operator_remedy) from error
     for stage, params in sampling.items():
         params.check(at if stage == omni.pipeline.main_stage else f"{at}.sampling.{stage}")
     speaks = "audio" in settings.modalities

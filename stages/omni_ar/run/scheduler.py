@@ -56,17 +56,17 @@ class Scheduler:
             raise InputError("prompt", "is empty", "give at least one token")
         if length >= most:
             problem = f"has {length} tokens, and {stage} takes {most} with at least one generated"
-            raise InputError("prompt", problem, f"shorten it or raise {stage}.max_model_len")
+            raise InputError("prompt", problem, "shorten it", f"raise {stage}.max_model_len")
         if request.prompt.penalized_ids.size > most:
             problem = f"are {request.prompt.penalized_ids.size}, and {stage} has room for {most}"
-            raise InputError("prompt.penalized_ids", problem, f"name fewer or raise {stage}.max_model_len")
+            raise InputError("prompt.penalized_ids", problem, "name fewer", f"raise {stage}.max_model_len")
         assert request.sampling.max_tokens is not None
         request.max_tokens = min(request.sampling.max_tokens, most - length)
         need, has = self._allocator.blocks_for(length + request.max_tokens), self._allocator.capacity
         if need > has:
             total = length + request.max_tokens
             problem = f"prompt and output of {total} tokens need {need} blocks, and {stage} has {has}"
-            raise InputError(f"sampling.{stage}.max_tokens", problem, f"ask for fewer or raise {stage}.num_blocks")
+            raise InputError(f"sampling.{stage}.max_tokens", problem, "ask for fewer", f"raise {stage}.num_blocks")
 
     def add(self, request: ArRequest) -> None:
         """Queues a checked request whose inputs are ready."""

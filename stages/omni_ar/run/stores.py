@@ -183,7 +183,7 @@ class EmbeddingStore:
             raise InputError(field, "was given twice", "feed each embedding once")
         if (entries := arrival.page_entries) > self._max_entries:
             problem = f"has {entries} vectors, and {self._stage} takes {self._max_entries}"
-            raise InputError(field, problem, f"shorten the prompt or raise {self._stage}.max_model_len")
+            raise InputError(field, problem, "shorten the prompt", f"raise {self._stage}.max_model_len")
 
     def missing(self, request: ArRequest) -> str | None:
         """The name of an embedding that the request's prompt waits for; None if all have arrived."""

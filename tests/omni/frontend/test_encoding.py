@@ -165,7 +165,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_read() -> None:
     limit.check_bytes(4095 * longest, longest)
     said = (
         r"messages: hold 28,666 bytes of text, and thinker takes 4096 tokens, at least one of them generated, of at most 7 bytes "
-        r"each; shorten them or raise thinker.max_model_len"
+        r"each; shorten them, or raise thinker.max_model_len"
     )
     with pytest.raises(InputError, match=said):
         limit.check_bytes(4095 * longest + 1, longest)

@@ -211,6 +211,13 @@ def test_paths_that_lead_out_of_the_folder_are_refused(
     }
 
 
+def test_a_missing_file_asks_for_what_is_taken(folder: Path) -> None:
+    for allowed, others in ((MediaOptions(), ", a URL or a data URI"), (MediaOptions(remote=False), ", or a data URI")):
+        with pytest.raises(InputError) as caught:
+            as_picture(folder / "none.png", allowed)
+        assert caught.value.remedy == f"give the path of an existing file{others}"
+
+
 def test_a_folder_replaced_after_the_check_is_not_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder becomes a link that leads out, between the question where a path leads and its opening."""
     seen = os.path.realpath

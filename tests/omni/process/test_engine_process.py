@@ -19,7 +19,7 @@ import torch
 from omni import CheckpointError, ConfigError, Omni, PluginError, Result, SamplingParams, StageError, StructuredOutput
 from omni.api.arguments import GenerateArguments, Messages
 from omni.engine import EngineOptions
-from omni.errors import InputError, LostPeerError, SyncError
+from omni.errors import InputError, LostPeerError, OverloadedError, SyncError
 from omni.process.errors import ErrorData, RemoteTraceback
 from omni.process.select import runs_in_process, threads_of
 from tests.omni.process.engines import alive, group_of, pids_of
@@ -338,6 +338,7 @@ class Odd(Exception):
     "error",
     [
         *(kind("a.b", "is wrong", "mend it") for kind in (CheckpointError, ConfigError, InputError)),
+        *(kind("a.b", "is long", "shorten it", "raise a.c") for kind in (InputError, OverloadedError)),
         StageError("thinker", "doing it", "broke"),
         LostPeerError("thinker, talker", "running", "its process 7 was killed by SIGKILL"),
         PluginError("no plugin"),

@@ -15,8 +15,10 @@ from openai import AuthenticationError, NotFoundError, OpenAI
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from omni.errors import ConfigError
+from omni.errors import ConfigError, InputError, OverloadedError
+from omni.frontend.limit import LongPromptError
 from omni.serve import create_app
+from omni.serve.errors import HttpError, renamed, reported
 from tests.support.echo_family import BREAK_LOOP, OPENED, eventually
 from tests.support.http_server import Served, echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
@@ -224,6 +226,54 @@ def test_nothing_is_opened_that_is_not_allowed(echo: Served, url: str, words: st
     assert response.json()["error"]["param"] == "messages[0].content[0].image_url"
 
 
+@pytest.mark.parametrize(
+    ("url", "problem", "setting"),
+    [
+        ("https://example.com/x.png", "is a URL, and media are not downloaded here", "set frontend.media.remote"),
+        ("file:///etc/hostname", "is a path, and local files are not opened here", "set frontend.media.local"),
+    ],
+)
+def test_a_refusal_of_media_says_what_the_client_and_what_the_operator_can_do(
+    echo: Served, caplog: pytest.LogCaptureFixture, url: str, problem: str, setting: str
+) -> None:
+    caplog.set_level(logging.INFO, "omni.serve")
+    parts = [{"type": "image_url", "image_url": {"url": url}}]
+    for stream in (False, True):
+        body = {"model": "tiny", "messages": [{"role": "user", "content": parts}], "stream": stream}
+        message = echo.post(CHAT, json=body).json()["error"]["message"]
+        assert message == f"messages[0].content[0].image_url: {problem}; send the file itself as a data URI"
+        assert any(line.endswith(f" is refused: {message} (the operator can {setting})") for line in caplog.messages)
+        caplog.clear()
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            LongPromptError("prompt", "is long", "shorten it", 9, "raise text.max_model_len"),
+            "prompt: is long; shorten it",
+        ),
+        (
+            HttpError(403, "x", "Origin", "is odd", "leave", operator_remedy="serve with --api-key"),
+            "Origin: is odd; leave",
+        ),
+        (
+            OverloadedError("engine.max_waiting_bytes", "much waits", "retry later", "raise it"),
+            "much waits; retry later",
+        ),
+    ],
+)
+def test_settings_of_the_operator_are_for_the_log_alone(
+    caplog: pytest.LogCaptureFixture, error: InputError | OverloadedError, message: str
+) -> None:
+    caplog.set_level(logging.INFO, "omni.serve")
+    named = renamed(error, str) if isinstance(error, InputError) else error
+    assert reported(named, "req_1", 1).body.error.message == message
+    assert caplog.messages == [
+        f"req_1 is refused: {error.field}: {error.problem}; {error.remedy} (the operator can {error.operator_remedy})"
+    ]
+
+
 def test_files_are_opened_below_the_allowed_folder_alone(
     locked: Served, echo_folder: Path, sound: bytes, tmp_path: Path
 ) -> None:
@@ -270,6 +320,7 @@ def test_a_priority_is_taken_where_it_is_allowed(echo: Served, echo_folder: Path
             asked = {**body, "priority": -1, "stream": stream}
             refused = echo.post(path, json=asked)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
+            assert refused.json()["error"]["message"] == "priority: is not taken here; leave it out"
             assert echo.post(path, json={**asked, "priority": 0}).status_code == 200
     with served(echo_omni(echo_folder), client_priority=True) as trusting:
         assert trusting.post(CHAT, json={**HELLO, "priority": -1}).status_code == 200

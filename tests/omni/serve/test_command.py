@@ -1,23 +1,25 @@
 """`omni serve` as a process: its address, its end at SIGTERM, and what it refuses before it loads a model."""
 
+import asyncio
 import re
 import signal
 import socket
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from omni.cli import app
 from omni.cli.serve import voice_table
-from omni.errors import ConfigError
+from omni.errors import ConfigError, StageError
 from omni.serve.options import ServeOptions
+from omni.serve.run import bound, serve
 from tests.omni.cli.echo_program import environment, program
 from tests.support.http_server import echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
@@ -54,19 +56,9 @@ def _address(process: "subprocess.Popen[str]", name: str) -> str:
     raise AssertionError("".join(lines))
 
 
-def until_up(url: str) -> None:
-    for _ in range(1000):
-        try:
-            assert httpx.get(f"{url}/health").status_code == 200
-            return
-        except httpx.ConnectError:
-            threading.Event().wait(0.02)
-    raise AssertionError("it does not listen")
-
-
 def test_sigterm_lets_answers_end_and_refuses_new_ones(echo_folder: Path) -> None:
     with serving(echo_folder) as (process, url):
-        until_up(url)
+        assert httpx.get(f"{url}/health").status_code == 200
         body = {**ENDLESS, "max_tokens": 3000}
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_SECONDS) as response:
             lines = response.iter_lines()
@@ -99,6 +91,7 @@ def test_what_is_not_over_in_time_is_ended(echo_folder: Path) -> None:
         (["--max-requests", "0"], "max_requests must be greater than 0"),
         (["--api-key", ""], "api_keys must be printable"),
         (["--host", "256.0.0.1"], "cannot listen at 256.0.0.1"),
+        (["--media-folder", "no-folder"], "--media-folder: 'no-folder' is no folder"),
         (["--limit", "max_sessions=0"], "max_sessions must be greater than 0"),
         (["--limit", "max_sessions=1.5"], "max_sessions"),
         (["--limit", "max_sessions"], "write NAME=VALUE"),
@@ -126,6 +119,26 @@ def test_a_port_in_use_is_reported_before_a_model_is_loaded() -> None:
 def test_a_voice_without_a_name_is_refused(given: str) -> None:
     result = CliRunner().invoke(app, ["serve", "no-model", "--voice", given])
     assert (result.exit_code, "is not NAME=VOICE" in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "words"),
+    [
+        ({}, {"voices": {"alloy": "nobody"}}, "--voice alloy: 'nobody' is no voice of this model"),
+        ({"frontend.media.strict": False}, {}, "frontend.media.strict: is not set"),
+    ],
+)
+def test_what_the_model_refuses_is_refused_before_it_is_served(
+    echo_folder: Path, overrides: dict[str, object], options: dict[str, object], words: str
+) -> None:
+    omni = echo_omni(echo_folder, **overrides)
+    settings = msgspec.convert({"port": 0, **options}, ServeOptions)
+    said: list[str] = []
+    with bound(settings) as listener, pytest.raises(ConfigError, match=re.escape(words)):
+        serve(omni, settings, listener, lambda: said.append("serving"))
+    assert not said
+    with pytest.raises(StageError, match="it is closed"):
+        asyncio.run(omni.complete("hello"))
 
 
 def test_voices_are_named_on_the_command_line() -> None:

@@ -19,7 +19,7 @@ from omni.cli import app
 from omni.serve.app import ENDPOINTS
 from omni.serve.options import ServeOptions
 from tests.support.entry_points import REPOSITORY
-from tests.support.http_server import Served, echo_omni, served
+from tests.support.http_server import echo_omni, served
 
 DEPLOY = REPOSITORY / "deploy"
 PAGE = (REPOSITORY / "docs" / "serving.md").read_text()
@@ -40,20 +40,22 @@ def options() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """Labels by name of every sample, after a spoken answer."""
+def metrics_text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What `/metrics` gives after a spoken answer and a refused request."""
     from tests.support.echo_family import echo_model
 
-    with served(echo_omni(echo_model(tmp_path_factory.mktemp("deploy")))) as it:
-        return _exposed(it)
-
-
-def _exposed(server: Served) -> dict[str, set[str]]:
     body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
-    server.post("/v1/chat/completions", json={**body, "modalities": ["text", "audio"]})
-    server.post("/v1/chat/completions", json={**body, "messages": [{"role": "user", "content": ""}]})
+    with served(echo_omni(echo_model(tmp_path_factory.mktemp("deploy")))) as server:
+        server.post("/v1/chat/completions", json={**body, "modalities": ["text", "audio"]})
+        server.post("/v1/chat/completions", json={**body, "messages": [{"role": "user", "content": ""}]})
+        return server.get("/metrics").text
+
+
+@pytest.fixture(scope="module")
+def exposed(metrics_text: str) -> dict[str, set[str]]:
+    """Labels by name of every sample."""
     found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(server.get("/metrics").text):
+    for family in text_string_to_metric_families(metrics_text):
         found.setdefault(f"{family.name}_total" if family.type == "counter" else family.name, set())
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
@@ -82,10 +84,8 @@ def test_every_label_of_the_dashboard_exists(exposed: dict[str, set[str]]) -> No
 
 def test_every_metric_of_the_server_is_in_the_dashboard(exposed: dict[str, set[str]]) -> None:
     shown = " ".join(queries())
-    own = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in exposed if name.startswith("omni_")}
-    # An info is a family and a sample, and so is a counter.
-    meant = {"omni_build_info", "omni_requests_finished", "omni_requests_finished_total"}
-    assert {name for name in own if name not in shown} == meant
+    own = {re.sub(r"_(bucket|count|sum)$", "", name) for name in exposed if name.startswith("omni_")}
+    assert {name for name in own if name not in shown} == {"omni_build_info", "omni_requests_finished_total"}
 
 
 def test_counters_count_and_gauges_do_not(exposed: dict[str, set[str]]) -> None:
@@ -171,11 +171,30 @@ def test_paths_of_the_files_are_served() -> None:
     assert set(asked) <= paths
 
 
-def test_every_metric_is_on_the_page(exposed: dict[str, set[str]]) -> None:
-    own = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in exposed if name.startswith("omni_")}
-    own -= {"omni_build", *(name.removesuffix("_total") for name in own if name.endswith("_total"))}
-    assert {name for name in own if f"`{name}`" not in PAGE} == set()
-    assert {name for name in re.findall(r"`(omni_[a-z_]+)`", PAGE) if name not in own} == set()
+def _listed() -> dict[str, set[str]]:
+    """Labels by name of the metrics in the page's table."""
+    table = PAGE.partition("\n## Metrics\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`(?:omni|process)_[^|]*) \|([^|]*)\|", table, re.M)
+    return {
+        name: set(re.findall(r"`(\w+)`", labels)) for names, labels in rows for name in re.findall(r"`(\w+)`", names)
+    }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="those of the process are Linux's")
+def test_the_page_lists_exactly_the_metrics_that_are_exported(metrics_text: str) -> None:
+    listed, exported = _listed(), set(re.findall(r"^# TYPE (\S+) ", metrics_text, re.M))
+    assert exported - listed.keys() == set()
+    assert listed.keys() - exported == set()
+    assert set(re.findall(r"\b(?:omni|process)_[a-z_]+\b", PAGE)) & exported == exported
+
+
+def test_the_page_lists_the_labels_of_every_metric(exposed: dict[str, set[str]]) -> None:
+    listed = _listed()
+    for name, labels in exposed.items():
+        family = re.sub(r"_(bucket|count|sum)$", "", name)
+        # Without a sample a metric shows no labels.
+        if labels:
+            assert labels - {"le"} == listed[family], name
 
 
 def test_every_file_is_on_the_page() -> None:

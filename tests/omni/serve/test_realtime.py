@@ -4,12 +4,14 @@ import asyncio
 import base64
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import soxr
+from openai.types.realtime import RealtimeServerEvent
 
+from omni.serve.realtime.server_events import ServerEvent
 from tests.support.echo_family import OPENED, RATE, SAMPLES, eventually, pitch
 from tests.support.http_server import Served, echo_omni, served
 from tests.support.realtime import PCM_RATE, Client, session, silence, speech
@@ -25,6 +27,25 @@ def voiced(echo_folder: Path) -> Iterator[Served]:
     with served(echo_omni(echo_folder)) as it:
         yield it
         assert eventually(lambda: it.server.limits.sessions == 0)
+
+
+def _events(kind: type[ServerEvent]) -> Iterator[type[ServerEvent]]:
+    """Those with a name, of a class and its subclasses."""
+    for each in kind.__subclasses__():
+        yield from _events(each)
+        if not each.__name__.startswith("_"):
+            yield each
+
+
+def test_every_event_has_the_fields_of_the_sdk() -> None:
+    """Those that it requires, and no others."""
+    (types, *_) = get_args(RealtimeServerEvent)
+    known = {get_args(each.model_fields["type"].annotation)[0]: each.model_fields for each in get_args(types)}
+    found = {event.__struct_config__.tag: {"type", *event.__struct_fields__} for event in _events(ServerEvent)}
+    assert len(found) > 25
+    for name, fields in found.items():
+        assert {field for field, info in known[name].items() if info.is_required()} - fields == set(), name
+        assert fields - known[name].keys() == set(), name
 
 
 def test_a_session_starts_with_its_settings(voiced: Served) -> None:

@@ -258,6 +258,8 @@ def test_a_table_names_voices(echo_folder: Path) -> None:
         Voices(("low", "high"), {"alloy": "loud"})
     with served(echo_omni(echo_folder), voices={"aria": "high"}) as it:
         assert it.get("/v1/audio/voices").json()["voices"][-1] == {"id": "aria", "name": "aria"}
+        # The page offers the same.
+        assert it.get("/v1/omni/pipeline").json()["voices"] == ["low", "high", "aria"]
         assert ask(it, voice="aria").status_code == 200
     assert ServeOptions().voices == {}
 

@@ -1,5 +1,6 @@
 """Clients that leave, stall or lie: the server is back at its baseline afterwards, and a bystander's stream goes on meanwhile."""
 
+import base64
 import json
 import random
 import socket
@@ -226,7 +227,10 @@ def refusal(server: Served, url: str) -> str:
     response = server.post(CHAT, json={"model": "tiny", "messages": [{"role": "user", "content": parts}]})
     assert response.status_code == 400, (url, response.text)
     assert response.json()["error"]["param"] == "messages[0].content[0].image_url", response.text
-    return str(response.json()["error"]["message"])
+    message = str(response.json()["error"]["message"])
+    assert "data URI" in message
+    assert "frontend." not in message
+    return message
 
 
 @pytest.mark.parametrize(
@@ -248,6 +252,23 @@ def open_to_all(echo_folder: Path) -> Iterator[Served]:
     settings: dict[str, object] = {"frontend.media.remote": True, "frontend.media.download_seconds": 2.0}
     with served(echo_omni(echo_folder, **settings)) as it:
         yield it
+
+
+def test_a_picture_of_an_allowed_host_is_downloaded(echo_folder: Path, picture: str) -> None:
+    """The host is allowed by its name, and its private address by another setting."""
+    data = base64.b64decode(picture.partition(",")[2])
+
+    def show(visit: Visit) -> None:
+        visit.send(OK + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
+
+    media: dict[str, object] = {"allowed_domains": ["localhost"], "private_addresses": True}
+    omni = echo_omni(echo_folder, **{f"frontend.media.{name}": value for name, value in media.items()})
+    with serve(lambda path: show) as web, served(omni) as server:
+        parts = [{"type": "image_url", "image_url": {"url": f"http://localhost:{web.port}/x.png"}}]
+        response = server.post(CHAT, json={"model": "tiny", "messages": [{"role": "user", "content": parts}]})
+        assert response.json()["choices"][0]["message"]["content"] == "<6x4>"
+        refusal(server, f"http://127.0.0.1:{web.port}/x.png")
+        assert len(web.heads) == 1
 
 
 @pytest.fixture

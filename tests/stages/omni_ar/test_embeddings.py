@@ -98,9 +98,7 @@ def test_an_embedding_that_comes_twice_is_refused(gathered: bool):
 
 def test_an_embedding_longer_than_the_stage_is_refused():
     bench = Bench()
-    said = (
-        r"embedding\.sound\[0\]: has 21 vectors, and talker takes 20; shorten the prompt or raise talker\.max_model_len"
-    )
+    said = r"embedding\.sound\[0\]: has 21 vectors, and talker takes 20; shorten the prompt, or raise talker\.max_model_len"
     with pytest.raises(InputError, match=said):
         bench.add(0, [1] * 21)
     bench.receiver.drop(bench.request)

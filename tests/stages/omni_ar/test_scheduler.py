@@ -392,7 +392,7 @@ def test_newcomers_leave_the_blocks_that_an_isolated_request_waits_for():
     ("length", "max_tokens", "message"),
     [
         (0, 1, "prompt: is empty; give at least one token"),
-        (40, 1, "prompt: has 40 tokens, and text takes 40 with at least one generated; shorten it or raise text.max_"),
+        (40, 1, "prompt: has 40 tokens, and text takes 40 with at least one generated; shorten it, or raise text.max_"),
         (20, 9, "sampling.text.max_tokens: prompt and output of 29 tokens need 8 blocks, and text has 7"),
         (20, 99, "sampling.text.max_tokens: prompt and output of 40 tokens need 10 blocks, and text has 7"),
     ],

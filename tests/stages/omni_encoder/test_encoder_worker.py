@@ -353,7 +353,7 @@ def test_an_item_longer_than_a_batch_is_refused() -> None:
     bench.feed_host("c", media(4, [1.0] * 5))
     bench.ask("b", [1.0] * 3)
     bench.settle(bench.device)
-    problem = "becomes 5 embeddings, and tower encodes 3 at once; use a smaller one or raise tower.max_batch_length"
+    problem = "becomes 5 embeddings, and tower encodes 3 at once; use a smaller one, or raise tower.max_batch_length"
     assert bench.error("a") == f"messages[0].content[1].image_url: {problem}"
     assert bench.error("c") == f"media[4]: {problem}"
     assert bench.ends["b"] == done("b", 1)
