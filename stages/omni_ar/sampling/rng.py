@@ -23,7 +23,7 @@ def philox4x32(counter: Words4, key: Words2) -> Words4:
     """Four random 32-bit words per (counter, key). All words are int64 in [0, 2 ** 32), of one number of dimensions, and broadcast
     together.
 
-    The two products of a round are one operation, on words 0 and 2. A round leaves them in exchanged places, so that its multipliers
+    The two products of a round are one operation, on words 0 and 2. A round leaves them in exchanged places, so that multipliers
     and keys alternate instead; an even number of rounds restores the places."""
     c0, c1, c2, c3 = torch.broadcast_tensors(*counter)
     even, odd = torch.stack((c0, c2)), torch.stack((c1, c3))
