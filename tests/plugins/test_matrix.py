@@ -138,7 +138,7 @@ def test_log_probabilities_are_those_of_the_model(text: TextFamily, asked: str) 
         np.testing.assert_allclose(received.numbers(name), torch.cat(numbers), rtol=NEAR, atol=NEAR)
 
 
-@pytest.mark.parametrize("name", ["text", "qwen3_omni"])
+@pytest.mark.parametrize("name", few(1, ["text", "qwen3_omni"], SLOW))
 def test_texts_with_a_form_have_it(family: Family) -> None:
     for asked in ("JSON schema", "JSON schema, penalty, logprobs"):
         received = [family.alone(asked, prompt) for prompt in range(len(family.prompts))]

@@ -12,9 +12,9 @@ from tests.support.tiers import SLOW, few
 pytestmark = pytest.mark.thorough
 
 FEW = [
-    ("hidden", range(2, 4), set()),
-    ("codec", range(1), {"ran ahead"}),
-    ("omni", range(6, 7), set()),
+    ("hidden", range(2, 5), set()),
+    ("codec", range(2), {"ran ahead"}),
+    ("omni", range(6, 8), set()),
     ("by slack", range(2, 3), {"aborts", "ran ahead"}),
     ("pooled", range(6, 7), {"cached_tokens"}),
     ("apart", range(36, 37), {"stalls"}),

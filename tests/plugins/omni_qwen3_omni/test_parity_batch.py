@@ -47,7 +47,7 @@ def assert_pressed(engine: OmniEngine, pressure: str) -> None:
 @pytest.mark.parametrize(
     ("pressure", "half"),
     chosen(
-        [(PRESSED, 1), ("any budget, cached, any pool", 0)],
+        [(PRESSED, 1)],
         [(pressure, half) for pressure in sorted(PRODUCT) for half in (0, 1)],
     ),
 )
