@@ -40,6 +40,8 @@ from tests.support.published import randomize
 from tests.support.ranks import on_ranks
 from tests.support.tiers import SLOW, few
 
+pytestmark = pytest.mark.thorough
+
 TOKENS = 7
 PLAIN = DecoderConfig(
     width=24,

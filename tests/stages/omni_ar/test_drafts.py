@@ -28,6 +28,8 @@ from tests.support.small_drafts import MODEL, MOST, PROMPTS, answers, draft_setu
 from tests.support.small_text import NothingTwice, TwoInARow
 from tests.support.tiers import SLOW, chosen, few
 
+pytestmark = pytest.mark.thorough
+
 DRAFTERS = ("ngram", "fabricated")
 SEEDED: Mapping[str, Any] = {"temperature": 1.2, "top_k": 6, "seed": 11}
 
@@ -56,7 +58,6 @@ def test_tokens_are_those_of_plain_decoding(drafter: str, drafts: int, seeded: b
     device.assert_no_races()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("seed", few(2, range(40), SLOW))
 def test_each_request_gets_what_it_gets_without_drafts(seed: int):
     run_seed(seed)
@@ -138,7 +139,6 @@ LEFT_OUT: list[tuple[Callable[[pytest.MonkeyPatch], None], Sequence[int]]] = [
 """With seeds of which one finds out."""
 
 
-@pytest.mark.thorough
 @pytest.mark.mutation
 @pytest.mark.parametrize(("leave_out", "seeds"), LEFT_OUT)
 def test_what_is_left_out_is_found_out(

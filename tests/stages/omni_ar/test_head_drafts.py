@@ -28,6 +28,8 @@ from tests.support.small_drafts import answers
 from tests.support.tiers import SLOW, few
 from tests.support.tiny_heads import Eagle3Reference, MtpReference, add_mtp, eagle3_head, setup_of, write_stage
 
+pytestmark = pytest.mark.thorough
+
 MOST, STEPS = 24, {"eagle3": 45, "mtp": 20}
 PROMPTS = (
     [1, 2, 3, 4, 1, 2, 3, 4, 1, 2],

@@ -21,6 +21,8 @@ from tests.support.small_drafts import MODEL, MOST, PROMPTS, answers, driver_of
 from tests.support.small_text import SmallText, greedy
 from tests.support.tiers import SLOW, chosen, few
 
+pytestmark = pytest.mark.thorough
+
 OTHER = SmallText(vocab=11, positions=160)
 """Nearly the stage's model: its likeliest ids often are, and often are not, those of the stage."""
 with torch.no_grad():

@@ -20,6 +20,8 @@ from tests.support.engines import plugins_of
 from tests.support.tiers import few
 from tests.support.tiny_text import write_chat_model
 
+pytestmark = pytest.mark.thorough
+
 SAID = (
     "hello",
     "the quick brown fox jumps over it all, and over it again",

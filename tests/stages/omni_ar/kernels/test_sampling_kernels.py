@@ -15,6 +15,8 @@ from omni_ar.sampling.sampler import draw, sample
 from tests.support.sampler_bench import assert_same_ids, moved, noisy_logits, state_of
 from tests.support.tiers import SLOW, few
 
+pytestmark = pytest.mark.thorough
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 ROWS: list[dict[str, Any]] = [
