@@ -15,6 +15,7 @@ from omni_qwen2_5_omni.talker import Talker
 from omni_qwen2_5_omni.thinker import Thinker
 from omni_qwen2_5_omni.voices import read_voices
 from tests.benchmarks.benchmark_script import run_script
+from tests.support.tiers import SLOW, few
 
 PUBLISHED = {"3b": 5.54, "7b": 10.73}
 """Billions, as the models' pages on the Hub have it."""
@@ -34,7 +35,7 @@ def count(*modules: nn.Module) -> int:
     return sum(each.numel() for module in modules for each in module.parameters())
 
 
-@pytest.mark.parametrize("size", PUBLISHED)
+@pytest.mark.parametrize("size", few(1, PUBLISHED, SLOW))
 def test_the_shape_is_as_large_as_the_published_model(size: str, written: Callable[[str], Path]) -> None:
     folder = written(size)
     with quiet(), META:

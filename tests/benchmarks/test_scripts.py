@@ -292,7 +292,10 @@ def test_colocate_as_two_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert _outcomes(monkeypatch, tmp_path, "processes") == {"two processes": {"thinker", "talker"}}
 
 
-def test_neighbour_measures_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("served", few(1, [False, True], SLOW))
+def test_neighbour_measures_the_engine_and_the_server(
+    served: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """On a fast machine or a slow one: the client hears as much over HTTP."""
     file = tmp_path / "served.json"
     what = (
@@ -309,10 +312,13 @@ def test_neighbour_measures_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path
         "--rounds",
         "1",
     )
-    more = ("--serve", "--timeline", str(tmp_path / "trace.json"), "--json", str(file))
+    more = (*["--serve"] * served, "--timeline", str(tmp_path / "trace.json"), "--json", str(file))
     run_script(monkeypatch, "neighbour", *what, "--neighbours", "quiet", *more)
     numbers = json.loads(file.read_text())["numbers"]
-    assert [one["neighbour"] for one in numbers] == ["quiet", "http", "http mp3", "http data", "http media"]
+    assert [one["neighbour"] for one in numbers] == [
+        "quiet",
+        *["http", "http mp3", "http data", "http media"] * served,
+    ]
     for one in numbers:
         assert one["requests"] == 2
         assert one["rtf"] > 0

@@ -24,7 +24,7 @@ def test_keeps_the_contract() -> None:
     check_connector(path, CpuDevice(), processes=True, largest_bytes=2**19)
 
 
-@pytest.mark.parametrize("seed", few(2, range(12), SLOW))
+@pytest.mark.parametrize("seed", few(1, [1, 0, *range(2, 12)], SLOW))
 def test_keeps_the_contract_when_copies_are_late(seed: int) -> None:
     device = SimulatedDevice(seed)
     check_connector(MarkingConnector, device, largest_bytes=2**19)

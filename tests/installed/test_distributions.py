@@ -117,6 +117,7 @@ def test_the_tutorial_s_family_writes(together: Environment, tmp_path: Path) -> 
     assert together.omni(tmp_path, "run", "model", "The next", "--device", "cpu").strip()
 
 
+@pytest.mark.slow
 def test_the_tutorial_s_family_speaks(together: Environment, tmp_path: Path) -> None:
     together.omni(tmp_path, "tiny", "--family", "plain_tts", "model")
     together.omni(tmp_path, "run", "model", "Say this.", "--seed", "2", "--out", "said.wav", "--device", "cpu")

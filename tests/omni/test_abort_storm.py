@@ -159,7 +159,7 @@ def assert_no_more(before: dict[str, int]) -> None:
     assert all(after[kind] <= before[kind] for kind in before), f"{after}, and before {before}"
 
 
-@pytest.mark.parametrize("requests", few(1, [40, 10_000], SLOW))
+@pytest.mark.parametrize("requests", few(1, [25, 10_000], SLOW))
 def test_a_storm(requests: int) -> None:
     """Of every kind of input, with speech and without, at every moment of a request's life."""
     outside = held_by_process()

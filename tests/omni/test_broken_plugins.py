@@ -39,7 +39,7 @@ from tests.omni.broken_plugins.installed import Installed, installed
 from tests.support.echo_family import eventually
 from tests.support.entry_points import SOURCE_ROOTS, own_entry_points
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.tiers import few
+from tests.support.tiers import SLOW, few
 
 pytestmark = [pytest.mark.plants_faults, pytest.mark.thorough, pytest.mark.usefixtures("forked_processes")]
 
@@ -319,7 +319,7 @@ IMPORTS_TORCH = "its entry module imports torch"
 COMMAND = "from omni.cli import main; main()"
 
 
-@pytest.mark.parametrize("command", ["plugins", "doctor"])
+@pytest.mark.parametrize("command", few(1, ["plugins", "doctor"], SLOW))
 def test_commands_report_an_entry_module_that_imports_torch(command: str, tmp_path: Path) -> None:
     change = {"plugin.py": ("from omni import hookimpl\n", "import torch\n\nfrom omni import hookimpl\n")}
     with installed("plain_talk", change, tmp_path / "site"):

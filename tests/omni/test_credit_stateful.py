@@ -368,4 +368,4 @@ class Pressure(RuleBasedStateMachine):
 
 
 TestPressure = Pressure.TestCase
-TestPressure.settings = settings(max_examples=200, stateful_step_count=60)
+TestPressure.settings = settings(max_examples=80, stateful_step_count=60)

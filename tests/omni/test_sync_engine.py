@@ -22,6 +22,7 @@ from tests.support.devices import no_synchronization
 from tests.support.omni_engine import CHATS, SHAPES, OmniEngine
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.reference import tiny_checkpoint
+from tests.support.tiers import SLOW, few
 from tests.support.tiny_text import TextEngine
 
 DEVICES = pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -47,7 +48,7 @@ def nothing_waits(device: Device) -> Iterator[None]:
 
 @pytest.mark.thorough
 @DEVICES
-@GRAPHS
+@pytest.mark.parametrize("graphs", few(1, [True, False], SLOW), ids=["captured", "eager"])
 def test_text_never_waits(text_model: Path, name: str, graphs: bool) -> None:
     """Requests that join, run in chunks, are preempted and end."""
     device = open_device(name)

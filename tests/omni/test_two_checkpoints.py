@@ -122,7 +122,7 @@ def test_closing_one_leaves_the_other_serving(models: dict[str, Model], names: S
         assert_freed(omni)
 
 
-@pytest.mark.parametrize("names", PAIRS, ids=" and ".join)
+@pytest.mark.parametrize("names", few(1, map(list, PAIRS[::-1]), SLOW), ids=" and ".join)
 def test_loading_one_disturbs_no_answer_of_the_other(models: dict[str, Model], names: Sequence[str]) -> None:
     """The newcomer has another dtype, which transformers makes the process's default while it builds a module."""
     serves, comes = (models[name] for name in names)

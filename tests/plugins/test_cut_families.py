@@ -38,6 +38,7 @@ from tests.stages.omni_ar.one_row import OneRow
 from tests.support.csm_reference import tiny_csm
 from tests.support.ranks import on_ranks
 from tests.support.reference import temporary_folder, tiny_checkpoint
+from tests.support.tiers import SLOW, few
 from tests.support.tiny_text import write_text_model
 
 pytestmark = pytest.mark.thorough
@@ -146,7 +147,7 @@ def whole_run(case: str) -> Ran:
     return run(CASES[case].build(None))
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", few(1, [4, 2], SLOW))
 @pytest.mark.parametrize(("case", "by_expert"), WAYS)
 def test_ranks_compute_what_the_whole_model_does(case: str, by_expert: bool, size: int) -> None:
     expected = whole_run(case)
@@ -184,7 +185,7 @@ def published(model: nn.Module) -> dict[str, tuple[Tensor, Cut | None]]:
     return places | {name: (parameters[place.parameter][place.index], place.cut) for name, place in stacked.items()}
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", few(1, [4, 2], SLOW))
 @pytest.mark.parametrize(("case", "by_expert"), WAYS)
 def test_each_rank_holds_its_slice_of_every_weight(case: str, by_expert: bool, size: int) -> None:
     whole = {name: tensor for name, (tensor, _) in published(CASES[case].build(None)).items()}

@@ -100,7 +100,7 @@ FAMILIES: dict[str, tuple[Callable[[str, str, str, bool], OmniEngine], Callable[
 }
 ON_THE_CPU = {
     ("qwen3_omni", "as written", "padded", True): [],
-    ("qwen2_5_omni, whole", "as written", "chunked, four ahead, few blocks", True): [],
+    ("qwen2_5_omni, whole", "as written", "chunked, four ahead, few blocks", True): [pytest.mark.slow],
     ("qwen2_5_omni, streamed", "other sizes", "padded", True): [pytest.mark.slow],
 }
 """Elsewhere in the suite the CPU runs such requests under all kinds of settings."""

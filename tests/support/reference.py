@@ -253,7 +253,7 @@ def temporary_folder() -> Path:
 def tiny_checkpoint(seed: int = 0, *, norm_topk: bool = True, **shape: Any) -> Path:
     """A tiny checkpoint of this seed and shape, written once per test run. norm_topk: of both routers."""
     folder = temporary_folder()
-    write_tiny(folder, seed=seed, **shape)
+    write_tiny(folder, seed=seed, **{"max_positions": 1024, **shape})
     if not norm_topk:
         file = folder / "config.json"
         config = json.loads(file.read_text())

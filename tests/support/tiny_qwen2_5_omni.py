@@ -254,7 +254,7 @@ def random_mel(frames: int, seed: int = 0) -> Tensor:
 def tiny_folder(seed: int = 0, **shape: Any) -> Path:
     """A checkpoint of this seed and shape, written once per test run."""
     folder = temporary_folder()
-    write_tiny(folder, seed=seed, **shape)
+    write_tiny(folder, seed=seed, **{"max_positions": 1024, **shape})
     return folder
 
 

@@ -54,12 +54,16 @@ class End(Protocol):
         ...
 
 
+_TURNS_WITHOUT_A_PAUSE = 100
+
+
 class LocalEnd:
     """In the calling thread."""
 
     def __init__(self, connector: Connector, device: Device) -> None:
         self.consumer = Consumer(connector, device)
         self._left = 0
+        self._rests = 0
 
     @property
     def busy(self) -> bool:
@@ -77,10 +81,14 @@ class LocalEnd:
         self.consumer.turn()
         news = bool(self.consumer.changed)
         self.consumer.changed.clear()
+        if news:
+            self._rests = 0
         return news
 
     def rest(self) -> None:
-        time.sleep(TURN_SECONDS / 10)
+        # Most connectors of one process have news within some turns. Others wait for a thread or a device.
+        self._rests += 1
+        time.sleep(0 if self._rests <= _TURNS_WITHOUT_A_PAUSE else TURN_SECONDS / 10)
 
     def turns(self, count: int) -> Callable[[], bool]:
         self._left = count

@@ -1,7 +1,8 @@
 """Counter-based random numbers: the same bits on every device and in every batch.
 
-Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) in int64 arithmetic, each 32-bit
-word in a tensor of its own. torch has no unsigned 32-bit multiplication; no product here overflows a signed word.
+Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) in int64 arithmetic. torch has
+no unsigned multiplication: a word is multiplied by the multiplier less 2 ** 32, which overflows no signed word, has the low 32
+bits of the product, and lacks the word itself in the high ones.
 """
 
 import torch
@@ -11,31 +12,36 @@ Words4 = tuple[Tensor, Tensor, Tensor, Tensor]
 Words2 = tuple[Tensor, Tensor]
 
 _ROUNDS = 10
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_MULTIPLIERS = (0xD2511F53 - (1 << 32), 0xCD9E8D57 - (1 << 32))
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-_LOW16 = 0xFFFF
 _LOW32 = 0xFFFFFFFF
 _WORDS = 4
 _GROUP_LIMIT = 1 << 16
 
 
 def philox4x32(counter: Words4, key: Words2) -> Words4:
-    """Four random 32-bit words per (counter, key). All words are int64 in [0, 2 ** 32) and broadcast together."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(_ROUNDS):
-        high0, low0 = _multiply(c0, _MULTIPLIERS[0])
-        high1, low1 = _multiply(c2, _MULTIPLIERS[1])
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _LOW32, (k1 + _KEY_STEPS[1]) & _LOW32
-    return c0, c1, c2, c3
+    """Four random 32-bit words per (counter, key). All words are int64 in [0, 2 ** 32), of one number of dimensions, and broadcast
+    together.
+
+    The two products of a round are one operation, on words 0 and 2. A round leaves them in exchanged places, so that multipliers
+    and keys alternate instead; an even number of rounds restores the places."""
+    c0, c1, c2, c3 = torch.broadcast_tensors(*counter)
+    even, odd = torch.stack((c0, c2)), torch.stack((c1, c3))
+    multiplier, key_step = (_pair(numbers, even) for numbers in (_MULTIPLIERS, _KEY_STEPS))
+    rounds = torch.arange(_ROUNDS, device=even.device).view(-1, *[1] * even.dim())
+    keys = (torch.stack(key) + key_step * rounds) & _LOW32
+    places = ((multiplier, keys.flip(1).unbind()), (multiplier.flip(0), keys.unbind()))
+    for number in range(_ROUNDS):
+        factor, round_keys = places[number % 2]
+        product = even * factor
+        even, odd = ((product >> 32) + even) ^ odd.flip(0) ^ round_keys[number], product & _LOW32
+    return even[0], odd[0], even[1], odd[1]
 
 
-def _multiply(word: Tensor, constant: int) -> Words2:
-    """The high and low 32 bits of a product of two 32-bit words, by halves of 16 bits."""
-    low = (word & _LOW16) * constant
-    middle = (word >> 16) * constant + (low >> 16)
-    return middle >> 16, ((middle & _LOW16) << 16) | (low & _LOW16)
+def _pair(numbers: tuple[int, int], like: Tensor) -> Tensor:
+    """Two integers `[2, 1, ...]` that broadcast with `like`, made without a copy from the host."""
+    first, second = numbers
+    return (torch.arange(2, device=like.device) * (second - first) + first).view(2, *[1] * (like.dim() - 1))
 
 
 def open_uniform(word: Tensor) -> Tensor:

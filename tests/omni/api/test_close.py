@@ -11,7 +11,7 @@ import pytest
 
 from omni import Omni, Output
 from omni.errors import CheckpointError, ConfigError, StageError
-from tests.support.echo_family import EXPLODE, GATES, echo_model, echo_plugins
+from tests.support.echo_family import EXPLODE, GATES, echo_model, echo_plugins, eventually
 from tests.support.echo_omni import ENDLESS, opened, run_program
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -88,7 +88,7 @@ def test_a_faulty_stage_ends_its_requests_and_close_still_works(model: Path) -> 
             list(bystander)
         with pytest.raises(StageError, match=r"'writer' .* is closed since a fault, RuntimeError: boom"):
             omni.generate("too late", stream=False)
-        assert omni.idle
+        assert eventually(lambda: omni.idle)
 
 
 def test_a_forgotten_model_is_closed(model: Path) -> None:

@@ -32,7 +32,7 @@ def say(folder: Path, **dtypes: str) -> Result:
         return result
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", few(1, FAMILIES, SLOW))
 @pytest.mark.parametrize("stage", few(1, ["thinker", "vision_encoder", "talker"], SLOW))
 def test_a_stage_may_be_of_another_dtype_than_those_beside_it(
     folders: dict[str, Path], family: str, stage: str

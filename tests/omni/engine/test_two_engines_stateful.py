@@ -276,4 +276,4 @@ class TwoUnderPressure(RuleBasedStateMachine):
 
 
 TestTwoUnderPressure = TwoUnderPressure.TestCase
-TestTwoUnderPressure.settings = settings(max_examples=200, stateful_step_count=60)
+TestTwoUnderPressure.settings = settings(max_examples=80, stateful_step_count=60)

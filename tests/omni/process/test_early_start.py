@@ -20,6 +20,7 @@ from tests.support.echo_family import echo_model, eventually
 from tests.support.entry_points import REPOSITORY, SOURCE_ROOTS
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.resources import open_files
+from tests.support.tiers import SLOW, few
 
 pytestmark = [
     pytest.mark.thorough,
@@ -121,7 +122,7 @@ def paths(plugins: Path) -> list[str]:
     return [str(plugins), str(REPOSITORY), *map(str, SOURCE_ROOTS)]
 
 
-@pytest.mark.parametrize(("process", "started"), [("process", "1"), ("thread", "0")])
+@pytest.mark.parametrize(("process", "started"), few(1, [("process", "1"), ("thread", "0")], SLOW))
 def test_a_process_starts_before_torch_is_imported(tmp_path: Path, plugins: Path, process: str, started: str):
     command = [sys.executable, "-c", OPEN, str(echo_model(tmp_path)), process, *paths(plugins)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
@@ -129,7 +130,7 @@ def test_a_process_starts_before_torch_is_imported(tmp_path: Path, plugins: Path
     assert done.stdout.splitlines() == [started, "fine", ""]
 
 
-@pytest.mark.parametrize(("process", "started"), [("process", "1"), ("thread", "0")])
+@pytest.mark.parametrize(("process", "started"), few(1, [("process", "1"), ("thread", "0")], SLOW))
 def test_commands_start_it_before_they_import_torch(tmp_path: Path, plugins: Path, process: str, started: str):
     command = [sys.executable, "-c", RUN, str(echo_model(tmp_path)), process, *paths(plugins)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)

@@ -26,6 +26,8 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiny_omni import SHAPE, tiny_plugins
 
+pytestmark = pytest.mark.thorough
+
 NAMES = ("tiny", "tiny-qwen3-omni")
 PAGE = REPOSITORY / "docs" / "serving.md"
 

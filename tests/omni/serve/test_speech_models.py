@@ -17,6 +17,8 @@ from tests.support.http_server import STRICT, Served, served
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiny_omni import SHAPE, tiny_plugins
 
+pytestmark = pytest.mark.thorough
+
 TEXT = "Five boxing wizards: jump!"
 TALKER: dict[str, Any] = {"talker": {"max_tokens": 9}}
 

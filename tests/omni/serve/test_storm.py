@@ -22,6 +22,8 @@ from tests.support.http_server import Served, echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.resources import open_files
 
+pytestmark = pytest.mark.thorough
+
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hello"}]
 ENDLESS: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 10**9, "stream": True}

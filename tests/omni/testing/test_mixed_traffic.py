@@ -85,7 +85,7 @@ def test_each_request_gets_what_it_gets_alone_in_500_seeds(name: str):
     assert_mixed(name, run_seeds(where, range(MANY[name])), MANY[name])
 
 
-@pytest.mark.parametrize("seed", few(2, range(7, 27), SLOW))
+@pytest.mark.parametrize("seed", few(1, [8, 7, *range(9, 27)], SLOW))
 def test_a_slow_reader_of_tokens_has_no_more_than_its_credit_unread(seed: int):
     """It is in another engine, which gets payloads without tensors much faster than it reads them."""
     world = make_world(TokensWorld.name)

@@ -40,7 +40,7 @@ def check(asked: Sequence[Chat], results: Sequence[Result], shape: dict[str, Any
     return ended, heard
 
 
-@pytest.mark.parametrize("case", chosen(["as shipped", "few blocks"], SETTINGS))
+@pytest.mark.parametrize("case", chosen(["few blocks"], SETTINGS))
 def test_a_frame_of_end_codes_ends_a_request(case: str) -> None:
     engine = OmniEngine(tiny_csm(7, **SHAPE), SETTINGS[case])
     ended, heard = check(ASKED, engine.run(ASKED, range(len(ASKED))))

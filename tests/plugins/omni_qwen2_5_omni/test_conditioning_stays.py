@@ -28,6 +28,7 @@ from tests.plugins.omni_qwen2_5_omni.heard_omni import CHATS, SHAPES, STREAMED, 
 from tests.support.close_calls import Comparison
 from tests.support.devices import full_float32, no_synchronization
 from tests.support.omni_engine import Result, assert_all_same
+from tests.support.tiers import SLOW, few
 from tests.support.tiny_omni import assert_freed, picture, sound, tiny_plugins, user
 from tests.support.tiny_qwen2_5_omni import tiny_folder
 
@@ -202,7 +203,7 @@ def test_the_watch_would_see_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("graphs", few(1, [True, False], SLOW), ids=["captured", "eager"])
 def test_the_engine_s_thread_with_the_variable_set(name: str, graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNI_SYNC_CHECK", "error")
     settings = {"engine.graphs": graphs, "token2wav.graph_batch_sizes": (4,), **AHEAD, **STREAMED}

@@ -14,6 +14,7 @@ from omni.errors import CheckpointError
 from omni.utils.quiet import quiet
 from omni_ar.options import ArOptions
 from omni_qwen2_5_omni.thinker import build as build_thinker
+from tests.support.tiers import SLOW, few
 from tests.support.tiny_omni import tiny_plugins
 from tests.support.tiny_qwen2_5_omni import stage_context, tiny_folder
 
@@ -72,7 +73,7 @@ def ends(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(("thinker", "text"), [(7, None), ([7, 8], None), (None, 9), (None, [9, 10]), (7, 9)])
-@pytest.mark.parametrize("generation", [None, 11])
+@pytest.mark.parametrize("generation", few(1, [11, None], SLOW))
 def test_the_end_is_that_of_transformers_thinker(
     thinker: object, text: object, generation: object, tmp_path: Path
 ) -> None:

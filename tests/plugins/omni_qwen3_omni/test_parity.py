@@ -13,6 +13,7 @@ from omni.testing.launch_guard import LaunchGuard
 from tests.plugins.omni_qwen3_omni.parity_cases import VOICES
 from tests.support.omni_engine import OmniEngine, assert_parity
 from tests.support.reference import chat, picture, says, sound, tiny_checkpoint
+from tests.support.tiers import SLOW, few
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def test_a_vision_tower_without_deepstack_levels() -> None:
     assert_parity(OmniEngine(folder), [SEEN_AND_HEARD])
 
 
-@pytest.mark.parametrize("holds_output", [False, True])
+@pytest.mark.parametrize("holds_output", few(1, [True, False], SLOW))
 def test_a_thinker_whose_output_is_its_embedding(holds_output: bool, tmp_path: Path) -> None:
     """holds_output: the file has an output matrix of its own, which counts."""
     untied = tiny_checkpoint(132, stop_gain=0.0, codec_stop_gain=0.0)

@@ -8,6 +8,7 @@ import pytest
 from omni.sampling import SamplingParams
 from tests.support.omni_engine import OmniEngine, assert_parity, assert_same
 from tests.support.reference import chat, picture, reference_of, sound, tiny_checkpoint, with_sampling
+from tests.support.tiers import chosen
 
 THINKER = {
     "temperature alone": SamplingParams(temperature=0.7, seed=1),
@@ -28,14 +29,14 @@ def engine() -> OmniEngine:
     return OmniEngine(tiny_checkpoint(41, stop_gain=0.0, codec_stop_gain=0.0))
 
 
-@pytest.mark.parametrize("params", THINKER)
+@pytest.mark.parametrize("params", chosen(["all, with penalty", "top-p"], THINKER))
 def test_parity_of_a_sampled_thinker(engine: OmniEngine, params: str) -> None:
     asked = chat("hello", picture(64, 96), "what is it", max_text=40, max_codes=4, thinker=THINKER[params])
 
     assert_parity(engine, [asked])
 
 
-@pytest.mark.parametrize("params", TALKER)
+@pytest.mark.parametrize("params", chosen(["hot, with penalty"], TALKER))
 def test_parity_of_a_sampled_talker_in_every_group(engine: OmniEngine, params: str) -> None:
     """The code predictor samples with top-k 50 and top-p 0.8 whenever the talker samples."""
     asked = chat("hello", sound(0.7), "who is it", max_text=8, max_codes=40, talker=TALKER[params])

@@ -89,7 +89,7 @@ ON_DEVICES = [
     pytest.param("cpu", CASES[5], id=f"cpu, {CASES[5].name}"),
     pytest.param("cpu", CASES[-1], id=f"cpu, {CASES[-1].name}", marks=pytest.mark.slow),
     pytest.param("cpu", DRAFTED[1], id=f"cpu, {DRAFTED[1].name}"),
-    pytest.param("cpu", DRAFTED[-3], id=f"cpu, {DRAFTED[-3].name}"),
+    pytest.param("cpu", DRAFTED[-3], id=f"cpu, {DRAFTED[-3].name}", marks=pytest.mark.slow),
     pytest.param("cpu", DRAFTED[-2], id=f"cpu, {DRAFTED[-2].name}", marks=pytest.mark.slow),
     pytest.param("cpu", DRAFTED[-1], id=f"cpu, {DRAFTED[-1].name}", marks=pytest.mark.slow),
     *(pytest.param("cuda", case, id=f"cuda, {case.name}", marks=GPU) for case in (*CASES, *DRAFTED)),

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from omni import ConfigError, Omni, SamplingParams
 from omni.cli.display import summary
 from omni.errors import OmniError
+from tests.support.tiers import SLOW, few
 from tests.support.tiny_drafters import drafting_model
 from tests.support.tiny_text import write_chat_model, write_noisy_model
 
@@ -28,8 +29,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_chat_model(tmp_path_factory.mktemp("drafts") / "model")
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("drafter", ["fabricated", "draft_model"])
+@pytest.mark.parametrize(
+    ("drafter", "graphs"),
+    few(2, [("draft_model", True), ("fabricated", False), ("draft_model", False), ("fabricated", True)], SLOW),
+)
 def test_answers_are_those_without_drafts(folder: Path, drafter: str, graphs: bool):
     with Omni(folder, device="cpu") as omni:
         plain = [omni.generate(QUESTIONS, sampling=sampling, stream=False) for sampling in SAMPLING]

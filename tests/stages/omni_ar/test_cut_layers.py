@@ -38,6 +38,9 @@ from omni_ar.layers.vocabulary import VocabEmbedding, VocabHead
 from tests.stages.omni_ar.one_row import OneRow
 from tests.support.published import randomize
 from tests.support.ranks import on_ranks
+from tests.support.tiers import SLOW, few
+
+pytestmark = pytest.mark.thorough
 
 TOKENS = 7
 PLAIN = DecoderConfig(
@@ -128,7 +131,7 @@ def check(
     return list(models)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", few(1, [4, 2], SLOW))
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_ranks_compute_what_the_whole_model_does(config: DecoderConfig, size: int, tmp_path: Path) -> None:
     for model in check(tmp_path, config, size):
@@ -159,7 +162,7 @@ EXPERTS = {
 }
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", few(1, [4, 2], SLOW))
 @pytest.mark.parametrize("config", EXPERTS.values(), ids=EXPERTS)
 def test_ranks_divide_the_experts_of_a_mixture(config: DecoderConfig, size: int, tmp_path: Path) -> None:
     for rank, model in enumerate(check(tmp_path, config, size, expert_parallel=True)):
@@ -192,7 +195,7 @@ def test_other_layers_are_cut_as_without_divided_experts(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("vocab_size", [3, 5, 9, 50])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", few(1, [4, 2], SLOW))
 def test_any_vocabulary_is_cut(size: int, vocab_size: int, tied: bool, tmp_path: Path) -> None:
     models = check(tmp_path, PLAIN, size, vocab_size, tied=tied)
     rows = -(-vocab_size // size)

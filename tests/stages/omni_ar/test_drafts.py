@@ -26,7 +26,9 @@ from tests.support.ar_driver import ArDriver
 from tests.support.drafted_stage import Scenario, run, run_seed
 from tests.support.small_drafts import MODEL, MOST, PROMPTS, answers, draft_setup, driver_of
 from tests.support.small_text import NothingTwice, TwoInARow
-from tests.support.tiers import SLOW, few
+from tests.support.tiers import SLOW, chosen, few
+
+pytestmark = pytest.mark.thorough
 
 DRAFTERS = ("ngram", "fabricated")
 SEEDED: Mapping[str, Any] = {"temperature": 1.2, "top_k": 6, "seed": 11}
@@ -39,7 +41,9 @@ def known(drafter: str) -> dict[str, Any]:
 CASES = [(drafter, drafts, drafts % 2 != way) for way in (0, 1) for drafter in DRAFTERS for drafts in range(1, 9)]
 
 
-@pytest.mark.parametrize(("drafter", "drafts", "seeded"), few(16, CASES, SLOW))
+@pytest.mark.parametrize(
+    ("drafter", "drafts", "seeded"), chosen((case for case in CASES[:16] if case[1] in (1, 3, 4, 8)), CASES)
+)
 def test_tokens_are_those_of_plain_decoding(drafter: str, drafts: int, seeded: bool):
     sampling = SEEDED if seeded else {}
     plain = answers(driver_of(), **sampling)
@@ -54,8 +58,7 @@ def test_tokens_are_those_of_plain_decoding(drafter: str, drafts: int, seeded: b
     device.assert_no_races()
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("seed", few(4, range(40), SLOW))
+@pytest.mark.parametrize("seed", few(2, range(40), SLOW))
 def test_each_request_gets_what_it_gets_without_drafts(seed: int):
     run_seed(seed)
 
@@ -136,7 +139,6 @@ LEFT_OUT: list[tuple[Callable[[pytest.MonkeyPatch], None], Sequence[int]]] = [
 """With seeds of which one finds out."""
 
 
-@pytest.mark.thorough
 @pytest.mark.mutation
 @pytest.mark.parametrize(("leave_out", "seeds"), LEFT_OUT)
 def test_what_is_left_out_is_found_out(
@@ -218,7 +220,7 @@ def test_a_row_with_a_host_processor_has_no_drafts_and_others_do():
 # How many drafts are verified.
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", few(1, DRAFTERS[::-1], SLOW))
 def test_acceptance_does_not_depend_on_the_steps_in_flight(drafter: str):
     """Of a request that is alone: beside others, steps with their prompts have no drafts."""
     counts = []

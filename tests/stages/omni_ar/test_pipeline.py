@@ -27,6 +27,7 @@ from omni_ar.run.plan import StepPlan
 from tests.support.ar_driver import ArDriver, plain_prompt, small_runner
 from tests.support.deep_models import VOCABULARY, WIDTH, Deep, filled, part
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.tiers import SLOW, few
 
 TOKENS = 9
 OPTIONS = ArOptions(max_num_seqs=4, block_size=4)
@@ -259,7 +260,9 @@ def test_a_step_that_fails_at_every_rank_is_run_again(expected: list[list[int]])
 
 
 @pytest.mark.plants_faults
-@pytest.mark.parametrize(("phase", "at"), [("embed", 1), ("embed", 2), ("before", 2), ("before", 3), ("behind", 3)])
+@pytest.mark.parametrize(
+    ("phase", "at"), few(2, [("embed", 1), ("behind", 3), ("embed", 2), ("before", 2), ("before", 3)], SLOW)
+)
 def test_a_step_that_fails_at_another_rank_alone_ends_both(
     phase: str, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

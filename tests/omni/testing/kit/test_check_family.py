@@ -17,7 +17,10 @@ from tests.examples.plain_speech import TEXTS, PlainSpeech, plugins, write_tiny
 from tests.omni.testing.kit import family_faults
 from tests.omni.testing.kit.finding import finds
 from tests.support.engines import plugins_of
+from tests.support.tiers import few
 from tests.support.tiny_text import write_chat_model
+
+pytestmark = pytest.mark.thorough
 
 SAID = (
     "hello",
@@ -68,19 +71,26 @@ def test_a_family_that_speaks_is_that_of_a_plain_loop(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("broken", "found_by", "message"),
-    [
-        (family_faults.ScalesEmbeddings, "alone", "token 0 is .*compare hidden states layer by layer"),
-        (family_faults.DropsOut, "alone", "layers that are left in training mode"),
-        (family_faults.AnswersForTheFirst, "together", "logits takes one row for each request"),
-        (family_faults.FailsInLargeBatches, "together", "batches failed and were run again.*more than 3"),
-        (family_faults.TakesDecodeRowsForPrompts, "one_by_one", "prompts and decode rows share a step"),
-        (family_faults.CountsPositionsInTheChunk, "in_chunks", "not counted from 0"),
-        (family_faults.KeepsTheTailInPython, "warm_cache|in_chunks", "lies in batch.cache|through batch.cache alone"),
-        (family_faults.EmbedsFewRows, "preempted", "embed_next .* a batch of any size"),
-        (family_faults.KeepsStateByRow, "aborted|one_by_one", "keep nothing by row|requests that join later"),
-        (family_faults.AsksForAValue, "guarded", r"no .item\(\)|batches failed"),
-        (family_faults.MasksByValue, "guarded", "no boolean masks|batches failed"),
-    ],
+    few(
+        5,
+        [
+            (family_faults.KeepsStateByRow, "aborted|one_by_one", "keep nothing by row|requests that join later"),
+            (family_faults.CountsPositionsInTheChunk, "in_chunks", "not counted from 0"),
+            (family_faults.AnswersForTheFirst, "together", "logits takes one row for each request"),
+            (family_faults.FailsInLargeBatches, "together", "batches failed and were run again.*more than 3"),
+            (family_faults.EmbedsFewRows, "preempted", "embed_next .* a batch of any size"),
+            (family_faults.ScalesEmbeddings, "alone", "token 0 is .*compare hidden states layer by layer"),
+            (family_faults.DropsOut, "alone", "layers that are left in training mode"),
+            (family_faults.TakesDecodeRowsForPrompts, "one_by_one", "prompts and decode rows share a step"),
+            (
+                family_faults.KeepsTheTailInPython,
+                "warm_cache|in_chunks",
+                "lies in batch.cache|through batch.cache alone",
+            ),
+            (family_faults.AsksForAValue, "guarded", r"no .item\(\)|batches failed"),
+            (family_faults.MasksByValue, "guarded", "no boolean masks|batches failed"),
+        ],
+    ),
 )
 def test_the_suite_finds_a_broken_model(
     folder: Path,

@@ -27,6 +27,7 @@ from tests.omni.testing.kit.vocoder_faults import GROUPS, SmallVocoder
 from tests.support.frame_bench import random_codes
 from tests.support.painter import OPTIONS as PAINTING
 from tests.support.small_text import SmallText, greedy
+from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
 HERE = "tests.omni.testing.kit.test_check_stage"
@@ -51,7 +52,7 @@ def check_adder(kind: Any, **arguments: Any) -> None:
     check_stage(kind, **{**given, **arguments})
 
 
-@pytest.mark.parametrize("kind", [AdderKind, AdderKind(), "tests.omni.testing.kit.adder:AdderKind"])
+@pytest.mark.parametrize("kind", few(2, [AdderKind(), "tests.omni.testing.kit.adder:AdderKind", AdderKind], SLOW))
 def test_a_small_kind_keeps_the_contract(kind: Any):
     check_adder(kind)
 

@@ -10,14 +10,17 @@ from omni.device import open_device
 from omni_ar.attention import AttentionFeatures, TritonPagedAttention
 from tests.stages.omni_ar.kernels.attention_runs import DEVICE, attend, capture, decode_settings
 from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, check_attention, mixed_batch
+from tests.support.tiers import chosen
 
 pytestmark = pytest.mark.thorough
 
 EACH = ["scale", "softcap", "alibi_slopes", "window", "sinks"]
 SETS = [*EACH, "softcap window scale", "window sinks", "alibi_slopes sinks", " ".join(EACH)]
+FEW = ["scale", "softcap", "window sinks", "alibi_slopes", " ".join(EACH)]
+"""Each at least once, and all together."""
 
 
-@pytest.mark.parametrize("names", SETS)
+@pytest.mark.parametrize("names", chosen(FEW, SETS))
 def test_decode_rows(names):
     world = PagedRows(1, kv_heads=2, group=3, block_size=8, device=DEVICE)
     features = world.features(names, window=20)
@@ -26,7 +29,7 @@ def test_decode_rows(names):
         check_attention(attend(world, q, meta, decode_settings(splits, fused), features=features), expected)
 
 
-@pytest.mark.parametrize("names", SETS)
+@pytest.mark.parametrize("names", chosen(FEW, SETS))
 def test_chunks(names):
     world = PagedRows(2, kv_heads=2, group=2, block_size=8, device=DEVICE)
     features = world.features(names, window=20)

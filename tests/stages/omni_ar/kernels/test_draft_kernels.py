@@ -15,6 +15,7 @@ from omni_ar.kernels.step import draft_kernel, draft_reference
 from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, REPORTED, START_RATE, DraftFields, DraftState
 from tests.stages.omni_ar.kernels import test_step_kernels as steps
 from tests.stages.omni_ar.kernels.test_step_kernels import BATCHES, BLOCK_SIZE, DEVICES, MAX_LENGTH, ROWS
+from tests.support.tiers import SLOW, few
 
 DRAFTS = 3
 RATES = (RATE_ONE, START_RATE, RATE_ONE // 3, 0)
@@ -88,7 +89,7 @@ def test_inputs_of_positions(device: str, batch: tuple[int, ...], adaptive: bool
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize(("adaptive", "further_rate"), [(False, 0), (True, 0), (True, LEAST_RATE)])
+@pytest.mark.parametrize(("adaptive", "further_rate"), few(2, [(False, 0), (True, LEAST_RATE), (True, 0)], SLOW))
 def test_tokens_that_are_accepted(device: str, batch: tuple[int, ...], adaptive: bool, further_rate: int):
     bench = Bench(device, adaptive, further_rate)
     rows_R, rows_there = bench.rows(*batch)

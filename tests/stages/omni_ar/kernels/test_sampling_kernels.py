@@ -13,6 +13,9 @@ from omni_ar.kernels.sampling.settings import WideSettings
 from omni_ar.kernels.sampling.state import EVERYTHING
 from omni_ar.sampling.sampler import draw, sample
 from tests.support.sampler_bench import assert_same_ids, moved, noisy_logits, state_of
+from tests.support.tiers import SLOW, few
+
+pytestmark = pytest.mark.thorough
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -99,7 +102,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("vocab", [20, 100])
+@pytest.mark.parametrize("vocab", few(1, [20, 100], SLOW))
 def test_logits_that_are_no_numbers(device: str, vocab: int, little_room: None):
     state = state_of(vocab, ROWS[:7])
     there, rows_R = moved(state, device), torch.arange(7)

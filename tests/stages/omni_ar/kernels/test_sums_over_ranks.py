@@ -25,6 +25,7 @@ from omni_ar.kernels.overlap import kernels_in_turn
 from tests.support.exact import assert_near
 from tests.support.gpu_compiler import compile_for_gpu
 from tests.support.interleaved_kernels import InterleavedRanks
+from tests.support.tiers import MUTATION, SLOW, chosen, few
 
 EPS = 1e-6
 MOST_BYTES = 16 * 1024
@@ -89,7 +90,7 @@ def interleaved(size: int, seed: int, calls: int) -> None:
 
 
 @on_the_cpu
-@pytest.mark.parametrize(("size", "seed"), [(2, 0), (2, 1), (2, 2), (2, 3), (3, 4), (4, 5)])
+@pytest.mark.parametrize(("size", "seed"), few(3, [(2, 0), (3, 4), (2, 1), (2, 2), (2, 3), (4, 5)], SLOW))
 def test_interleaved_ranks_sum(size: int, seed: int) -> None:
     interleaved(size, seed, calls=9)
 
@@ -110,7 +111,7 @@ FAULTS = {
 
 @on_the_cpu
 @pytest.mark.thorough
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", chosen(["one slot", "numbers stay", "no wait"], FAULTS, MUTATION))
 def test_a_planted_fault_is_seen(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, (before, after) = Path(kernel.__file__).read_text(), FAULTS[fault]
     assert text.count(before) == 1
