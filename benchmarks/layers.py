@@ -1,10 +1,10 @@
 """Times of dense decoder layers without attention, and of the code predictor, by rows; the gain of each technique of kernels.
 
-    python benchmarks/layers.py
+    python benchmarks/layers.py [--only "code predictor"]
 
 All layers of a model in one CUDA graph, with an attention that gives the queries back. Columns: plain torch; our kernels, one after
 another; overlapping (programmatic dependent launch); and fetching the next weights besides. Medians per layer, for the code
-predictor per frame.
+predictor per frame, whose codes are drawn with the published top-k 50 and top-p 0.8.
 """
 
 import argparse
@@ -23,12 +23,15 @@ from omni_ar.attention import AttentionMetadata, KVCache
 from omni_ar.kernels.norm import residual_sum
 from omni_ar.kernels.overlap import kernels_in_turn
 from omni_ar.kernels.prefetch import no_prefetch
+from omni_ar.kernels.sampling.state import EVERYTHING, Need, SamplingState
 from omni_ar.layers import Attention, DecoderConfig, DecoderLayer, GatedMLP, RotaryEmbedding
 from omni_ar.layers.code_predictor import CodePredictor
+from omni_ar.sampling.sampler import draw
 
 # Layers, width, query heads, key heads, feed-forward width.
 MODELS = {"Qwen3-0.6B": (28, 1024, 16, 8, 3072), "Qwen3-8B": (12, 4096, 32, 8, 12_288)}
-HEAD, EPS = 128, 1e-6
+HEAD, EPS, CODES = 128, 1e-6, 2048
+DRAWN = Need.CODE_RANDOM | Need.CODE_TOP_K | Need.CODE_TOP_P
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 Way = Callable[[], AbstractContextManager[None]]
@@ -80,7 +83,7 @@ class Stack:
 
 
 class Predictor:
-    """Greedy frames of the released shape."""
+    """Frames of the released shape."""
 
     def __init__(self) -> None:
         config = DecoderConfig(
@@ -94,7 +97,7 @@ class Predictor:
             rope_theta=1e6,
             rms_norm_eps=EPS,
         )
-        self.model = CodePredictor(config, 2048, 16, device=torch.device("cuda"), dtype=torch.bfloat16)
+        self.model = CodePredictor(config, CODES, 16, device=torch.device("cuda"), dtype=torch.bfloat16)
         self.model.requires_grad_(False)
         self.bytes = 15 * sum(parameter.nbytes for parameter in self.model.model.layers.parameters())
 
@@ -102,11 +105,22 @@ class Predictor:
         """Seconds of one frame."""
         hidden_RD, code0_RD = torch.randn(2, rows, 1024, device="cuda", dtype=torch.bfloat16)
         code0_R = torch.zeros(rows, dtype=torch.int64, device="cuda")
+        rows_R, state = torch.arange(rows, device="cuda"), drawing_state(rows)
 
-        def greedy(logits_RV: Tensor, group: int) -> Tensor:
-            return logits_RV.argmax(-1)
+        def draw_code(logits_RV: Tensor, group: int) -> Tensor:
+            return draw(logits_RV, state, rows_R, rows_R, group, EVERYTHING)
 
-        return replayed_seconds([lambda: self.model.predict(hidden_RD, code0_R, code0_RD, greedy)])
+        return replayed_seconds([lambda: self.model.predict(hidden_RD, code0_R, code0_RD, draw_code)])
+
+
+def drawing_state(rows: int) -> SamplingState:
+    """Rows whose codes are drawn as published."""
+    state = SamplingState.allocate(lambda size, dtype: torch.zeros(size, dtype=dtype, device="cuda"), rows, CODES)
+    given = {"needs": DRAWN, "code_temperature": 1.0, "code_top_k": 50, "code_top_p": 0.8, "sample_index": 0}
+    for name, value in given.items():
+        getattr(state, name).fill_(value)
+    state.seed.copy_(torch.arange(rows))
+    return state
 
 
 def show(name: str, made: Stack | Predictor, rows: Sequence[int], ways: Mapping[str, Way]) -> None:
@@ -121,7 +135,10 @@ def show(name: str, made: Stack | Predictor, rows: Sequence[int], ways: Mapping[
 
 @torch.inference_mode()
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [*MODELS, "code predictor"]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="measure these")
+    only = parser.parse_args().only
     need_cuda()
     ways: dict[str, Way] = {
         "torch": plain_torch,
@@ -130,8 +147,10 @@ def main() -> None:
         "fetching": nullcontext,
     }
     for name, shape in MODELS.items():
-        show(name, Stack(*shape), ROWS, ways)
-    show("code predictor", Predictor(), (1, 8, 32), ways)
+        if name in only:
+            show(name, Stack(*shape), ROWS, ways)
+    if "code predictor" in only:
+        show("code predictor", Predictor(), (1, 8, 32), ways)
     print_facts(environment())
 
 
