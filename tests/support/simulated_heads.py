@@ -17,6 +17,7 @@ from omni_ar.drafters.load import load_drafter
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
 from omni_ar.plugin import omni_drafters
+from omni_ar.run.step import SampledStep, StepContext
 from tests.support.ar_driver import ArDriver
 from tests.support.simulated_stage import SAMPLING, TEXT, Ask, Scenario, SimulatedStage
 from tests.support.tiny_heads import setup_of
@@ -95,6 +96,19 @@ class HeadStage(SimulatedStage):
     """made: the drafts that rank 0 has made, in order."""
 
     made: list["Made"] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        runner = self.driver.runner
+        sample = runner.sample_tokens
+
+        def checked(context: StepContext) -> SampledStep:
+            step = sample(context)
+            if context.draft_blocks and step.tokens is not None:
+                assert step.end is not step.tokens.made, "drafts are work of the step, behind its tokens"
+            return step
+
+        runner.sample_tokens = checked  # type: ignore[method-assign]
 
     def run(self) -> None:
         super().run()
