@@ -34,7 +34,7 @@ def play(kind: str, seed: int, plan: Callable[..., Scenario] = heads, **removal:
     return run_kind(HeadStage, plan(kind, seed, LAYOUTS[seed % len(LAYOUTS)]), seed, **removal)
 
 
-@pytest.mark.parametrize(("kind", "seed"), few(2, CASES, SLOW))
+@pytest.mark.parametrize(("kind", "seed"), few(1, CASES, SLOW))
 def test_each_request_gets_what_it_gets_without_drafts(kind: str, seed: int) -> None:
     play(kind, seed)
 
@@ -63,7 +63,7 @@ def together(kind: str, layout: RankLayout, **options: Any) -> Scenario:
     plan = heads(kind, 0, layout)
     given: dict[str, Any] = {"max_num_seqs": len(PROMPTS), "num_blocks": None, "max_num_batched_tokens": 64}
     given |= {"draft_tokens": 3, "adaptive_drafts": False, "max_in_flight": 2, "prefix_cache": False}
-    given |= {"graph_batch_sizes": (2, 4)} | options
+    given |= {"graph_batch_sizes": (2, 4), "block_size": 2} | options
     asks = tuple((0, Known(number, "greedy", most=MOST)) for number in range(len(PROMPTS)))
     return replace(plan, captured=False, options=msgspec.structs.replace(plan.options, **given), asks=asks, leaves={})
 
@@ -182,7 +182,7 @@ def found_out(kind: str, seed: int, **removal: Any) -> bool:
 @pytest.mark.parametrize("rule", few(1, FAULTS))
 def test_without_the_rule_something_goes_wrong(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*FAULTS[rule])
-    assert any(found_out("eagle3", seed) for seed in range(SEEDS))
+    assert any(found_out(kind, seed) for seed in range(SEEDS) for kind in KINDS)
 
 
 SLOTS_FILE, PIPELINE = "omni_ar.run.transfer_slots", "omni_ar.run.pipeline"
