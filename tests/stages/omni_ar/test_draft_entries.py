@@ -1,6 +1,7 @@
 """What the model of a drafter is given: entries of rows' texts within their pages, and padding that reads and writes nothing."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,12 @@ from omni_ar.drafters import DraftChunks, DraftRows, ModelDrafter
 from omni_ar.drafters.draft_model import ArDraftModel
 from omni_ar.drafters.model import _Entries
 from omni_ar.model import Batch
+from omni_ar.options import ArOptions
+from omni_ar.run.phases import NO_FEATURES
+from omni_ar.run.plan import PaddedShape
+from tests.support.ar_driver import ArDriver
 from tests.support.small_drafts import MODEL, PROMPTS, answers, driver_of
+from tests.support.trained_heads import trained
 
 TRAFFIC: dict[str, dict[str, Any]] = {
     "chunks": {"max_num_batched_tokens": 6, "captured": True, "graph_chunk_sizes": (4, 6)},
@@ -27,12 +33,6 @@ class Watched(ModelDrafter):
         self.seen = Counter[str]()
         self._forward = self._model.forward
         self._model.forward = self._checked  # type: ignore[method-assign]
-
-    def prefill(self, chunks: DraftChunks) -> None:
-        batch = chunks.batch
-        others = batch.embeddings, batch.payload, batch.layers, batch.boundary
-        assert others == ((), None, None, None), "they are of the stage's forward"
-        super().prefill(chunks)
 
     def _run(self, entries: _Entries, rows: DraftRows) -> Tensor:
         assert rows.pages is not None
@@ -68,3 +68,36 @@ def test_entries_are_of_the_text_or_padding(traffic: str):
     answers(driver, PROMPTS)
     assert driver.counter("accepted_drafts") > 50
     assert min(drafter.seen["run"], drafter.seen["padding"]) > 20
+
+
+def test_a_drafter_s_batch_has_nothing_of_the_stage_s_forward():
+    """It would write its hidden states where consumers read those of the stage."""
+    runner = driver_of("ngram", made=Watched(), draft_tokens=3).runner
+    forward, shape, pages = runner._forward, PaddedShape(0, 4, 1), runner.pages
+    other: Any = object()
+    batch = forward._batch(forward._metadata(shape, 1), pages, None)
+    batch = replace(batch, embeddings=(other,), payload=other, layers=other, boundary=other, backend=other)
+    assert forward._drafting is not None
+    (launch,) = forward._drafting.prefills(batch, torch.zeros(1, 4, dtype=torch.int64), shape, pages.drafts)
+    chunks = launch.buffers[1]
+    assert isinstance(chunks, DraftChunks)
+    given = chunks.batch
+    assert (given.embeddings, given.payload, given.layers, given.boundary) == ((), None, None, None)
+    assert given.cache is pages.drafts
+    assert given.backend is not other
+
+
+def test_a_step_without_drafts_drops_the_features_of_its_rows():
+    head = trained("mtp")
+    driver = ArDriver(head.setup.model, options=ArOptions(max_num_seqs=3, drafter="ngram"), drafter=head.drafter(3))
+    runner, device = driver.runner, driver.device
+    drafting, rows_R = runner._forward._drafting, torch.tensor([0, 2])
+    assert drafting is not None
+    assert drafting._features is not None
+    with torch.inference_mode():
+        for drafts, expected in ((3, [0, 7, 0, 7]), (0, [NO_FEATURES, 7, NO_FEATURES, 7])):
+            drafting._features.first_N.fill_(7)
+            steps_XR = torch.zeros(0, 2, dtype=torch.int64)
+            launches = runner._forward.decodes(rows_R, steps_XR, 1, runner.pages, drafts).forward
+            device.enqueue(runner.stream, launches[1:])
+            assert drafting._features.first_N.tolist() == expected, drafts
