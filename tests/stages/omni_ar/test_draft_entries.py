@@ -100,4 +100,7 @@ def test_a_step_without_drafts_drops_the_features_of_its_rows():
             steps_XR = torch.zeros(0, 2, dtype=torch.int64)
             launches = runner._forward.decodes(rows_R, steps_XR, 1, runner.pages, drafts).forward
             device.enqueue(runner.stream, launches[1:])
+            batch = launches[0].buffers[2]
+            assert isinstance(batch, Batch)
+            assert (batch.layers is not None) == (drafts > 0), "nor are hidden states stored that no draft is made of"
             assert drafting._features.first_N.tolist() == expected, drafts
