@@ -30,6 +30,6 @@ def build(args: Mapping[str, object], setup: DraftSetup) -> ModelDrafter:
         kind = checkpoint.config.get("model_type")
         if kind not in _KINDS:
             raise ConfigError(field, f"{path} has model_type {kind!r}", f"use a model of {' or '.join(_KINDS)}")
-        # A whole model on every rank of a stage that is cut: it is small.
+        # A whole model on every rank that drafts: it is small.
         model = build_model(replace(setup.context, checkpoint=checkpoint, ranks=None))
         return model_drafter(model, checkpoint, setup)

@@ -58,7 +58,8 @@ class LoadedAr:
         check_defaults(sampling, field, model.shape.vocab_size)
         self.chosen_rows = context.options.max_num_seqs
         self._drafter = load_drafter(context, model, self._limits_of(1).max_model_len)
-        drafted = self._drafter.weight_bytes if isinstance(self._drafter, PagedDrafter) else 0
+        self._stores = self._pipeline is None or self._pipeline.last
+        drafted = self._drafter.weight_bytes if self._stores and isinstance(self._drafter, PagedDrafter) else 0
         self._weights = module_bytes(model) + drafted
         self._runner: Runner | None = None
         self.set_rows(1 if self.chosen_rows is None else self.chosen_rows)
@@ -87,8 +88,8 @@ class LoadedAr:
                 self._limits.block_size,
                 self._context.dtype,
                 layers,
-                stores=self._pipeline is None or self._pipeline.last,
-                drafts=drafter_cache(self._drafter),
+                stores=self._stores,
+                drafts=drafter_cache(self._drafter) if self._stores else None,
             ),
             fewest_pages=self._limits.max_blocks,
             most_pages=rows * self._limits.max_blocks,

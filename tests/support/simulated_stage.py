@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from omni.stage import Failed
 from omni.testing import SimulatedDevice
 from omni.testing.simulation.ranks import SimulatedRanks
 from omni.testing.stages.driver import SOURCE
+from omni_ar.drafters import Drafter
 from omni_ar.inputs import MultimodalEmbedding, Placeholder, StepInputs
 from omni_ar.model import ArModel, PromptTokens
 from omni_ar.options import ArOptions
@@ -222,24 +223,33 @@ class SimulatedStage:
 
     def __post_init__(self) -> None:
         plan, world = self.scenario, self.world
-        layout, make = plan.layout, KINDS[plan.kind].make
-        models = [
-            part_of(make, layout.position(rank), layout.pipeline, communicator=world.ranks[rank].tensor)
-            for rank in range(layout.size)
-        ]
-        captured = plan.captured
-        self.driver = ArDriver(models[0], world.devices[0], plan.options, ranks=world.ranks[0], captured=captured)
+        parts = [self._part(rank) for rank in range(plan.layout.size)]
+        model, drafter = parts[0]
+        more: dict[str, Any] = {"ranks": world.ranks[0], "captured": plan.captured, "drafter": drafter}
+        self.driver = ArDriver(model, world.devices[0], plan.options, **more)
         self.followers: list[FollowerWorker] = []
-        for model, device, own in zip(models[1:], world.devices[1:], world.ranks[1:], strict=True):
+        for (model, drafter), device, own in zip(parts[1:], world.devices[1:], world.ranks[1:], strict=True):
             with torch.inference_mode():
-                drafter = small_drafter(model, plan.options)
-                runner, _, _ = small_runner(model, device, plan.options, ranks=own, captured=captured, drafter=drafter)
+                runner, _, _ = small_runner(
+                    model, device, plan.options, ranks=own, captured=plan.captured, drafter=drafter
+                )
             device.synchronize()
             self.followers.append(FollowerWorker("text", runner, own))
         for device in world.devices:
             assert isinstance(device, RaisingDevice)
             device.fails = plan.fails
         self._asked = 0
+
+    def _part(self, rank: int) -> tuple[ArModel, Drafter | None]:
+        """The model of a rank, and its drafter."""
+        plan, own = self.scenario, self.world.ranks[rank].tensor
+        layout, make = plan.layout, KINDS[plan.kind].make
+        model = part_of(make, layout.position(rank), layout.pipeline, communicator=own)
+        return model, small_drafter(model, plan.options)
+
+    def _alone(self, ask: Ask) -> Any:
+        """What a request gets of the whole model."""
+        return alone(self.scenario.kind, ask)
 
     def run(self) -> None:
         """To the end of all requests. Raises whatever goes wrong."""
@@ -266,7 +276,7 @@ class SimulatedStage:
             assert isinstance(end, Failed), end
             assert not self.driver.tokens(name)
             return
-        expected = alone(self.scenario.kind, ask)
+        expected = self._alone(ask)
         if isinstance(end, Failed):
             self.counters["failed"] += 1
             assert self.scenario.fails, end
@@ -304,6 +314,9 @@ class SimulatedStage:
         return not (open_ones or self.driver.lent or self.driver.held or followers)
 
 
+StageT = TypeVar("StageT", bound=SimulatedStage)
+
+
 def run_seed(
     seed: int,
     tensor: int = 1,
@@ -317,9 +330,14 @@ def run_seed(
 
 def run(plan: Scenario, seed: int, **removal: Any) -> SimulatedStage:
     """As `run_seed`."""
+    return run_kind(SimulatedStage, plan, seed, **removal)
+
+
+def run_kind(kind: type[StageT], plan: Scenario, seed: int, **removal: Any) -> StageT:
+    """As `run_seed`, of a kind of stage."""
     world = SimulatedRanks(plan.layout, seed, device=RaisingDevice, **removal)
     try:
-        stage = SimulatedStage(plan, world)
+        stage = kind(plan, world)
         stage.run()
     except Exception as error:
         error.add_note(f"seed {seed}: {plan}")

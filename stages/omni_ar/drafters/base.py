@@ -74,7 +74,7 @@ class RowPages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRows:
-    """The rows of a decode step, on the device. Read only, but for `drafts_NK` and `proposed_N`.
+    """The rows of a decode step, or those that a step has sampled, on the device. Read only, but for `drafts_NK` and `proposed_N`.
 
     rows_R: int64, indexes of the rows in the stage. text_NL: int32, prompt and output of every row of the stage; behind them what
     `Drafter.foresee` gave, then -1; the last column has no meaning. length_N: int64, index of the newest token. drafts_NK: int64,
@@ -124,9 +124,9 @@ class Drafter(ABC):
         """Writes the drafts of each row of the batch, the likeliest text first, and their number. Drafts that are not verified in
         this step are made again in the next.
 
-        Runs inside a device phase, at the head of the step that verifies the drafts, and may be captured: no synchronization, no
-        control flow on tensor values, and no result of one row that depends on another. A row may be in the batch several times,
-        if it is finished.
+        Runs inside a device phase, at the head of the step that verifies the drafts, with pipeline parallelism at the end of the
+        one before, and may be captured: no synchronization, no control flow on tensor values, and no result of one row that depends
+        on another. A row may be in the batch several times, if it is finished.
         """
 
     def foresee(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
@@ -143,7 +143,8 @@ class PagedDrafter(Drafter):
     blocks, so that they are allocated, freed, and shared by a common prefix with them. Keys and values behind a row's newest token
     may be written for any draft: they are overwritten before they are read.
 
-    `draft` runs in steps that verify drafts. No step without drafts reads or writes its pages, but those with prefill chunks.
+    `draft` runs in steps that verify drafts; with pipeline parallelism, behind their tokens and those of prompts. No step without
+    drafts reads or writes its pages, but those with prefill chunks.
     """
 
     @property

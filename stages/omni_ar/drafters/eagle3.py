@@ -18,7 +18,7 @@ from omni.checkpoint.checks import RESTORE_FILE, Section
 from omni.checkpoint.hf_config import parse_config
 from omni.errors import CheckpointError, ConfigError, quoted
 from omni_ar.drafters.base import CacheShape, DraftSetup, FeatureShape
-from omni_ar.drafters.heads import StageVocabulary, check_whole, errors_of
+from omni_ar.drafters.heads import StageVocabulary, errors_of
 from omni_ar.drafters.model import DraftModel, ModelDrafter
 from omni_ar.drafters.pickled import head_checkpoint
 from omni_ar.layers import (
@@ -153,7 +153,6 @@ class Eagle3Drafter(ModelDrafter):
     def __init__(self, args: Mapping[str, object], setup: DraftSetup) -> None:
         """Raises ConfigError for a head that does not fit the stage, and CheckpointError for one that is not supported."""
         given = msgspec.convert(args, Eagle3Args)
-        check_whole("eagle3", setup)
         super().__init__(load_head(given, setup), setup.drafts)
 
 

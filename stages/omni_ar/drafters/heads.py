@@ -1,4 +1,4 @@
-"""What heads over a stage's hidden states share: the stage's embeddings and output matrix, and their checks.
+"""What heads over a stage's hidden states share: the stage's embeddings and output matrix, and the errors of their checkpoints.
 
 Shape legend: as in `omni_ar.drafters.base`; D width of the stage, V its vocabulary.
 """
@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from omni.errors import CheckpointError, ConfigError
-from omni_ar.drafters.base import DraftSetup
+from omni.errors import CheckpointError
 from omni_ar.model import ArModel, NextTokens
 
 
@@ -28,15 +27,6 @@ class StageVocabulary:
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """`[R, V]` of normalized hidden states."""
         return self._model.logits(hidden_RD)
-
-
-def check_whole(name: str, setup: DraftSetup) -> None:
-    """Raises ConfigError for a stage whose layers, and with them the hidden states, are on several ranks. name: of the drafter."""
-    ranks = setup.context.ranks
-    if ranks is not None and ranks.pipeline is not None:
-        stage = setup.context.stage.name
-        problem = f"is {name!r}, whose hidden states are on other ranks with pipeline_parallel"
-        raise ConfigError(f"{stage}.drafter", problem, f"leave out {stage}.pipeline_parallel, or use tensor_parallel")
 
 
 @contextmanager

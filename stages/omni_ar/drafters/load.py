@@ -1,7 +1,10 @@
 """Finds and checks the drafter of a stage."""
 
+from dataclasses import replace
+
 import msgspec
 
+from omni.device.meta import MetaDevice
 from omni.errors import ConfigError, plugin_error, plugin_setup, type_of
 from omni.plugin import locate
 from omni.stage import StageContext
@@ -12,7 +15,8 @@ from omni_ar.options import ArOptions
 
 
 def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> Drafter | None:
-    """None for a stage without a drafter. model: the stage's.
+    """None for a stage without a drafter. model: the stage's. At a rank without the last layers, which runs no drafter, it has no
+    memory.
 
     Raises ConfigError for a name that no plugin gives, for arguments that the drafter refuses, and for a stage that cannot verify
     drafts; PluginError for a drafter that cannot be loaded; and what a drafter raises that reads a checkpoint.
@@ -34,6 +38,8 @@ def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> D
         problem = with_origin(f"is {type_of(build)}, which cannot be called", code=build)
         raise plugin_error(entry.drafter, problem, "name a class or a function")
     shape = model.shape
+    if context.ranks is not None and context.ranks.pipeline is not None and not context.ranks.pipeline.last:
+        context = replace(context, device=MetaDevice(), load_format="dummy")
     setup = DraftSetup(
         drafts=options.draft_tokens,
         vocab_size=shape.vocab_size,

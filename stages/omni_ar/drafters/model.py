@@ -107,11 +107,9 @@ class ModelDrafter(PagedDrafter):
 
     def prefill(self, chunks: DraftChunks) -> None:
         meta = chunks.batch.attention
-        row_T, index_T, inside_T = _chunk_tokens(chunks.rows_P4, meta.slots_T.shape[0])
-        text_NL = chunks.text_NL
-        at_T = (index_T + self._shift).clamp(max=text_NL.shape[1] - 1)
+        row_T, index_T = _chunk_tokens(chunks.rows_P4, meta.slots_T.shape[0])
         # Behind the last token of a prompt there is none yet: that entry is written again by `draft`.
-        ids_T = text_NL[row_T, at_T].long().clamp(min=0).where(inside_T, 0)
+        ids_T = chunks.text_NL[row_T, index_T + self._shift].long().clamp(min=0)
         ids_T[: meta.num_decode] = chunks.ids_R
         index_T[: meta.num_decode] = (chunks.lengths_R - 1).clamp(min=0)
         self._model(ids_T, chunks.features_TH, replace(chunks.batch, positions_PT=index_T[None]))
@@ -132,13 +130,14 @@ class ModelDrafter(PagedDrafter):
             # The last draft of the step before may have been accepted, and its entry was not run.
             features_REH, first_R, count = None, newest_R - 1, 2
         index_RE = first_R[:, None] + torch.arange(count, device=rows_R.device)
-        valid_RE = active_R[:, None] & (index_RE >= 0) & (index_RE <= newest_R[:, None])
-        at_RE = (index_RE + self._shift).clamp(0, rows.text_NL.shape[1] - 1)
-        ids_RE = rows.text_NL[rows_R[:, None], at_RE].long().clamp(min=0)
+        valid_RE = active_R[:, None] & (index_RE <= newest_R[:, None])
+        # Of a row without features, `first_N` is far behind its text.
+        at_RE = (index_RE + self._shift).clamp(max=rows.text_NL.shape[1] - 1)
+        ids_RE = rows.text_NL[rows_R[:, None], at_RE].long()
         hidden_RED = self._run(_Entries(index_RE, valid_RE, ids_RE, features_REH), rows)
         last_R = newest_R - first_R
-        ready_R = active_R & (last_R >= 0) & (last_R < count)
-        at_R11 = last_R.clamp(0, count - 1)[:, None, None].expand(-1, 1, hidden_RED.shape[2])
+        ready_R = active_R & (last_R >= 0)
+        at_R11 = last_R.clamp(min=0)[:, None, None].expand(-1, 1, hidden_RED.shape[2])
         return hidden_RED.gather(1, at_R11).squeeze(1), ready_R
 
     def _run(self, entries: _Entries, rows: DraftRows) -> Tensor:
@@ -176,10 +175,10 @@ def _pages(rows: DraftRows) -> RowPages:
     return rows.pages
 
 
-def _chunk_tokens(rows_P4: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The row of each of a batch's tokens, its index in the row, and whether it is of a chunk."""
+def _chunk_tokens(rows_P4: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """The row of each of a batch's tokens, and its index in the row. Both are 0 for a token that is of no chunk."""
     row_P, start_P, length_P, context_P = rows_P4.unbind(1)
     token_T1 = torch.arange(total, device=rows_P4.device)[:, None]
     inside_TP = (token_T1 >= start_P) & (token_T1 < start_P + length_P)
     index_TP = token_T1 - start_P + context_P
-    return (inside_TP * row_P).sum(1), (inside_TP * index_TP).sum(1), inside_TP.any(1)
+    return (inside_TP * row_P).sum(1), (inside_TP * index_TP).sum(1)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from omni.checkpoint import Checkpoint, load_weights
 from omni.errors import CheckpointError, ConfigError
 from omni_ar.drafters.base import CacheShape, DraftSetup, FeatureShape
-from omni_ar.drafters.heads import StageVocabulary, check_whole, errors_of
+from omni_ar.drafters.heads import StageVocabulary, errors_of
 from omni_ar.drafters.model import DraftModel, ModelDrafter
 from omni_ar.layers import Attention, DecoderConfig, Linear, RMSNorm, RotaryEmbedding
 from omni_ar.layers.decoder import decoder_layer
@@ -83,7 +83,6 @@ class MtpDrafter(ModelDrafter):
     def __init__(self, args: Mapping[str, object], setup: DraftSetup) -> None:
         """Raises ConfigError for a stage whose layers are not known, and CheckpointError for a checkpoint without such a head."""
         given = msgspec.convert(args, MtpArgs)
-        check_whole("mtp", setup)
         super().__init__(load_head(given, setup), setup.drafts)
 
 

@@ -56,10 +56,11 @@ class Allocator:
         code_pages: Tensor | None,
         prefix_cache: bool,
         conditioned: bool,
+        paged_drafts: bool = False,
         looks_ahead: bool = False,
     ) -> None:
-        """conditioned: whether decode steps have inputs besides the token. looks_ahead: whether a drafter's keys and values of a
-        token depend on the next token too (`PagedDrafter.feature_shape`)."""
+        """conditioned: whether decode steps have inputs besides the token. paged_drafts: whether a drafter has keys and values of
+        its own. looks_ahead: whether those of a token depend on the next token too (`PagedDrafter.feature_shape`)."""
         self.prompt_tokens = self.cached_tokens = self.preemptions = 0
         """Totals since start: tokens, and preemptions of requests."""
         self.failures: list[Failure] = []
@@ -77,6 +78,8 @@ class Allocator:
         # The frame that a token begins is stored in the token's slot before the token itself is in the KV cache.
         self._extra_slots = 0 if code_pages is None else 1
         self._drafts = limits.drafts
+        # Drafts of a row's next step are made at the end of a step, before the host allocates that step's blocks.
+        self._late_drafts = limits.drafts if paged_drafts and limits.micro_batches > 1 else 0
         self._looks_ahead = looks_ahead
 
     @property
@@ -97,7 +100,10 @@ class Allocator:
         if (state == self._refused and not victims) or (request.row is None and not self._rows.available):
             return False
         shared = self._match(request)
-        need = self.blocks_for(request.prefill_end + self._extra_slots) - len(shared)
+        tokens = request.prefill_end + self._extra_slots
+        if self._late_drafts:
+            tokens = min(tokens + self._late_drafts, request.length + request.max_tokens)
+        need = self.blocks_for(tokens) - len(shared)
         if not self._make_room(need, victims, headroom):
             self._pool.release(shared)
             # Avoids hashing and matching a long prompt again until the state has changed.
@@ -119,7 +125,7 @@ class Allocator:
         tokens = request.num_computed_tokens + 1 + self._extra_slots
         if self._drafts:
             # No draft is verified beyond the limit, though more tokens may be in flight by the upper bound.
-            tokens = min(tokens + self._drafts, request.length + request.max_tokens)
+            tokens = min(tokens + self._drafts + self._late_drafts, request.length + request.max_tokens)
         need = self.blocks_for(tokens) - table.count
         if need <= 0:
             return ()

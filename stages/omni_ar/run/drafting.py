@@ -17,6 +17,7 @@ from omni_ar.model import Batch, LayerSink
 from omni_ar.run.limits import Limits
 from omni_ar.run.phases import (
     draft_tokens,
+    drop_drafts,
     drop_features,
     follow_tokens,
     keep_chunk_features,
@@ -59,10 +60,12 @@ class FeatureBuffers:
 class Drafting:
     """Makes launches for a drafter's part of a step, without launching them."""
 
-    def __init__(self, stage: Resources, drafter: Drafter, backend: AttentionBackend) -> None:
-        """backend: for the drafter's own keys and values."""
+    def __init__(self, stage: Resources, drafter: Drafter, backend: AttentionBackend, *, late: bool = False) -> None:
+        """backend: for the drafter's own keys and values. late: whether drafts are made at the end of the step before the one that
+        verifies them (`LateDrafts`), instead of at its head."""
         self._stage = stage
         self._drafter = drafter
+        self._is_late = late
         self._paged = drafter if isinstance(drafter, PagedDrafter) else None
         self._backend = backend
         shape = self._paged.feature_shape if self._paged is not None else None
@@ -75,11 +78,17 @@ class Drafting:
         """Drafts for the rows of a step without chunks. cache: `Pages.drafts`. drafts: that the step verifies of each row."""
         if self._paged is not None and not drafts:
             # Its passes would take time, and no row wants its drafts.
-            return []
+            return self._drops(rows_R)
+        return [] if self._is_late else self.late(rows_R, blocks, cache)
+
+    def late(self, rows_R: Tensor, blocks: int, cache: KVCache | None) -> list[Launch]:
+        """Drafts for the next step of rows, behind the tokens of this one. As `proposals` otherwise."""
         return [Launch.of(draft_tokens, self._drafter, self._rows(rows_R, blocks, cache))]
 
     def follows(self, rows_R: Tensor, blocks: int, cache: KVCache | None) -> list[Launch]:
-        """The keys and values of decode rows that chunks join."""
+        """The keys and values of decode rows that chunks join. Those of late drafts are there."""
+        if self._is_late:
+            return self._drops(rows_R)
         if self._paged is None:
             return []
         return [Launch.of(follow_tokens, self._paged, self._rows(rows_R, blocks, cache))]
@@ -125,6 +134,10 @@ class Drafting:
         length_N, null_row = self._stage.rows.columns.length, self._stage.limits.null_row
         given = (features.features_TH, rows_R, length_N, rows_P4, null_row)
         return [Launch.of(keep_chunk_features, *given, *self._kept)]
+
+    def _drops(self, rows_R: Tensor) -> list[Launch]:
+        """Late drafts that the rows' step does not verify. As without them, their rate stays as it is."""
+        return [Launch.of(drop_drafts, self._drafts, rows_R)] if self._is_late else []
 
     @property
     def sink(self) -> LayerSink | None:

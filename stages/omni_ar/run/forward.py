@@ -69,7 +69,7 @@ class Forward:
         boundary: Callable[[int], PipelineBoundary] | None = None,
         drafting: Drafting | None = None,
     ) -> None:
-        """boundary: `HiddenTransfers.boundary`; None if all layers are here. drafting: None without a drafter."""
+        """boundary: `HiddenTransfers.boundary`; None if all layers are here. drafting: None where no drafter runs."""
         self._stage = stage
         self._backend = backend
         self._boundary = boundary
@@ -202,11 +202,11 @@ class Forward:
     def _prepare_decodes(self, rows_R: Tensor, blocks: int, drafts: int, pages: Pages) -> list[Launch]:
         """The inputs of decode rows that no chunks join. Drafts are made behind the token point of the step before. A drafter
         without weights also runs where no draft is verified: the first is compared with the token."""
-        stage = self._stage
-        if self._drafting is None:
+        stage, drafting = self._stage, self._drafting
+        if not stage.limits.drafts:
             return [self._prepare(rows_R, blocks)]
         given = (stage.rows, rows_R, 1 + drafts, stage.limits.block_size, stage.buffers, blocks)
-        proposals = self._drafting.proposals(rows_R, blocks, pages.drafts, drafts)
+        proposals = drafting.proposals(rows_R, blocks, pages.drafts, drafts) if drafting is not None else []
         return [*proposals, Launch.of(prepare_drafts, *given)]
 
     def _prefill_drafts(self, batch: Batch, rows_P4: Tensor, padded_shape: PaddedShape, pages: Pages) -> list[Launch]:

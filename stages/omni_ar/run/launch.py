@@ -18,7 +18,8 @@ class StepLaunch:
     decode rows. padded_shape: of a batch with chunks, else None. captured: whether a captured forward has that shape. logprobs:
     likeliest ids to score per sampled token; None if no row needs log-probabilities. prompt_logprobs: the same per scored prompt
     token. area: of `KeptInputs`, which keeps the inputs that are uploaded, or has those that are not; None for neither. drafts:
-    positions of each decode row besides its newest token."""
+    positions of each decode row besides its newest token. draft_blocks: where drafts are made at the end of the step, for the next
+    one of each sampled row, the maximum number of blocks in use of these rows' tables then; otherwise 0."""
 
     step: int
     newest_input: int
@@ -32,6 +33,7 @@ class StepLaunch:
     prompt_logprobs: int
     area: int | None = None
     drafts: int = 0
+    draft_blocks: int = 0
 
     @property
     def count(self) -> int:

@@ -270,9 +270,7 @@ def _pack_drafts(upload: Upload, new: Sequence[ArRequest], limits: Limits, draft
 
 
 def _draft_fields(request: ArRequest, limits: Limits) -> DraftFields[int]:
-    assert request.row is not None
-    cap, generation = most_drafts(request, limits), request.row.generation
-    return DraftFields(generation=generation, cap=cap, rate=START_RATE, proposed=0, offered=0)
+    return DraftFields(cap=most_drafts(request, limits), rate=START_RATE, proposed=0, offered=0)
 
 
 def _text(request: ArRequest, drafter: Drafter) -> NDArray[np.int64]:

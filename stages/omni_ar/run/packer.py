@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni.device import Upload, Uploader
-from omni_ar.drafters import Drafter
+from omni_ar.drafters import Drafter, PagedDrafter
 from omni_ar.kernels.sampling.state import SamplingFlags
 from omni_ar.model import ArShape
 from omni_ar.processors import NamedProcessor
@@ -44,6 +44,7 @@ class StepPacker:
         self._limits = limits
         self._processors = processors
         self._drafter = drafter
+        self._drafts_late = drafter is not None and limits.micro_batches > 1
         self._uploaded: _Steady | None = None
         """The one whose inputs are in the upload's buffer."""
         self._kept: list[_Steady] = []
@@ -73,6 +74,7 @@ class StepPacker:
             prompt_logprobs=max(scored, default=0),
             area=area,
             drafts=plan.drafts,
+            draft_blocks=self._draft_blocks(plan) if self._drafts_late else 0,
         )
         return launch, upload
 
@@ -84,7 +86,20 @@ class StepPacker:
     def _decode_blocks(self, plan: StepPlan) -> int:
         """Maximum number of blocks in use of the decode rows' tables."""
         longest = max(request.num_computed_tokens for request in plan.decodes) + 1 + plan.drafts
-        return min(-(-longest // self._limits.block_size), self._limits.max_blocks)
+        return self._blocks(longest)
+
+    def _draft_blocks(self, plan: StepPlan) -> int:
+        """`StepLaunch.draft_blocks`. A drafter with weights runs for rows that are likely to verify its drafts."""
+        limits, ends = self._limits, [chunk for chunk in plan.chunks if chunk.last]
+        wanted = plan.drafts or (plan.chunks and any(request.wanted_drafts for request in plan.decodes))
+        if isinstance(self._drafter, PagedDrafter) and not wanted and all(each.request.undrafted for each in ends):
+            return 0
+        lengths = [request.num_computed_tokens + 1 + plan.drafts for request in plan.decodes]
+        lengths += [chunk.start + chunk.length for chunk in ends]
+        return self._blocks(max(lengths) + limits.drafts) if lengths else 0
+
+    def _blocks(self, tokens: int) -> int:
+        return min(-(-tokens // self._limits.block_size), self._limits.max_blocks)
 
     def _packed(
         self, plan: StepPlan, sampled: Sequence[ArRequest], padded: int | None, padded_shape: PaddedShape | None

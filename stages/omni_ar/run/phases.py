@@ -282,6 +282,10 @@ def draft_tokens(drafter: Drafter, rows: DraftRows) -> None:
     drafter.draft(rows)
 
 
+def drop_drafts(drafts: DraftState, rows_R: Tensor) -> None:
+    drafts.columns.proposed.index_fill_(0, rows_R, 0)
+
+
 def follow_tokens(drafter: PagedDrafter, rows: DraftRows) -> None:
     drafter.follow(rows)
 
@@ -406,7 +410,7 @@ _BY_CATEGORY = {
         *("start_rows", "extend_tables", "prepare_decodes", "place_chunks", "restore_frames"),
         *("set_null_rows", "set_counter", "embed_inputs", "place_payload", "take_inputs"),
         "copy_inputs",
-        *("start_drafts", "draft_tokens", "prepare_drafts", "follow_tokens"),
+        *("start_drafts", "draft_tokens", "drop_drafts", "prepare_drafts", "follow_tokens"),
         *("take_hidden", "accept_received", "spread_rows", "fill_random"),
     ),
     PhaseCategory.TRANSFER: (

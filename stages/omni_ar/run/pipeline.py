@@ -21,14 +21,13 @@ import torch
 from torch import Tensor
 
 from omni.parallel import PipelineRank
-from omni_ar.kernels.step.draft_reference import record_text
-from omni_ar.kernels.step.draft_state import DRAFT_FIELD_INDEX, DRAFT_FIELDS, REPORTED, DraftState
+from omni_ar.kernels.step.draft_state import DRAFT_FIELDS
 from omni_ar.kernels.step.state import FIELD_INDEX, ROW_FIELDS, RowState
 from omni_ar.layers.decoder import DecoderLayers
 from omni_ar.model import ArModel, PipelineBoundary
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.source import LocalTokens, TokenSource
-from omni_ar.run.state import Resources, handoff_width, next_width
+from omni_ar.run.state import Resources, next_width
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.run.transfer_slots import PendingReceives, Slot, SlotRing, receive_tensors, send_tensors
 
@@ -54,8 +53,8 @@ def copy_tensor(source: Tensor, target: Tensor) -> None:
 class TokenMessage(NamedTuple):
     """The state of a step's rows after it.
 
-    fields_RF: their `RowState.fields`. codes_RD: their `RowState.next_codes`. drafts_RX: their `DraftState.fields`, then what
-    `accept_drafts` has reported; `[R, 0]` without a drafter.
+    fields_RF: their `RowState.fields`. codes_RD: their `RowState.next_codes`. drafts_RX: their `DraftState.fields`, then the drafts
+    of their next step; `[R, 0]` without a drafter.
     """
 
     fields_RF: Tensor
@@ -73,14 +72,14 @@ class TokenMessage(NamedTuple):
         return [tensor for tensor in self if tensor.numel()]
 
 
-def gather_tokens(state: RowState, rows_R: Tensor, accepted_RW: Tensor, message: TokenMessage) -> None:
-    """Writes the message of a step. accepted_RW: what `accept_drafts` has reported; read with a drafter alone."""
+def gather_tokens(state: RowState, rows_R: Tensor, message: TokenMessage) -> None:
+    """Writes the message of a step."""
     torch.index_select(state.fields, 0, rows_R, out=message.fields_RF)
     if message.codes_RD.shape[1]:
         torch.index_select(state.next_codes, 0, rows_R, out=message.codes_RD)
     if state.drafts is not None:
         message.drafts_RX[:, :DRAFT_FIELDS].copy_(state.drafts.fields.index_select(0, rows_R))
-        message.drafts_RX[:, DRAFT_FIELDS:].copy_(accepted_RW)
+        message.drafts_RX[:, DRAFT_FIELDS:].copy_(state.drafts.drafts.index_select(0, rows_R))
 
 
 def void_tokens(state: RowState, null_row: int, message: TokenMessage) -> None:
@@ -100,25 +99,17 @@ def accept_received(state: RowState, arrivals: PendingReceives, message: TokenMe
     if message.codes_RD.shape[1]:
         state.next_codes.index_copy_(0, rows_R, message.codes_RD)
     if state.drafts is not None:
-        _accept_drafts(state.drafts, rows_R, message)
-
-
-def _accept_drafts(drafts: DraftState, rows_R: Tensor, message: TokenMessage) -> None:
-    """A row's text grows with each message. So here a late one for an earlier owner would do harm."""
-    draft_RC, accepted_RW = message.drafts_RX[:, :DRAFT_FIELDS], message.drafts_RX[:, DRAFT_FIELDS:]
-    own_RC = drafts.fields.index_select(0, rows_R)
-    late_R = draft_RC[:, DRAFT_FIELD_INDEX.generation] != own_RC[:, DRAFT_FIELD_INDEX.generation]
-    drafts.fields.index_copy_(0, rows_R, torch.where(late_R[:, None], own_RC, draft_RC))
-    count_R, ids_RJ = accepted_RW[:, 1].where(~late_R, 0), accepted_RW[:, 2:-REPORTED]
-    record_text(drafts, rows_R, message.fields_RF[:, FIELD_INDEX.length] - count_R + 1, count_R, ids_RJ)
+        state.drafts.fields.index_copy_(0, rows_R, message.drafts_RX[:, :DRAFT_FIELDS])
+        state.drafts.drafts.index_copy_(0, rows_R, message.drafts_RX[:, DRAFT_FIELDS:])
 
 
 class HiddenTransfers:
     """The boundaries of this rank's layers to those of the ranks before and behind."""
 
-    def __init__(self, stage: Resources, pipeline: PipelineRank) -> None:
+    def __init__(self, stage: Resources, pipeline: PipelineRank, feature_layers: Sequence[int] = ()) -> None:
+        """feature_layers: `FeatureShape.layers` of the stage's drafter."""
         self._stage, self._pipeline = stage, pipeline
-        decoder, kept = decoder_of(stage.model), stage.limits.hidden_layers
+        decoder, kept = decoder_of(stage.model), (*stage.limits.hidden_layers, *feature_layers)
         self._received_layers = decoder.carried(kept, decoder.held.start)
         self._sent_layers = decoder.carried(kept, decoder.held.stop)
         streams = [stage.device.stream(f"{stage.name}-{way}", priority=stage.priority) for way in ("receive", "send")]
@@ -198,8 +189,7 @@ class TokenSender:
         if rows_R is None:
             stage.device.launch(stage.stream, void_tokens, stage.rows, stage.limits.null_row, message)
         else:
-            accepted_RW = stage.buffers.accepted_NW[:count]
-            stage.device.launch(stage.stream, gather_tokens, stage.rows, rows_R, accepted_RW, message)
+            stage.device.launch(stage.stream, gather_tokens, stage.rows, rows_R, message)
         stage.device.wait(self._stream, stage.device.record(stage.stream))
         others = range(self._pipeline.position)
         stage.device.launch(self._stream, send_tensors, self._pipeline.tokens, others, message.sent)
@@ -282,7 +272,7 @@ def decoder_of(model: ArModel) -> DecoderLayers:
 def _token_slots(stage: Resources, slots: int) -> list[tuple[Tensor, ...]]:
     """For `TokenMessage`."""
     rows, zeros = stage.limits.rows, stage.device.zeros
-    codes, drafts = next_width(stage.model), DRAFT_FIELDS + handoff_width(stage.limits) if stage.limits.drafts else 0
+    codes, drafts = next_width(stage.model), DRAFT_FIELDS + stage.limits.drafts if stage.limits.drafts else 0
     shapes = ((ROW_FIELDS, torch.int64), (codes, stage.dtype), (drafts, torch.int64))
     return [tuple(zeros((rows, width), dtype) for width, dtype in shapes) for _ in range(slots)]
 

@@ -19,6 +19,7 @@ from omni_ar.processors import NamedProcessor
 from omni_ar.run.drafting import Drafting
 from omni_ar.run.forward import CapturedChunks, ChunkStep, Forward, ForwardLaunches
 from omni_ar.run.kept_inputs import KeptInputs
+from omni_ar.run.late_drafts import LateDrafts
 from omni_ar.run.launch import ForgetMessage, StepLaunch, StepMessage, TensorShape, encode
 from omni_ar.run.limits import Limits, step_fields
 from omni_ar.run.pack import (
@@ -35,7 +36,7 @@ from omni_ar.run.pipeline import HiddenTransfers, token_source
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.scores import Scorer
 from omni_ar.run.source import TokenSource, graph_name
-from omni_ar.run.state import Pages, Resources, allocate_rows, allocate_step_buffers, drafter_cache
+from omni_ar.run.state import Pages, Resources, allocate_rows, allocate_step_buffers, drafter_cache, feature_layers
 from omni_ar.run.step import (
     PayloadHandoff,
     PromptScores,
@@ -76,8 +77,8 @@ class Runner:
         drafter_backend: AttentionBackend | None = None,
     ) -> None:
         """processors: the processors that a row may use. source: makes the token source; None for the one of this rank's part.
-        ranks: of a stage that is cut across engines. drafter: None if `limits` leave no room for drafts. drafter_backend: for its
-        own keys and values; by default `backend`."""
+        ranks: of a stage that is cut across engines. drafter: None if `limits` leave no room for drafts; without the last layers
+        it does not run. drafter_backend: for its own keys and values; by default `backend`."""
         self.device = device
         self.stream = device.stream(name, priority=priority)
         self._payload_stream = device.stream(f"{name}-payload", priority=priority)
@@ -100,12 +101,15 @@ class Runner:
             drafter=drafter,
         )
         pipeline = ranks.pipeline if ranks is not None else None
-        hidden = HiddenTransfers(stage, pipeline) if pipeline is not None else None
+        hidden = HiddenTransfers(stage, pipeline, feature_layers(drafter)) if pipeline is not None else None
         own, sender = token_source(stage, processors, pipeline)
         self._transfers = StepTransfers(InputTransfers(stage, ranks), hidden, sender) if ranks is not None else None
         self._followers: RankChannel | None = None
-        self._drafter = drafter
-        drafting = Drafting(stage, drafter, drafter_backend or backend) if drafter is not None else None
+        self._drafter = drafter if pipeline is None or pipeline.last else None
+        drafting, late = None, pipeline is not None
+        if self._drafter is not None:
+            drafting = Drafting(stage, self._drafter, drafter_backend or backend, late=late)
+        self._late_drafts = LateDrafts(stage, drafting) if late and drafting is not None else None
         self._forward = Forward(stage, backend, hidden.boundary if hidden is not None else None, drafting)
         self._graphs = CapturedGraphs[_GraphKey, Graph](name)
         self._captured_chunks = CapturedChunks(stage, self._forward)
@@ -130,6 +134,8 @@ class Runner:
         self._pages = None  # free the old pages before allocating new ones
         self._graphs.clear()  # they refer to the old pages
         self._captured_chunks.clear()
+        if self._late_drafts is not None:
+            self._late_drafts.clear()
         size, layers = self._limits.block_size, len(self._limits.hidden_layers)
         self._pages = Pages.allocate(
             self.device,
@@ -161,6 +167,8 @@ class Runner:
                 decode = self._forward.decodes(inputs.rows, inputs.steps, blocks, self.pages, drafts)
                 self._capture("decode", size, [*decode.inputs, *decode.forward], drafts)
                 self.source.capture(inputs.rows, inputs.advance, drafts)
+            if self._late_drafts is not None:
+                self._late_drafts.capture(inputs.rows, self.pages.drafts)
             if self._predicts:
                 assert self.pages.codes is not None
                 self._capture("codes", size, [self._codes(inputs.rows, EVERYTHING, self.pages.codes)])
@@ -321,6 +329,7 @@ class Runner:
             prompt_scores=scores,
             drafts=step.drafts,
             proposes=self._limits.drafts > 0 and packed.chunks is None,
+            draft_blocks=step.draft_blocks,
             rows=rows,
             scored_chunks=scored_chunks,
             emits=emits,
@@ -345,6 +354,7 @@ class Runner:
         elif context.count:
             tokens = self.source.sample(context)
             self._predict_codes(context)
+        drafted = self._late_drafts is not None and self._late_drafts.launch(context, self.pages.drafts)
         hidden = None
         if tokens is not None and context.emits and self.pages.hidden is not None:
             # The forward wrote them before the tokens existed, so they need no event of their own.
@@ -352,7 +362,7 @@ class Runner:
         if self._transfers is not None and context.count:
             self._transfers.pass_tokens(context.rows_R)
         scores = self._scorer.score(context) if self.has_last_layers else None
-        end = self._end(tokens, scores)
+        end = self._end(tokens if not drafted else None, scores)
         pages = self.pages.codes if context.count and self._predicts else None
         codes = Written(pages, self._written(end)) if pages is not None else None
         return SampledStep(
@@ -360,7 +370,9 @@ class Runner:
         )
 
     def _end(self, tokens: TokenHandoff | None, scores: ScoreHandoff | None) -> Event:
-        """The end of the step. Reuses an event if possible: recording one is a considerable part of a step's host time."""
+        """The end of the step. Reuses an event if possible: recording one is a considerable part of a step's host time.
+
+        tokens: None if work of the main stream follows their handoff."""
         if scores is not None:
             return scores.made
         if tokens is not None and self.pages.codes is None:

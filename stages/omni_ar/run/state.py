@@ -185,6 +185,12 @@ def drafter_cache(drafter: Drafter | None) -> CacheShape | None:
     return drafter.cache_shape if isinstance(drafter, PagedDrafter) else None
 
 
+def feature_layers(drafter: Drafter | None) -> tuple[int, ...]:
+    """The numbers of the hidden states that a drafter reads."""
+    shape = drafter.feature_shape if isinstance(drafter, PagedDrafter) else None
+    return shape.layers if shape is not None else ()
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkBuffers:
     """Buffers between the phases and a captured forward of a batch with chunks. P chunks; `tokens`: maximum tokens of a batch.

@@ -74,6 +74,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             code_pages=runner.pages.codes,
             prefix_cache=options.prefix_cache,
             conditioned=shape.conditioned,
+            paged_drafts=isinstance(drafter, PagedDrafter),
             looks_ahead=isinstance(drafter, PagedDrafter) and drafter.feature_shape is not None,
         )
         self._scheduler = Scheduler(self._allocator, limits, shape.conditioned, listeners=listeners)

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -339,14 +338,6 @@ def test_a_folder_that_is_not_there_and_other_arguments(tmp_path: Path):
         drafter_of(Path("/nowhere"), setup)
     with pytest.raises(msgspec.ValidationError, match="missing required field `model`"):
         Eagle3Drafter({}, setup)
-
-
-def test_refused_with_layers_on_several_ranks(tmp_path: Path):
-    setup = setup_of(write_stage(tmp_path / "stage"))
-    ranks: Any = SimpleNamespace(pipeline=object())
-    setup = replace(setup, context=replace(setup.context, ranks=ranks))
-    with pytest.raises(ConfigError, match=r"text\.drafter: is 'eagle3', whose hidden states are on other ranks"):
-        drafter_of(tmp_path, setup)
 
 
 # The comparison notices faults of the head.

@@ -1,24 +1,17 @@
 """Trained heads in the steps of a stage: tokens do not change, and each draft is that of a head that sees the whole text."""
 
-import functools
-import json
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import Qwen3ForCausalLM
 
 import omni_text.model
 from omni.parallel import Communicator
 from omni.testing import SimulatedDevice
 from omni.testing.simulation.late import LateDevice
-from omni_ar.drafters import DraftSetup, ModelDrafter
-from omni_ar.drafters.eagle3 import Eagle3Drafter
-from omni_ar.drafters.mtp import MtpDrafter
+from omni_ar.drafters import ModelDrafter
 from omni_ar.layers.parallel import partitioned
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import ArDriver
@@ -26,116 +19,9 @@ from tests.support.head_rows import HeadRows
 from tests.support.ranks import on_ranks
 from tests.support.small_drafts import answers
 from tests.support.tiers import SLOW, few
-from tests.support.tiny_heads import Eagle3Reference, MtpReference, add_mtp, eagle3_head, setup_of, write_stage
+from tests.support.trained_heads import KINDS, MOST, PROMPTS, Trained, trained
 
 pytestmark = pytest.mark.thorough
-
-MOST, STEPS = 24, {"eagle3": 45, "mtp": 20}
-PROMPTS = (
-    [1, 2, 3, 4, 1, 2, 3, 4, 1, 2],
-    [5, 6, 7],
-    [8, 9, 10, 8, 9, 10, 8],
-    [3] * 9,
-    [2],
-    [5, 6, 7, 11, 12, 13, 14, 15, 16],
-)
-
-
-@dataclass
-class Trained:
-    """A stage and a head that often is right. texts: prompts with their greedy outputs. states: of each text, those it reads."""
-
-    setup: DraftSetup
-    reference: Eagle3Reference | MtpReference
-    args: dict[str, Any]
-    texts: list[list[int]]
-    states: list[Tensor]
-
-    def drafter(self, drafts: int) -> ModelDrafter:
-        kind = Eagle3Drafter if isinstance(self.reference, Eagle3Reference) else MtpDrafter
-        with torch.inference_mode():
-            return kind(self.args, replace(self.setup, drafts=drafts))
-
-    def drafts(self, text: int, known: int, count: int) -> list[int]:
-        """Behind the first `known` tokens of a text, everything recomputed."""
-        ids, reference = self.texts[text][1:known], self.reference
-        features_TD = reference.features(self.states[text][: known - 1])
-        made: list[int] = []
-        for _ in range(count):
-            hidden_D = reference.hidden(torch.tensor(ids + made), features_TD)[-1]
-            made.append(reference.likeliest(hidden_D))
-            features_TD = torch.cat((features_TD, hidden_D[None]))
-        return made
-
-    def counts(self, text: int, drafts: int) -> tuple[int, int]:
-        """Verified and accepted drafts of a request alone."""
-        ids, start = self.texts[text], len(PROMPTS[text])
-        made, verified, accepted = 1, 0, 0
-        while made < MOST:
-            room = min(drafts, MOST - made - 1)
-            guesses = self.drafts(text, start + made, room) if room else []
-            true = ids[start + made :]
-            matched = next((at for at, guess in enumerate(guesses) if guess != true[at]), room)
-            verified, accepted, made = verified + room, accepted + matched, made + matched + 1
-        return verified, accepted
-
-
-@functools.cache
-def trained(kind: str, folder: Path) -> Trained:
-    """The head learns the texts by heart, not quite."""
-    stage = write_stage(folder / "stage", 1, layers=8, hidden_size=48, tie_word_embeddings=False)
-    published = Qwen3ForCausalLM.from_pretrained(stage).eval()
-    texts, states = [], []
-    with torch.no_grad():
-        for prompt in PROMPTS:
-            ends: dict[str, Any] = {"eos_token_id": None, "pad_token_id": 0, "do_sample": False}
-            ids = published.generate(torch.tensor([prompt]), max_new_tokens=MOST, **ends)
-            found = published(ids, output_hidden_states=True).hidden_states
-            texts.append(ids[0].tolist())
-            states.append(torch.cat([found[layer][0] for layer in ((2, 4, 5) if kind == "eagle3" else (8,))], 1))
-    weights = load_file(stage / "model.safetensors")
-    embedding_VD, output_VD = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
-    args: dict[str, Any] = {}
-    if kind == "eagle3":
-        head = eagle3_head(stage, draft_size=89)
-        learned = head.weights
-        reference: Any = Eagle3Reference(head, embedding_VD, learned["lm_head.weight"])
-    else:
-        learned = add_mtp(stage)
-        reference = MtpReference(learned, json.loads((stage / "config.json").read_text()), embedding_VD, output_VD)
-    _train(reference, learned, texts, states, STEPS[kind])
-    if kind == "eagle3":
-        args["model"] = str(head.write(folder / "head"))
-    else:
-        save_file(weights | {f"mtp.{name}": each for name, each in learned.items()}, stage / "model.safetensors")
-    return Trained(setup_of(stage), reference, args, texts, states)
-
-
-def _train(
-    reference: Any, weights: dict[str, Tensor], texts: list[list[int]], states: list[Tensor], steps: int
-) -> None:
-    floats = [each.requires_grad_() for each in weights.values() if each.is_floating_point()]
-    optimizer = torch.optim.Adam(floats, lr=0.01)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        for ids, states_TX in zip(texts, states, strict=True):
-            hidden_TD = reference.hidden(torch.tensor(ids[1:]), reference.features(states_TX[:-1]))
-            later_TD = reference.hidden(torch.tensor(ids[2:]), hidden_TD[:-1])
-            loss = reference.loss(hidden_TD[:-1], torch.tensor(ids[2:]))
-            (loss + reference.loss(later_TD[:-1], torch.tensor(ids[3:]))).backward()
-        optimizer.step()
-    for each in floats:
-        each.requires_grad_(False)
-
-
-@pytest.fixture(scope="session")
-def heads(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """By kind."""
-    folders = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
-    return lambda kind: trained(kind, folders[kind])
-
-
-KINDS = ("eagle3", "mtp")
 
 
 def driver_of(head: Trained, device: Any = None, drafts: int = 0, captured: bool = False, **options: Any) -> ArDriver:
@@ -158,8 +44,8 @@ TRAFFIC: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("traffic", TRAFFIC)
 @pytest.mark.parametrize("drafts", few(1, [3, 1, 5], SLOW))
-def test_tokens_do_not_change(kind: str, traffic: str, drafts: int, heads: Any):
-    head = heads(kind)
+def test_tokens_do_not_change(kind: str, traffic: str, drafts: int):
+    head = trained(kind)
     plain = [text[len(prompt) :] for text, prompt in zip(head.texts, PROMPTS, strict=True)]
     driver = driver_of(head, drafts=drafts, **TRAFFIC[traffic])
     assert answers(driver, PROMPTS, max_tokens=MOST) == plain
@@ -170,9 +56,9 @@ def test_tokens_do_not_change(kind: str, traffic: str, drafts: int, heads: Any):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("drafts", few(1, [3, 1, 5], SLOW))
 @pytest.mark.parametrize("captured", [False, True])
-def test_drafts_are_those_of_the_head_run_from_the_start(kind: str, drafts: int, captured: bool, heads: Any):
+def test_drafts_are_those_of_the_head_run_from_the_start(kind: str, drafts: int, captured: bool):
     """Acceptance is that of a synchronous run, to the token, with several steps in flight."""
-    head = heads(kind)
+    head = trained(kind)
     expected = [head.counts(text, drafts) for text in range(len(PROMPTS))]
     assert 0.3 < sum(each[1] for each in expected) / sum(each[0] for each in expected) < 0.97
     for in_flight in (1, 3):
@@ -187,9 +73,9 @@ def test_drafts_are_those_of_the_head_run_from_the_start(kind: str, drafts: int,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_heads_are_whole_where_the_stage_is_cut(kind: str, heads: Any):
+def test_heads_are_whole_where_the_stage_is_cut(kind: str):
     """Each rank makes the same drafts, with the embeddings and the output matrix of all ranks."""
-    head = heads(kind)
+    head = trained(kind)
 
     def work(communicator: Communicator) -> list[list[int]]:
         context = head.setup.context
@@ -208,9 +94,9 @@ def test_heads_are_whole_where_the_stage_is_cut(kind: str, heads: Any):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cached_prefix_does_not_change_drafts(kind: str, heads: Any):
+def test_a_cached_prefix_does_not_change_drafts(kind: str):
     """The last entry of a block is made of the token behind the block too, which another request need not share."""
-    head, text = heads(kind), heads(kind).texts[0][:20]
+    head, text = trained(kind), trained(kind).texts[0][:20]
     others = [[*text[: 4 * blocks], 77, 78, 79, 80, 81, 82] for blocks in (1, 2, 3)]
     seen = []
     for cached in (False, True):
@@ -242,8 +128,8 @@ def kept_hidden(driver: ArDriver) -> list[Tensor]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", few(2, range(8), SLOW))
-def test_no_race_on_a_simulated_device(kind: str, seed: int, heads: Any):
-    head, device = heads(kind), SimulatedDevice(seed)
+def test_no_race_on_a_simulated_device(kind: str, seed: int):
+    head, device = trained(kind), SimulatedDevice(seed)
     more: dict[str, Any] = {"adaptive_drafts": bool(seed % 2)}
     driver = driver_of(
         head, device, 3, max_in_flight=1 + seed % 4, **more, **TRAFFIC["chunks" if seed % 3 else "few blocks"]

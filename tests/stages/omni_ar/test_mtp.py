@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,9 +123,6 @@ def test_refused_for_a_stage_without_a_head_or_with_other_layers(tmp_path: Path)
         drafter_of(setup)
     with pytest.raises(ConfigError, match=r"text\.drafter: is 'mtp', and SmallText is no `TextModel`"):
         drafter_of(replace(setup, model=SmallText()))
-    ranks: Any = SimpleNamespace(pipeline=object())
-    with pytest.raises(ConfigError, match=r"text\.drafter: is 'mtp', whose hidden states are on other ranks"):
-        drafter_of(replace(setup, context=replace(setup.context, ranks=ranks)))
 
 
 # The comparison notices faults of the head.

@@ -23,12 +23,11 @@ RATE_SHIFT = 3
 class DraftFields(NamedTuple, Generic[T]):
     """One row of `DraftState.fields`, or one column per field.
 
-    generation: `Row.generation` of the row's owner. cap: maximum drafts that a step verifies; 0 for a row without drafts. rate: the
-    estimated probability that a draft is accepted, in units of 1 / RATE_ONE. proposed: number of drafts that the drafter has made
-    for the step under way, or for none. offered: number of those that the step verifies.
+    cap: maximum drafts that a step verifies; 0 for a row without drafts. rate: the estimated probability that a draft is accepted,
+    in units of 1 / RATE_ONE. proposed: number of drafts that the drafter has made for the step under way, or for none. offered:
+    number of those that the step verifies.
     """
 
-    generation: T
     cap: T
     rate: T
     proposed: T

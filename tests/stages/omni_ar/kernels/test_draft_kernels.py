@@ -27,7 +27,7 @@ class Bench(steps.Bench):
     def __init__(self, device: str, adaptive: bool = True, further_rate: int = 0) -> None:
         super().__init__(False, device)
         count = ROWS + 1
-        fields = DraftFields(generation=3, cap=DRAFTS, rate=0, proposed=0, offered=0)
+        fields = DraftFields(cap=DRAFTS, rate=0, proposed=0, offered=0)
         drafts = DraftState(
             text=torch.full((count, MAX_LENGTH + 1), -1, dtype=torch.int32),
             drafts=torch.tensor([[5, 6, 8]] * count),

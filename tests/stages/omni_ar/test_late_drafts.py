@@ -1,0 +1,75 @@
+"""Drafts that are made at the end of a step, at the rank with the last layers: their launches."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from omni_ar.run.drafting import Drafting
+from omni_ar.run.late_drafts import LateDrafts
+from omni_ar.run.step import StepContext
+from tests.stages.omni_ar.test_pipeline import OPTIONS, PROMPTS, TOKENS, Pipelined
+
+DRAFTED = msgspec.structs.replace(OPTIONS, drafter="deep", drafter_args={"noise": 0.1}, adaptive_drafts=False)
+
+
+def test_decode_steps_replay_captured_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, contexts = list[int](), list[StepContext]()
+    late, launch = Drafting.late, LateDrafts.launch
+
+    def counted(self: Drafting, rows_R: Any, *given: Any) -> Any:
+        made.append(rows_R.shape[0])
+        return late(self, rows_R, *given)
+
+    def listed(self: LateDrafts, context: StepContext, cache: Any) -> bool:
+        contexts.append(context)
+        return launch(self, context, cache)
+
+    monkeypatch.setattr(Drafting, "late", counted)
+    monkeypatch.setattr(LateDrafts, "launch", listed)
+    cut = Pipelined(2, msgspec.structs.replace(DRAFTED, graph_batch_sizes=(2, 4)), captured=True)
+    assert made == [4, 2], "the sizes that are captured"
+    cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
+    cut.run()
+    captured = [context for context in contexts if context.padded is not None]
+    assert len(captured) > 5
+    assert len(made) - 2 == len(contexts) - len(captured)
+
+
+def test_other_pages_drop_the_captured_drafts() -> None:
+    """They refer to those before."""
+    cut = Pipelined(2, DRAFTED, captured=True)
+    runner = cut.driver.runner
+    assert runner._late_drafts is not None
+    assert runner._late_drafts._graphs.find(None, 1)[1] is not None
+    runner.allocate(8)
+    assert runner._late_drafts._graphs.find(None, 1)[1] is None
+    cut.end()
+
+
+def test_without_a_wish_for_drafts_none_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a drafter with weights, whose passes take time."""
+    contexts, launch = list[StepContext](), LateDrafts.launch
+
+    def listed(self: LateDrafts, context: StepContext, cache: Any) -> bool:
+        contexts.append(replace(context))
+        return launch(self, context, cache)
+
+    monkeypatch.setattr(LateDrafts, "launch", listed)
+    wrong = msgspec.structs.replace(DRAFTED, drafter_args={"noise": 50.0}, adaptive_drafts=True)
+    cut = Pipelined(2, wrong)
+    cut.driver.ask_all(PROMPTS[:1], max_tokens=60)
+    cut.run()
+    made = [bool(context.draft_blocks) for context in contexts]
+    assert made[:2] == [True, True]
+    assert not any(made[-30:])
+    assert cut.driver.counter("drafted_tokens") < 60
+
+
+def test_no_blocks_are_held_behind_the_last_token() -> None:
+    """A request that the stage has just enough blocks for would wait for more for ever."""
+    cut = Pipelined(2, msgspec.structs.replace(DRAFTED, num_blocks=4, draft_tokens=8, max_model_len=40))
+    cut.driver.ask("full", list(range(14)), max_tokens=2)
+    cut.run()
+    assert len(cut.driver.tokens("full")) == 2
