@@ -20,13 +20,17 @@ for kernel, constants in KERNELS.items():
     }
     indexed = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=indexed)
-    assert ".entry" in compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+    compiled = compile(source, target=GPUTarget("cuda", 90, 32), options=globals().get("OPTIONS", {}))
+    assert ".entry" in compiled.asm["ptx"]
+    if kernel in globals().get("WITHOUT_SHARED", ()):
+        assert compiled.metadata.shared == 0, f"{kernel.__name__} moves data through shared memory"
 """
 
 
 def compile_for_gpu(kernels: str, folder: Path) -> None:
     """Raises AssertionError with what the compiler says. kernels: code that defines `KERNELS`, the constants of each; `SIZES`,
-    constants of all that take them; and `TYPES` of arguments by name, where pointers are not to bf16 and numbers not int32."""
+    constants of all that take them; `TYPES` of arguments by name, where pointers are not to bf16 and numbers not int32; and, if
+    need be, `OPTIONS` of the compiler and `WITHOUT_SHARED`, the kernels that may use no shared memory."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'stages'}"}
     script = folder / "compile_all.py"
