@@ -51,20 +51,20 @@ CHATS: dict[str, tuple[Any, dict[str, Any], str, str]] = {
         "the " * 5000,
         {},
         "prompt",
-        "has 5011 tokens, and thinker takes 4096 with at least one generated; shorten it, or raise thinker.max_model_len",
+        "has 5011 tokens, and thinker takes 1024 with at least one generated; shorten it, or raise thinker.max_model_len",
     ),
     "texts that no prompt is long enough for": (
         [{"role": "system", "content": "the " * 100_000}, *user("a" * 100_000, picture(), "b" * 500_000)],
         {},
         "messages",
-        "hold 1,000,000 bytes of text, and thinker takes 4096 tokens, at least one of them generated, of at most 21 bytes each; "
+        "hold 1,000,000 bytes of text, and thinker takes 1024 tokens, at least one of them generated, of at most 21 bytes each; "
         "shorten them, or raise thinker.max_model_len",
     ),
     "a talker's prompt that is too long": (
-        "the " * 4080,
+        "the " * 1008,
         {"sampling": lengths(3, 3)},
         "prompt",
-        "has 4097 tokens, and talker takes 4096 with at least one generated; shorten it, or raise talker.max_model_len",
+        "has 1025 tokens, and talker takes 1024 with at least one generated; shorten it, or raise talker.max_model_len",
     ),
     "an unknown voice": ("hi", {"voice": "bob"}, "voice", "'bob' is unknown; use one of ethan, chelsie, aiden"),
     "a video": (

@@ -240,7 +240,7 @@ def test_weights_in_another_format_are_not_called_missing(spoil_field: SpoilFiel
 @pytest.mark.parametrize(
     ("setting", "value", "words"),
     [
-        ("thinker.max_model_len", 10**6, "1000000 is longer than the model's 4096 positions; lower it"),
+        ("thinker.max_model_len", 10**6, "1000000 is longer than the model's 1024 positions; lower it"),
         ("code2wav.chunk_frames", 10**6, "must be at least 1, at most 65,536; use a value in the range it names"),
     ],
 )

@@ -233,7 +233,7 @@ def test_nothing_is_opened_that_is_not_allowed(echo: Served, url: str, words: st
         ("file:///etc/hostname", "is a path, and local files are not opened here", "set frontend.media.local"),
     ],
 )
-def test_a_refusal_of_media_says_what_the_client_and_what_the_operator_can_do(
+def test_a_refusal_of_media_says_what_client_and_operator_can_do(
     echo: Served, caplog: pytest.LogCaptureFixture, url: str, problem: str, setting: str
 ) -> None:
     caplog.set_level(logging.INFO, "omni.serve")
