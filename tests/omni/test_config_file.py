@@ -140,7 +140,10 @@ def test_arguments_go_over_the_file(model: Path, file: Path) -> None:
             "[singr]\ntokens_per_tick = 1\n",
             "singr: there is no stage 'singr'; use one of writer, singer, edges, engine",
         ),
-        ("[writer]\nspeed = 1\n", "writer.speed: there is no option 'speed'; use one of tokens_per_tick, max_length, sampling"),
+        (
+            "[writer]\nspeed = 1\n",
+            "writer.speed: there is no option 'speed'; use one of tokens_per_tick, max_length, sampling",
+        ),
         ("[writer.sampling]\ntop_k = true\n", "writer.sampling.top_k: True does not fit"),
         ("[engine]\nmemory = 1\n", "engine.memory: there is no option 'memory'; use one of device, process, dtype"),
         ("[engine]\nmemory_bytes = 0\n", "engine.memory_bytes: memory_bytes must be at least 1"),
