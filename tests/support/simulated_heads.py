@@ -42,7 +42,7 @@ def heads(kind: str, seed: int, layout: RankLayout) -> Scenario:
     options = ArOptions(
         max_num_seqs=rows,
         block_size=4,
-        num_blocks=draw.choice((16, 18, 21)) if few else None,
+        num_blocks=draw.choice((14, 15, 16)) if few else None,
         max_num_batched_tokens=8 if chunked else 64,
         max_model_len=LENGTH,
         max_in_flight=draw.choice((1, 2, 3, 4, 8)),

@@ -164,11 +164,11 @@ def load_head(args: Eagle3Args, setup: DraftSetup) -> Eagle3Head:
         _check_layers(args.layers, num_layers, f"{field}.layers")
     with errors_of(f"{field}.model"), head_checkpoint(args.model, weights=not dummy) as checkpoint:
         config = read_config(checkpoint.config)
-        if args.layers is not None and not dummy:
-            _check_count(args.layers, checkpoint, config, f"{field}.layers")
         layers = args.layers if args.layers is not None else _layers(checkpoint.config, num_layers)
         own = _OwnWeights.random(config, setup) if dummy else _OwnWeights.of(checkpoint, config)
         _check_fits(config, own, setup, f"{field}.model")
+        if args.layers is not None and not dummy:
+            _check_count(args.layers, checkpoint, config, f"{field}.layers")
         factory: Factory = {"device": context.device.torch_device, "dtype": context.dtype}
         head = Eagle3Head(config, layers, own, StageVocabulary(setup.model), **factory)
         load_weights(head, replace(context, checkpoint=checkpoint), {} if dummy else _prefixes(checkpoint))
@@ -277,8 +277,9 @@ def _check_fits(config: HeadConfig, own: "_OwnWeights", setup: DraftSetup, field
 def _check_count(layers: tuple[int, ...], checkpoint: Checkpoint, config: HeadConfig, field: str) -> None:
     """Raises ConfigError for another number of hidden states than that which `fc` was trained for."""
     name = next((name for name in ("fc.weight", f"{_MODEL}fc.weight") if checkpoint.has(name)), None)
-    reads = checkpoint.shape(name)[1] // config.target_width if name is not None else len(layers)
-    if reads != len(layers):
+    reads, rest = divmod(checkpoint.shape(name)[1], config.target_width) if name is not None else (len(layers), 0)
+    # A width that is no multiple is refused with the weight.
+    if reads != len(layers) and not rest:
         raise ConfigError(field, f"are {len(layers)} hidden states, and the head reads {reads}", "give as many")
 
 

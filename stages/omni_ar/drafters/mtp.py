@@ -103,7 +103,8 @@ def load_head(args: MtpArgs, setup: DraftSetup) -> MtpHead:
     )
     vocabulary = StageVocabulary(model)
     head = MtpHead(config, last + 1, vocabulary, device=context.device.torch_device, dtype=context.dtype)
-    load_weights(head, context, {args.prefix: ""})
+    with errors_of(f"{context.stage.name}.drafter"):
+        load_weights(head, context, {args.prefix: ""})
     return head
 
 

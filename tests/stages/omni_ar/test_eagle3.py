@@ -332,6 +332,14 @@ def test_a_stage_of_few_layers_needs_numbers(tmp_path: Path):
     )
 
 
+def test_a_wrong_width_is_refused_as_such_with_layers_given(tmp_path: Path):
+    stage = write_stage(tmp_path / "stage", hidden_size=48)
+    head = eagle3_head(stage)
+    head.config["target_hidden_size"] = 96
+    with pytest.raises(ConfigError, match=r"text\.drafter_args\.model: reads hidden states of width 96, and those of"):
+        drafter_of(head.write(tmp_path / "head"), setup_of(stage), layers=[1, 2])
+
+
 def test_a_folder_that_is_not_there_and_other_arguments(tmp_path: Path):
     setup = setup_of(write_stage(tmp_path / "stage"))
     with pytest.raises(CheckpointError, match=r"text\.drafter_args\.model: there is no folder /nowhere"):

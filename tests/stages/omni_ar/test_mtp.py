@@ -113,6 +113,7 @@ def test_refused_at_start(change: Any, said: str, tmp_path: Path):
     with pytest.raises(CheckpointError) as caught:
         drafter_of(setup_of(stage))
     assert said in str(caught.value)
+    assert str(caught.value).startswith("text.drafter: "), "the stage's own model is not at fault"
 
 
 def test_refused_for_a_stage_without_a_head_or_with_other_layers(tmp_path: Path):
