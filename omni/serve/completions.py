@@ -25,8 +25,8 @@ from omni.serve.usage import TokenUsage, finish_reason, token_usage
 
 _MAX_TOKENS = 16
 """OpenAI's default."""
-_MAX_PROMPTS = 2048
-"""Each takes time on the event loop before the request waits."""
+_MAX_ANSWERS = 2048
+"""To all prompts of a request. Each takes time on the event loop before the request waits."""
 
 
 class CompletionStreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,12 +117,13 @@ def read_call(server: Server, body: dict[str, Any]) -> CompletionCall:
     prompts = (request.prompt,) if isinstance(request.prompt, str) else request.prompt
     if not prompts:
         raise InputError("prompt", "is empty", "give a text")
-    if len(prompts) > _MAX_PROMPTS:
-        raise InputError("prompt", f"has {len(prompts):,} texts", f"give at most {_MAX_PROMPTS:,} in one request")
     if request.stream_options is not None and not request.stream:
         raise InputError("stream_options", "is given without stream", "leave it out, or stream")
     params.setdefault("max_tokens", _MAX_TOKENS)
     samples = samples_of(request.n)
+    if len(prompts) * samples > _MAX_ANSWERS:
+        problem = f"has {len(prompts):,} texts" + (f" with {samples} answers each" if samples > 1 else "")
+        raise InputError("prompt", problem, f"ask for at most {_MAX_ANSWERS:,} answers in one request")
     return CompletionCall(
         model=request.model,
         prompts=prompts,

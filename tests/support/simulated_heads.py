@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -68,6 +69,13 @@ def heads(kind: str, seed: int, layout: RankLayout) -> Scenario:
     ]
     leaves = {index: at + draw.randrange(300) for index, (at, _) in enumerate(asks) if draw.random() < 0.2}
     return Scenario("text", layout, options, draw.random() < 0.5, tuple(asks), leaves)
+
+
+def crowded_heads(kind: str, seed: int, layout: RankLayout) -> Scenario:
+    """As `heads`, with requests that begin together and preempt each other."""
+    plan = heads(kind, seed, layout)
+    options = msgspec.structs.replace(plan.options, max_num_seqs=4, num_blocks=14, graph_batch_sizes=(2, 4))
+    return replace(plan, options=options, asks=tuple((at % 6, ask) for at, ask in plan.asks))
 
 
 def failing_heads(kind: str, seed: int, layout: RankLayout) -> Scenario:

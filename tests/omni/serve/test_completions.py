@@ -75,6 +75,7 @@ def test_log_probabilities_have_offsets_in_the_text(client: Any) -> None:
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 2}, "best_of"),
         ({"messages": []}, "messages"),
+        ({"prompt": ["a"] * 33, "n": 64}, "prompt"),
     ],
 )
 def test_what_is_not_done_is_refused_by_name(client: Any, fields: dict[str, Any], param: str) -> None:
