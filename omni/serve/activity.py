@@ -9,7 +9,8 @@ from contextlib import suppress
 import msgspec
 
 from omni.api import AsyncOmni
-from omni.errors import OmniError, shortened
+from omni.errors import OmniError
+from omni.serve.errors import ENGINE_FAILED
 from omni.serve.limits import ServeLimits
 
 _log = logging.getLogger("omni.serve")
@@ -96,9 +97,9 @@ class ActivityFeed:
         in_flight = self._limits.in_flight
         try:
             usage, counters = self._omni.usage(), self._omni.counters()
-        except OmniError as error:
+        except OmniError:
             self._before = None
-            return Activity(at=time.perf_counter(), in_flight=in_flight, stages={}, error=shortened(str(error)))
+            return Activity(at=time.perf_counter(), in_flight=in_flight, stages={}, error=ENGINE_FAILED)
         now = time.perf_counter()
         since, before = self._before or (now, counters)
         self._before = now, counters
@@ -106,9 +107,8 @@ class ActivityFeed:
             name: StageActivity(usage=held, rates=_rates(counters.get(name, {}), before.get(name, {}), now - since))
             for name, held in usage.items()
         }
-        failure = self._omni.failure
-        error_text = shortened(str(failure)) if failure is not None else None
-        return Activity(at=now, in_flight=in_flight, stages=stages, error=error_text)
+        error = ENGINE_FAILED if self._omni.failure is not None else None
+        return Activity(at=now, in_flight=in_flight, stages=stages, error=error)
 
 
 def _rates(now: Mapping[str, int], before: Mapping[str, int], seconds: float) -> dict[str, float]:

@@ -82,9 +82,10 @@ def create_app(omni: AsyncOmni, options: ServeOptions | None = None) -> Starlett
 async def _not_routed(request: Request, error: Exception) -> Response:
     """No such path, or another method."""
     assert isinstance(error, HTTPException)
-    field = "method" if error.status_code == 405 else "path"
-    shown = request.method if field == "method" else request.url.path
+    wrong_method = error.status_code == 405
+    field, code = ("method", "method_not_allowed") if wrong_method else ("path", "not_found")
+    shown = request.method if wrong_method else request.url.path
     problem = f"{shown[:200]!r} is not served here"
     headers = dict(error.headers or {})
-    wrong = HttpError(error.status_code, "not_found", field, problem, "see docs/serving.md", headers)
+    wrong = HttpError(error.status_code, code, field, problem, "see docs/serving.md", headers)
     return error_response(describe(wrong, 0))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from omni.errors import InputError, LostPeerError, OmniError, OverloadedError, StageError, said, shortened
+from omni.errors import InputError, LostPeerError, OverloadedError, StageError, said, shortened
 
 _log = logging.getLogger("omni.serve")
 
@@ -60,9 +60,14 @@ class Described:
     internal: bool = False
 
 
+ENGINE_FAILED = "the model's engine has failed, and answers no further request; the server's log has the error"
+_ENGINE_RESTARTED = "a process of the model's engine ended, and is started again; send the request again"
+_FAILED = "the server failed while it answered; its log has the error, by the request's id"
+
+
 def describe(error: BaseException, retry_after: int) -> Described:
     """retry_after: seconds, of errors that a retry may not meet. The client, who cannot change settings of the server, gets no
-    `operator_remedy`."""
+    `operator_remedy`, and of a fault of the server no details."""
     retry = {"retry-after": str(retry_after)}
     match error:
         case HttpError():
@@ -75,15 +80,11 @@ def describe(error: BaseException, retry_after: int) -> Described:
             text = f"{error.problem}; {error.remedy}"
             return _described(RETRY, text, "overloaded_error", None, "overloaded", retry)
         case LostPeerError():
-            return _described(RETRY, error, "server_error", None, "engine_restarted", retry, internal=True)
+            return _described(RETRY, _ENGINE_RESTARTED, "server_error", None, "engine_restarted", retry, internal=True)
         case EngineDown() | StageError(stage="engine"):
-            return _described(RETRY, error, "server_error", None, "engine_failed", retry, internal=True)
-        case OmniError():
-            return _described(500, error, "server_error", None, "internal_error", internal=True)
+            return _described(RETRY, ENGINE_FAILED, "server_error", None, "engine_failed", internal=True)
         case _:
-            # Its text may hold anything.
-            text = "the server failed while it answered; its log has the error, by the request's id"
-            return _described(500, text, "server_error", None, "internal_error", internal=True)
+            return _described(500, _FAILED, "server_error", None, "internal_error", internal=True)
 
 
 def _for_client(error: InputError) -> str:
@@ -109,7 +110,7 @@ _KINDS = {401: "authentication_error", 404: "not_found_error", 408: "timeout_err
 
 def _described(
     status: int,
-    text: object,
+    text: str,
     kind: str | None,
     param: str | None,
     code: str,
@@ -117,7 +118,7 @@ def _described(
     *,
     internal: bool = False,
 ) -> Described:
-    detail = ErrorDetail(message=str(text), type=kind or "invalid_request_error", param=param, code=code)
+    detail = ErrorDetail(message=text, type=kind or "invalid_request_error", param=param, code=code)
     return Described(status, ErrorBody(error=detail), headers or {}, internal)
 
 

@@ -2,7 +2,6 @@
 
 from starlette.responses import Response
 
-from omni.errors import shortened
 from omni.serve.body import Call
 from omni.serve.responses import json_response
 from omni.serve.server import Server
@@ -10,9 +9,8 @@ from omni.serve.server import Server
 
 async def health(server: Server, call: Call) -> Response:
     """While an engine is started again, requests are taken and wait; another server would answer them sooner."""
-    failure, interruption = server.omni.failure, server.omni.interruption
-    if failure is not None:
-        return json_response({"status": "failed", "error": shortened(str(failure))}, 503)
-    if interruption is not None:
-        return json_response({"status": "restarting", "error": shortened(str(interruption))}, 503)
+    if server.omni.failure is not None:
+        return json_response({"status": "failed"}, 503)
+    if server.omni.interruption is not None:
+        return json_response({"status": "restarting"}, 503)
     return json_response({"status": "ok"})

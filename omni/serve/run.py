@@ -11,11 +11,13 @@ from contextlib import contextmanager
 import uvicorn
 
 from omni.api import AsyncOmni
-from omni.errors import ConfigError
+from omni.errors import ConfigError, OmniError
 from omni.serve.app import create_app
 from omni.serve.options import ServeOptions
 from omni.serve.protocol import timed_protocol
 from omni.serve.server import Server
+
+_log = logging.getLogger("omni.serve")
 
 _BACKLOG = 2048
 
@@ -42,14 +44,15 @@ def address_of(listener: socket.socket) -> str:
 
 
 class HttpServer(uvicorn.Server):
-    """Stops taking connections at SIGTERM or SIGINT, answers what is under way, then closes the model. A second SIGINT does not
-    wait for answers."""
+    """Stops taking connections at SIGTERM or SIGINT, or when the engine has failed, answers what is under way, then closes the
+    model. A second SIGINT does not wait for answers. failure: of the engine, if that was the end."""
 
     def __init__(self, omni: AsyncOmni, options: ServeOptions, listening: Callable[[], object] = lambda: None) -> None:
         """listening: called once connections are taken. Raises ConfigError."""
         app = create_app(omni, options)
         self._listening = listening
         self._server: Server = app.state.server
+        self.failure: OmniError | None = None
         super().__init__(
             uvicorn.Config(
                 app,
@@ -78,6 +81,13 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         self._listening()
 
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn asks ten times a second whether it is the end. The lifespan has not closed the model yet."""
+        self.failure = self._server.omni.failure
+        if self.failure is not None:
+            _log.error("the engine has failed, and the server ends: %s", self.failure)
+        return self.failure is not None or await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answers are waited for; streams of activity have no end to wait for."""
         self._server.activity.end()
@@ -100,7 +110,7 @@ class HttpServer(uvicorn.Server):
 
 def serve(omni: AsyncOmni, options: ServeOptions, listener: socket.socket, listening: Callable[[], object]) -> None:
     """Answers until a signal comes, and closes the model. listening: called once connections are taken. Raises ConfigError, before
-    that, for options that the model refuses."""
+    that, for options that the model refuses, and at the end the failure of an engine that is not started again."""
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         server = HttpServer(omni, options, listening)
@@ -109,3 +119,5 @@ def serve(omni: AsyncOmni, options: ServeOptions, listener: socket.socket, liste
         raise
     server.prepare()
     server.run([listener])
+    if server.failure is not None:
+        raise server.failure

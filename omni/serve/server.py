@@ -6,7 +6,7 @@ from typing import Unpack
 
 from omni.api import AsyncOmni, GenerateArguments, Output
 from omni.api.arguments import Messages, Requests
-from omni.errors import InputError, LostPeerError, OverloadedError, StageError
+from omni.errors import InputError, OverloadedError, StageError
 from omni.frontend.limit import LongPromptError
 from omni.serve.activity import ActivityFeed
 from omni.serve.audio.encoder_pool import EncoderPool
@@ -62,7 +62,8 @@ class Server:
         if arguments.get("priority", 0) and not self.options.client_priority:
             raise InputError("priority", "is not taken here", "leave it out", "serve with --client-priority")
         answers = requests * arguments.get("n", 1)
-        self.check_room(kind, answers)
+        with _renaming(rename):
+            self.check_room(kind, answers)
         failure: BaseException | None = None
         with self.limits.admit(answers):
             watching = [observer.started(kind, answers) for observer in self.observers]
@@ -72,7 +73,7 @@ class Server:
                         yield _observed(outputs, watching)
             except StageError as error:
                 failure = error
-                if self.omni.failure is None or isinstance(error, LostPeerError):
+                if self.omni.failure is None:
                     raise
                 failure = EngineDown(error.stage, error.doing, error.problem)
                 raise failure from error
@@ -119,7 +120,7 @@ class Server:
                 arguments["max_prompt_tokens"] = most
 
     def check_room(self, kind: str, answers: int = 1) -> None:
-        """Raises OverloadedError if there is no room for so many answers."""
+        """Raises OverloadedError if there is no room for so many answers, InputError if there never is."""
         try:
             self.limits.check(answers)
         except OverloadedError:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import uvicorn
 from openai import AsyncOpenAI, OpenAI
 
 from omni import AsyncOmni
@@ -51,12 +52,19 @@ class Served:
         assert eventually(lambda: not any(count for usage in self.omni.usage().values() for count in usage.values()))
 
 
+class _Lasting(HttpServer):
+    """Goes on when the engine has failed, as `create_app` in a program of one's own."""
+
+    async def on_tick(self, counter: int) -> bool:
+        return await uvicorn.Server.on_tick(self, counter)
+
+
 @contextmanager
 def served(omni: AsyncOmni, **options: object) -> Iterator[Served]:
-    """Nothing is held when it ends; then the model is closed."""
+    """Nothing is held when it ends; then the model is closed. The server goes on when the engine has failed."""
     settings = ServeOptions(**{"port": 0, "model_names": ("tiny",), **options})  # type: ignore[arg-type]
     listener = bound(settings)
-    http = HttpServer(omni, settings)
+    http = _Lasting(omni, settings)
     thread = threading.Thread(target=http.run, args=([listener],), name="test-server")
     thread.start()
     try:

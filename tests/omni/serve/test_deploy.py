@@ -109,7 +109,7 @@ def _commands(text: str) -> list[str]:
 
 def test_options_of_the_page_exist() -> None:
     asked = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGE))
-    others = {"--shm-size"}
+    others = {"--shm-size", "--restart"}
     assert asked - options() - others == set()
 
 
