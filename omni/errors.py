@@ -30,6 +30,11 @@ def shortened(text: str) -> str:
     return start if len(start) <= QUOTED and len(text) <= QUOTED else f"{start[: QUOTED - 3]}..."
 
 
+def counted(count: int, noun: str) -> str:
+    """`"1 answer"`, `"2 answers"`: for an error."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def type_of(value: object) -> str:
     """A value's type as words, for an error: `"None"`, or `"a list"`."""
     return "None" if value is None else f"a {name_of(type(value))}"

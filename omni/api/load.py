@@ -1,7 +1,7 @@
 """From a model's name to its engine."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import msgspec
 
 from omni.api.owner import adapt_to_fork
 from omni.config import SettingsLayer
-from omni.device import Device, name_device, open_device
+from omni.device import Device, check_exists, name_device, open_device
 from omni.engine import (
     EngineClient,
     EngineOptions,
@@ -60,6 +60,7 @@ class _Asked:
     options: EngineOptions
     front: FrontendOptions
     early: EngineProcess | None
+    check: Callable[[Frontend], object]
 
 
 def load(
@@ -68,18 +69,27 @@ def load(
     plugins: Plugins | None,
     choice: PipelineChoice,
     early: EngineProcess | None = None,
+    check: Callable[[Frontend], object] = lambda frontend: None,
 ) -> Loaded:
     """Checks settings and pipeline first, then reads the front end's files, then the weights. Raises OmniError.
 
     early: a process for the engine that runs already. It has ended when this returns an engine in a thread; if this raises, the
-    caller ends it.
+    caller ends it. check: of the front end, before the weights are waited for; raises what loading raises.
     """
     options, _ = engine_options(layers)
     front, _ = frontend_options(layers)
     named = name_device(options.device)
+    check_exists(named)
     options = msgspec.structs.replace(options, device=str(named), dtype=dtype_for(options, named))
     asked = _Asked(
-        model=model, layers=layers, plugins=plugins, choice=choice, options=options, front=front, early=early
+        model=model,
+        layers=layers,
+        plugins=plugins,
+        choice=choice,
+        options=options,
+        front=front,
+        early=early,
+        check=check,
     )
     if runs_in_process(options, named):
         return _load_in_processes(asked)
@@ -110,6 +120,7 @@ def _load(asked: _Asked, place: EngineGroup | Device) -> Loaded:
     if isinstance(place, EngineGroup):
         place.load(str(checkpoint.path), plan.pipeline, plugins, options)
     frontend = build_frontend(plan.pipeline, checkpoint, plan.makers[FRONTEND])
+    asked.check(frontend)
     compiler = SamplingCompiler(plan.pipeline, plan.pipeline.text_stage, frontend.vocabulary())
     engine: EngineClient
     if isinstance(place, EngineGroup):

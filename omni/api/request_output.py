@@ -140,7 +140,8 @@ class RequestOutput:
         return self._output(audio=torch.from_numpy(samples), sample_rate=chunk.sample_rate)
 
     def _output(self, **fields: Any) -> Output:
-        return Output(self.index, self.sample, finish_reasons=dict(self._finish_reasons), **fields)
+        reasons = dict(self._finish_reasons)
+        return Output(self.index, self.sample, finish_reasons=reasons, prompt_tokens=self._prompt_tokens, **fields)
 
     def _usage(self) -> Usage:
         stages = self._times.stages.items()

@@ -76,6 +76,7 @@ class Output:
     codes: new codec frames, int64 `[n, G]` on the host, or None.
     outputs: new payloads of the pipeline's other outputs, by modality, in order: each a struct of its plugin (`meta`) and
     tensors on the host (`tensors`).
+    prompt_tokens: length of the prompt, in every piece; 0 while it is not prepared.
     logprobs, prompt_logprobs: of further tokens, in order, each once; they may come later than the tokens' text.
     finish_reasons: of finished stages (`"stop"`, `"length"`, ...).
     finished: whether it is the last piece, with metrics and usage, and the error of a failed request of a list.
@@ -96,6 +97,7 @@ class Output:
     metrics: Metrics | None = None
     usage: Usage | None = None
     error: OmniError | None = None
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import omni.api.owner  # noqa: F401  # notices forks from now on
 from omni.api.settings import layers_of
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from omni.api.client import Client
     from omni.api.load import Loaded
     from omni.engine import PipelineFunction, StageMemory, StartReport
+    from omni.frontend.base import Frontend
     from omni.media import MediaOptions
     from omni.plugin.manager import Plugins
     from omni.stage import StageUsage
@@ -42,6 +43,7 @@ class Session:
     family: the name of the model family, where several serve the checkpoint's model type.
     extensions: names of pipeline extensions of plugins, in the order in which they are applied.
     pipeline: a function that takes the family's `Pipeline`, with its extensions, and returns the one to run.
+    check_frontend: called with the family's front end before the weights are waited for; an error that it raises is this one's.
 
     Raises ConfigError, CheckpointError or PluginError. The model stays in memory until `close`, or until this object
     and its output streams are garbage collected.
@@ -62,6 +64,7 @@ class Session:
         family: str | None = None,
         extensions: Sequence[str] = (),
         pipeline: PipelineFunction | None = None,
+        check_frontend: Callable[[Frontend], object] = lambda frontend: None,
     ) -> None:
         layers = layers_of(
             config=config,
@@ -83,7 +86,7 @@ class Session:
             from omni.engine import PipelineChoice
 
             choice = PipelineChoice(family=family, extensions=extensions, wrap=pipeline)
-            loaded = load(model, layers, plugins, choice, early)
+            loaded = load(model, layers, plugins, choice, early, check_frontend)
             client = Client(loaded)
             self._client = client
             # A weak reference: while it is open, a client is kept elsewhere, and afterwards nothing keeps its memory.
@@ -120,6 +123,11 @@ class Session:
     def takes_raw_prompts(self) -> bool:
         """Whether requests may give `raw_prompt`."""
         return self._client.frontend.takes_raw_prompts
+
+    @property
+    def takes_names(self) -> bool:
+        """Whether messages may have a `name`, as of models that distinguish speakers."""
+        return self._client.frontend.takes_names
 
     @property
     def longest_prompt(self) -> int | None:

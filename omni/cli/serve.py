@@ -46,6 +46,7 @@ def serve(arguments: ServeArguments) -> None:
     """Returns when a signal came and what was under way is answered. Raises OmniError."""
     # Not before `check_extra`: they import what may be missing.
     from omni.api import AsyncOmni
+    from omni.serve.audio.voices import Voices
     from omni.serve.run import address_of, bound
     from omni.serve.run import serve as run
 
@@ -67,6 +68,7 @@ def serve(arguments: ServeArguments) -> None:
             timeline=arguments.timeline,
             family=choices.family,
             extensions=choices.extensions,
+            check_frontend=lambda frontend: Voices(frontend.voices, options.voices),
         )
         names, address = " or ".join(options.model_names), address_of(listener)
         with unwinding():

@@ -20,7 +20,7 @@ from omni.device.cpu import CpuDevice
 from omni.device.download import Download, Downloader, SharedRing
 from omni.device.host_work import HostTask, HostWorker
 from omni.device.ring import HostRing, HostSlot
-from omni.device.select import name_device, open_device
+from omni.device.select import check_exists, name_device, open_device
 from omni.device.sync import SyncCheck, SyncGuard, host_waits, sync_guard
 from omni.device.sync_points import SyncPoint, may_sync
 from omni.device.upload import PackedSpan, Upload, Uploader
@@ -53,6 +53,7 @@ __all__ = [
     "Upload",
     "Uploader",
     "category_of",
+    "check_exists",
     "declare_categories",
     "host_waits",
     "may_sync",

@@ -5,7 +5,7 @@ import torch
 from omni.device.base import Device
 from omni.device.cpu import CpuDevice
 from omni.device.cuda import CudaDevice
-from omni.errors import ConfigError
+from omni.errors import ConfigError, counted
 
 
 def name_device(name: str | None) -> torch.device:
@@ -25,8 +25,13 @@ def open_device(name: str | None) -> Device:
     device = name_device(name)
     if device.type == "cpu":
         return CpuDevice()
-    if device.index >= torch.cuda.device_count():
-        raise ConfigError(
-            "device", f"{name!r} does not exist here", f"there are {torch.cuda.device_count()} CUDA devices"
-        )
+    check_exists(device)
     return CudaDevice(device.index)
+
+
+def check_exists(device: torch.device) -> None:
+    """Raises ConfigError for a CUDA device that is not here. Does not initialize CUDA."""
+    if device.type == "cuda" and device.index >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        remedy = f"there {'is' if count == 1 else 'are'} {counted(count, 'CUDA device')}"
+        raise ConfigError("device", f"'{device}' does not exist here", remedy)

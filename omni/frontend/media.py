@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.errors import InputError
+from omni.errors import InputError, counted
 from omni.frontend.base import AudioPart, ImagePart
 from omni.frontend.mrope import Grid
 from omni.media import content_hash
@@ -71,7 +71,7 @@ def spectrum(extractor: Any, part: AudioPart) -> Tensor:
     silence: here only by the length of a Fourier transform. Raises InputError for a clip that is too short."""
     samples, hop = part.samples, extractor.hop_length
     if len(samples) <= 2 * hop:
-        raise InputError(part.field, f"has {len(samples)} samples, too few for one frame", "give more")
+        raise InputError(part.field, f"has {counted(len(samples), 'sample')}, too few for one frame", "give more")
     padded = np.pad(samples, (0, 2 * extractor.n_fft))
     made = extractor([padded], sampling_rate=extractor.sampling_rate, padding=False, truncation=False)
     mel = torch.as_tensor(np.asarray(made["input_features"][0]))

@@ -1,6 +1,7 @@
 """Bodies of requests: read within limits, decoded with errors that name the field."""
 
 import asyncio
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from omni.errors import InputError, quoted, shortened
+from omni.errors import InputError, check_unicode, quoted, shortened
 from omni.sampling import SamplingParams
 from omni.serve.errors import HttpError
 from omni.serve.limits import HeldBody
@@ -31,7 +32,7 @@ class Call:
     id: str
 
     async def json(self) -> dict[str, Any]:
-        """The body as a JSON object. Raises HttpError."""
+        """The body as a JSON object. Raises InputError."""
         return _decode(self.body) if len(self.body) < _LARGE else await asyncio.to_thread(_decode, self.body)
 
 
@@ -75,10 +76,32 @@ def split_sampling(body: Mapping[str, Any], without: frozenset[str]) -> tuple[di
     )
 
 
+def check_surrogates(text: str | bytes) -> None:
+    """Raises InputError, naming the field, for a lone surrogate in JSON, which msgspec takes for a fault of the syntax. Returns for
+    any other fault."""
+    try:
+        whole = text.decode(errors="surrogatepass") if isinstance(text, bytes) else text
+        waiting: list[tuple[str, object]] = [("", json.loads(whole))]
+    except (ValueError, RecursionError):
+        return
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, str):
+            check_unicode(value, shortened(path) or "body")
+        elif isinstance(value, list):
+            waiting += [(f"{path}[{index}]", each) for index, each in enumerate(value)]
+        elif isinstance(value, dict):
+            for name, each in value.items():
+                below = f"{path}.{name}" if path else name
+                waiting.append((below, each))
+                check_unicode(name, shortened(below))
+
+
 def _decode(body: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        check_surrogates(body)
         problem = f"is no JSON ({shortened(str(error))})"
         raise HttpError(400, "invalid_json", "body", problem, "send a JSON object") from error
     if not isinstance(value, dict):

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from omni.api import GenerateArguments, Output, TokenLogprob
-from omni.errors import InputError
+from omni.errors import InputError, counted
 from omni.serve.body import Call, convert, split_sampling
 from omni.serve.errors import Rename
 from omni.serve.logprobs import finite, token_text
@@ -121,8 +121,10 @@ def read_call(server: Server, body: dict[str, Any]) -> CompletionCall:
         raise InputError("stream_options", "is given without stream", "leave it out, or stream")
     params.setdefault("max_tokens", _MAX_TOKENS)
     samples = samples_of(request.n)
+    # The number of answers is that of prompts, unless each has several.
+    names = {"messages": "prompt"} | ({"n": "prompt"} if samples == 1 else {})
     if len(prompts) * samples > _MAX_ANSWERS:
-        problem = f"has {len(prompts):,} texts" + (f" with {samples} answers each" if samples > 1 else "")
+        problem = f"has {counted(len(prompts), 'text')}" + (f" with {samples} answers each" if samples > 1 else "")
         raise InputError("prompt", problem, f"ask for at most {_MAX_ANSWERS:,} answers in one request")
     return CompletionCall(
         model=request.model,
@@ -135,7 +137,7 @@ def read_call(server: Server, body: dict[str, Any]) -> CompletionCall:
             cache_salt=request.cache_salt,
             raw_prompt=True,
         ),
-        rename=names_in_body(omni, {"messages": "prompt"}),
+        rename=names_in_body(omni, names),
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         logprobs=request.logprobs is not None,

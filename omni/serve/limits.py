@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from omni.errors import OverloadedError
+from omni.errors import InputError, OverloadedError, counted
 from omni.serve.options import ServeOptions
 
 
@@ -37,15 +37,20 @@ class ServeLimits:
         self.refused = 0
 
     def check(self, answers: int = 1) -> None:
-        """Raises OverloadedError if there is no room for so many more. A request of more than fit at all runs alone."""
+        """Raises OverloadedError if there is no room for so many more, InputError if there never is."""
         most = self._options.max_requests
-        if self.in_flight and self.in_flight + answers > most:
+        if answers > most:
+            problem, remedy = f"asks for {counted(answers, 'answer')}", f"ask for at most {most:,} in one request"
+            raise InputError("n", problem, remedy, "raise --max-requests")
+        if self.in_flight + answers > most:
             self.refused += 1
-            raise OverloadedError("server", f"{self.in_flight} answers are under way, of {most}", "try again later")
+            verb = "is" if self.in_flight == 1 else "are"
+            problem = f"{counted(self.in_flight, 'answer')} {verb} under way, of {most:,}"
+            raise OverloadedError("server", problem, "try again later")
 
     @contextmanager
     def admit(self, answers: int) -> Iterator[None]:
-        """Raises OverloadedError if there is no room."""
+        """Raises as `check`."""
         self.check(answers)
         self.in_flight += answers
         try:
@@ -58,7 +63,9 @@ class ServeLimits:
         """Counts a realtime session. Raises OverloadedError if there is no room."""
         if self.sessions >= self._options.max_sessions:
             self.refused += 1
-            raise OverloadedError("server", f"{self.sessions} realtime sessions are open", "try again later")
+            verb = "is" if self.sessions == 1 else "are"
+            problem = f"{counted(self.sessions, 'realtime session')} {verb} open"
+            raise OverloadedError("server", problem, "try again later")
         self.sessions += 1
         try:
             yield

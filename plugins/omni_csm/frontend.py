@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from omni.checkpoint import Checkpoint
-from omni.errors import InputError, quoted
+from omni.errors import InputError, counted, quoted
 from omni.frontend.base import AudioPart, Chat, ImagePart, Message, Prepared, TextPart
 from omni.frontend.chat import TokenizedFrontend
 from omni.frontend.hf_files import load_tokenizer
@@ -82,7 +82,7 @@ class CsmFrontend(TokenizedFrontend):
                 raise InputError(part.field, "is a picture, which this model does not take", "leave it out")
         if sounds != with_sound:
             remedy = "give the text and its sound" if with_sound else "give the text alone: its sound is generated"
-            raise InputError(field, f"holds {sounds} sounds beside its text", remedy)
+            raise InputError(field, f"holds {counted(sounds, 'sound')} beside its text", remedy)
         return [{"type": "text", "text": text}, *[{"type": "audio", "audio": ""}] * sounds]
 
     def _check_reserved(self, chat: Chat) -> None:

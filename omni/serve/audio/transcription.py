@@ -27,6 +27,11 @@ _log = logging.getLogger("omni.serve")
 
 _ASK = "Transcribe the speech. Answer with the words that are said, and nothing else."
 _FORMATS = ("json", "text", "verbose_json")
+_NOT_GIVEN = {
+    "timestamp_granularities": "the model gives no timestamps",
+    "include": "transcripts have no log-probabilities",
+}
+"""Fields of OpenAI's, and why they are refused."""
 GREEDY = 0.0
 """OpenAI's default temperature here."""
 _BLOCK = 2**16
@@ -128,6 +133,10 @@ async def transcriptions(server: Server, call: Call) -> Response:
 
 def read_call(server: Server, file: bytes, given: Mapping[str, str], request_id: str) -> TranscriptionCall:
     """Raises InputError, naming the form's field."""
+    for name, why in _NOT_GIVEN.items():
+        for field in (name, f"{name}[]"):
+            if field in given:
+                raise InputError(field, f"{quoted(given[field])} is not given here, for {why}", "leave it out")
     fields, params = split_sampling(given, frozenset())
     request = convert(fields, TranscriptionRequest, strict=False)
     omni = server.omni

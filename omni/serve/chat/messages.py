@@ -19,8 +19,8 @@ class AudioRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """audio: of an earlier answer. What clients send back of one that it did not have is null or empty: it is refused otherwise.
-    parsed: the SDK's reading of the content, which it adds to answers of `.parse()` and `.stream()`; ignored."""
+    """name: of the participant. audio: of an earlier answer. parsed: the SDK's reading of the content, which it adds to answers of
+    `.parse()` and `.stream()`; ignored. What else clients send back of an answer is null or empty: it is refused otherwise."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -33,12 +33,13 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     parsed: Any = None
 
 
-def omni_messages(messages: Sequence[ChatMessage], transcripts: Transcripts) -> list[dict[str, Any]]:
-    """As the front end takes them; it checks roles and parts. Raises InputError."""
-    return [_message(message, f"messages[{index}]", transcripts) for index, message in enumerate(messages)]
+def omni_messages(messages: Sequence[ChatMessage], transcripts: Transcripts, *, names: bool) -> list[dict[str, Any]]:
+    """As the front end takes them; it checks roles and parts. names: whether it takes them; they are left out otherwise, as the
+    model has no place for them. Raises InputError."""
+    return [_message(message, f"messages[{index}]", transcripts, names) for index, message in enumerate(messages)]
 
 
-def _message(message: ChatMessage, field: str, transcripts: Transcripts) -> dict[str, Any]:
+def _message(message: ChatMessage, field: str, transcripts: Transcripts, names: bool) -> dict[str, Any]:
     for name in ("refusal", "tool_calls", "function_call", "annotations"):
         if message.__getattribute__(name):
             raise InputError(f"{field}.{name}", "is not supported", "leave it out")
@@ -51,7 +52,7 @@ def _message(message: ChatMessage, field: str, transcripts: Transcripts) -> dict
         raise InputError(f"{field}.content", "is missing", "give a string or a list of parts")
     # OpenAI's newer name of the role.
     read = {"role": "system" if message.role == "developer" else message.role, "content": content}
-    return read if message.name is None else {**read, "name": message.name}
+    return {**read, "name": message.name} if names and message.name is not None else read
 
 
 def _part(part: dict[str, Any]) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def read_call(server: Server, body: dict[str, Any]) -> ChatCall:
         raise InputError("stream_options", "is given without stream", "leave it out, or stream")
     return ChatCall(
         model=request.model,
-        messages=omni_messages(request.messages, server.transcripts),
+        messages=omni_messages(request.messages, server.transcripts, names=omni.takes_names),
         arguments=arguments,
         rename=names_in_body(omni, renames),
         format=audio.format if speaks else None,

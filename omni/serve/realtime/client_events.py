@@ -5,7 +5,7 @@ from typing import Any, get_args
 import msgspec
 
 from omni.errors import InputError, OmniError, quoted
-from omni.serve.body import convert
+from omni.serve.body import check_surrogates, convert
 
 
 class ClientEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
@@ -92,6 +92,10 @@ def read_event(text: str) -> AnyClientEvent:
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        try:
+            check_surrogates(text)
+        except InputError as found:
+            raise WrongEvent(found, None) from error
         raise WrongEvent(InputError("event", "is no JSON", "send a JSON object"), None) from error
     if not isinstance(value, dict):
         raise WrongEvent(InputError("event", f"is a JSON {type(value).__name__}", "send a JSON object"), None)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from omni.errors import InputError, quoted
+from omni.errors import InputError, counted, quoted
 from omni.serve.errors import Rename
 from omni.serve.realtime.ids import new_id
 from omni.serve.realtime.items import Item
@@ -31,7 +31,7 @@ class Conversation:
     def check_room(self) -> None:
         """Raises InputError if there is no room for a further item."""
         if len(self._items) >= self._most:
-            raise InputError("conversation", f"has {self._most} items", "delete some")
+            raise InputError("conversation", f"has {counted(self._most, 'item')}", "delete some")
 
     def add(self, item: Item, after: str | None = None, *, held: bool = False) -> str | None:
         """Returns the id of the item before it. after: an item, `ROOT`, or None for the end. held: whether the item's memory is

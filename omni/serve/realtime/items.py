@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from omni.errors import InputError, check_unicode, quoted
+from omni.errors import InputError, check_unicode, counted, quoted
 from omni.media.source import decode_base64
 from omni.serve.body import convert
 from omni.serve.realtime.formats import AudioFormat, Pcm
@@ -182,7 +182,7 @@ def read_sound(data: str, format: AudioFormat, field: str, max_bytes: int, *, le
     """data: base64. Raises InputError."""
     raw = decode_base64(data, field=field, max_bytes=max_bytes)
     if len(raw) % format.width:
-        raise InputError(field, f"has {len(raw)} bytes, no whole number of samples", "send 16-bit samples")
+        raise InputError(field, f"has {counted(len(raw), 'byte')}, no whole number of samples", "send 16-bit samples")
     if 1000 * len(raw) < least_ms * format.rate * format.width:
         raise InputError(field, f"is shorter than {least_ms} ms", "send more sound")
     return format.decode(raw)

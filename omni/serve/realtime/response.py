@@ -77,6 +77,7 @@ class Response:
         self._status = "in_progress"
         self._details: StatusDetails | None = None
         self._usage: ResponseUsage | None = None
+        self._prompt_tokens = self._text_tokens = 0
 
     @property
     def kept(self) -> bool:
@@ -138,6 +139,8 @@ class Response:
         return prompt_bound(settings.truncation, limit, counted)
 
     async def _take(self, output: Output) -> None:
+        self._prompt_tokens = output.prompt_tokens
+        self._text_tokens += len(output.tokens)
         if not self._begun:
             self._begin()
         if output.text:
@@ -201,6 +204,16 @@ class Response:
     def _end(self, status: str, details: StatusDetails | None) -> None:
         self._status, self._details = status, details
         self.item.status = "completed" if status == "completed" else "incomplete"
+        if self._usage is None:
+            # It was ended: stages count the tokens of speech, and those found in the cache, at their own end.
+            read, written = self._prompt_tokens, self._text_tokens
+            self._usage = ResponseUsage(
+                total_tokens=read + written,
+                input_tokens=read,
+                output_tokens=written,
+                input_token_details=InputTokens(cached_tokens=0),
+                output_token_details=OutputTokens(text_tokens=written, audio_tokens=0),
+            )
 
     def _finish(self) -> None:
         if self._begun:

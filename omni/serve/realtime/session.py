@@ -25,6 +25,7 @@ from omni.serve.realtime.client_events import (
     read_event,
 )
 from omni.serve.realtime.conversation import Conversation
+from omni.serve.realtime.item_media import check_media
 from omni.serve.realtime.items import Item, read_item
 from omni.serve.realtime.listener import TurnListener
 from omni.serve.realtime.memory import SessionMemory
@@ -155,6 +156,7 @@ class RealtimeSession:
     async def _create_item(self, event: CreateItem) -> None:
         most = self._server.options.max_session_bytes
         item = await asyncio.to_thread(read_item, event.item, self._settings.input_format, "item", most)
+        await check_media(self._server, item, "item")
         before = self._conversation.add(item, event.previous_item_id)
         self._channel.put(ItemAdded(item=item.described(), previous_item_id=before))
         self._channel.put(ItemDone(item=item.described(), previous_item_id=before))

@@ -18,7 +18,7 @@ from websockets.exceptions import InvalidStatus
 from omni.errors import ConfigError, InputError, OverloadedError
 from omni.frontend.limit import LongPromptError
 from omni.serve import create_app
-from omni.serve.errors import HttpError, renamed, reported
+from omni.serve.errors import ENGINE_FAILED, HttpError, renamed, reported
 from tests.support.echo_family import BREAK_LOOP, OPENED, eventually
 from tests.support.http_server import Served, echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
@@ -67,11 +67,33 @@ def test_an_unknown_model_is_named(client: OpenAI) -> None:
         client.models.retrieve("other")
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v2/none", 404), ("GET", CHAT, 405)])
-def test_unknown_paths_have_errors_of_the_same_shape(echo: Served, method: str, path: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("path", "status", "code"), [("/v2/none", 404, "not_found"), (CHAT, 405, "method_not_allowed")]
+)
+def test_unknown_paths_have_errors_of_the_same_shape(echo: Served, path: str, status: int, code: str) -> None:
     response = echo.get(path)
-    assert response.status_code == status
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (rb'{"messages": [{"role": "user", "content": "a\ud800"}]}', "messages[0].content"),
+        (
+            rb'{"messages": [{"role": "user", "content": [{"type": "text", "text": "\udc00b"}]}]}',
+            "messages[0].content[0].text",
+        ),
+        (b'{"user": "\xed\xa0\x80"}', "user"),
+        (rb'{"metadata": {"\ud800": 1}}', "metadata.\\ud800"),
+        (rb'["\ud800"]', "[0]"),
+    ],
+)
+def test_a_lone_surrogate_is_named_by_its_field(echo: Served, body: bytes, param: str) -> None:
+    response = echo.post(CHAT, content=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, param, "invalid_value")
+    assert "surrogate" in error["message"]
 
 
 CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -286,22 +308,28 @@ def test_files_are_opened_below_the_allowed_folder_alone(
     assert "messages[0].content[0].audio_url" in response.json()["error"]["message"]
 
 
-def test_a_dead_engine_is_not_healthy(echo_folder: Path) -> None:
+def test_a_dead_engine_is_not_healthy(echo_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with served(echo_omni(echo_folder)) as doomed:
         assert doomed.get("/health").status_code == 200
         dies = {"model": "tiny", "messages": [{"role": "user", "content": f"a{BREAK_LOOP}"}]}
-        assert doomed.post(CHAT, json=dies).status_code == 503
+        died = doomed.post(CHAT, json=dies, headers={"x-request-id": "said-here"})
+        assert died.status_code == 503
         health = doomed.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "failed")
         again = doomed.post(CHAT, json=HELLO)
         assert (again.status_code, again.json()["error"]["code"]) == (503, "engine_failed")
-        assert again.headers["retry-after"] == "1"
+        # Nothing gets better, and what failed is for the log.
+        assert "retry-after" not in again.headers
+        for response in (died, again):
+            assert response.json()["error"]["message"] == ENGINE_FAILED
+    assert any("said-here" in line and "boom" in line for line in caplog.messages)
 
 
 def test_a_bug_of_a_plugin_says_nothing_of_itself(echo: Served, caplog: pytest.LogCaptureFixture) -> None:
     response = echo.post(CHAT, json={"model": "tiny", "messages": [{"role": "user", "content": "crash"}]})
     assert response.status_code == 500
     assert response.json()["error"]["type"] == "server_error"
+    assert "a bug" not in response.text
     assert any("a bug" in line for line in caplog.messages)
 
 

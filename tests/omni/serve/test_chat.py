@@ -305,3 +305,14 @@ def test_no_field_means_two_things() -> None:
     assert not names & (IGNORED | OFF.keys())
     assert not set(SamplingParams.__struct_fields__) & (IGNORED | OFF.keys())
     assert names & set(SamplingParams.__struct_fields__) == {"logprobs"}
+
+
+def test_a_participant_has_a_name_without_an_effect(echo: Served) -> None:
+    """The model does not distinguish speakers."""
+    messages: Any = [
+        {"role": "system", "name": "rules", "content": "a"},
+        {"role": "user", "name": "Ann", "content": "b"},
+    ]
+    with echo.client() as client:
+        answer = client.chat.completions.create(model="tiny", messages=messages)
+    assert answer.choices[0].message.content == "a|b"

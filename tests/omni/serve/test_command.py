@@ -15,13 +15,15 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from omni import AsyncOmni
 from omni.cli import app
 from omni.cli.serve import voice_table
 from omni.errors import ConfigError, StageError
 from omni.serve.options import ServeOptions
 from omni.serve.run import bound, serve
 from tests.omni.cli.echo_program import environment, program
-from tests.support.http_server import echo_omni, served
+from tests.support.echo_family import BREAK_LOOP, echo_plugins
+from tests.support.http_server import STRICT, echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
 
 ENDLESS: dict[str, Any] = {
@@ -113,6 +115,47 @@ def test_a_port_in_use_is_reported_before_a_model_is_loaded() -> None:
         other.listen()
         result = CliRunner().invoke(app, ["serve", "no-model", "--port", str(other.getsockname()[1])])
     assert (result.exit_code, "cannot listen at 127.0.0.1" in result.stderr) == (1, True)
+
+
+def test_a_failed_engine_ends_the_server_with_an_error(echo_folder: Path) -> None:
+    """What was under way is answered, so that systemd or Kubernetes starts another server."""
+    with serving(echo_folder) as (process, url):
+        body = {"model": "echo", "messages": [{"role": "user", "content": f"a{BREAK_LOOP}"}]}
+        response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_SECONDS)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_failed")
+        assert process.stderr is not None
+        said = process.stderr.read()
+        assert process.wait(PATIENCE_SECONDS) == 1
+        assert "error: stage 'engine' failed" in said
+        assert "boom" in said
+
+
+def test_a_device_that_is_not_here_is_refused_before_anything_is_read(
+    echo_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the engine would have a process of its own."""
+
+    def read(*arguments: object, **options: object) -> None:
+        raise AssertionError("the checkpoint is read")
+
+    monkeypatch.setattr("omni.api.load.open_checkpoint", read)
+    for device in ("cuda:77", None):
+        overrides = {**STRICT, "engine.process": "process", **({} if device else {"engine.device": "cuda:77"})}
+        with pytest.raises(ConfigError, match="'cuda:77' does not exist here"):
+            AsyncOmni(echo_folder, device=device, plugins=echo_plugins(), overrides=overrides)
+
+
+def test_an_unknown_voice_is_refused_before_weights_are_read(echo_folder: Path) -> None:
+    """The process, up to the engine, which would read them."""
+    code = "import omni.api.load\ndef read(*given): raise SystemExit('the weights are read')\n"
+    code += "omni.api.load.build_engine = read"
+    command = [*program(at="omni.serve.run", code=code), "serve", str(echo_folder), "--device", "cpu", "--port", "0"]
+    for voice, words in (("nobody", "--voice alloy: 'nobody' is no voice of this model"), ("low", "the weights are")):
+        done = subprocess.run(
+            [*command, "--voice", f"alloy={voice}"], capture_output=True, text=True, env=environment(), check=False
+        )
+        assert done.returncode == 1
+        assert words in done.stderr
 
 
 @pytest.mark.parametrize("given", ["alloy", "=low", "alloy="])

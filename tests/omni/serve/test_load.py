@@ -119,6 +119,29 @@ def test_more_than_there_is_place_for_is_refused(small: Served) -> None:
     small.assert_nothing_held()
 
 
+def test_more_answers_than_there_are_places_are_never_taken(small: Served) -> None:
+    """A retry would not help: the client gets the bound."""
+    for path, body, param in (
+        ("/v1/chat/completions", {**HELLO, "n": 3}, "n"),
+        ("/v1/completions", {"model": "tiny", "prompt": "x", "n": 3}, "n"),
+        ("/v1/completions", {"model": "tiny", "prompt": ["x", "y", "z"]}, "prompt"),
+    ):
+        response = small.post(path, json=body)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["message"] == f"{param}: asks for 3 answers; ask for at most 2 in one request"
+        assert error["param"] == param
+    small.assert_nothing_held()
+
+
+def test_one_answer_under_way_is_singular(small: Served) -> None:
+    with _connected(small, ENDLESS):
+        assert eventually(lambda: small.server.limits.in_flight == 1)
+        error = small.post("/v1/chat/completions", json={**HELLO, "n": 2}).json()["error"]
+        assert error["message"].startswith("1 answer is under way, of 2; ")
+    small.assert_nothing_held()
+
+
 def test_the_sdk_retries_after_the_time_in_retry_after(small: Served) -> None:
     refused = small.server.limits.refused
     with _connected(small, {**ENDLESS, "n": 2}) as connection, small.client(retries=1) as client:
@@ -156,7 +179,7 @@ def test_an_error_in_a_stream_is_its_last_event(echo: Served) -> None:
         messages: Any = [{"role": "user", "content": f"hello{BREAK}"}]
         texts: list[str] = []
         chunks = client.chat.completions.create(model="tiny", messages=messages, stream=True)
-        with pytest.raises(APIError, match="a broken character") as error:
+        with pytest.raises(APIError, match="its log has the error") as error:
             texts.extend(chunk.choices[0].delta.content or "" for chunk in chunks)
         assert error.value.code == "internal_error"
         assert "".join(texts) == "hell"

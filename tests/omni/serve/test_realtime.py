@@ -396,6 +396,11 @@ def test_a_cancelled_response_frees_its_request(voiced: Served) -> None:
             await client.send(type="response.cancel", response_id=client.of("response.created")[0].response.id)
             response = (await client.until("response.done")).response
             assert (response.status, response.status_details.reason) == ("cancelled", "client_cancelled")
+            # Of the prompt, a token for each character, and what was written so far.
+            usage = response.usage
+            assert usage.input_tokens == len("hello world, how are you")
+            assert usage.output_tokens == usage.output_token_details.text_tokens > 0
+            assert usage.total_tokens == usage.input_tokens + usage.output_tokens
             assert voiced.server.limits.in_flight == 0
             assert (await client.wrong(type="response.cancel")).code == "response_cancel_not_active"
 

@@ -5,6 +5,7 @@ import base64
 import json
 import random
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,10 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Origin, Subprotocol
 
+from omni.media import load_image
 from tests.support.echo_family import BREAK, eventually
 from tests.support.http_server import Served, echo_omni, served
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.realtime import Client, session, silence, speech
 
 MESSAGE: dict[str, Any] = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]}
@@ -183,13 +186,72 @@ def test_an_answer_that_fails_says_why_and_the_session_goes_on(tidy: Served) -> 
             assert failed.output[0].status == "incomplete"
             await client.send(type="conversation.item.delete", item_id="bad")
             await client.send(type="conversation.item.delete", item_id=failed.output[0].id)
-            picture = [{"type": "input_image", "image_url": "file:///etc/passwd"}]
-            await client.say("x", id="seen", content=picture)
-            refused = await client.respond()
-            assert "item seen.content[0].image_url" in refused.status_details.error.message
-            await client.send(type="conversation.item.delete", item_id="seen")
             await client.say("well")
             assert (await client.respond()).status == "completed"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "words"),
+    [
+        ({"type": "input_image", "image_url": "data:image/png;base64,aGVsbG8="}, "image_url", "is not a picture"),
+        ({"type": "input_image", "image_url": "file:///etc/passwd"}, "image_url", "local files are not opened"),
+        ({"type": "input_image", "image_url": "http://example.com/x.png"}, "image_url", "not downloaded"),
+    ],
+)
+def test_a_bad_medium_is_no_item(tidy: Served, picture: str, part: dict[str, str], field: str, words: str) -> None:
+    async def main() -> None:
+        async with session(tidy) as client:
+            await client.manual()
+            good = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": picture}]
+            event = {"type": "message", "role": "user", "content": [*good, part], "id": "bad"}
+            error = await client.wrong(type="conversation.item.create", item=event, event_id="mine")
+            assert (error.event_id, error.param) == ("mine", f"item.content[2].{field}")
+            assert error.message.startswith(f"item.content[2].{field}: ")
+            assert words in error.message
+            assert (await client.wrong(type="conversation.item.retrieve", item_id="bad")).param == "item_id"
+            await client.say("x", content=good)
+            response = await client.respond()
+            assert response.output[0].content[0].transcript == "a|<6x4>"
+
+    asyncio.run(main())
+
+
+def test_a_sound_that_is_too_long_is_no_item(echo_folder: Path) -> None:
+    async def main(server: Served) -> None:
+        async with session(server) as client:
+            sound = base64.b64encode(silence(0.6).tobytes()).decode()
+            item = {"type": "message", "role": "user", "content": [{"type": "input_audio", "audio": sound}]}
+            error = await client.wrong(type="conversation.item.create", item=item)
+            assert (error.param, "is too long" in error.message) == ("item.content[0].audio", True)
+
+    with served(echo_omni(echo_folder, **{"frontend.media.max_audio_seconds": 0.5})) as it:
+        asyncio.run(main(it))
+
+
+def test_a_medium_is_read_beside_the_event_loop(tidy: Served, picture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another client is answered while it is."""
+    reading, release = threading.Event(), threading.Event()
+    load = load_image
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        reading.set()
+        assert release.wait(PATIENCE_SECONDS)
+        return load(*arguments, **options)
+
+    monkeypatch.setattr("omni.frontend.messages.load_image", slow)
+
+    async def main() -> None:
+        async with session(tidy) as client:
+            await client.manual()
+            saying = asyncio.create_task(client.say("x", content=[{"type": "input_image", "image_url": picture}]))
+            assert await asyncio.to_thread(reading.wait, PATIENCE_SECONDS)
+            async with session(tidy) as other:
+                await other.manual(output_modalities=["text"])
+            assert not saying.done()
+            release.set()
+            await saying
 
     asyncio.run(main())
 

@@ -113,8 +113,8 @@ def test_compressed_files_are_heard(echo: Served, format: str) -> None:
         ({"response_format": "srt"}, "response_format", "use one of json, text, verbose_json"),
         ({"temperature": "-1"}, "temperature", "out of range"),
         ({"temperature": "warm"}, "temperature", "float"),
-        ({"timestamp_granularities[]": ["word", "segment"]}, "timestamp_granularities[]", "not known here"),
-        ({"include[]": "logprobs"}, "include[]", "not known here"),
+        ({"timestamp_granularities[]": ["word", "segment"]}, "timestamp_granularities[]", "no timestamps"),
+        ({"include[]": "logprobs"}, "include[]", "no log-probabilities"),
         ({"stream": "perhaps"}, "stream", "bool"),
     ],
 )
