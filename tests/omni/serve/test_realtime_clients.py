@@ -1,6 +1,7 @@
 """LiveKit's and Pipecat's realtime services, unchanged, against a server. They are in the extra `clients`."""
 
 import asyncio
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from omni import AsyncOmni
 from tests.support.echo_family import SAMPLES
-from tests.support.http_server import Served, echo_omni, served
+from tests.support.http_server import STRICT, Served, echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.realtime import silence, speech
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_omni import SHAPE, tiny_plugins
 
 pytestmark = [
     pytest.mark.clients,
@@ -26,8 +30,37 @@ def voiced(echo_folder: Path) -> Iterator[Served]:
         yield it
 
 
-def test_livekit_talks(voiced: Served) -> None:
-    """A turn that the server finds, then one that the program asks for."""
+@pytest.fixture(scope="module")
+def talker() -> Iterator[Served]:
+    """A tiny Qwen3-Omni: it speaks for its limit, and writes up to it."""
+    limits: dict[str, object] = {
+        **STRICT,
+        "talker.sampling.max_tokens": 21,
+        "talker.sampling.temperature": 0.0,
+        "thinker.sampling.max_tokens": 8,
+        "thinker.sampling.temperature": 0.0,
+    }
+    folder = tiny_checkpoint(3, max_positions=256, **SHAPE)
+    with served(AsyncOmni(folder, device="cpu", plugins=tiny_plugins(), overrides=limits)) as it:
+        yield it
+
+
+def answered(it: Served, text: str) -> tuple[str, int]:
+    """The answer to a text through the SDK, and its samples at 24 kHz."""
+    messages: Any = [{"role": "system", "content": "be kind"}, {"role": "user", "content": text}]
+    audio: Any = {"voice": "marin", "format": "pcm16"}
+    with it.client() as client:
+        answer = client.chat.completions.create(
+            model="tiny", messages=messages, modalities=["text", "audio"], audio=audio
+        )
+    said = answer.choices[0].message.audio
+    assert said is not None
+    return said.transcript, len(base64.b64decode(said.data)) // 2
+
+
+def livekit_talk(server: Served) -> tuple[tuple[str, int], str, tuple[str, int]]:
+    """The answer to a turn that the server finds, its transcript, and the answer to "hello", which the program asks for. Of
+    answers, the text and the number of samples."""
     from livekit import rtc
     from livekit.agents import llm, utils
     from livekit.plugins import openai
@@ -41,12 +74,12 @@ def test_livekit_talks(voiced: Served) -> None:
                 samples += frame.samples_per_channel
         return text, samples
 
-    async def main() -> None:
+    async def main() -> tuple[tuple[str, int], str, tuple[str, int]]:
         async with utils.http_context.open(), asyncio.timeout(PATIENCE_SECONDS):
             model = openai.realtime.RealtimeModel(
                 model="tiny",
                 voice="marin",
-                base_url=f"{voiced.url}/v1",
+                base_url=f"{server.url}/v1",
                 api_key="x",
             )
             session = model.session()
@@ -61,27 +94,48 @@ def test_livekit_talks(voiced: Served) -> None:
             sound = np.concatenate([silence(0.6), speech(0.6), silence(1.5)])
             for piece in np.split(sound, 90):
                 session.push_audio(rtc.AudioFrame(piece.tobytes(), 24000, 1, len(piece)))
-            text, samples = await spoken(await made.get())
-            assert text.startswith("be kind|<")
-            assert samples == 3 * SAMPLES * len(text)
+            first = await spoken(await made.get())
             while not (transcript := await heard.get()).is_final:
                 pass
-            assert "Transcribe the speech." in transcript.transcript
             context = llm.ChatContext.empty()
             context.add_message(role="user", content="hello")
             await session.update_chat_ctx(context)
-            text, _ = await spoken(await session.generate_reply())
-            assert text == "be kind|hello"
+            second = await spoken(await session.generate_reply())
             await session.aclose()
             await model.aclose()
             assert not errors
+            return first, transcript.transcript, second
 
-    asyncio.run(main())
+    return asyncio.run(main())
 
 
-def test_pipecat_talks(voiced: Served) -> None:
-    """A turn that the server finds."""
-    from pipecat.frames.frames import EndFrame, Frame, InputAudioRawFrame, TTSAudioRawFrame, TTSTextFrame
+def test_livekit_talks(voiced: Served) -> None:
+    (text, samples), transcript, (second, _) = livekit_talk(voiced)
+    assert text.startswith("be kind|<")
+    assert samples == 3 * SAMPLES * len(text)
+    assert "Transcribe the speech." in transcript
+    assert second == "be kind|hello"
+
+
+def test_livekit_talks_to_a_tiny_model(talker: Served) -> None:
+    (text, samples), transcript, second = livekit_talk(talker)
+    expected = answered(talker, "hello")
+    assert second == expected
+    assert samples == expected[1] > 0
+    assert text
+    assert transcript
+
+
+def pipecat_talk(server: Served) -> tuple[str, int]:
+    """The answer to a turn that the server finds: its text and the number of samples."""
+    from pipecat.frames.frames import (
+        EndFrame,
+        Frame,
+        InputAudioRawFrame,
+        LLMFullResponseEndFrame,
+        TTSAudioRawFrame,
+        TTSTextFrame,
+    )
     from pipecat.pipeline.pipeline import Pipeline
     from pipecat.pipeline.runner import PipelineRunner
     from pipecat.pipeline.task import PipelineTask
@@ -91,6 +145,7 @@ def test_pipecat_talks(voiced: Served) -> None:
 
     texts: list[str] = []
     samples: list[int] = []
+    over = asyncio.Event()
 
     class Sink(FrameProcessor):  # type: ignore[misc]
         async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
@@ -99,6 +154,8 @@ def test_pipecat_talks(voiced: Served) -> None:
                 texts.append(frame.text)
             if isinstance(frame, TTSAudioRawFrame):
                 samples.append(len(frame.audio) // 2)
+            if isinstance(frame, LLMFullResponseEndFrame):
+                over.set()
             await self.push_frame(frame, direction)
 
     async def main() -> None:
@@ -108,7 +165,7 @@ def test_pipecat_talks(voiced: Served) -> None:
         )
         service = OpenAIRealtimeLLMService(
             api_key="x",
-            base_url=f"{voiced.url.replace('http', 'ws')}/v1/realtime",
+            base_url=f"{server.url.replace('http', 'ws')}/v1/realtime",
             settings=OpenAIRealtimeLLMService.Settings(model="tiny", session_properties=properties),
         )
         task = PipelineTask(Pipeline([service, Sink()]), cancel_on_idle_timeout=False)
@@ -119,12 +176,21 @@ def test_pipecat_talks(voiced: Served) -> None:
             sound = np.concatenate([silence(0.6), speech(0.6), silence(0.9)])
             for piece in np.split(sound, 70):
                 await task.queue_frame(InputAudioRawFrame(piece.tobytes(), 24000, 1))
-            while not "".join(texts).endswith("samples>"):
-                await asyncio.sleep(0.01)
+            await over.wait()
             await task.queue_frame(EndFrame())
             await running
 
     asyncio.run(main())
-    text = "".join(texts)
+    return "".join(texts), sum(samples)
+
+
+def test_pipecat_talks(voiced: Served) -> None:
+    text, samples = pipecat_talk(voiced)
     assert text.startswith("be kind|<")
-    assert sum(samples) == 3 * SAMPLES * len(text)
+    assert samples == 3 * SAMPLES * len(text)
+
+
+def test_pipecat_talks_to_a_tiny_model(talker: Served) -> None:
+    text, samples = pipecat_talk(talker)
+    assert text
+    assert samples == answered(talker, "hello")[1] > 0
