@@ -14,7 +14,7 @@ With `--serve`, the same requests then go over HTTP to `omni serve` in a process
 the client sees them: HTTP, JSON and base64 are the neighbour, called `http`, and with an encoder `http mp3`. Compare both with
 `quiet`. In `http media` each request also has such a photograph and two seconds of sound, which the server downloads from another
 process on the host, from no other address; in `http data` the same bytes are within the request. Both prepare and encode more than
-`quiet` does: compare them with each other.
+`quiet` does, and have longer prompts: compare them with `media`, the requests of `http data` through `AsyncOmni`, without HTTP.
 
 With `--timeline FILE`, which cuts graphs at phases and costs time, also the time from one decode step to the next on the device, of
 thinker and talker, in all rounds: neighbours delay no token where it is that of `quiet`. Compare real-time factors of runs without
@@ -64,6 +64,8 @@ NEIGHBOURS = ("quiet", "python 1", "python 4", "hash 8", "pictures 64")
 _STAGES = ("thinker", "talker")
 _SERVED = {"http": "pcm16", "http mp3": "mp3", "http data": "pcm16", "http media": "pcm16"}
 """Formats by neighbour, of requests to a server."""
+_WITH_MEDIA = ("media", "http data", "http media")
+"""Neighbours whose requests have a picture and a sound."""
 _PHOTOGRAPHS = 8
 
 
@@ -111,9 +113,9 @@ def recording(salt: int) -> bytes:
 
 
 class RequestMedia:
-    """The pictures and sounds of requests to a server. host: has all `files`."""
+    """The pictures and sounds of requests. host: has all `files`; None if nothing is downloaded."""
 
-    def __init__(self, files: Mapping[str, bytes], host: MediaHost) -> None:
+    def __init__(self, files: Mapping[str, bytes], host: MediaHost | None = None) -> None:
         self._files = files
         self._host = host
 
@@ -124,7 +126,7 @@ class RequestMedia:
 
     def content(self, neighbour: str, message: str) -> str | list[dict[str, object]]:
         """The message as it is sent. Which files it has follows from its text."""
-        if neighbour not in ("http data", "http media"):
+        if neighbour not in _WITH_MEDIA:
             return message
         number = int(message.strip(".").split()[-1]) % _PHOTOGRAPHS
         picture, sound = (self._url(neighbour, f"{number}.{ending}") for ending in ("jpg", "wav"))
@@ -136,6 +138,7 @@ class RequestMedia:
 
     def _url(self, neighbour: str, name: str) -> str:
         if neighbour == "http media":
+            assert self._host is not None
             return f"{self._host.url}/{name}"
         kind = {"jpg": "image/jpeg", "wav": "audio/wav"}[name[-3:]]
         return f"data:{kind};base64,{base64.b64encode(self._files[name]).decode()}"
@@ -174,6 +177,7 @@ class Neighbours:
         kind, _, number = neighbour.partition(" ")
         works: dict[str, tuple[Callable[[], None], int]] = {
             "quiet": (python, 0),
+            "media": (python, 0),
             "python": (python, int(number or 0)),
             "hash": (digest, int(number or 0)),
             "pictures": (pictures, 1),
@@ -223,9 +227,10 @@ async def hear(sounds: AsyncIterator[float]) -> Heard:
     return Heard(first, last, speech, silence)
 
 
-def speaker(omni: AsyncOmni) -> Speak:
+def speaker(omni: AsyncOmni, media: RequestMedia, neighbour: str) -> Speak:
     async def speak(message: str, sampling: dict[str, SamplingParams]) -> AsyncIterator[float]:
-        async for output in omni.generate(message, modalities=("text", "audio"), sampling=sampling):
+        messages = [{"role": "user", "content": media.content(neighbour, message)}]
+        async for output in omni.generate(messages, modalities=("text", "audio"), sampling=sampling):
             if output.audio is not None and output.sample_rate is not None:
                 yield len(output.audio) / output.sample_rate
 
@@ -259,11 +264,18 @@ async def measure(arguments: argparse.Namespace, folder: str, speech: FamilySpee
     async with AsyncOmni(folder, load_format="dummy", overrides=overrides, **given) as omni:
         started = time.perf_counter() - start
         neighbours = Neighbours(build_frontend(omni.pipeline, Checkpoint(folder)))
+        media = RequestMedia(RequestMedia.made() if arguments.serve else {})
         for requests in arguments.concurrency:
-            speak = speaker(omni)
-            await talk(speak, speech, requests, 4, round(speech.second), 1)
-            for number, neighbour in enumerate(arguments.neighbours):
+            rows = list(enumerate(arguments.neighbours))
+            if arguments.serve:
+                # Of the same texts as the server's requests.
+                rows.append((0, "media"))
+            await talk(speaker(omni, media, rows[0][1]), speech, requests, 4, round(speech.second), 1)
+            for number, neighbour in rows:
                 made = []
+                speak = speaker(omni, media, neighbour)
+                if neighbour == "media":
+                    await talk(speak, speech, requests, 4, round(speech.second), 1)
                 with neighbours.beside(neighbour):
                     began = time.perf_counter_ns()
                     for turn in range(arguments.rounds):

@@ -317,7 +317,7 @@ def test_neighbour_measures_the_engine_and_the_server(
     numbers = json.loads(file.read_text())["numbers"]
     assert [one["neighbour"] for one in numbers] == [
         "quiet",
-        *["http", "http mp3", "http data", "http media"] * served,
+        *["media", "http", "http mp3", "http data", "http media"] * served,
     ]
     for one in numbers:
         assert one["requests"] == 2
@@ -329,6 +329,17 @@ def test_neighbour_measures_the_engine_and_the_server(
         assert one["steps"]
         for steps in one["steps"].values():
             assert 0 < steps["p50"] <= steps["p99"]
+
+
+def test_neighbour_gives_media_with_and_without_http_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    neighbour = importlib.import_module("neighbour")
+    media = neighbour.RequestMedia({"1.jpg": b"a", "1.wav": b"b"})
+    message = "Tell me about the number 2001."
+    content = media.content("media", message)
+    assert [part["type"] for part in content] == ["image_url", "audio_url", "text"]
+    assert content == media.content("http data", message)
+    assert media.content("quiet", message) == media.content("http", message) == message
 
 
 def test_sound_files_are_the_same_from_threads_and_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
