@@ -9,7 +9,7 @@ from contextlib import suppress
 import msgspec
 
 from omni.api import AsyncOmni
-from omni.errors import OmniError
+from omni.errors import OmniError, shortened
 from omni.serve.errors import ENGINE_FAILED
 from omni.serve.limits import ServeLimits
 
@@ -97,9 +97,9 @@ class ActivityFeed:
         in_flight = self._limits.in_flight
         try:
             usage, counters = self._omni.usage(), self._omni.counters()
-        except OmniError:
+        except OmniError as error:
             self._before = None
-            return Activity(at=time.perf_counter(), in_flight=in_flight, stages={}, error=ENGINE_FAILED)
+            return Activity(at=time.perf_counter(), in_flight=in_flight, stages={}, error=shortened(str(error)))
         now = time.perf_counter()
         since, before = self._before or (now, counters)
         self._before = now, counters
