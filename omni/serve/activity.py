@@ -107,8 +107,8 @@ class ActivityFeed:
             name: StageActivity(usage=held, rates=_rates(counters.get(name, {}), before.get(name, {}), now - since))
             for name, held in usage.items()
         }
-        error = ENGINE_FAILED if self._omni.failure is not None else None
-        return Activity(at=now, in_flight=in_flight, stages=stages, error=error)
+        failed = ENGINE_FAILED if self._omni.failure is not None else None
+        return Activity(at=now, in_flight=in_flight, stages=stages, error=failed)
 
 
 def _rates(now: Mapping[str, int], before: Mapping[str, int], seconds: float) -> dict[str, float]:
