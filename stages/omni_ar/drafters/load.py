@@ -25,8 +25,10 @@ def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> D
     assert isinstance(options, ArOptions)
     name = options.drafter
     if name is None:
-        if options.drafter_args:
-            raise ConfigError(f"{stage}.drafter_args", "is given without a drafter", f"set {stage}.drafter too")
+        given = {name: getattr(options, name) for name in ("drafter_args", "draft_tokens", "adaptive_drafts")}
+        for field, value in given.items():
+            if value is not None and value != {}:
+                raise ConfigError(f"{stage}.{field}", "is given without a drafter", f"set {stage}.drafter too")
         return None
     if name not in entries:
         known = ", ".join(sorted(entries)) or "none"
@@ -41,7 +43,7 @@ def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> D
     if context.ranks is not None and context.ranks.pipeline is not None and not context.ranks.pipeline.last:
         context = replace(context, device=MetaDevice(), load_format="dummy")
     setup = DraftSetup(
-        drafts=options.draft_tokens,
+        drafts=options.drafts,
         vocab_size=shape.vocab_size,
         max_model_len=max_model_len,
         model=model,

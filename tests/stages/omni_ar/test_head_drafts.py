@@ -1,6 +1,9 @@
 """Trained heads in the steps of a stage: tokens do not change, and each draft is that of a head that sees the whole text."""
 
+import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,6 +73,24 @@ def test_drafts_are_those_of_the_head_run_from_the_start(kind: str, drafts: int,
             verified, accepted = verified + tried, accepted + right
             found = driver.counter("drafted_tokens"), driver.counter("accepted_drafts")
             assert found == (verified, accepted), (in_flight, prompt)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_head_drafts_within_its_own_positions(tmp_path: Path, adaptive: bool):
+    """Published heads have fewer than their stage: rows that are longer have no drafts, and tokens do not change."""
+    head, positions, drafts = trained("eagle3"), 20, 3
+    folder = shutil.copytree(str(head.args["model"]), tmp_path / "head")
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": positions}
+    (folder / "config.json").write_text(json.dumps(config))
+    driver = driver_of(replace(head, args={"model": str(folder)}), drafts=drafts, adaptive_drafts=adaptive)
+    counts = [head.counts(text, drafts, positions) for text in range(len(PROMPTS))]
+    assert counts != [head.counts(text, drafts) for text in range(len(PROMPTS))]
+    for number, prompt in enumerate(PROMPTS):
+        expected = head.texts[number][len(prompt) :]
+        assert answers(driver, [prompt], max_tokens=MOST) == [expected]
+    found = driver.counter("drafted_tokens"), driver.counter("accepted_drafts")
+    most = tuple(map(sum, zip(*counts, strict=True)))
+    assert 0 < found[0] <= most[0] if adaptive else found == most
 
 
 @pytest.mark.parametrize("kind", KINDS)
