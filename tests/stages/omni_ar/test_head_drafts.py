@@ -17,6 +17,9 @@ from omni.testing.simulation.late import LateDevice
 from omni_ar.drafters import ModelDrafter
 from omni_ar.layers.parallel import partitioned
 from omni_ar.options import ArOptions
+from omni_ar.run.plan import StepPlan
+from omni_ar.run.request import ArRequest
+from omni_ar.run.scheduler import Scheduler
 from tests.support.ar_driver import ArDriver
 from tests.support.head_rows import HeadRows
 from tests.support.ranks import on_ranks
@@ -73,6 +76,29 @@ def test_drafts_are_those_of_the_head_run_from_the_start(kind: str, drafts: int,
             verified, accepted = verified + tried, accepted + right
             found = driver.counter("drafted_tokens"), driver.counter("accepted_drafts")
             assert found == (verified, accepted), (in_flight, prompt)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_drafts_again_behind_steps_without_drafts(kind: str, monkeypatch: pytest.MonkeyPatch):
+    """From new features: those of before are too far behind its newest token."""
+    compose, head, seen = Scheduler._compose, trained(kind), list[tuple[int, int]]()
+    driver = driver_of(head, drafts=3, max_in_flight=1)
+
+    def in_turn(self: Scheduler, alone: ArRequest | None) -> StepPlan | None:
+        for request in driver.worker.requests.values():
+            request.wanted_drafts = 0 if 5 <= len(request.outputs) < 10 else 3
+        plan = compose(self, alone)
+        if plan is not None:
+            seen.extend((plan.drafts, request.drafts.steps) for request in plan.decodes)
+        return plan
+
+    monkeypatch.setattr(Scheduler, "_compose", in_turn)
+    for text, prompt in zip(head.texts, PROMPTS, strict=True):
+        seen.clear()
+        assert answers(driver, [prompt], max_tokens=MOST) == [text[len(prompt) :]]
+        without = [steps for drafts, steps in seen if not drafts]
+        assert len(without) >= 2
+        assert seen[-1][1] > without[-1], "it does draft again"
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
