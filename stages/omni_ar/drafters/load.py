@@ -25,9 +25,13 @@ def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> D
     assert isinstance(options, ArOptions)
     name = options.drafter
     if name is None:
-        given = {name: getattr(options, name) for name in ("drafter_args", "draft_tokens", "adaptive_drafts")}
-        for field, value in given.items():
-            if value is not None and value != {}:
+        given = {
+            "drafter_args": bool(options.drafter_args),
+            "draft_tokens": options.draft_tokens is not None,
+            "adaptive_drafts": options.adaptive_drafts is not None,
+        }
+        for field, is_given in given.items():
+            if is_given:
                 raise ConfigError(f"{stage}.{field}", "is given without a drafter", f"set {stage}.drafter too")
         return None
     if name not in entries:
