@@ -9,6 +9,7 @@ import torch
 from omni.errors import InputError, OmniError
 from omni.media import save_wav
 from omni.payload import Payload
+from omni.utils.draft_counts import DraftCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,11 @@ class StageMetrics:
         """None for a stage that generates no tokens."""
         tokens = self.counts.get("tokens")
         return tokens / self.seconds if tokens is not None and self.seconds > 0 else None
+
+    @property
+    def drafts(self) -> DraftCounts:
+        """Speculative decoding: of the request's drafts, in steps that verified any."""
+        return DraftCounts.of(self.counts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import Self
 
 import typer
@@ -86,13 +85,6 @@ def summary(metrics: Metrics) -> str:
     for name, stage in metrics.stages.items():
         rate = stage.tokens_per_second
         if rate is not None:
-            lines.append(f"{name}: {stage.counts['tokens']} tokens, {rate:.1f} tokens/s{_drafts(stage.counts)}")
+            drafts = f", {stage.drafts}" if stage.drafts.steps else ""
+            lines.append(f"{name}: {stage.counts['tokens']} tokens, {rate:.1f} tokens/s{drafts}")
     return "\n".join(lines)
-
-
-def _drafts(counts: Mapping[str, int]) -> str:
-    """Of a stage that has verified drafts for the request."""
-    if not counts.get("drafted_steps"):
-        return ""
-    accepted, drafted, steps = counts["accepted_drafts"], counts["drafted_tokens"], counts["drafted_steps"]
-    return f", {1 + accepted / steps:.2f} tokens per step with drafts ({accepted} of {drafted} accepted)"

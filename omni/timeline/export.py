@@ -8,6 +8,7 @@ import msgspec
 
 from omni.errors import InputError
 from omni.timeline.trace import MAIN, Interval, PhaseSpan, Trace, steps_of
+from omni.utils.draft_counts import DraftCounts
 from omni.utils.files import PathLike, replacing
 
 FORMAT = "omni timeline 3"
@@ -47,7 +48,9 @@ def events_of(trace: Trace) -> Iterator[_Event]:
             if step.token_point is not None:
                 place = threads.run(stage, MAIN)
                 name = {"name": "token point", "cat": "step", "ph": "i", "s": "t"}
-                yield {**name, "ts": _microseconds(step.token_point), **place, "args": {"step": step.number}}
+                drafts = DraftCounts.of(step.numbers).numbers()
+                args = {"step": step.number, **drafts}
+                yield {**name, "ts": _microseconds(step.token_point), **place, "args": args}
 
 
 class _Threads:

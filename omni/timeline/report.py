@@ -8,6 +8,7 @@ import numpy as np
 from omni.device import PhaseCategory
 from omni.timeline.ranks import RankOrder, rank_lines, rank_orders
 from omni.timeline.trace import MAIN, Busy, Interval, PhaseSpan, Step, Trace, decode_pairs, steps_of
+from omni.utils.draft_counts import DraftCounts
 from omni.utils.table import columns
 
 
@@ -114,6 +115,17 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True):
     took: Spread
 
 
+class DraftReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Drafts of the steps whose tokens the host has read. The fields are those of `DraftCounts`, and its totals."""
+
+    stage: str
+    steps: int
+    drafted: int
+    accepted: int
+    acceptance: tuple[float, ...]
+    mean_length: float
+
+
 class LaneReport(msgspec.Struct, frozen=True, kw_only=True):
     """A stream beside the main ones. busy: the time in which one of its phases ran. hidden: the share of it in which the main
     stream of its stage (of any stage, if its stage has none) ran too, so that the stream delayed nothing by itself."""
@@ -149,6 +161,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     decoding: tuple[Decoding, ...]
     lanes: tuple[LaneReport, ...]
     host: tuple[HostReport, ...]
+    drafts: tuple[DraftReport, ...]
     order: LaunchOrder
     ranks: tuple[RankOrder, ...] = ()
 
@@ -167,6 +180,7 @@ def make_report(trace: Trace) -> Report:
         decoding=tuple(one for one in decoding if one is not None),
         lanes=tuple(_lanes(trace)),
         host=tuple(_host(trace)),
+        drafts=tuple(_drafts(trace)),
         order=_launch_order(trace),
         ranks=tuple(rank_orders(trace)),
     )
@@ -214,6 +228,23 @@ def _host(trace: Trace) -> Iterable[HostReport]:
         yield HostReport(stage=stage, name=name, took=Spread.of(lengths))
 
 
+def _drafts(trace: Trace) -> Iterable[DraftReport]:
+    for stage in trace.stages:
+        counts = DraftCounts()
+        for span in trace.host:
+            if span.stage == stage:
+                counts.merge(DraftCounts.of(span.numbers))
+        if counts.mean_length is not None:
+            yield DraftReport(
+                stage=stage,
+                steps=counts.steps,
+                drafted=sum(counts.drafted),
+                accepted=sum(counts.accepted),
+                acceptance=counts.acceptance,
+                mean_length=counts.mean_length,
+            )
+
+
 def _launch_order(trace: Trace) -> LaunchOrder:
     overtaken, broken = 0, 0
     example: tuple[str, str] | None = None
@@ -254,6 +285,8 @@ def report_lines(report: Report) -> Iterator[str]:
         yield f"{report.unfinished} phases had not run when the recording ended, and are not counted"
     for decoding in report.decoding:
         yield from _decoding_lines(decoding)
+    if report.drafts:
+        yield from _draft_lines(report.drafts)
     yield from _phase_lines(report.phases)
     if report.host:
         took = [(one.stage, one.name, str(one.took.count), *_three(one.took)) for one in report.host]
@@ -279,6 +312,17 @@ def _decoding_lines(decoding: Decoding) -> Iterator[str]:
         (f"{decoding.stage}: {decoding.steps} decode steps", *_PERCENTILES),
         [(name, *_three(spread)) for name, spread in lines if spread is not None],
     )
+
+
+def _draft_lines(drafts: Sequence[DraftReport]) -> Iterator[str]:
+    lines = [
+        (
+            *(one.stage, str(one.drafted), str(one.accepted), f"{one.mean_length:.2f}"),
+            " ".join(f"{share:.0%}" for share in one.acceptance),
+        )
+        for one in drafts
+    ]
+    yield from _table(("stage", "drafted", "accepted", "tokens per drafted step", "accepted by position"), lines)
 
 
 def _phase_lines(phases: Sequence[PhaseReport]) -> Iterator[str]:

@@ -16,6 +16,8 @@ AttentionName = Literal["auto", "torch", "triton", "flash_attention", "flashinfe
 MEASURED: Literal["measured"] = "measured"
 MAX_IN_FLIGHT = 8
 """Maximum number of steps in flight."""
+DRAFTS = 3
+"""Number of drafts of a row in one step, at most, where `draft_tokens` gives none."""
 MAX_DRAFTS = 15
 """Maximum number of drafts of a row in one step."""
 
@@ -46,9 +48,9 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pipeline_layers: number of layers of each part with `pipeline_parallel`, in the order of the layers, so that the last number is
     that of rank 0; empty to divide them evenly, `"measured"` to divide them at start so that all parts take the same time.
     drafter: name of the drafter, which guesses tokens that a step verifies together (docs/speculative.md); None for none.
-    draft_tokens: maximum number of drafts of a row in one step; they do not count in `max_num_batched_tokens`. drafter_args:
-    arguments of the drafter. adaptive_drafts: whether a row verifies as many drafts as its recent ones make worthwhile; otherwise
-    as many as there are.
+    draft_tokens: maximum number of drafts of a row in one step; they do not count in `max_num_batched_tokens`; None for 3.
+    drafter_args: arguments of the drafter. adaptive_drafts: whether a row verifies as many drafts as its recent ones make
+    worthwhile; otherwise as many as there are; None for true. All three are refused without a drafter.
     sampling: defaults for parameters that a request does not set.
     """
 
@@ -67,9 +69,9 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     hidden_layers: tuple[int, ...] = ()
     pipeline_layers: tuple[int, ...] | Literal["measured"] = ()
     drafter: str | None = None
-    draft_tokens: int = 3
+    draft_tokens: int | None = None
     drafter_args: Mapping[str, object] = {}
-    adaptive_drafts: bool = True
+    adaptive_drafts: bool | None = None
     sampling: SamplingParams = GREEDY
 
     def __post_init__(self) -> None:
@@ -85,7 +87,7 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ValueError(f"{name} must be at least 1, at most {_MOST:,}")
         if not 1 <= self.max_in_flight <= MAX_IN_FLIGHT:
             raise ValueError(f"max_in_flight must be at least 1, at most {MAX_IN_FLIGHT}")
-        if not 1 <= self.draft_tokens <= MAX_DRAFTS:
+        if self.draft_tokens is not None and not 1 <= self.draft_tokens <= MAX_DRAFTS:
             raise ValueError(f"draft_tokens must be at least 1, at most {MAX_DRAFTS}")
         check_sizes(self.graph_batch_sizes, self.max_num_seqs)
         check_sizes(self.graph_chunk_sizes, self.max_num_batched_tokens, "graph_chunk_sizes", "max_num_batched_tokens")
@@ -95,3 +97,10 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             self.sampling.check("sampling")
         except InputError as error:
             raise ValueError(str(error)) from error
+
+    @property
+    def drafts(self) -> int:
+        """Maximum number of drafts of a row in one step; 0 without a drafter."""
+        if self.drafter is None:
+            return 0
+        return self.draft_tokens if self.draft_tokens is not None else DRAFTS

@@ -158,10 +158,10 @@ class HeadStage(SimulatedStage):
         for made in self.made:
             for text_L, drafts, proposed, room in made.rows():
                 text = next((at for at, ids in enumerate(texts) if ids[: len(text_L)] == text_L), None)
-                count = min(options.draft_tokens, room)
+                count = min(options.drafts, room)
                 if text is None or len(text_L) == len(texts[text]) or options.adaptive_drafts:
                     continue
-                assert proposed == options.draft_tokens, text_L
+                assert proposed == options.drafts, text_L
                 assert drafts[:count] == expected_drafts(options.drafter, text, len(text_L), count), text_L
                 self.counters["checked"] += 1
 

@@ -57,12 +57,13 @@ class Trained:
             features_TD = torch.cat((features_TD, hidden_D[None]))
         return made
 
-    def counts(self, text: int, drafts: int) -> tuple[int, int]:
-        """Verified and accepted drafts of a request alone."""
+    def counts(self, text: int, drafts: int, positions: int = 1000) -> tuple[int, int]:
+        """Verified and accepted drafts of a request alone. positions: of the head; it drafts from no entry behind them."""
         ids, start = self.texts[text], len(PROMPTS[text])
         made, verified, accepted = 1, 0, 0
         while made < MOST:
-            room = min(drafts, MOST - made - 1)
+            entries = start + made - 1
+            room = min(drafts, MOST - made - 1, max(0, positions - entries + 1))
             guesses = self.drafts(text, start + made, room) if room else []
             true = ids[start + made :]
             matched = next((at for at, guess in enumerate(guesses) if guess != true[at]), room)

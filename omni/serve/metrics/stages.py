@@ -11,13 +11,12 @@ from omni.api import AsyncOmni
 from omni.errors import OmniError
 from omni.pipeline import FRONTEND
 from omni.serve.limits import ServeLimits
+from omni.utils.draft_counts import DraftCounts
 
 _PATIENCE_SECONDS = 2.0
 """For the engine's answer, which comes between two turns of its loop."""
 _HITS, _QUERIES, _HELD = "cached_tokens", "prompt_tokens", "cached_blocks"
 """Counters of a stage with a prefix cache. The last is the only one that falls."""
-_DRAFTED, _ACCEPTED = "drafted_tokens", "accepted_drafts"
-"""Counters of a stage with a drafter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +115,9 @@ class StageCollector(Collector):
         )
         queries = CounterMetricFamily("omni_prefix_cache_query_tokens", "Prompt tokens looked up.", labels=("stage",))
         cached = GaugeMetricFamily("omni_prefix_cache_blocks", "Blocks in the prefix cache.", labels=("stage",))
-        drafted = CounterMetricFamily("omni_drafted_tokens", "Drafts that were verified.", labels=("stage",))
-        accepted = CounterMetricFamily("omni_accepted_drafts", "Drafts that became tokens.", labels=("stage",))
+        at = ("stage", "position")
+        drafted = CounterMetricFamily("omni_drafted_tokens", "Drafts that were verified, by position.", labels=at)
+        accepted = CounterMetricFamily("omni_accepted_drafts", "Drafts that became tokens, by position.", labels=at)
         for stage, counts in numbers.counters.items():
             for name, count in counts.items():
                 if name != _HELD:
@@ -125,9 +125,10 @@ class StageCollector(Collector):
             if _HITS in counts and _QUERIES in counts:
                 hits.add_metric((stage,), counts[_HITS])
                 queries.add_metric((stage,), counts[_QUERIES])
-            if _DRAFTED in counts and _ACCEPTED in counts:
-                drafted.add_metric((stage,), counts[_DRAFTED])
-                accepted.add_metric((stage,), counts[_ACCEPTED])
+            drafts = DraftCounts.of(counts)
+            for position in range(len(drafts.drafted)):
+                drafted.add_metric((stage, str(position + 1)), drafts.drafted[position])
+                accepted.add_metric((stage, str(position + 1)), drafts.accepted[position])
             if _HELD in counts:
                 cached.add_metric((stage,), counts[_HELD])
         yield from (done, hits, queries, drafted, accepted, cached)

@@ -126,6 +126,11 @@ class Eagle3Head(DraftModel):
     def feature_shape(self) -> FeatureShape:
         return FeatureShape(layers=self._layers, width=self._decoder.width)
 
+    @property
+    def max_positions(self) -> int:
+        """Published heads often have fewer than the stage."""
+        return self._decoder.max_positions
+
     def features(self, states_TX: Tensor) -> Tensor:
         features_TD: Tensor = self.fc(states_TX)
         return features_TD

@@ -25,8 +25,14 @@ def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> D
     assert isinstance(options, ArOptions)
     name = options.drafter
     if name is None:
-        if options.drafter_args:
-            raise ConfigError(f"{stage}.drafter_args", "is given without a drafter", f"set {stage}.drafter too")
+        given = {
+            "drafter_args": bool(options.drafter_args),
+            "draft_tokens": options.draft_tokens is not None,
+            "adaptive_drafts": options.adaptive_drafts is not None,
+        }
+        for field, is_given in given.items():
+            if is_given:
+                raise ConfigError(f"{stage}.{field}", "is given without a drafter", f"set {stage}.drafter too")
         return None
     if name not in entries:
         known = ", ".join(sorted(entries)) or "none"
@@ -41,7 +47,7 @@ def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> D
     if context.ranks is not None and context.ranks.pipeline is not None and not context.ranks.pipeline.last:
         context = replace(context, device=MetaDevice(), load_format="dummy")
     setup = DraftSetup(
-        drafts=options.draft_tokens,
+        drafts=options.drafts,
         vocab_size=shape.vocab_size,
         max_model_len=max_model_len,
         model=model,

@@ -31,6 +31,11 @@ class DraftModel(nn.Module, ABC):
         """None for a model that reads tokens alone."""
         return None
 
+    @property
+    def max_positions(self) -> int | None:
+        """Maximum number of entries of a row that the model may draft from; None if it is not less than the stage's."""
+        return None
+
     def features(self, states_TX: Tensor) -> Tensor:
         """As `PagedDrafter.features`."""
         raise NotImplementedError
@@ -62,6 +67,7 @@ class ModelDrafter(PagedDrafter):
         """drafts: K."""
         self._model = model
         self._drafts = drafts
+        self._max_positions = model.max_positions
         self._has_features = model.feature_shape is not None
         self._shift = int(self._has_features)
         """Index of an entry's token, less that of the entry."""
@@ -100,7 +106,12 @@ class ModelDrafter(PagedDrafter):
             ids_R = self._model.propose(hidden_RD)
             drafts.append(ids_R)
         rows.drafts_NK.index_copy_(0, rows_R, torch.stack(drafts, 1))
-        rows.proposed_N.index_copy_(0, rows_R, ready_R.long() * self._drafts)
+        proposed_R = ready_R.long() * self._drafts
+        if self._max_positions is not None:
+            # A draft comes from an entry, the first from the newest one.
+            room_R = self._max_positions - (newest_R - self._shift)
+            proposed_R = torch.minimum(proposed_R, room_R.clamp(min=0))
+        rows.proposed_N.index_copy_(0, rows_R, proposed_R)
 
     def follow(self, rows: DraftRows) -> None:
         self._follow(rows)

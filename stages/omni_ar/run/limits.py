@@ -119,7 +119,7 @@ class Limits:
         per_start = 16 + max_blocks + start_size(shape.vocab_size, length, processors)
         starts, step_ids = min(rows, MAX_STARTS), 1
         if options.drafter is not None:
-            step_ids += options.draft_tokens
+            step_ids += options.drafts
             per_start += 1 + DRAFT_FIELDS + length
             # The blocks that a step may add to a row.
             per_row += 2 * (1 + -(-step_ids // size))
@@ -144,7 +144,7 @@ class Limits:
             hidden_layers=options.hidden_layers,
             short_slack_prefill_tokens=options.short_slack_prefill_tokens,
             micro_batches=micro_batches,
-            adaptive_drafts=options.adaptive_drafts,
+            adaptive_drafts=options.adaptive_drafts is not False,
         )
 
 

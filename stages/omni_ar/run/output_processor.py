@@ -15,6 +15,7 @@ from omni.parallel.watch import StepWatch
 from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
 from omni.sampling import HostLogitsProcessor, LogitsEdit, StopVerdict
 from omni.stage import Outbound, Produced, method_name
+from omni.utils.draft_counts import DraftCounts
 from omni_ar.inputs import PromptHidden, TokenCodes, TokenHidden
 from omni_ar.kernels.sampling.state import Need
 from omni_ar.kernels.step.draft_state import REPORTED
@@ -106,6 +107,8 @@ class RequestCallbacks(Protocol):
 
     def fail_request(self, request: ArRequest, doing: str, error: Exception) -> None: ...
 
+    def report_drafts(self, step: int, counts: DraftCounts) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class _StepInFlight:
@@ -148,10 +151,8 @@ class OutputProcessor:
         """Number of tokens read after the end of their request."""
         self.unread_scores = 0
         """Number of launched steps whose log-probabilities are unread."""
-        self.drafted = [0] * drafts
-        """Number of verified drafts by position, the first ones first."""
-        self.accepted = [0] * drafts
-        """The same of accepted drafts."""
+        self.drafts = DraftCounts(drafts)
+        """In total."""
         self._host_processors = host_processors
         self._outbox = outbox
         self._callbacks = callbacks
@@ -208,15 +209,15 @@ class OutputProcessor:
     def _read(self, read: _StepInFlight) -> None:
         for request in read.requests:
             request.steps_in_flight -= 1
-        step, scored = read.step, list[_Scored]()
+        step, scored, drafts = read.step, list[_Scored](), DraftCounts()
         results = step.tokens.read(len(step.rows)) if step.tokens is not None else []
         for row, (scheduled, (status, count, *ids)) in enumerate(zip(step.rows, results, strict=True)):
             request = scheduled.request
-            if self.drafted:
+            if self.drafts.drafted:
                 verified, worthwhile = ids[-REPORTED:]
                 if step.proposes:
                     request.wanted_drafts = worthwhile
-                self._count_drafts(scheduled, step.drafts, count, verified)
+                self._count_drafts(scheduled, step.drafts, count, verified, drafts)
             if not request.status.takes_tokens:
                 self.discarded += count
                 continue
@@ -227,6 +228,9 @@ class OutputProcessor:
                 # Those that joined the outputs: a stop string may end the request before the last one.
                 positions = enumerate(range(first, len(request.outputs)), row * (1 + step.drafts))
                 scored += [_Scored(request, position, index) for position, index in positions]
+        if drafts.drafted:
+            self.drafts.merge(drafts)
+            self._callbacks.report_drafts(step.number, drafts)
         if step.scores is not None:
             self._pending_scores.append((step.scores, scored))
         # After all payload of the step is emitted: the end of a request triggers a search for free blocks.
@@ -236,8 +240,9 @@ class OutputProcessor:
             if request.table is None and not request.steps_in_flight:
                 self._drained(request)
 
-    def _count_drafts(self, scheduled: Scheduled, drafts: int, count: int, verified: int) -> None:
-        """Corrects the request's bounds by what a step has accepted. drafts: that the step had room for. verified: of them."""
+    def _count_drafts(self, scheduled: Scheduled, drafts: int, count: int, verified: int, counts: DraftCounts) -> None:
+        """Corrects the request's bounds by what a step has accepted. drafts: that the step had room for. verified: of them. counts:
+        of the step."""
         request = scheduled.request
         if not drafts:
             return
@@ -245,12 +250,8 @@ class OutputProcessor:
             request.num_computed_tokens -= 1 + drafts - count
             request.num_scheduled_outputs += count - 1
         if count:
-            request.num_drafts += verified
-            request.num_accepted_drafts += count - 1
-            request.num_drafted_steps += verified > 0
-            for position in range(verified):
-                self.drafted[position] += 1
-                self.accepted[position] += position < count - 1
+            request.drafts.add(verified, count - 1)
+            counts.add(verified, count - 1)
 
     def _process(self, scheduled: Scheduled, status: RowStatus, ids: Sequence[int], payload: PayloadHandoff) -> None:
         request = scheduled.request

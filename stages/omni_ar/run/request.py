@@ -14,6 +14,7 @@ from omni.errors import StageError
 from omni.payload import PageSlice
 from omni.sampling import HostLogitsProcessor, LogitsEdit, SamplingParams, StopMatcher
 from omni.stage import Feed, Produced
+from omni.utils.draft_counts import DraftCounts
 from omni_ar.drafters import DraftRequest
 from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.kernels.sampling.state import SamplingFlags
@@ -237,11 +238,7 @@ class ArRequest:
     """Number of prompt tokens in the prefix cache at the first start; None before it."""
     wanted_drafts: int = 0
     """Number of drafts that are worth verifying in its next step, as far as the host has read; the device decides."""
-    num_drafts: int = 0
-    """Number of drafts that steps have verified."""
-    num_accepted_drafts: int = 0
-    num_drafted_steps: int = 0
-    """Number of steps that have verified drafts of it."""
+    drafts: DraftCounts = field(default_factory=DraftCounts)
     flags: SamplingFlags = field(init=False)
     """The request's sampling work."""
     _offsets: list[int] = field(default_factory=list)

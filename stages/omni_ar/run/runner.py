@@ -365,9 +365,8 @@ class Runner:
         end = self._end(tokens if not drafted else None, scores)
         pages = self.pages.codes if context.count and self._predicts else None
         codes = Written(pages, self._written(end)) if pages is not None else None
-        return SampledStep(
-            context.rows, tokens, PayloadHandoff(hidden, codes), scores, end, context.drafts, context.proposes
-        )
+        payload, step = PayloadHandoff(hidden, codes), context.step
+        return SampledStep(context.rows, tokens, payload, scores, end, step, context.drafts, context.proposes)
 
     def _end(self, tokens: TokenHandoff | None, scores: ScoreHandoff | None) -> Event:
         """The end of the step. Reuses an event if possible: recording one is a considerable part of a step's host time.

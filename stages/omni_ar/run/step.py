@@ -129,14 +129,15 @@ class ScoreHandoff:
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """A launched step. tokens: None if it sampled nothing here. drafts, proposes: as in `StepContext`. end: done after all of its
-    work, except that it sends tokens to other ranks."""
+    """A launched step. tokens: None if it sampled nothing here. number: `StepContext.step`. drafts, proposes: as in `StepContext`.
+    end: done after all of its work, except that it sends tokens to other ranks."""
 
     rows: tuple[Scheduled, ...]
     tokens: TokenHandoff | None
     payload: PayloadHandoff
     scores: ScoreHandoff | None
     end: Event
+    number: int
     drafts: int = 0
     proposes: bool = False
 

@@ -12,6 +12,7 @@ from omni.parallel.watch import StepWatch
 from omni.payload import PageSlice, Payload, RequestHiddenStates
 from omni.sampling import GREEDY, PARAMETERS, LogitsEdit, SamplingParams
 from omni.stage import Failed, Feed, Listeners, MailboxWorker, Open, Produced, StageUsage
+from omni.utils.draft_counts import DraftCounts
 from omni_ar.drafters import Drafter, PagedDrafter
 from omni_ar.inputs import MultimodalEmbedding, Prompt, StepInputs
 from omni_ar.model import ArShape
@@ -20,7 +21,7 @@ from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.allocator import Allocator, RowTable
 from omni_ar.run.blocks.pool import BlockPool, BlockTable
 from omni_ar.run.blocks.reclaim import Reclaimer, Spiller
-from omni_ar.run.counters import draft_counters, request_counts
+from omni_ar.run.counters import request_counts
 from omni_ar.run.limits import Limits
 from omni_ar.run.output_processor import HostProcessorExecutor, OutputProcessor
 from omni_ar.run.plan import StepPlan
@@ -116,9 +117,9 @@ class ArWorker(MailboxWorker[ArRequest]):
     def counters(self) -> Mapping[str, int]:
         """prompt_tokens: prompt tokens of requests at their first start. cached_tokens: those of them that were in the
         prefix cache. prefill_tokens: tokens run in chunks, recomputed ones included. discarded_tokens: tokens read
-        after the end of their request. retries: failed steps that were run again, request by request. drafted_tokens,
-        accepted_drafts: of a stage with a drafter; then also by position, from 1."""
-        return draft_counters(self._output_processor) | {
+        after the end of their request. retries: failed steps that were run again, request by request. Of a stage with a
+        drafter also those of `DraftCounts`."""
+        return self._output_processor.drafts.numbers() | {
             "steps": self._steps,
             "prompt_tokens": self._allocator.prompt_tokens,
             "cached_tokens": self._allocator.cached_tokens,
@@ -287,6 +288,11 @@ class ArWorker(MailboxWorker[ArRequest]):
                 self._drafter.finished(request.for_drafter, request.outputs)
             withheld = tuple(one.token for one in request.withheld)
             self.finish(request.id, reason, request_counts(request), withheld)
+
+    def report_drafts(self, step: int, counts: DraftCounts) -> None:
+        device = self._runner.device
+        if device.launch_observer is not None:
+            device.host_did(self._runner.stream.name, "read_drafts", device.host_time(), step=step, **counts.numbers())
 
     def _emit_layers(self, request: ArRequest, table: BlockTable) -> None:
         """Emits the hidden states of every position that the stage has read. The steps that wrote them are complete, since

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni.device import PhaseCategory
-from omni.timeline import MAIN, Interval, PhaseSpan, Trace
+from omni.timeline import MAIN, HostSpan, Interval, PhaseSpan, Trace
 from omni.timeline.report import Decoding, PhaseReport, Spread, make_report, report_lines
 from omni.timeline.trace import Busy, steps_of
+from omni.utils.draft_counts import DraftCounts
 from tests.omni.timeline.made_trace import LAUNCH, PHASES, STEP, made_step, made_trace
 
 GAPS = (5_000, 8_000, 20_000, 4_000)
@@ -115,6 +116,26 @@ def test_host_time_of_both_halves_of_a_step():
     host = {one.name: one.took for one in make_report(made_trace(GAPS)).host}
     assert (host["execute_model"].count, host["execute_model"].p50) == (5, 36.0)
     assert host["sample_tokens"].p99 == 73.0
+
+
+def test_drafts_of_all_steps():
+    trace = made_trace(GAPS)
+    numbers, read = [step.number for step in steps_of(trace, "thinker")], []
+    for step, accepted in zip(numbers[:3], (2, 0, 1), strict=True):
+        counts = DraftCounts()
+        counts.add(2, accepted)
+        took = Interval(1000 * step, 1000 * step + 10)
+        read.append(HostSpan("thinker", "read_drafts", {"step": step, **counts.numbers()}, took))
+    drafted = replace(trace, host=(*trace.host, *read))
+    assert steps_of(drafted, "thinker")[2].numbers["accepted_drafts_1"] == 1
+    (one,) = make_report(drafted).drafts
+    assert (one.stage, one.steps, one.drafted, one.accepted) == ("thinker", 3, 6, 3)
+    assert (one.acceptance, one.mean_length) == ((2 / 3, 1 / 3), 2.0)
+    lines = list(report_lines(make_report(drafted)))
+    head = lines.index("stage    drafted  accepted  tokens per drafted step  accepted by position")
+    assert lines[head + 1].split() == ["thinker", "6", "3", "2.00", "67%", "33%"]
+    assert not make_report(trace).drafts
+    assert not any("accepted" in line for line in report_lines(make_report(trace)))
 
 
 def test_how_much_of_another_stream_is_behind_the_main_one():

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from omni.device import PhaseCategory
 from omni.errors import InputError
 from omni.timeline import MAIN, HostSpan, Interval, PhaseSpan, Trace, read_trace, write_trace
+from omni.timeline.trace import steps_of
+from omni.utils.draft_counts import DraftCounts
 from tests.omni.timeline.made_trace import made_trace
 
 Event = dict[str, Any]
@@ -86,6 +88,17 @@ def test_a_step_s_token_point_is_marked_where_its_tokens_are_there(tmp_path: Pat
     points = of_kind(written(trace, tmp_path), "i")
     accepted = [span.ran.end / 1000 for span in trace.phases if span.phase == "accept_tokens"]
     assert [(point["name"], point["ts"]) for point in points] == [("token point", end) for end in accepted]
+    assert [point["args"] for point in points] == [{"step": step.number} for step in steps_of(trace, "thinker")]
+
+
+def test_a_step_s_token_point_has_its_drafts(tmp_path: Path):
+    trace = made_trace((5000,))
+    counts, step = DraftCounts(), steps_of(trace, "thinker")[1].number
+    counts.add(3, 1)
+    read = HostSpan("thinker", "read_drafts", {"step": step, **counts.numbers()}, Interval(10, 20))
+    points = of_kind(written(replace(trace, host=(*trace.host, read)), tmp_path), "i")
+    assert [point["args"].get("drafted_tokens") for point in points] == [None, 3]
+    assert DraftCounts.of(points[1]["args"]).numbers() == counts.numbers()
 
 
 times = st.integers(0, 10**12)

@@ -12,6 +12,10 @@ from safetensors.torch import load_file, save_file
 from omni import ConfigError, Omni, SamplingParams
 from omni.cli.display import summary
 from omni.errors import OmniError
+from omni.timeline import read_trace
+from omni.timeline.report import make_report
+from omni.timeline.trace import steps_of
+from omni.utils.draft_counts import DraftCounts
 from tests.support.tiers import SLOW, few
 from tests.support.tiny_drafters import drafting_model
 from tests.support.tiny_text import write_chat_model, write_noisy_model
@@ -56,9 +60,32 @@ def test_answers_are_those_without_drafts(folder: Path, drafter: str, graphs: bo
     steps, drafts, accepted = (counts[name] for name in ("drafted_steps", "drafted_tokens", "accepted_drafts"))
     assert 0 < steps < drafts
     assert accepted > drafts / (2 if drafter == "fabricated" else 5)
-    line = f", {1 + accepted / steps:.2f} tokens per step with drafts ({accepted} of {drafts} accepted)"
-    assert summary(metrics).endswith(line)
+    shares = " ".join(
+        f"{counts[f'accepted_drafts_{place}'] / counts[f'drafted_tokens_{place}']:.0%}"
+        for place in range(1, 5)
+        if counts.get(f"drafted_tokens_{place}")
+    )
+    line = f", {1 + accepted / steps:.2f} tokens per step with drafts ({accepted} of {drafts} accepted, by position "
+    assert summary(metrics).endswith(f"{line}{shares})")
     assert "drafts" not in summary(plain[0][0].metrics)
+
+
+def test_requests_totals_and_the_timeline_count_the_same_drafts(folder: Path, tmp_path: Path):
+    with Omni(folder, device="cpu", overrides=TOLD, timeline=tmp_path / "out.json") as omni:
+        results = [each for _ in range(2) for each in omni.generate(QUESTIONS, sampling=SAMPLING[0], stream=False)]
+        totals = DraftCounts.of(omni.counters()["text"])
+    requests, steps, trace = DraftCounts(4), DraftCounts(4), read_trace(tmp_path / "out.json")
+    for result in results:
+        requests.merge(result.metrics.stages["text"].drafts)
+    for step in steps_of(trace, "text"):
+        counts = DraftCounts.of(step.numbers)
+        assert counts.steps <= step.numbers["decodes"]
+        steps.merge(counts)
+    assert totals.numbers() == requests.numbers() == steps.numbers()
+    assert len(set(totals.acceptance)) > 1
+    (report,) = make_report(trace).drafts
+    assert (report.steps, report.drafted, report.accepted) == (totals.steps, sum(totals.drafted), sum(totals.accepted))
+    assert (report.acceptance, report.mean_length) == (totals.acceptance, totals.mean_length)
 
 
 def test_rows_are_derived_with_room_for_drafts(folder: Path):

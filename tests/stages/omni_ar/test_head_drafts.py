@@ -1,6 +1,9 @@
 """Trained heads in the steps of a stage: tokens do not change, and each draft is that of a head that sees the whole text."""
 
+import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,9 @@ from omni.testing.simulation.late import LateDevice
 from omni_ar.drafters import ModelDrafter
 from omni_ar.layers.parallel import partitioned
 from omni_ar.options import ArOptions
+from omni_ar.run.plan import StepPlan
+from omni_ar.run.request import ArRequest
+from omni_ar.run.scheduler import Scheduler
 from tests.support.ar_driver import ArDriver
 from tests.support.head_rows import HeadRows
 from tests.support.ranks import on_ranks
@@ -70,6 +76,49 @@ def test_drafts_are_those_of_the_head_run_from_the_start(kind: str, drafts: int,
             verified, accepted = verified + tried, accepted + right
             found = driver.counter("drafted_tokens"), driver.counter("accepted_drafts")
             assert found == (verified, accepted), (in_flight, prompt)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_drafts_again_behind_steps_without_drafts(kind: str, monkeypatch: pytest.MonkeyPatch):
+    """From new features: those of before are too far behind its newest token."""
+    compose, head, seen = Scheduler._compose, trained(kind), list[tuple[int, int]]()
+    driver = driver_of(head, drafts=3, max_in_flight=1)
+
+    def in_turn(self: Scheduler, alone: ArRequest | None) -> StepPlan | None:
+        for request in driver.worker.requests.values():
+            request.wanted_drafts = 0 if 5 <= len(request.outputs) < 10 else 3
+        plan = compose(self, alone)
+        if plan is not None:
+            seen.extend((plan.drafts, request.drafts.steps) for request in plan.decodes)
+        return plan
+
+    monkeypatch.setattr(Scheduler, "_compose", in_turn)
+    for text, prompt in zip(head.texts, PROMPTS, strict=True):
+        seen.clear()
+        assert answers(driver, [prompt], max_tokens=MOST) == [text[len(prompt) :]]
+        without = [steps for drafts, steps in seen if not drafts]
+        assert len(without) >= 2
+        again = max(number for number, (drafts, _) in enumerate(seen) if not drafts) + 1
+        assert seen[again][1] == seen[again + 1][1], "nothing to draft from in the first step with room"
+        assert seen[-1][1] > without[-1], "it does draft again"
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_head_drafts_within_its_own_positions(tmp_path: Path, adaptive: bool):
+    """Published heads have fewer than their stage: rows that are longer have no drafts, and tokens do not change."""
+    head, positions, drafts = trained("eagle3"), 20, 3
+    folder = shutil.copytree(str(head.args["model"]), tmp_path / "head")
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": positions}
+    (folder / "config.json").write_text(json.dumps(config))
+    driver = driver_of(replace(head, args={"model": str(folder)}), drafts=drafts, adaptive_drafts=adaptive)
+    counts = [head.counts(text, drafts, positions) for text in range(len(PROMPTS))]
+    assert counts != [head.counts(text, drafts) for text in range(len(PROMPTS))]
+    for number, prompt in enumerate(PROMPTS):
+        expected = head.texts[number][len(prompt) :]
+        assert answers(driver, [prompt], max_tokens=MOST) == [expected]
+    found = driver.counter("drafted_tokens"), driver.counter("accepted_drafts")
+    most = tuple(map(sum, zip(*counts, strict=True)))
+    assert 0 < found[0] <= most[0] if adaptive else found == most
 
 
 @pytest.mark.parametrize("kind", KINDS)

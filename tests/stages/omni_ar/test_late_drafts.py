@@ -1,6 +1,7 @@
 """Drafts that are made at the end of a step, at the rank with the last layers: their launches."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -10,6 +11,9 @@ from omni_ar.run.drafting import Drafting
 from omni_ar.run.late_drafts import LateDrafts
 from omni_ar.run.step import StepContext
 from tests.stages.omni_ar.test_pipeline import OPTIONS, PROMPTS, TOKENS, Pipelined
+from tests.support.ar_driver import ArDriver
+from tests.support.deep_models import Deep, filled
+from tests.support.tiers import SLOW, few
 
 DRAFTED = msgspec.structs.replace(OPTIONS, drafter="deep", drafter_args={"noise": 0.1}, adaptive_drafts=False)
 
@@ -73,3 +77,40 @@ def test_no_blocks_are_held_behind_the_last_token() -> None:
     cut.driver.ask("full", list(range(14)), max_tokens=2)
     cut.run()
     assert len(cut.driver.tokens("full")) == 2
+
+
+WITH: dict[str, dict[str, Any]] = {
+    "often right": {"drafter": "deep", "drafter_args": {"noise": 0.1}},
+    "often wrong": {"drafter": "deep", "drafter_args": {"noise": 0.5}},
+    "always wrong": {"drafter": "deep", "drafter_args": {"noise": 50.0}},
+    "ngram": {"drafter": "ngram", "drafter_args": {"fewest": 1}},
+    "told": {"drafter": "fabricated", "drafter_args": {"rate": 0.4}},
+}
+LATE = [(name, adaptive, size) for adaptive in (True, False) for size in (2, 3) for name in WITH]
+
+
+def counts_of(driver: ArDriver) -> list[dict[str, int]]:
+    """Of requests one after the other: beside others, steps with their prompts verify no drafts."""
+    found = []
+    for number, prompt in enumerate([*PROMPTS, *PROMPTS]):
+        driver.ask(str(number), prompt, max_tokens=20)
+        driver.gather_all()
+        found.append({name: n for name, n in driver.done(str(number)).counts.items() if "draft" in name})
+    return found
+
+
+@cache
+def counts_of_one_device(name: str, adaptive: bool) -> list[dict[str, int]]:
+    options = msgspec.structs.replace(OPTIONS, **WITH[name], adaptive_drafts=adaptive, max_in_flight=1)
+    return counts_of(ArDriver(filled(Deep()), None, options))
+
+
+@pytest.mark.parametrize(("name", "adaptive", "size"), few(2, LATE, SLOW))
+def test_acceptance_is_that_of_one_device_without_lookahead(name: str, adaptive: bool, size: int) -> None:
+    """By position and request, to the token, also where the number of drafts falls with their rate. The host is not late here."""
+    alone = counts_of_one_device(name, adaptive)
+    assert sum(each.get("drafted_tokens", 0) for each in alone) > 50
+    options = msgspec.structs.replace(OPTIONS, **WITH[name], adaptive_drafts=adaptive, max_in_flight=4)
+    cut = Pipelined(size, options)
+    assert counts_of(cut.driver) == alone
+    cut.end()
