@@ -7,7 +7,7 @@ and the others (`RankEnds`). Neither has a name, so nothing of them stays, howev
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
@@ -19,7 +19,7 @@ from omni.errors import LostRankError
 from omni.parallel.channel import MessageCounter, ReceivingChannel, SendingChannel
 from omni.parallel.communicator import Communicator
 from omni.parallel.ranks import PipelineRank, RankChannel, RankLayout, Ranks
-from omni.parallel.torch_group import open_communicator
+from omni.parallel.torch_group import names_of, open_communicator
 
 START_SECONDS = 600.0
 """Time that a rank waits for the others at start: they may read their weights at different speeds. If the process of one has ended,
@@ -64,23 +64,32 @@ def open_ranks(
     _all_reduce_min(numbers, rank, size, "open", 0)
 
     def open_group(
-        name: str, rank: int, size: int, transfers: Iterable[tuple[int, int]] = (), *, collectives: bool = False
+        name: str, members: Sequence[int], transfers: Iterable[tuple[int, int]] = (), *, collectives: bool = False
     ) -> Communicator:
-        group = PrefixStore(name, store)
-        return open_communicator(group, rank, size, device, STEP_SECONDS, collectives=collectives, transfers=transfers)
+        return open_communicator(
+            PrefixStore(name, store),
+            members.index(rank),
+            len(members),
+            device,
+            STEP_SECONDS,
+            collectives=collectives,
+            transfers=transfers,
+            names=names_of(members, size),
+        )
 
-    communicator = open_group("all", rank, size, ((0, other) for other in range(1, size)))
+    communicator = open_group("all", range(size), ((0, other) for other in range(1, size)))
     position, part = layout.position(rank), rank % layout.tensor
     tensor, pipeline = None, None
     if layout.tensor > 1:
-        tensor = open_group(f"layers {position}", part, layout.tensor, collectives=True)
+        tensor = open_group(f"layers {position}", range(rank - part, rank - part + layout.tensor), collectives=True)
     if layout.pipeline > 1:
         last = layout.pipeline - 1
+        column = range(part, size, layout.tensor)[::-1]  # by position
         pipeline = PipelineRank(
             position=position,
             size=layout.pipeline,
-            hidden=open_group(f"hidden {part}", position, layout.pipeline, pairwise(range(layout.pipeline))),
-            tokens=open_group(f"tokens {part}", position, layout.pipeline, ((last, other) for other in range(last))),
+            hidden=open_group(f"hidden {part}", column, pairwise(range(layout.pipeline))),
+            tokens=open_group(f"tokens {part}", column, ((last, other) for other in range(last))),
         )
     counters = counters if counters is not None else {other: MessageCounter() for other in ends.sockets}
     channel: RankChannel

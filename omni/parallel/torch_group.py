@@ -4,7 +4,7 @@ Shape legend: R rows, N outputs of one rank.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,30 +36,39 @@ def open_communicator(
     *,
     collectives: bool = True,
     transfers: Iterable[tuple[int, int]] | None = None,
+    names: Sequence[str] | None = None,
 ) -> Communicator:
     """Connects the ranks of one group, each of which calls it with its own `rank`. Waits for all.
 
     store: shared by the ranks, and used by no other group (`dist.PrefixStore`). device: of the tensors. timeout_seconds: longest
     wait for other ranks, here and in collectives. collectives: whether the ranks use any. transfers: the ranks between which
-    something is sent, and received; None for all pairs. Each connection takes memory on CUDA.
+    something is sent, and received; None for all pairs. Each connection takes memory on CUDA. names: of the ranks, for errors; None
+    for those of a group of all ranks.
 
     Raises LostRankError if a rank does not come in time.
     """
     timeout = timedelta(seconds=timeout_seconds)
     pairs = tuple(permutations(range(size), 2) if transfers is None else transfers)
-    with _lost_ranks(rank, size):
+    if names is None:
+        names = names_of(range(size), size)
+    with _lost_ranks(names, rank):
         # NCCL would wait for a missing rank without a limit.
         store.set(f"rank {rank}", "here")
         store.wait([f"rank {other}" for other in range(size)], timeout)
         communicator: TorchCommunicator
         if device.type != "cuda":
-            communicator = TorchCommunicator(dist.ProcessGroupGloo(store, rank, size, timeout), rank, size)
+            communicator = TorchCommunicator(dist.ProcessGroupGloo(store, rank, size, timeout), rank, names)
             _connect(communicator, device, collectives, pairs)
             return communicator
         with torch.cuda.device(device):
-            communicator = NcclCommunicator(store, rank, size, timeout, device, sums=collectives)
+            communicator = NcclCommunicator(store, rank, names, timeout, device, sums=collectives)
             _connect(communicator, device, collectives, pairs)
             return communicator
+
+
+def names_of(ranks: Iterable[int], size: int) -> list[str]:
+    """The names of ranks of a stage that has `size` ranks."""
+    return [f"rank {rank} of {size}" for rank in ranks]
 
 
 def _connect(
@@ -79,11 +88,13 @@ def _connect(
 
 
 class TorchCommunicator:
-    """A `Communicator` over a process group of its own: there is no global group. group: its backend."""
+    """A `Communicator` over a process group of its own: there is no global group. group: its backend. names: of its
+    ranks, for errors."""
 
-    def __init__(self, group: Any, rank: int, size: int) -> None:
+    def __init__(self, group: Any, rank: int, names: Sequence[str]) -> None:
         self._group = group
-        self._rank, self._size = rank, size
+        self._rank, self._size = rank, len(names)
+        self._names = names
         self._silent = False
         self._sent: deque[Work] = deque()
         """Sends that may be under way."""
@@ -119,14 +130,15 @@ class TorchCommunicator:
             return
         while self._sent and self._sent[0].is_completed():
             self._sent.popleft()
-        with _lost_ranks(self._rank, self._size):
+        with _lost_ranks(self._names, self._rank, to):
             self._sent.append(self._group.send([x.clone()], to, self._tag(to, "sent")))
 
     def receive(self, x: Tensor, source: int) -> PendingReceive:
         if self._silent or not x.numel():
             return THERE
-        with _lost_ranks(self._rank, self._size):
-            return _Transfer(self._group.recv([x], source, self._tag(source, "received")), self._rank, self._size)
+        with _lost_ranks(self._names, self._rank, source):
+            work = self._group.recv([x], source, self._tag(source, "received"))
+        return _Transfer(work, self._names, self._rank, source)
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -152,7 +164,7 @@ class TorchCommunicator:
         return parts
 
     def _run(self, collective: Callable[..., Work], *arguments: object) -> None:
-        with _lost_ranks(self._rank, self._size):
+        with _lost_ranks(self._names, self._rank):
             collective(*arguments).wait()
 
     def _tag(self, other: int, way: str) -> int:
@@ -163,17 +175,18 @@ class TorchCommunicator:
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
-    """A tensor on its way to rank `rank` of `size`."""
+    """A tensor on its way from rank `source` to rank `rank`, by `names`."""
 
     work: Work
+    names: Sequence[str]
     rank: int
-    size: int
+    source: int
 
     def done(self) -> bool:
         return self.work.is_completed()
 
     def wait(self) -> None:
-        with _lost_ranks(self.rank, self.size):
+        with _lost_ranks(self.names, self.rank, self.source):
             self.work.wait()
 
 
@@ -183,14 +196,21 @@ class NcclCommunicator(TorchCommunicator):
     collective of NCCL takes longer than the time limit; it does not see those of captured graphs."""
 
     def __init__(
-        self, store: Store, rank: int, size: int, timeout: timedelta, device: torch.device, *, sums: bool = True
+        self,
+        store: Store,
+        rank: int,
+        names: Sequence[str],
+        timeout: timedelta,
+        device: torch.device,
+        *,
+        sums: bool = True,
     ) -> None:
         """sums: whether small sums go through the memory of the other devices."""
         # Another GPU waits for what a group without sums transfers.
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=not sums)
         options._timeout = timeout
-        super().__init__(dist.ProcessGroupNCCL(store, rank, size, options), rank, size)
-        self._peers = RankMemory.open(store, rank, size, device, timeout) if sums else None
+        super().__init__(dist.ProcessGroupNCCL(store, rank, len(names), options), rank, names)
+        self._peers = RankMemory.open(store, rank, len(names), device, timeout) if sums else None
 
     def all_reduce(self, x: Tensor) -> Tensor:
         peers = self.rank_memory(x)
@@ -210,7 +230,7 @@ class NcclCommunicator(TorchCommunicator):
         return THERE
 
     def _transfer(self, transfer: Callable[..., Work], x: Tensor, other: int) -> None:
-        with _lost_ranks(self._rank, self._size, dist.DistError):
+        with _lost_ranks(self._names, self._rank, other, dist.DistError):
             transfer([x], other, 0).wait()  # the current stream waits, not the host: NCCL has a stream for transfers
 
     def _gathered(self, x_RN: Tensor) -> Tensor:
@@ -220,7 +240,7 @@ class NcclCommunicator(TorchCommunicator):
 
     def _run(self, collective: Callable[..., Work], *arguments: object) -> None:
         # Nothing waits: the stream orders the collective before what follows.
-        with _lost_ranks(self._rank, self._size, dist.DistError):
+        with _lost_ranks(self._names, self._rank, errors=dist.DistError):
             collective(*arguments)
 
     def close(self) -> None:
@@ -229,10 +249,12 @@ class NcclCommunicator(TorchCommunicator):
 
 
 @contextmanager
-def _lost_ranks(rank: int, size: int, errors: type[RuntimeError] = RuntimeError) -> Iterator[None]:
-    """errors: those of the library that are about other ranks."""
+def _lost_ranks(
+    names: Sequence[str], rank: int, other: int | None = None, errors: type[RuntimeError] = RuntimeError
+) -> Iterator[None]:
+    """rank, other: by `names`; None for any other rank. errors: those of the library that are about other ranks."""
     try:
         yield
     except errors as error:
-        problem = f"rank {rank} of {size} has lost another rank of the stage: {said(error)}"
-        raise LostRankError(f"{problem}; {REMEDY}") from error
+        lost = [name for index, name in enumerate(names) if index != rank and other in (None, index)]
+        raise LostRankError(f"{names[rank]} has lost {' or '.join(lost)}; {REMEDY} ({said(error)})") from error

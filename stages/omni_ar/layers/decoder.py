@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, Unpack
 
 import msgspec
+import torch
 from torch import Tensor, nn
 
 from omni.checkpoint import Absent
@@ -254,8 +255,8 @@ class DecoderLayers(nn.Module):
         return self.held.stop == len(self.layers)
 
     def forward(self, x_TD: Tensor, batch: Batch, features: LayerFeatures = _NO_FEATURES) -> Tensor:
-        """Returns normalized hidden states `[T, D]` for input embeddings `[T, D]`; without the last layer, the residual stream,
-        which is undefined for the caller. Stores the inputs of layers that `batch` and `payload_layer` ask for, before features are
+        """Returns normalized hidden states `[T, D]` for input embeddings `[T, D]`; without the last layer, any values, which
+        nobody uses. Stores the inputs of layers that `batch` and `payload_layer` ask for, before features are
         added."""
         cos, sin = self.rotary(batch.positions_PT, x_TD.dtype)
         boundary = batch.boundary
@@ -274,7 +275,8 @@ class DecoderLayers(nn.Module):
             assert boundary.sent is not None
             assert delta_TD is not None
             boundary.sent[0].copy_(residual_sum(x_TD, delta_TD))
-            return boundary.sent[0]
+            # Not what is sent: models may change what they get, in place.
+            return torch.empty_like(boundary.sent[0])
         x_TD, delta_TD = self._before(len(self.layers), x_TD, delta_TD, batch, features)
         assert isinstance(self.norm, RMSNorm)
         hidden_TD, _ = self.norm.add(x_TD, delta_TD)

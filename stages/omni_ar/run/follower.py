@@ -114,5 +114,6 @@ class FollowerWorker:
                 if handoff is not None:
                     handoff.host.release()
             moved = True
-        self._watch.look(self._in_flight[0] if self._in_flight else None)
+        # Where a launch waits for its end, as on the CPU, a rank that hangs shows only in what it does not send.
+        self._watch.look(self._in_flight[0] if self._in_flight else self._runner.awaited)
         return moved

@@ -219,6 +219,12 @@ class ReceivedTokens:
         slots = _token_slots(stage, pipeline.size + 1)
         self._ring = SlotRing(stage.device, slots, self._stream, stage.stream)
 
+    @property
+    def awaited(self) -> object | None:
+        """The oldest tokens that have not arrived; None if all have."""
+        there = (one.slot.filled.done() and one.arrivals.done() for one in self._arriving)
+        return next((one for one, is_there in zip(self._arriving, there, strict=True) if not is_there), None)
+
     def capture(self, rows_B: Tensor, advance_B: Tensor, drafts: int) -> None:
         pass
 

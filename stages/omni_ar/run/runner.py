@@ -210,6 +210,11 @@ class Runner:
         return self._uploader.ready and self.source.ready
 
     @property
+    def awaited(self) -> object | None:
+        """As `StepTransfers.awaited`."""
+        return self._transfers.awaited if self._transfers is not None else None
+
+    @property
     def can_score(self) -> bool:
         return self._scorer.downloads.ready
 

@@ -71,6 +71,11 @@ class StepTransfers:
         """Those that are not launched yet, in order."""
         self._rows_R: Tensor | None = None
 
+    @property
+    def awaited(self) -> object | None:
+        """The oldest tokens that the rank with the last layers has not sent to this one; None if there are none."""
+        return self._tokens.awaited if isinstance(self._tokens, ReceivedTokens) else None
+
     def spread_hidden(self) -> None:
         """Makes the hidden states of the layers before random, where no rank sends them."""
         if self._hidden is not None:

@@ -114,6 +114,25 @@ def test_two_groups_of_one_store_do_not_meet() -> None:
         assert list(threads.map(work, range(2))) == [(2.0, 10.0)] * 2
 
 
+def test_a_send_takes_a_copy_for_a_receiver_that_is_late() -> None:
+    overwritten = threading.Event()
+
+    def work(ranks: Communicator) -> torch.Tensor:
+        x = given(3, (1024, 1024))
+        if ranks.rank:
+            ranks.send(x, 0)
+            x.zero_()
+            overwritten.set()
+            return x
+        assert overwritten.wait(PATIENCE_SECONDS)
+        x.zero_()
+        ranks.receive(x, 1).wait()
+        return x
+
+    received, _ = on_ranks(2, work)
+    assert torch.equal(received, given(3, (1024, 1024)))
+
+
 def test_a_silent_rank_works_alone_and_again_with_the_others() -> None:
     def work(ranks: Communicator) -> list[tuple[int, ...]]:
         shapes = []
@@ -130,7 +149,9 @@ def test_a_silent_rank_works_alone_and_again_with_the_others() -> None:
 
 
 def test_a_rank_that_never_comes_is_lost() -> None:
-    with pytest.raises(LostRankError, match=r"^rank 0 of 2 has lost another rank of the stage: .*; see the logs"):
+    with pytest.raises(
+        LostRankError, match=r"^rank 0 of 2 has lost rank 1 of 2; see the logs of the others; .* \(.+\)$"
+    ):
         open_communicator(HashStore(), 0, 2, CPU, 0.05)
 
 

@@ -62,6 +62,8 @@ OF_RANKS = {
     "omni_ar.run.follower.FollowerWorker._release#1",
     "omni_ar.run.pipeline.HiddenTransfers.receive.take#1",
     "omni_ar.run.pipeline.ReceivedTokens._accept.accept#1",
+    "omni_ar.run.pipeline.ReceivedTokens.awaited#1",
+    "omni_ar.run.pipeline.ReceivedTokens.awaited#2",
     "omni_ar.run.pipeline.TokenSender.transfer#1",
     "omni_ar.run.transfers.InputTransfers.transfer#1",
 }
