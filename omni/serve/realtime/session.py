@@ -56,7 +56,8 @@ class RealtimeSession:
     """id: for the log. Everything is for the event loop's thread.
 
     Five kinds of tasks run: one reads events, and handles those that need not wait; one handles the others, in order; one writes;
-    one transcribes what the user says; and one is the response's. When one fails, or the client goes, all end, which cancels the requests.
+    one transcribes what the user says; and one is the response's. When one fails, or the client goes, all end, which cancels the
+    requests.
     """
 
     def __init__(
