@@ -11,11 +11,15 @@ from tests.plugins.matrix_families import FAMILIES, family_in
 from tests.plugins.matrix_run import run_cell
 from tests.support.cut_stages import CutStages
 from tests.support.tiers import chosen
-from tests.support.tiny_drafters import drafting_model
+from tests.support.tiny_drafters import add_mtp_once, drafting_head, drafting_model
 
 pytestmark = pytest.mark.thorough
 
 DRAFTERS = ("fabricated", "ngram", "draft_model")
+HEADS = ("eagle3", "mtp")
+"""Over the hidden states of the text family. Their weights are random, so nearly all that they draft is rolled back;
+tests/stages/omni_ar/test_simulated_heads.py has those that learned."""
+
 UNDRAFTED = {"JSON schema", "JSON schema, penalty, logprobs", "host processor", "all together"}
 """What is asked for with logits processors or grammars: such rows have no drafts."""
 
@@ -27,7 +31,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def family(folder: Path, name: str) -> Family:
-    return family_in(folder, name)
+    made = family_in(folder, name)
+    if name == "text":
+        add_mtp_once(made.folder)
+    return made
 
 
 def settings(family: Family, drafter: str, cell: Cell) -> dict[str, object]:
@@ -35,6 +42,10 @@ def settings(family: Family, drafter: str, cell: Cell) -> dict[str, object]:
     args: dict[str, dict[str, object]] = {"ngram": {"fewest": 1, "most": 3}, "fabricated": {"rate": 0.8}}
     if drafter == "draft_model":
         args[drafter] = {"model": str(drafting_model(family.folder, family.folder.parent))}
+    if drafter == "eagle3":
+        args[drafter] = drafting_head(family.folder, family.folder.parent)
+    if drafter == "mtp":
+        args[drafter] = {}
     adaptive = cell.seed % 3 > 0
     given = {"drafter": drafter, "draft_tokens": drafts, "drafter_args": args[drafter], "adaptive_drafts": adaptive}
     return {f"{stage}.{name}": value for name, value in given.items()}
@@ -50,8 +61,12 @@ CELLS = covering(PLAYED)
             *(("text", "fabricated", cell) for cell in CELLS[:5]),
             *(("text", "ngram", cell) for cell in CELLS[6:8]),
             *(("text", "draft_model", cell) for cell in CELLS[9:11]),
+            *(("text", head, cell) for head, cell in zip(HEADS, CELLS[11:13], strict=True)),
         ],
-        ((name, drafter, cell) for name in FAMILIES for drafter in DRAFTERS for cell in CELLS),
+        (
+            *((name, drafter, cell) for name in FAMILIES for drafter in DRAFTERS for cell in CELLS),
+            *(("text", head, cell) for head in HEADS for cell in CELLS),
+        ),
     ),
     ids=str,
 )

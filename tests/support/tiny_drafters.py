@@ -3,10 +3,13 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from tests.support.tiny_heads import add_mtp, eagle3_head
 from tests.support.tiny_text import write_noisy_model
 
 
@@ -37,3 +40,17 @@ def drafting_model(folder: Path, parent: Path) -> Path:
         if (folder / name).exists():
             shutil.copy(folder / name, other)
     return other
+
+
+def drafting_head(folder: Path, parent: Path) -> dict[str, Any]:
+    """Writes an `eagle3` head over all layers of a text model below `parent`, unless it is there; returns `drafter_args`."""
+    layers, head = json.loads((folder / "config.json").read_text())["num_hidden_layers"], parent / f"{folder.name}-head"
+    if not (head / "config.json").exists():
+        eagle3_head(folder, draft_size=20, max_position_embeddings=40, states=layers).write(head)
+    return {"model": str(head), "layers": list(range(layers))}
+
+
+def add_mtp_once(folder: Path) -> None:
+    """Adds a head for `mtp` to a text model, unless it has one."""
+    if not any(name.startswith("mtp.") for name in load_file(folder / "model.safetensors")):
+        add_mtp(folder)
