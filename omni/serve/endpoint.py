@@ -57,6 +57,20 @@ def check_key(server: Server, authorization: str) -> None:
         raise HttpError(401, "invalid_api_key", "Authorization", problem, "send Authorization: Bearer KEY", headers)
 
 
+def check_site(server: Server, request: Request) -> None:
+    """A browser lets every page send forms and texts to every server. Without keys, only the server's own may have it work. Raises
+    HttpError."""
+    if request.method == "POST" and not server.options.api_keys:
+        site = request.headers.get("sec-fetch-site", "none")
+        if site not in ("none", "same-origin"):
+            problem, remedy = (
+                "is a page of another server",
+                "use this server's own page, or a client that is no browser",
+            )
+            setting = "serve with --api-key, and have the page send the key"
+            raise HttpError(403, "forbidden_origin", "Sec-Fetch-Site", problem, remedy, operator_remedy=setting)
+
+
 class _App:
     """The ASGI app of one endpoint."""
 
@@ -72,6 +86,7 @@ class _App:
             with self._server.limits.body() as held:
                 if not self._endpoint.public:
                     check_key(self._server, request.headers.get("authorization", ""))
+                    check_site(self._server, request)
                 if self._endpoint.kind is not None:
                     self._server.check_room(self._endpoint.kind)
                 call = Call(request, await self._body(request, held), exchange.id)

@@ -20,7 +20,8 @@ class AudioRef(msgspec.Struct, frozen=True, kw_only=True):
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """name: of the participant. audio: of an earlier answer. parsed: the SDK's reading of the content, which it adds to answers of
-    `.parse()` and `.stream()`; ignored. What else clients send back of an answer is null or empty: it is refused otherwise."""
+    `.parse()` and `.stream()`; ignored. refusal: of an answer of another server, in place of its content. What else clients send
+    back of an answer is null or empty: it is refused otherwise."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -40,14 +41,18 @@ def omni_messages(messages: Sequence[ChatMessage], transcripts: Transcripts, *, 
 
 
 def _message(message: ChatMessage, field: str, transcripts: Transcripts, names: bool) -> dict[str, Any]:
-    for name in ("refusal", "tool_calls", "function_call", "annotations"):
+    for name in ("tool_calls", "function_call", "annotations"):
         if message.__getattribute__(name):
             raise InputError(f"{field}.{name}", "is not supported", "leave it out")
+    if message.refusal and (message.role != "assistant" or message.content is not None):
+        raise InputError(f"{field}.refusal", "stands for the content of an assistant's message", "leave it out")
     content: str | list[dict[str, Any]] | None = message.content
     if isinstance(content, list):
-        content = [_part(part) for part in content]
+        content = [_part(part, message.role) for part in content]
     elif content is None and message.audio is not None:
         content = transcripts.find(message.audio.id, f"{field}.audio.id")
+    elif content is None:
+        content = message.refusal or None
     if content is None:
         raise InputError(f"{field}.content", "is missing", "give a string or a list of parts")
     # OpenAI's newer name of the role.
@@ -55,10 +60,14 @@ def _message(message: ChatMessage, field: str, transcripts: Transcripts, names: 
     return {**read, "name": message.name} if names and message.name is not None else read
 
 
-def _part(part: dict[str, Any]) -> dict[str, Any]:
-    """Pictures are read in full: models have one resolution, which serves every `detail` alike. Breakpoints of a client's prompt
-    cache have no effect: the prefix cache has blocks."""
+def _part(part: dict[str, Any], role: str) -> dict[str, Any]:
+    """A refusal is what the assistant wrote. Pictures are read in full: models have one resolution, which serves every `detail`
+    alike. Breakpoints of a client's prompt cache have no effect: the prefix cache has blocks."""
     part = {name: value for name, value in part.items() if name != "prompt_cache_breakpoint"}
+    if role == "assistant" and part.get("type") == "refusal":
+        part["type"] = "text"
+        if "refusal" in part:
+            part["text"] = part.pop("refusal")
     picture = part.get("image_url")
     if isinstance(picture, dict) and picture.get("detail") in _DETAILS:
         part["image_url"] = {name: value for name, value in picture.items() if name != "detail"}

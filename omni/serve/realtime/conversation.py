@@ -33,13 +33,17 @@ class Conversation:
         if len(self._items) >= self._most:
             raise InputError("conversation", f"has {counted(self._most, 'item')}", "delete some")
 
-    def add(self, item: Item, after: str | None = None, *, held: bool = False) -> str | None:
-        """Returns the id of the item before it. after: an item, `ROOT`, or None for the end. held: whether the item's memory is
-        counted already. Raises InputError, OverloadedError."""
+    def check(self, item: Item, after: str | None = None) -> int:
+        """Returns the index that the item would have. Raises InputError."""
         self.check_room()
         if item.id == ROOT or any(each.id == item.id for each in self._items):
             raise InputError("item.id", f"{quoted(item.id)} is taken", "use another, or leave it out")
-        index = len(self._items) if after is None else 0 if after == ROOT else self._find(after, "previous_item_id") + 1
+        return len(self._items) if after is None else 0 if after == ROOT else self._find(after, "previous_item_id") + 1
+
+    def add(self, item: Item, after: str | None = None, *, held: bool = False) -> str | None:
+        """Returns the id of the item before it. after: an item, `ROOT`, or None for the end. held: whether the item's memory is
+        counted already. Raises InputError, OverloadedError."""
+        index = self.check(item, after)
         if not held:
             self._memory.add(item.bytes, "item")
         self._items.insert(index, item)

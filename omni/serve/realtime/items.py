@@ -164,7 +164,10 @@ def _part(part: _GivenPart, role: str, format: AudioFormat, field: str, max_byte
             data = _given(part.audio, f"{field}.audio")
             return ItemPart(part.type, sound=read_sound(data, format, f"{field}.audio", max_bytes), format=format)
         case "input_image":
-            return ItemPart(part.type, url=_given(part.image_url, f"{field}.image_url"))
+            url = _given(part.image_url, f"{field}.image_url")
+            if not url:
+                raise InputError(f"{field}.image_url", "is empty", "give a URL, or leave the part out")
+            return ItemPart(part.type, url=url)
         case "output_audio":
             return ItemPart(part.type, _given(part.transcript, f"{field}.transcript"))
         case _:

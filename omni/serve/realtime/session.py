@@ -1,6 +1,7 @@
 """One client's session: its events, one by one, and what they do."""
 
 import asyncio
+from collections.abc import Awaitable
 from contextlib import suppress
 
 from starlette.websockets import WebSocket
@@ -8,6 +9,7 @@ from starlette.websockets import WebSocket
 from omni.errors import InputError, OmniError, quoted
 from omni.serve.disconnect import ClientGone
 from omni.serve.errors import HttpError, reported
+from omni.serve.realtime.backlog import Backlog
 from omni.serve.realtime.channel import EventChannel
 from omni.serve.realtime.client_events import (
     AnyClientEvent,
@@ -53,8 +55,9 @@ _LARGE = 2**18
 class RealtimeSession:
     """id: for the log. Everything is for the event loop's thread.
 
-    Four kinds of tasks run: one reads events and handles them in order, one writes, one transcribes what the user says, and one is
-    the response's. When one fails, or the client goes, all end, which cancels the requests.
+    Five kinds of tasks run: one reads events, and handles those that need not wait; one handles the others, in order; one writes;
+    one transcribes what the user says; and one is the response's. When one fails, or the client goes, all end, which cancels the
+    requests.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class RealtimeSession:
         self._settings = settings
         self._memory = memory
         self._channel = EventChannel(websocket, server.options.stalled_seconds)
+        self._backlog = Backlog(memory, server.options.max_items)
         self._conversation = Conversation(memory, server.options.max_items)
         self._listener = TurnListener(
             self._channel,
@@ -89,6 +93,7 @@ class RealtimeSession:
             async with asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self._channel.run())
                 self._tasks.create_task(self._read())
+                self._tasks.create_task(self._work())
                 self._tasks.create_task(self._transcriber.run())
         except* ClientGone:
             pass
@@ -98,25 +103,43 @@ class RealtimeSession:
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
                 raise ClientGone
-            try:
-                await self._event(message.get("text"))
-            except WrongEvent as wrong:
-                self._refuse(wrong.error, wrong.event_id)
-            except OmniError as error:
-                self._refuse(error, None)
-            except Exception as error:
-                # A fault of the server: the client gets an error event before the session ends.
-                self._refuse(error, None)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(1):
-                        await self._channel.flush()
-                raise
-            await self._channel.wait()
+            await self._reported(self._event(message.get("text")))
+
+    async def _work(self) -> None:
+        while True:
+            async with self._backlog.next() as event:
+                await self._reported(self._handled(event))
+
+    async def _reported(self, work: Awaitable[None]) -> None:
+        """The client is sent what is wrong with an event."""
+        try:
+            await work
+        except WrongEvent as wrong:
+            self._refuse(wrong.error, wrong.event_id)
+        except OmniError as error:
+            self._refuse(error, None)
+        except Exception as error:
+            # A fault of the server: the client gets an error event before the session ends.
+            self._refuse(error, None)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._channel.flush()
+            raise
+        await self._channel.wait()
 
     async def _event(self, text: str | None) -> None:
         if text is None:
             raise InputError("event", "is binary", "send JSON as text")
         event = read_event(text) if len(text) < _LARGE else await asyncio.to_thread(read_event, text)
+        if self._backlog.passes(event):
+            await self._handled(event)
+            return
+        try:
+            self._backlog.put(event, len(text))
+        except OmniError as error:
+            raise WrongEvent(error, event.event_id) from error
+
+    async def _handled(self, event: AnyClientEvent) -> None:
         try:
             await self._handle(event)
         except OmniError as error:
@@ -156,6 +179,7 @@ class RealtimeSession:
     async def _create_item(self, event: CreateItem) -> None:
         most = self._server.options.max_session_bytes
         item = await asyncio.to_thread(read_item, event.item, self._settings.input_format, "item", most)
+        self._conversation.check(item, event.previous_item_id)
         await check_media(self._server, item, "item")
         before = self._conversation.add(item, event.previous_item_id)
         self._channel.put(ItemAdded(item=item.described(), previous_item_id=before))

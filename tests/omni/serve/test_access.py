@@ -58,6 +58,26 @@ def test_no_key_is_refused(locked: Served, header: str) -> None:
     assert response.headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.parametrize(
+    ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
+)
+def test_pages_of_other_servers_are_refused_without_a_key(echo: Served, site: str, status: int) -> None:
+    """A browser sends their text without a question."""
+    headers = {"sec-fetch-site": site, "content-type": "text/plain"}
+    response = echo.post(CHAT, content=json.dumps(HELLO), headers=headers)
+    assert response.status_code == status
+    if status == 403:
+        assert (response.json()["error"]["code"], response.json()["error"]["param"]) == (
+            "forbidden_origin",
+            "Sec-Fetch-Site",
+        )
+
+
+def test_a_page_with_a_key_is_served(locked: Served) -> None:
+    headers = {"sec-fetch-site": "cross-site", "authorization": "Bearer one"}
+    assert locked.post(CHAT, json=HELLO, headers=headers).status_code == 200
+
+
 def test_health_needs_no_key(locked: Served) -> None:
     assert locked.get("/health").json() == {"status": "ok"}
 

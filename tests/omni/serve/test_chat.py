@@ -53,6 +53,29 @@ def chunks(response: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]
 
 
+@pytest.mark.parametrize(
+    "refused",
+    [{"content": [{"type": "refusal", "refusal": "no"}]}, {"content": None, "refusal": "no"}, {"refusal": "no"}],
+)
+def test_a_refusal_is_what_the_assistant_wrote(client: Any, refused: dict[str, Any]) -> None:
+    messages = [*HELLO, {"role": "assistant", **refused}, {"role": "user", "content": "why"}]
+    answer = client.chat.completions.create(model="tiny", messages=messages)
+    assert answer.choices[0].message.content == "hello|no|why"
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "assistant", "content": "yes", "refusal": "no"}, "messages[0].refusal"),
+        ({"role": "user", "content": None, "refusal": "no"}, "messages[0].refusal"),
+        ({"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}, "messages[0].content[0].type"),
+    ],
+)
+def test_a_refusal_elsewhere_is_refused(echo: Served, message: dict[str, Any], param: str) -> None:
+    response = ask(echo, messages=[message])
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
 def test_a_text_is_answered(client: Any) -> None:
     answer = client.chat.completions.create(model="tiny", messages=HELLO)
     assert answer.choices[0].message.content == "hello"

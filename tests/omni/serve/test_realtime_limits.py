@@ -198,6 +198,7 @@ def test_an_answer_that_fails_says_why_and_the_session_goes_on(tidy: Served) -> 
         ({"type": "input_image", "image_url": "data:image/png;base64,aGVsbG8="}, "image_url", "is not a picture"),
         ({"type": "input_image", "image_url": "file:///etc/passwd"}, "image_url", "local files are not opened"),
         ({"type": "input_image", "image_url": "http://example.com/x.png"}, "image_url", "not downloaded"),
+        ({"type": "input_image", "image_url": ""}, "image_url", "is empty"),
     ],
 )
 def test_a_bad_medium_is_no_item(tidy: Served, picture: str, part: dict[str, str], field: str, words: str) -> None:
@@ -230,30 +231,113 @@ def test_a_sound_that_is_too_long_is_no_item(echo_folder: Path) -> None:
         asyncio.run(main(it))
 
 
-def test_a_medium_is_read_beside_the_event_loop(tidy: Served, picture: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another client is answered while it is."""
-    reading, release = threading.Event(), threading.Event()
-    load = load_image
+class SlowPicture:
+    """item: an event with a picture, whose reading begins with `reading`, and ends after `release`."""
 
-    def slow(*arguments: Any, **options: Any) -> Any:
-        reading.set()
-        assert release.wait(PATIENCE_SECONDS)
-        return load(*arguments, **options)
+    def __init__(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.item = _part(type="input_image", image_url=url)
+        self.reading, self.release = threading.Event(), threading.Event()
+        self._load = load_image
+        monkeypatch.setattr("omni.frontend.messages.load_image", self._slow)
 
-    monkeypatch.setattr("omni.frontend.messages.load_image", slow)
+    def _slow(self, *arguments: Any, **options: Any) -> Any:
+        self.reading.set()
+        assert self.release.wait(PATIENCE_SECONDS)
+        return self._load(*arguments, **options)
 
+    async def begun(self, client: Client) -> None:
+        await client.send(**self.item)
+        assert await asyncio.to_thread(self.reading.wait, PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def slow(picture: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowPicture]:
+    made = SlowPicture(picture, monkeypatch)
+    yield made
+    made.release.set()
+
+
+def test_other_clients_are_answered_while_a_picture_is_read(tidy: Served, slow: SlowPicture) -> None:
     async def main() -> None:
         async with session(tidy) as client:
             await client.manual()
-            saying = asyncio.create_task(client.say("x", content=[{"type": "input_image", "image_url": picture}]))
-            assert await asyncio.to_thread(reading.wait, PATIENCE_SECONDS)
+            await slow.begun(client)
             async with session(tidy) as other:
                 await other.manual(output_modalities=["text"])
-            assert not saying.done()
-            release.set()
-            await saying
+            slow.release.set()
+            assert (await client.until("conversation.item.added")).item.content[0].type == "input_image"
 
     asyncio.run(main())
+
+
+def test_a_client_that_goes_while_its_picture_is_read_frees_its_session(tidy: Served, slow: SlowPicture) -> None:
+    async def main() -> None:
+        async with session(tidy) as client:
+            await slow.begun(client)
+            client.connection._connection.transport.abort()
+            assert await asyncio.to_thread(eventually, lambda: tidy.server.limits.sessions == 0)
+
+    asyncio.run(main())
+    assert not slow.release.is_set()
+
+
+def test_a_response_is_cancelled_while_a_picture_is_read(tidy: Served, slow: SlowPicture) -> None:
+    """And the user's speech ends another."""
+
+    async def main() -> None:
+        async with session(tidy) as client:
+            await client.update(max_output_tokens=10**9)
+            await client.say("hello")
+            await client.send(type="response.create")
+            await client.until("response.output_audio.delta")
+            await slow.begun(client)
+            await client.send(type="response.cancel")
+            assert (await client.until("response.done")).response.status_details.reason == "client_cancelled"
+            await client.append(speech(0.5))
+            await client.until("input_audio_buffer.speech_started")
+            slow.release.set()
+            assert (await client.until("conversation.item.added")).item.content[0].type == "input_image"
+
+    asyncio.run(main())
+
+
+def test_what_belongs_behind_a_picture_waits_for_it(tidy: Served, slow: SlowPicture) -> None:
+    """A response, and what cancels it."""
+
+    async def main() -> None:
+        async with session(tidy) as client:
+            await client.manual(max_output_tokens=10**9)
+            await slow.begun(client)
+            await client.send(type="response.create")
+            await client.send(type="response.cancel")
+            error = await client.wrong(type="nonsense")
+            assert error.param == "type"
+            assert not client.of("response.created")
+            slow.release.set()
+            response = (await client.until("response.done")).response
+            assert response.status_details.reason == "client_cancelled"
+            kinds = [event.type for event in client.events]
+            assert kinds.index("conversation.item.done") < kinds.index("response.created")
+
+    asyncio.run(main())
+
+
+def test_events_that_wait_for_a_picture_have_a_bound(echo_folder: Path, slow: SlowPicture) -> None:
+    async def main(server: Served) -> None:
+        async with session(server) as client:
+            await client.manual()
+            await slow.begun(client)
+            await client.send(**_item(id="waits"))
+            error = await client.wrong(**_item(id="refused"), event_id="mine")
+            assert (error.event_id, error.param) == ("mine", "event")
+            assert "comes while 2 events wait for an item" in error.message
+            slow.release.set()
+            while (await client.until("conversation.item.done")).item.id != "waits":
+                pass
+
+    with served(echo_omni(echo_folder), max_items=2) as it:
+        asyncio.run(main(it))
+        it.assert_nothing_held()
 
 
 def test_sessions_at_once_do_not_mix(tidy: Served) -> None:
