@@ -12,8 +12,10 @@ the likeliest id follows the newest one in a cycle of 64, which ends the prompt;
 temperature is 0.
 
 Measured is the time from the moment at which every row has 4 tokens to that at which the first row has all but a few, after the
-device has done what was launched. "experts": distinct ones of a layer if each position chooses at random. "floor": the time in
-which a step's bytes are copied.
+device has done what was launched. "experts": distinct ones of a layer in a step, counted in uncaptured steps over the same weights,
+prompts and seeds, and behind them those of uniform choices by the positions that verify something. Positions without a draft are
+counted: they are all alike, and take the experts of one more token. "floor": the time in which a step's bytes are copied, with
+uniform choices.
 """
 
 import argparse
@@ -21,12 +23,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
-from msgspec.structs import replace
 
 from bench import weights
 from bench.arguments import at_least, device_here, output_file, positive_int, probability
@@ -36,6 +38,7 @@ from bench.engine import BenchEngine
 from bench.floors import experts_of, step_bytes, uniform_experts
 from bench.pipelines import family_pipeline
 from bench.report import copy_bandwidth, environment, print_facts, print_table, write_json
+from bench.routing import Routing, count_experts, told
 from decode import STAGES
 from omni.checkpoint import Checkpoint
 from omni.payload import Payload
@@ -65,12 +68,19 @@ class DraftedCase(DecodeCase):
     settings: Mapping[str, object] = field(default_factory=dict)
     repeats: bool = False
 
+    @property
+    def positions(self) -> int:
+        """Maximum number of a row in one step."""
+        return 1 + int(str(self.settings.get("draft_tokens", 0)))
+
     def options(self, tokens: int) -> dict[str, object]:
         return {**DecodeCase.options(self, tokens), **self.settings}
 
     def sampling(self, row: int, tokens: int) -> SamplingParams:
         temperature = 0.0 if self.repeats else _HOTTEST
-        sampling: SamplingParams = replace(DecodeCase.sampling(self, row, tokens), temperature=temperature)
+        sampling: SamplingParams = msgspec.structs.replace(
+            DecodeCase.sampling(self, row, tokens), temperature=temperature
+        )
         return sampling
 
     def make_prompt(self, generator: np.random.Generator) -> Payload:
@@ -103,7 +113,7 @@ def repeating(model: ArModel) -> Iterator[None]:
 @dataclass(frozen=True, slots=True)
 class Throughput:
     """per_second: tokens. length: tokens of a row in one step. drafted, accepted: drafts in the measured round. step, floor: ms of
-    one step. experts: distinct ones of a layer; 0 for a dense model."""
+    one step. experts: None for a dense model."""
 
     shape: str
     rows: int
@@ -112,7 +122,7 @@ class Throughput:
     length: float
     drafted: int
     accepted: int
-    experts: float
+    experts: Routing | None
     floor: float
 
     @property
@@ -122,37 +132,70 @@ class Throughput:
     def cells(self, plain: float) -> tuple[str, ...]:
         of_drafts = f"{self.accepted} of {self.drafted}" if self.drafted else ""
         speed = f"{self.per_second:.0f}", f"{self.per_second / plain:.3f}"
-        step = f"{self.step:.3f}", f"{self.floor:.3f}", f"{self.experts:.1f}" if self.experts else ""
+        step = f"{self.step:.3f}", f"{self.floor:.3f}", told(self.experts)
         return f"{self.shape}, {self.rows} rows", self.what, *speed, f"{self.length:.2f}", of_drafts, *step
+
+
+class Round:
+    """The measured round of a case, from the moment at which every row has `_BEGUN` tokens, on an engine that has been warmed."""
+
+    def __init__(self, case: DraftedCase, bench: BenchEngine, tokens: int) -> None:
+        self._case, self._bench, self._tokens = case, bench, tokens
+        warm(case, bench)
+        if case.settings:
+            case.ask(bench, "measured", tokens, case.stage)
+            bench.run()
+        worker = bench.engine._workers[case.stage]
+        assert isinstance(worker, ArWorker)
+        self.worker = worker
+
+    @property
+    def outputs(self) -> list[int]:
+        """Number of tokens of each row."""
+        return [len(request.outputs) for request in self.worker.requests.values()]
+
+    def begin(self) -> None:
+        rows = self._case.rows
+        self._case.ask(self._bench, "measured", self._tokens, self._case.stage)
+        self._bench.run(lambda: len(self.worker.requests) == rows and min(self.outputs) >= _BEGUN)
+
+    def go_on(self) -> None:
+        """Until the first row has all tokens but a few: the last ones of a row come in steps in which others have ended."""
+        last = self._tokens - 2 * self._case.positions
+        self._bench.run(lambda: max(self.outputs) >= last)
 
 
 def measure(shape: str, what: str, case: DraftedCase, tokens: int, bandwidth: float) -> Throughput:
     bench = case.engine(tokens, case.graphs)
     with repeating(case.model) if case.repeats else nullcontext():
-        return _measured(shape, what, case, bench, tokens, bandwidth)
+        measured = _measured(shape, what, case, bench, tokens, bandwidth)
+    if measured.experts is None:
+        return measured
+    bench = case.engine(tokens, graphs=False)
+    with repeating(case.model) if case.repeats else nullcontext():
+        return replace(measured, experts=measured.experts._replace(counted=_experts(case, bench, tokens)))
+
+
+def _experts(case: DraftedCase, bench: BenchEngine, tokens: int) -> float:
+    """Distinct experts of a layer in one step. bench: without graphs; it is closed."""
+    one = Round(case, bench, tokens)
+    one.begin()
+    found = count_experts(bench, case.rows, one.go_on, case.positions)[case.stage]
+    bench.run()
+    bench.close()
+    return found.counted
 
 
 def _measured(
     shape: str, what: str, case: DraftedCase, bench: BenchEngine, tokens: int, bandwidth: float
 ) -> Throughput:
-    warm(case, bench)
-    if case.settings:
-        case.ask(bench, "measured", tokens, case.stage)
-        bench.run()
-    worker = bench.engine._workers[case.stage]
-    assert isinstance(worker, ArWorker)
-    requests, before = worker.requests, worker.counters()
-    # The last tokens of a row come in steps in which others have ended.
-    last = tokens - 2 * (1 + int(str(case.settings.get("draft_tokens", 0))))
-
-    def outputs() -> list[int]:
-        return [len(request.outputs) for request in requests.values()]
-
-    case.ask(bench, "measured", tokens, case.stage)
-    bench.run(lambda: len(requests) == case.rows and min(outputs()) >= _BEGUN)
-    begun, at_first, since = sum(outputs()), worker.counters(), time.perf_counter()
-    bench.run(lambda: max(outputs()) >= last)
-    seconds, made = time.perf_counter() - since, sum(outputs()) - begun
+    """Its experts are not counted."""
+    one = Round(case, bench, tokens)
+    worker, before = one.worker, one.worker.counters()
+    one.begin()
+    begun, at_first, since = sum(one.outputs), worker.counters(), time.perf_counter()
+    one.go_on()
+    seconds, made = time.perf_counter() - since, sum(one.outputs) - begun
     at_last = worker.counters()
     steps, verified = (at_last.get(name, 0) - at_first.get(name, 0) for name in ("steps", "drafted_tokens"))
     bench.run()
@@ -160,7 +203,8 @@ def _measured(
     bench.close()
     drafted, accepted = (after.get(name, 0) - before.get(name, 0) for name in ("drafted_tokens", "accepted_drafts"))
     model, positions = case.model, 1 + verified / (steps * case.rows)
-    experts = uniform_experts(*experts_of(model), case.rows * positions) if experts_of(model)[0] else 0.0
+    sizes = experts_of(model)
+    experts = Routing(0.0, uniform_experts(*sizes, case.rows * positions)) if sizes[0] else None
     floor = 1000 * step_bytes(model, case.rows, case.prompt + tokens // 2, positions) / bandwidth
     length = made / (steps * case.rows)
     return Throughput(shape, case.rows, what, made / seconds, length, drafted, accepted, experts, floor)
@@ -212,7 +256,7 @@ class DraftsRun:
 
     def print(self) -> None:
         plain = {(each.shape, each.rows): each.per_second for each in self.found if each.what == "plain"}
-        counts = ("tokens per step", "accepted", "ms a step", "floor", "experts")
+        counts = ("tokens per step", "accepted", "ms a step", "floor", "experts (uniform)")
         header = ("", "drafts", "tokens/s", "times plain", *counts)
         print()
         print_table(header, [each.cells(plain[each.shape, each.rows]) for each in self.found])
@@ -230,11 +274,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=at_least(32), default=256)
     parser.add_argument("--eager", action="store_true", help="capture no graphs")
     parser.add_argument("--device", type=device_here("--tiny --device cpu"), choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a tiny shape, short prompts: to see that it runs")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes, short prompts: to see that it runs")
     parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args()
     if arguments.tiny:
-        arguments.shapes, arguments.prompt, arguments.tokens = ["tiny-text"], 8, 48
+        arguments.shapes, arguments.prompt, arguments.tokens = ["tiny-text", "tiny-omni"], 8, 48
     cuda = arguments.device == "cuda"
     run = DraftsRun(
         open_timed(arguments.device),

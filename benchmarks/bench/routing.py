@@ -52,9 +52,10 @@ def observe_routing(callback: Callable[[Tensor], None]) -> Iterator[None]:
         yield
 
 
-def count_experts(bench: BenchEngine, rows: int, run: Callable[[], None]) -> dict[str, Routing]:
+def count_experts(bench: BenchEngine, rows: int, run: Callable[[], None], positions: int = 1) -> dict[str, Routing]:
     """Routing by stage with experts, in the steps of `run` in which all `rows` rows decode. `bench` has no captured graphs: replays
-    cannot be recorded."""
+    cannot be recorded. positions: maximum number of a row in one step, drafts included; the uniform choices are those of one."""
+    tokens = range(rows, rows * positions + 1, rows)
     sizes = {stage: experts_of(runner._model) for stage, runner in bench.runners.items()}
     counts: dict[str, list[Tensor]] = {stage: [] for stage, (experts, _) in sizes.items() if experts}
 
@@ -62,7 +63,7 @@ def count_experts(bench: BenchEngine, rows: int, run: Callable[[], None]) -> dic
         # Stages are ticked by one thread: the layer is of the newest step of all.
         begun = [(recorder.steps[-1], stage) for stage, recorder in bench.recorders.items() if recorder.steps]
         step, stage = max(begun, key=lambda one: one[0].started)
-        if step.rows == rows == expert_TK.shape[0] and not step.prompt_tokens:
+        if step.rows == rows and expert_TK.shape[0] in tokens and not step.prompt_tokens:
             used_E = torch.zeros(sizes[stage][0], dtype=torch.int64, device=expert_TK.device)
             counts[stage].append(used_E.index_fill_(0, expert_TK.flatten().long(), 1).sum())
 

@@ -30,6 +30,9 @@ def build(args: Mapping[str, object], setup: DraftSetup) -> ModelDrafter:
         kind = checkpoint.config.get("model_type")
         if kind not in _KINDS:
             raise ConfigError(field, f"{path} has model_type {kind!r}", f"use a model of {' or '.join(_KINDS)}")
+        if checkpoint.config.get("quantization_config"):
+            problem = f"{path} has a quantization_config, and quantized weights are not supported"
+            raise ConfigError(field, problem, "use the checkpoint in bfloat16 or float32")
         # A whole model on every rank that drafts: it is small.
         model = build_model(replace(setup.context, checkpoint=checkpoint, ranks=None))
         return model_drafter(model, checkpoint, setup)

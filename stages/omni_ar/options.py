@@ -49,8 +49,8 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     that of rank 0; empty to divide them evenly, `"measured"` to divide them at start so that all parts take the same time.
     drafter: name of the drafter, which guesses tokens that a step verifies together (docs/speculative.md); None for none.
     draft_tokens: maximum number of drafts of a row in one step; they do not count in `max_num_batched_tokens`; None for 3.
-    drafter_args: arguments of the drafter. adaptive_drafts: whether a row verifies as many drafts as its recent ones make
-    worthwhile; otherwise as many as there are; None for true. All three are refused without a drafter.
+    drafter_args: arguments of the drafter; None for none. adaptive_drafts: whether a row verifies as many drafts as its recent ones
+    make worthwhile; otherwise as many as there are; None for true. All three are refused without a drafter.
     sampling: defaults for parameters that a request does not set.
     """
 
@@ -70,7 +70,7 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pipeline_layers: tuple[int, ...] | Literal["measured"] = ()
     drafter: str | None = None
     draft_tokens: int | None = None
-    drafter_args: Mapping[str, object] = {}
+    drafter_args: Mapping[str, object] | None = None
     adaptive_drafts: bool | None = None
     sampling: SamplingParams = GREEDY
 

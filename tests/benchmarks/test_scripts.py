@@ -37,7 +37,8 @@ def test_encoders_measures_both_towers(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_drafts_measures_each_drafter_against_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "drafts.json"
     run_script(monkeypatch, "drafts", "--device", "cpu", "--tiny", "--rows", "2", "--rates", "0.8", "--json", str(file))
-    plain, told, always, ngram, repeats = json.loads(file.read_text())["numbers"]
+    numbers = json.loads(file.read_text())["numbers"]
+    plain, told, always, ngram, repeats = (each for each in numbers if each["shape"] == "tiny-text")
     whats = [each["what"] for each in (plain, ngram, repeats)]
     assert whats == ["plain", "ngram, random text", "ngram, text that repeats"]
     assert plain["length"] == 1
@@ -46,6 +47,15 @@ def test_drafts_measures_each_drafter_against_none(monkeypatch: pytest.MonkeyPat
     for each in (told, always):
         assert each["per_second"] > 0
         assert each["drafted"] > each["accepted"] > each["drafted"] / 2
+    assert all(each["experts"] is None for each in (plain, told, always, ngram, repeats))
+    # Counted, not only what uniform choices would give: two of four experts a token, of two rows with up to four tokens each.
+    counted = {each["what"]: each["experts"] for each in numbers if each["shape"] == "tiny-omni"}
+    assert len(counted) == 5
+    assert all(2 <= found <= 4 and found != uniform for found, uniform in counted.values())
+    (alone, expected), (drafted, most) = counted["plain"], counted["fabricated, 0.8, always 3"]
+    assert expected == 3 < drafted <= 4
+    assert most > expected
+    assert drafted > alone
 
 
 def test_connectors_measures_the_hop_between_stages(

@@ -64,7 +64,7 @@ def test_ranks_without_the_last_layers_hold_nothing_of_a_drafter() -> None:
         with torch.inference_mode():
             model = build_part(context)
             plain = LoadedAr(
-                replace(context, options=msgspec.structs.replace(options, drafter=None, drafter_args={})), model
+                replace(context, options=msgspec.structs.replace(options, drafter=None, drafter_args=None)), model
             )
             loaded.append((LoadedAr(context, model).footprint, plain.footprint))
     (last, of_last), (first, of_first) = loaded

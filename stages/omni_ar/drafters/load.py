@@ -26,7 +26,7 @@ def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> D
     name = options.drafter
     if name is None:
         given = {
-            "drafter_args": bool(options.drafter_args),
+            "drafter_args": options.drafter_args is not None,
             "draft_tokens": options.draft_tokens is not None,
             "adaptive_drafts": options.adaptive_drafts is not None,
         }
@@ -55,7 +55,7 @@ def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> D
     )
     with plugin_setup(entry.drafter, "correct it", build):
         try:
-            drafter: object = build(options.drafter_args, setup)
+            drafter: object = build({} if options.drafter_args is None else options.drafter_args, setup)
         except msgspec.ValidationError as error:
             problem, remedy = str(error), f"see the arguments of drafter {name!r}"
             raise ConfigError(f"{stage}.drafter_args", problem, remedy) from error

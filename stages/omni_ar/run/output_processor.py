@@ -149,6 +149,8 @@ class OutputProcessor:
         last step in flight has been read. logits: the model's method, for errors. watch: None if no step waits for other ranks."""
         self.discarded = 0
         """Number of tokens read after the end of their request."""
+        self.further_tokens = 0
+        """Number of tokens of decode steps besides the first of each row."""
         self.unread_scores = 0
         """Number of launched steps whose log-probabilities are unread."""
         self.drafts = DraftCounts(drafts)
@@ -212,22 +214,32 @@ class OutputProcessor:
         step, scored, drafts = read.step, list[_Scored](), DraftCounts()
         results = step.tokens.read(len(step.rows)) if step.tokens is not None else []
         for row, (scheduled, (status, count, *ids)) in enumerate(zip(step.rows, results, strict=True)):
-            request = scheduled.request
+            request, verified = scheduled.request, 0
+            self.further_tokens += max(count - 1, 0)
             if self.drafts.drafted:
                 verified, worthwhile = ids[-REPORTED:]
                 if step.proposes:
                     request.wanted_drafts = worthwhile
-                self._count_drafts(scheduled, step.drafts, count, verified, drafts)
+                _correct_bounds(scheduled, step.drafts, count)
             if not request.status.takes_tokens:
                 self.discarded += count
                 continue
             is_scored = request.sampling.logprobs is not None and request.finish_reason is None
             first = len(request.outputs)
-            self._process(scheduled, RowStatus(status), ids[:count], step.payload)
+            taken, reason = self._process(scheduled, RowStatus(status), ids[:count], step.payload)
+            if taken and step.drafts:
+                # A request's last token counts as no draft, as at `max_tokens`: whether the id that stopped it was the draft in its
+                # place is known on the device alone. So the step gave `1 + accepted` tokens, however the request ended.
+                counted = verified if reason is None else min(verified, taken - 1)
+                request.drafts.add(counted, taken - 1)
+                drafts.add(counted, taken - 1)
             if is_scored:
                 # Those that joined the outputs: a stop string may end the request before the last one.
                 positions = enumerate(range(first, len(request.outputs)), row * (1 + step.drafts))
                 scored += [_Scored(request, position, index) for position, index in positions]
+            if reason is not None:
+                self.discarded += count - taken
+                self._callbacks.finish_request(request, reason, scheduled.table)
         if drafts.drafted:
             self.drafts.merge(drafts)
             self._callbacks.report_drafts(step.number, drafts)
@@ -240,28 +252,18 @@ class OutputProcessor:
             if request.table is None and not request.steps_in_flight:
                 self._drained(request)
 
-    def _count_drafts(self, scheduled: Scheduled, drafts: int, count: int, verified: int, counts: DraftCounts) -> None:
-        """Corrects the request's bounds by what a step has accepted. drafts: that the step had room for. verified: of them. counts:
-        of the step."""
-        request = scheduled.request
-        if not drafts:
-            return
-        if request.table is scheduled.table:  # otherwise it was preempted meanwhile, and counts again
-            request.num_computed_tokens -= 1 + drafts - count
-            request.num_scheduled_outputs += count - 1
-        if count:
-            request.drafts.add(verified, count - 1)
-            counts.add(verified, count - 1)
-
-    def _process(self, scheduled: Scheduled, status: RowStatus, ids: Sequence[int], payload: PayloadHandoff) -> None:
+    def _process(
+        self, scheduled: Scheduled, status: RowStatus, ids: Sequence[int], payload: PayloadHandoff
+    ) -> tuple[int, str | None]:
+        """Returns how many of the tokens the request takes, and its finish reason if they end it."""
         request = scheduled.request
         if request.finish_reason is not None and payload.hidden is not None:
             self._outbox.append(self._hidden(scheduled, payload.hidden))
             self._callbacks.finish_request(request, request.finish_reason, scheduled.table)
-            return
+            return 0, None
         if NOT_FINITE in ids or (IMPOSSIBLE in ids and not _excludes_ids(request)):
             self._fail_without_numbers(request, "sampling")
-            return
+            return 0, None
         if IMPOSSIBLE in ids:
             problem = "leaves no token that may come next"
             makers = ["the model", *(f"processor {name!r}" for name in sorted(request.sampling.processors or ()))]
@@ -269,7 +271,7 @@ class OutputProcessor:
                 f"suppress, bias or structure less, or allow more (or logits of {' or '.join(makers)} were no numbers)"
             )
             self._callbacks.fail_request(request, "sampling", InputError("sampling", problem, remedy))
-            return
+            return 0, None
         if scheduled.emits_hidden and payload.hidden is not None:
             assert request.prompt is not None
             positions_m = request.prompt.payload_positions
@@ -286,28 +288,26 @@ class OutputProcessor:
             request.outputs.append(token)
             if request.stops is None:
                 self._outbox.extend(messages)
-            elif self._withhold(scheduled, request.stops.push(token), WithheldToken(token, messages)):
-                return
+            elif self._withhold(request, request.stops.push(token), WithheldToken(token, messages)):
+                return count, "stop"
         if request.table is None:
             request.reset_for_recompute()  # preempted meanwhile: it continues behind these tokens
         if status.over:
             self.emit_withheld(request)
-            self._callbacks.finish_request(request, status.reason, scheduled.table)
-        elif request.host_processors:
+            return len(ids), status.reason
+        if request.host_processors:
             self._host_processors.submit(request, ids)
+        return len(ids), None
 
     def _fail_without_numbers(self, request: ArRequest, doing: str) -> None:
         name = method_name(self._logits, "logits")
         problem = f"{name} gave NaN or infinity: see the model, its inputs and its dtype"
         self._callbacks.fail_request(request, doing, ReturnedError(problem, self._logits))
 
-    def _withhold(self, scheduled: Scheduled, verdict: StopVerdict, token: WithheldToken) -> bool:
+    def _withhold(self, request: ArRequest, verdict: StopVerdict, token: WithheldToken) -> bool:
         """Emits the tokens that cannot be part of a stop string. Returns whether a stop string ends the request."""
-        request = scheduled.request
         request.withheld.append(token)
         self.emit_withheld(request, verdict.held)
-        if verdict.stopped:
-            self._callbacks.finish_request(request, "stop", scheduled.table)
         return verdict.stopped
 
     def _hidden(self, scheduled: Scheduled, written: Written) -> Produced:
@@ -360,6 +360,14 @@ class OutputProcessor:
             if request.status is RequestStatus.WAITING_FOR_LOGPROBS and not request.unread_scores:
                 assert request.finish_reason is not None
                 self._callbacks.finish_request(request, request.finish_reason)
+
+
+def _correct_bounds(scheduled: Scheduled, drafts: int, count: int) -> None:
+    """Corrects the request's bounds by the number of tokens that a step gave. drafts: that the step had room for."""
+    request = scheduled.request
+    if drafts and request.table is scheduled.table:  # otherwise it was preempted meanwhile, and counts again
+        request.num_computed_tokens -= 1 + drafts - count
+        request.num_scheduled_outputs += count - 1
 
 
 _EXCLUDING = Need.BIAS | Need.FORBIDDEN | Need.BAD_WORDS | Need.MIN_TOKENS

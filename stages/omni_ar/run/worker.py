@@ -97,7 +97,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             watch=watch,
             drafts=limits.drafts,
         )
-        self._prefill_tokens = self._decode_tokens = self._steps = 0
+        self._prefill_tokens = self._decode_rows = self._steps = 0
         self._polled = False
         """Whether `poll` has done the first part of the next tick."""
 
@@ -116,15 +116,16 @@ class ArWorker(MailboxWorker[ArRequest]):
 
     def counters(self) -> Mapping[str, int]:
         """prompt_tokens: prompt tokens of requests at their first start. cached_tokens: those of them that were in the
-        prefix cache. prefill_tokens: tokens run in chunks, recomputed ones included. discarded_tokens: tokens read
-        after the end of their request. retries: failed steps that were run again, request by request. Of a stage with a
-        drafter also those of `DraftCounts`."""
+        prefix cache. prefill_tokens: tokens run in chunks, recomputed ones included. decode_tokens: one for each row of
+        each launched decode step, and those that drafts add to it, once they are read. discarded_tokens: tokens read after the
+        end of their request, also of the step that ended it. retries: failed steps that were run again, request by request. Of a
+        stage with a drafter also those of `DraftCounts`."""
         return self._output_processor.drafts.numbers() | {
             "steps": self._steps,
             "prompt_tokens": self._allocator.prompt_tokens,
             "cached_tokens": self._allocator.cached_tokens,
             "prefill_tokens": self._prefill_tokens,
-            "decode_tokens": self._decode_tokens,
+            "decode_tokens": self._decode_rows + self._output_processor.further_tokens,
             "discarded_tokens": self._output_processor.discarded,
             "preemptions": self._allocator.preemptions,
             "spilled_rows": self._spiller.entries,
@@ -380,7 +381,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             self._isolate(plan, exception_of(error))
             return
         self._steps += 1
-        self._decode_tokens += len(plan.decodes)
+        self._decode_rows += len(plan.decodes)
         self._prefill_tokens += prefilled
         self._scheduler.launched(plan)
         self._output_processor.launched(step, plan.requests)

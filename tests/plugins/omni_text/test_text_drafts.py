@@ -1,5 +1,6 @@
 """Drafters from the settings to the answer, on a tiny checkpoint with a tokenizer."""
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -7,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
-from omni import ConfigError, Omni, SamplingParams
+from omni import ConfigError, Omni, Result, SamplingParams
 from omni.cli.display import summary
 from omni.errors import OmniError
 from omni.timeline import read_trace
@@ -88,6 +90,35 @@ def test_requests_totals_and_the_timeline_count_the_same_drafts(folder: Path, tm
     assert (report.acceptance, report.mean_length) == (totals.acceptance, totals.mean_length)
 
 
+@pytest.mark.parametrize("ends", ["stop string", "stop id"])
+def test_drafts_count_up_to_the_end_of_a_text(folder: Path, tmp_path: Path, ends: str):
+    """The stage's own model drafts, and a token ends the text within the first step that verifies drafts."""
+
+    def asked(omni: Omni, **given: object) -> Result:
+        sampling = replace(SamplingParams(max_tokens=40, temperature=0.0), **given)
+        return omni.generate(QUESTIONS[:1], sampling=sampling, stream=False)[0]
+
+    with Omni(folder, device="cpu") as omni:
+        plain = [asked(omni, max_tokens=most) for most in range(1, 9)]
+    words = [after.text.removeprefix(before.text) for before, after in itertools.pairwise(plain)]
+    place = next(
+        n for n in range(3, 9) if words[n - 2].isascii() and words[n - 2] and words[n - 2] not in plain[n - 2].text
+    )
+    ended = plain[place - 1].tokens
+    assert ended[-1] not in ended[:-1]
+    stop = {"stop": (words[place - 2],)} if ends == "stop string" else {"stop_token_ids": ended[-1:]}
+    settings = {**drafting(folder), "text.draft_tokens": 8, "engine.graphs": False}
+    with Omni(folder, device="cpu", overrides=settings, timeline=tmp_path / "out.json") as omni:
+        result = asked(omni, **stop)
+        totals = DraftCounts.of(omni.counters()["text"])
+    assert result.tokens == ended
+    of_request, of_steps = result.metrics.stages["text"].drafts, DraftCounts()
+    for step in steps_of(read_trace(tmp_path / "out.json"), "text"):
+        of_steps.merge(DraftCounts.of(step.numbers))
+    for counts in (totals, of_request, of_steps):
+        assert (sum(counts.drafted), sum(counts.accepted), counts.mean_length) == (place - 2, place - 2, place - 1)
+
+
 def test_rows_are_derived_with_room_for_drafts(folder: Path):
     with Omni(folder, device="cpu", overrides={"text.drafter": "ngram", "text.max_num_seqs": None}) as omni:
         (result,) = omni.generate(QUESTIONS[:1], sampling=SAMPLING[0], stream=False)
@@ -97,6 +128,7 @@ def test_rows_are_derived_with_room_for_drafts(folder: Path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
+        ({"text.drafter_args": {}}, r"text.drafter_args: is given without a drafter"),
         ({"text.drafter": "gram"}, r"'gram' is no drafter; known are draft_model, eagle3, fabricated, mtp, ngram;"),
         ({"text.drafter": "ngram", "text.draft_tokens": 0}, r"draft_tokens must be at least 1, at most 15"),
         ({"text.drafter": "ngram", "text.drafter_args": {"size": 3}}, r"text.drafter_args: .*unknown field `size`"),
@@ -170,6 +202,12 @@ REFUSED_MODELS: list[tuple[Callable[[Path], object], str]] = [
     (lambda other: (other / "model.safetensors").unlink(), "holds no weights"),
     (lambda other: change_json(other / "config.json", lambda c: c.update(model_type="llama")), "model_type 'llama'"),
     (lambda other: change_json(other / "config.json", lambda c: c.update(max_position_embeddings=64)), "64 positions"),
+    (
+        lambda other: change_json(
+            other / "config.json", lambda c: c.update(quantization_config={"quant_method": "fp8"})
+        ),
+        "has a quantization_config, and quantized weights are not supported",
+    ),
     (without_vocabulary, "has 600 token ids, and stage 'text' has 640"),
     (renamed_token, "differs from that of stage 'text': '!' has no id and id 0"),
     (whole_tokenizer, "differs from that of stage 'text': '!' has no id and id 0"),

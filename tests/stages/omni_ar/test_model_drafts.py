@@ -1,6 +1,7 @@
 """A model as a drafter: the keys and values that it needs are those of the text, whatever the traffic."""
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,8 +9,10 @@ import pytest
 import torch
 
 from omni.device import CpuDevice
+from omni.sampling import HostRules, StopVerdict
 from omni.testing import SimulatedDevice
 from omni.testing.simulation.late import LateDevice
+from omni.utils.draft_counts import DraftCounts
 from omni_ar.attention import KVCache, TorchPagedAttention
 from omni_ar.drafters import CacheShape, DraftModel, DraftRows, FeatureShape, ModelDrafter, RowPages
 from omni_ar.drafters.draft_model import ArDraftModel
@@ -61,6 +64,52 @@ def test_the_stage_s_own_model_is_always_right(traffic: str, in_flight: int, dra
     assert driver.counter("accepted_drafts") == driver.counter("drafted_tokens") > 100
     if traffic.startswith("few blocks"):
         assert driver.counter("preemptions") > 0
+
+
+class AfterTokens:
+    """A stop string that the `count`-th token completes."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+
+    def push(self, token: int) -> StopVerdict:
+        self._left -= 1
+        return StopVerdict(0, self._left == 0)
+
+
+@pytest.mark.parametrize("in_flight", [1, 4])
+@pytest.mark.parametrize("ends", ["max_tokens", "stop id", "stop string"])
+def test_the_last_token_of_a_request_counts_as_no_draft(ends: str, in_flight: int):
+    """The model is always right, so that a step gives nine tokens, or what is left."""
+    prompt, most = PROMPTS[0], 24
+    text = greedy(MODEL, prompt, most)
+    totals, before = Counter[str](), Counter[str]()
+    driver = drafted(MODEL, LateDevice(in_flight, check=False), 8, max_in_flight=in_flight, prefix_cache=False)
+    lengths = [length for length in range(1, most) if ends != "stop id" or text[length - 1] not in text[: length - 1]]
+    for length in lengths:
+        sampling: dict[str, Any] = {"max_tokens": length if ends == "max_tokens" else 2 * most}
+        if ends == "stop id":
+            sampling["stop_token_ids"] = (text[length - 1],)
+        rules = HostRules(stops=AfterTokens(length)) if ends == "stop string" else HostRules()
+        driver.ask(str(length), prompt, sampling, rules=rules)
+        driver.run()
+        assert driver.tokens(str(length)) == text[:length]
+        done, (full, left) = driver.done(str(length)), divmod(length - 1, 9)
+        assert done.reason == ("length" if ends == "max_tokens" else "stop")
+        counts = DraftCounts.of(done.counts)
+        accepted = 8 * full + max(left - 1, 0)
+        assert (sum(counts.drafted), sum(counts.accepted), counts.steps) == (accepted, accepted, full + (left > 1))
+        if left > 1 and not full:
+            assert counts.mean_length == left
+        totals += Counter(counts.numbers())
+        now = Counter(driver.worker.counters())
+        if in_flight == 1:  # otherwise steps behind the end are under way
+            dropped = (9 - left) % 9 if ends == "stop string" else 0
+            assert now["discarded_tokens"] - before["discarded_tokens"] == (dropped if length > 1 else 0)
+            assert now["decode_tokens"] - before["decode_tokens"] == length - 1 + (dropped if length > 1 else 0)
+        before = now
+    assert len(lengths) > 3
+    assert totals == +Counter(DraftCounts.of(before).numbers())
 
 
 def counts(prompt: Sequence[int], drafts: int) -> tuple[list[int], int, int]:
