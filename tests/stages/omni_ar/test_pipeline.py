@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,7 @@ from omni.payload import Payload
 from omni.plugin import LogitsProcessorEntry
 from omni.testing.ranks import RankThread, thread_ranks
 from omni_ar.inputs import MultimodalEmbedding, Placeholder
+from omni_ar.model import Batch
 from omni_ar.options import ArOptions
 from omni_ar.processors import LogitsProcessor, ProcessedRows, ProcessorRegistry
 from omni_ar.run import follower
@@ -25,7 +27,7 @@ from omni_ar.run.follower import FollowerWorker
 from omni_ar.run.launch import StepMessage, decode
 from omni_ar.run.plan import StepPlan
 from tests.support.ar_driver import ArDriver, plain_prompt, small_runner
-from tests.support.deep_models import VOCABULARY, WIDTH, Deep, filled, part
+from tests.support.deep_models import VOCABULARY, WIDTH, Deep, filled, part, part_of
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiers import SLOW, few
 
@@ -43,14 +45,16 @@ class Pipelined:
         options: ArOptions = OPTIONS,
         *,
         layers: tuple[int, ...] = (),
+        kind: type[Deep] = Deep,
         fails: Mapping[int, tuple[str, int]] | None = None,
         seconds: float = PATIENCE_SECONDS,
         **more: Any,
     ) -> None:
-        """fails: by rank, as of `Deep`. seconds: time that a rank waits for another one. more: of `ArDriver`."""
+        """kind: of the model. fails: by rank, as of `Deep`. seconds: time for another rank to come. more: of `ArDriver`."""
         layout = RankLayout(pipeline=size)
         ranks = thread_ranks(layout, seconds)
-        models = [part(layout.position(rank), size, layers, (fails or {}).get(rank)) for rank in range(size)]
+        faults = fails or {}
+        models = [part_of(partial(kind, faults.get(rank)), layout.position(rank), size, layers) for rank in range(size)]
         self.driver = ArDriver(models[0], CpuDevice(), options, ranks=ranks[0], **more)
         self.threads: list[RankThread] = []
         for model, own in zip(models[1:], ranks[1:], strict=True):
@@ -135,6 +139,22 @@ def test_tokens_are_those_of_the_whole(
     cut.run()
     assert cut.driver.all_tokens(len(PROMPTS)) == expected
     assert "num_blocks" not in changes or cut.driver.counter("preemptions") > 0
+
+
+class Louder(Deep):
+    """Changes in place what its layers give, at each rank."""
+
+    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        return super().forward(x_TD, batch).mul_(1.7)
+
+
+def test_a_model_may_change_what_its_layers_give() -> None:
+    alone, cut = ArDriver(filled(Louder()), options=OPTIONS), Pipelined(2, kind=Louder)
+    for driver in (alone, cut.driver):
+        driver.ask_all(PROMPTS, max_tokens=TOKENS)
+    alone.run()
+    cut.run()
+    assert cut.driver.all_tokens(len(PROMPTS)) == alone.all_tokens(len(PROMPTS))
 
 
 @dataclass
