@@ -13,18 +13,20 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from omni.device import CpuDevice
-from omni.errors import ConfigError, LostRankError, StageError
-from omni.parallel import RankLayout
+from omni.errors import ConfigError, LostRankError, ReturnedError, StageError
+from omni.parallel import RankLayout, SilentCommunicator
 from omni.payload import Payload
 from omni.plugin import LogitsProcessorEntry
 from omni.testing.ranks import RankThread, thread_ranks
 from omni_ar.inputs import MultimodalEmbedding, Placeholder
+from omni_ar.layers.parallel import partitioned
 from omni_ar.model import Batch
 from omni_ar.options import ArOptions
 from omni_ar.processors import LogitsProcessor, ProcessedRows, ProcessorRegistry
 from omni_ar.run import follower
 from omni_ar.run.follower import FollowerWorker
 from omni_ar.run.launch import StepMessage, decode
+from omni_ar.run.phases import compute_logits
 from omni_ar.run.plan import StepPlan
 from tests.support.ar_driver import ArDriver, plain_prompt, small_runner
 from tests.support.deep_models import VOCABULARY, WIDTH, Deep, filled, part, part_of
@@ -356,3 +358,25 @@ def test_a_row_that_does_not_wait_for_its_token_goes_wrong(monkeypatch: pytest.M
     monkeypatch.setattr(StepPlan, "newest_input", 0)
     given, wanted = abort_and_go_on()
     assert given != wanted
+
+
+class OwnProduct(Deep):
+    """Reads the weight of its output matrix."""
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        weight = self.lm_head.weight
+        assert isinstance(weight, Tensor)
+        return hidden_RD @ weight.T
+
+
+def test_logits_of_a_part_of_the_vocabulary_are_explained() -> None:
+    with partitioned(SilentCommunicator(0, 2)):
+        model = OwnProduct()
+    said = (
+        r"OwnProduct\.logits gave .*\[3, 31\], not .*\[3, 61\]: with tensor_parallel a rank holds some rows of "
+        r"embed_tokens\.weight and lm_head\.weight: call the module, as `self\.lm_head\(x\)`, instead"
+    )
+    with pytest.raises(ReturnedError, match=said):
+        compute_logits(model, torch.ones(3, WIDTH), torch.empty(3, VOCABULARY))
+    with pytest.raises(ReturnedError, match=r"\[3, 61\], not .*\[3, 60\]: see ArShape\.vocab_size"):
+        compute_logits(Deep(), torch.ones(3, WIDTH), torch.empty(3, 60))
