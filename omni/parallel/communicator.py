@@ -15,7 +15,10 @@ class PendingReceive(Protocol):
     """A tensor from another rank."""
 
     def done(self) -> bool:
-        """Whether `wait` returns at once."""
+        """Whether `wait` is known to return at once. On the CPU it is known behind a `wait` or `arrived` alone."""
+
+    def arrived(self) -> bool:
+        """Whether it has arrived, for a rank that gives up otherwise: a transfer that has not arrived may be broken off."""
 
     def wait(self) -> None:
         """Returns once phases that are enqueued on the current stream read it. On the CPU it waits for the other rank. Raises

@@ -16,6 +16,9 @@ class _There:
     def done(self) -> bool:
         return True
 
+    def arrived(self) -> bool:
+        return True
+
     def wait(self) -> None: ...
 
 

@@ -25,6 +25,8 @@ from omni.parallel.watch import REMEDY
 
 _SEND_SECONDS = timedelta(seconds=5)
 """Time for others to receive what was sent before the group is closed."""
+_ARRIVED_SECONDS = timedelta(seconds=1)
+"""In which gloo tells that a tensor arrived, however busy the host."""
 
 
 def open_communicator(
@@ -183,9 +185,19 @@ class _Transfer:
     source: int
 
     def done(self) -> bool:
-        return self.work.is_completed()
+        return self.work.is_completed() and self.work.is_success()
+
+    def arrived(self) -> bool:
+        if (
+            not self.done()
+        ):  # nothing but a wait makes gloo's work complete, and one that is too short ends all transfers
+            with suppress(RuntimeError):
+                self.work.wait(_ARRIVED_SECONDS)
+        return self.done()
 
     def wait(self) -> None:
+        if self.done():
+            return  # gloo would wait for the next message
         with _lost_ranks(self.names, self.rank, self.source):
             self.work.wait()
 

@@ -43,10 +43,11 @@ class StepWatch:
         self._ranks = ranks
         self._watch = HangWatch(ranks.step_seconds, seconds)
 
-    def look(self, oldest: object | None) -> None:
-        """oldest: the oldest step that is not complete, None if all are. Raises LostRankError for one that is not complete within
-        `Ranks.step_seconds`, counted from when it became the oldest one."""
-        if self._watch.hangs(oldest):
+    def look(self, oldest: object | None, complete: Callable[[], bool] = lambda: False) -> None:
+        """oldest: the oldest step that is not complete, None if all are. complete: whether it is after all, asked before an error.
+        Raises LostRankError for one that is not complete within `Ranks.step_seconds`, counted from when it became the oldest
+        one."""
+        if self._watch.hangs(oldest) and not complete():
             ranks = self._ranks
             problem = f"rank {ranks.rank} of {ranks.size} has not completed a step in {ranks.step_seconds:g} s"
             raise LostRankError(f"{problem}, as if another rank of the stage hung; {REMEDY}")

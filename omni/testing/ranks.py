@@ -40,6 +40,9 @@ class _Transfer:
     def done(self) -> bool:
         return not self.sent.empty()
 
+    def arrived(self) -> bool:
+        return self.done()
+
     def wait(self) -> None:
         try:
             given = self.sent.get(timeout=self.seconds)

@@ -1,5 +1,6 @@
 """Stage kind `"ar"`."""
 
+import logging
 from dataclasses import replace
 
 from omni.device import declare_categories
@@ -8,8 +9,9 @@ from omni.errors import ConfigError
 from omni.parallel import EqualRanks
 from omni.stage import StageContext, build_model
 from omni_ar.division import measured_part
-from omni_ar.layers.attention import Attention
-from omni_ar.layers.decoder import DecoderLayers
+from omni_ar.layers.attention import Attention, AttentionProjections
+from omni_ar.layers.decoder import DecoderLayer, DecoderLayers
+from omni_ar.layers.linear import GatedMLP
 from omni_ar.layers.moe import SparseMoE
 from omni_ar.layers.parallel import PipelinePart, partitioned
 from omni_ar.loaded import LoadedAr
@@ -18,6 +20,7 @@ from omni_ar.options import MEASURED, ArOptions
 from omni_ar.run.phases import CATEGORIES
 
 declare_categories(CATEGORIES)
+_log = logging.getLogger(__name__)
 
 
 class ArStageKind:
@@ -48,7 +51,10 @@ def build_part(context: StageContext) -> ArModel:
     ):
         # An even part first, with random weights.
         part = measured_part(context, _build(replace(context, load_format="dummy"), part), part)
-    return _build(context, part)
+    model = _build(context, part)
+    if not isinstance(context.device, MetaDevice):
+        _log_whole(context, model)
+    return model
 
 
 def _build(context: StageContext, part: PipelinePart | None) -> ArModel:
@@ -65,6 +71,34 @@ def _build(context: StageContext, part: PipelinePart | None) -> ArModel:
             _check_experts(context, model, part)
         _keep_shape(model)
         return model
+
+
+def _log_whole(context: StageContext, model: ArModel) -> None:
+    """Warns, at rank 0, of parts of layers that are whole since the ranks do not divide them."""
+    if context.ranks is None or context.ranks.tensor is None or context.ranks.rank:
+        return
+    layers = [
+        part
+        for decoder in model.modules()
+        if isinstance(decoder, DecoderLayers)
+        for layer in decoder.layers
+        if isinstance(layer, DecoderLayer)
+        for part in (layer.self_attn, layer.mlp)
+    ]
+    for name, parts in (
+        ("attention", [part for part in layers if isinstance(part, AttentionProjections)]),
+        ("feed-forward", [part for part in layers if isinstance(part, GatedMLP)]),
+        ("experts", [part for part in layers if isinstance(part, SparseMoE)]),
+    ):
+        if count := sum(not part.is_cut for part in parts):
+            _log.warning(
+                "%s: tensor_parallel=%d does not divide the %s of %d of %d layers: every rank holds and computes them whole",
+                context.stage.name,
+                context.ranks.tensor.size,
+                name,
+                count,
+                len(parts),
+            )
 
 
 def _check_experts(context: StageContext, model: ArModel, part: PipelinePart | None) -> None:

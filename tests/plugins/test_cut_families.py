@@ -296,6 +296,28 @@ def test_explain_counts_the_experts_of_a_rank() -> None:
     assert [found["memory"][place]["stages"]["text"]["weights"] for place in ("cpu", "cpu/2")] == [part, part]
 
 
+@pytest.mark.parametrize(
+    ("case", "ranks", "said"),
+    [
+        ("text untied", 2, []),
+        ("text untied", 3, ["attention of 3 of 3", "feed-forward of 3 of 3"]),
+        ("text moe", 3, ["attention of 3 of 3", "feed-forward of 1 of 1"]),
+        ("text moe", 16, ["attention of 3 of 3", "experts of 2 of 2"]),
+    ],
+)
+def test_a_start_warns_of_what_the_ranks_do_not_divide(
+    case: str, ranks: int, said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    context = CASES[case].context()
+    for rank in range(ranks):
+        build_part(replace(context, ranks=silent_ranks(rank, RankLayout(ranks))))
+    build_part(replace(context, ranks=silent_ranks(0, RankLayout(ranks)), device=MetaDevice()))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"text: tensor_parallel={ranks} does not divide the {each} layers: every rank holds and computes them whole"
+        for each in said
+    ]
+
+
 class OwnShape(TextModel):
     """A model that makes its shape itself."""
 

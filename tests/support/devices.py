@@ -60,6 +60,17 @@ class HungDevice(SimulatedDevice):
         return self.clock
 
 
+class ClockedCpu(CpuDevice):
+    """clock: seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = 0.0
+
+    def seconds(self) -> float:
+        return self.clock
+
+
 @contextmanager
 def no_synchronization() -> Iterator[None]:
     """Inside, a synchronizing CUDA operation raises RuntimeError. Process-wide: for tests with nothing else alive on the device."""

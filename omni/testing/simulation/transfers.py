@@ -46,6 +46,9 @@ class _Received:
             device.leaves_out(name, self.event.stream) for name in device.waits.names(caller)
         )
 
+    def arrived(self) -> bool:
+        return self.done()
+
     def wait(self) -> None:
         running = self.device.running
         phase = running.launched.phase

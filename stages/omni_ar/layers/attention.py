@@ -59,6 +59,10 @@ class AttentionProjections(nn.Module):
             self.k_norm = RMSNorm(head_dim, qk_norm_eps, **factory)
 
     @property
+    def is_cut(self) -> bool:
+        return self._shard.is_cut
+
+    @property
     def norms(self) -> HeadNorms | None:
         if self.q_norm is None or self.k_norm is None:
             return None

@@ -144,6 +144,7 @@ class GatedMLP(nn.Module):
     def __init__(self, width: int, intermediate: int, **factory: Unpack[Factory]) -> None:
         super().__init__()
         parts, rows = {"gate_proj": intermediate, "up_proj": intermediate}, width_cut(intermediate, 0)
+        self.is_cut = rows is not None
         cuts = dict.fromkeys(parts, rows) if rows is not None else _NO_CUTS
         self.gate_up_proj = StackedLinear(width, parts, cuts=cuts, **factory)
         self.down_proj = row_linear(width_cut(intermediate, 1), intermediate, width, **factory)

@@ -44,6 +44,10 @@ class SparseMoE(nn.Module, StackedWeights):
         self.experts_gate_up = _weight(len(self._held), 2 * held, width, **factory)
         self.experts_down = _weight(len(self._held), width, held, **factory)
 
+    @property
+    def is_cut(self) -> bool:
+        return self._communicator is not None
+
     def forward(self, x_TD: Tensor) -> Tensor:
         """`[T, D]`, T at least 1, to `[T, D]`."""
         y_TD, _ = mix_experts(x_TD, None, None, self._experts())

@@ -78,6 +78,11 @@ def vocab_head(width: int, vocab_size: int, **factory: Unpack[Factory]) -> Linea
     return VocabHead(width, vocab_size, group, **factory)
 
 
+def cut_vocabularies(model: nn.Module) -> list[str]:
+    """The names of a model's embedding tables and output matrices of which a rank holds a part."""
+    return [name for name, part in model.named_modules() if isinstance(part, VocabEmbedding | VocabHead)]
+
+
 def _vocabulary_cut(vocab_size: int, communicator: Communicator) -> Cut:
     rows = -(-vocab_size // communicator.size)
     return Cut(0, communicator.rank * rows, (communicator.rank + 1) * rows, vocab_size)

@@ -115,5 +115,8 @@ class FollowerWorker:
                     handoff.host.release()
             moved = True
         # Where a launch waits for its end, as on the CPU, a rank that hangs shows only in what it does not send.
-        self._watch.look(self._in_flight[0] if self._in_flight else self._runner.awaited)
+        if not self._in_flight and (awaited := self._runner.awaited) is not None:
+            self._watch.look(awaited, awaited.arrived)
+        else:
+            self._watch.look(self._in_flight[0] if self._in_flight else None)
         return moved

@@ -23,6 +23,7 @@ from omni_ar.kernels.sampling import fused_sample
 from omni_ar.kernels.sampling.state import SamplingFlags
 from omni_ar.kernels.step.draft_state import DraftState
 from omni_ar.kernels.step.state import RowFields, RowState
+from omni_ar.layers.vocabulary import cut_vocabularies
 from omni_ar.model import ArModel, Batch, CodecModel, Codes, NextTokens, PromptTokens
 from omni_ar.processors import NamedProcessor
 from omni_ar.sampling.edits import StepEdits
@@ -228,6 +229,9 @@ def compute_logits(model: ArModel, hidden_RD: Tensor, logits_RV: Tensor) -> None
     """Computes logits. Raises ReturnedError if they differ from the model's shape: rounding or repeating them would be silent."""
     hint = "see ArShape.vocab_size and logits_dtype"
     given = model.logits(hidden_RD)
+    if isinstance(given, Tensor) and given.shape[-1:] < logits_RV.shape[-1:] and (parts := cut_vocabularies(model)):
+        held = " and ".join(f"{name}.weight" for name in parts)
+        hint = f"with tensor_parallel a rank holds some rows of {held}: call the module, as `self.lm_head(x)`, instead"
     shape, dtype = logits_RV.shape, logits_RV.dtype
     logits_RV.copy_(returned_tensor(given, "logits", code=model.logits, shape=shape, dtype=dtype, hint=hint))
 

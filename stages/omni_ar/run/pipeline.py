@@ -196,13 +196,21 @@ class TokenSender:
 
 
 @dataclass(frozen=True, slots=True)
-class _Arriving:
+class AwaitedTokens:
     """Tokens of a step that are not the rows' newest yet."""
 
     step: int
     count: int
     slot: Slot
     arrivals: PendingReceives
+
+    def done(self) -> bool:
+        """Whether they are known to have arrived."""
+        return self.slot.filled.done() and self.arrivals.done()
+
+    def arrived(self) -> bool:
+        """As `PendingReceive.arrived`."""
+        return self.slot.filled.done() and self.arrivals.arrived()
 
 
 class ReceivedTokens:
@@ -215,15 +223,14 @@ class ReceivedTokens:
     def __init__(self, stage: Resources, pipeline: PipelineRank) -> None:
         self._stage, self._pipeline = stage, pipeline
         self._stream = stage.device.stream(f"{stage.name}-tokens", priority=stage.priority)
-        self._arriving: deque[_Arriving] = deque()
+        self._arriving: deque[AwaitedTokens] = deque()
         slots = _token_slots(stage, pipeline.size + 1)
         self._ring = SlotRing(stage.device, slots, self._stream, stage.stream)
 
     @property
-    def awaited(self) -> object | None:
-        """The oldest tokens that have not arrived; None if all have."""
-        there = (one.slot.filled.done() and one.arrivals.done() for one in self._arriving)
-        return next((one for one, is_there in zip(self._arriving, there, strict=True) if not is_there), None)
+    def awaited(self) -> AwaitedTokens | None:
+        """The oldest tokens that are not known to have arrived; None if all are."""
+        return next((one for one in self._arriving if not one.done()), None)
 
     def capture(self, rows_B: Tensor, advance_B: Tensor, drafts: int) -> None:
         pass
@@ -243,12 +250,12 @@ class ReceivedTokens:
             given = (self._pipeline.tokens, self._pipeline.size - 1, TokenMessage.of(slot, count).sent, arrivals)
             self._stage.device.launch(self._stream, receive_tensors, *given)
 
-        self._arriving.append(_Arriving(step, count, self._ring.fill(receive), arrivals))
+        self._arriving.append(AwaitedTokens(step, count, self._ring.fill(receive), arrivals))
 
     def forget(self) -> None:
         """No effect: a failed step's tokens come as a message that changes no row."""
 
-    def _accept(self, one: _Arriving) -> None:
+    def _accept(self, one: AwaitedTokens) -> None:
         def accept(slot: tuple[Tensor, ...]) -> None:
             message, stage = TokenMessage.of(slot, one.count), self._stage
             stage.device.wait_remote(stage.stream, one.arrivals)

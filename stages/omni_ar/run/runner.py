@@ -32,7 +32,7 @@ from omni_ar.run.pack import (
 )
 from omni_ar.run.packer import StepPacker, scored_chunks
 from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, spread_rows, start_drafts, start_rows
-from omni_ar.run.pipeline import HiddenTransfers, token_source
+from omni_ar.run.pipeline import AwaitedTokens, HiddenTransfers, token_source
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.scores import Scorer
 from omni_ar.run.source import TokenSource, graph_name
@@ -210,7 +210,7 @@ class Runner:
         return self._uploader.ready and self.source.ready
 
     @property
-    def awaited(self) -> object | None:
+    def awaited(self) -> AwaitedTokens | None:
         """As `StepTransfers.awaited`."""
         return self._transfers.awaited if self._transfers is not None else None
 

@@ -22,6 +22,10 @@ class PendingReceives:
     def done(self) -> bool:
         return self._each is not None and all(arrival.done() for arrival in self._each)
 
+    def arrived(self) -> bool:
+        """As `PendingReceive.arrived`."""
+        return self._each is not None and all(arrival.arrived() for arrival in self._each)
+
     def wait(self) -> None:
         """Called by the phase that reads them."""
         assert self._each is not None, "the transfer is not launched"

@@ -11,7 +11,7 @@ from omni.parallel import Communicator, Ranks
 from omni_ar.kernels.step.state import RowState
 from omni_ar.run.launch import StepLaunch
 from omni_ar.run.pack import StepTensors
-from omni_ar.run.pipeline import HiddenTransfers, ReceivedTokens, TokenSender
+from omni_ar.run.pipeline import AwaitedTokens, HiddenTransfers, ReceivedTokens, TokenSender
 from omni_ar.run.state import Resources
 from omni_ar.run.transfer_slots import PendingReceives, receive_tensors
 
@@ -72,8 +72,8 @@ class StepTransfers:
         self._rows_R: Tensor | None = None
 
     @property
-    def awaited(self) -> object | None:
-        """The oldest tokens that the rank with the last layers has not sent to this one; None if there are none."""
+    def awaited(self) -> AwaitedTokens | None:
+        """As `ReceivedTokens.awaited`; None for a rank that receives none."""
         return self._tokens.awaited if isinstance(self._tokens, ReceivedTokens) else None
 
     def spread_hidden(self) -> None:

@@ -87,6 +87,23 @@ def test_ranks_have_groups_for_parts_of_layers_and_of_their_sequence() -> None:
     ]
 
 
+def test_a_lost_rank_is_named_by_its_number_in_the_stage() -> None:
+    """Rank 3 is the first of two in both of its groups, in the order of positions."""
+
+    def work(ranks: Ranks) -> str | None:
+        if ranks.rank != 3:
+            return None
+        assert ranks.pipeline is not None
+        arrival = ranks.pipeline.tokens.receive(torch.ones(1), 1)
+        with pytest.raises(LostRankError) as caught:
+            arrival.wait()
+        return str(caught.value)
+
+    *_, said = together(RankLayout(2, 2), work)
+    assert said is not None
+    assert said.startswith("rank 3 of 4 has lost rank 1 of 4; ")
+
+
 def test_a_rank_waits_for_others_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "START_SECONDS", 0.5)
     own, other = ends_of(2)

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from omni.errors import LostRankError
-from omni.parallel import Communicator, open_communicator
+from omni.parallel import Communicator, open_communicator, torch_group
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.ranks import on_ranks
 
@@ -112,6 +113,45 @@ def test_two_groups_of_one_store_do_not_meet() -> None:
 
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(work, range(2))) == [(2.0, 10.0)] * 2
+
+
+def test_a_rank_learns_without_waiting_that_a_tensor_has_arrived() -> None:
+    sent = threading.Event()
+
+    def work(ranks: Communicator) -> list[float]:
+        x, y = torch.ones(1), torch.zeros(1)
+        if ranks.rank:
+            ranks.send(x, 0)
+            ranks.send(2 * x, 0)
+            sent.set()
+            return []
+        first, second = ranks.receive(x, 1), ranks.receive(y, 1)
+        assert sent.wait(PATIENCE_SECONDS)
+        assert first.arrived()
+        assert first.done()
+        first.wait()
+        second.wait()
+        assert second.arrived()
+        return [x.item(), y.item()]
+
+    assert on_ranks(2, work)[0] == [1.0, 2.0]
+
+
+def test_a_rank_learns_that_a_tensor_has_not_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_group, "_ARRIVED_SECONDS", timedelta(milliseconds=1))
+    asked = threading.Event()
+
+    def work(ranks: Communicator) -> bool:
+        if ranks.rank:
+            return asked.wait(PATIENCE_SECONDS)
+        arrival = ranks.receive(torch.ones(1), 1)
+        gave = arrival.arrived(), arrival.done()
+        asked.set()
+        with pytest.raises(LostRankError, match=r"^rank 0 of 2 has lost rank 1 of 2; "):
+            arrival.wait()
+        return any(gave)
+
+    assert on_ranks(2, work) == [False, True]
 
 
 def test_a_send_takes_a_copy_for_a_receiver_that_is_late() -> None:

@@ -8,13 +8,15 @@ import torch
 
 from omni.device import CpuDevice
 from omni.errors import LostRankError
-from omni.parallel import Ranks
+from omni.parallel import RankLayout, Ranks
 from omni.stage import StageWorker
 from omni.testing.ranks import thread_ranks
 from omni_ar.options import ArOptions
 from omni_ar.run.follower import FollowerWorker
+from omni_ar.run.pipeline import AwaitedTokens
 from tests.support.ar_driver import ArDriver, small_runner
-from tests.support.devices import HungDevice
+from tests.support.deep_models import part
+from tests.support.devices import ClockedCpu, HungDevice
 from tests.support.small_text import SmallText, greedy
 
 LIMIT = 5.0
@@ -23,8 +25,8 @@ OPTIONS = ArOptions(max_num_seqs=2, block_size=4, max_in_flight=2)
 MODEL = SmallText()
 
 
-def limited() -> list[Ranks]:
-    return [replace(ranks, step_seconds=LIMIT) for ranks in thread_ranks(2)]
+def limited(layout: RankLayout | int = 2) -> list[Ranks]:
+    return [replace(ranks, step_seconds=LIMIT) for ranks in thread_ranks(layout)]
 
 
 def leader(ranks: Ranks | None = None) -> tuple[HungDevice, ArDriver]:
@@ -54,7 +56,7 @@ def follower() -> tuple[HungDevice, FollowerWorker]:
     return device, worker
 
 
-def pass_time(device: HungDevice, work: Callable[[], bool], seconds: float) -> None:
+def pass_time(device: HungDevice | ClockedCpu, work: Callable[[], bool], seconds: float) -> None:
     with torch.inference_mode():
         for _ in range(round(seconds)):
             device.clock += 1.0
@@ -99,3 +101,39 @@ def test_a_whole_stage_waits_for_its_device() -> None:
         device.run()
         driver.tick()
     assert driver.tokens("0") == greedy(MODEL, PROMPT, 9)
+
+
+def first_layers() -> tuple[HungDevice, ArDriver, ClockedCpu, FollowerWorker]:
+    """A rank 0 that has launched steps, none of which runs, and the rank with the first layers, which has run them at once."""
+    last, first = limited(RankLayout(pipeline=2))
+    hung, device = HungDevice(), ClockedCpu()
+    driver = ArDriver(part(1, 2), hung, OPTIONS, ranks=last)
+    with torch.inference_mode():
+        runner, _, _ = small_runner(part(0, 2), device, OPTIONS, ranks=first)
+    worker = FollowerWorker("text", runner, first)
+    driver.ask("0", PROMPT, max_tokens=1)
+    driver.tick()
+    with torch.inference_mode():
+        assert worker.tick()
+    assert worker.usage() == {"steps": 0}
+    return hung, driver, device, worker
+
+
+@pytest.mark.parametrize("call", ["tick", "poll"])
+def test_a_rank_at_rest_that_is_owed_tokens_raises(call: str) -> None:
+    _, _, device, worker = first_layers()
+    pass_time(device, getattr(worker, call), LIMIT)
+    with pytest.raises(LostRankError, match="rank 1 of 2 has not completed a step in 5 s"):
+        pass_time(device, getattr(worker, call), 1)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "learnt by asking"])
+def test_a_stage_at_rest_whose_tokens_have_arrived_goes_on(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With gloo it is not known that they have."""
+    hung, driver, device, worker = first_layers()
+    while not driver.ends:
+        hung.run()
+        driver.tick()
+    if not known:
+        monkeypatch.setattr(AwaitedTokens, "done", lambda _: False)
+    pass_time(device, worker.tick, 20 * LIMIT)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,20 +13,23 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from omni.device import CpuDevice
-from omni.errors import ConfigError, LostRankError, StageError
-from omni.parallel import RankLayout
+from omni.errors import ConfigError, LostRankError, ReturnedError, StageError
+from omni.parallel import RankLayout, SilentCommunicator
 from omni.payload import Payload
 from omni.plugin import LogitsProcessorEntry
 from omni.testing.ranks import RankThread, thread_ranks
 from omni_ar.inputs import MultimodalEmbedding, Placeholder
+from omni_ar.layers.parallel import partitioned
+from omni_ar.model import Batch
 from omni_ar.options import ArOptions
 from omni_ar.processors import LogitsProcessor, ProcessedRows, ProcessorRegistry
 from omni_ar.run import follower
 from omni_ar.run.follower import FollowerWorker
 from omni_ar.run.launch import StepMessage, decode
+from omni_ar.run.phases import compute_logits
 from omni_ar.run.plan import StepPlan
 from tests.support.ar_driver import ArDriver, plain_prompt, small_runner
-from tests.support.deep_models import VOCABULARY, WIDTH, Deep, filled, part
+from tests.support.deep_models import VOCABULARY, WIDTH, Deep, filled, part, part_of
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiers import SLOW, few
 
@@ -43,14 +47,16 @@ class Pipelined:
         options: ArOptions = OPTIONS,
         *,
         layers: tuple[int, ...] = (),
+        kind: type[Deep] = Deep,
         fails: Mapping[int, tuple[str, int]] | None = None,
         seconds: float = PATIENCE_SECONDS,
         **more: Any,
     ) -> None:
-        """fails: by rank, as of `Deep`. seconds: time that a rank waits for another one. more: of `ArDriver`."""
+        """kind: of the model. fails: by rank, as of `Deep`. seconds: time for another rank to come. more: of `ArDriver`."""
         layout = RankLayout(pipeline=size)
         ranks = thread_ranks(layout, seconds)
-        models = [part(layout.position(rank), size, layers, (fails or {}).get(rank)) for rank in range(size)]
+        faults = fails or {}
+        models = [part_of(partial(kind, faults.get(rank)), layout.position(rank), size, layers) for rank in range(size)]
         self.driver = ArDriver(models[0], CpuDevice(), options, ranks=ranks[0], **more)
         self.threads: list[RankThread] = []
         for model, own in zip(models[1:], ranks[1:], strict=True):
@@ -135,6 +141,22 @@ def test_tokens_are_those_of_the_whole(
     cut.run()
     assert cut.driver.all_tokens(len(PROMPTS)) == expected
     assert "num_blocks" not in changes or cut.driver.counter("preemptions") > 0
+
+
+class Louder(Deep):
+    """Changes in place what its layers give, at each rank."""
+
+    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        return super().forward(x_TD, batch).mul_(1.7)
+
+
+def test_a_model_may_change_what_its_layers_give() -> None:
+    alone, cut = ArDriver(filled(Louder()), options=OPTIONS), Pipelined(2, kind=Louder)
+    for driver in (alone, cut.driver):
+        driver.ask_all(PROMPTS, max_tokens=TOKENS)
+    alone.run()
+    cut.run()
+    assert cut.driver.all_tokens(len(PROMPTS)) == alone.all_tokens(len(PROMPTS))
 
 
 @dataclass
@@ -336,3 +358,25 @@ def test_a_row_that_does_not_wait_for_its_token_goes_wrong(monkeypatch: pytest.M
     monkeypatch.setattr(StepPlan, "newest_input", 0)
     given, wanted = abort_and_go_on()
     assert given != wanted
+
+
+class OwnProduct(Deep):
+    """Reads the weight of its output matrix."""
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        weight = self.lm_head.weight
+        assert isinstance(weight, Tensor)
+        return hidden_RD @ weight.T
+
+
+def test_logits_of_a_part_of_the_vocabulary_are_explained() -> None:
+    with partitioned(SilentCommunicator(0, 2)):
+        model = OwnProduct()
+    said = (
+        r"OwnProduct\.logits gave .*\[3, 31\], not .*\[3, 61\]: with tensor_parallel a rank holds some rows of "
+        r"embed_tokens\.weight and lm_head\.weight: call the module, as `self\.lm_head\(x\)`, instead"
+    )
+    with pytest.raises(ReturnedError, match=said):
+        compute_logits(model, torch.ones(3, WIDTH), torch.empty(3, VOCABULARY))
+    with pytest.raises(ReturnedError, match=r"\[3, 61\], not .*\[3, 60\]: see ArShape\.vocab_size"):
+        compute_logits(Deep(), torch.ones(3, WIDTH), torch.empty(3, 60))
