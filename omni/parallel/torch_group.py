@@ -188,9 +188,8 @@ class _Transfer:
         return self.work.is_completed() and self.work.is_success()
 
     def arrived(self) -> bool:
-        if (
-            not self.done()
-        ):  # nothing but a wait makes gloo's work complete, and one that is too short ends all transfers
+        # Nothing but a wait makes gloo's work complete, and one that is too short ends all transfers.
+        if not self.done():
             with suppress(RuntimeError):
                 self.work.wait(_ARRIVED_SECONDS)
         return self.done()
