@@ -47,7 +47,9 @@ class FollowerWorker:
         raise InputError(field, f"is for {self._name}, whose requests run at rank 0", "send it there")
 
     def usage(self) -> StageUsage:
-        return {"steps": len(self._in_flight) + (self._failure is not None)}
+        """The engine sleeps without any: it looks for tokens that do not come as long as they are awaited."""
+        awaits = not self._in_flight and self._runner.awaited is not None
+        return {"steps": len(self._in_flight) + (self._failure is not None) + awaits}
 
     def counters(self) -> Mapping[str, int]:
         """None: those of rank 0 count the steps."""

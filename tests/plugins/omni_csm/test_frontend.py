@@ -72,7 +72,7 @@ def test_embeddings_lie_where_the_sounds_stand(frontend: CsmFrontend) -> None:
         (speak("a", turn("user", "b", name="2"), voice="1"), r"messages\[1\].name: is '2', but voice is '1'"),
         (speak(turn("user", "so", name="x" * 10**6)), r"^messages\[0\].name: 'x{196}\.\.\. is not a speaker"),
         (speak(" \n"), r"messages\[0\].content: holds no text"),
-        (speak(turn("user", "hello", 0.3)), r"messages\[0\].content: holds 1 sounds .* give the text alone"),
+        (speak(turn("user", "hello", 0.3)), r"messages\[0\].content: holds 1 sound .* give the text alone"),
         (speak("hello", "you"), r"messages\[0\].content: holds 0 sounds .* give the text and its sound"),
         (speak(says("user", "a", sound(0.3), sound(0.3)), "b"), r"messages\[0\].content: holds 2 sounds"),
         (speak(says("user", "a", picture(32, 32))), "^picture: is a picture, which this model does not take"),
