@@ -175,7 +175,7 @@ class TorchCommunicator:
         return self._tags[other, way] % 2**30
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Transfer:
     """A tensor on its way from rank `source` to rank `rank`, by `names`."""
 
@@ -183,22 +183,25 @@ class _Transfer:
     names: Sequence[str]
     rank: int
     source: int
+    is_there: bool = False
 
     def done(self) -> bool:
-        return self.work.is_completed() and self.work.is_success()
+        return self.is_there
 
     def arrived(self) -> bool:
         # Nothing but a wait makes gloo's work complete, and one that is too short ends all transfers.
         if not self.done():
             with suppress(RuntimeError):
                 self.work.wait(_ARRIVED_SECONDS)
-        return self.done()
+                self.is_there = True
+        return self.is_there
 
     def wait(self) -> None:
         if self.done():
             return  # gloo would wait for the next message
         with _lost_ranks(self.names, self.rank, self.source):
             self.work.wait()
+        self.is_there = True
 
 
 class NcclCommunicator(TorchCommunicator):
