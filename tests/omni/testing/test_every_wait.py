@@ -57,7 +57,6 @@ OF_RANKS = {
     "omni.parallel.rendezvous._all_reduce_min#1",
     "omni.parallel.torch_group.open_communicator#1",
     "omni.parallel.torch_group._Transfer.arrived#1",
-    "omni.parallel.torch_group._Transfer.arrived#2",
     "omni.parallel.torch_group._Transfer.wait#1",
     "omni_ar.run.pipeline.AwaitedTokens.arrived#1",
     "omni_ar.run.pipeline.AwaitedTokens.done#1",
