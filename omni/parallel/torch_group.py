@@ -183,25 +183,25 @@ class _Transfer:
     names: Sequence[str]
     rank: int
     source: int
-    is_there: bool = False
+    completed: bool = False
 
     def done(self) -> bool:
-        return self.is_there
+        return self.completed
 
     def arrived(self) -> bool:
         # Nothing but a wait makes gloo's work complete, and one that is too short ends all transfers.
         if not self.done():
             with suppress(RuntimeError):
                 self.work.wait(_ARRIVED_SECONDS)
-                self.is_there = True
-        return self.is_there
+                self.completed = True
+        return self.completed
 
     def wait(self) -> None:
         if self.done():
             return  # gloo would wait for the next message
         with _lost_ranks(self.names, self.rank, self.source):
             self.work.wait()
-        self.is_there = True
+        self.completed = True
 
 
 class NcclCommunicator(TorchCommunicator):

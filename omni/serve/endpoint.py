@@ -58,7 +58,7 @@ def check_key(server: Server, authorization: str) -> None:
 
 
 def check_site(server: Server, request: Request) -> None:
-    """A browser lets every page send forms and texts to every server. Without keys, only the server's own may have it work. Raises
+    """Browsers send simple requests of any page to any server. Without keys, those of pages of other servers are refused. Raises
     HttpError."""
     if request.method == "POST" and not server.options.api_keys:
         site = request.headers.get("sec-fetch-site", "none")

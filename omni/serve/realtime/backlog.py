@@ -28,7 +28,7 @@ _MAY_PASS: dict[type, tuple[type, ...]] = {
     # Not the response that it may be meant for.
     CancelResponse: (*_OF_ITEMS, SessionUpdate, AppendAudio, ClearAudio, CommitAudio),
 }
-"""By kind of event, those that it need not wait for. What the user says, and a cancellation, are for now."""
+"""By kind of event, those that it need not wait for: speech and cancellations take effect at once."""
 
 
 class Backlog:

@@ -47,7 +47,8 @@ class FollowerWorker:
         raise InputError(field, f"is for {self._name}, whose requests run at rank 0", "send it there")
 
     def usage(self) -> StageUsage:
-        """The engine sleeps without any: it looks for tokens that do not come as long as they are awaited."""
+        """A step counts until its tokens have arrived too. An engine without steps sleeps, and would not notice that they never
+        come."""
         awaits = not self._in_flight and self._runner.awaited is not None
         return {"steps": len(self._in_flight) + (self._failure is not None) + awaits}
 

@@ -47,7 +47,7 @@ class Scheduler:
         self._ran_alone = False
         """Whether the last step ran an isolated request."""
         self._steps = 0
-        self._short: ArRequest | None = None
+        self._starved: ArRequest | None = None
         """The first request whose decode step in the present plan has too few blocks."""
 
     def check(self, request: ArRequest, stage: str) -> None:
@@ -140,7 +140,7 @@ class Scheduler:
     def _compose(self, alone: ArRequest | None) -> StepPlan | None:
         running = self._runnable(alone)
         decoding = [request for request in running if request.decoding]
-        self._short = None
+        self._starved = None
         decodes, new_blocks = self._decode_batch(self._batches(decoding, due=True))
         # A decode may have preempted some of them.
         prefills = [request for request in running if request.table is not None and not request.decoding]
@@ -193,8 +193,8 @@ class Scheduler:
             if new is not None:
                 decodes.append(request)
                 new_blocks += new
-            elif self._short is None:
-                self._short = request
+            elif self._starved is None:
+                self._starved = request
         if new_blocks:
             new_blocks += self._allocator.extend_early(decodes)
         return decodes, new_blocks
@@ -218,8 +218,8 @@ class Scheduler:
         request = self._next_waiting() if alone is None else alone
         if request is None or any(other.rank < request.rank and self._can_start(other) for other in self._isolated):
             return None  # an isolated request of a lower rank waits for blocks, possibly the same ones
-        if self._short is not None and self._short.rank < request.rank:
-            # The blocks that it has taken from this one, say, are not free yet: it would never get them all.
+        if self._starved is not None and self._starved.rank < request.rank:
+            # It may have preempted this request, whose blocks are not free yet. If it started again, they would never be free.
             return None
         running = self._holders()
         paused = [other for other in reversed(running) if other.paused]
