@@ -41,10 +41,12 @@ def image_embeddings(args: msgspec.Struct | None) -> EncodedToEmbedding:
 
 
 class FramesToCodes(_PerPayload):
-    """Passes each codec frame to a stage that reads code frames, and drops the tokens' ids."""
+    """Passes codec frames to a stage that reads code frames, and drops the tokens' ids."""
 
     def push(self, payload: Payload) -> Sequence[Payload]:
-        return (Payload(CodeFrames(count=1), payload.tensors),) if isinstance(payload.meta, TokenCodes) else ()
+        if not isinstance(payload.meta, TokenCodes):
+            return ()
+        return (Payload(CodeFrames(count=payload.tensors["codes"].shape[0]), payload.tensors),)
 
 
 class TokensToCodes(_PerPayload):
@@ -59,7 +61,7 @@ class TokensToCodes(_PerPayload):
 
 
 class FramesForUsers(_PerPayload):
-    """Adapter of an output: passes each codec frame to the user, and drops the tokens' ids."""
+    """Adapter of an output: passes codec frames to the user, and drops the tokens' ids."""
 
     def push(self, payload: Payload) -> Sequence[Payload]:
         return (Payload(CodecFrames(), payload.tensors),) if isinstance(payload.meta, TokenCodes) else ()

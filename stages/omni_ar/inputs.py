@@ -132,7 +132,7 @@ class TokenHidden(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenCodes(msgspec.Struct, frozen=True, kw_only=True):
-    """Output: the codes of one generated token. Tensor `codes`: a page slice `[1, G]`, one code per group."""
+    """Output: the codes of n consecutive generated tokens. Tensor `codes`: a page slice `[n, G]`, one code per group."""
 
 
 def _check_shape(field: str, array: NDArray[np.int64], wanted: tuple[int | None, ...]) -> None:

@@ -242,7 +242,12 @@ class ArWorkerDriver(StageDriver):
 
     def frames(self, request_id: str) -> list[list[int]]:
         """Gathered code frames."""
-        return [codes.tolist()[0] for meta, codes in self.rows.get(request_id, []) if isinstance(meta, TokenCodes)]
+        return [
+            frame
+            for meta, codes in self.rows.get(request_id, [])
+            if isinstance(meta, TokenCodes)
+            for frame in codes.tolist()
+        ]
 
     def hidden(self, request_id: str) -> list[Tensor]:
         """Gathered hidden states."""

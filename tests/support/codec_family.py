@@ -83,7 +83,7 @@ class ToFrames:
 
     def push(self, payload: Payload) -> Sequence[Payload]:
         if isinstance(payload.meta, TokenCodes):
-            return (Payload(CodeFrames(count=1), payload.tensors),)
+            return (Payload(CodeFrames(count=payload.tensors["codes"].shape[0]), payload.tensors),)
         return ()
 
     def finish(self, reason: str) -> Sequence[Payload]:

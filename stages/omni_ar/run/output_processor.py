@@ -1,4 +1,4 @@
-"""Turns the handoffs of launched steps into messages: tokens first, log-probabilities later. Host processors run beside."""
+"""Turns the handoffs of launched steps into messages: tokens first, log-probabilities later."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from omni.device import COMPLETED, HostTask, HostWorker
-from omni.errors import InputError, ReturnedError, type_of
+from omni.device import COMPLETED
+from omni.errors import InputError, ReturnedError
 from omni.parallel.watch import StepWatch
 from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
-from omni.sampling import HostLogitsProcessor, LogitsEdit, StopVerdict
+from omni.sampling import StopVerdict
 from omni.stage import Outbound, Produced, method_name
 from omni.utils.draft_counts import DraftCounts
 from omni_ar.inputs import PromptHidden, TokenCodes, TokenHidden
@@ -21,83 +21,11 @@ from omni_ar.kernels.sampling.state import Need
 from omni_ar.kernels.step.draft_state import REPORTED
 from omni_ar.kernels.step.status import RowStatus
 from omni_ar.run.blocks.pool import BlockTable
+from omni_ar.run.held_tokens import HeldTokens
+from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.request import ArRequest, RequestStatus, WithheldToken
 from omni_ar.run.state import IMPOSSIBLE, NOT_FINITE
 from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled, ScoreHandoff, Written
-from omni_ar.sampling.edits import check_edit, merge_edits
-
-Result = LogitsEdit | None
-"""The edit of the next token's logits; None if the text ends, so that no token may follow."""
-
-
-class HostProcessorExecutor:
-    """A constrained request waits until its host processors have processed its newest token; other requests do not wait."""
-
-    def __init__(self, worker: HostWorker, vocab: int) -> None:
-        self._worker = worker
-        self._vocab = vocab
-        self._tasks: dict[ArRequest, HostTask[Result]] = {}
-
-    @property
-    def waiting(self) -> int:
-        return len(self._tasks)
-
-    def submit(self, request: ArRequest, tokens: Sequence[int] = ()) -> None:
-        """Passes the request's newest tokens to its host processors. The request runs no step until they are done."""
-        host_processors, newest = request.host_processors, tuple(tokens)
-        self._tasks[request] = self._worker.submit(lambda: _process(host_processors, newest, self._vocab))
-
-    def cancel(self, request: ArRequest) -> None:
-        task = self._tasks.pop(request, None)
-        if task is not None:
-            task.cancel()
-
-    def poll(self) -> list[tuple[ArRequest, Result | Exception]]:
-        done = [request for request, task in self._tasks.items() if task.done()]
-        return [(request, _result(self._tasks.pop(request))) for request in done]
-
-    def close(self) -> None:
-        self._tasks.clear()
-        self._worker.close()
-
-
-def _result(task: HostTask[Result]) -> Result | Exception:
-    try:
-        return task.result()
-    except Exception as error:  # a host processor may be user code: only its own request fails
-        return error
-    except BaseException as error:  # a library's panic in another thread, which does not affect this one
-        failure = RuntimeError(f"{type(error).__name__}: {error}")
-        failure.__cause__ = error
-        return failure
-
-
-def _process(host_processors: Sequence[HostLogitsProcessor], tokens: Sequence[int], vocab: int) -> Result:
-    ends = False
-    for token in tokens:
-        for processor in host_processors:
-            ends |= _pushed(processor, token)  # each processes every token, even if another ends the text
-    return None if ends else merge_edits([_edit(processor, vocab) for processor in host_processors], vocab)
-
-
-def _pushed(processor: HostLogitsProcessor, token: int) -> bool:
-    ends: object = processor.push(token)
-    if not isinstance(ends, bool | np.bool_):
-        problem = f"{method_name(processor.push, 'push')} returned {type_of(ends)}: return whether the text ends"
-        raise ReturnedError(problem, processor.push)
-    return bool(ends)
-
-
-def _edit(processor: HostLogitsProcessor, vocab: int) -> LogitsEdit:
-    edit: object = processor.edit()
-    name = method_name(processor.edit, "edit")
-    if not isinstance(edit, LogitsEdit):
-        raise ReturnedError(f"{name} returned {type_of(edit)}: return a LogitsEdit", processor.edit)
-    try:
-        check_edit(edit, vocab)
-    except (AttributeError, TypeError, ValueError) as error:  # its fields may be no arrays
-        raise ReturnedError(f"{name} returned a wrong LogitsEdit: {error}", processor.edit) from error
-    return edit
 
 
 class RequestCallbacks(Protocol):
@@ -130,7 +58,11 @@ class _Scored(msgspec.Struct, frozen=True):
 
 class OutputProcessor:
     """Reads the steps' handoffs in order, and emits tokens, payloads and log-probabilities. A token's payload is emitted with the
-    token, complete or not: only its consumer polls the event. A request's end waits for its log-probabilities; tokens do not."""
+    token, complete or not: only its consumer polls the event. A request's end waits for its log-probabilities; tokens do not.
+
+    With an interval above 1, several tokens of a request, and their frames, are one payload each: the work of the host, from here
+    to the consumer, is per payload. The first tokens are emitted at once, and later ones as soon as their request has no step in
+    flight, so that no consumer waits for a token that is not under way."""
 
     def __init__(
         self,
@@ -143,10 +75,12 @@ class OutputProcessor:
         emits_tokens: bool,
         logits: object = None,
         drafts: int = 0,
+        interval: int = 1,
         watch: StepWatch | None = None,
     ) -> None:
-        """drafts: maximum number of a row in one step; handoffs report on them. drained: called for a preempted request when its
-        last step in flight has been read. logits: the model's method, for errors. watch: None if no step waits for other ranks."""
+        """interval: `ArOptions.stream_interval`. drafts: maximum number of a row in one step; handoffs report on them. drained:
+        called for a preempted request when its last step in flight has been read. logits: the model's method, for errors. watch:
+        None if no step waits for other ranks."""
         self.discarded = 0
         """Number of tokens read after the end of their request."""
         self.further_tokens = 0
@@ -162,7 +96,9 @@ class OutputProcessor:
         self._size = block_size
         self._emits_tokens = emits_tokens
         self._logits = logits
+        self._interval = interval
         self._watch = watch
+        self._held: dict[ArRequest, HeldTokens] = {}
         self._in_flight: deque[_StepInFlight] = deque()
         self._pending_scores: deque[tuple[ScoreHandoff, list[_Scored]]] = deque()
 
@@ -204,8 +140,38 @@ class OutputProcessor:
         while len(request.withheld) > keep:
             self._outbox.extend(request.withheld.popleft().messages)
 
+    def emit_held(self, request: ArRequest) -> None:
+        """Emits the tokens of the request that are held, and their frames."""
+        held = self._held.pop(request, None)
+        if held is None:
+            return
+        held.forget()
+        tokens = GeneratedTokens(ids=tuple(held.ids), ends=held.ends)
+        self._outbox.append(Produced(request.id, Payload(tokens), COMPLETED))
+        if held.frames is not None and held.positions:
+            positions_n = np.array(held.positions, np.int64)
+            self._outbox.append(self._page_slice(held.table, TokenCodes(), "codes", positions_n, held.frames))
+
+    def emit_idle(self) -> bool:
+        """As `emit_held`, of all requests without a step in flight. Returns whether there were any."""
+        idle = [request for request in self._held if not request.steps_in_flight]
+        for request in idle:
+            self.emit_held(request)
+        return bool(idle)
+
+    def drop(self, request: ArRequest) -> None:
+        """Forgets the tokens of the request that are not emitted: it has no consumer."""
+        held = self._held.pop(request, None)
+        if held is not None:
+            held.forget()
+        for withheld in request.withheld:
+            for message in withheld.messages:
+                message.close()
+        request.withheld.clear()
+
     def clear(self) -> None:
         self._in_flight.clear()
+        self._held.clear()
         self._pending_scores.clear()
 
     def _read(self, read: _StepInFlight) -> None:
@@ -275,7 +241,27 @@ class OutputProcessor:
         if scheduled.emits_hidden and payload.hidden is not None:
             assert request.prompt is not None
             positions_m = request.prompt.payload_positions
-            self._outbox.append(self._page_slice(scheduled, PromptHidden(), "hidden", positions_m, payload.hidden))
+            self._outbox.append(
+                self._page_slice(scheduled.table, PromptHidden(), "hidden", positions_m, payload.hidden)
+            )
+        if self._interval > 1 and self._may_hold(request):
+            self._hold(scheduled, status, ids, payload.codes)
+        else:
+            taken = self._emit(scheduled, status, ids, payload)
+            if taken is not None:
+                return taken, "stop"
+        if request.table is None:
+            request.reset_for_recompute()  # preempted meanwhile: it continues behind these tokens
+        if status.over:
+            self.emit_withheld(request)
+            return len(ids), status.reason
+        if request.host_processors:
+            self._host_processors.submit(request, ids)
+        return len(ids), None
+
+    def _emit(self, scheduled: Scheduled, status: RowStatus, ids: Sequence[int], payload: PayloadHandoff) -> int | None:
+        """Emits each token by itself, or withholds it. Returns how many the request takes if a stop string ends it."""
+        request = scheduled.request
         for count, token in enumerate(ids, 1):
             ends = status is RowStatus.STOPPED and count == len(ids)
             messages = [Produced(request.id, Payload(GeneratedTokens(ids=(token,), ends=ends)), COMPLETED)]
@@ -289,15 +275,30 @@ class OutputProcessor:
             if request.stops is None:
                 self._outbox.extend(messages)
             elif self._withhold(request, request.stops.push(token), WithheldToken(token, messages)):
-                return count, "stop"
-        if request.table is None:
-            request.reset_for_recompute()  # preempted meanwhile: it continues behind these tokens
-        if status.over:
-            self.emit_withheld(request)
-            return len(ids), status.reason
-        if request.host_processors:
-            self._host_processors.submit(request, ids)
-        return len(ids), None
+                return count
+        return None
+
+    def _may_hold(self, request: ArRequest) -> bool:
+        """Not where something of each token follows it by itself: its log-probabilities, or its hidden state."""
+        return request.stops is None and request.sampling.logprobs is None and not self._emits_tokens
+
+    def _hold(self, scheduled: Scheduled, status: RowStatus, ids: Sequence[int], codes: Written | None) -> None:
+        request, held = scheduled.request, self._held.get(scheduled.request)
+        if held is not None and held.table is not scheduled.table:
+            self.emit_held(request)
+            held = None
+        if held is None:
+            held = self._held[request] = HeldTokens(scheduled.table)
+        held.ids += ids
+        held.ends = status is RowStatus.STOPPED
+        if codes is not None:
+            first, count = request.length + len(request.outputs), len(ids) - (not status.has_frame)
+            held.positions += range(first, first + count)
+            held.frames = codes
+            request.num_frames += count
+        request.outputs += ids
+        if len(held.ids) >= self._interval or len(request.outputs) <= self._interval:
+            self.emit_held(request)
 
     def _fail_without_numbers(self, request: ArRequest, doing: str) -> None:
         name = method_name(self._logits, "logits")
@@ -314,22 +315,22 @@ class OutputProcessor:
         """The hidden state before the request's next token, in the slot of the token before it."""
         index = len(scheduled.request.outputs)
         position = np.array([scheduled.request.length + index - 1], np.int64)
-        return self._page_slice(scheduled, TokenHidden(index=index), "hidden", position, written)
+        return self._page_slice(scheduled.table, TokenHidden(index=index), "hidden", position, written)
 
     def _frame(self, scheduled: Scheduled, written: Written) -> Produced:
         """The frame that the request's next token begins, in the slot of that token."""
         request = scheduled.request
         request.num_frames += 1
         position = np.array([request.length + len(request.outputs)], np.int64)
-        return self._page_slice(scheduled, TokenCodes(), "codes", position, written)
+        return self._page_slice(scheduled.table, TokenCodes(), "codes", position, written)
 
     def _page_slice(
-        self, scheduled: Scheduled, meta: msgspec.Struct, name: str, positions_n: NDArray[np.int64], written: Written
+        self, table: BlockTable, meta: msgspec.Struct, name: str, positions_n: NDArray[np.int64], written: Written
     ) -> Produced:
         """A payload in pages. positions_n: positions of the tokens whose slots hold it."""
-        part = PageSlice(written.pages, scheduled.table.slots(positions_n, self._size))
-        produced = Produced(scheduled.request.id, Payload(meta, {name: part}), written.ready)
-        scheduled.table.add(produced)
+        part = PageSlice(written.pages, table.slots(positions_n, self._size))
+        produced = Produced(table.owner, Payload(meta, {name: part}), written.ready)
+        table.add(produced)
         return produced
 
     def _read_scores(self, scores: ScoreHandoff, tokens: Sequence[_Scored]) -> None:

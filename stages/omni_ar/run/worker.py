@@ -22,14 +22,18 @@ from omni_ar.run.allocator import Allocator, RowTable
 from omni_ar.run.blocks.pool import BlockPool, BlockTable
 from omni_ar.run.blocks.reclaim import Reclaimer, Spiller
 from omni_ar.run.counters import request_counts
+from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.limits import Limits
-from omni_ar.run.output_processor import HostProcessorExecutor, OutputProcessor
+from omni_ar.run.output_processor import OutputProcessor
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.request import ArRequest, RequestStatus
 from omni_ar.run.runner import Runner
 from omni_ar.run.scheduler import Scheduler
 from omni_ar.run.stores import ConditioningStore, EmbeddingStore
 from omni_ar.sampling.resolve import check_sampling, resolve_sampling
+
+_FRAMES_INTERVAL = 5
+"""Default of `ArOptions.stream_interval` for a codec model: chunks of a vocoder have 10 or 25 frames, after the first."""
 
 T = TypeVar("T")
 
@@ -96,6 +100,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             logits=runner.model.logits,
             watch=watch,
             drafts=limits.drafts,
+            interval=options.stream_interval or (_FRAMES_INTERVAL if runner.pages.codes is not None else 1),
         )
         self._prefill_tokens = self._decode_rows = self._steps = 0
         self._polled = False
@@ -231,10 +236,7 @@ class ArWorker(MailboxWorker[ArRequest]):
     def drop(self, request: ArRequest) -> None:
         self._scheduler.move(request, RequestStatus.FINISHED)
         self._host_processors.cancel(request)
-        for withheld in request.withheld:
-            for message in withheld.messages:
-                message.close()  # it has no consumer
-        request.withheld.clear()
+        self._output_processor.drop(request)
         self._embeddings.drop(request)
         self._conditioning.drop(request)
         for embedding in request.embeddings.values():
@@ -262,7 +264,7 @@ class ArWorker(MailboxWorker[ArRequest]):
                 self._process_outputs()
                 moved = True
             moved |= self._report_failures()
-        return moved
+        return self._output_processor.emit_idle() or moved
 
     def _receive(self) -> bool:
         moved = self._reclaimer.tick() | self._take_embeddings()
@@ -272,6 +274,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         """The request has all its tokens. It keeps its resources until its log-probabilities are read. table: with its last
         token, if that is known: it may have been preempted since."""
         request.finish_reason = reason
+        self._output_processor.emit_held(request)
         if request.wants_layers and request.outputs:
             request.wants_layers = False
             table = table if table is not None else request.table

@@ -39,7 +39,7 @@ WAITS: dict[str, tuple[Traffic, int]] = {
     "omni_ar.run.blocks.reclaim._Leaving.free#1": ("readers", 1),
     "omni_ar.run.output_processor.OutputProcessor.poll#1": ("codec", 10),
     "omni_ar.run.output_processor.OutputProcessor.poll#2": ("hidden", 10),
-    "omni_ar.run.output_processor.HostProcessorExecutor.poll#1": ("hidden", 10),
+    "omni_ar.run.host_processors.HostProcessorExecutor.poll#1": ("hidden", 10),
     "omni_ar.run.runner.Runner._written#1": ("codec", 10),
     "omni_encoder.worker.EncoderWorker.advance#1": ("omni", 4),
     "omni_local.connector.LocalRef.freed#1": ("codec", 10),

@@ -7,7 +7,7 @@ import pytest
 
 from omni.errors import ReturnedError, fault_of
 from omni.sampling import LogitsEdit
-from omni_ar.run.output_processor import _process
+from omni_ar.run.host_processors import _process
 
 VOCAB = 12
 
