@@ -101,7 +101,8 @@ def sketch(target: Target, place: str | None = None) -> dict[str, LoadedStage]:
 
 
 def count_memory(target: Target, placement: Placement) -> dict[str, MemoryReport]:
-    """By place. Reads no weight, and uses a device only if its free memory is the bound."""
+    """By place. Reads no weight, and uses a device only if its free memory is the bound. Raises ConfigError for settings with which
+    a stage cannot be built."""
     asked = target.engine.options.memory_bytes
     found: dict[torch.device, int | None] = {}
     for device in map(device_of, placement.places):
@@ -112,6 +113,8 @@ def count_memory(target: Target, placement: Placement) -> dict[str, MemoryReport
         own = {
             place: loaded | sketch(target, place) if placement.followed(place) else loaded for place in placement.places
         }
+    except ConfigError:
+        raise  # a start refuses the same settings, such as those of a cut
     # A plugin's model may raise anything on the meta device: the rest of the report stands.
     except Exception as error:
         problem = f"unknown: {type(error).__name__}: {error}"
