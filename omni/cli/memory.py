@@ -14,7 +14,7 @@ from omni.engine.cut import CutStages
 from omni.engine.memory import Budget, DeviceShare, budget_of
 from omni.engine.rows import Division, divide_memory, footprints_of
 from omni.errors import ConfigError
-from omni.stage import Footprint, LoadedStage, RowCost, most_rows
+from omni.stage import Footprint, LoadedStage, NoRoomError, RowCost, most_rows
 
 
 class StageShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,10 +113,11 @@ def count_memory(target: Target, placement: Placement) -> dict[str, MemoryReport
         own = {
             place: loaded | sketch(target, place) if placement.followed(place) else loaded for place in placement.places
         }
-    except ConfigError:
-        raise  # a start refuses the same settings, such as those of a cut
     # A plugin's model may raise anything on the meta device: the rest of the report stands.
     except Exception as error:
+        # A start refuses such settings too, as those of a cut. Memory of the host may be there where it starts.
+        if isinstance(error, ConfigError) and not isinstance(error, NoRoomError):
+            raise
         problem = f"unknown: {type(error).__name__}: {error}"
         bounds = {place: _bound(device_of(place), asked, found[device_of(place)]) for place in placement.places}
         return {
