@@ -16,6 +16,7 @@ from omni.engine import (
     PipelineChoice,
     Placement,
     build_engine,
+    check_cuts,
     check_shapes,
     dtype_for,
     engine_options,
@@ -113,6 +114,9 @@ def _load(asked: _Asked, place: EngineGroup | Device) -> Loaded:
     plugins = asked.plugins if asked.plugins is not None else load_plugins()
     checkpoint = open_checkpoint(model if isinstance(model, str) else Path(model), plugins, family=choice.family)
     plan = resolve_pipeline(checkpoint, plugins, asked.layers, choice)
+    assert options.device is not None, "the caller chose it"
+    assert options.dtype is not None, "the caller chose it for the device"
+    check_cuts(plan, checkpoint, options.device, options.dtype)
     if isinstance(place, Device):
         places = len(Placement.of(plan.pipeline, str(options.device)).places)
         if runs_in_process(options, place.torch_device, places):

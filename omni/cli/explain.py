@@ -83,7 +83,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_report(model: str, target: Target, *, measure: bool) -> Explanation:
-    """Raises OmniError: ConfigError or PluginError if an edge has no connector, and with `measure` any error of loading."""
+    """Raises OmniError: ConfigError or PluginError if an edge has no connector, ConfigError if a stage cannot be built with its
+    settings, and with `measure` any error of loading."""
     pipeline, engine = target.plan.pipeline, target.engine
     placement = Placement.of(pipeline, str(engine.device))
     return Explanation(

@@ -14,7 +14,7 @@ from omni.engine.cut import CutStages
 from omni.engine.memory import Budget, DeviceShare, budget_of
 from omni.engine.rows import Division, divide_memory, footprints_of
 from omni.errors import ConfigError
-from omni.stage import Footprint, LoadedStage, RowCost, most_rows
+from omni.stage import Footprint, LoadedStage, NoRoomError, RowCost, most_rows
 
 
 class StageShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +101,8 @@ def sketch(target: Target, place: str | None = None) -> dict[str, LoadedStage]:
 
 
 def count_memory(target: Target, placement: Placement) -> dict[str, MemoryReport]:
-    """By place. Reads no weight, and uses a device only if its free memory is the bound."""
+    """By place. Reads no weight, and uses a device only if its free memory is the bound. Raises ConfigError for settings with which
+    a stage cannot be built."""
     asked = target.engine.options.memory_bytes
     found: dict[torch.device, int | None] = {}
     for device in map(device_of, placement.places):
@@ -114,6 +115,9 @@ def count_memory(target: Target, placement: Placement) -> dict[str, MemoryReport
         }
     # A plugin's model may raise anything on the meta device: the rest of the report stands.
     except Exception as error:
+        # A start refuses such settings too, as those of a cut. Memory of the host may be there where it starts.
+        if isinstance(error, ConfigError) and not isinstance(error, NoRoomError):
+            raise
         problem = f"unknown: {type(error).__name__}: {error}"
         bounds = {place: _bound(device_of(place), asked, found[device_of(place)]) for place in placement.places}
         return {

@@ -1,7 +1,7 @@
 """The engine: one loop that drives the stages on a device."""
 
 from omni.engine.admission import Admission, Held, Rejected
-from omni.engine.build import build_engine, check_shapes, load_stages, measure_stages
+from omni.engine.build import build_engine, check_cuts, check_shapes, load_stages, measure_stages
 from omni.engine.choice import PipelineChoice, PipelineFunction
 from omni.engine.client import EngineClient
 from omni.engine.engine import Engine
@@ -45,6 +45,7 @@ __all__ = [
     "StageOutput",
     "StartReport",
     "build_engine",
+    "check_cuts",
     "check_formats",
     "check_pipeline",
     "check_shapes",

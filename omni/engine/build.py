@@ -103,12 +103,33 @@ def check_shapes(plan: Plan, checkpoint: Checkpoint, plugins: Plugins, options: 
     assert options.device is not None, "the caller chose it"
     placement = Placement.of(plan.pipeline, options.device)
     ConnectorSelector(plugins).check(plan.pipeline, placement)
-    ranks = CutStages.alone(placement).ranks
+    _sketch(plan, checkpoint, options.dtype, options.load_format, CutStages.alone(placement))
+
+
+def check_cuts(plan: Plan, checkpoint: Checkpoint, device: str, dtype: str) -> None:
+    """Raises ConfigError if a stage cannot be cut as its settings say: by its model, which is built on the meta device, without
+    weights. Before processes are started for the ranks. device, dtype: as `EngineOptions` has them, both chosen."""
+    cut = CutStages.alone(Placement.of(plan.pipeline, device))
+    if cut.ranks:
+        _sketch(plan, checkpoint, dtype, "dummy", cut, cut.ranks)
+
+
+def _sketch(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    dtype: str,
+    load_format: str,
+    cut: CutStages,
+    stages: Container[str] | None = None,
+) -> None:
+    """Builds `stages`, by default all, on the meta device, for the errors."""
     try:
-        load_stages(plan, checkpoint, MetaDevice(), dtype=options.dtype, load_format=options.load_format, ranks=ranks)
+        load_stages(
+            plan, checkpoint, MetaDevice(), dtype=dtype, load_format=load_format, stages=stages, ranks=cut.ranks
+        )
     except (RuntimeError, NotImplementedError) as error:
         # This plugin's model does not support the meta device: loading checks its shapes.
-        _log.debug("the shapes of weights could not be checked beforehand: %s", error)
+        _log.debug("stages could not be checked beforehand: %s", error)
 
 
 def _built(stage: Stage, code: object, device: Device) -> AbstractContextManager[None]:

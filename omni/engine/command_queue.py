@@ -32,8 +32,8 @@ class CommandQueue(Protocol):
         """Sends the outputs that sinks have collected since the last call. Does not wait."""
         ...
 
-    def wait(self) -> None:
-        """Waits for a command, or for `wake` since the last call."""
+    def wait(self, seconds: float | None = None) -> None:
+        """Waits for a command, or for `wake` since the last call. seconds: the longest time; None for any."""
         ...
 
     def wake(self) -> None:
@@ -72,8 +72,8 @@ class LocalCommandQueue:
     def flush(self) -> None:
         pass
 
-    def wait(self) -> None:
-        self._awake.wait()
+    def wait(self, seconds: float | None = None) -> None:
+        self._awake.wait(seconds)
         self._awake.clear()
 
     def wake(self) -> None:

@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 _SPIN_SECONDS = 0.002
 _NAP_SECONDS = 0.0001
+_REST_SECONDS = 0.1
+"""Without anything that happened, after which an engine without requests of its own looks that rarely at steps of other engines."""
 _DRAIN_TURNS = 1000
 """Turns after which `close` no longer waits for stages that have nothing left, and still say that they did something."""
 LANE = "engine"
@@ -388,9 +390,16 @@ class Engine:
                 else:
                     if self._timeline is not None:
                         self._timeline.poll()
-                    # The device is busy. Spin for a short launch gap, but sleep in long waits to free the core.
-                    time.sleep(0 if time.perf_counter() - since < _SPIN_SECONDS else _NAP_SECONDS)
+                    self._rest(time.perf_counter() - since)
             self.turn = None
+
+    def _rest(self, seconds: float) -> None:
+        """Between two turns, when nothing has happened for so many seconds."""
+        # The device is busy. Spin for a short launch gap, but sleep in long waits to free the core.
+        time.sleep(0 if seconds < _SPIN_SECONDS else _NAP_SECONDS)
+        if seconds >= _REST_SECONDS and self.idle:
+            # A rank that is owed tokens: gloo reports their arrival only to one that waits for them. A message ends the wait.
+            self._command_queue.wait(_REST_SECONDS)
 
     def _refuse_all(self) -> None:
         while not self._stopping:

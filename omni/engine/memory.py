@@ -111,7 +111,8 @@ def _too_small(least: Mapping[str, StageMemory], budget: Budget) -> NoRoomError:
     # With one row each there is no fewer.
     rows = "max_num_seqs" if any((memory.rows or 1) > 1 for memory in least.values()) else "max_num_batched_tokens"
     options = f"options such as max_model_len, {rows} and cache_bytes"
-    return NoRoomError(budget.field, problem, f"{more}, or lower the stages' {options}:\n{table(least)}")
+    apart = "place stages on other devices (<stage>.place), cut one across several (<stage>.tensor_parallel)"
+    return NoRoomError(budget.field, problem, f"{more}, {apart}, or lower the stages' {options}:\n{table(least)}")
 
 
 def table(stages: Mapping[str, StageMemory]) -> str:

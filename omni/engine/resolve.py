@@ -364,6 +364,10 @@ def _check_ranks(stage: Stage, kind: StageKind) -> None:
         if number > 1 and not works:
             problem = f"is {number}, and stages of kind {stage.kind!r} cannot be cut so"
             raise ConfigError(field, problem, "leave it out")
+    if stage.pipeline_parallel == 1 and msgspec.structs.asdict(stage.options).get("pipeline_layers"):
+        problem = f"is given, and {stage.name}.pipeline_parallel is 1: all layers are in one place"
+        remedy = f"set {stage.name}.pipeline_parallel to the number of parts, or leave it out"
+        raise ConfigError(f"{stage.name}.pipeline_layers", problem, remedy)
     if stage.ranks > MOST_RANKS:
         problem = (
             f"is {stage.pipeline_parallel}, which with tensor_parallel={stage.tensor_parallel} is {stage.ranks} ranks"

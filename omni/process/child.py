@@ -11,6 +11,7 @@ import threading
 import weakref
 from concurrent.futures import Future
 from contextlib import suppress
+from pathlib import Path
 
 from omni.utils.sockets import packet_pair
 
@@ -63,6 +64,14 @@ class EngineProcess:
         self._thread.start()
         self._process = self._started.result()
         self.pid = self._process.pid
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it, such as SIGSTOP, and none has continued it. A debugger's stop is none."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        except OSError:  # it has ended
+            return False
 
     def kill(self) -> None:
         self._process.kill()

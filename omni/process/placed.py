@@ -17,6 +17,7 @@ from omni.engine import EngineOptions, Placement, device_of
 from omni.engine.memory import DeviceShare
 from omni.errors import LostPeerError, LostRankError, StageError, said
 from omni.ipc import Channel
+from omni.parallel.rendezvous import STEP_SECONDS
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
 from omni.process.child import EngineProcess
@@ -24,6 +25,7 @@ from omni.process.messages import Start
 from omni.process.remote import RemoteEngine
 from omni.process.rendezvous import join_ranks
 from omni.process.select import threads_of
+from omni.process.stop_watch import StopWatch, start_watching
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +85,7 @@ class PlacedEngines:
         self._joining = threading.Lock()
         """One engine at a time is connected to the others, so that two that start at once find each other."""
         self._restarting: list[threading.Thread] = []
+        self._watching: threading.Thread | None = None
         self._groups: list[StartGroup] = []
         self.by_place: dict[str, PlacedEngine] = {}
         self.lock = threading.RLock()
@@ -128,6 +131,15 @@ class PlacedEngines:
                     raise LostPeerError(", ".join(second.stages), "connecting", "its process has ended")
             for group in self._groups:
                 self._open(group)
+        cut = [group for group in self._groups if len(group.engines) > 1]
+        if cut:
+            self._watching = start_watching(
+                [StopWatch(partial(self._running, each), STEP_SECONDS) for each in cut], self.closing
+            )
+
+    def _running(self, group: StartGroup) -> list[RemoteEngine]:
+        with self.lock:
+            return [placed.engine for placed in group.engines] if all(placed.up for placed in group.engines) else []
 
     def of_stage(self, stage: str) -> list[PlacedEngine]:
         """Those that take its requests."""
@@ -141,7 +153,7 @@ class PlacedEngines:
             coming = [placed.coming for placed in self.by_place.values() if placed.coming is not None]
         for engine in coming:
             engine.give_up()
-        for thread in list(self._restarting):
+        for thread in (*self._restarting, *([self._watching] if self._watching is not None else [])):
             thread.join()
 
     def close(self) -> None:

@@ -25,6 +25,11 @@ class Questions:
         self._answers: dict[int, Future[Answer | None]] = {}
         self._refused = False
 
+    @property
+    def open(self) -> bool:
+        """Whether an asker waits."""
+        return bool(self._answers)
+
     def ask(self, question: Callable[[int], Check | AskState]) -> Answer | None:
         """Waits for the answer; None if the process ended."""
         number, answer = self.post(question)

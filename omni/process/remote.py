@@ -151,6 +151,16 @@ class RemoteEngine:
         """Requests that are not finished."""
         return len(self._sinks)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether a request or a question is not finished."""
+        return bool(self._sinks) or self._questions.open
+
+    @property
+    def stopped(self) -> bool:
+        """As `EngineProcess.stopped`."""
+        return self._process.stopped
+
     def submit(self, request: EngineRequest, sink: Sink) -> OmniError | None:
         """See `Engine.submit`. Returns why a request cannot be sent; its sink gets nothing then."""
         with self._gate:

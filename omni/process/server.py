@@ -144,8 +144,9 @@ class EngineServer:
         if sent:
             self._clear_sent()
 
-    def wait(self) -> None:
-        self._poll.poll(_RETRY_MILLISECONDS if self._unsent else None)
+    def wait(self, seconds: float | None = None) -> None:
+        longest = None if seconds is None else round(seconds * 1000)
+        self._poll.poll(_RETRY_MILLISECONDS if self._unsent else longest)
         with suppress(BlockingIOError):  # it was the channel
             os.eventfd_read(self._awake)
 

@@ -12,7 +12,7 @@ from omni_ar.division import measured_part
 from omni_ar.layers.attention import Attention, AttentionProjections
 from omni_ar.layers.decoder import DecoderLayer, DecoderLayers
 from omni_ar.layers.linear import GatedMLP
-from omni_ar.layers.moe import SparseMoE
+from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
 from omni_ar.layers.parallel import PipelinePart, partitioned
 from omni_ar.loaded import LoadedAr
 from omni_ar.model import ArModel
@@ -41,8 +41,8 @@ class ArStageKind:
 
 def build_part(context: StageContext) -> ArModel:
     """The stage's model, weights loaded: the part of this engine's rank, or a whole one. Raises ConfigError if its sequence of
-    layers cannot be cut as the settings say, and for experts that are to be divided, and of which the model has none; the engine
-    learns it from the meta device, before weights are read."""
+    layers or its experts cannot be cut as the settings say; that is found out on the meta device, before there are processes for
+    the ranks, and before weights are read."""
     part = _pipeline_part(context)
     if (
         part is not None
@@ -102,20 +102,30 @@ def _log_whole(context: StageContext, model: ArModel) -> None:
 
 
 def _check_experts(context: StageContext, model: ArModel, part: PipelinePart | None) -> None:
-    if not _has_experts(model) and part is not None:
+    assert context.ranks is not None
+    tensor, name = context.ranks.tensor, context.stage.name
+    mixtures = _mixtures(model)
+    if not mixtures and part is not None:
         # Those of other layers than this rank's.
-        with partitioned(context.ranks.tensor if context.ranks is not None else None):
+        with partitioned(tensor, expert_parallel=True):
             empty = replace(context, device=MetaDevice(), load_format="dummy")
-            model = build_model(empty, ArModel)  # type: ignore[type-abstract]
-    if not _has_experts(model):
-        name = context.stage.name
-        raise ConfigError(
-            f"{name}.expert_parallel", f"is true, and the model of stage {name!r} has no experts", "leave it out"
-        )
+            mixtures = _mixtures(build_model(empty, ArModel))  # type: ignore[type-abstract]
+    field = f"{name}.expert_parallel"
+    if not mixtures:
+        raise ConfigError(field, f"is true, and the model of stage {name!r} has no experts", "leave it out")
+    whole = next((mixture for mixture in mixtures if not mixture.is_divided), None)
+    if whole is not None and tensor is not None:
+        number, what = whole.num_experts, f"the {whole.num_experts} experts of a layer"
+        if isinstance(whole, SharedExpertMoE) and not number % tensor.size:
+            number = whole.shared_expert.down_proj.in_features
+            what = f"the width {number} of the shared expert"
+        problem = f"is true, and {name}.tensor_parallel={tensor.size} does not divide {what}"
+        remedy = f"set {name}.tensor_parallel to a divisor of {number}, or leave {field} out"
+        raise ConfigError(field, problem, remedy)
 
 
-def _has_experts(model: ArModel) -> bool:
-    return any(isinstance(module, SparseMoE) for module in model.modules())
+def _mixtures(model: ArModel) -> list[SparseMoE]:
+    return [module for module in model.modules() if isinstance(module, SparseMoE)]
 
 
 def _pipeline_part(context: StageContext) -> PipelinePart | None:
@@ -124,9 +134,6 @@ def _pipeline_part(context: StageContext) -> PipelinePart | None:
         context.ranks.pipeline if context.ranks is not None else None,
     )
     if pipeline is None:
-        if layers:
-            field, name = f"{context.stage.name}.pipeline_layers", f"{context.stage.name}.pipeline_parallel"
-            raise ConfigError(field, "is given for a stage that has all layers in one place", f"set {name} too")
         return None
     return PipelinePart(context.stage.name, pipeline.position, pipeline.size, () if layers == MEASURED else layers)
 

@@ -9,9 +9,11 @@ import pytest
 
 from omni.engine import EngineOptions, EngineOutput, RequestFailed, RequestFinished
 from omni.engine.command_queue import LocalCommandQueue
+from omni.engine.cut import CutStages
 from omni.engine.faults import Boxes
 from omni.engine.request import EngineCommand
 from omni.errors import OmniError, StageError
+from omni.parallel import RankLayout, silent_ranks
 from omni.stage import Feed
 from tests.support.fake_graph import FakeGraph, FakeWorker, Recorder, host, lent, text_request
 from tests.support.patience import PATIENCE_SECONDS
@@ -120,8 +122,8 @@ class CountedCommandQueue(LocalCommandQueue):
         super().__init__()
         self.waits = 0
 
-    def wait(self) -> None:
-        super().wait()
+    def wait(self, seconds: float | None = None) -> None:
+        super().wait(seconds)
         self.waits += 1
 
 
@@ -159,10 +161,10 @@ class FlushedCommandQueue(LocalCommandQueue):
     def flush(self) -> None:
         self.flushed = True
 
-    def wait(self) -> None:
+    def wait(self, seconds: float | None = None) -> None:
         self.waited.append(self.flushed)
         self.waits.release()
-        super().wait()
+        super().wait(seconds)
 
 
 def test_outputs_are_sent_before_the_loop_waits():
@@ -176,6 +178,34 @@ def test_outputs_are_sent_before_the_loop_waits():
     graph.engine.close()
     assert sink.over
     assert all(command_queue.waited)
+
+
+class RestingCommandQueue(LocalCommandQueue):
+    """rests: one for each `wait` with a limit. sleeps: one for each without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rests, self.sleeps = threading.Semaphore(0), threading.Semaphore(0)
+
+    def wait(self, seconds: float | None = None) -> None:
+        (self.sleeps if seconds is None else self.rests).release()
+        super().wait(seconds)
+
+
+def test_an_engine_that_only_waits_for_steps_of_others_rarely_looks():
+    """On the CPU a rank with the first layers does for a minute, since gloo does not report arrivals."""
+    graph, sink, command_queue = FakeGraph(), Waiting(), RestingCommandQueue()
+    graph.writer.answer = host(1)
+    graph.engine._cut, graph.engine._command_queue = CutStages({"seer": silent_ranks(1, RankLayout(2))}), command_queue
+    graph.seer.held.add("a step")
+    graph.engine.start()
+    assert command_queue.rests.acquire(timeout=PATIENCE_SECONDS)
+    graph.engine.submit(text_request("r"), sink)
+    assert sink.last.wait(PATIENCE_SECONDS), "a command ends the rest"
+    assert not command_queue.sleeps.acquire(blocking=False)
+    graph.seer.held.clear()
+    assert command_queue.sleeps.acquire(timeout=PATIENCE_SECONDS)
+    graph.engine.close()
 
 
 def test_idle_means_no_command_no_request_and_nothing_held():

@@ -256,6 +256,30 @@ def test_a_model_without_experts_cannot_divide_them(case: str, layout: RankLayou
         build_part(context)
 
 
+def build_shared(context: StageContext) -> TextModel:
+    config = read_config(context.checkpoint)
+    decoder = msgspec.structs.replace(config.decoder, shared_expert_width=6)
+    return TextModel(decoder, config.vocab_size, tied=config.tied, device=context.device.torch_device)
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "said"),
+    [
+        (None, RankLayout(3), "the 8 experts of a layer; set text.tensor_parallel to a divisor of 8"),
+        (None, RankLayout(3, 3), "the 8 experts of a layer; set text.tensor_parallel to a divisor of 8"),
+        ("build_shared", RankLayout(4), "the width 6 of the shared expert; set text.tensor_parallel to a divisor of 6"),
+    ],
+)
+def test_ranks_that_do_not_divide_the_experts_are_refused(model: str | None, layout: RankLayout, said: str) -> None:
+    """In the second case those of rank 3, whose layer has none."""
+    context = with_experts_divided(CASES["text moe"].context("dummy"))
+    stage = msgspec.structs.replace(context.stage, model=f"{__name__}:{model}" if model else context.stage.model)
+    context = replace(context, stage=stage, device=MetaDevice(), ranks=silent_ranks(3 % layout.size, layout))
+    problem = rf"^text\.expert_parallel: is true, and text\.tensor_parallel={layout.tensor} does not divide {said}"
+    with pytest.raises(ConfigError, match=problem):
+        build_part(context)
+
+
 def test_a_rank_of_layers_without_experts_is_accepted() -> None:
     """The second of three layers is dense; ranks 2 and 3 have it alone."""
     context = with_experts_divided(CASES["text moe"].context())

@@ -1,7 +1,7 @@
 """Engines in the test's process whose autoregressive stages are cut: the engine has rank 0, and threads have the others."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -68,12 +68,13 @@ def state_of(runner: Runner) -> dict[str, Tensor]:
 @dataclass(slots=True)
 class CutStages:
     """layout: of the ranks; a number divides each layer into so many parts. names: the stages; None for all autoregressive ones.
-    expert_parallel: whether their experts are divided. step_seconds: of `Ranks`. `change` is for the argument of that name of
-    engines. started: by name."""
+    expert_parallel: whether their experts are divided. layers: `ArOptions.pipeline_layers`, by name. step_seconds: of `Ranks`.
+    `change` is for the argument of that name of engines. started: by name."""
 
     layout: RankLayout | int = 2
     names: Collection[str] | None = None
     expert_parallel: bool = False
+    layers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     step_seconds: float = math.inf
     started: dict[str, CutStage] = field(default_factory=dict)
 
@@ -104,7 +105,10 @@ class _CutKind(ArStageKind):
         opened = thread_ranks(self._cut.layout, PATIENCE_SECONDS)
         first, *others = (replace(ranks, step_seconds=self._cut.step_seconds) for ranks in opened)
         stage = msgspec.structs.replace(context.stage, expert_parallel=self._cut.expert_parallel)
-        context = replace(context, stage=stage)
+        layers = self._cut.layers.get(stage.name, ())
+        context = replace(
+            context, stage=stage, options=msgspec.structs.replace(context.options, pipeline_layers=layers)
+        )
         # Theirs is never late: they wait in collectives for rank 0.
         followers = [super(_CutKind, self).load(replace(context, ranks=ranks, device=CpuDevice())) for ranks in others]
         return _Leading(replace(context, ranks=first), followers, self._cut)

@@ -113,9 +113,13 @@ TALKER = Kind(DeepTalker, ask_talker, lambda driver, name: driver.frames(name), 
 KINDS = {"text": TEXT, "listener": LISTENER, "talker": TALKER}
 
 
+CONTENTS: Mapping[str, Sequence[int]] = {"send_tensors": (2,), "receive_tensors": (2,), "send_inputs": (1, 3)}
+"""The arguments of transfers that have their tensors."""
+
+
 class RaisingDevice(SimulatedDevice):
     """What some phases raise comes out of their launch, as on a real device: those that embed a wrong width, and the launches whose
-    numbers are in `fails`, by name."""
+    numbers are in `fails`, by name. A transfer without contents is refused: ranks leave it out."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -128,6 +132,7 @@ class RaisingDevice(SimulatedDevice):
         wrong = any(tensor.shape[1] != WIDTH for tensor in _embeddings(buffers))
         if wrong or self._launched[name] in self.fails.get(name, ()):
             raise ValueError("broken")
+        assert any(buffers[at] for at in CONTENTS.get(name, ())) == (name in CONTENTS), f"{name} transfers nothing"
         super().launch(stream, phase, *buffers)
 
 

@@ -148,7 +148,7 @@ def greedy(model: Any, prompt: Sequence[int]) -> list[int]:
 END = "<|im_end|>"
 
 
-def write_chat_model(folder: Path) -> Path:
+def write_chat_model(folder: Path, layers: int = 2) -> Path:
     """Writes a random model whose text is mostly words and sometimes ends; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = write_tokenizer(folder, 1024)
@@ -158,7 +158,7 @@ def write_chat_model(folder: Path) -> Path:
         vocab_size=-(-len(tokenizer) // 64) * 64 + 64,
         hidden_size=48,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,

@@ -84,7 +84,16 @@ def _room(target: Target) -> Iterator[Finding]:
     yield device.check
     if device.value is None:
         return
-    reports = count_memory(target, Placement.of(target.plan.pipeline, str(target.engine.device)))
+    counted = attempt(
+        _GROUP,
+        "memory",
+        lambda: count_memory(target, Placement.of(target.plan.pipeline, str(target.engine.device))),
+        lambda reports: ", ".join(reports),
+    )
+    if counted.value is None:
+        yield counted.check
+        return
+    reports = counted.value
     for place, report in reports.items():
         name = "memory" if len(reports) == 1 else f"memory on {place}"
         if report.problem is not None:

@@ -48,6 +48,16 @@ class SparseMoE(nn.Module, StackedWeights):
     def is_cut(self) -> bool:
         return self._communicator is not None
 
+    @property
+    def num_experts(self) -> int:
+        """Those of other ranks included."""
+        return self.gate.out_features
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether other ranks hold some of the experts."""
+        return len(self._held) < self.num_experts
+
     def forward(self, x_TD: Tensor) -> Tensor:
         """`[T, D]`, T at least 1, to `[T, D]`."""
         y_TD, _ = mix_experts(x_TD, None, None, self._experts())

@@ -41,6 +41,11 @@ class StepLaunch:
         return self.packed.rows.shape[0]
 
     @property
+    def has_tokens(self) -> bool:
+        """Whether its tokens pass from the ranks with the last layers to the others. Every rank decides by it."""
+        return self.count > 0
+
+    @property
     def decodes(self) -> int:
         """Number of decode rows."""
         return self.packed.steps.shape[1]

@@ -364,7 +364,7 @@ class Runner:
         if tokens is not None and context.emits and self.pages.hidden is not None:
             # The forward wrote them before the tokens existed, so they need no event of their own.
             hidden = Written(self.pages.hidden, tokens.made)
-        if self._transfers is not None and context.count:
+        if self._transfers is not None:
             self._transfers.pass_tokens(context.rows_R)
         scores = self._scorer.score(context) if self.has_last_layers else None
         end = self._end(tokens if not drafted else None, scores)

@@ -47,7 +47,7 @@ class InputTransfers:
         """steps_n: indexes of vectors in `RowState.conditioning`. At another rank than 0, `tensors` are overwritten."""
         stage, communicator = self._stage, self._ranks.communicator
         given = [*(tensor for each in tensors.embeddings for tensor in each.values()), *tensors.saved]
-        if not given and not steps_n:
+        if not self._passes(given, steps_n):
             return
         if not self._ranks.rank:
             stage.device.launch(stage.stream, send_inputs, communicator, given, stage.rows, steps_n)
@@ -57,6 +57,10 @@ class InputTransfers:
         stage.device.launch(stage.stream, receive_tensors, communicator, 0, [*given, *vectors], arrivals)
         stage.device.wait_remote(stage.stream, arrivals)
         stage.device.launch(stage.stream, take_inputs, arrivals, vectors, stage.rows, steps_n)
+
+    def _passes(self, given: Sequence[Tensor], steps_n: Sequence[Tensor]) -> bool:
+        """Whether a step has such inputs; at sender and receivers alike."""
+        return bool(given or steps_n)
 
 
 class StepTransfers:
@@ -87,8 +91,12 @@ class StepTransfers:
         if self._hidden is not None:
             self._left["receive"] = lambda: self._receive(step)
             self._left["send"] = lambda: self._send(step)
-        if self._tokens is not None and step.count:
+        if self._passes_tokens(step):
             self._left["tokens"] = lambda: self._pass(step)
+
+    def _passes_tokens(self, step: StepLaunch) -> bool:
+        """At sender and receivers alike."""
+        return self._tokens is not None and step.has_tokens
 
     def share_inputs(self) -> None:
         self._run("inputs")
@@ -102,7 +110,7 @@ class StepTransfers:
         self._run("send")
 
     def pass_tokens(self, rows_R: Tensor) -> None:
-        """Sends the tokens of the sampled rows, or receives them."""
+        """Sends the tokens of the sampled rows, or receives them; neither for a step without any."""
         self._rows_R = rows_R
         self._run("tokens")
 

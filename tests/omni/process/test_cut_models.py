@@ -3,13 +3,13 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from omni import Omni, SamplingParams
+from omni import ConfigError, Omni, SamplingParams
 from omni.errors import LostPeerError
 from tests.omni.process.engines import alive, children, group_of, kill, pids_of
 from tests.omni.process.test_placements import (
@@ -51,6 +51,7 @@ def pipelined(stage: str, *places: str, tensor: int = 1) -> dict[str, object]:
     return cut(stage, *places) | {f"{stage}.tensor_parallel": tensor, f"{stage}.pipeline_parallel": parts}
 
 
+Cutting = Callable[..., dict[str, object]]
 TWO = ("cpu", "cpu/2")
 BOUNDED = {"engine.memory_bytes": 2**32, "audio_encoder.cache_bytes": 2**22, "vision_encoder.cache_bytes": 2**22}
 CUTS: list[tuple[str, Mapping[str, object]]] = [
@@ -90,6 +91,40 @@ def test_results_are_those_of_whole_stages(name: str, settings: Mapping[str, obj
         messages, arguments = requests[0]
         assert_same(omni.generate(messages, stream=False, **arguments), expected[0])
         assert_nothing_held(omni)
+
+
+LARGE = {
+    "text.max_num_seqs": 2,
+    "text.max_num_batched_tokens": 64,
+    "engine.dtype": "float32",
+    "engine.process": "process",
+}
+"""A model of eight layers takes 4.7 MB so, each of two ranks 3.0 or 3.4 MB."""
+MOST = 4_000_000
+
+
+@pytest.fixture(scope="module")
+def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("large"), layers=8)
+
+
+@pytest.mark.parametrize("cut_in_two", [cut, pipelined])
+def test_a_model_that_does_not_fit_one_process_runs_in_two(large_model: Path, cut_in_two: Cutting) -> None:
+    """Processes on the CPU have equal parts of its `memory_bytes`, as each GPU has its own."""
+    asked = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    prompts = ["hello", "tell me more", "and then?"]
+
+    def answers(**settings: object) -> list[str]:
+        given = {**LARGE, **settings}
+        with Omni(large_model, device="cpu", plugins=plugins_of("ar", "local", "shm", "text"), overrides=given) as omni:
+            streams = [omni.generate(prompt, sampling=asked) for prompt in prompts]
+            return [text_of(stream) for stream in streams]
+
+    remedy = r"raise it, place stages on other devices \(<stage>\.place\), cut one across several \(<stage>\.tensor_parallel\)"
+    problem = rf"^engine\.memory_bytes: the stages need 4,\S+ bytes and may take 4,000,000; {remedy}"
+    with pytest.raises(ConfigError, match=problem):
+        answers(**{"engine.memory_bytes": MOST})
+    assert answers(**{"engine.memory_bytes": 2 * MOST, **cut_in_two("text", *TWO)}) == answers()
 
 
 LEADER, FOLLOWER = TWO

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from omni.parallel import RankLayout
+from omni.parallel import RankLayout, Ranks
 from omni_ar.options import ArOptions
 from omni_ar.run import pipeline
 from omni_ar.run.pipeline import ReceivedTokens
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.state import Resources
-from omni_ar.run.transfers import StepTransfers
+from omni_ar.run.transfers import InputTransfers, StepTransfers
 from tests.support.simulated_stage import Ask, Scenario, run, run_seed
 from tests.support.tiers import SLOW, few
 
@@ -197,6 +197,50 @@ RULES: dict[str, tuple[object, str, object]] = {
 def test_without_the_rule_something_goes_wrong(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*RULES[rule])
     assert any(found_out(seed) for seed in range(SEEDS))
+
+
+Skip = Callable[..., bool]
+
+
+def at_rank(rank: int | None, ranks: Callable[[Any], Ranks], other: Skip, rule: Skip) -> Skip:
+    """`other` in place of a rule at this rank, None for all. ranks: of the object that has the rule."""
+    return lambda self, *step: (other if rank in (None, ranks(self).rank) else rule)(self, *step)
+
+
+ALL_AND_EACH = (None, *range(PARTS))
+TOKEN_SKIPS: dict[str, Skip] = {
+    "steps without prompts": lambda self, step: self._tokens is not None and step.count and not step.prefill,
+    "every step": lambda self, step: self._tokens is not None,
+}
+"""Whether a step passes tokens, decided otherwise."""
+INPUT_SKIPS: dict[str, tuple[Plan, Skip]] = {
+    "every step": (Scenario.of, lambda self, given, steps_n: True),
+    "no embeddings": (Scenario.of, lambda self, given, steps_n: bool(steps_n)),
+    "no vectors": (Scenario.conditioned, lambda self, given, steps_n: bool(given)),
+}
+"""Whether a step passes inputs of other stages, decided otherwise."""
+
+
+@pytest.mark.parametrize(("skip", "rank"), few(1, [(skip, rank) for skip in TOKEN_SKIPS for rank in ALL_AND_EACH]))
+def test_ranks_that_decide_otherwise_of_tokens_are_found_out(
+    skip: str, rank: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = at_rank(rank, lambda self: self._inputs._ranks, TOKEN_SKIPS[skip], StepTransfers._passes_tokens)
+    with monkeypatch.context() as patch:
+        patch.setattr(StepTransfers, "_passes_tokens", rule)
+        caught = next(seed for seed in range(SEEDS) if found_out(seed))
+    run_seed(caught, pipeline=PARTS)
+
+
+@pytest.mark.parametrize(("skip", "rank"), few(1, [(skip, rank) for skip in INPUT_SKIPS for rank in ALL_AND_EACH]))
+def test_ranks_that_decide_otherwise_of_inputs_are_found_out(
+    skip: str, rank: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, other = INPUT_SKIPS[skip]
+    with monkeypatch.context() as patch:
+        patch.setattr(InputTransfers, "_passes", at_rank(rank, lambda self: self._ranks, other, InputTransfers._passes))
+        caught = next(seed for seed in range(SEEDS) if found_out(seed, plan=plan))
+    run_seed(caught, pipeline=PARTS, plan=plan)
 
 
 def unfinished(rank: int) -> Callable[[StepTransfers], None]:
