@@ -19,7 +19,8 @@ PROMPT := examples/assets/prompt.txt
 PICTURES := $(sort $(wildcard examples/assets/*.png))
 RECORDINGS := $(sort $(wildcard examples/assets/*.wav))
 ANSWER := build/answer
-PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
+# Compiled modules are kept whatever the environment says: each worker, and each program that tests start, would compile all again.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo check test browser clients oldest mutants lint types format docs surface examples clean
 .DELETE_ON_ERROR:

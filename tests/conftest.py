@@ -1,5 +1,6 @@
 """Tests run offline, on one thread, and on the CPU unless they are marked `gpu`."""
 
+import atexit
 import gc
 import os
 import signal
@@ -11,6 +12,9 @@ from types import SimpleNamespace
 
 # Read when transformers is imported, so it is set before anything imports it.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Programs that tests start have one thread too: on cores that tests share, two threads take twice the time or more. OpenBLAS is
+# numpy's, rayon tokenizers'.
+os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
 # Each HTTP client would load 150 certificates of authorities, in 20 ms. Tests are offline: the one here signs nothing.
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "support" / "authority.pem")
 
@@ -29,6 +33,7 @@ from omni.testing import no_retries, planted_faults
 from tests.support.browser import chromium
 from tests.support.fork_server import ForkServer
 from tests.support.process_state import changes, forget_strangers, process_state
+from tests.support.quick_interpreter import remember_builtins
 
 # The order of a reduction follows the number of threads.
 torch.set_num_threads(1)
@@ -63,19 +68,15 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Takes what is imported and collected out of the garbage collector's later work, which would take most of a second each time:
-    it lasts to the end."""
+    it lasts to the end. Then pytest collects twice, and the interpreter, which alone needs all objects."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
-        gc.collect()
         gc.freeze()
-
-
-def pytest_sessionfinish() -> None:
-    """The interpreter collects at its exit."""
-    gc.unfreeze()
+        atexit.register(gc.unfreeze)
+        remember_builtins()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

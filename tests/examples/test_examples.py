@@ -23,7 +23,7 @@ Run = Callable[..., str]
 @pytest.fixture(scope="module")
 def model() -> Path:
     """Its context is short, so that it ends soon though it never stops by itself."""
-    return tiny_checkpoint(3, max_positions=256, **SHAPE)
+    return tiny_checkpoint(3, max_positions=192, **SHAPE)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs listings of a page, one after the other, in a folder that holds the checkpoint; gives their names.
 
     given: names that the listings expect."""
-    model = tiny_checkpoint(3, max_positions=256, **SHAPE)
+    model = tiny_checkpoint(3, max_positions=192, **SHAPE)
     (tmp_path / MODEL).parent.mkdir()
     (tmp_path / MODEL).symlink_to(model)
     (tmp_path / "examples").symlink_to(REPOSITORY / "examples")

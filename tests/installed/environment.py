@@ -15,15 +15,25 @@ from pathlib import Path
 from tests.support.patience import PATIENCE_SECONDS
 
 ROOTS = ("omni", "plugins", "connectors", "stages")
+_BUILD = """
+import os, sys, tomllib
+from importlib import import_module
+out, *sources = sys.argv[1:]
+for source in sources:
+    os.chdir(source)
+    with open("pyproject.toml", "rb") as file:
+        backend = tomllib.load(file).get("build-system", {}).get("build-backend")
+    import_module(backend or "setuptools.build_meta").build_wheel(out)
+"""
+"""What pip does to build wheels, in one process instead of three for each."""
 _PIP = ["-m", "pip", "--disable-pip-version-check"]
 _OURS = ("omni", "__editable__", "_virtualenv", "__pycache__")
 """The beginnings of names in site-packages that are not linked: omni, and what finds it in the checkout."""
 
 
 def build_wheels(sources: Iterable[Path], out: Path) -> list[Path]:
-    """The wheels of distributions, in the folder `out`."""
-    offline = ["--no-deps", "--no-index", "--no-build-isolation"]
-    _run([sys.executable, *_PIP, "wheel", "--quiet", *offline, "--wheel-dir", str(out), *map(str, sources)], out)
+    """The wheels of distributions, in the folder `out`. Their backends build them, with what the environment of the tests has."""
+    _run([sys.executable, "-c", _BUILD, str(out), *map(str, sources)], out)
     return sorted(out.iterdir())
 
 

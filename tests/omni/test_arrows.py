@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -62,9 +63,10 @@ def sources(root: str) -> list[Path]:
     return sorted(ROOTS[root].rglob("*.py"))
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> tuple[str, ...]:
     """Modules that a file imports, also in functions and under `TYPE_CHECKING`. `from a import b` counts as `a.b`."""
-    yield from imports_below(ast.parse(path.read_text()))
+    return tuple(imports_below(ast.parse(path.read_text())))
 
 
 def imports_below(tree: ast.AST) -> Iterator[str]:
@@ -77,24 +79,24 @@ def imports_below(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def late_imports(path: Path) -> Iterator[str]:
+@cache
+def late_imports(path: Path) -> tuple[str, ...]:
     """Modules of this repository that a file imports anywhere but at its top level."""
-    for statement in ast.parse(path.read_text()).body:
-        if not isinstance(statement, ast.Import | ast.ImportFrom):
-            yield from (module for module in imports_below(statement) if own(module) is not None)
+    statements = ast.parse(path.read_text()).body
+    inside = (each for each in statements if not isinstance(each, ast.Import | ast.ImportFrom))
+    return tuple(module for each in inside for module in imports_below(each) if own(module) is not None)
 
 
 def below(module: str, packages: Iterable[str]) -> bool:
     return any(f"{module}.".startswith(f"{package}.") for package in packages)
 
 
-def import_paths(path: Path) -> Iterator[str]:
+@cache
+def import_paths(path: Path) -> tuple[str, ...]:
     """The modules of `"module:attribute"` strings in a file, which import as well."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            named = re.fullmatch(r"(omni\w*(?:\.\w+)*):\w+", node.value)
-            if named:
-                yield named[1]
+    nodes = ast.walk(ast.parse(path.read_text()))
+    strings = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return tuple(named[1] for text in strings if (named := re.fullmatch(r"(omni\w*(?:\.\w+)*):\w+", text)))
 
 
 def own(module: str) -> str | None:

@@ -25,6 +25,7 @@ def uses() -> list[tuple[Path, ast.Call]]:
     return [
         (path, node)
         for path, tree in sources()
+        if "may_sync" in path.read_text()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and "may_sync" in ast.dump(node.func)
     ]

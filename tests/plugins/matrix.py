@@ -91,12 +91,12 @@ def pairs(cell: Cell) -> set[tuple[int, object, int, object]]:
 
 def covering(asked: Sequence[str]) -> list[Cell]:
     """Cells in which every pair of values of two axes occurs. The hardest come first where several would do."""
-    cells = product(asked)[::-1]
-    missing = set().union(*map(pairs, cells))
+    cells = [(cell, pairs(cell)) for cell in product(asked)[::-1]]
+    missing = set().union(*(found for _, found in cells))
     chosen = []
     while missing:
-        best = max(cells, key=lambda cell: len(pairs(cell) & missing))
-        missing -= pairs(best)
+        best, found = max(cells, key=lambda each: len(each[1] & missing))
+        missing -= found
         chosen.append(best)
     return chosen
 

@@ -172,12 +172,15 @@ class Checker:
     def touch(self, tensor: Tensor, writes: bool, operation: str, selection: Selection | None = None) -> None:
         """Records that the running phase reads or writes the tensor, or the part that `selection` selects."""
         running = self._running
-        if running is None or not tensor.numel():
+        if running is None:
             return
         key = key_of(tensor)
-        shadow = self._shadow_of(key, tensor)
-        if shadow.born == running.launched.number:
+        shadow = self._shadows.get(key)
+        if shadow is not None and shadow.born == running.launched.number:
             return
+        if not tensor.numel():
+            return
+        shadow = self._shadow_of(key, tensor)
         if selection is None:
             same = (key, writes, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.itemsize)
             if same in running.seen:
@@ -189,6 +192,11 @@ class Checker:
         number = self._number(running, operation, writes)
         self._check(shadow, region, number, running.launched.clock, tensor)
         shadow.mark((running.stream.agent, writes), region, number)
+
+    def made_by_running(self, tensor: Tensor) -> bool:
+        """Whether the running phase made the tensor's storage, so that `touch` records nothing."""
+        shadow = self._shadows.get(key_of(tensor))
+        return shadow is not None and self._running is not None and shadow.born == self._running.launched.number
 
     def made(self, tensor: Tensor, operation: str) -> None:
         """Records a tensor that the running phase made, unless its storage is known."""
@@ -249,7 +257,8 @@ class Checker:
         return shadow
 
     def _watch(self, key: int, tensor: Tensor, home: int | None, born: int) -> Shadow:
-        shadow = self._shadows[key] = Shadow(tensor, self._gone, home, born)
+        shadow = self._shadows[key] = Shadow(tensor.untyped_storage(), self._gone)
+        shadow.begin(key, tensor.itemsize, home, born)
         return shadow
 
     def _number(self, running: Running, operation: str, writes: bool) -> int:

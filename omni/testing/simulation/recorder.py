@@ -78,12 +78,8 @@ class KernelWatch:
 
     def __init__(self, touch: Touch) -> None:
         self._touch = touch
-        self._kernel: _Kernel | None = None
-
-    @property
-    def running(self) -> bool:
-        """Whether a kernel runs: torch's operations are then the interpreter's own."""
-        return self._kernel is not None
+        self.kernel: _Kernel | None = None
+        """The running kernel: torch's operations are then the interpreter's own."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -107,14 +103,14 @@ class KernelWatch:
 
     def _called(self, call: Callable[..., None]) -> Callable[..., None]:
         def run(executor: Any, *args: Any, **kwargs: Any) -> None:
-            kernel = self._kernel = _Kernel(executor.fn.__name__)
+            kernel = self.kernel = _Kernel(executor.fn.__name__)
             for value in (*args, *kwargs.values()):
                 kernel.add(value)
             try:
                 call(executor, *args, **kwargs)
                 kernel.report(self._touch)
             finally:
-                self._kernel = None
+                self.kernel = None
 
         return run
 
@@ -126,8 +122,8 @@ class KernelWatch:
             access = getattr(type(builder), name)
 
             def run(*args: Any, **options: Any) -> Any:
-                if self._kernel is not None:
-                    self._kernel.access(args[pointers], None if mask is None else args[mask], writes)
+                if self.kernel is not None:
+                    self.kernel.access(args[pointers], None if mask is None else args[mask], writes)
                 return access(builder, *args, **options)
 
             return run
@@ -160,38 +156,45 @@ class OperationRecorder(OperatorMode):
         """Keyed by id: hashing an overload takes longer than the rest of the work. Overloads are never freed."""
 
     def operate(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-        if self.kernels.running:
+        if self.kernels.kernel is not None:
             return func(*args, **kwargs)  # record the kernel's accesses, not its interpreter's
         operation = self._operations.get(id(func))
         if operation is None:
             operation = self._operations[id(func)] = describe(func)
-        if operation.nature is Nature.VIEW:
+        nature = operation.nature
+        if nature is Nature.VIEW:
             return func(*args, **kwargs)
-        if operation.nature is Nature.COMPOSED:
+        if nature is Nature.COMPOSED:
             return self.decompose(func, args, kwargs)
         result = func(*args, **kwargs)
-        if operation.nature is Nature.PERHAPS_VIEW and _is_view(result, args[0]):
+        if nature is Nature.PERHAPS_VIEW and _is_view(result, args[0]):
             return result
-        if operation.nature is not Nature.FRESH:
+        if nature is not Nature.FRESH:
             self._record(operation, args, kwargs)
-        for tensor in _tensors(result):
-            self._checker.made(tensor, operation.name)
+        if isinstance(result, Tensor):
+            self._checker.made(result, operation.name)
+        elif isinstance(result, tuple | list):
+            for part in result:
+                if isinstance(part, Tensor):
+                    self._checker.made(part, operation.name)
         return result
 
     def _record(self, operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        written, name = operation.written_by(args), operation.name
+        """Of each argument: a tensor, a list with tensors, or something else. Simulated tests spend most of their time here."""
+        written, name, touch = operation.written_by(args), operation.name, self._checker.touch
+        choose = operation.chosen
         for place, argument in (*enumerate(args), *kwargs.items()):
-            chosen = operation.chosen(args) if place == 0 and operation.chosen is not None else None
-            for tensor in _tensors(argument):
-                self._checker.touch(tensor, place in written, name, chosen)
-
-
-def _tensors(value: object) -> Iterator[Tensor]:
-    """The tensors in an argument or a result: a tensor, a list with tensors, or something else."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        yield from (part for part in value if isinstance(part, Tensor))
+            if isinstance(argument, Tensor):
+                chosen = None
+                if choose is not None and place == 0:
+                    if self._checker.made_by_running(argument):
+                        continue  # its indices would be converted for nothing
+                    chosen = choose(args)
+                touch(argument, place in written, name, chosen)
+            elif isinstance(argument, tuple | list):
+                for part in argument:
+                    if isinstance(part, Tensor):
+                        touch(part, place in written, name)
 
 
 def _is_view(result: object, source: Tensor) -> bool:

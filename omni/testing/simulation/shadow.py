@@ -1,7 +1,7 @@
 """Shadow memory: the last accesses to each part of a storage, and images of host slots at the launch of phases that use them."""
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ Selection = tuple[Any, ...]
 """A numpy index of the rows or elements of a tensor that an operation accesses."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which would make it slower
 class Region:
     """A strided part of a storage. start, strides: in bytes. selection: of elements, None for all. whole: all of it."""
 
@@ -80,18 +80,17 @@ class Shadow(weakref.ref[UntypedStorage]):
 
     __slots__ = ("_cells", "_granule", "born", "home", "key", "latest", "size")
 
-    def __new__(cls, tensor: Tensor, end: "Callable[[Shadow], object]", home: int | None, born: int) -> "Shadow":
-        return super().__new__(cls, tensor.untyped_storage(), end)
-
-    def __init__(self, tensor: Tensor, end: "Callable[[Shadow], object]", home: int | None, born: int) -> None:
-        storage = tensor.untyped_storage()
-        super().__init__(storage, end)  # type: ignore[call-arg]
-        self.key = storage._cdata
+    def begin(self, key: int, granule: int, home: int | None, born: int) -> None:
+        """Initializes it, at once after it is made: a constructor in Python would take longer than the rest. granule: bytes of the
+        parts that are told apart, until an access needs smaller ones."""
+        storage = self()
+        assert storage is not None
+        self.key = key
         self.size = storage.nbytes()
         self.home = home
         self.born = born
         self.latest: dict[Kind, int] = {}
-        self._granule = tensor.itemsize
+        self._granule = granule
         self._cells: dict[Kind, Cells] | None = None
         """For a kind without cells, the latest access to any part counts for the whole storage."""
 
