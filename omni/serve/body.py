@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from starlette.requests import Request
 from omni.errors import InputError, check_unicode, quoted, shortened
 from omni.sampling import SamplingParams
 from omni.serve.errors import HttpError
-from omni.serve.limits import HeldBody
+from omni.serve.limits import HeldBody, Place
 from omni.serve.options import ServeOptions
 from omni.utils.struct_types import STRUCT_TYPES
 
@@ -23,21 +23,32 @@ _LARGE = 2**18
 """Bytes of JSON that are decoded beside the event loop: they take a millisecond."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
-    """A request with its body. id: as in `x-request-id`."""
+    """A request with its body. id: as in `x-request-id`. place: of its answers."""
 
     request: Request
     body: bytes
     id: str
+    place: Place
 
     async def json(self) -> dict[str, Any]:
         """The body as a JSON object. Raises InputError."""
-        return _decode(self.body) if len(self.body) < _LARGE else await asyncio.to_thread(_decode, self.body)
+        body = self.take_body()
+        return _decode(body) if len(body) < _LARGE else await asyncio.to_thread(_decode, body)
+
+    def take_body(self) -> bytes:
+        """Once: what is read from it is kept during the answer, and not the body beside it."""
+        body, self.body = self.body, b""
+        return body
 
 
-async def read_body(request: Request, options: ServeOptions, held: HeldBody) -> bytes:
-    """Raises HttpError for a body that is too large or comes too slowly, OverloadedError where all bodies hold too much, and
+async def read_body(
+    request: Request, options: ServeOptions, held: HeldBody, check: Callable[[], object] = lambda: None
+) -> bytes:
+    """check: called for each piece; raises OverloadedError where there is no room for the request.
+
+    Raises HttpError for a body that is too large or comes too slowly, OverloadedError where all bodies hold too much, and
     ClientDisconnect."""
     if _announced(request) > options.max_body_bytes:
         raise _too_large(options)
@@ -49,6 +60,7 @@ async def read_body(request: Request, options: ServeOptions, held: HeldBody) -> 
                 count += len(piece)
                 if count > options.max_body_bytes:
                     raise _too_large(options)
+                check()
                 held.add(len(piece))
                 pieces.append(piece)
     except TimeoutError as error:
