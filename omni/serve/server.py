@@ -6,7 +6,7 @@ from typing import Unpack
 
 from omni.api import AsyncOmni, GenerateArguments, Output
 from omni.api.arguments import Messages, Requests
-from omni.errors import InputError, OverloadedError, StageError
+from omni.errors import InputError, OmniError, OverloadedError, StageError
 from omni.frontend.limit import LongPromptError
 from omni.serve.activity import ActivityFeed
 from omni.serve.audio.encoder_pool import EncoderPool
@@ -26,7 +26,7 @@ class Server:
     """The model, what is allowed, and what is under way. One for each app; its methods are for the event loop's thread.
 
     names: of the model in requests, the first in answers. voices: the model's, by name. observers: may be added before the first
-    request; the first is `metrics`.
+    request; the first is `metrics`. failure: of the engine, when the app ended.
     """
 
     def __init__(self, omni: AsyncOmni, options: ServeOptions) -> None:
@@ -40,6 +40,7 @@ class Server:
         self.transcripts = Transcripts(options.audio_seconds, options.max_kept_audio)
         self.metrics = ServerMetrics(omni, self.limits, self.names[0])
         self.observers: list[Observer] = [self.metrics]
+        self.failure: OmniError | None = None
 
     @asynccontextmanager
     async def generate(

@@ -8,6 +8,8 @@ import pytest
 from omni.serve.allocator import return_large_buffers
 from tests.omni.cli.echo_program import environment, program
 
+pytestmark = pytest.mark.thorough
+
 _AT_THE_END = """
 import atexit, ctypes
 class Info(ctypes.Structure):

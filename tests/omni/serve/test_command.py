@@ -130,6 +130,23 @@ def test_a_failed_engine_ends_the_server_with_an_error(echo_folder: Path) -> Non
         assert "boom" in said
 
 
+def test_an_engine_that_fails_while_the_server_drains_is_an_error_too(echo_folder: Path) -> None:
+    """Answers under way were lost: whoever sent SIGTERM can see it."""
+    with serving(echo_folder, "--drain-seconds", "300") as (process, url):
+        body = {**ENDLESS, "messages": [{"role": "user", "content": "hello" * 600 + BREAK_LOOP}]}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_SECONDS) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert '"code":"engine_failed"' in rest[-1]
+        assert process.stderr is not None
+        said = process.stderr.read()
+        assert process.wait(PATIENCE_SECONDS) == 1
+        assert "error: stage 'engine' failed" in said
+        assert "all requests are over" not in said
+
+
 def test_a_device_that_is_not_here_is_refused_before_anything_is_read(
     echo_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
