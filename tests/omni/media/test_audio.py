@@ -151,9 +151,9 @@ def test_a_damaged_file_is_said_to_be_damaged(file_format: str) -> None:
     rng = np.random.default_rng(0)
     damaged = [good[:4] + bytes(4000), good[:50], good[:40] + b"\xff" * 4000, good[:200] + b"\xff" * 4000]
     for _ in range(60):
-        data = np.frombuffer(good, np.uint8).copy()
-        data[rng.integers(0, min(400, len(data)), 5)] = rng.integers(0, 256, 5)
-        damaged.append(data.tobytes())
+        changed = np.frombuffer(good, np.uint8).copy()
+        changed[rng.integers(0, min(400, len(changed)), 5)] = rng.integers(0, 256, 5)
+        damaged.append(changed.tobytes())
     problems, remedies = set(), set()
     for data in damaged:
         try:

@@ -177,7 +177,8 @@ def test_a_response_to_nothing_is_refused_at_once(tidy: Served) -> None:
     async def main() -> None:
         async with session(tidy) as client:
             await client.manual()
-            for response, param in (({}, "conversation"), ({"input": []}, "response.input")):
+            empty: list[tuple[dict[str, Any], str]] = [({}, "conversation"), ({"input": []}, "response.input")]
+            for response, param in empty:
                 error = await client.wrong(type="response.create", response=response, event_id="mine")
                 assert (error.code, error.param, error.event_id) == ("invalid_value", param, "mine")
                 assert error.message.startswith(f"{param}: is empty")
