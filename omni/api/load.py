@@ -17,6 +17,8 @@ from omni.engine import (
     Placement,
     build_engine,
     check_cuts,
+    check_places_exist,
+    check_set_places,
     check_shapes,
     dtype_for,
     engine_options,
@@ -81,6 +83,7 @@ def load(
     front, _ = frontend_options(layers)
     named = name_device(options.device)
     check_exists(named)
+    check_set_places(layers)
     options = msgspec.structs.replace(options, device=str(named), dtype=dtype_for(options, named))
     asked = _Asked(
         model=model,
@@ -114,13 +117,14 @@ def _load(asked: _Asked, place: EngineGroup | Device) -> Loaded:
     plugins = asked.plugins if asked.plugins is not None else load_plugins()
     checkpoint = open_checkpoint(model if isinstance(model, str) else Path(model), plugins, family=choice.family)
     plan = resolve_pipeline(checkpoint, plugins, asked.layers, choice)
+    placement = Placement.of(plan.pipeline, str(options.device))
+    # Those of a family or an extension, too.
+    check_places_exist(placement)
     assert options.device is not None, "the caller chose it"
     assert options.dtype is not None, "the caller chose it for the device"
     check_cuts(plan, checkpoint, options.device, options.dtype)
-    if isinstance(place, Device):
-        places = len(Placement.of(plan.pipeline, str(options.device)).places)
-        if runs_in_process(options, place.torch_device, places):
-            return _load_in_processes(asked)
+    if isinstance(place, Device) and runs_in_process(options, place.torch_device, len(placement.places)):
+        return _load_in_processes(asked)
     if isinstance(place, EngineGroup):
         place.load(str(checkpoint.path), plan.pipeline, plugins, options)
     frontend = build_frontend(plan.pipeline, checkpoint, plan.makers[FRONTEND])

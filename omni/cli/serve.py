@@ -46,6 +46,7 @@ def serve(arguments: ServeArguments) -> None:
     """Returns when a signal came and what was under way is answered. Raises OmniError."""
     # Not before `check_extra`: they import what may be missing.
     from omni.api import AsyncOmni
+    from omni.serve.allocator import return_large_buffers
     from omni.serve.audio.voices import Voices
     from omni.serve.run import address_of, bound
     from omni.serve.run import serve as run
@@ -55,6 +56,7 @@ def serve(arguments: ServeArguments) -> None:
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     listener = bound(options)
+    return_large_buffers()
     with listener:
         typer.echo(f"loading {arguments.model}", err=True)
         choices = arguments.choices

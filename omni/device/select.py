@@ -29,9 +29,9 @@ def open_device(name: str | None) -> Device:
     return CudaDevice(device.index)
 
 
-def check_exists(device: torch.device) -> None:
-    """Raises ConfigError for a CUDA device that is not here. Does not initialize CUDA."""
+def check_exists(device: torch.device, field: str = "device") -> None:
+    """Raises ConfigError about `field` for a CUDA device that is not here. Does not initialize CUDA."""
     if device.type == "cuda" and device.index >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         remedy = f"there {'is' if count == 1 else 'are'} {counted(count, 'CUDA device')}"
-        raise ConfigError("device", f"'{device}' does not exist here", remedy)
+        raise ConfigError(field, f"'{device}' does not exist here", remedy)

@@ -7,7 +7,14 @@ from omni.engine.client import EngineClient
 from omni.engine.engine import Engine
 from omni.engine.memory import StageMemory
 from omni.engine.options import EngineOptions, dtype_for, engine_options
-from omni.engine.placement import ConnectorChoice, ConnectorSelector, Placement, device_of
+from omni.engine.placement import (
+    ConnectorChoice,
+    ConnectorSelector,
+    Placement,
+    check_places_exist,
+    check_set_places,
+    device_of,
+)
 from omni.engine.ranked import Ranked
 from omni.engine.request import (
     EngineOutput,
@@ -48,6 +55,8 @@ __all__ = [
     "check_cuts",
     "check_formats",
     "check_pipeline",
+    "check_places_exist",
+    "check_set_places",
     "check_shapes",
     "device_of",
     "dtype_for",

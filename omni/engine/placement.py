@@ -8,12 +8,13 @@ from types import MappingProxyType
 
 import torch
 
+from omni.config import SettingsLayer
 from omni.connector import Connector, Reach
-from omni.device import name_device
+from omni.device import check_exists, name_device
 from omni.engine.peers import OpenEdge
 from omni.errors import ConfigError, plugin_setup, quoted
 from omni.parallel import RankLayout
-from omni.pipeline import Edge, Pipeline, Stage
+from omni.pipeline import ENGINE, FRONTEND, Edge, Pipeline, Stage
 from omni.plugin import call_entry, expect, locate
 from omni.plugin.manager import Plugins
 
@@ -52,10 +53,10 @@ class Placement:
     @cached_property
     def places(self) -> tuple[str, ...]:
         """All places, in the order of the pipeline."""
-        return tuple(dict.fromkeys(place for places in self._engines.values() for place in places))
+        return tuple(dict.fromkeys(place for places in self.engines.values() for place in places))
 
     @cached_property
-    def _engines(self) -> Mapping[str, tuple[str, ...]]:
+    def engines(self) -> Mapping[str, tuple[str, ...]]:
         """The places of all engines of each stage."""
         return {stage: self.ranks.get(stage, places) for stage, places in self.stages.items()}
 
@@ -71,7 +72,7 @@ class Placement:
 
     def on(self, place: str) -> frozenset[str]:
         """The stages on a place, those with a rank there too."""
-        return frozenset(stage for stage, places in self._engines.items() if place in places)
+        return frozenset(stage for stage, places in self.engines.items() if place in places)
 
     def followed(self, place: str) -> frozenset[str]:
         """The stages with another rank than 0 on a place."""
@@ -151,6 +152,32 @@ def places_of(text: str | None, field: str) -> tuple[str, ...]:
             raise ConfigError(field, f"{quoted(place)} is named twice", "name each place once")
         places.append(place)
     return tuple(places)
+
+
+def check_set_places(layers: Sequence[SettingsLayer]) -> None:
+    """Raises ConfigError for settings `STAGE.place` that name no device, or one that is not here. The stages need not be known."""
+    places: dict[str, tuple[str, object]] = {}
+    for layer in layers:
+        for path, value in layer.values.items():
+            stage, dot, option = path.partition(".")
+            if not dot and isinstance(value, Mapping) and "place" in value:
+                option, value = "place", value["place"]
+            if option == "place" and stage not in (ENGINE, FRONTEND):
+                places[stage] = layer.name(f"{stage}.place"), value
+    for name, place in places.values():
+        if isinstance(place, str):
+            _check_here(places_of(place, name), name)
+
+
+def check_places_exist(placement: Placement) -> None:
+    """Raises ConfigError for a place whose device is not here."""
+    for stage, places in placement.engines.items():
+        _check_here(places, f"{stage}.place")
+
+
+def _check_here(places: Sequence[str], name: str) -> None:
+    for place in places:
+        check_exists(device_of(place), name)
 
 
 def check_ranks(stage: Stage, places: Sequence[str]) -> None:

@@ -148,11 +148,30 @@ def _decode(file: BinaryIO, sample_rate: int, bounds: _Bounds) -> NDArray[np.flo
                 raise InputError(field, problem, "convert it, such as by ffmpeg -i SOUND out.wav")
             bounds.check(sound.frames, sound.channels, rate)
             return _resampled(_blocks(sound, bounds), rate, sample_rate, bounds)
+    except soundfile.LibsndfileError as error:
+        raise _unreadable(error, field) from error
     # TypeError: soundfile requires a rate for headerless formats, which it recognizes by the file's name.
     except (soundfile.SoundFileError, TypeError, OSError) as error:
-        reason = error.error_string if isinstance(error, soundfile.LibsndfileError) else str(error)
-        problem = f"is not a sound file that can be read ({shortened(reason)})"
-        raise InputError(field, problem, "give a wav, flac, ogg or mp3 file") from error
+        problem = f"is not a sound file that can be read ({shortened(str(error))})"
+        raise InputError(field, problem, _SUPPORTED) from error
+
+
+_SUPPORTED = "give a wav, flac, ogg or mp3 file"
+_UNKNOWN_FORMAT, _UNSUPPORTED_ENCODING, _UNIMPLEMENTED = 1, 4, 18
+"""Codes of libsndfile."""
+
+
+def _unreadable(error: soundfile.LibsndfileError, field: str) -> InputError:
+    """libsndfile's own text is given only where it is about the content: of some damaged files, mp3 above all, it says that they do
+    not exist, or that it failed itself."""
+    text = error.error_string.rstrip(".")
+    if error.code == _UNKNOWN_FORMAT:
+        return InputError(field, "is not a sound file that can be read (its format is unknown)", _SUPPORTED)
+    convert = "convert it, such as by ffmpeg -i SOUND out.wav"
+    if error.code in (_UNSUPPORTED_ENCODING, _UNIMPLEMENTED):
+        return InputError(field, "is a sound file in an encoding that cannot be read", convert)
+    found = f" ({shortened(text.removeprefix('Error : '))})" if text.startswith("Error") else ""
+    return InputError(field, f"is a damaged sound file{found}", f"give it undamaged, or {convert}")
 
 
 def _blocks(sound: soundfile.SoundFile, bounds: _Bounds) -> Iterator[NDArray[np.float32]]:

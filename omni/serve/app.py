@@ -66,6 +66,8 @@ def create_app(omni: AsyncOmni, options: ServeOptions | None = None) -> Starlett
         try:
             async with omni:
                 yield
+                # A closed model has always "failed".
+                server.failure = omni.failure
         finally:
             await server.encoders.close()
 

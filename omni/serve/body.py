@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from starlette.requests import Request
 from omni.errors import InputError, check_unicode, quoted, shortened
 from omni.sampling import SamplingParams
 from omni.serve.errors import HttpError
-from omni.serve.limits import HeldBody
+from omni.serve.limits import HeldBody, Place
 from omni.serve.options import ServeOptions
 from omni.utils.struct_types import STRUCT_TYPES
 
@@ -23,38 +23,49 @@ _LARGE = 2**18
 """Bytes of JSON that are decoded beside the event loop: they take a millisecond."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
-    """A request with its body. id: as in `x-request-id`."""
+    """A request with its body. id: as in `x-request-id`. place: of its answers."""
 
     request: Request
     body: bytes
     id: str
+    place: Place
 
     async def json(self) -> dict[str, Any]:
         """The body as a JSON object. Raises InputError."""
-        return _decode(self.body) if len(self.body) < _LARGE else await asyncio.to_thread(_decode, self.body)
+        body = self.take_body()
+        return _decode(body) if len(body) < _LARGE else await asyncio.to_thread(_decode, body)
+
+    def take_body(self) -> bytes:
+        """Once: what is read from it is kept during the answer, and not the body beside it."""
+        body, self.body = self.body, b""
+        return body
 
 
-async def read_body(request: Request, options: ServeOptions, held: HeldBody) -> bytes:
-    """Raises HttpError for a body that is too large or comes too slowly, OverloadedError where all bodies hold too much, and
+async def read_body(
+    request: Request, options: ServeOptions, held: HeldBody, check: Callable[[], object] = lambda: None
+) -> bytes:
+    """check: called for each piece; raises OverloadedError where there is no room for the request.
+
+    Raises HttpError for a body that is too large or comes too slowly, OverloadedError where all bodies hold too much, and
     ClientDisconnect."""
     if _announced(request) > options.max_body_bytes:
         raise _too_large(options)
-    pieces: list[bytes] = []
-    count = 0
+    # One buffer that grows: a thousand pieces would leave holes in the heap.
+    body = bytearray()
     try:
         async with asyncio.timeout(options.body_seconds):
             async for piece in request.stream():
-                count += len(piece)
-                if count > options.max_body_bytes:
+                if len(body) + len(piece) > options.max_body_bytes:
                     raise _too_large(options)
+                check()
                 held.add(len(piece))
-                pieces.append(piece)
+                body += piece
     except TimeoutError as error:
         problem = f"did not come within {options.body_seconds:g} s"
         raise HttpError(408, "request_timeout", "body", problem, "send it faster", {"connection": "close"}) from error
-    return b"".join(pieces)
+    return bytes(body)
 
 
 def convert(value: object, kind: type[T], at: str = "", *, strict: bool = True) -> T:

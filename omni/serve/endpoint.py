@@ -1,7 +1,6 @@
 """From an HTTP request to a handler, and from its response or error to the client."""
 
 import asyncio
-import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -13,11 +12,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from omni.errors import OverloadedError, shortened
+from omni.errors import shortened
+from omni.serve.access import check_key, check_origin
 from omni.serve.body import Call, read_body
 from omni.serve.disconnect import ClientGone, while_connected
-from omni.serve.errors import GONE, HttpError, reported
-from omni.serve.limits import HeldBody
+from omni.serve.errors import GONE, reported
+from omni.serve.limits import HeldBody, Place
 from omni.serve.request_id import request_id_of
 from omni.serve.responses import error_response
 from omni.serve.server import Server
@@ -31,7 +31,7 @@ Handler = Callable[[Server, Call], Awaitable[Response]]
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A row of the table of routes. public: served without a key. kind: of the requests that it generates for, as observers know
-    it; they are refused before their body is read if the server is full."""
+    it. If the server is full, they are refused before their body is read, while it comes, or before anything is read from it."""
 
     method: str
     path: str
@@ -41,34 +41,6 @@ class Endpoint:
 
     def route(self, server: Server) -> Route:
         return Route(self.path, _App(self, server), methods=[self.method])
-
-
-def check_key(server: Server, authorization: str) -> None:
-    """authorization: the header, `Bearer KEY`. Raises HttpError without a key of the server's."""
-    keys = server.options.api_keys
-    if not keys:
-        return
-    scheme, _, given = authorization.strip().partition(" ")
-    # All keys are compared, each in constant time: the time says nothing of any.
-    matches = [hmac.compare_digest(given.strip().encode("utf-8", "replace"), key.encode()) for key in keys]
-    if scheme.lower() != "bearer" or not any(matches):
-        problem = "has no valid key" if authorization else "is missing"
-        headers = {"www-authenticate": "Bearer"}
-        raise HttpError(401, "invalid_api_key", "Authorization", problem, "send Authorization: Bearer KEY", headers)
-
-
-def check_site(server: Server, request: Request) -> None:
-    """Browsers send simple requests of any page to any server. Without keys, those of pages of other servers are refused. Raises
-    HttpError."""
-    if request.method == "POST" and not server.options.api_keys:
-        site = request.headers.get("sec-fetch-site", "none")
-        if site not in ("none", "same-origin"):
-            problem, remedy = (
-                "is a page of another server",
-                "use this server's own page, or a client that is no browser",
-            )
-            setting = "serve with --api-key, and have the page send the key"
-            raise HttpError(403, "forbidden_origin", "Sec-Fetch-Site", problem, remedy, operator_remedy=setting)
 
 
 class _App:
@@ -83,13 +55,14 @@ class _App:
         exchange = _Exchange(scope, send, options.stalled_seconds)
         request = Request(scope, receive)
         try:
-            with self._server.limits.body() as held:
+            with self._server.limits.body() as held, self._server.limits.place() as place:
                 if not self._endpoint.public:
                     check_key(self._server, request.headers.get("authorization", ""))
-                    check_site(self._server, request)
+                    if request.method == "POST":
+                        check_origin(self._server, request.headers)
                 if self._endpoint.kind is not None:
                     self._server.check_room(self._endpoint.kind)
-                call = Call(request, await self._body(request, held), exchange.id)
+                call = Call(request, await self._body(request, held, place), exchange.id, place)
                 await while_connected(receive, self._answer(call, exchange))
         except (ClientGone, ClientDisconnect):
             exchange.status = GONE
@@ -104,13 +77,15 @@ class _App:
             exchange.log()
             self._server.metrics.responded(self._endpoint.path, exchange.status)
 
-    async def _body(self, request: Request, held: HeldBody) -> bytes:
-        try:
-            return await read_body(request, self._server.options, held)
-        except OverloadedError:
-            if self._endpoint.kind is not None:
-                self._server.refused(self._endpoint.kind)
-            raise
+    async def _body(self, request: Request, held: HeldBody, place: Place) -> bytes:
+        server, kind = self._server, self._endpoint.kind
+        if kind is None:
+            return await read_body(request, server.options, held)
+        with server.counting_refusals(kind):
+            # A request has no place while its body comes: clients that send slowly would keep others away.
+            body = await read_body(request, server.options, held, server.limits.check)
+            place.take(1)
+        return body
 
     async def _answer(self, call: Call, exchange: "_Exchange") -> None:
         response = await self._endpoint.handler(self._server, call)

@@ -25,6 +25,28 @@ class HeldBody:
         self._limits.held_bytes += count
 
 
+class Place:
+    """Room for the answers of one request: for one of them when its body has come, before anything is read from it, and for all
+    when their number is known."""
+
+    def __init__(self, limits: "ServeLimits") -> None:
+        self._limits = limits
+        self._answers = 0
+
+    def take(self, answers: int) -> None:
+        """Has room for so many answers in all. Raises as `ServeLimits.check`."""
+        self._limits.check(answers, held=self._answers)
+        self._change(answers)
+
+    def free(self) -> None:
+        """The answers are over. Idempotent."""
+        self._change(0)
+
+    def _change(self, answers: int) -> None:
+        self._limits.in_flight += answers - self._answers
+        self._answers = answers
+
+
 class ServeLimits:
     """Counts for one event loop's thread. in_flight: answers under way. sessions: realtime ones. refused: requests since the
     start."""
@@ -36,27 +58,28 @@ class ServeLimits:
         self.sessions = 0
         self.refused = 0
 
-    def check(self, answers: int = 1) -> None:
-        """Raises OverloadedError if there is no room for so many more, InputError if there never is."""
+    def check(self, answers: int = 1, *, held: int = 0) -> None:
+        """Raises OverloadedError if there is no room for so many answers, InputError if there never is. held: those of them that
+        have room already."""
         most = self._options.max_requests
         if answers > most:
             problem, remedy = f"asks for {counted(answers, 'answer')}", f"ask for at most {most:,} in one request"
             raise InputError("n", problem, remedy, "raise --max-requests")
-        if self.in_flight + answers > most:
+        others = self.in_flight - held
+        if others + answers > most:
             self.refused += 1
-            verb = "is" if self.in_flight == 1 else "are"
-            problem = f"{counted(self.in_flight, 'answer')} {verb} under way, of {most:,}"
+            verb = "is" if others == 1 else "are"
+            problem = f"{counted(others, 'answer')} {verb} under way, of {most:,}"
             raise OverloadedError("server", problem, "try again later")
 
     @contextmanager
-    def admit(self, answers: int) -> Iterator[None]:
-        """Raises as `check`."""
-        self.check(answers)
-        self.in_flight += answers
+    def place(self) -> Iterator[Place]:
+        """Of one request, empty at first. It is free at the end."""
+        place = Place(self)
         try:
-            yield
+            yield place
         finally:
-            self.in_flight -= answers
+            place.free()
 
     @contextmanager
     def session(self) -> Iterator[None]:

@@ -45,14 +45,13 @@ def address_of(listener: socket.socket) -> str:
 
 class HttpServer(uvicorn.Server):
     """Stops taking connections at SIGTERM or SIGINT, or when the engine has failed, answers what is under way, then closes the
-    model. A second SIGINT does not wait for answers. failure: of the engine, if that was the end."""
+    model. A second SIGINT does not wait for answers."""
 
     def __init__(self, omni: AsyncOmni, options: ServeOptions, listening: Callable[[], object] = lambda: None) -> None:
         """listening: called once connections are taken. Raises ConfigError."""
         app = create_app(omni, options)
         self._listening = listening
         self._server: Server = app.state.server
-        self.failure: OmniError | None = None
         super().__init__(
             uvicorn.Config(
                 app,
@@ -83,10 +82,15 @@ class HttpServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn asks ten times a second whether it is the end. The lifespan has not closed the model yet."""
-        self.failure = self._server.omni.failure
-        if self.failure is not None:
-            _log.error("the engine has failed, and the server ends: %s", self.failure)
-        return self.failure is not None or await super().on_tick(counter)
+        failure = self._server.failure = self._server.omni.failure
+        if failure is not None:
+            _log.error("the engine has failed, and the server ends: %s", failure)
+        return failure is not None or await super().on_tick(counter)
+
+    @property
+    def failure(self) -> OmniError | None:
+        """Of the engine, before it was closed: it was the end, or came while answers were waited for."""
+        return self._server.failure
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answers are waited for; streams of activity have no end to wait for."""

@@ -6,13 +6,13 @@ from typing import Unpack
 
 from omni.api import AsyncOmni, GenerateArguments, Output
 from omni.api.arguments import Messages, Requests
-from omni.errors import InputError, OverloadedError, StageError
+from omni.errors import InputError, OmniError, OverloadedError, StageError
 from omni.frontend.limit import LongPromptError
 from omni.serve.activity import ActivityFeed
 from omni.serve.audio.encoder_pool import EncoderPool
 from omni.serve.audio.voices import Voices
 from omni.serve.errors import EngineDown, Rename, renamed
-from omni.serve.limits import ServeLimits
+from omni.serve.limits import Place, ServeLimits
 from omni.serve.metrics import ServerMetrics
 from omni.serve.observer import Observer, RequestObserver
 from omni.serve.options import ServeOptions
@@ -26,7 +26,7 @@ class Server:
     """The model, what is allowed, and what is under way. One for each app; its methods are for the event loop's thread.
 
     names: of the model in requests, the first in answers. voices: the model's, by name. observers: may be added before the first
-    request; the first is `metrics`.
+    request; the first is `metrics`. failure: of the engine, when the app ended.
     """
 
     def __init__(self, omni: AsyncOmni, options: ServeOptions) -> None:
@@ -40,6 +40,7 @@ class Server:
         self.transcripts = Transcripts(options.audio_seconds, options.max_kept_audio)
         self.metrics = ServerMetrics(omni, self.limits, self.names[0])
         self.observers: list[Observer] = [self.metrics]
+        self.failure: OmniError | None = None
 
     @asynccontextmanager
     async def generate(
@@ -48,6 +49,7 @@ class Server:
         messages: Messages | Requests,
         rename: Rename = str,
         *,
+        place: Place | None = None,
         requests: int = 1,
         shorter: Shorter | None = None,
         **arguments: Unpack[GenerateArguments],
@@ -55,17 +57,19 @@ class Server:
         """The outputs of a request, which runs from the start of the block until it is left: that cancels it. An error of
         any answer is raised by the iterator.
 
-        kind: for observers. rename: of fields in errors. requests: chats in `messages`, if it is a list of them. shorter: has a
+        kind: for observers. rename: of fields in errors. place: the request's, if it has one already. requests: chats in
+        `messages`, if it is a list of them. shorter: has a
         prompt that is too long tried again.
         Raises OverloadedError if too many answers are under way, and InputError.
         """
         if arguments.get("priority", 0) and not self.options.client_priority:
             raise InputError("priority", "is not taken here", "leave it out", "serve with --client-priority")
         answers = requests * arguments.get("n", 1)
-        with _renaming(rename):
-            self.check_room(kind, answers)
         failure: BaseException | None = None
-        with self.limits.admit(answers):
+        with self.limits.place() as own:
+            place = place or own
+            with _renaming(rename), self.counting_refusals(kind):
+                place.take(answers)
             watching = [observer.started(kind, answers) for observer in self.observers]
             try:
                 with _renaming(rename):
@@ -81,18 +85,23 @@ class Server:
                 failure = error
                 raise
             finally:
+                place.free()
                 for observer in watching:
                     observer.ended(failure)
 
-    async def prompt_tokens(self, messages: Messages, **arguments: Unpack[GenerateArguments]) -> int:
-        """Of a prompt that is prepared, and goes to no stage. 0 if the model's front end does not count them."""
+    async def prompt_tokens(self, kind: str, messages: Messages, **arguments: Unpack[GenerateArguments]) -> int:
+        """Of a prompt that is prepared, and goes to no stage. 0 if the model's front end does not count them. It counts as an
+        answer: media are read for it. kind: as in `generate`. Raises OverloadedError and InputError."""
         arguments["max_prompt_tokens"] = 0
-        try:
-            async with self.omni.generate(messages, **arguments) as outputs:
-                async for _ in outputs:
-                    break
-        except LongPromptError as error:
-            return error.tokens
+        with self.limits.place() as place:
+            with self.counting_refusals(kind):
+                place.take(1)
+            try:
+                async with self.omni.generate(messages, **arguments) as outputs:
+                    async for _ in outputs:
+                        break
+            except LongPromptError as error:
+                return error.tokens
         return 0
 
     def _opened(
@@ -119,10 +128,16 @@ class Server:
                 arguments = arguments.copy()
                 arguments["max_prompt_tokens"] = most
 
-    def check_room(self, kind: str, answers: int = 1) -> None:
-        """Raises OverloadedError if there is no room for so many answers, InputError if there never is."""
+    def check_room(self, kind: str) -> None:
+        """Raises OverloadedError if there is no room for a further answer."""
+        with self.counting_refusals(kind):
+            self.limits.check()
+
+    @contextmanager
+    def counting_refusals(self, kind: str) -> Iterator[None]:
+        """Tells observers of a request that is refused within."""
         try:
-            self.limits.check(answers)
+            yield
         except OverloadedError:
             self.refused(kind)
             raise

@@ -18,6 +18,7 @@ from omni.errors import InputError, quoted
 from omni.serve.audio.upload import read_upload
 from omni.serve.body import Call, convert, split_sampling
 from omni.serve.errors import Rename
+from omni.serve.limits import Place
 from omni.serve.models import check_model
 from omni.serve.responses import event, event_stream, json_response
 from omni.serve.sampling import names_in_body, stage_sampling
@@ -116,9 +117,11 @@ async def transcriptions(server: Server, call: Call) -> Response:
     file, fields = await read_upload(call, server.options)
     asked = read_call(server, file, fields, call.id)
     if asked.stream:
-        return event_stream(_events(server, asked), call.id, server.options.retry_after_seconds)
+        return event_stream(_events(server, asked, call.place), call.id, server.options.retry_after_seconds)
     answer = _Answer(server, asked)
-    async with server.generate("transcription", asked.messages, asked.rename, **asked.arguments) as outputs:
+    async with server.generate(
+        "transcription", asked.messages, asked.rename, place=call.place, **asked.arguments
+    ) as outputs:
         async for output in outputs:
             answer.take(output)
     if asked.format == "text":
@@ -172,9 +175,11 @@ def read_call(server: Server, file: bytes, given: Mapping[str, str], request_id:
     )
 
 
-async def _events(server: Server, asked: TranscriptionCall) -> AsyncGenerator[bytes]:
+async def _events(server: Server, asked: TranscriptionCall, place: Place) -> AsyncGenerator[bytes]:
     answer = _Answer(server, asked)
-    async with server.generate("transcription", asked.messages, asked.rename, **asked.arguments) as outputs:
+    async with server.generate(
+        "transcription", asked.messages, asked.rename, place=place, **asked.arguments
+    ) as outputs:
         async for output in outputs:
             answer.take(output)
             if output.text:

@@ -42,7 +42,7 @@ async def read_upload(call: Call, options: ServeOptions) -> tuple[bytes, dict[st
     if not boundary:
         raise _wrong("its content type names no boundary")
     # Reading a large form takes a while.
-    return await asyncio.to_thread(_read, call.body, boundary, options)
+    return await asyncio.to_thread(_read, call.take_body(), boundary, options)
 
 
 def _read(body: bytes, boundary: bytes, options: ServeOptions) -> tuple[bytes, dict[str, str]]:

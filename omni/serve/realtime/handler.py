@@ -3,15 +3,14 @@
 import logging
 import time
 from contextlib import ExitStack
-from urllib.parse import urlsplit
 
 from starlette.responses import Response
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
 from omni.errors import OverloadedError, quoted
+from omni.serve.access import check_key, check_origin
 from omni.serve.body import Call
-from omni.serve.endpoint import check_key
 from omni.serve.errors import HttpError, reported
 from omni.serve.models import check_model
 from omni.serve.realtime.memory import SessionMemory
@@ -62,7 +61,7 @@ async def _realtime(server: Server, websocket: WebSocket) -> None:
     since = time.perf_counter()
     with ExitStack() as held:
         try:
-            _check_origin(server, websocket)
+            check_origin(server, websocket.headers)
             check_key(server, _authorization(websocket, protocols))
             model = websocket.query_params.get("model", server.names[0])
             check_model(server, model)
@@ -87,14 +86,3 @@ def _authorization(websocket: WebSocket, protocols: list[str]) -> str:
     header = websocket.headers.get("authorization", "")
     keys = [each.removeprefix(_KEY) for each in protocols if each.startswith(_KEY)]
     return f"Bearer {keys[0]}" if keys and not header else header
-
-
-def _check_origin(server: Server, websocket: WebSocket) -> None:
-    """A browser lets every page open websockets to every server. Without keys, only the server's own may. Raises HttpError."""
-    origin = websocket.headers.get("origin")
-    if origin is None or server.options.api_keys:
-        return
-    if urlsplit(origin).netloc.lower() != websocket.headers.get("host", "").lower():
-        problem, remedy = "is a page of another server", "use this server's own page, or a client that is no browser"
-        setting = "serve with --api-key, and have the page send the key"
-        raise HttpError(403, "forbidden_origin", "Origin", problem, remedy, operator_remedy=setting)

@@ -25,7 +25,7 @@ async def check_media(server: Server, item: Item, field: str) -> None:
     if not content:
         return
     try:
-        await server.prompt_tokens([{"role": item.role, "content": content}])
+        await server.prompt_tokens("realtime", [{"role": item.role, "content": content}])
     except InputError as error:
         found = _MEDIUM.match(error.field)
         # What else the model needs, such as a text beside the sound, may be in other parts and items.

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from omni.errors import InputError
+from omni.serve.errors import HttpError
 from omni.serve.realtime.channel import EventChannel
 from omni.serve.realtime.conversation import Conversation
 from omni.serve.realtime.ids import new_id
@@ -100,7 +101,11 @@ class TurnListener:
     def commit(self) -> None:
         """The turn is over. Raises InputError if there is too little sound."""
         if 1000 * len(self._buffer) < LEAST_MS * self._settings.input_format.rate:
-            raise InputError(FIELD, f"holds less than {LEAST_MS} ms of sound", "append more before it is committed")
+            held = self._ms(len(self._buffer))
+            problem = f"holds {held} ms of sound, less than {LEAST_MS} ms"
+            raise HttpError(
+                400, "input_audio_buffer_commit_empty", FIELD, problem, "append more before it is committed"
+            )
         self._conversation.check_room()
         self._commit(self._buffer.end)
         if self._detector is not None:

@@ -8,7 +8,7 @@ import msgspec
 
 from omni.errors import InputError
 from omni.serve.body import convert
-from omni.serve.realtime.conversation import Conversation
+from omni.serve.realtime.conversation import Conversation, prompt
 from omni.serve.realtime.items import Item, read_item
 from omni.serve.realtime.settings import Settings, updated
 from omni.serve.server import Server
@@ -53,7 +53,11 @@ def read_request(
     kept = own.conversation != "none"
     if kept:
         conversation.check_room()
-    return ResponseRequest(updated(server, settings, rest, "response"), items, kept, own.metadata)
+    after = updated(server, settings, rest, "response")
+    if not prompt(after.instructions, items)[0]:
+        field = "conversation" if own.input is None else "response.input"
+        raise InputError(field, "is empty, and there are no instructions", "add an item, or give instructions")
+    return ResponseRequest(after, items, kept, own.metadata)
 
 
 def _input(

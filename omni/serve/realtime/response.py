@@ -4,7 +4,6 @@ import asyncio
 import base64
 
 from omni.api import GenerateArguments, Output
-from omni.errors import InputError
 from omni.serve.disconnect import ClientGone
 from omni.serve.errors import reported
 from omni.serve.realtime.channel import EventChannel
@@ -116,8 +115,6 @@ class Response:
             made = arguments(self._server, self._request.settings)
             bound = await self._bound(made)
             attempts = PromptAttempts(self._request.settings.instructions, self._request.items, bound)
-            if not attempts.messages:
-                raise InputError("conversation", "is empty", "add an item, or give instructions")
             made["max_prompt_tokens"] = attempts.most
             async with self._server.generate(
                 "realtime", attempts.messages, attempts.rename, shorter=attempts.shorter, **made
@@ -135,7 +132,7 @@ class Response:
         if isinstance(settings.truncation, RetentionRatio):
             # Chat templates may refuse instructions alone.
             messages, _ = prompt(settings.instructions, [Item("user", [ItemPart("input_text", "x")])])
-            counted = await self._server.prompt_tokens(messages, **made)
+            counted = await self._server.prompt_tokens("realtime", messages, **made)
         return prompt_bound(settings.truncation, limit, counted)
 
     async def _take(self, output: Output) -> None:

@@ -76,7 +76,8 @@ class RealtimeSession:
             self._conversation,
             memory,
             settings,
-            most_seconds=server.options.max_turn_seconds,
+            # A model's front end would refuse a longer turn in every response.
+            most_seconds=min(server.options.max_turn_seconds, server.omni.media.max_audio_seconds),
             on_speech=self._interrupt,
             on_item=self._transcribe,
             on_turn=self._answer,

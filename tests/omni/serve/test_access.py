@@ -73,6 +73,15 @@ def test_pages_of_other_servers_are_refused_without_a_key(echo: Served, site: st
         )
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/audio/speech", "/v1/audio/transcriptions"])
+def test_pages_without_fetch_metadata_are_told_by_their_origin(echo: Served, path: str) -> None:
+    """Browsers leave `Sec-Fetch-Site` out where the server is another machine's, without TLS."""
+    for origin in ("http://evil.example", "null", echo.url.replace("127.0.0.1", "localhost")):
+        response = echo.post(path, content=b"{}", headers={"origin": origin, "content-type": "text/plain"})
+        assert (response.status_code, response.json()["error"]["param"]) == (403, "Origin")
+    assert echo.post(path, content=b"{}", headers={"origin": echo.url}).status_code in (400, 415)
+
+
 def test_a_page_with_a_key_is_served(locked: Served) -> None:
     headers = {"sec-fetch-site": "cross-site", "authorization": "Bearer one"}
     assert locked.post(CHAT, json=HELLO, headers=headers).status_code == 200

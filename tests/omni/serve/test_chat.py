@@ -311,6 +311,18 @@ def test_a_wrong_field_is_named(echo: Served, fields: dict[str, Any], param: str
     assert set(error) == {"message", "type", "param", "code"}
 
 
+def test_a_damaged_sound_is_named(echo: Served) -> None:
+    """A header of an mp3 and nothing behind it."""
+    data = base64.b64encode(b"\xff\xfb\x90\x00" + bytes(4000)).decode()
+    content = [{"type": "text", "text": "a"}, {"type": "input_audio", "input_audio": {"data": data, "format": "mp3"}}]
+    response = ask(echo, messages=[{"role": "user", "content": content}])
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "messages[0].content[1].input_audio")
+    assert "sound file" in error["message"]
+    assert "; " in error["message"]
+    assert not any(word in error["message"] for word in ("exist", "pipe", "nternal"))
+
+
 def test_every_field_of_the_sdk_is_known() -> None:
     """It is taken, has no effect, or is refused as not supported: a newer version of the SDK may have more."""
     for kind, request in ((ChatParams, ChatRequest), (CompletionParams, CompletionRequest)):

@@ -15,10 +15,11 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from omni import AsyncOmni
+from omni import AsyncOmni, Omni
 from omni.cli import app
 from omni.cli.serve import voice_table
 from omni.errors import ConfigError, StageError
+from omni.pipeline import Pipeline
 from omni.serve.options import ServeOptions
 from omni.serve.run import bound, serve
 from tests.omni.cli.echo_program import environment, program
@@ -130,6 +131,23 @@ def test_a_failed_engine_ends_the_server_with_an_error(echo_folder: Path) -> Non
         assert "boom" in said
 
 
+def test_an_engine_that_fails_while_the_server_drains_is_an_error_too(echo_folder: Path) -> None:
+    """Answers under way were lost: whoever sent SIGTERM can see it."""
+    with serving(echo_folder, "--drain-seconds", "300") as (process, url):
+        body = {**ENDLESS, "messages": [{"role": "user", "content": "hello" * 600 + BREAK_LOOP}]}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_SECONDS) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert '"code":"engine_failed"' in rest[-1]
+        assert process.stderr is not None
+        said = process.stderr.read()
+        assert process.wait(PATIENCE_SECONDS) == 1
+        assert "error: stage 'engine' failed" in said
+        assert "all requests are over" not in said
+
+
 def test_a_device_that_is_not_here_is_refused_before_anything_is_read(
     echo_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +161,41 @@ def test_a_device_that_is_not_here_is_refused_before_anything_is_read(
         overrides = {**STRICT, "engine.process": "process", **({} if device else {"engine.device": "cuda:77"})}
         with pytest.raises(ConfigError, match="'cuda:77' does not exist here"):
             AsyncOmni(echo_folder, device=device, plugins=echo_plugins(), overrides=overrides)
+
+
+@pytest.mark.parametrize("place", ["cuda:77", "cpu/2,cuda:77", "cuda:77/2"])
+@pytest.mark.parametrize("command", [["run", "no-model", "hello"], ["serve", "no-model", "--port", "0"]])
+def test_a_place_that_is_not_here_is_refused_before_anything_is_read(
+    command: list[str], place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("omni.process.early.SUPPORTED", False)  # the process that is started ahead
+    for given in (["--place", f"singer={place}"], ["--set", f"singer.place={place}"]):
+        result = CliRunner().invoke(app, [*command, "--device", "cpu", *given])
+        assert result.exit_code == 1
+        assert "error: singer.place: 'cuda:77' does not exist here; there " in result.stderr
+    file = tmp_path / "omni.toml"
+    file.write_text(f'[singer]\nplace = "{place}"\n')
+    result = CliRunner().invoke(app, [*command, "--device", "cpu", "--config", str(file)])
+    assert f"error: {file}: singer.place: 'cuda:77' does not exist here; " in result.stderr
+    # What overrides it counts, and the model is looked for.
+    result = CliRunner().invoke(app, [*command, "--device", "cpu", "--config", str(file), "--place", "singer=cpu/2"])
+    assert "does not exist here" not in result.stderr
+    assert "no-model is no local folder" in result.stderr
+
+
+def test_the_place_of_a_pipeline_is_checked_too(echo_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a weight is read, and an engine is started."""
+
+    def elsewhere(pipeline: Pipeline) -> Pipeline:
+        stages = [msgspec.structs.replace(each, place="cuda:77") for each in pipeline.stages]
+        return msgspec.structs.replace(pipeline, stages=tuple(stages))
+
+    def build(*arguments: object, **options: object) -> None:
+        raise AssertionError("the front end is built")
+
+    monkeypatch.setattr("omni.api.load.build_frontend", build)
+    with pytest.raises(ConfigError, match=r"writer\.place: 'cuda:77' does not exist here"):
+        Omni(echo_folder, device="cpu", plugins=echo_plugins(), pipeline=elsewhere)
 
 
 def test_an_unknown_voice_is_refused_before_weights_are_read(echo_folder: Path) -> None:

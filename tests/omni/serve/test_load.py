@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from omni.api import Output
 from omni.serve.observer import Observer, RequestObserver
 from tests.support.echo_family import BREAK, EXPLODE, GATES, SAMPLES, eventually
 from tests.support.http_server import Served, echo_omni, served
+from tests.support.patience import PATIENCE_SECONDS
 
 ENDLESS: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 10**9}
 HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
@@ -134,6 +136,47 @@ def test_more_answers_than_there_are_places_are_never_taken(small: Served) -> No
     small.assert_nothing_held()
 
 
+def test_no_more_bodies_are_read_at_once_than_there_are_places(small: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading JSON and the media in it takes memory and time: a request has its place before."""
+    gate = threading.Event()
+    reading: list[int] = []
+
+    def decode(body: bytes) -> dict[str, Any]:
+        reading.append(len(body))
+        assert gate.wait(PATIENCE_SECONDS)
+        return json.loads(body)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr("omni.serve.body._LARGE", 0)
+    monkeypatch.setattr("omni.serve.body._decode", decode)
+    with _connected(small, HELLO), _connected(small, HELLO):
+        try:
+            assert eventually(lambda: len(reading) == 2)
+            response = small.post("/v1/chat/completions", json=HELLO)
+            assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+            assert response.json()["error"]["message"].startswith("2 answers are under way, of 2; ")
+            assert len(reading) == 2
+        finally:
+            gate.set()
+        small.assert_nothing_held()
+
+
+def test_a_body_that_comes_when_the_server_is_full_is_refused(small: Served) -> None:
+    """Its beginning came while there was room. A body holds no place meanwhile: slow clients would keep others away."""
+    refused = small.server.limits.refused
+    with _connected(small, HELLO, length=4000, sent=2000) as slow:
+        assert eventually(lambda: small.server.limits.held_bytes == 2000)
+        assert small.server.limits.in_flight == 0
+        with _connected(small, {**ENDLESS, "n": 2}):
+            assert eventually(lambda: small.server.limits.in_flight == 2)
+            slow.sendall(b" " * 1000)
+            assert _read(slow) == (503, "1")
+            assert small.server.limits.refused == refused + 1
+            # What is left of the body is dropped, and the connection serves on.
+            slow.sendall(b" " * 1000 + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert _read(slow) == (200, None)
+    small.assert_nothing_held()
+
+
 def test_one_answer_under_way_is_singular(small: Served) -> None:
     with _connected(small, ENDLESS):
         assert eventually(lambda: small.server.limits.in_flight == 1)
@@ -247,6 +290,15 @@ def test_observers_see_every_request(echo_folder: Path) -> None:
         *("chat started 1", "chat ended InputError"),
         *("chat started 2", "completions refused", "chat ended NoneType"),
     ]
+
+
+def _read(connection: socket.socket) -> tuple[int, str | None]:
+    """Status and `Retry-After` of the next response, whose body is read too."""
+    connection.settimeout(PATIENCE_SECONDS)
+    response = HTTPResponse(connection)
+    response.begin()
+    response.read()
+    return response.status, response.headers["retry-after"]
 
 
 def _connected(

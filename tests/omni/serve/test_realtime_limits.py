@@ -173,13 +173,87 @@ def test_a_bad_event_is_refused_by_name_and_harms_nothing(tidy: Served) -> None:
     asyncio.run(main())
 
 
+def test_a_response_to_nothing_is_refused_at_once(tidy: Served) -> None:
+    async def main() -> None:
+        async with session(tidy) as client:
+            await client.manual()
+            empty: list[tuple[dict[str, Any], str]] = [({}, "conversation"), ({"input": []}, "response.input")]
+            for response, param in empty:
+                error = await client.wrong(type="response.create", response=response, event_id="mine")
+                assert (error.code, error.param, error.event_id) == ("invalid_value", param, "mine")
+                assert error.message.startswith(f"{param}: is empty")
+            await client.say("")
+            assert (await client.wrong(type="response.create")).param == "conversation"
+            await client.say("x")
+            assert (await client.wrong(type="response.create", response={"input": []})).param == "response.input"
+            assert not client.of("response.created")
+            assert (await client.respond(input=[], instructions="sing")).status == "completed"
+            assert client.text("response.output_audio_transcript.delta") == "sing"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("samples", [0, 2399])
+def test_too_little_sound_is_no_turn(tidy: Served, samples: int) -> None:
+    async def main() -> None:
+        async with session(tidy) as client:
+            await client.manual()
+            await client.append(silence(samples / 24000))
+            error = await client.wrong(type="input_audio_buffer.commit", event_id="mine")
+            assert (error.code, error.param) == ("input_audio_buffer_commit_empty", "input_audio_buffer")
+            assert (error.type, error.event_id) == ("invalid_request_error", "mine")
+            assert f"holds {samples // 24} ms of sound, less than 100 ms" in error.message
+            # What is there stays.
+            await client.append(silence((2400 - samples) / 24000))
+            await client.send(type="input_audio_buffer.commit")
+            await client.until("conversation.item.done")
+            assert (await client.respond()).status == "completed"
+
+    asyncio.run(main())
+
+
+def test_a_turn_is_no_longer_than_the_model_hears(echo_folder: Path) -> None:
+    async def main(server: Served) -> None:
+        async with session(server) as client:
+            await client.manual()
+            await client.append(silence(0.5))
+            sound = base64.b64encode(silence(0.1).tobytes()).decode()
+            error = await client.wrong(type="input_audio_buffer.append", audio=sound)
+            assert (error.param, "more than 0.5 s" in error.message) == ("input_audio_buffer", True)
+            await client.send(type="input_audio_buffer.commit")
+            await client.until("conversation.item.done")
+            assert (await client.respond()).status == "completed"
+
+    with served(echo_omni(echo_folder, **{"frontend.media.max_audio_seconds": 0.5})) as it:
+        asyncio.run(main(it))
+
+
+def test_media_of_items_are_read_only_where_there_is_room(echo_folder: Path, picture: str) -> None:
+    content = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": picture}]
+
+    async def main(server: Served) -> None:
+        async with session(server) as other, session(server) as client:
+            await other.manual(max_output_tokens=10**9)
+            await other.say("endless")
+            await other.send(type="response.create")
+            await other.until("response.output_audio.delta")
+            await client.manual()
+            refused = server.server.limits.refused
+            error = await client.wrong(**_item(content=content, id="seen"))
+            assert (error.code, error.type) == ("overloaded", "overloaded_error")
+            assert server.server.limits.refused == refused + 1
+            await other.send(type="response.cancel")
+            await other.until("response.done")
+            await client.say("", content=content, id="seen")
+
+    with served(echo_omni(echo_folder), max_requests=1) as it:
+        asyncio.run(main(it))
+
+
 def test_an_answer_that_fails_says_why_and_the_session_goes_on(tidy: Served) -> None:
     async def main() -> None:
         async with session(tidy) as client:
             await client.manual()
-            empty = await client.respond()
-            assert empty.status == "failed"
-            assert "empty" in empty.status_details.error.message
             await client.say(f"hello{BREAK}", id="bad")
             failed = await client.respond()
             assert (failed.status, failed.status_details.error.code) == ("failed", "internal_error")
@@ -545,6 +619,13 @@ def test_pages_of_other_servers_are_kept_out(tidy: Served) -> None:
             async with connect(address, origin=Origin("http://evil.example")):
                 pass
         assert refused.value.response.status_code == 403
+        # Behind a proxy that gives no Host on, browsers that say so are believed.
+        own = {"sec-fetch-site": "same-origin"}
+        async with connect(address, origin=Origin("https://omni.example"), additional_headers=own) as websocket:
+            assert json.loads(await websocket.recv())["type"] == "session.created"
+        with pytest.raises(InvalidStatus):
+            async with connect(address, origin=Origin(tidy.url), additional_headers={"sec-fetch-site": "cross-site"}):
+                pass
 
     asyncio.run(main())
 

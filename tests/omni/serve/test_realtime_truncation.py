@@ -69,13 +69,13 @@ def test_the_oldest_items_are_left_out(talker: Served) -> None:
             for count in range(1, len(said) + 1):
                 messages = [{"role": "system", "content": "Be kind."}]
                 messages += [{"role": "user", "content": text} for text in said[-count:]]
-                if await talker.server.prompt_tokens(messages) > room:
+                if await talker.server.prompt_tokens("realtime", messages) > room:
                     break
                 longest = count
             assert 1 < longest < len(said)
             messages = [{"role": "system", "content": "Be kind."}]
             messages += [{"role": "user", "content": text} for text in said[-longest:]]
-            assert response.usage.input_tokens == await talker.server.prompt_tokens(messages)
+            assert response.usage.input_tokens == await talker.server.prompt_tokens("realtime", messages)
 
     asyncio.run(main())
 
