@@ -32,8 +32,8 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
     outputs = [PipelineOutput(modality="text", stage="thinker")]
     if config.talker is not None:
         # The talker's steps are short and determine the latency of speech: they run before the thinker's if the device can choose.
-        # A block that token2wav denoises has 24 codes: they are passed on eight at a time.
-        speaking = ArOptions(sampling=_talker_sampling(config), stream_interval=8)
+        # A block that token2wav denoises has 12 codes: they are passed on six at a time.
+        speaking = ArOptions(sampling=_talker_sampling(config), stream_interval=6)
         # Windows keep state of the earlier ones: no context is denoised again.
         denoising = DiffusionOptions(blocks_before=0, blocks_after=1)
         stages += [
