@@ -17,6 +17,7 @@ from omni.cli import app
 from omni.payload import RequestHiddenStates
 from omni.pipeline import Pipeline, Stage
 from omni.plugin.manager import Plugins
+from omni_ar.inputs import TokenCodes
 from omni_ar.run.output_processor import OutputProcessor
 from omni_moods.extension import LAYER
 from omni_moods.mood import Mood, classify
@@ -254,14 +255,15 @@ def test_a_stage_that_needs_a_model_says_so() -> None:
 
 
 def test_tensors_for_users_that_no_output_takes_fail_their_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = OutputProcessor._frame
+    real = OutputProcessor._page_slice
 
-    def for_users(self, scheduled, written):
-        produced = real(self, scheduled, written)
-        self._outbox.append(replace(produced, for_user=True))
+    def for_users(self, table, meta, *given):
+        produced = real(self, table, meta, *given)
+        if isinstance(meta, TokenCodes):
+            self._outbox.append(replace(produced, for_user=True))
         return produced
 
-    monkeypatch.setattr(OutputProcessor, "_frame", for_users)
+    monkeypatch.setattr(OutputProcessor, "_page_slice", for_users)
     with opened() as omni:
         codes = omni.generate(CHAT, modalities=("codes",), voice="chelsie", sampling=LENGTHS, stream=False).codes
         assert codes is not None

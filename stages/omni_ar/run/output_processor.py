@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from omni_ar.run.blocks.pool import BlockTable
 from omni_ar.run.held_tokens import HeldTokens
 from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.request import ArRequest, RequestStatus, WithheldToken
+from omni_ar.run.scores import read_scores
 from omni_ar.run.state import IMPOSSIBLE, NOT_FINITE
 from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled, ScoreHandoff, Written
 
@@ -336,7 +337,7 @@ class OutputProcessor:
     def _read_scores(self, scores: ScoreHandoff, tokens: Sequence[_Scored]) -> None:
         self.unread_scores -= 1
         fields = scores.host.read().view(np.int64)
-        known = _read(fields[: scores.rows], scores.count)
+        known = read_scores(fields[: scores.rows], scores.count)
         for one in tokens:
             asked = one.request.sampling.logprobs
             if one.request.status is RequestStatus.FINISHED:
@@ -349,7 +350,7 @@ class OutputProcessor:
             asked = part.request.sampling.prompt_logprobs
             if asked is not None and part.request.status is not RequestStatus.FINISHED:
                 start = scores.rows + part.start
-                prompt = _read(fields[start : start + part.count], scores.prompt_count)
+                prompt = read_scores(fields[start : start + part.count], scores.prompt_count)
                 if np.isnan(prompt.logprobs_nk).any():
                     self._fail_without_numbers(part.request, "reading its scores")
                     continue
@@ -381,24 +382,3 @@ def _excludes_ids(request: ArRequest) -> bool:
 
 def _for_user(request: ArRequest, chunk: TokenLogprobs) -> Produced:
     return Produced(request.id, Payload(chunk), COMPLETED, for_user=True)
-
-
-class _Logprobs(NamedTuple):
-    """A copy of the log-probabilities of n tokens, since their host slot is reused."""
-
-    ids_nk: NDArray[np.int64]
-    logprobs_nk: NDArray[np.float32]
-    ranks_n: NDArray[np.int64]
-
-    def chunk(self, start: int, count: int, asked: int, first: int, prompt: bool = False) -> TokenLogprobs:
-        """The log-probabilities of `count` tokens, with the `asked` likeliest ids each."""
-        part, width = slice(start, start + count), 1 + asked
-        ids_nk, logprobs_nk = self.ids_nk[part, :width], self.logprobs_nk[part, :width]
-        return TokenLogprobs(first=first, ids=ids_nk, logprobs=logprobs_nk, ranks=self.ranks_n[part], prompt=prompt)
-
-
-def _read(fields: NDArray[np.int64], count: int) -> _Logprobs:
-    """fields: `[n, SCORE_FIELDS]`, with `count` likeliest ids each."""
-    width = 1 + count
-    bits = np.ascontiguousarray(fields[:, 1 + width : 1 + 2 * width])
-    return _Logprobs(fields[:, 1 : 1 + width].copy(), bits.view(np.float64).astype(np.float32), fields[:, 0].copy())

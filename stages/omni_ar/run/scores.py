@@ -1,8 +1,13 @@
 """The third handoff: log-probabilities of sampled tokens and of prompts."""
 
+from typing import NamedTuple
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from omni.device import Downloader
+from omni.payload import TokenLogprobs
 from omni_ar.run.phases import copy_scores, score_prompt, score_tokens
 from omni_ar.run.state import Resources
 from omni_ar.run.step import ScoreHandoff, StepContext
@@ -51,3 +56,24 @@ class Scorer:
             prompt_count=prompt.count if prompt is not None else 0,
             requests=tuple(requests),
         )
+
+
+class Logprobs(NamedTuple):
+    """A copy of the log-probabilities of n tokens, since their host slot is reused."""
+
+    ids_nk: NDArray[np.int64]
+    logprobs_nk: NDArray[np.float32]
+    ranks_n: NDArray[np.int64]
+
+    def chunk(self, start: int, count: int, asked: int, first: int, prompt: bool = False) -> TokenLogprobs:
+        """The log-probabilities of `count` tokens, with the `asked` likeliest ids each."""
+        part, width = slice(start, start + count), 1 + asked
+        ids_nk, logprobs_nk = self.ids_nk[part, :width], self.logprobs_nk[part, :width]
+        return TokenLogprobs(first=first, ids=ids_nk, logprobs=logprobs_nk, ranks=self.ranks_n[part], prompt=prompt)
+
+
+def read_scores(fields: NDArray[np.int64], count: int) -> Logprobs:
+    """fields: `[n, SCORE_FIELDS]`, with `count` likeliest ids each."""
+    width = 1 + count
+    bits = np.ascontiguousarray(fields[:, 1 + width : 1 + 2 * width])
+    return Logprobs(fields[:, 1 : 1 + width].copy(), bits.view(np.float64).astype(np.float32), fields[:, 0].copy())
