@@ -48,7 +48,7 @@ class EngineProcess:
     """
 
     def __init__(self, model: str | None = None, family: str | None = None) -> None:
-        """model: a folder whose stages' code the process imports before it is told to; None to wait for that. family: as in
+        """model: a folder whose stages' code the process imports at once; None to import it when the model is loaded. family: as in
         `PipelineChoice`. Raises OSError if it cannot be started."""
         self.socket, end = packet_pair()
         # The process exits when its channel ends. Ctrl-C may drop this object at any point before it is closed.

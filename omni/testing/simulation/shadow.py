@@ -82,7 +82,7 @@ class Shadow(weakref.ref[UntypedStorage]):
 
     def begin(self, key: int, granule: int, home: int | None, born: int) -> None:
         """Initializes it, at once after it is made: a constructor in Python would take longer than the rest. granule: bytes of the
-        parts that are told apart, until an access needs smaller ones."""
+        parts that are tracked separately, until an access needs smaller ones."""
         storage = self()
         assert storage is not None
         self.key = key

@@ -5,6 +5,7 @@ import torch
 from msgspec.structs import replace
 
 from omni.payload import GeneratedTokens, PageSlice
+from omni.sampling import HostRules, StopVerdict
 from omni.testing.simulation.late import QueuedDevice
 from omni_ar.inputs import TokenCodes
 from omni_ar.options import ArOptions
@@ -15,6 +16,13 @@ from tests.support.small_text import SmallText, greedy
 PROMPT, TEXTS, PAD, TOKENS = codec_prompt([1, 2, 3], [4, 5, 6]), [7, 8], 2, 20
 LONG = codec_prompt([n % 23 for n in range(16)], [3 * n % 37 for n in range(16)])
 FRAMES = spoken(SmallCodec(), PROMPT, TEXTS, PAD, TOKENS)
+
+
+class NothingStops:
+    """Stop strings that no token begins."""
+
+    def push(self, token: int) -> StopVerdict:
+        return StopVerdict(0, False)
 
 
 def codec_driver(interval: int | None, **changes: object) -> tuple[ArDriver, QueuedDevice]:
@@ -163,14 +171,19 @@ def test_what_is_held_of_a_request_that_is_aborted_frees_its_blocks() -> None:
     assert sum(sizes(driver)[0]) == 8, "the held ones have no consumer"
 
 
-def test_logprobs_and_stop_strings_follow_each_token() -> None:
-    driver = ArDriver(SmallText(), QueuedDevice(), ArOptions(max_num_seqs=2, block_size=4, stream_interval=4))
-    driver.ask("plain", [1, 2, 3], max_tokens=12)
+def test_tokens_with_logprobs_or_stop_strings_are_passed_on_one_by_one() -> None:
+    device = QueuedDevice()
+    options = ArOptions(max_num_seqs=3, block_size=4, max_in_flight=4, stream_interval=4)
+    driver = ArDriver(SmallText(), device, options)
+    driver.ask("0", [1, 2, 3], max_tokens=12)
     driver.ask("scored", [1, 2, 3], max_tokens=12, logprobs=1)
+    driver.ask("stoppable", [1, 2, 3], max_tokens=12, rules=HostRules(stops=NothingStops()))
+    run_with_steps_in_flight(driver, device, 12)
     driver.gather_all()
-    for name in ("plain", "scored"):
-        assert driver.tokens(name) == greedy(SmallText(), [1, 2, 3], 12)
-    assert sizes(driver, "scored")[0] == [1] * 12
+    made = greedy(SmallText(), [1, 2, 3], 12)
+    assert [driver.tokens(name) for name in ("0", "scored", "stoppable")] == [made] * 3
+    assert sizes(driver)[0] == [1] * 4 + [4, 4]
+    assert [sizes(driver, name)[0] for name in ("scored", "stoppable")] == [[1] * 12] * 2
     assert [one.first for one in driver.logprobs("scored")] == list(range(12))
 
 
