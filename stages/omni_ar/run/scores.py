@@ -58,7 +58,7 @@ class Scorer:
         )
 
 
-class Logprobs(NamedTuple):
+class TokenScores(NamedTuple):
     """A copy of the log-probabilities of n tokens, since their host slot is reused."""
 
     ids_nk: NDArray[np.int64]
@@ -72,8 +72,8 @@ class Logprobs(NamedTuple):
         return TokenLogprobs(first=first, ids=ids_nk, logprobs=logprobs_nk, ranks=self.ranks_n[part], prompt=prompt)
 
 
-def read_scores(fields: NDArray[np.int64], count: int) -> Logprobs:
+def read_scores(fields: NDArray[np.int64], count: int) -> TokenScores:
     """fields: `[n, SCORE_FIELDS]`, with `count` likeliest ids each."""
     width = 1 + count
     bits = np.ascontiguousarray(fields[:, 1 + width : 1 + 2 * width])
-    return Logprobs(fields[:, 1 : 1 + width].copy(), bits.view(np.float64).astype(np.float32), fields[:, 0].copy())
+    return TokenScores(fields[:, 1 : 1 + width].copy(), bits.view(np.float64).astype(np.float32), fields[:, 0].copy())
