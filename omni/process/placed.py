@@ -17,7 +17,6 @@ from omni.engine import EngineOptions, Placement, device_of
 from omni.engine.memory import DeviceShare
 from omni.errors import LostPeerError, LostRankError, StageError, said
 from omni.ipc import Channel
-from omni.parallel.rendezvous import STEP_SECONDS
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
 from omni.process.child import EngineProcess
@@ -25,7 +24,7 @@ from omni.process.messages import Start
 from omni.process.remote import RemoteEngine
 from omni.process.rendezvous import join_ranks
 from omni.process.select import threads_of
-from omni.process.stop_watch import StopWatch, start_watching
+from omni.process.stop_watch import STOPPED_SECONDS, StopWatch, start_watching
 
 _log = logging.getLogger(__name__)
 
@@ -131,11 +130,8 @@ class PlacedEngines:
                     raise LostPeerError(", ".join(second.stages), "connecting", "its process has ended")
             for group in self._groups:
                 self._open(group)
-        cut = [group for group in self._groups if len(group.engines) > 1]
-        if cut:
-            self._watching = start_watching(
-                [StopWatch(partial(self._running, each), STEP_SECONDS) for each in cut], self.closing
-            )
+        watches = [StopWatch(partial(self._running, group), STOPPED_SECONDS) for group in self._groups]
+        self._watching = start_watching(watches, self.closing)
 
     def _running(self, group: StartGroup) -> list[RemoteEngine]:
         with self.lock:

@@ -1,6 +1,6 @@
-"""Ends engines of cut stages whose process is stopped, as by SIGSTOP, while a request waits for the stage.
+"""Ends engines whose process is stopped, as by SIGSTOP, while a request waits for them.
 
-A rank that owes another one something is missed there. Rank 0 at rest owes nothing: it would never take the next request.
+Nobody else misses such an engine, unless it has a rank that owes another one something.
 """
 
 import threading
@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from omni.parallel.watch import HangWatch
+
+STOPPED_SECONDS = 60.0
+"""Time for which a process may be stopped while a request waits for it."""
 
 _LOOK_SECONDS = 1.0
 

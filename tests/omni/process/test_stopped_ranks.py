@@ -51,14 +51,14 @@ def answer(omni: Omni) -> str:
 
 @pytest.fixture
 def watched_closely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placed, "STEP_SECONDS", 0.2)
+    monkeypatch.setattr(placed, "STOPPED_SECONDS", 0.2)
     monkeypatch.setattr(stop_watch, "_LOOK_SECONDS", 0.05)
 
 
 @pytest.fixture
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only by the other ranks."""
-    monkeypatch.setattr(placed, "STEP_SECONDS", float("inf"))
+    monkeypatch.setattr(placed, "STOPPED_SECONDS", float("inf"))
 
 
 def assert_request_starts_again(omni: Omni, place: str, caplog: pytest.LogCaptureFixture, reason: str) -> None:
