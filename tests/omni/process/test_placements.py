@@ -32,13 +32,15 @@ Request = tuple[Messages, GenerateArguments]
 
 @dataclass(frozen=True)
 class Model:
-    """stages, edges: in order. speaking: the stages of speech, which replicas have. sampling: of each of them, by tokens."""
+    """stages, edges: in order. speaking: the stages of speech, which replicas have. blocks: of each autoregressive stage under
+    pressure, of 4 tokens each."""
 
     folder: Callable[[], Path]
     stages: Sequence[str]
     edges: Sequence[str]
     speaking: Sequence[str]
     requests: Callable[[], Sequence[Request]]
+    blocks: Mapping[str, int]
 
 
 def _lengths(seed: int, **tokens: int) -> dict[str, SamplingParams]:
@@ -76,6 +78,7 @@ MODELS = {
         (*_INTO_THINKER, "thinker-talker", "talker-code2wav"),
         ("talker", "code2wav"),
         _omni_requests,
+        {"thinker": 13, "talker": 14},
     ),
     "qwen2.5": Model(
         tiny_folder,
@@ -83,6 +86,7 @@ MODELS = {
         (*_INTO_THINKER, "thinker-talker", "talker-token2wav"),
         ("talker", "token2wav"),
         partial(_omni_requests, "token2wav"),
+        {"thinker": 17, "talker": 16},
     ),
     "csm": Model(
         tiny_csm,
@@ -90,6 +94,7 @@ MODELS = {
         ("audio_encoder-backbone", "backbone-vocoder"),
         ("vocoder",),
         _csm_requests,
+        {"backbone": 10},
     ),
 }
 
@@ -173,6 +178,28 @@ def test_results_are_the_same_wherever_stages_run(name: str, placement: str):
             assert_same(_answer(omni, request), alone)
         for result, alone in zip(at_once(omni, requests), expected(name), strict=True):
             assert_same(result, alone, exactly=False)
+        assert_nothing_held(omni)
+
+
+def pressed(model: Model) -> dict[str, object]:
+    """Few rows, blocks and tokens a step, no prefix cache, one payload under way on an edge between autoregressive stages."""
+    settings: dict[str, object] = {f"edges.{edge}.credit": 1 for edge in model.edges[-2:]}
+    for stage, blocks in model.blocks.items():
+        settings |= {f"{stage}.block_size": 4, f"{stage}.num_blocks": blocks, f"{stage}.max_model_len": 4 * blocks - 4}
+        settings |= {f"{stage}.max_num_seqs": 3, f"{stage}.max_num_batched_tokens": 7, f"{stage}.prefix_cache": False}
+    return settings
+
+
+@pytest.mark.parametrize(("name", "placement"), few(0, CASES, SLOW))
+def test_results_under_pressure_are_the_same_wherever_stages_run(name: str, placement: str):
+    """The requests all at once, twice each."""
+    model = MODELS[name]
+    requests = [*model.requests(), *model.requests()]
+    with opened(model, {**placed(model, placement), **pressed(model)}) as omni:
+        for result, alone in zip(at_once(omni, requests), expected(name) * 2, strict=True):
+            assert_same(result, alone, exactly=False)
+        counters = omni.counters()
+        assert sum(counters[stage]["preemptions"] for stage in model.blocks) > 0
         assert_nothing_held(omni)
 
 
