@@ -8,11 +8,12 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from omni.serve.errors import HttpError, reported
+from omni.serve.fair_reads import FairReads
 from omni.serve.request_id import HEADER, new_request_id
 from omni.serve.responses import error_response
 
 
-class TimedProtocol(H11Protocol):
+class TimedProtocol(FairReads, H11Protocol):
     """Closes a connection whose next request does not begin in time: uvicorn itself waits for ever for the rest of a head."""
 
     head_seconds = 60.0
@@ -23,7 +24,7 @@ class TimedProtocol(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        H11Protocol.data_received(self, data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:

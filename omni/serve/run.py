@@ -16,6 +16,7 @@ from omni.serve.app import create_app
 from omni.serve.options import ServeOptions
 from omni.serve.protocol import timed_protocol
 from omni.serve.server import Server
+from omni.serve.websocket_protocol import BoundedWebsocket
 
 _log = logging.getLogger("omni.serve")
 
@@ -56,8 +57,7 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=timed_protocol(options.body_seconds),
-                # Versions before 0.50 choose another by default, which websockets has deprecated.
-                ws="websockets-sansio",
+                ws=BoundedWebsocket,
                 access_log=False,
                 log_config=None,
                 backlog=_BACKLOG,

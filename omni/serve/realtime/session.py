@@ -105,6 +105,8 @@ class RealtimeSession:
             if message["type"] == "websocket.disconnect":
                 raise ClientGone
             await self._reported(self._event(message.get("text")))
+            # What has come already is received without waiting: others have their turn between two events.
+            await asyncio.sleep(0)
 
     async def _work(self) -> None:
         while True:
