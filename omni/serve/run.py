@@ -13,6 +13,7 @@ import uvicorn
 from omni.api import AsyncOmni
 from omni.errors import ConfigError, OmniError
 from omni.serve.app import create_app
+from omni.serve.lingering import Lingering
 from omni.serve.options import ServeOptions
 from omni.serve.protocol import timed_protocol
 from omni.serve.server import Server
@@ -53,6 +54,8 @@ class HttpServer(uvicorn.Server):
         app = create_app(omni, options)
         self._listening = listening
         self._server: Server = app.state.server
+        self._stalled_seconds = options.stalled_seconds
+        self._lingering: asyncio.Task[None] | None = None
         super().__init__(
             uvicorn.Config(
                 app,
@@ -78,6 +81,7 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._lingering = asyncio.create_task(Lingering(self._stalled_seconds).run(self.server_state.connections))
         self._listening()
 
     async def on_tick(self, counter: int) -> bool:
@@ -95,7 +99,11 @@ class HttpServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answers are waited for; streams of activity have no end to wait for."""
         self._server.activity.end()
-        await super().shutdown(sockets)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            if self._lingering is not None:
+                self._lingering.cancel()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

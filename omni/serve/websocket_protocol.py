@@ -1,5 +1,6 @@
 """A websocket, as uvicorn speaks it, with limits to what a client makes of many small frames."""
 
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
@@ -14,6 +15,12 @@ class BoundedWebsocket(FairReads, WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         WebSocketsSansIOProtocol.data_received(self, data)
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            # uvicorn would log an error for each client that is refused.
+            self.handshake_complete = True
 
     def handle_cont(self, event: Frame) -> None:
         if self.close_sent:

@@ -1,11 +1,15 @@
-"""What one connection may take of the event loop and of memory: floods of small pieces."""
+"""What one connection may take of the event loop, of memory and of files."""
 
 import asyncio
 import base64
+import json
 import os
+import socket
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +22,7 @@ from omni.serve.realtime.memory import SessionMemory
 from omni.serve.realtime.session import RealtimeSession
 from omni.serve.realtime.settings import first_settings
 from omni.serve.websocket_protocol import MOST_FRAMES
-from tests.omni.serve.test_storm import connection
+from tests.omni.serve.test_storm import SPOKEN, connection, request
 from tests.support.echo_family import eventually
 from tests.support.http_server import Served, echo_omni, served
 
@@ -74,13 +78,25 @@ def _frame(opcode: int, data: bytes = b"", *, last: bool = True) -> bytes:
     return struct.pack("!BBI", last << 7 | opcode, 0x80 | len(data), 0) + data
 
 
+def upgrade(one: socket.socket, fields: str = "", path: str = "/v1/realtime") -> None:
+    """fields: of the head, in place of those of the same name."""
+    head = {
+        "host": "x",
+        "upgrade": "websocket",
+        "connection": "upgrade",
+        "sec-websocket-key": base64.b64encode(bytes(16)).decode(),
+        "sec-websocket-version": "13",
+    }
+    head |= dict(field.split(": ") for field in fields.split("\r\n") if field)
+    lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in head.items()), "", ""]
+    one.sendall("\r\n".join(lines).encode())
+
+
 @pytest.fixture
 def opened(quiet: Served) -> Iterator[Any]:
     """A session's socket, after its first event."""
     with connection(quiet, buffer=2**12) as one:
-        key = base64.b64encode(bytes(16)).decode()
-        upgrade = f"upgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-key: {key}\r\nsec-websocket-version: 13"
-        one.sendall(f"GET /v1/realtime HTTP/1.1\r\nhost: x\r\n{upgrade}\r\n\r\n".encode())
+        upgrade(one)
         received = b""
         while b"session.created" not in received:
             received += one.recv(2**16)
@@ -143,3 +159,52 @@ def test_others_have_their_turn_between_two_events(quiet: Served) -> None:
     flood = _Flood()
     asyncio.run(run(flood))
     assert flood.turns >= _Flood.COUNT
+
+
+@pytest.fixture
+def impatient(echo_folder: Path) -> Iterator[Served]:
+    with served(echo_omni(echo_folder), stalled_seconds=0.5, ping_seconds=1.0) as it:
+        yield it
+
+
+def test_a_client_that_reads_nothing_leaves_no_connection(impatient: Served) -> None:
+    """Neither of a stream nor of a session; what is left to send is dropped."""
+    update = {"type": "session.update", "session": {"type": "realtime", "instructions": "x" * 60_000}}
+    data = json.dumps(update).encode()
+    with connection(impatient, buffer=2**12) as one, connection(impatient, buffer=2**12) as other:
+        one.sendall(request(SPOKEN))
+        upgrade(other)
+        other.settimeout(1)
+        with suppress(OSError):
+            while True:
+                other.sendall(struct.pack("!BBHI", 0x81, 0x80 | 126, len(data), 0) + data)
+        assert eventually(lambda: not impatient.http.server_state.connections)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "sec-websocket-version: 7",
+        "sec-websocket-key: short",
+        "sec-websocket-protocol: @@",
+        "x: " + "x" * 9000,
+        "\r\n".join(f"x-{index}: x" for index in range(200)),
+    ],
+)
+def test_a_wrong_handshake_is_refused_in_openais_shape(quiet: Served, fields: str) -> None:
+    with connection(quiet) as one:
+        upgrade(one, fields)
+        response = HTTPResponse(one)
+        response.begin()
+        assert response.status == 400
+        assert response.headers["x-request-id"]
+        assert json.loads(response.read())["error"]["code"] == "invalid_handshake"
+
+
+def test_a_refused_websocket_is_no_error_of_the_server(quiet: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with connection(quiet) as one:
+        upgrade(one, path="/v1/elsewhere")
+        while one.recv(2**16):
+            pass
+    assert eventually(lambda: not quiet.http.server_state.connections)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
