@@ -60,7 +60,7 @@ class TimedProtocol(FairReads, H11Protocol):
             b"%s %s HTTP/1.1" % (self.scope["method"].encode(), target),
             *(b"%s: %s" % each for each in self.headers),
         ]
-        trial = ServerProtocol()
+        trial = ServerProtocol(logger=self.logger)
         trial.receive_data(b"\r\n".join([*lines, b"", b""]))
         requests = trial.events_received()
         return any(isinstance(each, Request) and trial.accept(each).status_code == 101 for each in requests)
