@@ -3,8 +3,8 @@
 import asyncio
 import time
 
-_LEAST, _MOST = 2**9, 2**16
-_LONG_SECONDS = 1e-3
+_LEAST, _MOST = 2**9, 2**18
+_LONG_SECONDS = 4e-3
 
 
 class FairReads(asyncio.BufferedProtocol):
