@@ -1,7 +1,10 @@
 """Who is served: clients with a key, and without keys everyone but the pages of other servers."""
 
 import hmac
+import socket
 from collections.abc import Mapping
+from contextlib import suppress
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from omni.serve.errors import HttpError
@@ -27,7 +30,8 @@ def check_origin(server: Server, headers: Mapping[str, str]) -> None:
     server's own page may: GET alone is harmless, as no other page can read what is answered. Raises HttpError.
 
     `Sec-Fetch-Site` is the browser's own judgement, also behind a proxy that gives another `Host` on. Browsers leave it out where
-    the address is neither HTTPS nor the same machine, and some do for websockets: then `Origin` has to be the address.
+    the address is neither HTTPS nor the same machine, and some do for websockets: then `Origin` has to be the address, by a name
+    that a stranger cannot point to this machine after a page of theirs was loaded from it.
     """
     if server.options.api_keys:
         return
@@ -36,7 +40,29 @@ def check_origin(server: Server, headers: Mapping[str, str]) -> None:
     if site is None:
         field = "Origin"
         own = origin is None or urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
+        if own and origin is not None and not _trusted_name(origin, server.options.host):
+            problem = "is a name that may be a stranger's"
+            remedy = "open the page by the server's IP address, or over HTTPS"
+            setting = "serve with --api-key, or behind a proxy with TLS"
+            raise HttpError(403, "forbidden_origin", "Host", problem, remedy, operator_remedy=setting)
     if not own:
         problem, remedy = "is a page of another server", "use this server's own page, or a client that is no browser"
         setting = "serve with --api-key, and have the page send the key"
         raise HttpError(403, "forbidden_origin", field, problem, remedy, operator_remedy=setting)
+
+
+_UNREGISTERED = ("localhost", "local", "internal", "home.arpa")
+"""Domains in which nobody can have a name on the internet."""
+
+
+def _trusted_name(origin: str, listening: str) -> bool:
+    """Whether no stranger can have their page at that origin and this server behind it. A server over HTTPS has its name in its
+    certificate, an IP address cannot change its owner, and names without a dot are those of a local network."""
+    parts = urlsplit(origin)
+    name = (parts.hostname or "").rstrip(".")
+    if parts.scheme == "https" or "." not in name or name in (listening.lower(), socket.gethostname().lower()):
+        return True
+    with suppress(ValueError):
+        ip_address(name)
+        return True
+    return name.endswith(tuple(f".{domain}" for domain in _UNREGISTERED))

@@ -15,9 +15,13 @@ class HeldBody:
         self.bytes = 0
 
     def add(self, count: int) -> None:
-        """Raises OverloadedError if the bodies under way hold too much with it."""
-        self._limits.check_bytes(count)
+        """Raises as `check`."""
+        self.check(count)
         self.change(count)
+
+    def check(self, count: int) -> None:
+        """Raises OverloadedError if the bodies under way would hold too much with so many bytes more."""
+        self._limits.check_bytes(count)
 
     def change(self, count: int) -> None:
         """Counts bytes that cannot be refused, or with a negative count bytes that are freed."""

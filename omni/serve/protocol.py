@@ -6,13 +6,16 @@ from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from websockets.http11 import Request
+from websockets.server import ServerProtocol
 
 from omni.serve.errors import HttpError, reported
+from omni.serve.fair_reads import FairReads
 from omni.serve.request_id import HEADER, new_request_id
 from omni.serve.responses import error_response
 
 
-class TimedProtocol(H11Protocol):
+class TimedProtocol(FairReads, H11Protocol):
     """Closes a connection whose next request does not begin in time: uvicorn itself waits for ever for the rest of a head."""
 
     head_seconds = 60.0
@@ -23,7 +26,7 @@ class TimedProtocol(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        H11Protocol.data_received(self, data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -44,6 +47,23 @@ class TimedProtocol(H11Protocol):
             for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+    def _should_upgrade(self) -> bool:
+        """What the websocket's parser would refuse is for the app to refuse. uvicorn answers some of it in another shape, and some
+        of it, such as a line that is too long, never: the connection would stay for ever."""
+        return super()._should_upgrade() and self._opens_websocket()
+
+    def _opens_websocket(self) -> bool:
+        query = self.scope["query_string"]
+        target = self.scope["raw_path"] + (b"?" + query if query else b"")
+        lines = [
+            b"%s %s HTTP/1.1" % (self.scope["method"].encode(), target),
+            *(b"%s: %s" % each for each in self.headers),
+        ]
+        trial = ServerProtocol(logger=self.logger)
+        trial.receive_data(b"\r\n".join([*lines, b"", b""]))
+        requests = trial.events_received()
+        return any(isinstance(each, Request) and trial.accept(each).status_code == 101 for each in requests)
 
     def _watch(self) -> None:
         """The time of a head runs from its first byte on, or from the connection's beginning; later bytes do not prolong it."""

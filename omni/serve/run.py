@@ -13,9 +13,11 @@ import uvicorn
 from omni.api import AsyncOmni
 from omni.errors import ConfigError, OmniError
 from omni.serve.app import create_app
+from omni.serve.lingering import Lingering
 from omni.serve.options import ServeOptions
 from omni.serve.protocol import timed_protocol
 from omni.serve.server import Server
+from omni.serve.websocket_protocol import BoundedWebsocket
 
 _log = logging.getLogger("omni.serve")
 
@@ -52,12 +54,13 @@ class HttpServer(uvicorn.Server):
         app = create_app(omni, options)
         self._listening = listening
         self._server: Server = app.state.server
+        self._stalled_seconds = options.stalled_seconds
+        self._lingering: asyncio.Task[None] | None = None
         super().__init__(
             uvicorn.Config(
                 app,
                 http=timed_protocol(options.body_seconds),
-                # Versions before 0.50 choose another by default, which websockets has deprecated.
-                ws="websockets-sansio",
+                ws=BoundedWebsocket,
                 access_log=False,
                 log_config=None,
                 backlog=_BACKLOG,
@@ -78,6 +81,7 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._lingering = asyncio.create_task(Lingering(self._stalled_seconds).run(self.server_state.connections))
         self._listening()
 
     async def on_tick(self, counter: int) -> bool:
@@ -95,7 +99,11 @@ class HttpServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answers are waited for; streams of activity have no end to wait for."""
         self._server.activity.end()
-        await super().shutdown(sockets)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            if self._lingering is not None:
+                self._lingering.cancel()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -49,7 +49,10 @@ def websocket_routes(server: Server) -> list[WebSocketRoute]:
 
 
 async def no_websocket(server: Server, call: Call) -> Response:
-    """`GET /v1/realtime` by plain HTTP, as behind a proxy that gives no websockets on."""
+    """`GET /v1/realtime` by plain HTTP, as behind a proxy that gives no websockets on, or with a handshake that is refused."""
+    if call.request.headers.get("upgrade", "").lower() == "websocket":
+        remedy = "send a key of 16 bytes, version 13, and at most 128 headers of 8 KiB"
+        raise HttpError(400, "invalid_handshake", "request", "is no valid handshake of a websocket", remedy)
     headers = {"upgrade": "websocket", "connection": "upgrade"}
     remedy = "open it with ws:// or wss://; a proxy must give Upgrade on"
     raise HttpError(426, "websocket_required", "path", f"{_PATH} is a websocket", remedy, headers)

@@ -12,11 +12,18 @@ class SessionMemory:
         self._most = most
 
     def add(self, count: int, field: str) -> None:
-        """Raises InputError if the session holds too much with it, OverloadedError if the server does."""
+        """Raises as `check`."""
+        self.check(count, field)
+        self._held.change(count)
+
+    def check(self, count: int, field: str) -> None:
+        """Raises InputError if the session would hold too much with so many bytes more, OverloadedError if the server would."""
+        if count <= 0:
+            return
         if self._held.bytes + count > self._most:
             problem = f"would have the session hold more than {self._most:,} bytes"
             raise InputError(field, problem, "delete items, clear the buffer, or start a new session")
-        self._held.add(count)
+        self._held.check(count)
 
     def change(self, count: int) -> None:
         """Counts bytes that cannot be refused, or with a negative count bytes that are freed."""

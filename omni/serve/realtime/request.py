@@ -16,12 +16,14 @@ from omni.serve.server import Server
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """items: the prompt's. kept: whether the answer becomes an item of the conversation."""
+    """items: the prompt's. kept: whether the answer becomes an item of the conversation. bytes: of what the session does not hold
+    beside the request."""
 
     settings: Settings
     items: tuple[Item, ...]
     kept: bool
     metadata: dict[str, str] | None
+    bytes: int
 
 
 class _Own(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +52,7 @@ def read_request(
     if own.conversation not in (None, "auto", "none"):
         raise InputError("response.conversation", "is unknown", 'use "auto" or "none"')
     items = conversation.items() if own.input is None else _input(server, settings, conversation, own.input)
+    held = 0 if own.input is None else sum(item.bytes for item in items if not conversation.has(item.id))
     kept = own.conversation != "none"
     if kept:
         conversation.check_room()
@@ -57,7 +60,8 @@ def read_request(
     if not prompt(after.instructions, items)[0]:
         field = "conversation" if own.input is None else "response.input"
         raise InputError(field, "is empty, and there are no instructions", "add an item, or give instructions")
-    return ResponseRequest(after, items, kept, own.metadata)
+    held += max(after.bytes - settings.bytes, 0) + len(msgspec.json.encode(own.metadata or {}))
+    return ResponseRequest(after, items, kept, own.metadata, held)
 
 
 def _input(

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from starlette.websockets import WebSocket
 
-from omni.errors import InputError, OmniError, quoted
+from omni.errors import InputError, OmniError, OverloadedError, quoted
 from omni.serve.disconnect import ClientGone
 from omni.serve.errors import HttpError, reported
 from omni.serve.realtime.backlog import Backlog
@@ -105,6 +105,8 @@ class RealtimeSession:
             if message["type"] == "websocket.disconnect":
                 raise ClientGone
             await self._reported(self._event(message.get("text")))
+            # What has come already is received without waiting: others have their turn between two events.
+            await asyncio.sleep(0)
 
     async def _work(self) -> None:
         while True:
@@ -173,7 +175,10 @@ class RealtimeSession:
 
     def _update(self, event: SessionUpdate) -> None:
         settings = updated(self._server, self._settings, event.session, "session")
+        more = settings.bytes - self._settings.bytes
+        self._memory.check(more, "session")
         self._listener.use(settings)
+        self._memory.change(more)
         self._settings = settings
         self._channel.put(SessionUpdated(session=described(settings)))
 
@@ -219,13 +224,16 @@ class RealtimeSession:
             code, problem = "conversation_already_has_active_response", "another one is under way"
             raise HttpError(400, code, "response", problem, "wait for response.done, or cancel it")
         assert self._tasks is not None
+        self._memory.add(request.bytes, "response")
         self._response = Response(self._server, self._channel, self._conversation, self._memory, request, self.id)
-        self._tasks.create_task(self._run(self._response))
+        self._tasks.create_task(self._run(self._response, request.bytes))
 
-    async def _run(self, response: Response) -> None:
+    async def _run(self, response: Response, held: int) -> None:
+        """held: bytes until its end."""
         try:
             await response.run()
         finally:
+            self._memory.change(-held)
             self._response = None
             response.over.set()
         if self._owed:
@@ -246,7 +254,7 @@ class RealtimeSession:
         if not self._owed:
             try:
                 self._respond(read_request(self._server, self._settings, self._conversation, {}))
-            except InputError as error:
+            except (InputError, OverloadedError) as error:
                 self._refuse(error, None)
 
     def _refuse(self, error: Exception, event_id: str | None) -> None:

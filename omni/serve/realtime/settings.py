@@ -53,6 +53,12 @@ class Settings:
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     cache_salt: str = field(default_factory=lambda: new_id("realtime"))
 
+    @property
+    def bytes(self) -> int:
+        """Of what a client can make large."""
+        own = (self.transcription, self.params, self.sampling)
+        return len(self.instructions) + len(self.cache_salt) + len(msgspec.json.encode(own))
+
 
 class _Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: str

@@ -82,6 +82,34 @@ def test_pages_without_fetch_metadata_are_told_by_their_origin(echo: Served, pat
     assert echo.post(path, content=b"{}", headers={"origin": echo.url}).status_code in (400, 415)
 
 
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://rebound.example", 403),
+        ("http://rebound.example:8000", 403),
+        ("http://127.0.0.1.example", 403),
+        ("http://local.example.", 403),
+        ("https://rebound.example", 200),
+        ("http://192.168.1.5:8000", 200),
+        ("http://[fd00::1]:8000", 200),
+        ("http://localhost:8000", 200),
+        ("http://omni:8000", 200),
+        ("http://omni.default.svc.cluster.local", 200),
+        ("http://Here.example:8000", 200),
+    ],
+)
+def test_a_name_that_a_stranger_may_own_is_no_own_page(
+    echo: Served, monkeypatch: pytest.MonkeyPatch, origin: str, status: int
+) -> None:
+    """A page from there, whose name then points to this machine, has the same origin."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "here.example")
+    headers = {"origin": origin, "host": origin.partition("//")[2]}
+    response = echo.post(CHAT, json=HELLO, headers=headers)
+    assert response.status_code == status
+    if status == 403:
+        assert (response.json()["error"]["code"], response.json()["error"]["param"]) == ("forbidden_origin", "Host")
+
+
 def test_a_page_with_a_key_is_served(locked: Served) -> None:
     headers = {"sec-fetch-site": "cross-site", "authorization": "Bearer one"}
     assert locked.post(CHAT, json=HELLO, headers=headers).status_code == 200

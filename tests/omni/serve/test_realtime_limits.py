@@ -531,6 +531,28 @@ def test_what_a_session_holds_is_bounded(small: Served) -> None:
     asyncio.run(main())
 
 
+def test_settings_and_requests_count_for_what_a_session_holds(small: Served) -> None:
+    async def main() -> None:
+        held = small.server.limits
+        async with session(small) as client:
+            await client.manual()
+            before = held.held_bytes
+            await client.update(instructions="x" * 30_000)
+            assert held.held_bytes - before == 30_000
+            assert "40,000 bytes" in (await client.wrong(**_session(cache_salt="x" * 20_000))).message
+            await client.update(instructions="")
+            await client.update(stop=["x" * 30_000])
+            large: dict[str, Any] = {"instructions": "x" * 20_000, "input": []}
+            assert "40,000 bytes" in (await client.wrong(type="response.create", response=large)).message
+            large = {"input": [{**MESSAGE, "content": [{"type": "input_text", "text": "x" * 20_000}]}]}
+            assert "40,000 bytes" in (await client.wrong(type="response.create", response=large)).message
+            await client.update(stop=[])
+            await client.respond(**large, conversation="none")
+            assert held.held_bytes - before < 100
+
+    asyncio.run(main())
+
+
 def test_a_turn_without_an_end_is_committed(small: Served) -> None:
     async def main() -> None:
         async with session(small) as client:

@@ -1,0 +1,39 @@
+"""A websocket, as uvicorn speaks it, with limits to what a client makes of many small frames."""
+
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame
+
+from omni.serve.fair_reads import FairReads
+
+MOST_FRAMES = 2**14
+"""Of one message: each takes memory, and an empty one counts for nothing in the size of the message."""
+
+
+class BoundedWebsocket(FairReads, WebSocketsSansIOProtocol):
+    """Ends a connection whose message never ends, and keeps no answers to pings for a client that does not read."""
+
+    def data_received(self, data: bytes) -> None:
+        WebSocketsSansIOProtocol.data_received(self, data)
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            # uvicorn would log an error for each client that is refused.
+            self.handshake_complete = True
+
+    def handle_cont(self, event: Frame) -> None:
+        if self.close_sent:
+            return
+        if len(self.frames) >= MOST_FRAMES:
+            self.frames = []
+            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"more than {MOST_FRAMES:,} frames")
+            self.handle_parser_exception()
+            return
+        super().handle_cont(event)
+
+    def handle_ping(self) -> None:
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.conn.data_to_send()
