@@ -99,6 +99,7 @@ class HttpServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answers are waited for; streams of activity have no end to wait for."""
         self._server.activity.end()
+        self._server.draining.set()
         try:
             await super().shutdown(sockets)
         finally:

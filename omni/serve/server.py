@@ -1,5 +1,6 @@
 """The state that all handlers share."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from typing import Unpack
@@ -26,7 +27,8 @@ class Server:
     """The model, what is allowed, and what is under way. One for each app; its methods are for the event loop's thread.
 
     names: of the model in requests, the first in answers. voices: the model's, by name. observers: may be added before the first
-    request; the first is `metrics`. failure: of the engine, when the app ended.
+    request; the first is `metrics`. failure: of the engine, when the app ended. draining: set when the server ends: what is under
+    way is waited for.
     """
 
     def __init__(self, omni: AsyncOmni, options: ServeOptions) -> None:
@@ -41,6 +43,7 @@ class Server:
         self.metrics = ServerMetrics(omni, self.limits, self.names[0])
         self.observers: list[Observer] = [self.metrics]
         self.failure: OmniError | None = None
+        self.draining = asyncio.Event()
 
     @asynccontextmanager
     async def generate(

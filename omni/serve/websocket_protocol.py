@@ -22,6 +22,11 @@ class BoundedWebsocket(FairReads, WebSocketsSansIOProtocol):
             # uvicorn would log an error for each client that is refused.
             self.handshake_complete = True
 
+    def shutdown(self) -> None:
+        """A session ends itself when its response is over (`Server.draining`)."""
+        if not self.handshake_complete or self.close_sent:
+            super().shutdown()
+
     def handle_cont(self, event: Frame) -> None:
         if self.close_sent:
             return

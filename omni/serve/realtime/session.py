@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable
 from contextlib import suppress
 
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from omni.errors import InputError, OmniError, OverloadedError, quoted
 from omni.serve.disconnect import ClientGone
@@ -48,16 +48,22 @@ from omni.serve.realtime.settings import Settings, described, updated
 from omni.serve.realtime.transcriber import InputTranscriber
 from omni.serve.server import Server
 
+_RESTART = 1012
+"""Code with which a websocket closes when the server ends: IANA's "Service Restart"."""
 _LARGE = 2**18
 """Characters of an event that is decoded beside the event loop."""
+
+
+class _ServerEnds(Exception):
+    """The session ends with the server: what was under way is complete, or its time is over."""
 
 
 class RealtimeSession:
     """id: for the log. Everything is for the event loop's thread.
 
-    Five kinds of tasks run: one reads events, and handles those that need not wait; one handles the others, in order; one writes;
-    one transcribes what the user says; and one is the response's. When one fails, or the client goes, all end, which cancels the
-    requests.
+    Six tasks run: one reads events, and handles those that need not wait; one handles the others, in order; one writes; one
+    transcribes what the user says; one waits for the server's end; and one is the response's. When one fails, or the client goes,
+    all end, which cancels the requests.
     """
 
     def __init__(
@@ -88,7 +94,7 @@ class RealtimeSession:
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
-        """Until the client goes away. Raises what is no fault of the client's."""
+        """Until the client goes away, or the server ends. Raises what is no fault of the client's."""
         self._channel.put(SessionCreated(session=described(self._settings)))
         try:
             async with asyncio.TaskGroup() as self._tasks:
@@ -96,8 +102,12 @@ class RealtimeSession:
                 self._tasks.create_task(self._read())
                 self._tasks.create_task(self._work())
                 self._tasks.create_task(self._transcriber.run())
+                self._tasks.create_task(self._drain())
         except* ClientGone:
             pass
+        except* _ServerEnds:
+            with suppress(WebSocketDisconnect):
+                await self._websocket.close(_RESTART, "the server ends")
 
     async def _read(self) -> None:
         while True:
@@ -112,6 +122,17 @@ class RealtimeSession:
         while True:
             async with self._backlog.next() as event:
                 await self._reported(self._handled(event))
+
+    async def _drain(self) -> None:
+        """Waits for the server's end, and then for what is under way. Raises _ServerEnds."""
+        await self._server.draining.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._server.options.drain_seconds):
+                if self._response is not None:
+                    await self._response.over.wait()
+                await self._transcriber.finish()
+                await self._channel.flush()
+        raise _ServerEnds
 
     async def _reported(self, work: Awaitable[None]) -> None:
         """The client is sent what is wrong with an event."""
@@ -219,7 +240,9 @@ class RealtimeSession:
         response.stop("client_cancelled")
 
     def _respond(self, request: ResponseRequest) -> None:
-        """Raises InputError while another response is under way."""
+        """Raises InputError while another response is under way, HttpError when the server ends."""
+        if self._server.draining.is_set():
+            raise HttpError(503, "server_ends", "response", "the server ends", "connect again")
         if self._response is not None:
             code, problem = "conversation_already_has_active_response", "another one is under way"
             raise HttpError(400, code, "response", problem, "wait for response.done, or cancel it")
@@ -251,7 +274,7 @@ class RealtimeSession:
     def _answer(self) -> None:
         """The user's turn is over: a response, after the one that is under way."""
         self._owed = self._response is not None
-        if not self._owed:
+        if not self._owed and not self._server.draining.is_set():
             try:
                 self._respond(read_request(self._server, self._settings, self._conversation, {}))
             except (InputError, OverloadedError) as error:

@@ -53,20 +53,28 @@ class InputTranscriber:
         """item_id: of a message of the user whose one part is sound."""
         self._asked.put_nowait(_Asked(item_id, options, cache_salt))
 
+    async def finish(self) -> None:
+        """Returns when everything that was put has been transcribed."""
+        await self._asked.join()
+
     async def run(self) -> None:
         """Until it is cancelled. Raises ClientGone."""
         while True:
             asked = await self._asked.get()
-            if not self._conversation.has(asked.item_id):
-                continue
-            try:
-                await self._transcribe(self._conversation.get(asked.item_id), asked)
-            except ClientGone:
-                raise
-            except Exception as error:
-                said = reported(error, self._session_id, self._server.options.retry_after_seconds).body.error
-                told = TranscriptionError(message=said.message, type=said.type, code=said.code, param=said.param)
-                self._channel.put(TranscriptionFailed(item_id=asked.item_id, error=told))
+            if self._conversation.has(asked.item_id):
+                await self._try(asked)
+            self._asked.task_done()
+
+    async def _try(self, asked: _Asked) -> None:
+        """Raises ClientGone; other errors are sent to the client."""
+        try:
+            await self._transcribe(self._conversation.get(asked.item_id), asked)
+        except ClientGone:
+            raise
+        except Exception as error:
+            said = reported(error, self._session_id, self._server.options.retry_after_seconds).body.error
+            told = TranscriptionError(message=said.message, type=said.type, code=said.code, param=said.param)
+            self._channel.put(TranscriptionFailed(item_id=asked.item_id, error=told))
 
     async def _transcribe(self, item: Item, asked: _Asked) -> None:
         part, omni = item.parts[0], self._server.omni

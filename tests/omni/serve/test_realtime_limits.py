@@ -652,19 +652,34 @@ def test_pages_of_other_servers_are_kept_out(tidy: Served) -> None:
     asyncio.run(main())
 
 
-def test_sessions_end_when_the_server_does(echo_folder: Path) -> None:
-    async def main(server: Served) -> None:
-        async with session(server) as client:
-            await client.update(max_output_tokens=10**9)
+async def ended(server: Served, tokens: int) -> tuple[list[str], int]:
+    """The types of the events from the moment when the server ends, and the code with which the session closes.
+
+    tokens: of the response; 0 for a session without one."""
+    async with session(server) as client:
+        await client.update(max_output_tokens=tokens or 1)
+        if tokens:
             await client.say("hello")
             await client.send(type="response.create")
             await client.until("response.output_audio.delta")
-            server.http.should_exit = True
-            with pytest.raises(ConnectionClosed) as closed:
-                await client.until("response.done")
-            assert closed.value.rcvd is not None
-            assert closed.value.rcvd.code == 1012
+        server.http.should_exit = True
+        seen = len(client.events)
+        with pytest.raises(ConnectionClosed) as closed:
+            await client.until("none of them")
+        assert closed.value.rcvd is not None
+        return [event.type for event in client.events[seen:]], closed.value.rcvd.code
 
-    with served(echo_omni(echo_folder)) as it:
-        asyncio.run(main(it))
+
+@pytest.mark.parametrize(
+    ("tokens", "drain_seconds", "done"),
+    [(2000, 600, True), (10**9, 1, False), (0, 600, False)],
+    ids=["a response", "an endless one", "none"],
+)
+def test_sessions_end_with_their_response_when_the_server_does(
+    echo_folder: Path, tokens: int, drain_seconds: int, done: bool
+) -> None:
+    with served(echo_omni(echo_folder), drain_seconds=drain_seconds) as it:
+        types, code = asyncio.run(ended(it, tokens))
+        assert (types[-1:] == ["response.done"]) == done
+        assert code == 1012
         assert eventually(lambda: (it.server.limits.sessions, it.server.limits.in_flight) == (0, 0))
