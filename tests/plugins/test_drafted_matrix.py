@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from omni.parallel import RankLayout
+from tests.plugins.cut_stages import CutStages
 from tests.plugins.matrix import PLAYED, Cell, Family, covering
 from tests.plugins.matrix_families import FAMILIES, family_in
 from tests.plugins.matrix_run import run_cell
-from tests.support.cut_stages import CutStages
 from tests.support.tiers import chosen
 from tests.support.tiny_drafters import add_mtp_once, drafting_head, drafting_model
 
