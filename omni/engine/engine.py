@@ -33,6 +33,7 @@ from omni.sampling import SamplingParams
 from omni.stage import StageUsage, StageWorker
 from omni.stage.returned import checked_moved
 from omni.timeline.file import TimelineFile
+from omni.utils.closing import ClosingSteps
 from omni.utils.interrupts import is_interrupt
 from omni.utils.origin import with_origin
 
@@ -95,8 +96,7 @@ class Engine:
         self._stopping = False
         self._stopped = threading.Event()
         self._closing = threading.RLock()
-        self._left_to_close = self._steps_to_close()
-        self._close_error: BaseException | None = None
+        self._closing_steps = self._steps_to_close()
         self._failure: OmniError | None = None
         self.turn: object | None = None
         """The loop's present turn; None between requests, and outside of the loop. Any thread may ask."""
@@ -209,30 +209,18 @@ class Engine:
                 # Python 3.11 marks a thread as dead after an interrupted join, and the next join would not wait.
                 self._stopped.wait()
                 self._thread.join()
-            while self._left_to_close:
-                try:
-                    self._left_to_close[0]()
-                except BaseException as error:  # includes panics of libraries; close the other parts anyway
-                    if is_interrupt(error):
-                        raise
-                    if self._close_error is None:
-                        self._close_error = error
-                    else:
-                        _log.error("a further part of the engine could not be closed", exc_info=error)
-                del self._left_to_close[0]
-            first, self._close_error = self._close_error, None
-            if first is not None:
-                raise first
+            self._closing_steps.run()
 
-    def _steps_to_close(self) -> list[Callable[[], object]]:
+    def _steps_to_close(self) -> ClosingSteps:
         """The steps of `close`. Each can be repeated after an interruption."""
-        return [
+        steps: list[Callable[[], object]] = [
             self._end_requests,
             *(partial(self._close_worker, name) for name in self._workers),
             self._ends.close,
             self._cut.close,
             *([self._timeline.close] if self._timeline is not None else []),
         ]
+        return ClosingSteps(steps, _log, "a further part of the engine")
 
     def _close_worker(self, name: str) -> None:
         if name not in self._orchestrator.closed_stages:

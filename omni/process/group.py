@@ -26,7 +26,8 @@ from omni.errors import LostPeerError, OmniError, StageError
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
 from omni.process.child import EngineProcess
-from omni.process.placed import PlacedEngine, PlacedEngines
+from omni.process.placed import PlacedEngines
+from omni.process.start_group import PlacedEngine
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
 from omni.timeline.export import write_trace

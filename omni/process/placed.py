@@ -2,20 +2,18 @@
 
 import itertools
 import logging
-import select
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
 from omni.engine import EngineOptions, Placement, device_of
 from omni.engine.memory import DeviceShare
-from omni.errors import LostPeerError, LostRankError, StageError, said
+from omni.errors import LostPeerError, StageError, said
 from omni.ipc import Channel
 from omni.parallel.rendezvous import STEP_SECONDS
 from omni.pipeline import Pipeline
@@ -25,51 +23,14 @@ from omni.process.messages import Start
 from omni.process.remote import RemoteEngine
 from omni.process.rendezvous import join_ranks
 from omni.process.select import threads_of
+from omni.process.start_group import LOST_RANK_SECONDS, PlacedEngine, StartGroup, rounds_of, wait_ready
 from omni.process.stop_watch import StopWatch, start_watching
+from omni.utils.closing import ClosingSteps
 
 _log = logging.getLogger(__name__)
 
 _STEADY_SECONDS = 60.0
 """An engine that ran this long before its process ended is given all its restarts again."""
-
-
-_LOST_RANK_SECONDS = 5.0
-"""Time for the cause of a rank's report that another one is lost, before the report itself is taken for the error."""
-
-
-@dataclass(slots=True, eq=False)
-class StartGroup:
-    """Engines that start together, and are all started again if one ends: those with ranks of one stage, or a single one.
-
-    engines: that of rank 0 first. restarts: since they last ran for `_STEADY_SECONDS`.
-    """
-
-    engines: list["PlacedEngine"] = field(default_factory=list)
-    restarts: int = 0
-    restarting: bool = False
-
-    @property
-    def name(self) -> str:
-        return ", ".join(placed.place for placed in self.engines)
-
-
-@dataclass(slots=True, eq=False)
-class PlacedEngine:
-    """A place and its engine. engine: the present one, or the last. up: whether it takes requests. since: of the engine.
-
-    lost: why it does not run. failure: why it never will again. coming: the engine that is being loaded in its place.
-    """
-
-    place: str
-    stages: tuple[str, ...]
-    share: DeviceShare
-    engine: RemoteEngine
-    group: StartGroup
-    up: bool = False
-    since: float = 0.0
-    lost: StageError | None = None
-    failure: StageError | None = None
-    coming: RemoteEngine | None = None
 
 
 class PlacedEngines:
@@ -158,20 +119,10 @@ class PlacedEngines:
 
     def close(self) -> None:
         """Closes all engines, even after errors; the first is raised. The processes have exited when this returns."""
-        first: BaseException | None = None
         # Rank 0 first: the steps that it has begun need the others.
         engines = [placed for group in self._groups for placed in group.engines]
         steps: list[Callable[[], object]] = [*(partial(self._close, placed) for placed in engines), self._kill_early]
-        for step in steps:
-            try:
-                step()
-            except Exception as error:
-                if first is None:
-                    first = error
-                else:
-                    _log.error("a further engine could not be closed", exc_info=error)
-        if first is not None:
-            raise first
+        ClosingSteps(steps, _log, "a further engine").run()
 
     def _close(self, placed: PlacedEngine) -> None:
         placed.engine.close()
@@ -235,7 +186,7 @@ class PlacedEngines:
         group = placed.group
         with self.lock:
             if engine.lost_rank:
-                self._one_died.wait_for(lambda: placed.lost is not None or self.closing.is_set(), _LOST_RANK_SECONDS)
+                self._one_died.wait_for(lambda: placed.lost is not None or self.closing.is_set(), LOST_RANK_SECONDS)
             if placed.engine is not engine or self.closing.is_set():
                 return error
             if engine.lost_rank and placed.lost is not None:
@@ -365,40 +316,3 @@ class PlacedEngines:
         early, self._early = self._early, None
         if early is not None:
             early.kill()
-
-
-def rounds_of(groups: Sequence[StartGroup]) -> list[list[StartGroup]]:
-    """The groups in the order in which they load: those of one round at the same time, no two of them on one device."""
-    rounds: list[list[StartGroup]] = []
-    following: dict[torch.device, int] = {}
-    for group in groups:
-        devices = {device_of(placed.place) for placed in group.engines}
-        number = max(following.get(device, 0) for device in devices)
-        following |= dict.fromkeys(devices, number + 1)
-        rounds += [[] for _ in range(number + 1 - len(rounds))]
-        rounds[number].append(group)
-    return rounds
-
-
-def wait_ready(engines: Sequence[RemoteEngine]) -> None:
-    """Waits until all have loaded their stages. Raises the first error; one of a rank that has lost another is raised only if that
-    other one gives no error of its own."""
-    waiting = {engine.descriptor: engine for engine in engines}
-    poll = select.poll()
-    for descriptor in waiting:
-        poll.register(descriptor, select.POLLIN)
-    lost: LostRankError | None = None
-    while waiting:
-        ready = poll.poll(None if lost is None else _LOST_RANK_SECONDS * 1000)
-        if lost is not None and not ready:
-            raise lost
-        for descriptor, _ in ready:
-            try:
-                if not waiting[descriptor].take_start():
-                    continue
-            except LostRankError as error:
-                lost = lost or error
-            poll.unregister(descriptor)
-            del waiting[descriptor]
-    if lost is not None:
-        raise lost

@@ -19,8 +19,9 @@ from omni.pipeline import Stage
 from omni.sampling import SamplingParams
 from omni.stage import MOST_CPU_ROWS, Done, Footprint, LoadedStage, StageContext, StageKind, StageWorker
 from omni.testing.simulation.device import SimulatedDevice
+from omni.testing.stages.accesses import broken_by
 from omni.testing.stages.promises import calling, require
-from omni.testing.stages.session import StageSession, broken_by
+from omni.testing.stages.session import StageSession
 from omni.testing.stages.values import Values
 
 NAME = "checked"
