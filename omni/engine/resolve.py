@@ -70,10 +70,10 @@ def open_checkpoint(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A checked pipeline with all named objects imported, before any weight is read. settings: of its stages.
-    processors: logits processors for its requests, by name. drafters: by name. extensions: that were applied, in order. makers: the
-    `origin` of the function that chose each stage, the front end as `FRONTEND`, and what another than the stage's chose, by path;
-    empty where it is unknown, or where a file of the checkpoint chose."""
+    """A checked pipeline with all named objects imported, before any weight is read. settings: of its stages. processors: logits
+    processors for its requests, by name. drafters: by name. extensions: that were applied, in order. makers: the `origin` of the
+    function that chose each stage, by name; of the front end, under `FRONTEND`; and of settings that another function chose, by
+    path. Empty if it is unknown, or if a file of the checkpoint determined the value."""
 
     pipeline: Pipeline
     kinds: Mapping[str, StageKind]
@@ -86,7 +86,7 @@ class Plan:
 
     @contextmanager
     def naming_makers(self) -> Iterator[None]:
-        """Adds the maker to ConfigErrors of stages that are loaded, about what they lack, or about options that no user set."""
+        """Adds the maker to ConfigErrors that loading stages raise about a missing model or about options that no user set."""
         try:
             yield
         except ConfigError as error:
@@ -280,7 +280,7 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins, code: object = None) ->
 
 
 def _check_ranks(stage: Stage, kind: StageKind) -> None:
-    """Raises ConfigError for a number of ranks that is none, or that the kind does not support."""
+    """Raises ConfigError for an invalid number of ranks, and for one that the kind does not support."""
     supported = {
         "tensor_parallel": isinstance(kind, TensorParallelKind) and kind.tensor_parallel,
         "pipeline_parallel": isinstance(kind, PipelineParallelKind) and kind.pipeline_parallel,
@@ -304,7 +304,7 @@ def _check_ranks(stage: Stage, kind: StageKind) -> None:
 
 
 def _check_experts(stage: Stage, kind: StageKind) -> None:
-    """Raises ConfigError for experts that are to be divided where the kind does not support it, or where there is one rank."""
+    """Raises ConfigError for `expert_parallel` if the kind does not support it, or if there is one rank."""
     field, value = f"{stage.name}.expert_parallel", stage.expert_parallel
     if not isinstance(value, bool):
         raise ConfigError(field, f"is {quoted(value)}", "give true or false")
@@ -317,7 +317,7 @@ def _check_experts(stage: Stage, kind: StageKind) -> None:
 
 
 def _adapter(path: str, field: str, code: object) -> AdapterFactory:
-    """Raises ConfigError for what cannot be called."""
+    """Raises ConfigError for an object that is not callable."""
     factory = locate(path, field, code)
     if not callable(factory):
         remedy = "name a class or a function that takes the edge's arguments and returns an Adapter"

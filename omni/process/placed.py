@@ -103,11 +103,11 @@ class PlacedEngines:
             return [placed.engine for placed in group.engines] if all(placed.up for placed in group.engines) else []
 
     def of_stage(self, stage: str) -> list[PlacedEngine]:
-        """Those that take its requests."""
+        """The engines that take requests of the stage."""
         return [self.by_place[place] for place in self._placement.stages[stage]]
 
     def stop(self) -> None:
-        """Starts no engine any more."""
+        """Prevents further starts of engines."""
         self.closing.set()
         with self.lock:
             self._one_died.notify_all()
@@ -137,7 +137,7 @@ class PlacedEngines:
             self.close()
 
     def _load(self, group: StartGroup, engines: Sequence[RemoteEngine]) -> None:
-        """engines: those to be of the group, in its order."""
+        """engines: the engines of the group, in its order."""
         places = [placed.place for placed in group.engines]
         join_ranks(self._placement, dict(zip(places, engines, strict=True)))
         for placed, engine in zip(group.engines, engines, strict=True):
@@ -218,8 +218,8 @@ class PlacedEngines:
                 other.engine.give_up(why)
 
     def _unlinked(self, placed: PlacedEngine, engine: RemoteEngine, place: str) -> None:
-        """On the listener of the engine, before its requests fail: its connection to another one has ended. As a rule the
-        process of that one has. One that runs is ended, and so started again: it may still read memory of the lost
+        """Called by the listener of the engine, before its requests fail, when its connection to another engine has ended. Usually
+        the other process has ended. If it still runs, it is ended and started again, since it may read memory of the lost
         connection."""
         other = self.by_place[place]
         with self.lock:
@@ -240,7 +240,7 @@ class PlacedEngines:
                 continue
             try:
                 self._replace(group)
-            except Exception as failure:  # the next try, or the last error, says so
+            except Exception as failure:  # the next attempt, or the final error, reports it
                 with self.lock:
                     for placed in group.engines:
                         again = StageError(", ".join(placed.stages), "starting its process again", said(failure))
@@ -248,7 +248,7 @@ class PlacedEngines:
         self._on_change()
 
     def _lost(self, group: StartGroup) -> StageError | None:
-        """The error of engines that are to be started again; None if they run, or never will again: then the thread ends."""
+        """The error of engines that have to be started again; None if they run or are not started again, which ends the thread."""
         with self.lock:
             lost = next((placed.lost for placed in group.engines if placed.lost is not None), None)
             final = group.restarts >= self._options.restarts
@@ -305,7 +305,7 @@ class PlacedEngines:
             self._open(group)
 
     def _end_last(self, group: StartGroup) -> None:
-        """Ends what is left of the group's last engines. They hold memory of their devices until they have exited."""
+        """Ends the remaining previous engines of the group. They hold memory of their devices until they have exited."""
         for placed in group.engines:
             placed.engine.give_up()
         for placed in group.engines:

@@ -35,7 +35,7 @@ class StartGroup:
 class PlacedEngine:
     """A place and its engine. engine: the present one, or the last. up: whether it takes requests. since: of the engine.
 
-    lost: why it does not run. failure: why it never will again. coming: the engine that is being loaded in its place.
+    lost: why it does not run. failure: why it is not started again. coming: the engine that is being loaded in its place.
     """
 
     place: str

@@ -65,7 +65,7 @@ class TurnListener:
             if len(self._buffer) and (self._detector is None or self._detector.speaking):
                 problem = "cannot change while the input audio buffer holds sound"
                 raise InputError("session.audio.input.format", problem, "commit or clear it first")
-            # What waits is no speech.
+            # The waiting sound contains no speech.
             self._buffer.clear()
             position = self._buffer.end * after.input_format.rate // before.input_format.rate
             self._buffer.restart(position)

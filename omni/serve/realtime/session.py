@@ -88,7 +88,7 @@ class RealtimeSession:
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
-        """Until the client goes away. Raises what is no fault of the client's."""
+        """Runs until the client disconnects. Raises errors that the client did not cause."""
         self._channel.put(SessionCreated(session=described(self._settings)))
         try:
             async with asyncio.TaskGroup() as self._tasks:
@@ -112,7 +112,7 @@ class RealtimeSession:
                 await self._reported(self._handled(event))
 
     async def _reported(self, work: Awaitable[None]) -> None:
-        """The client is sent what is wrong with an event."""
+        """Sends the error of an event to the client."""
         try:
             await work
         except WrongEvent as wrong:

@@ -18,7 +18,7 @@ class ArDraftModel(DraftModel):
     """An `ArModel` whose only inputs are token ids, with positions counted from 0."""
 
     def __init__(self, model: ArModel, vocab_size: int) -> None:
-        """vocab_size: of the stage. Ids beyond it, which pad the vocabulary of some sizes of a family, are not proposed."""
+        """vocab_size: of the stage. Larger ids pad the vocabulary in some sizes of a family. They are never proposed."""
         super().__init__()
         self.model = model
         self._vocab_size = vocab_size

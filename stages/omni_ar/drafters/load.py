@@ -19,7 +19,7 @@ def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> D
     memory.
 
     Raises ConfigError for a name that no plugin gives, for arguments that the drafter refuses, and for a stage that cannot verify
-    drafts; PluginError for a drafter that cannot be loaded; and what a drafter raises that reads a checkpoint.
+    drafts; PluginError for a drafter that cannot be loaded; and the errors of a drafter that reads a checkpoint.
     """
     stage, options, entries = context.stage.name, context.options, context.drafters
     assert isinstance(options, ArOptions)

@@ -1,4 +1,4 @@
-"""The codes of a codec model's frames, behind the token point of a step."""
+"""Predicts the codes of a codec model's frames, after the token point of a step."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""The phases behind the token point: codec frames and log-probabilities. The next step waits for neither on the host.
+"""The phases after the token point: codec frames and log-probabilities. The host launches the next step without waiting for them.
 
 Shape legend: as in `omni_ar.run.phases`.
 """

@@ -42,7 +42,7 @@ def start_rows(state: RowState, rows_n: Tensor, fields_nC: Tensor, table_nM: Ten
 
 
 def spread_rows(state: RowState, cache: KVCache, vocab: int, length: int) -> None:
-    """Makes all rows run, with `length` tokens and a random newest token each, and random keys and values in random blocks."""
+    """Activates all rows, each with `length` tokens, a random newest token, and random keys and values in random blocks."""
     fields_NC = state.fields
     device, null_row = fields_NC.device, fields_NC.shape[0] - 1
     fields = RowFields[Tensor | int](
@@ -57,7 +57,7 @@ def spread_rows(state: RowState, cache: KVCache, vocab: int, length: int) -> Non
     )
     for column, value in enumerate(fields):
         fields_NC[:null_row, column] = value
-    # Behind the null block, which all rows would share, as they would what they attend to.
+    # Excludes the null block: rows that share it would attend to the same keys.
     state.block_table[:null_row].random_(1, cache.key.shape[1])
     for pages in (cache.key, cache.value):
         pages.normal_()
@@ -312,7 +312,7 @@ def keep_features(
 
 
 def drop_features(rows_R: Tensor, first_N: Tensor) -> None:
-    """The rows have no features any more: none of their tokens is so far behind."""
+    """Marks the rows as having no features: no token index reaches `NO_FEATURES`."""
     first_N.index_fill_(0, rows_R, NO_FEATURES)
 
 

@@ -53,7 +53,7 @@ SourceFactory = Callable[[Resources], TokenSource]
 
 
 class Runner:
-    """Owns the stage's device memory and launches its steps. Decides nothing."""
+    """Owns the device memory of the stage and launches its steps. The scheduler decides which steps run."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Runner:
         self._late_drafts = LateDrafts(stage, drafting) if late and drafting is not None else None
         self._forward = Forward(stage, backend, hidden.boundary if hidden is not None else None, drafting)
         self._graphs = CapturedGraphs[int, Graph](name)
-        """Of decode steps, by the number of drafts of each row."""
+        """Graphs of decode steps, by number of drafts per row."""
         self._captured_chunks = CapturedChunks(stage, self._forward)
         self.captures_chunks = backend.captures_prefills and model.shape.captures_prefills
         """Whether the attention backend and the model support capture of steps with prompts."""

@@ -20,7 +20,7 @@ class SamplingRules:
         own_prompts: bool,
         predicts_codes: bool,
     ) -> None:
-        """gives_logits: as of `TokenSource`. own_prompts: whether a prompt is a row of the stage's own tokens."""
+        """gives_logits: as of `TokenSource`. own_prompts: whether the prompt consists of tokens of this stage."""
         self._stage = stage
         self._defaults = defaults.with_defaults(GREEDY)
         self._vocab_size = vocab_size

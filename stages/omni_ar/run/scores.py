@@ -70,7 +70,7 @@ class Scorer:
 
 
 class TokenScores(NamedTuple):
-    """A copy of the log-probabilities of n tokens, since their host slot is reused."""
+    """A copy of the log-probabilities of n tokens: their host slot is reused."""
 
     ids_nk: NDArray[np.int64]
     logprobs_nk: NDArray[np.float32]

@@ -318,7 +318,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             self._scheduler.unblock(request)
         for request, error in failed:
             self.fail_request(request, "gathering its conditioning", error)
-        return bool(taken)  # those that failed are among them
+        return bool(taken)  # includes the failed requests
 
     def _poll_host_processors(self) -> bool:
         results = self._host_processors.poll()
@@ -366,7 +366,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             with span(stream, "sample_tokens", step=plan.step):
                 step = self._runner.sample_tokens(context)
         except LostRankError:
-            raise  # no step works any more: it ends the engine
+            raise  # no further step can succeed: the error ends the engine
         except BaseException as error:
             self._isolate(plan, exception_of(error))
             return
