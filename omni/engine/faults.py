@@ -145,7 +145,7 @@ def _checked(message: object, worker: StageWorker) -> Outbound:
         case Done(reason=str(), held=tuple(), counts=other):
             problem = f"the counts of a Done are {type_of(other)}: give a dict of numbers by name"
         case Done():
-            problem = "the reason of a Done is no text, or its held tokens are no tuple"
+            problem = "the reason of a Done is not text, or its held tokens are not a tuple"
         case Failed(error=other):
             problem = f"the error of a Failed is {type_of(other)}: give an exception"
         case other:

@@ -38,7 +38,7 @@ class Placement:
 
     @classmethod
     def of(cls, pipeline: Pipeline, device: str) -> "Placement":
-        """By `Stage.place` and `Stage.ranks`. device: `engine.device`. Raises ConfigError for a place that is no device,
+        """By `Stage.place` and `Stage.ranks`. device: `engine.device`. Raises ConfigError for a place that is not a device,
         and for places that cannot be those of ranks."""
         main = str(name_device(device))
         stages = {stage.name: places_of(stage.place, f"{stage.name}.place") or (main,) for stage in pipeline.order()}

@@ -28,7 +28,7 @@ def is_text(value: object) -> bool:
 
 
 def check_tokens(stage: str, tokens: GeneratedTokens, code: object) -> None:
-    """Raises StageError for ids that are no tuple of numbers. code: what made them."""
+    """Raises StageError for ids that are not a tuple of numbers. code: what made them."""
     problem = _tokens_problem(tokens)
     if problem is not None:
         raise known(stage, _GIVING, ReturnedError(problem, code))

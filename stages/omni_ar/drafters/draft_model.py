@@ -48,7 +48,7 @@ def model_drafter(model: ArModel, checkpoint: Checkpoint, setup: DraftSetup) -> 
     shape, stage, path = model.shape, setup.context.stage.name, checkpoint.path
     field = f"{stage}.drafter_args.model"
     if isinstance(model, CodecModel) or shape.conditioned or len(shape.prompt_columns) > 1 or shape.position_axes > 1:
-        raise ConfigError(field, f"{path} is no plain model of text", "use a model of text")
+        raise ConfigError(field, f"{path} is not a plain model of text", "use a model of text")
     _check_vocabulary(field, checkpoint, shape.vocab_size, setup)
     if shape.max_positions < setup.max_model_len:
         problem = f"{path} has {shape.max_positions:,} positions, and a request up to {setup.max_model_len:,} tokens"

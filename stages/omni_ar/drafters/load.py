@@ -36,7 +36,7 @@ def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> D
         return None
     if name not in entries:
         known = ", ".join(sorted(entries)) or "none"
-        raise ConfigError(f"{stage}.drafter", f"{name!r} is no drafter", f"known are {known}; see `omni plugins`")
+        raise ConfigError(f"{stage}.drafter", f"{name!r} is not a drafter", f"known are {known}; see `omni plugins`")
     _check_stage(stage, model)
     entry = entries[name]
     build = locate(entry.drafter, f"drafters.{name}")

@@ -245,7 +245,7 @@ def test_slopes_are_cut_with_their_heads() -> None:
         (SparseMoE, (24, 16, 6, 2, False)),
         (SharedExpertMoE, (24, 16, 5, 2, True, 8)),
         (SharedExpertMoE, (24, 16, 6, 2, True, 8)),
-        # Rows that are no multiple of 16 bytes go through every held expert (`run_every_expert`).
+        # Rows that are not a multiple of 16 bytes go through every held expert (`run_every_expert`).
         (SharedExpertMoE, (23, 15, 6, 4, False, 8)),
     ],
 )

@@ -98,7 +98,7 @@ ODD = [
     ({5: INF, 8: INF, 2: NAN}, {2}),
     ({2: 1e35, 7: 2e32}, set()),
 ]
-"""Logits that are no numbers, and ids that must not come."""
+"""Logits that are not numbers, and ids that must not come."""
 
 
 @pytest.mark.parametrize("device", DEVICES)
