@@ -70,7 +70,7 @@ CELLS = covering(PLAYED)
     ),
     ids=str,
 )
-def test_each_request_gets_what_it_gets_without_drafts(family: Family, drafter: str, cell: Cell) -> None:
+def test_drafts_change_no_request(family: Family, drafter: str, cell: Cell) -> None:
     known = drafter == "fabricated"
     played = run_cell(family, cell, settings=settings(family, drafter, cell), again=known)
     counters = played.counters[family.writer]

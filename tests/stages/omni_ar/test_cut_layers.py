@@ -133,7 +133,7 @@ def check(
 
 @pytest.mark.parametrize("size", few(1, [4, 2], SLOW))
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_ranks_compute_what_the_whole_model_does(config: DecoderConfig, size: int, tmp_path: Path) -> None:
+def test_ranks_equal_the_whole_model(config: DecoderConfig, size: int, tmp_path: Path) -> None:
     for model in check(tmp_path, config, size):
         heads, kv = config.num_heads, config.num_kv_heads
         cut = heads % size == 0 and (kv % size == 0 or size % kv == 0)
