@@ -75,7 +75,7 @@ class OutRoute:
         self._sent = 0
         self._end_reason: str | None = None
         self.closed = False
-        """Whether it sends nothing more: it has sent the end, the request is over, or the consumer has left."""
+        """Whether it sends nothing more: it has sent the end, the request has ended, or the consumer has left."""
 
     @property
     def busy(self) -> bool:

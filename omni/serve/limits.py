@@ -39,7 +39,7 @@ class Place:
         self._change(answers)
 
     def free(self) -> None:
-        """The answers are over. Idempotent."""
+        """The answers have ended. Idempotent."""
         self._change(0)
 
     def _change(self, answers: int) -> None:
@@ -103,7 +103,7 @@ class ServeLimits:
 
     @contextmanager
     def body(self) -> Iterator[HeldBody]:
-        """The memory of a request's body, until the request is over."""
+        """The memory of a request's body, until the request has ended."""
         held = HeldBody(self)
         try:
             yield held

@@ -73,7 +73,7 @@ class Listeners:
             self.underruns += 1
 
     def leave(self, request_id: str) -> None:
-        """The request is over. A no-op without a listener."""
+        """The request has ended. A no-op without a listener."""
         if self._listeners.pop(request_id, None) is not None:
             self._forget_wait(request_id)
             self._earliest = None

@@ -241,7 +241,7 @@ class RealtimeSession:
             self._response.stop("turn_detected")
 
     def _answer(self) -> None:
-        """The user's turn is over: a response, after the one that is under way."""
+        """The user's turn has ended: starts a response, after the one that is under way."""
         self._owed = self._response is not None
         if not self._owed:
             try:
