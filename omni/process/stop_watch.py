@@ -1,6 +1,6 @@
 """Ends engines of cut stages whose process is stopped, as by SIGSTOP, while a request waits for the stage.
 
-Other ranks detect a stopped rank that owes them a message. An idle rank 0 owes none, and would never take the next request.
+A rank that owes another one something is missed there. Rank 0 at rest owes nothing: it would never take the next request.
 """
 
 import threading
@@ -26,7 +26,7 @@ class StoppableEngine(Protocol):
 
 
 class StopWatch:
-    """Watches the engines of one start group."""
+    """Of the engines of one start group."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class StopWatch:
         self._watches: list[HangWatch] = []
 
     def look(self) -> None:
-        """Ends each engine that has been stopped for longer than the limit."""
+        """Ends each that was stopped for longer."""
         engines = self._engines()
         awaited = any(engine.awaited for engine in engines)
         self._watches += [HangWatch(self._limit, self._seconds) for _ in engines[len(self._watches) :]]
@@ -52,7 +52,7 @@ class StopWatch:
 
 
 def start_watching(watches: Sequence[StopWatch], closing: threading.Event) -> threading.Thread:
-    """Starts the thread that checks, until `closing` is set."""
+    """The thread that looks, until `closing`."""
 
     def run() -> None:
         while not closing.wait(_LOOK_SECONDS):

@@ -1,4 +1,4 @@
-"""Access control: with keys, only clients with a key are served; without keys, all clients except pages of other servers."""
+"""Who is served: clients with a key, and without keys everyone but the pages of other servers."""
 
 import hmac
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ def check_key(server: Server, authorization: str) -> None:
     if not keys:
         return
     scheme, _, given = authorization.strip().partition(" ")
-    # Every key is compared in constant time, so response times reveal nothing about the keys.
+    # All keys are compared, each in constant time: the time says nothing of any.
     matches = [hmac.compare_digest(given.strip().encode("utf-8", "replace"), key.encode()) for key in keys]
     if scheme.lower() != "bearer" or not any(matches):
         problem = "has no valid key" if authorization else "is missing"
@@ -23,11 +23,11 @@ def check_key(server: Server, authorization: str) -> None:
 
 
 def check_origin(server: Server, headers: Mapping[str, str]) -> None:
-    """Browsers let any page send simple requests and open websockets to any server. Without keys, only pages of this server may do
-    so. GET is exempt: a page of another server cannot read the response. Raises HttpError.
+    """Browsers send simple requests of any page to any server, and let any page open websockets to it. Without keys, only the
+    server's own page may: GET alone is harmless, as no other page can read what is answered. Raises HttpError.
 
-    `Sec-Fetch-Site` is set by the browser, and is correct behind a proxy that changes `Host`. Browsers omit it for plain HTTP to
-    another machine, and some omit it for websockets. In these cases `Origin` must match the address.
+    `Sec-Fetch-Site` is the browser's own judgement, also behind a proxy that gives another `Host` on. Browsers leave it out where
+    the address is neither HTTPS nor the same machine, and some do for websockets: then `Origin` has to be the address.
     """
     if server.options.api_keys:
         return

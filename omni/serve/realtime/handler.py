@@ -49,7 +49,7 @@ def websocket_routes(server: Server) -> list[WebSocketRoute]:
 
 
 async def no_websocket(server: Server, call: Call) -> Response:
-    """`GET /v1/realtime` by plain HTTP, as behind a proxy that does not forward websockets."""
+    """`GET /v1/realtime` by plain HTTP, as behind a proxy that gives no websockets on."""
     headers = {"upgrade": "websocket", "connection": "upgrade"}
     remedy = "open it with ws:// or wss://; a proxy must give Upgrade on"
     raise HttpError(426, "websocket_required", "path", f"{_PATH} is a websocket", remedy, headers)

@@ -309,7 +309,7 @@ class _OwnWeights:
         published = {name.removeprefix(_MODEL): name for name in checkpoint.names()}
         for local, name in published.items():
             if local not in _TABLES and not local.startswith(tuple(_PLACES)):
-                raise CheckpointError(name, "is not a weight of a supported EAGLE-3 head", _OTHER_HEAD)
+                raise CheckpointError(name, "is no weight of a supported EAGLE-3 head", _OTHER_HEAD)
         embedding, output = "embed_tokens.weight" in published, "lm_head.weight" in published
         needed = () if config.draft_size == config.vocab_size else ("lm_head.weight", _TARGETS)
         for local in needed:

@@ -22,9 +22,9 @@ from omni_ar.run.request import ArRequest
 from omni_ar.run.step import StepContext
 from omni_ar.sampling import sampler
 from omni_ar.sampling.drafted import position_state
-from tests.stages.omni_ar.drafted_stage import Scenario, run, run_seed
-from tests.stages.omni_ar.small_drafts import MODEL, MOST, PROMPTS, answers, draft_setup, driver_of
 from tests.support.ar_driver import ArDriver
+from tests.support.drafted_stage import Scenario, run, run_seed
+from tests.support.small_drafts import MODEL, MOST, PROMPTS, answers, draft_setup, driver_of
 from tests.support.small_text import NothingTwice, TwoInARow
 from tests.support.tiers import SLOW, chosen, few
 
@@ -59,7 +59,7 @@ def test_tokens_are_those_of_plain_decoding(drafter: str, drafts: int, seeded: b
 
 
 @pytest.mark.parametrize("seed", few(2, range(40), SLOW))
-def test_drafts_change_no_request(seed: int):
+def test_each_request_gets_what_it_gets_without_drafts(seed: int):
     run_seed(seed)
 
 

@@ -13,7 +13,7 @@ from omni.errors import CheckpointError, ConfigError
 from omni_ar.drafters import DraftSetup, FeatureShape
 from omni_ar.drafters.eagle3 import Eagle3Drafter, read_config
 from omni_ar.model import Batch
-from tests.stages.omni_ar.head_rows import HeadRows
+from tests.support.head_rows import HeadRows
 from tests.support.tiny_heads import Eagle3Reference, TinyHead, eagle3_head, setup_of, write_stage
 
 
@@ -300,7 +300,7 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     (
         _put("layers.1.mlp.up_proj.weight", torch.zeros(2, 2)),
-        "layers.1.mlp.up_proj.weight: is not a weight of a supported",
+        "layers.1.mlp.up_proj.weight: is no weight of a supported",
     ),
     (_put("midlayer.self_attn.q_norm.weight", torch.ones(8)), "q_norm.weight: is unexpected: the model has no param"),
 ]
