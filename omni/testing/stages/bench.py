@@ -133,7 +133,7 @@ class StageBench:
         return session
 
     def finish(self, session: StageSession, when: str) -> None:
-        """Nothing is held, and the worker closes, twice."""
+        """Requires that no resources are held, and that the worker can be closed twice."""
         with torch.inference_mode():
             session.require_free(when)
             with calling("close", "let it do nothing the second time"):

@@ -1,4 +1,4 @@
-"""One worker, and what the suite makes it do: requests that are opened, fed and ended, and consumers of what it gives."""
+"""One worker under test: requests that the suite opens, feeds and ends, and consumers of the worker's outputs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -93,7 +93,7 @@ class StageSession:
         self._consumer = device.stream(f"{OWN}consumer")
         self._watch = WorkerWatch(worker, {} if most is None else most)
 
-    # What the orchestrator does.
+    # Actions of the orchestrator.
 
     def open(self, name: str, *others: str, rank: tuple[int, int] | None = None) -> None:
         """others: producers beside the suite. rank: by default in the order of opening."""
@@ -242,14 +242,14 @@ class StageSession:
             "return from advance whether anything happened: the engine's thread naps only then",
         )
 
-    # What holds afterwards.
+    # Checks afterwards.
 
     @property
     def held(self) -> dict[str, int]:
         return self._watch.held
 
     def over(self, *names: str) -> bool:
-        """Whether requests have ended or were aborted, and consumers have read what they got."""
+        """Whether requests have ended or were aborted, and consumers have read all outputs."""
         ended = all(name in self.ends or name in self.aborted for name in names)
         return ended and all(each.loan.freed for name in names for each in self.readings.get(name, ()))
 
@@ -259,7 +259,7 @@ class StageSession:
         return Values.of([(each.produced.payload.meta, each.host) for each in read])
 
     def require_free(self, when: str) -> None:
-        """Nothing is held, and every input is released."""
+        """Requires that no resources are held, and that every input is released."""
         self.settle()
         require(
             not self.held,
