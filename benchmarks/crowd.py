@@ -1,4 +1,4 @@
-"""Speech for a crowd, as its listeners have it: so many at once, and arrivals at random.
+"""Speech for many listeners at once, and for random arrivals, measured as listeners experience it.
 
     python benchmarks/crowd.py [--shape qwen3-omni-30b] [--at-once 1 16 32 64] [--arrivals 12 --seconds 60] [--json FILE]
 
@@ -76,7 +76,7 @@ def prompt_of(salt: int) -> str:
 
 
 async def closed_loop(speak: Speaker, listeners: int, turns: int, salt: int) -> list[HeardStream]:
-    """So many listeners at once, each `turns` times in a row."""
+    """This number of listeners at once, each with `turns` requests in a row."""
 
     async def listener(index: int) -> list[HeardStream]:
         salts = range(salt + index * turns, salt + (index + 1) * turns)

@@ -260,7 +260,7 @@ def _tick(worker: ArWorker) -> None:
     while worker.outbox:
         message = worker.outbox.popleft()
         assert isinstance(message, Produced), message
-        message.close()  # nobody takes it
+        message.close()  # without consumers
 
 
 @contextmanager

@@ -38,7 +38,7 @@ Way = Callable[[], AbstractContextManager[None]]
 
 
 class NoAttention:
-    """Gives the queries back: what is left of a layer."""
+    """Returns the queries: the rest of a layer without attention."""
 
     name = "none"
 

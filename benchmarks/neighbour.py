@@ -125,7 +125,7 @@ class RequestMedia:
         return pictures | {f"{number}.wav": recording(number) for number in range(_PHOTOGRAPHS)}
 
     def content(self, neighbour: str, message: str) -> str | list[dict[str, object]]:
-        """The message as it is sent. Which files it has follows from its text."""
+        """The message that is sent. Its text determines its files."""
         if neighbour not in _WITH_MEDIA:
             return message
         number = int(message.strip(".").split()[-1]) % _PHOTOGRAPHS

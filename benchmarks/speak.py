@@ -1,4 +1,4 @@
-"""Text and an earlier turn's sound in, speech out: CSM of the published 1B shape with dummy weights, as its users have it.
+"""Text and an earlier turn's sound in, speech out: CSM of the published 1B shape with dummy weights, as users run it.
 
     python benchmarks/speak.py [--frames 125] [--concurrency 1 4 16] [--turns 1] [--eager] [--json FILE]
 

@@ -275,7 +275,7 @@ class Comparison:
 
 
 def compare(name: str, concurrency: Sequence[int], requests: int) -> Iterator[Comparison]:
-    """One model: transformers once, then omni at each concurrency."""
+    """Runs one model: transformers once, then omni at each concurrency."""
     with tempfile.TemporaryDirectory() as folder:
         write_tiny(folder, **MODELS[name])
         theirs = run_transformers(Path(folder), requests)

@@ -40,7 +40,7 @@ def main() -> None:
     with Omni(arguments.model) as omni:
         speech: list[torch.Tensor] = []
         sample_rate = 0
-        # Text and sound come mixed, each piece as soon as it is there. Leaving the loop early gives the request up.
+        # Text and sound come mixed, each piece as soon as it is there. Leaving the loop early cancels the request.
         for out in omni.generate(
             MESSAGES,
             modalities=("text", "audio"),

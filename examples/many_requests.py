@@ -35,7 +35,7 @@ async def listen(omni: AsyncOmni, question: str, started: asyncio.Event) -> None
         async for _ in omni.generate(question):
             started.set()
     finally:
-        # Nobody waits for the first piece of a request that failed.
+        # A failed request has no first piece.
         started.set()
 
 

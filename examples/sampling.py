@@ -38,7 +38,7 @@ def main() -> None:
         for number, answer in enumerate((result, *result.alternatives)):
             print(f"{number}: {answer.text.strip()!r} ({answer.finish_reasons})")
 
-        # What the model held of each token, and what it would have liked best.
+        # The log-probability of each token, and the most likely tokens.
         sampling = SamplingParams(logprobs=2, max_tokens=4, seed=1)
         result = omni.generate("Name a color.", modalities=("text",), sampling=sampling, stream=False)
         for token in result.logprobs:

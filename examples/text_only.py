@@ -19,7 +19,8 @@ REQUESTS: list[str | list[dict[str, Any]]] = [
     ],
 ]
 
-# What is left open is as the checkpoint has it. With a seed the same request gives the same answer, whatever runs beside it.
+# Other parameters have the defaults of the checkpoint. With a seed, the same request gives the same answer beside any other
+# requests.
 SAMPLING = SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.05, max_tokens=64, seed=1)
 
 

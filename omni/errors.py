@@ -41,7 +41,7 @@ def type_of(value: object) -> str:
 
 
 def name_of(kind: type) -> str:
-    """A class's name, `shortened`, whatever its metaclass makes of it."""
+    """A class's name, `shortened`. Safe for metaclasses that redefine it."""
     return shortened(_NAME.__get__(kind))
 
 
@@ -57,7 +57,7 @@ def said(error: BaseException) -> str:
 
 
 def plain(error: BaseException) -> BaseException:
-    """The error; or one of its type's name, its text and its traceback, if it cannot be printed.
+    """The error, or, if it cannot be printed, an error with its type's name, text and traceback.
 
     A plugin's exception, or one of its causes, may raise when its class or attributes are read: out of whatever handles it, logs
     it or shows it to the user.
@@ -73,8 +73,8 @@ def plain(error: BaseException) -> BaseException:
 
 
 def exception_of(error: BaseException) -> Exception:
-    """What plugin code raised, as an Exception: that of a SystemExit or a library's panic has its type's name, text, notes and
-    traceback. Raises the user's Ctrl-C."""
+    """An exception of plugin code, as an Exception: a SystemExit or a library's panic is replaced by one with its type's name,
+    text, notes and traceback. Raises the user's Ctrl-C."""
     if issubclass(type(error), Exception):  # `isinstance` also asks for `__class__`
         return cast(Exception, error)
     if is_interrupt(error):
@@ -100,7 +100,7 @@ def traced(error: BaseException) -> str:
 
 
 def notes_of(error: BaseException) -> list[str]:
-    """See `BaseException.add_note`. Without those that are no text."""
+    """See `BaseException.add_note`. Notes that are not text are left out."""
     try:
         return [str.__str__(note) for note in vars(error).get("__notes__", ()) if isinstance(note, str)]
     except Exception:  # they are a plugin's own
@@ -248,9 +248,9 @@ class plugin_call:  # a class, since a generator would take a microsecond more f
 
 @contextmanager
 def errors_as(convert: Callable[[BaseException], OmniError | None]) -> Iterator[None]:
-    """Runs plugin code while a model is opened or closed: any exception that is not omni's own becomes one of omni.
+    """Runs plugin code while a model is opened or closed: exceptions of other types become errors of omni.
 
-    convert: gives that error for an exception, a SystemExit or a library's panic too; None leaves the exception as it is.
+    convert: returns that error for an exception, including a SystemExit or a library's panic; None leaves it unchanged.
     """
     try:
         yield
@@ -303,5 +303,5 @@ def check_unicode(text: str, field: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        problem = f"is no valid Unicode: {error.reason} at {error.start}"
+        problem = f"is not valid Unicode: {error.reason} at {error.start}"
         raise InputError(field, problem, "remove lone surrogates") from error

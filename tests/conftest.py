@@ -38,7 +38,7 @@ from tests.support.quick_interpreter import remember_builtins
 # The order of a reduction follows the number of threads.
 torch.set_num_threads(1)
 
-# A shared machine makes single examples slow now and then; that is no failure.
+# A shared machine makes single examples slow now and then; that is not a failure.
 settings.register_profile("omni", deadline=None, print_blob=True)
 settings.load_profile("omni")
 

@@ -48,7 +48,7 @@ def probability(text: str) -> float:
 
 
 def output_file(text: str) -> Path:
-    """The type of an argument: a file that can be written to. One that is there is left as it is."""
+    """The type of an argument: a file that can be written to. An existing file is not changed."""
     path = Path(text)
     there = path.exists()
     try:

@@ -15,7 +15,7 @@ THINKER = "thinker"
 
 
 class Emitting(ArModel):
-    """The thinker as it is, but for its shape. It stores hidden states of the layer that a talker would read.
+    """The thinker with another shape. It stores hidden states of the layer that a talker would read.
 
     emits: whether those of generated tokens are stored, each for a consumer; else nothing is.
     """

@@ -101,7 +101,7 @@ class BenchEngine:
             recorder.steps.clear()
 
     def close(self) -> None:
-        """Gives up what is under way."""
+        """Aborts the requests under way."""
         self.engine.close()
         self.recorders.clear()
         self.runners = {}

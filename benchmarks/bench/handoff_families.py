@@ -1,4 +1,4 @@
-"""The families that `handoff.py` compares: what runs, and what it is asked."""
+"""The families that `handoff.py` compares, and their requests."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class HandoffFamily(ABC):
 
     @abstractmethod
     def run(self, bench: BenchEngine, name: str, *, short: bool = False) -> None:
-        """Asks for everything at once, and runs until all of it is answered. name: of the round; it makes the prompts."""
+        """Submits all requests at once, and runs until all are answered. name: of the round; it makes the prompts."""
 
     def engine(self, graphs: bool) -> BenchEngine:
         setup = self.setup

@@ -29,7 +29,7 @@ class HeardStream:
 
     @property
     def ended(self) -> float:
-        """By `time.perf_counter`."""
+        """Time of `time.perf_counter`."""
         return self.began + self.chunks[-1].came
 
     @property
@@ -98,7 +98,7 @@ def crowd_of(streams: Sequence[HeardStream]) -> Crowd:
 
 def _schedule(streams: Sequence[HeardStream], told: int = 3) -> tuple[float, ...]:
     places = [[stream.chunks[place].sound for stream in streams if len(stream.chunks) > place] for place in range(told)]
-    # The last chunk is what is left over.
+    # The last chunk is the remainder.
     later = [chunk.sound for stream in streams for chunk in stream.chunks[told:-1]]
     return tuple(median(sounds) for sounds in (*places, later) if sounds)
 

@@ -1,4 +1,4 @@
-"""Kernels of a stretch of work, recorded by CUPTI. It slows the host down, so its times are no results."""
+"""Kernels of a stretch of work, recorded by CUPTI. It slows the host down, so its host times are not results."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable

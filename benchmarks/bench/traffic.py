@@ -1,4 +1,4 @@
-"""Requests that nobody made: random prompts, fixed lengths."""
+"""Synthetic requests: random prompts, fixed lengths."""
 
 import numpy as np
 

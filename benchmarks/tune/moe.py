@@ -284,7 +284,7 @@ def check(bench: LayerBench, settings: MoeSettings) -> float:
     with plain_torch():
         expected = reference.mix_experts(*bench.given(1))[0].float()
     difference = bench.run(settings, 1).float() - expected
-    # A rounded logit may exchange two experts of some token, which is no error, so the median token speaks for all.
+    # A rounded logit may exchange two experts of some token, which is not an error, so the median token speaks for all.
     return refuse_wrong((difference.norm(dim=-1) / expected.norm(dim=-1)).median().item(), settings)
 
 

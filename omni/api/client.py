@@ -61,9 +61,9 @@ class Client:
         self.queue.start()
 
     def check(self, arguments: CheckedArguments, *, may_wait: bool) -> None:
-        """Raises InputError for sampling that this model does not support, and for a voice where there is no choice.
-        may_wait: whether to ask the stages too, which may be in another process, and to compile grammars. What is not checked here
-        is checked when the request is prepared."""
+        """Raises InputError for sampling that this model does not support, and for a voice where there is no choice. may_wait:
+        whether to ask the stages too, which may be in another process, and to compile grammars. The other checks run when the
+        request is prepared."""
         sampling, fields = arguments.sampling, arguments.fields
         if arguments.voice is not None and not self.frontend.voices:
             raise InputError("voice", "is given, but this model has no voices to choose from", "leave it out")

@@ -44,7 +44,7 @@ SWITCH_INTERVAL = SwitchInterval()
 
 class OwnerProcess:
     """A forked child gets a copy of the model's memory, but none of its threads: a wait for them would never end. And the device
-    and files that it shares are the parent's. So a child must not use the model."""
+    and files that it shares are the parent's. So a forked child must not use the model."""
 
     def __init__(self) -> None:
         self._process = os.getpid()

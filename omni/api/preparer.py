@@ -52,7 +52,7 @@ class RequestPreparer:
         """Raises any error of a library."""
         taken = time.perf_counter()
         arguments, frontend = request.arguments, self.frontend
-        # First, for what cannot be sampled is not worth decoding.
+        # Checked first: media of a refused request are not decoded.
         check_at_stages(self.engine, self.compiler, arguments.sampling, arguments.fields)
         messages = parse_messages(
             request.messages,

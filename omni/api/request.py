@@ -19,7 +19,7 @@ _SHORT_BYTES = 2**16
 """Texts up to this size are prepared in milliseconds."""
 _LISTS = (list, tuple)
 _EVENT_BYTES = 500
-"""Of the objects of an event, about."""
+"""Approximate size of the objects of an event."""
 _TOKEN_BYTES = 40
 
 
@@ -57,7 +57,7 @@ class Unread:
 
     def deliver(self, at: float, event: Event) -> None:
         if isinstance(event, RequestFinished | RequestFailed):
-            # It refers to what calls this.
+            # It refers to the caller of this method.
             self.cancel = _no_effect
             self._put(at, event)
         elif not self._full:
@@ -196,7 +196,7 @@ class Request:
         self.to_download = deque(self.remote)
 
     def release_messages(self) -> None:
-        """After preparation nothing of the messages is needed."""
+        """Called after preparation, which is the last use of the messages."""
         self.messages, self.held, self.downloaded = None, (), {}
 
 
@@ -226,7 +226,8 @@ def read_request(
 
 
 def split_requests(messages: object) -> tuple[list[object], bool]:
-    """The requests, and whether a list of them was given: a list (or tuple) of nothing but lists and strings is one."""
+    """The requests, and whether a list of them was given: a list or tuple whose items are all lists, tuples or strings is a list of
+    requests."""
     if not isinstance(messages, _LISTS) or not messages or not all(isinstance(m, (*_LISTS, str)) for m in messages):
         return [messages], False
     return list(messages), True

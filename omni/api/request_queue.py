@@ -26,7 +26,7 @@ THREADS = max(2, min(8, os.cpu_count() or 1))
 _GRACE_SECONDS = 0.5
 
 Effect = Callable[[], object]
-"""A call to others that a change leads to. Made without the lock."""
+"""A call that follows a change. It is made without the lock."""
 
 
 class PreparingThread:
@@ -60,13 +60,13 @@ class PreparingThread:
                 self._work(self, request)
             except BaseException:  # the thread continues after any error of a library
                 _log.exception("a request could not be prepared")
-            # The loop variable would keep it until the next one comes.
+            # The loop variable would keep the request until the next one arrives.
             del request
 
 
 class _UnderWay(threading.local):
-    """Effects that a thread is calling. Those that follow from one are called after it, not in it: an engine that is gone
-    refuses a request at once, which lets the next one go to it, and so on for all that wait."""
+    """Effects that a thread is calling. Effects that follow from one are called after it, not inside it: an engine that has ended
+    refuses a request at once, which submits the next one, and so on, which would recurse for every waiting request."""
 
     effects: "deque[Effect] | None" = None
 
@@ -254,7 +254,7 @@ class RequestQueue:
         if all(handle.finished for handle in list(request.handles.values())):
             return None
         prepared = self._preparer.prepare(request)
-        # Before the engine can give an output.
+        # Before the engine can produce an output.
         for handle in list(request.handles.values()):
             handle.start(prepared.started)
         return prepared

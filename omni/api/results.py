@@ -110,13 +110,12 @@ class Output:
 class Result:
     """A whole answer.
 
-    audio: float32 `[n]` on the host, None if there is none. sample_rate: Hz. finish_reasons: by stage.
-    tokens: generated ids of the text, including those of a stop string, which `text` does not include.
-    codes: all codec frames, int64 `[n, G]` on the host, None if there are none. outputs: all payloads of the pipeline's other
-    outputs, by modality, as of `Output.outputs`.
-    logprobs: of each of `tokens`, if requested. prompt_logprobs: of the prompt's tokens except the first, which has none.
-    error: None, or why the request failed; the other fields then hold the outputs before the error.
-    alternatives: with `n` above 1, the other answers, in order.
+    audio: float32 `[n]` on the host, None if there is none. sample_rate: Hz. finish_reasons: by stage. tokens: generated ids of the
+    text, including those of a stop string, which `text` does not include. codes: all codec frames, int64 `[n, G]` on the host, None
+    if there are none. outputs: all payloads of the pipeline's other outputs, by modality, as of `Output.outputs`. logprobs: of each
+    of `tokens`, if requested. prompt_logprobs: of the prompt's tokens except the first, which has none. error: None, or the reason
+    of the failure; the other fields then hold the outputs before the error. alternatives: with `n` above 1, the other answers, in
+    order.
     """
 
     text: str

@@ -91,7 +91,7 @@ class SerialExecutor:
 def _answer(answer: "Future[T]", work: Callable[[], T]) -> None:
     try:
         result = work()
-    except BaseException as error:  # any error belongs to the caller
+    except BaseException as error:  # the caller gets any error
         answer.set_exception(error)
     else:
         answer.set_result(result)

@@ -95,7 +95,7 @@ class Session:
             finalizer.atexit = False
             client.start()
         except BaseException:
-            # Also after Ctrl-C: the processes of engines run before they are started.
+            # Also after Ctrl-C: the engine processes already run before `start`.
             if client is not None:
                 client.close_soon()
             elif loaded is not None:
@@ -164,7 +164,7 @@ class Session:
 
     @property
     def start_reports(self) -> Mapping[str, StartReport]:
-        """What the start of each engine took, by place: seconds of its parts, and kernels that were compiled."""
+        """The start report of each engine, by place: seconds of each part, and numbers of compiled kernels."""
         return self._client.engine.start_reports
 
     def usage(self) -> Mapping[str, StageUsage]:
@@ -182,7 +182,7 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """No request is under way, and no stage holds anything."""
+        """Whether no request is under way and no stage holds resources."""
         self._client.owner.check("asking for usage")
         return not self._client.handles and self._client.engine.idle
 

@@ -1,4 +1,5 @@
-"""The settings that a user gives to a model. Imports no torch: they decide whether a process is started before that."""
+"""The settings that a user gives to a model. Imports no torch: the settings determine whether a process is started before torch is
+imported."""
 
 from __future__ import annotations
 

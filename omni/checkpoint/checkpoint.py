@@ -43,7 +43,7 @@ def resolve(model: str | Path, *, weights: bool = True, download: bool = True, f
         return Path(snapshot_download(model, allow_patterns=wanted, local_files_only=not download))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        problem = f"{model} is no local folder, and the hub gave no such checkpoint ({reason})"
+        problem = f"{model} is not a local folder, and the hub gave no such checkpoint ({reason})"
         remedy = "check the spelling and the network; for a private repository, log in with `hf auth login`"
         raise CheckpointError("model", problem, remedy) from error
 

@@ -23,11 +23,11 @@ class Cut:
 
     @property
     def published(self) -> int:
-        """Those of them that the published weight has."""
+        """Number of its entries that the published weight has."""
         return max(min(self.stop, self.size) - self.start, 0)
 
     def whole_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the published weight whose part has `shape`. Raises ValueError if that is no part by this cut."""
+        """The shape of the published weight whose part has `shape`. Raises ValueError if that is not a part by this cut."""
         if shape[self.dim] != self.length:
             raise ValueError(f"a parameter of shape {tuple(shape)} does not hold {self}")
         return (*shape[: self.dim], self.size, *shape[self.dim + 1 :])

@@ -29,7 +29,7 @@ class Table:
         if not isinstance(entries, dict) or not entries:
             raise CheckpointError(field, f"names no {what}", RESTORE_FILE)
         if not all(isinstance(name, str) and name for name in entries):
-            raise CheckpointError(field, f"names {what} by something that is no text, or empty", RESTORE_FILE)
+            raise CheckpointError(field, f"names {what} by something that is not text, or empty", RESTORE_FILE)
         self._field = field
         self._entries: Mapping[str, Any] = entries
 

@@ -74,7 +74,9 @@ def read_text(path: Path, most: int) -> str:
     try:
         return read_bytes(path, most).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise CheckpointError(shortened(path.name), f"is no UTF-8 text ({error})", "download the file again") from error
+        raise CheckpointError(
+            shortened(path.name), f"is not UTF-8 text ({error})", "download the file again"
+        ) from error
 
 
 def _unreadable(path: Path, error: Exception) -> CheckpointError:

@@ -152,7 +152,7 @@ def _check_inside(folder: Path, file: str, weight: str) -> None:
     remedy = "put the weights into the folder, and their names into the index"
     parts = Path(file).parts
     if not parts or Path(file).is_absolute() or ".." in parts or "\0" in file:
-        raise CheckpointError(field, f"{shortened(file)!r} is no file of the folder", remedy)
+        raise CheckpointError(field, f"{shortened(file)!r} is not a file of the folder", remedy)
     if not is_file(folder / file):
         return
     here, there = folder.resolve(), (folder / file).resolve()

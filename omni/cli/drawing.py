@@ -21,7 +21,7 @@ class _Arm(IntFlag):
 
 _UP, _DOWN, _LEFT, _RIGHT = _Arm.UP, _Arm.DOWN, _Arm.LEFT, _Arm.RIGHT
 _SHAPES = " │││─┘┐┤─└┌├─┴┬┼"
-"""By arms."""
+"""Box-drawing characters by the directions of their arms."""
 _ASCII = str.maketrans({**dict.fromkeys("┌┐└┘├┤┬┴┼", "+"), "│": "|", "─": "-", "▼": "v"})
 
 

@@ -211,7 +211,7 @@ def _processes(report: Explanation) -> Iterator[str]:
 
 
 def _part(stage: StageReport, place: str) -> str:
-    """What a place has of a stage."""
+    """The part of a stage that a place has."""
     layout = stage.layout
     if layout.size == 1:
         return stage.name
@@ -302,7 +302,7 @@ def _number(value: int | None) -> str:
 
 
 def _value(value: object) -> str:
-    """In the syntax of `--set`, shortened to a line."""
+    """A value in the syntax of `--set`, shortened to one line."""
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     if len(text) <= _LONGEST_VALUE:
         return text

@@ -101,8 +101,8 @@ def sketch(target: Target, place: str | None = None) -> dict[str, LoadedStage]:
 
 
 def count_memory(target: Target, placement: Placement) -> dict[str, MemoryReport]:
-    """By place. Reads no weight, and uses a device only if its free memory is the bound. Raises ConfigError for settings with which
-    a stage cannot be built."""
+    """Counted memory, by place. Reads no weights, and uses a device only if its free memory is the bound. Raises ConfigError for
+    settings with which a stage cannot be built."""
     asked = target.engine.options.memory_bytes
     found: dict[torch.device, int | None] = {}
     for device in map(device_of, placement.places):
@@ -152,8 +152,8 @@ def _count(
 
 
 def measure_memory(target: Target, placement: Placement) -> dict[str, MemoryReport]:
-    """By place. Loads and measures every stage on the device of its place and divides the pool, as at the start of an engine.
-    Raises OmniError."""
+    """Measured memory, by place. Loads and measures every stage on the device of its place and divides the pool, as at the start of
+    an engine. Raises OmniError."""
     devices = {device: open_device(str(device)) for device in map(device_of, placement.places)}
     free = {name: device.free_memory() for name, device in devices.items()}
     found: dict[str, MemoryReport] = {}

@@ -94,7 +94,7 @@ def answer(arguments: RunArguments) -> None:
 
 
 class _Answer:
-    """One answer's speech, and how it ended."""
+    """The speech of one answer, and how the answer ended."""
 
     def __init__(self, name: str, speech: Speech | None, *, raw: bool) -> None:
         """speech: None if it cannot be written, which matters only if the model speaks. raw: whether it has no header."""
@@ -139,7 +139,7 @@ class _Answer:
 
 
 def _answers(arguments: RunArguments) -> tuple[list[_Answer], InputError | None]:
-    """One for each of `n`, and the error of an unwritable file if speech was not asked for: the model may give none."""
+    """One answer for each of `n`, and the error of an unwritable default file: the model may produce no speech."""
     name = _DEFAULT_OUT if arguments.out is None else arguments.out
     asked = arguments.out is not None or arguments.voice is not None or "audio" in (arguments.modalities or ())
     unfit: InputError | None = None

@@ -44,7 +44,7 @@ def check_extra() -> None:
 
 def serve(arguments: ServeArguments) -> None:
     """Returns when a signal came and what was under way is answered. Raises OmniError."""
-    # Not before `check_extra`: they import what may be missing.
+    # Imported after `check_extra`: they need packages that may be missing.
     from omni.api import AsyncOmni
     from omni.serve.allocator import return_large_buffers
     from omni.serve.audio.voices import Voices
@@ -85,7 +85,7 @@ def media_policy(arguments: ServeArguments) -> dict[str, object]:
         policy["frontend.media.allowed_domains"] = list(arguments.media_domains)
     if arguments.media_folder is not None:
         if not arguments.media_folder.is_dir():
-            problem = f"{quoted(str(arguments.media_folder))} is no folder"
+            problem = f"{quoted(str(arguments.media_folder))} is not a folder"
             raise ConfigError("--media-folder", problem, "give the path of one that exists")
         policy["frontend.media.local_folder"] = str(arguments.media_folder.resolve())
     return policy
@@ -108,11 +108,11 @@ def bounds_of(given: Sequence[str], names: Collection[str]) -> dict[str, float]:
     for each in given:
         name, value = parse_override(each, "--limit", "NAME=VALUE")
         if name not in names:
-            raise ConfigError("--limit", f"{quoted(name)} is no limit", f"use one of {', '.join(names)}")
+            raise ConfigError("--limit", f"{quoted(name)} is not a limit", f"use one of {', '.join(names)}")
         try:
             found[name] = msgspec.convert(value, int | float, strict=False)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"--limit {name}", f"{quoted(value)} is no number", "write a number") from error
+            raise ConfigError(f"--limit {name}", f"{quoted(value)} is not a number", "write a number") from error
     return found
 
 

@@ -24,7 +24,7 @@ STDOUT = 1
 _NAMES = {"-": STDOUT, "/dev/stdout": STDOUT, "/dev/stderr": 2}
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,9})")
 _UNKNOWN = 0xFFFFFFFF
-"""In a wav's header: the length is unknown."""
+"""Length in the header of a wav whose length is unknown."""
 _HEADER_BYTES = 44
 
 

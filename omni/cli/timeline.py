@@ -31,7 +31,8 @@ def show(path: Path, *, as_json: bool) -> None:
 
 
 def draw_steps(path: Path, picture: Path, *, stage: str | None, steps: int, first: int | None) -> None:
-    """Draws some steps. Raises InputError for a file that is no timeline, missing steps and a bad name of the picture."""
+    """Draws some steps. Raises InputError if the file is not a timeline, if steps are missing, and for an invalid name of the
+    picture."""
     trace = read_trace(path)
     draw([(str(path.name), trace, excerpt_of(trace, stage=stage, steps=steps, first=first))], picture)
     typer.echo(f"wrote {picture}", err=True)

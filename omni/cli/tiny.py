@@ -71,7 +71,7 @@ def _choose(plugins: Plugins, name: str | None) -> tuple[ModelFamily, str]:
         return family, family.tiny
     names = _tiny_names(plugins)
     if len(names) > 1:
-        # By default the family that comes with omni, not one of another distribution.
+        # The default is a family of omni itself, not of another distribution.
         shipped = {record.name for record in plugins.records if record.distribution == _DISTRIBUTION}
         names = [name for name in names if plugins.families.owners[name] in shipped] or names
     if len(names) != 1:

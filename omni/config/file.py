@@ -11,7 +11,7 @@ from omni.errors import ConfigError
 def read_config(file: str | os.PathLike[str]) -> SettingsLayer:
     """The settings in a TOML file: a table for each stage, and `[engine]`. Their origin is the file's name.
 
-    Raises ConfigError for a file that cannot be read, is no TOML, or has values outside tables.
+    Raises ConfigError for a file that cannot be read, is not TOML, or has values outside tables.
     """
     path = Path(file).expanduser()
     try:

@@ -21,8 +21,8 @@ receiver, in order; tensors do not travel with them. A payload takes one piece o
 Rules for both ends:
 
 - Events are polled (`Event.done`). They may be composites, so `Device.wait` does not take them.
-- A receiver works in `receive`, `add` and `tick`, never in `poll`: the engine polls only the oldest payload of a
-  request. `busy` covers all that `tick` has to do.
+- A receiver works in `receive`, `add` and `tick`, never in `poll`: the engine polls only the oldest payload of a request. `busy` is
+  true while `tick` has work.
 - A receiver may hand out memory of the pool, but bounded: the part beyond three quarters of the pool is copied into
   memory of its own at once. So a consumer that waits for room never keeps the sender from the payloads of other
   requests. A released payload whose `after` is not done counts as held.
@@ -148,8 +148,8 @@ class Pending(Protocol):
         ...
 
     def release(self, after: Event) -> None:
-        """The consumer launches no more reads of the received payload; the launched ones are complete once `after` is
-        done. Only the first call has an effect."""
+        """The consumer launches no more reads of the received payload. Its launched reads are complete once `after` is done. Only
+        the first call has an effect."""
         ...
 
     def abort(self) -> None:
@@ -177,8 +177,8 @@ class Receiver(Protocol):
         ...
 
     def tick(self) -> None:
-        """Goes on with the receiver's work: copies, and memory of released payloads that goes back to the sender. The
-        engine calls it in every turn while `busy`."""
+        """Continues the receiver's work: it copies payloads, and returns the memory of released ones to the sender. The engine
+        calls it in every turn while `busy`."""
         ...
 
     def close(self) -> None:

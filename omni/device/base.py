@@ -236,8 +236,8 @@ class Device(ABC):
         return torch.from_numpy(np.zeros(shape, np.dtype(str(dtype).removeprefix("torch."))))
 
     def pin(self, memory: torch.Tensor) -> Callable[[], None]:
-        """Lets copies to and from existing host memory run while the host goes on. Returns the function that ends
-        that. Only at start-up, or when a connection is made."""
+        """Makes copies to and from existing host memory asynchronous. Returns the function that ends this. Only for start-up, or
+        when a connection is made."""
         return lambda: None
 
     def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> SharedMemory:

@@ -31,7 +31,7 @@ def _driver() -> Any:
 
 @cache
 def _memcpy() -> Any:
-    """With the types of its arguments, which may then be plain numbers: it is called for every payload."""
+    """Declares the types of its arguments, so that calls can pass plain numbers: it is called for every payload."""
     function = _driver().cuMemcpyAsync
     function.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p)
     return function

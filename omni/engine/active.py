@@ -18,9 +18,9 @@ class ActiveRequest:
 
     running: stages that have not finished it. awaited: those of them with a wanted output.
 
-    outs, ins: the halves of its routes that are here, by edge. credits: by producing stage.
-    given: its routes to the user, by modality. ending: stages whose end is reported when their routes to the user are over.
-    rates: of the sound that its stages have given, in Hz.
+    outs, ins: the halves of its routes that are here, by edge. credits: by producing stage. given: its routes to the user, by
+    modality. ending: stages whose end is reported when their routes to the user have finished. rates: of the sound that its stages
+    have given, in Hz.
     """
 
     request: EngineRequest

@@ -58,11 +58,11 @@ def apply_choice(pipeline: Pipeline, plugins: Plugins, choice: PipelineChoice) -
 
 
 def _check_names(names: object) -> None:
-    """Raises ConfigError for extensions that are no list of names."""
+    """Raises ConfigError for extensions that are not a list of names."""
     if isinstance(names, str):
         raise ConfigError("extensions", f"{names!r} is a string", f"give a list: [{names!r}]")
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise ConfigError("extensions", f"{quoted(names)} is no list of names", 'give a list: ["name"]')
+        raise ConfigError("extensions", f"{quoted(names)} is not a list of names", 'give a list: ["name"]')
 
 
 def last_change(plugins: Plugins, choice: PipelineChoice) -> object:

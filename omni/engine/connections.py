@@ -79,7 +79,7 @@ class PeerConnections:
             self._take_for_consumer(place, message)
 
     def drop_kept(self) -> None:
-        """Drops messages for requests that never come."""
+        """Drops messages for requests that will not arrive."""
         self._ends.drop_kept(lambda request_id, number: not self._is_coming(request_id, number))
 
     def _greet(self, place: str, hello: Hello) -> None:

@@ -33,6 +33,7 @@ from omni.sampling import SamplingParams
 from omni.stage import StageUsage, StageWorker
 from omni.stage.returned import checked_moved
 from omni.timeline.file import TimelineFile
+from omni.utils.closing import ClosingSteps
 from omni.utils.interrupts import is_interrupt
 from omni.utils.origin import with_origin
 
@@ -41,9 +42,9 @@ _log = logging.getLogger(__name__)
 _SPIN_SECONDS = 0.002
 _NAP_SECONDS = 0.0001
 _REST_SECONDS = 0.1
-"""Without anything that happened, after which an engine without requests of its own looks that rarely at steps of other engines."""
+"""Idle time after which an engine without requests of its own polls steps of other engines only this often."""
 _DRAIN_TURNS = 1000
-"""Turns after which `close` no longer waits for stages that have nothing left, and still say that they did something."""
+"""Maximum number of turns in which `close` waits for stages whose `tick` keeps returning True."""
 LANE = "engine"
 """The timeline's lane of the loop's thread: the turns of each stage's worker and of the orchestrator."""
 _CLOSED = StageError("engine", "closing", "the engine was closed")
@@ -95,11 +96,10 @@ class Engine:
         self._stopping = False
         self._stopped = threading.Event()
         self._closing = threading.RLock()
-        self._left_to_close = self._steps_to_close()
-        self._close_error: BaseException | None = None
+        self._closing_steps = self._steps_to_close()
         self._failure: OmniError | None = None
         self.turn: object | None = None
-        """The loop's present turn; None between requests, and outside of the loop. Any thread may ask."""
+        """The current turn of the loop; None while the engine is idle and outside of the loop. Any thread may read it."""
         self._thread: threading.Thread | None = None
         self._sync_check = SyncCheck.OFF
 
@@ -180,8 +180,8 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is active or waiting and no stage holds resources. One that cannot report them counts as holding
-        none, and so does a stage with its rank 0 in another engine, which has its requests."""
+        """Whether no request is active or waiting and no stage holds resources. A stage that cannot report them counts as idle. So
+        does a stage whose rank 0 is in another engine, which has the requests."""
         if self._command_queue.waiting or self._orchestrator.unfinished or self._orchestrator.busy:
             return False
         return not any(self._reports.holds(stage) for stage in self._workers if stage not in self._cut.followed)
@@ -193,7 +193,7 @@ class Engine:
 
     @property
     def _follows(self) -> bool:
-        """Whether a stage with its rank 0 in another engine has steps that are not complete: it may launch the next one then."""
+        """Whether a stage whose rank 0 is in another engine has incomplete steps. If it has, it may launch the next one."""
         return any(self._reports.holds(stage) for stage in self._cut.followed)
 
     def close(self) -> None:
@@ -209,30 +209,18 @@ class Engine:
                 # Python 3.11 marks a thread as dead after an interrupted join, and the next join would not wait.
                 self._stopped.wait()
                 self._thread.join()
-            while self._left_to_close:
-                try:
-                    self._left_to_close[0]()
-                except BaseException as error:  # includes panics of libraries; close the other parts anyway
-                    if is_interrupt(error):
-                        raise
-                    if self._close_error is None:
-                        self._close_error = error
-                    else:
-                        _log.error("a further part of the engine could not be closed", exc_info=error)
-                del self._left_to_close[0]
-            first, self._close_error = self._close_error, None
-            if first is not None:
-                raise first
+            self._closing_steps.run()
 
-    def _steps_to_close(self) -> list[Callable[[], object]]:
+    def _steps_to_close(self) -> ClosingSteps:
         """The steps of `close`. Each can be repeated after an interruption."""
-        return [
+        steps: list[Callable[[], object]] = [
             self._end_requests,
             *(partial(self._close_worker, name) for name in self._workers),
             self._ends.close,
             self._cut.close,
             *([self._timeline.close] if self._timeline is not None else []),
         ]
+        return ClosingSteps(steps, _log, "a further part of the engine")
 
     def _close_worker(self, name: str) -> None:
         if name not in self._orchestrator.closed_stages:
@@ -291,8 +279,8 @@ class Engine:
         return moved
 
     def _poll(self, ticked: str | None = None) -> bool:
-        """Reads the results of every stage, producers first, and delivers them to consumers before these are polled.
-        ticked: a stage that has just done so: it is polled only if it is given something."""
+        """Reads the results of every stage, producers first, and delivers them to consumers before these are polled. ticked: a
+        stage that has just ticked: it is polled only if it has new input."""
         moved = False
         for name, boxes in self._orchestrator.boxes.items():
             if name != ticked or boxes.inbox:
@@ -394,11 +382,11 @@ class Engine:
             self.turn = None
 
     def _rest(self, seconds: float) -> None:
-        """Between two turns, when nothing has happened for so many seconds."""
+        """Called between two turns when nothing has happened for this number of seconds."""
         # The device is busy. Spin for a short launch gap, but sleep in long waits to free the core.
         time.sleep(0 if seconds < _SPIN_SECONDS else _NAP_SECONDS)
         if seconds >= _REST_SECONDS and self.idle:
-            # A rank that is owed tokens: gloo reports their arrival only to one that waits for them. A message ends the wait.
+            # This rank may wait for tokens, whose arrival gloo reports only to a waiting thread. A message ends the wait.
             self._command_queue.wait(_REST_SECONDS)
 
     def _refuse_all(self) -> None:

@@ -43,7 +43,7 @@ class ClosedStages:
     def add(self, stage: str, error: OmniError) -> None:
         """error: of its worker, or of an edge to it."""
         problem = error.problem if isinstance(error, StageError) and error.stage == stage else str(error)
-        self._problems.setdefault(stage, problem)  # the first one: others may follow from it
+        self._problems.setdefault(stage, problem)  # the first error: later ones may be its consequences
 
     def check(self, stages: Collection[str]) -> None:
         """Raises StageError if one of the stages is closed."""
@@ -54,15 +54,16 @@ class ClosedStages:
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """The inbox and the outbox of a worker. The engine takes them once, when the stage is started: whatever the worker puts in
-    their place, its messages come and go here, and it is found by its next tick (`check`)."""
+    """The inbox and the outbox of a worker. The engine takes them once, when the stage is started: if the worker replaces them,
+    messages still pass through these, and its next tick reports the replacement (`check`)."""
 
     inbox: deque[Inbound]
     outbox: deque[Outbound]
 
     @classmethod
     def of(cls, worker: StageWorker) -> "Boxes":
-        """Of a new worker. Raises ReturnedError if one of them is no deque, or one that drops messages."""
+        """Takes the boxes of a new worker. Raises ReturnedError if one of them is not a deque, or is a bounded deque, which drops
+        messages."""
         boxes = cls(worker.inbox, worker.outbox)
         for name, box in (("inbox", boxes.inbox), ("outbox", boxes.outbox)):
             given: object = box
@@ -106,15 +107,15 @@ def discard_work(stage: str, worker: StageWorker, boxes: Boxes, leases: Iterable
     for lease in list(leases):
         lease.revoke()
     for message in boxes.outbox:
-        if type(message) is Produced:  # they may be anything by now
+        if type(message) is Produced:  # the worker may have put any object there
             message.close()
     boxes.inbox.clear()
     boxes.outbox.clear()
 
 
 def empty_outbox(stage: str, worker: StageWorker, boxes: Boxes, take: Callable[[str, Outbound], None]) -> None:
-    """Passes the messages of a worker to `take`. Raises StageFault for one that a stage must not send, which is of no request that
-    is known, and for whatever else is raised: the messages are objects of the worker, and may do anything when they are read."""
+    """Passes the messages of a worker to `take`. Raises StageFault for a message that a stage must not send, for one of an unknown
+    request, and for any exception: messages are objects of the worker, and reading them may raise."""
     outbox = boxes.outbox
     try:
         while outbox:
@@ -144,7 +145,7 @@ def _checked(message: object, worker: StageWorker) -> Outbound:
         case Done(reason=str(), held=tuple(), counts=other):
             problem = f"the counts of a Done are {type_of(other)}: give a dict of numbers by name"
         case Done():
-            problem = "the reason of a Done is no text, or its held tokens are no tuple"
+            problem = "the reason of a Done is not text, or its held tokens are not a tuple"
         case Failed(error=other):
             problem = f"the error of a Failed is {type_of(other)}: give an exception"
         case other:

@@ -16,7 +16,7 @@ from omni.stage import Listeners, Produced, StageWorker
 
 class Forwarder:
     """Sends a payload over every edge of its stage whose consumer still runs, and gives it to the wanted outputs of the stage.
-    Reports sound, and what will become sound, to the listeners."""
+    Reports sound, and payloads that will become sound, to the listeners."""
 
     def __init__(
         self, pipeline: Pipeline, workers: Mapping[str, StageWorker], routes: BusyRoutes, listeners: Listeners

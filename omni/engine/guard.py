@@ -1,4 +1,4 @@
-"""The ends of an edge, as an engine calls them: whatever a connector does wrong is an error of its edge, by name.
+"""The ends of an edge, as an engine calls them: any fault of a connector becomes an error that names its edge.
 
 | calls that raise, or return what they must not | harm |
 |---|---|
@@ -9,9 +9,9 @@
 Between two engines the message of a payload is tried before it is sent: a piece that is lost on its way keeps the memory that it
 names.
 
-After a fault of the last kinds the engine calls the ends no more, except to let go of payloads and to close. It closes
-the stage at the consumer's end as after a fault of its worker. Nothing reads the payloads of the edge then, so that
-their producer gets their memory back (`EdgeGuard.free`).
+After a fault of the last two kinds the engine calls the ends only to release payloads and to close. It closes the consumer's stage
+as after a fault of its worker. Nothing reads the payloads of the edge then, so that their producer gets their memory back
+(`EdgeGuard.free`).
 """
 
 from collections.abc import Sequence
@@ -67,12 +67,12 @@ class EdgeGuard:
         self.remote = remote
         self.free = False
         self.fault: OmniError | None = None
-        """The first one after which the state of the ends is unknown."""
+        """The first fault after which the state of the ends is unknown."""
         self.reported = False
         self._codec: Codec[_Message] = Codec(_Message, inline_bytes=None)
 
     def fail(self, doing: str, error: BaseException, code: object) -> NoReturn:
-        """Raises an error of a call as one of omni. code: what was called."""
+        """Raises an error of a call as an error of omni. code: the called function."""
         if is_interrupt(error):
             raise error
         raise known(self.edge.name, doing, error, code) from plain(error)
@@ -316,7 +316,7 @@ def problem_of(fault: OmniError) -> str:
 
 
 def _setup(edge: Edge, doing: str, code: object) -> AbstractContextManager[None]:
-    """Opens or closes an end: any exception that is not omni's own becomes a PluginError. code: what is called."""
+    """Opens or closes an end. Exceptions of other types than omni's become PluginErrors. code: the called function."""
 
     def failed(error: BaseException) -> OmniError:
         problem = f"{doing} of edge {edge.name!r} failed: {fault_of(error, code)}"

@@ -58,8 +58,8 @@ class Orchestrator:
         is_held: Callable[[str], bool] = lambda request_id: False,
         listeners: Listeners | None = None,
     ) -> None:
-        """workers: of the stages on this engine's place. is_held: `CommandQueue.holds`. listeners: told of the sound that is
-        given."""
+        """workers: of the stages on this engine's place. is_held: `CommandQueue.holds`. listeners: get the length of the sound that
+        is delivered."""
         self._pipeline = pipeline
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._workers = workers
@@ -185,7 +185,7 @@ class Orchestrator:
         return self._ends.busy
 
     def counters(self, stage: str) -> Mapping[str, int]:
-        """Totals of a stage that its worker does not know: `underruns` of a stage that gives sound."""
+        """Totals of a stage besides those of its worker: `underruns` of a stage that outputs sound."""
         return {"underruns": self.listeners.underruns} if stage == self._sound_stage else {}
 
     def connect(self, command: ConnectPeer) -> None:
@@ -280,7 +280,7 @@ class Orchestrator:
                 case Failed():
                     active.running.discard(stage)
                     self.abort(message.request_id, known(stage, "running", message.error))
-        except BaseException as error:  # also what a value of the worker raises when it is read
+        except BaseException as error:  # includes exceptions that values of the worker raise when they are read
             if is_interrupt(error):
                 raise
             doing = _DOING.get(type(message), "taking a message")
@@ -320,7 +320,7 @@ class Orchestrator:
             if not active.awaited:
                 self._end(active, "all wanted outputs were given")
         elif not active.running and not active.ending:
-            # The user's side knows when all wanted outputs were given, and aborts what still runs elsewhere.
+            # The user's process determines when all wanted outputs were delivered, and aborts the parts that still run elsewhere.
             self._draining[active.request.id] = None
 
     def _end(self, active: ActiveRequest, reason: str) -> None:

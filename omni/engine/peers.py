@@ -209,7 +209,7 @@ class EdgeEnds:
         for (edge, consumer), sender in self._senders.items():
             if consumer == place:
                 sender.peer_lost()
-                if sender.guard.fault is not None:  # the consumer is gone, so no stage has to be closed
+                if sender.guard.fault is not None:  # the consumer has ended, so no stage has to be closed
                     self._free(edge, consumer)
         peer.link.close()
 

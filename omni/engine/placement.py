@@ -38,7 +38,7 @@ class Placement:
 
     @classmethod
     def of(cls, pipeline: Pipeline, device: str) -> "Placement":
-        """By `Stage.place` and `Stage.ranks`. device: `engine.device`. Raises ConfigError for a place that is no device,
+        """By `Stage.place` and `Stage.ranks`. device: `engine.device`. Raises ConfigError for a place that is not a device,
         and for places that cannot be those of ranks."""
         main = str(name_device(device))
         stages = {stage.name: places_of(stage.place, f"{stage.name}.place") or (main,) for stage in pipeline.order()}
@@ -116,8 +116,8 @@ class Placement:
     def _open_places(
         self, pipeline: Pipeline, stages: frozenset[str], closed: Mapping[str, Collection[str]]
     ) -> Mapping[str, Sequence[str]]:
-        """The places of each of `stages` where it is open, and from which a place of every consumer is reached that is open in
-        the same sense; all places of a stage that has none."""
+        """The places of each of `stages` where it is open, and from which an open place of every consumer can be reached; all
+        places of a stage that has no such place."""
         found: dict[str, Sequence[str]] = {}
         for stage in reversed(pipeline.order()):
             edges = [edge for edge in pipeline.edges_from(stage.name) if edge.consumer in stages]
@@ -137,7 +137,7 @@ def device_of(place: str) -> torch.device:
 
 
 def places_of(text: str | None, field: str) -> tuple[str, ...]:
-    """The places that a stage's `place` names, none for None. Raises ConfigError about `field` for one that is none."""
+    """The places that a stage's `place` names, none for None. Raises ConfigError, naming `field`, for an invalid place."""
     places: list[str] = []
     for each in text.split(",") if text is not None else ():
         device, slash, name = each.strip().partition("/")

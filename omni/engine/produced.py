@@ -1,4 +1,4 @@
-"""Checks of what a worker or an adapter gives, before it goes on: so the error names who gave it, not who takes it."""
+"""Checks outputs of workers and adapters before they are passed on, so that errors name their producer and not their consumer."""
 
 from omni.device import Event
 from omni.errors import ReturnedError, known, quoted, type_of
@@ -33,7 +33,7 @@ def check_sound(
     rates: dict[str, int], modality: str, stage: str, produced: Produced, worker: StageWorker, *, onward: bool
 ) -> None:
     """Checks an output of a stage for a user, if it is sound, and keeps its rate in `rates`, by stage. onward: whether the stage
-    has consumers: what is no `AudioChunk` may be for these. Raises StageError."""
+    has consumers, which may get payloads other than `AudioChunk`. Raises StageError."""
     meta = produced.payload.meta
     sound = isinstance(meta, AudioChunk)
     if sound or (modality == AUDIO and (produced.for_user or not onward)):
@@ -44,7 +44,7 @@ def checked_rate(source: str, meta: object, code: object, rate: int | None) -> i
     """Checks one piece of sound for a user, and returns its rate. source: the stage, or the edge of its adapter. code: what made
     it. rate: of the pieces before; None for the first.
 
-    Raises StageError for what is no `AudioChunk`, or has another rate. `omni.engine.values.give` checks the samples.
+    Raises StageError for other payloads than `AudioChunk`, and for another rate. `omni.engine.values.give` checks the samples.
     """
     if not isinstance(meta, AudioChunk):
         problem = f"a {type(meta).__name__} on the output {AUDIO!r}: give an omni.payload.AudioChunk"

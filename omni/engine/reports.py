@@ -1,4 +1,4 @@
-"""What the workers of an engine's stages report of themselves."""
+"""Reports of the workers of an engine's stages: usage, counters and longest prompt."""
 
 import logging
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class StageReports:
         return {**counts, **self._orchestrator.counters(stage)}
 
     def holds(self, stage: str) -> bool:
-        """Whether it holds resources. One that cannot report them counts as holding none; the log has why, once."""
+        """Whether it holds resources. A stage that cannot report them counts as idle; the log reports the reason once."""
         try:
             return any(self.usage(stage).values())
         except OmniError as error:

@@ -12,8 +12,9 @@ import msgspec
 import torch
 
 from omni.checkpoint import Checkpoint, resolve
-from omni.config import FAMILY, Setting, SettingsLayer, overlay
+from omni.config import FAMILY, Setting, SettingsLayer
 from omni.engine.choice import PipelineChoice, apply_choice, last_change
+from omni.engine.configuration import configure
 from omni.engine.placement import places_of
 from omni.engine.unfit import unfit
 from omni.errors import (
@@ -30,15 +31,9 @@ from omni.errors import (
     type_of,
 )
 from omni.pipeline import (
-    EDGES,
-    ENGINE,
     FRONTEND,
-    Edge,
-    EdgeSettings,
     Pipeline,
-    PipelineOutput,
     Stage,
-    hidden_states_of,
     validate,
 )
 from omni.pipeline.adapter import AdapterFactory
@@ -52,14 +47,6 @@ from omni.sampling import SamplingParams
 from omni.stage import ExpertParallelKind, PipelineParallelKind, StageKind, TensorParallelKind
 from omni.utils.origin import origin, with_origin, with_place
 
-_STAGE_SETTINGS = (
-    ("dtype", str | None, None),
-    ("place", str | None, None),
-    ("tensor_parallel", int, 1),
-    ("expert_parallel", bool, False),
-    ("pipeline_parallel", int, 1),
-)
-"""Fields of `Stage` that users set beside its options."""
 _ANY = PipelineChoice()
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -83,10 +70,10 @@ def open_checkpoint(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A checked pipeline with all named objects imported, before any weight is read. settings: of its stages.
-    processors: logits processors for its requests, by name. drafters: by name. extensions: that were applied, in order. makers: the
-    `origin` of the function that chose each stage, the front end as `FRONTEND`, and what another than the stage's chose, by path;
-    empty where it is unknown, or where a file of the checkpoint chose."""
+    """A checked pipeline with all named objects imported, before any weight is read. settings: of its stages. processors: logits
+    processors for its requests, by name. drafters: by name. extensions: that were applied, in order. makers: the `origin` of the
+    function that chose each stage, by name; of the front end, under `FRONTEND`; and of settings that another function chose, by
+    path. Empty if it is unknown, or if a file of the checkpoint determined the value."""
 
     pipeline: Pipeline
     kinds: Mapping[str, StageKind]
@@ -99,7 +86,7 @@ class Plan:
 
     @contextmanager
     def naming_makers(self) -> Iterator[None]:
-        """Adds the maker to ConfigErrors of stages that are loaded, about what they lack, or about options that no user set."""
+        """Adds the maker to ConfigErrors that loading stages raise about a missing model or about options that no user set."""
         try:
             yield
         except ConfigError as error:
@@ -243,65 +230,6 @@ def _check_connectors(
             raise PluginError(with_origin(f"{path}: {error}", code=code)) from error
 
 
-def configure(pipeline: Pipeline, layers: Sequence[SettingsLayer]) -> tuple[Pipeline, tuple[Setting, ...]]:
-    """The pipeline with the settings of its stages and edges from layers, and the origin of each. Raises ConfigError."""
-    before = {stage.name: _settable(stage) for stage in pipeline.stages}
-    others = (EDGES, ENGINE, FRONTEND)
-    after, settings = overlay(before, [layer.without(*others) for layer in layers], others)
-    stages = tuple(_with_settings(stage, after[stage.name]) for stage in pipeline.stages)
-    edges, edge_settings = _configure_edges(pipeline.edges, layers)
-    configured = msgspec.structs.replace(pipeline, stages=stages, edges=edges)
-    return _with_hidden_states(configured), (*settings, *edge_settings)
-
-
-def _with_hidden_states(pipeline: Pipeline) -> Pipeline:
-    """An output on request for the hidden states that a stage keeps."""
-    given = {output.stage for output in pipeline.outputs if output.hidden_states}
-    keeping = [s.name for s in pipeline.stages if msgspec.structs.asdict(s.options).get("hidden_layers")]
-    more = [
-        PipelineOutput(modality=hidden_states_of(name), stage=name, default=False, hidden_states=True)
-        for name in keeping
-        if name not in given
-    ]
-    return pipeline.extended(outputs=more)
-
-
-def _settable(stage: Stage) -> msgspec.Struct:
-    """The stage's options and, in a struct derived from theirs, what users set beside them."""
-    options = type(stage.options)
-    fields = [field for field in _STAGE_SETTINGS if field[0] not in options.__struct_fields__]
-    own = {
-        name: value for name, value in msgspec.structs.asdict(stage).items() if name in {field[0] for field in fields}
-    }
-    derived = msgspec.defstruct(options.__name__, fields, bases=(options,), module=__name__, frozen=True, kw_only=True)
-    return derived(**msgspec.structs.asdict(stage.options), **own)
-
-
-def _with_settings(stage: Stage, settings: msgspec.Struct) -> Stage:
-    options = type(stage.options)
-    fields = msgspec.structs.asdict(settings)
-    own = {name: fields.pop(name) for name in list(fields) if name not in options.__struct_fields__}
-    return msgspec.structs.replace(stage, options=options(**fields), **own)
-
-
-def _configure_edges(
-    edges: Sequence[Edge], layers: Sequence[SettingsLayer]
-) -> tuple[tuple[Edge, ...], tuple[Setting, ...]]:
-    before: dict[str, msgspec.Struct] = {
-        edge.setting: EdgeSettings(connector=edge.connector, credit=edge.credit, pool_bytes=edge.pool_bytes)
-        for edge in edges
-    }
-    own = [layer.only(EDGES).spread(EDGES) for layer in layers]
-    for layer in own:
-        for path in layer.values:
-            if ".".join(path.split(".")[:2]) not in before:
-                names = ", ".join(edge.setting for edge in edges) or "no edge: the pipeline has none"
-                raise ConfigError(layer.name(path), "there is no such edge", f"use one of {names}")
-    after, settings = overlay(before, own)
-    configured = [msgspec.structs.replace(e, **msgspec.structs.asdict(after[e.setting])) for e in edges]
-    return tuple(configured), settings
-
-
 def _unserved(model_type: str, plugins: Plugins) -> CheckpointError:
     known = sorted(t for f in plugins.families.entries.values() for t in f.model_types)
     remedy = f"known are {', '.join(known) or 'none'}"
@@ -352,7 +280,7 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins, code: object = None) ->
 
 
 def _check_ranks(stage: Stage, kind: StageKind) -> None:
-    """Raises ConfigError for a number of ranks that is none, or that the kind does not support."""
+    """Raises ConfigError for an invalid number of ranks, and for one that the kind does not support."""
     supported = {
         "tensor_parallel": isinstance(kind, TensorParallelKind) and kind.tensor_parallel,
         "pipeline_parallel": isinstance(kind, PipelineParallelKind) and kind.pipeline_parallel,
@@ -376,7 +304,7 @@ def _check_ranks(stage: Stage, kind: StageKind) -> None:
 
 
 def _check_experts(stage: Stage, kind: StageKind) -> None:
-    """Raises ConfigError for experts that are to be divided where the kind does not support it, or where there is one rank."""
+    """Raises ConfigError for `expert_parallel` if the kind does not support it, or if there is one rank."""
     field, value = f"{stage.name}.expert_parallel", stage.expert_parallel
     if not isinstance(value, bool):
         raise ConfigError(field, f"is {quoted(value)}", "give true or false")
@@ -389,7 +317,7 @@ def _check_experts(stage: Stage, kind: StageKind) -> None:
 
 
 def _adapter(path: str, field: str, code: object) -> AdapterFactory:
-    """Raises ConfigError for what cannot be called."""
+    """Raises ConfigError for an object that is not callable."""
     factory = locate(path, field, code)
     if not callable(factory):
         remedy = "name a class or a function that takes the edge's arguments and returns an Adapter"

@@ -75,7 +75,7 @@ class OutRoute:
         self._sent = 0
         self._end_reason: str | None = None
         self.closed = False
-        """Whether it sends nothing more: it has sent the end, the request is over, or the consumer has left."""
+        """Whether it sends nothing more: it has sent the end, the request has ended, or the consumer has left."""
 
     @property
     def busy(self) -> bool:
@@ -139,7 +139,7 @@ class OutRoute:
             raise
 
     def _discard(self, index: int, pieces: Iterable[object]) -> None:
-        """Passes on pieces that the consumer's half, which has given up, discards."""
+        """Passes on pieces. The consumer's half has given up and discards them."""
         for piece in pieces:
             try:
                 self._consumer.piece(index, piece)
@@ -192,7 +192,7 @@ class InRoute:
         self._delivered = 0
         self._end: tuple[int, str] | None = None
         self.closed = False
-        """Whether the consumer has everything from it, or wants nothing more."""
+        """Whether the consumer has received everything, or has left."""
 
     @property
     def busy(self) -> bool:
@@ -248,7 +248,7 @@ class InRoute:
         return moved
 
     def abort(self) -> None:
-        """The consumer wants nothing more."""
+        """The consumer has left."""
         if not self.closed:
             self.give_up()
             self.producer.leave()
@@ -340,7 +340,7 @@ class BusyRoutes:
         for route in list(routes):
             try:
                 moved |= route.tick()
-            except BaseException as error:  # also what a value of a plugin raises when it is read
+            except BaseException as error:  # includes exceptions that values of a plugin raise when they are read
                 if is_interrupt(error):
                     raise
                 self._fail(route.request_id, known(route.edge.name, "passing on a payload", error))

@@ -110,7 +110,7 @@ class RouteOpener:
         ends = self._ends.sender(edge.name, self._place), self._ends.receiver(edge.name, self._place)
         adapter, credit = self._adapter(active.request, edge), active.credits[edge.producer]
         made_by = None
-        if is_omni(type(adapter)):  # it passes on what the worker made
+        if is_omni(type(adapter)):  # it passes on the worker's own objects
             made_by = edge.producer, type(self._workers[edge.producer])
         return UserRoute(
             active.request.id,

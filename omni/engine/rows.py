@@ -51,7 +51,7 @@ def divide_memory(
     with torch.inference_mode():
         if budget is None:
             _set_rows(stages, most)
-            # Nothing bounds the pages either: half of what all rows could use is enough.
+            # Nothing limits the pages either: half of the pages that all rows could use is enough.
             halves = {name: _halved(f) if name in stages else f for name, f in footprints_of(loaded).items()}
             return Division(halves, divide(halves, {}, None), DerivedRows(most) if stages else None)
         if not stages:
@@ -139,7 +139,8 @@ class _Search:
         self._measured: list[tuple[int, dict[str, int]]] = []
         """The working memory of all stages by number of rows, as measured."""
         self._kept: dict[str, int] = {}
-        """What stayed allocated after a stage's measurement, such as the code of kernels: no later one shows it again."""
+        """Memory that stayed allocated after a stage's measurement, such as the code of kernels. Later measurements do not include
+        it."""
 
     def run(self) -> Division:
         divide(self._single, {}, self._budget)  # raises at once if one row does not fit
@@ -149,7 +150,7 @@ class _Search:
             division = self._try(rows)
             if division is not None:
                 return division
-            # Without a measurement nothing is known but that it was too much.
+            # Without a measurement it is only known that the number was too large.
             below = rows if self._measured and self._measured[-1][0] == rows else rows // 2 + 1
 
     def _try(self, rows: int) -> Division | None:

@@ -1,4 +1,4 @@
-"""What a start took, and where."""
+"""The durations of a start, by part."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Exceptions of plugin code that reads config.json: whether the plugin is to blame, or may be the file."""
+"""Attributes exceptions of plugin code that reads config.json to the plugin, or to the file."""
 
 import re
 

@@ -1,5 +1,5 @@
-"""Checks of the values in outputs of stages and adapters. What another process could not be sent fails its own request here, in
-an engine of the user's process too; in a message of several requests it would fail all of them."""
+"""Checks of the values in outputs of stages and adapters. A value that cannot be sent to another process fails its own request
+here, also in an engine of the user's process. In a message with several requests it would fail all of them."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ def is_text(value: object) -> bool:
 
 
 def check_tokens(stage: str, tokens: GeneratedTokens, code: object) -> None:
-    """Raises StageError for ids that are no tuple of numbers. code: what made them."""
+    """Raises StageError for ids that are not a tuple of numbers. code: what made them."""
     problem = _tokens_problem(tokens)
     if problem is not None:
         raise known(stage, _GIVING, ReturnedError(problem, code))
@@ -72,7 +72,7 @@ def _problem(meta: msgspec.Struct) -> str | None:
         _VALUES.encode(meta)
     except (UnicodeEncodeError, OverflowError) as error:
         return f"{type_of(meta)} cannot be given: {error}; give valid Unicode, and numbers of 64 bits"
-    except Exception:  # another one matters only where it is sent to another process
+    except Exception:  # other types matter only if the value is sent to another process
         return None
     return None
 
@@ -99,7 +99,7 @@ def _are_numbers(values: Sequence[object]) -> bool:
 
 
 def _audio_problem(chunk: AudioChunk) -> str | None:
-    """For samples that a user cannot play, or a rate that is no rate."""
+    """The error for samples that cannot be played, or for an invalid rate."""
     samples, rate = chunk.samples, chunk.sample_rate
     if not isinstance(samples, np.ndarray) or samples.dtype != np.float32 or samples.ndim != 1:
         given = f"{samples.dtype} {list(samples.shape)}" if isinstance(samples, np.ndarray) else type_of(samples)

@@ -22,8 +22,8 @@ Load = Callable[[Device, str], LoadedStage]
 
 @dataclass(frozen=True, slots=True)
 class WarmupPlan:
-    """What the kernels of a start follow from. device: the device that they are compiled for. budget: memory of the stages.
-    settings, packages: as for `StartRecord`, beside the stages; without settings no record is kept."""
+    """The inputs that determine the kernels of a start. device: the device that they are compiled for. budget: memory of the
+    stages. settings, packages: as for `StartRecord`, beside the stages; without settings no record is kept."""
 
     device: torch.device
     stages: Sequence[str]
@@ -36,7 +36,7 @@ class WarmupPlan:
 class KernelWarmup:
     """Records the variants of kernels that stages need, in a thread, and has processes compile them.
 
-    Errors here are logged at debug level and otherwise ignored: what is not compiled is compiled at its first launch.
+    Errors are logged at debug level and otherwise ignored: a variant that is not compiled here is compiled at its first launch.
     """
 
     def __init__(self, plan: WarmupPlan, processes: int) -> None:
@@ -77,7 +77,7 @@ class KernelWarmup:
             variants = self._variants()
             if not self._closed.is_set():
                 self._processes.compile(variants, torch.cuda.get_device_capability(self._plan.device))
-        except BaseException as error:  # also what a plugin raises
+        except BaseException as error:  # includes exceptions of plugins
             _log.debug("kernels are not compiled by processes", exc_info=error)
             self._processes.close()
 

@@ -83,7 +83,7 @@ def _check(frontend: Frontend, pipeline: Pipeline) -> None:
 
 
 def _check_numbers(frontend: Frontend) -> None:
-    """Raises ConfigError for voices that are no names, and numbers out of range."""
+    """Raises ConfigError for voices that are not names, and for numbers out of range."""
     names: tuple[object, ...] = frontend.voices
     rate, shortest = frontend.sample_rate, frontend.shortest_prompt
     for name, value, right, remedy in (

@@ -141,7 +141,7 @@ class SamplingCompiler:
         return CompiledSampling(in_ids, {stage: rules} if rules.stop or rules.structured else {}, vocabulary)
 
     def host_rules(self, compiled: CompiledSampling) -> Mapping[str, HostRules]:
-        """By stage, for one sample: rules have state. May take long. Raises InputError as `compile`."""
+        """Host rules by stage, for one sample, since rules have state. May take long. Raises InputError as `compile`."""
         if self._builder is None:
             return {}
         return {name: self._builder.build(rules) for name, rules in compiled.rules.items()}

@@ -222,7 +222,7 @@ def _one_line(problem: object) -> str:
 
 
 def _checked(structured: StructuredOutput, field: str) -> tuple[str, str]:
-    """Raises InputError for a value that is no JSON or is too long."""
+    """Raises InputError for a value that is not JSON or is too long."""
     try:
         kind, text = _kind_of(structured)
     except (TypeError, ValueError, RecursionError) as error:

@@ -64,7 +64,7 @@ def check_tokenizer_files(folder: Path) -> None:
     read_object(config)
     for token_id in read_as(config, _Config, MAX_BYTES).added_tokens_decoder or ():
         if not token_id.isascii() or not token_id.isdigit() or len(token_id) > 8 or int(token_id) >= MAX_ID:
-            problem = f"{quoted(token_id)} is no id from 0 to {MAX_ID - 1:,}"
+            problem = f"{quoted(token_id)} is not an id from 0 to {MAX_ID - 1:,}"
             raise CheckpointError(f"{config.name}: added_tokens_decoder", problem, "download the file again")
     whole = folder / "tokenizer.json"
     if is_file(whole):

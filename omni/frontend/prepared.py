@@ -74,7 +74,8 @@ def _checked_payload(field: str, payload: Payload, code: object) -> Payload:
 
 
 def _check_sendable(field: str, struct: msgspec.Struct, code: object) -> None:
-    """The engine may run in another process: a struct must get there as it is, wherever the engine runs."""
+    """The engine may run in another process, so a struct must survive encoding and decoding. It is checked wherever the engine
+    runs."""
     try:
         _CODECS.codec.decode(*_CODECS.codec.encode(Typed(struct)))
     except Exception as error:
@@ -84,7 +85,7 @@ def _check_sendable(field: str, struct: msgspec.Struct, code: object) -> None:
 
 
 class _Codecs(threading.local):
-    """One for each thread that prepares requests."""
+    """One encoder for each thread that prepares requests."""
 
     def __init__(self) -> None:
         self.codec: Codec[Typed[msgspec.Struct]] = Codec(Typed, inline_bytes=None)

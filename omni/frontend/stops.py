@@ -15,14 +15,14 @@ class StopTexts:
     def __init__(self, texts: Iterable[str]) -> None:
         self._next: list[dict[int, int]] = [{}]
         self.found = [0]
-        """By state: bytes of the longest stop string that is complete here; 0 if none is."""
+        """For each state: bytes of the longest stop string that is complete; 0 if none is."""
         self._depth = [0]
         for text in texts:
             self._add(text.encode())
         self._fall = [0] * len(self._next)
-        """By state: that of the next shorter suffix."""
+        """For each state: the state of the next shorter suffix."""
         self.held = [0] * len(self._next)
-        """By state: newest bytes, which begin a stop string that is not complete."""
+        """For each state: number of newest bytes that begin an incomplete stop string."""
         self._connect()
 
     def step(self, state: int, byte: int) -> int:
@@ -98,7 +98,7 @@ def stopped_text(texts: StopTexts, pieces: Sequence[bytes]) -> bytes:
     state = 0
     for index, byte in enumerate(text):
         state = texts.step(state, byte)
-        # One that was complete earlier came before `min_tokens`.
+        # Stop strings that were complete earlier came before `min_tokens`.
         if texts.found[state] and index >= len(text) - len(pieces[-1]):
             return text[index + 1 - texts.found[state] :]
     return b""

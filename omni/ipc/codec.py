@@ -187,7 +187,7 @@ class Codec(Generic[MessageT]):
         for part in name.split("."):
             kind = vars(kind)[part]
         if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-            raise TypeError(f"{module}:{name} is no msgspec.Struct")
+            raise TypeError(f"{module}:{name} is not a msgspec.Struct")
         with STRUCT_TYPES:
             return msgspec.msgpack.Decoder(kind, ext_hook=self._decode_extension, dec_hook=_already_made)
 

@@ -105,13 +105,13 @@ def _work(task: Task, numbers: int, results: int) -> None:
             compile_variant(variant)
             marker.parent.mkdir(parents=True, exist_ok=True)
             marker.touch()
-        except BaseException as failed:  # whatever it is, the others are compiled
+        except BaseException as failed:  # for any error, the other variants are compiled
             error = " ".join(f"{type(failed).__name__}: {failed}".split())
         os.write(results, f"{number} {error[:_SHOWN]}".encode(errors="replace").strip() + b"\n")
 
 
 class _Target:
-    """What compiling asks Triton's driver: it opens no device, so a process takes no device memory."""
+    """The driver that compilation queries. It opens no device, so a process takes no device memory."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -127,7 +127,7 @@ class _Target:
 
 
 def compile_variant(variant: Variant) -> None:
-    """Compiles into Triton's cache, for the active driver's target. Raises whatever Triton raises."""
+    """Compiles into Triton's cache, for the active driver's target. Raises the errors of Triton."""
     kernel = variant.found()
     compiled = kernel.run(grid=(1,), warmup=True, **variant.rebuilt())
     try:

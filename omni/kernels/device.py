@@ -17,8 +17,8 @@ _log = logging.getLogger(__name__)
 class RecordingDevice(MetaDevice):
     """Phases run on tensors without contents, and their kernels are recorded instead of launched.
 
-    A phase that needs contents (a copy to the host, say) ends there; what it launches later is not recorded. failed: names of
-    such phases.
+    A phase that needs contents, such as a copy to the host, ends there; its later launches are not recorded. failed: names of such
+    phases.
     """
 
     captures: ClassVar[bool] = True

@@ -64,10 +64,10 @@ class Compiled:
 
 
 class CompileProcesses:
-    """A process that imports Triton and forks workers. Its end never matters to a start: what it has not compiled is compiled at
-    its first launch.
+    """A process that imports Triton and forks workers. If it ends early, the start continues: variants that it has not
+    compiled are compiled at their first launch.
 
-    Nothing is left behind: `close` ends all of them, as does the end of this process.
+    `close` ends the process and its workers, as does the end of this process.
     """
 
     def __init__(self, processes: int) -> None:
@@ -102,7 +102,9 @@ class CompileProcesses:
         for variant in variants:
             try:
                 marked.append((variant, _marker(variant, number)))
-            except Exception as error:  # a kernel that is no more, or that Triton wraps: its first launch compiles it
+            except (
+                Exception
+            ) as error:  # a kernel that no longer exists, or that Triton wraps: its first launch compiles it
                 _log.debug("%s is not compiled by a process: %s", variant.kernel, error)
         self._variants = tuple((variant, marker) for variant, marker in marked if not marker.exists())
         self._known = len(marked) - len(self._variants)

@@ -69,7 +69,7 @@ class VariantRecorder:
 
 
 def _glance(value: object) -> Hashable:
-    """What of an argument may matter."""
+    """The properties of an argument that may affect compilation."""
     if isinstance(value, Tensor):
         return value.dtype, value.data_ptr() % ALIGNMENT
     if isinstance(value, tuple):

@@ -149,7 +149,7 @@ def reached(kernel: Any) -> list[Any]:
 
 
 def _reduced(value: object, specialized: bool) -> object:
-    """One argument for all that Triton compiles for alike."""
+    """One representative of all arguments for which Triton compiles the same code."""
     match value:
         case None | bool():
             return value

@@ -80,7 +80,7 @@ def _read(source: Location | bytes, field: str, options: MediaOptions, downloade
     most = options.max_image_bytes
     with open_location(source, field=field, options=options, max_bytes=most, downloaded=downloaded) as file:
         try:
-            # One more than allowed: the file may have grown.
+            # Reads one byte more than allowed: the file may have grown.
             data = file.read(most + 1)
         except OSError as error:
             raise InputError(field, f"cannot be read ({error.strerror})", "give a readable file") from error

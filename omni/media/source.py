@@ -73,13 +73,13 @@ def _is_data(source: Location) -> bool:
 
 
 def _path(source: Location, field: str) -> str:
-    """Raises InputError for a malformed `file:` URL, and for a path that is no text."""
+    """Raises InputError for a malformed `file:` URL, and for a path that is not text."""
     path = os.fspath(source)
     if isinstance(source, str) and source[:5].lower() == "file:":
         try:
             path = url2pathname(urlsplit(source).path)
         except ValueError as error:
-            raise InputError(field, f"{quoted(source)} is no URL", "write file:///folder/name") from error
+            raise InputError(field, f"{quoted(source)} is not a URL", "write file:///folder/name") from error
     if not isinstance(path, str):
         raise InputError(field, f"is a path of {type(path).__name__}", "give it as a string")
     return path

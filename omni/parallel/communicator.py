@@ -52,7 +52,8 @@ class Communicator(Protocol):
         ranks send and receive in the same order, with equal shapes and dtypes."""
 
     def receive(self, x: Tensor, source: int) -> PendingReceive:
-        """Overwrites `x`, which is contiguous, by what a rank sends next. Nothing reads or writes `x` before it has arrived."""
+        """Overwrites `x`, which is contiguous, with the next tensor from a rank. Nothing reads or writes `x` before it has
+        arrived."""
 
     def silent(self) -> AbstractContextManager[None]:
         """While entered, collectives give results of the right shape, without contents, nothing is sent or received, and no other

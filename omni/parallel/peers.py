@@ -78,7 +78,7 @@ class RankMemory:
 
 
 def _exchange(store: Store, name: str, rank: int, size: int, given: bytes, timeout: timedelta) -> Sequence[bytes]:
-    """What every rank gives, in their order."""
+    """The contributions of all ranks, in rank order."""
     store.set(f"{name} {rank}", given.hex())
     keys = [f"{name} {other}" for other in range(size)]
     store.wait(keys, timeout)

@@ -1,7 +1,7 @@
-"""How the ranks of a stage find each other at the start of their engines.
+"""Connects the ranks of a stage at the start of their engines.
 
 Whoever starts the engines gives each of them the same memory, which has the ranks' store, and the ends of sockets between rank 0
-and the others (`RankEnds`). Neither has a name, so nothing of them stays, however the processes end.
+and the others (`RankEnds`). Neither has a name, so both disappear with the processes.
 """
 
 import socket
@@ -30,7 +30,7 @@ STEP_SECONDS = 60.0
 
 @dataclass(slots=True)
 class RankEnds:
-    """What a rank was given. store: descriptor of the memory, -1 for none yet. sockets: to other ranks, by rank."""
+    """Resources that a rank was given. store: descriptor of the memory, -1 for none yet. sockets: to other ranks, by rank."""
 
     store: int = -1
     sockets: dict[int, socket.socket] = field(default_factory=dict)

@@ -23,7 +23,7 @@ class _There:
 
 
 THERE: PendingReceive = _There()
-"""The arrival of what was there before."""
+"""An arrival that is complete from the start."""
 
 
 class SilentCommunicator:
@@ -38,7 +38,7 @@ class SilentCommunicator:
         return x if peers is None else peers.all_reduce(x)
 
     def rank_memory(self, x: Tensor) -> RankMemory | None:
-        """None, except where launches are recorded (`omni.kernels`): kernels of ranks that have such memory are to be known."""
+        """None, except where launches are recorded (`omni.kernels`): kernels that use such memory have to be recorded too."""
         peers = RankMemory(self.rank, x.new_empty(self.size, dtype=torch.int64))
         return peers if x.is_meta and runs_kernel(x) and peers.takes(x) else None
 
@@ -59,7 +59,7 @@ class SilentCommunicator:
 
 
 class SilentChannel:
-    """A `RankChannel` to nobody."""
+    """A `RankChannel` without receivers."""
 
     descriptor = None
 

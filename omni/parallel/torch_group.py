@@ -26,7 +26,7 @@ from omni.parallel.watch import REMEDY
 _SEND_SECONDS = timedelta(seconds=5)
 """Time for others to receive what was sent before the group is closed."""
 _ARRIVED_SECONDS = timedelta(seconds=1)
-"""In which gloo tells that a tensor arrived, however busy the host."""
+"""Maximum time in which gloo reports that a tensor has arrived, on a busy host too."""
 
 
 def open_communicator(
@@ -99,7 +99,7 @@ class TorchCommunicator:
         self._names = names
         self._silent = False
         self._sent: deque[Work] = deque()
-        """Sends that may be under way."""
+        """Transfers to other ranks that may be incomplete."""
         self._tags = Counter[tuple[int, str]]()
         self._sum, self._gather = AllreduceOptions(), AllgatherOptions()
         for options in (self._sum, self._gather):
@@ -154,7 +154,7 @@ class TorchCommunicator:
         """Idempotent. No collective may be under way; what was sent may be."""
         group, self._group = self._group, None
         while self._sent:
-            with suppress(RuntimeError):  # nobody receives it any more
+            with suppress(RuntimeError):  # no rank receives it any more
                 self._sent.popleft().wait(_SEND_SECONDS)
         if group is not None:
             group.shutdown()
@@ -189,7 +189,7 @@ class _Transfer:
         return self.completed
 
     def arrived(self) -> bool:
-        # Nothing but a wait makes gloo's work complete, and one that is too short ends all transfers.
+        # Gloo completes work only inside a wait, and a wait that times out ends all transfers.
         if not self.done():
             with suppress(RuntimeError):
                 self.work.wait(_ARRIVED_SECONDS)
@@ -220,7 +220,7 @@ class NcclCommunicator(TorchCommunicator):
         sums: bool = True,
     ) -> None:
         """sums: whether small sums go through the memory of the other devices."""
-        # Another GPU waits for what a group without sums transfers.
+        # Another GPU waits for the transfers of a group without sums.
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=not sums)
         options._timeout = timeout
         super().__init__(dist.ProcessGroupNCCL(store, rank, len(names), options), rank, names)
@@ -253,7 +253,7 @@ class NcclCommunicator(TorchCommunicator):
         return parts
 
     def _run(self, collective: Callable[..., Work], *arguments: object) -> None:
-        # Nothing waits: the stream orders the collective before what follows.
+        # No wait is necessary: the stream orders the collective before later work.
         with _lost_ranks(self._names, self._rank, errors=dist.DistError):
             collective(*arguments)
 

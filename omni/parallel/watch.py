@@ -1,4 +1,4 @@
-"""Notices what hangs. On CUDA the device alone waits for other ranks, and no time limit of NCCL covers captured graphs or kernels
+"""Detects hangs. On CUDA only the device waits for other ranks, and NCCL's time limits cover neither captured graphs nor kernels
 that read the memory of another device."""
 
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from omni.errors import LostRankError
 from omni.parallel.ranks import Ranks
 
 _MOST_SECONDS = 2.0
-"""Counted between two looks. The host may have been stopped itself, and the other ranks with it."""
+"""Maximum time counted between two checks: this process, and the other ranks with it, may have been stopped."""
 REMEDY = "see the logs of the others; the stage works again once all of its engines are started again"
 
 
 class HangWatch:
-    """Looks at something that changes as long as nothing hangs."""
+    """Checks an object that changes as long as nothing hangs."""
 
     def __init__(self, limit: float, seconds: Callable[[], float]) -> None:
         """limit: seconds without a change. seconds: gives the present time, as `Device.seconds`."""
@@ -23,7 +23,7 @@ class HangWatch:
         self._unchanged = 0.0
 
     def hangs(self, present: object | None) -> bool:
-        """Whether looks have found the same object for longer than the limit. None is nothing that could hang."""
+        """Whether checks have found the same object for longer than the limit. None means that nothing can hang."""
         if present is None:
             self._seen = None
             return False
@@ -37,7 +37,7 @@ class HangWatch:
 
 
 class StepWatch:
-    """Of the steps that a rank has launched."""
+    """Watches the steps that a rank has launched."""
 
     def __init__(self, ranks: Ranks, seconds: Callable[[], float]) -> None:
         self._ranks = ranks

@@ -140,7 +140,7 @@ _Index = NDArray[np.int64] | slice | None
 
 
 def _indexes(group: Sequence[Transfer]) -> tuple[_Index, _Index]:
-    """Of a group: slots of pages, or host values; and destinations. A single transfer between consecutive rows, such as
+    """The uploads of a group: slots of pages or host values, and destinations. A single transfer between consecutive rows, such as
     the hidden state of one token, uploads nothing."""
     if len(group) == 1 and not isinstance(source := group[0].source, np.ndarray):
         slots = _range(source.slots[group[0].rows]) if isinstance(source, PageSlice) else None

@@ -1,4 +1,4 @@
-"""Types of a pipeline's parts and their fields. msgspec checks only what it decodes, and a pipeline is made by calls."""
+"""Checks types of a pipeline's parts and their fields. msgspec checks only decoded structs, and a pipeline is built by calls."""
 
 from typing import Any
 

@@ -63,8 +63,8 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def extended(
         self, *, stages: Iterable[Stage] = (), edges: Iterable[Edge] = (), outputs: Iterable[PipelineOutput] = ()
     ) -> "Pipeline":
-        """The pipeline with more parts. A part takes the place of an existing one: a stage of its name, an edge between
-        its two stages, an output of its modality. Raises ConfigError for what is no part."""
+        """The pipeline with more parts. A part takes the place of an existing one: a stage of its name, an edge between its two
+        stages, an output of its modality. Raises ConfigError for an object that is not a part."""
         outputs = _parts("outputs", outputs, PipelineOutput)
         return msgspec.structs.replace(
             self,

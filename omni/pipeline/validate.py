@@ -26,7 +26,7 @@ def validate(pipeline: Pipeline) -> None:
     for index, output in enumerate(pipeline.outputs):
         _check_known(f"pipeline.outputs[{index}].stage", output.stage, names)
         if not output.hidden_states and not is_name(output.modality):
-            field, problem = f"pipeline.outputs[{index}].modality", f"{quoted(output.modality)} is no name"
+            field, problem = f"pipeline.outputs[{index}].modality", f"{quoted(output.modality)} is not a name"
             remedy = f'give printable text of at most {LONGEST_NAME} characters, such as "text"'
             raise ConfigError(field, problem, remedy)
     if not pipeline.outputs:
@@ -56,7 +56,7 @@ def _check_names(names: list[str]) -> None:
         if name in (EDGES, ENGINE, FRONTEND) or not name.isidentifier() or not is_name(name):
             most = f"of at most {LONGEST_NAME} characters"
             remedy = f"use an identifier {most}, other than {FRONTEND!r}, {ENGINE!r} and {EDGES!r}"
-            raise ConfigError("pipeline.stages", f"{quoted(name)} is no valid name of a stage", remedy)
+            raise ConfigError("pipeline.stages", f"{quoted(name)} is not a valid name of a stage", remedy)
 
 
 def _check_unique(field: str, names: Iterable[str]) -> None:
@@ -77,6 +77,6 @@ def _check_hidden_states(pipeline: Pipeline) -> None:
     for name, what in asking:
         kept = msgspec.structs.asdict(pipeline.stage(name).options).get("hidden_layers")
         if not kept:
-            problem = "is no option" if kept is None else "is empty"
+            problem = "is not an option" if kept is None else "is empty"
             remedy = "name layers of a stage of kind 'ar'"
             raise ConfigError(f"{name}.hidden_layers", f"{problem}, and {what} takes hidden states", remedy)

@@ -15,7 +15,7 @@ _PATHS = ("connector", "kind", "pipeline", "processor", "tiny")
 """Fields of entries that are import paths."""
 
 LONGEST_NAME = 100
-"""Of an entry, in characters."""
+"""Maximum length of the name of an entry, in characters."""
 
 MadeT = TypeVar("MadeT")
 
@@ -62,7 +62,7 @@ def _check_types(types: object, field: str) -> None:
             field, f"is the text {types!r}, so each of its letters is a model type", f"write ({types!r},)"
         )
     if not isinstance(types, list | tuple) or not all(isinstance(each, str) and each for each in types):
-        raise plugin_error(field, f"{quoted(types)} is no tuple of model types", 'write ("my_model",)')
+        raise plugin_error(field, f"{quoted(types)} is not a tuple of model types", 'write ("my_model",)')
     if not types:
         raise plugin_error(field, "is empty, so that no checkpoint is of this family", 'write ("my_model",)')
     if len({*types}) < len(types):
@@ -75,7 +75,7 @@ def check_entry(entry: msgspec.Struct) -> None:
     field = f"{type(entry).__name__} {quoted(fields['name'])}"
     if not is_name(fields["name"]):
         remedy = f"give printable text of at most {LONGEST_NAME} characters, without spaces around it"
-        raise plugin_error(f"{field}.name", "is no name", remedy)
+        raise plugin_error(f"{field}.name", "is not a name", remedy)
     if isinstance(entry, ModelFamily):
         _check_types(entry.model_types, f"{field}.model_types")
     for name, path in fields.items():

@@ -220,7 +220,7 @@ def _check_hooks(record: PluginRecord, module: object) -> None:
         if name not in _HOOKS:
             near = get_close_matches(name, _HOOKS, n=1, cutoff=0.5)
             remedy = f"did you mean {near[0]!r}?" if near else f"implement one of {', '.join(_HOOKS)}"
-            raise plugin_error(f"{record.module}.{name}", with_origin("is no hook", code=vars(module)[name]), remedy)
+            raise plugin_error(f"{record.module}.{name}", with_origin("is not a hook", code=vars(module)[name]), remedy)
 
 
 def _attributes(value: object) -> Mapping[str, object]:

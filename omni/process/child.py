@@ -22,11 +22,11 @@ SUPPORTED = sys.platform == "linux" and bool(sys.executable)
 """Whether a process can be started here."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""They may reach both processes. The user's decides what they mean, and its end is the engine's."""
+"""These signals may reach both processes. The user's process alone handles them, and the engine's process ends with it."""
 
 _BOOT = (
     "import gc, signal\n"
-    "gc.disable()\n"  # until `main`: what is imported lasts to the end
+    "gc.disable()\n"  # until `main`: imported objects are never freed
     f"for each in {[int(each) for each in _SIGNALS]}: signal.signal(each, signal.SIG_IGN)\n"
     "signal.pthread_sigmask(signal.SIG_SETMASK, [])\n"
     "import json, sys\n"
@@ -67,7 +67,7 @@ class EngineProcess:
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal has stopped it, such as SIGSTOP, and none has continued it. A debugger's stop is none."""
+        """Whether it is stopped by a signal such as SIGSTOP, and was not continued. A debugger's stop does not count."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
         except OSError:  # it has ended

@@ -40,7 +40,7 @@ def start_early(
     """The process of a model's engine; None if its settings do not ask for one, or unknown to be needed before torch is imported.
     Raises OSError if it cannot be started.
 
-    A process that turns out not to be needed is for the caller to end: one for `"auto"` beside a torch without CUDA.
+    The caller ends a process that turns out to be unnecessary, such as one for `"auto"` with a torch without CUDA.
     """
     if not SUPPORTED or not _wanted(layers):
         return None
@@ -49,7 +49,7 @@ def start_early(
 
 
 def _folder_of(model: str | os.PathLike[str]) -> str | None:
-    """None for a model that is not here, whose stages are unknown."""
+    """None for a model that is not on this machine: its stages are unknown."""
     return str(model) if Path(model).is_dir() else None
 
 

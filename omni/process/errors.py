@@ -29,7 +29,7 @@ _ARGUMENTS: dict[type[BaseException], tuple[str, ...]] = {
     **dict.fromkeys((LostPeerError, StageError), ("stage", "doing", "problem")),
     SyncError: ("operation", "phase", "remedy"),
 }
-"""The arguments of each error's constructor, by the names of its attributes. With none there, the text is the argument."""
+"""The arguments of each error's constructor, by the names of its attributes. Without attributes, the text is the argument."""
 
 _TYPES: dict[str, type[BaseException]] = {
     f"{kind.__module__}.{kind.__name__}": kind
@@ -63,7 +63,7 @@ class ErrorData(msgspec.Struct, frozen=True):
     def of(cls, error: BaseException) -> "ErrorData":
         try:
             return cls._of(error)
-        except Exception:  # what a plugin's class makes of its own attributes
+        except Exception:  # the attributes may be of any type in a plugin's class
             return cls("", (_encodable(said(error)),), _encodable(said(error)), trace=_trace(error))
 
     @classmethod

@@ -26,7 +26,8 @@ from omni.errors import LostPeerError, OmniError, StageError
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
 from omni.process.child import EngineProcess
-from omni.process.placed import PlacedEngine, PlacedEngines
+from omni.process.placed import PlacedEngines
+from omni.process.start_group import PlacedEngine
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
 from omni.timeline.export import write_trace
@@ -39,10 +40,10 @@ _log = logging.getLogger(__name__)
 class _Tracked:
     """A request. lock: taken before that of the engines. places: of its stages, if they are several.
 
-    parts: places whose engines have not ended it. awaited: stages with a wanted output that are not done.
-    attempt: its number, from 0; outputs of earlier attempts are dropped. started: whether the user was given an output.
-    complete: whether all wanted outputs were given; it is over when every engine has ended its part.
-    lost: an engine's report on another one, which has yet to confirm it.
+    parts: places whose engines have not ended it. awaited: stages with a wanted output that are not done. attempt: its number, from
+    0; outputs of earlier attempts are dropped. started: whether the user was given an output. complete: whether all wanted outputs
+    were given; it has ended when every engine has ended its part. lost: an engine's report on another one, which has yet to confirm
+    it.
     """
 
     request: EngineRequest
@@ -67,8 +68,8 @@ class _Tracked:
 class EngineGroup:
     """An `EngineClient` of engines in processes of their own.
 
-    A request runs in the engines of its stages; each gets its part, and they pass payloads to each other. Outputs come
-    from every engine directly. The group decides when the request is over, and ends its parts elsewhere.
+    A request runs in the engines of its stages; each gets its part, and they pass payloads to each other. Outputs come from every
+    engine directly. The group decides when the request has ended, and ends its parts elsewhere.
 
     If a process ends, requests that used it start again from their prompt if nothing of them was given to the user, and
     fail with a LostPeerError otherwise. The engines' lock guards the collections of requests and their places; a

@@ -1,4 +1,4 @@
-"""What an engine's process imports before the user's process tells it what to load."""
+"""Imports of an engine's process, made before the user's process sends the model to load."""
 
 import logging
 from contextlib import suppress
@@ -11,8 +11,8 @@ from omni.plugin.manager import load_plugins
 
 
 def import_code(model: str, family: str | None = None) -> None:
-    """Imports the code of a model's stages: resolves its pipeline, without settings. Raises and logs nothing: the load does the
-    same, with settings, and reports what is wrong.
+    """Imports the code of a model's stages: resolves its pipeline, without settings. Raises and logs nothing: loading repeats this
+    with settings, and reports errors.
 
     model: the checkpoint's folder. family: as in `PipelineChoice`.
     """

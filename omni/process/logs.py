@@ -9,8 +9,8 @@ _log = logging.getLogger(__name__)
 
 
 class LogSender(logging.Handler):
-    """Passes records to the user's process, whose logging decides what is shown. Sends nothing itself: a record may be made, by a
-    finalizer, while a message is being encoded."""
+    """Passes records to the user's process, whose logging configuration applies. It only queues them: a finalizer may create a
+    record while a message is being encoded."""
 
     def __init__(self, send: Callable[[LogRecordOut], object]) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class LogSender(logging.Handler):
         try:
             text = self.format(record).encode(errors="backslashreplace").decode()
             self._send(LogRecordOut(record.name, record.levelno, text))
-        except Exception:  # as the handlers of logging do: a wrong record fails no request
+        except Exception:  # as in the handlers of logging: an invalid record fails no request
             self.handleError(record)
 
 

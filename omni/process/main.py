@@ -43,7 +43,7 @@ def main(descriptor: int, model: Sequence[str]) -> None:
         os.dup2(2, 1)
     if model:
         import_code(*model)
-    # The garbage collector visits none of what is imported.
+    # Excludes imported objects from garbage collection.
     gc.freeze()
     gc.enable()
     sends: Codec[FromEngine] = Codec(FromEngine)
@@ -55,7 +55,7 @@ def main(descriptor: int, model: Sequence[str]) -> None:
         _serve(channel, sends, server)
         status = 0
     except ChannelClosed:
-        pass  # nobody is left to report to
+        pass  # there is no process to report to
     except BaseException as error:
         with suppress(Exception):  # the outputs that are left may be the cause
             server.finish()
@@ -76,7 +76,7 @@ def _exit(status: int) -> NoReturn:
 
 
 def _end_hung(channel: EngineEnd, error: BaseException) -> NoReturn:
-    """Beside the loop, which hangs. Prints where."""
+    """Runs in another thread while the loop hangs. Prints the stack of the loop."""
     faulthandler.dump_traceback()
     _report(channel, error)
     _exit(1)

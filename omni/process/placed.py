@@ -2,20 +2,18 @@
 
 import itertools
 import logging
-import select
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
 from omni.engine import EngineOptions, Placement, device_of
 from omni.engine.memory import DeviceShare
-from omni.errors import LostPeerError, LostRankError, StageError, said
+from omni.errors import LostPeerError, StageError, said
 from omni.ipc import Channel
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
@@ -24,51 +22,14 @@ from omni.process.messages import Start
 from omni.process.remote import RemoteEngine
 from omni.process.rendezvous import join_ranks
 from omni.process.select import threads_of
+from omni.process.start_group import LOST_RANK_SECONDS, PlacedEngine, StartGroup, rounds_of, wait_ready
 from omni.process.stop_watch import STOPPED_SECONDS, StopWatch, start_watching
+from omni.utils.closing import ClosingSteps
 
 _log = logging.getLogger(__name__)
 
 _STEADY_SECONDS = 60.0
 """An engine that ran this long before its process ended is given all its restarts again."""
-
-
-_LOST_RANK_SECONDS = 5.0
-"""Time for the cause of a rank's report that another one is lost, before the report itself is taken for the error."""
-
-
-@dataclass(slots=True, eq=False)
-class StartGroup:
-    """Engines that start together, and are all started again if one ends: those with ranks of one stage, or a single one.
-
-    engines: that of rank 0 first. restarts: since they last ran for `_STEADY_SECONDS`.
-    """
-
-    engines: list["PlacedEngine"] = field(default_factory=list)
-    restarts: int = 0
-    restarting: bool = False
-
-    @property
-    def name(self) -> str:
-        return ", ".join(placed.place for placed in self.engines)
-
-
-@dataclass(slots=True, eq=False)
-class PlacedEngine:
-    """A place and its engine. engine: the present one, or the last. up: whether it takes requests. since: of the engine.
-
-    lost: why it does not run. failure: why it never will again. coming: the engine that is being loaded in its place.
-    """
-
-    place: str
-    stages: tuple[str, ...]
-    share: DeviceShare
-    engine: RemoteEngine
-    group: StartGroup
-    up: bool = False
-    since: float = 0.0
-    lost: StageError | None = None
-    failure: StageError | None = None
-    coming: RemoteEngine | None = None
 
 
 class PlacedEngines:
@@ -138,11 +99,11 @@ class PlacedEngines:
             return [placed.engine for placed in group.engines] if all(placed.up for placed in group.engines) else []
 
     def of_stage(self, stage: str) -> list[PlacedEngine]:
-        """Those that take its requests."""
+        """The engines that take requests of the stage."""
         return [self.by_place[place] for place in self._placement.stages[stage]]
 
     def stop(self) -> None:
-        """Starts no engine any more."""
+        """Prevents further starts of engines."""
         self.closing.set()
         with self.lock:
             self._one_died.notify_all()
@@ -154,20 +115,10 @@ class PlacedEngines:
 
     def close(self) -> None:
         """Closes all engines, even after errors; the first is raised. The processes have exited when this returns."""
-        first: BaseException | None = None
         # Rank 0 first: the steps that it has begun need the others.
         engines = [placed for group in self._groups for placed in group.engines]
         steps: list[Callable[[], object]] = [*(partial(self._close, placed) for placed in engines), self._kill_early]
-        for step in steps:
-            try:
-                step()
-            except Exception as error:
-                if first is None:
-                    first = error
-                else:
-                    _log.error("a further engine could not be closed", exc_info=error)
-        if first is not None:
-            raise first
+        ClosingSteps(steps, _log, "a further engine").run()
 
     def _close(self, placed: PlacedEngine) -> None:
         placed.engine.close()
@@ -182,7 +133,7 @@ class PlacedEngines:
             self.close()
 
     def _load(self, group: StartGroup, engines: Sequence[RemoteEngine]) -> None:
-        """engines: those to be of the group, in its order."""
+        """engines: the engines of the group, in its order."""
         places = [placed.place for placed in group.engines]
         join_ranks(self._placement, dict(zip(places, engines, strict=True)))
         for placed, engine in zip(group.engines, engines, strict=True):
@@ -231,7 +182,7 @@ class PlacedEngines:
         group = placed.group
         with self.lock:
             if engine.lost_rank:
-                self._one_died.wait_for(lambda: placed.lost is not None or self.closing.is_set(), _LOST_RANK_SECONDS)
+                self._one_died.wait_for(lambda: placed.lost is not None or self.closing.is_set(), LOST_RANK_SECONDS)
             if placed.engine is not engine or self.closing.is_set():
                 return error
             if engine.lost_rank and placed.lost is not None:
@@ -263,8 +214,8 @@ class PlacedEngines:
                 other.engine.give_up(why)
 
     def _unlinked(self, placed: PlacedEngine, engine: RemoteEngine, place: str) -> None:
-        """On the listener of the engine, before its requests fail: its connection to another one has ended. As a rule the
-        process of that one has. One that runs is ended, and so started again: it may still read memory of the lost
+        """Called by the listener of the engine, before its requests fail, when its connection to another engine has ended. Usually
+        the other process has ended. If it still runs, it is ended and started again, since it may read memory of the lost
         connection."""
         other = self.by_place[place]
         with self.lock:
@@ -285,7 +236,7 @@ class PlacedEngines:
                 continue
             try:
                 self._replace(group)
-            except Exception as failure:  # the next try, or the last error, says so
+            except Exception as failure:  # the next attempt, or the final error, reports it
                 with self.lock:
                     for placed in group.engines:
                         again = StageError(", ".join(placed.stages), "starting its process again", said(failure))
@@ -293,7 +244,7 @@ class PlacedEngines:
         self._on_change()
 
     def _lost(self, group: StartGroup) -> StageError | None:
-        """The error of engines that are to be started again; None if they run, or never will again: then the thread ends."""
+        """The error of engines that have to be started again; None if they run or are not started again, which ends the thread."""
         with self.lock:
             lost = next((placed.lost for placed in group.engines if placed.lost is not None), None)
             final = group.restarts >= self._options.restarts
@@ -350,7 +301,7 @@ class PlacedEngines:
             self._open(group)
 
     def _end_last(self, group: StartGroup) -> None:
-        """Ends what is left of the group's last engines. They hold memory of their devices until they have exited."""
+        """Ends the remaining previous engines of the group. They hold memory of their devices until they have exited."""
         for placed in group.engines:
             placed.engine.give_up()
         for placed in group.engines:
@@ -361,40 +312,3 @@ class PlacedEngines:
         early, self._early = self._early, None
         if early is not None:
             early.kill()
-
-
-def rounds_of(groups: Sequence[StartGroup]) -> list[list[StartGroup]]:
-    """The groups in the order in which they load: those of one round at the same time, no two of them on one device."""
-    rounds: list[list[StartGroup]] = []
-    following: dict[torch.device, int] = {}
-    for group in groups:
-        devices = {device_of(placed.place) for placed in group.engines}
-        number = max(following.get(device, 0) for device in devices)
-        following |= dict.fromkeys(devices, number + 1)
-        rounds += [[] for _ in range(number + 1 - len(rounds))]
-        rounds[number].append(group)
-    return rounds
-
-
-def wait_ready(engines: Sequence[RemoteEngine]) -> None:
-    """Waits until all have loaded their stages. Raises the first error; one of a rank that has lost another is raised only if that
-    other one gives no error of its own."""
-    waiting = {engine.descriptor: engine for engine in engines}
-    poll = select.poll()
-    for descriptor in waiting:
-        poll.register(descriptor, select.POLLIN)
-    lost: LostRankError | None = None
-    while waiting:
-        ready = poll.poll(None if lost is None else _LOST_RANK_SECONDS * 1000)
-        if lost is not None and not ready:
-            raise lost
-        for descriptor, _ in ready:
-            try:
-                if not waiting[descriptor].take_start():
-                    continue
-            except LostRankError as error:
-                lost = lost or error
-            poll.unregister(descriptor)
-            del waiting[descriptor]
-    if lost is not None:
-        raise lost

@@ -41,7 +41,7 @@ class Questions:
     def post(
         self, question: Callable[[int], Check | AskState | Connect], extra: int | None = None
     ) -> "tuple[int, Future[Answer | None]]":
-        """Sends what is made of the question's number. Returns the number and the answer to come."""
+        """Sends the message that `question` makes of the question's number. Returns the number and the future answer."""
         answer: Future[Answer | None] = Future()
         with self._lock:
             number = next(self._numbers)
@@ -58,12 +58,12 @@ class Questions:
             waiting.set_result(answer)
 
     def refuse(self) -> None:
-        """The process has ended: the answer to a question from now on is None, at once."""
+        """The process has ended: further questions are answered with None at once."""
         with self._lock:
             self._refused = True
 
     def close(self) -> None:
-        """After `refuse`: None for those that were asked before."""
+        """Called after `refuse`: answers the open questions with None."""
         answers, self._answers = list(self._answers.values()), {}
         for answer in answers:
             answer.set_result(None)
@@ -90,7 +90,7 @@ class CheckedParameters:
 
 
 def _key_of(sampling: Mapping[str, SamplingParams]) -> bytes | None:
-    """Identifies parameters; None if they hold other things than numbers and texts, as arguments of plugins may."""
+    """A key of the parameters; None if they contain other objects than numbers and texts, such as arguments of plugins."""
     try:
         return msgspec.msgpack.encode(sampling)
     except TypeError:

@@ -88,7 +88,7 @@ class RemoteEngine:
         self._listener: threading.Thread | None = None
         self._ended = False
         self.lost_rank = False
-        """Whether the process ended since another rank of a stage did, or seemed to."""
+        """Whether the process ended because it lost, or seemed to lose, another rank of a stage."""
         self._given_up = ""
         self.hung = False
         """Whether the process was killed since it did not close."""
@@ -105,7 +105,7 @@ class RemoteEngine:
         self._send(start)
 
     def join(self, stage: str, other: int | None, descriptor: int) -> None:
-        """Gives the process what it shares with the other ranks of a stage, before `load`: see `RankEnd`."""
+        """Passes the sockets and memory shared with the other ranks of a stage to the process, before `load`; see `RankEnd`."""
         self._send(RankEnd(stage, other), descriptor)
 
     def ready(self) -> None:
@@ -275,7 +275,7 @@ class RemoteEngine:
         return self._questions.ask(question)
 
     def _failure_now(self) -> StageError | None:
-        """The error, if the engine takes no more requests. A new object each time: a raised error keeps its frames."""
+        """The error if the engine refuses requests. A new object each time, since a raised error keeps its frames."""
         return self._failure() if self._failure is not None else None
 
     # The listener.

@@ -1,4 +1,4 @@
-"""What engines share that have ranks of one stage: memory for the ranks' store, and sockets from rank 0 to the others."""
+"""Resources shared by engines with ranks of one stage: memory for the ranks' store, and sockets from rank 0 to the others."""
 
 import os
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from omni.process.remote import RemoteEngine
 
 
 def join_ranks(placement: Placement, engines: Mapping[str, RemoteEngine]) -> None:
-    """Gives it to engines that start together, by place. Each start has its own, so that nothing of an earlier one is read. Raises
-    OSError if the system lacks descriptors."""
+    """Gives it to engines that start together, by place. Each start has resources of its own, so data of an earlier start is never
+    read. Raises OSError if the system lacks descriptors."""
     for stage, places in placement.ranks.items():
         if places[0] not in engines:
             continue

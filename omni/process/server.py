@@ -117,7 +117,7 @@ class EngineServer:
             commands += self._finish_building(*self._built.popleft())
         while (received := self._receive()) is not None:
             commands += self._commands(*received)
-        while self._local:  # of messages that were refused
+        while self._local:  # aborts of refused messages
             commands.append(self._local.popleft())
         return commands
 
@@ -147,7 +147,7 @@ class EngineServer:
     def wait(self, seconds: float | None = None) -> None:
         longest = None if seconds is None else round(seconds * 1000)
         self._poll.poll(_RETRY_MILLISECONDS if self._unsent else longest)
-        with suppress(BlockingIOError):  # it was the channel
+        with suppress(BlockingIOError):  # the channel was readable
             os.eventfd_read(self._awake)
 
     def wake(self) -> None:

@@ -28,7 +28,7 @@ class NamedFields(StructMeta):
                 if name not in known:
                     near = get_close_matches(name, known, 1)
                     remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
-                    raise InputError(f"{cls.__name__}.{shortened(name)}", "is no field", remedy)
+                    raise InputError(f"{cls.__name__}.{shortened(name)}", "is not a field", remedy)
             return super().__call__(**fields)
 
 

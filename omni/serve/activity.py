@@ -26,7 +26,7 @@ class StageActivity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """at: seconds, on a clock that only grows. in_flight: answers under way. error: why the engine cannot say more."""
+    """at: seconds, on a clock that only grows. in_flight: answers under way. error: why the engine cannot be read."""
 
     at: float
     in_flight: int
@@ -35,10 +35,10 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActivityFeed:
-    """Readings for any number of watchers, who share them: a second watcher costs the engine nothing, and without one nothing is
-    read. It reads in another thread than the event loop's. An engine in a process of its own answers between two steps.
+    """Readings that all watchers share: a second watcher adds no load to the engine, and without watchers nothing is read. It reads
+    in another thread than the event loop's. An engine in a process of its own answers between two steps.
 
-    For the event loop's thread. `end` ends the watchers, which have no end of their own.
+    For the event loop's thread. `end` ends the watchers, which otherwise run forever.
     """
 
     def __init__(self, omni: AsyncOmni, limits: ServeLimits) -> None:
@@ -54,7 +54,7 @@ class ActivityFeed:
         return self._task is not None
 
     async def watch(self) -> AsyncGenerator[Activity]:
-        """A reading every `PERIOD_SECONDS`. A watcher that is slow misses some."""
+        """A reading every `PERIOD_SECONDS`. A slow watcher skips readings."""
         if self._ended:
             return
         queue: asyncio.Queue[Activity | None] = asyncio.Queue(1)
@@ -88,7 +88,7 @@ class ActivityFeed:
     def _give(self, activity: Activity | None) -> None:
         """None ends the watchers."""
         for queue in self._watchers:
-            # The newest replaces one that is not taken, but nothing replaces the end.
+            # A new reading replaces one that was not taken. The end marker is never replaced.
             with suppress(asyncio.QueueEmpty):
                 queue.get_nowait()
             queue.put_nowait(None if self._ended else activity)
@@ -112,7 +112,7 @@ class ActivityFeed:
 
 
 def _rates(now: Mapping[str, int], before: Mapping[str, int], seconds: float) -> dict[str, float]:
-    """Of an engine that was started again the counters begin anew: then they give no rate."""
+    """Counters of a restarted engine begin at 0 again, so no rate is computed across the restart."""
     if seconds <= 0:
         return dict.fromkeys(now, 0.0)
     return {name: round(max(count - before.get(name, 0), 0) / seconds, 2) for name, count in now.items()}

@@ -52,8 +52,8 @@ ENDPOINTS = (
 def create_app(omni: AsyncOmni, options: ServeOptions | None = None) -> Starlette:
     """An ASGI app that answers with a loaded model, and closes it at its end. `app.state.server` is what its handlers share.
 
-    Which media are opened is the model's setting, which must be strict: `overrides={"frontend.media.strict": True}`. What more is
-    allowed has settings of its own. Raises ConfigError otherwise.
+    The media policy is a setting of the model and must be strict: `overrides={"frontend.media.strict": True}`. Further settings of
+    `frontend.media` allow single sources. Raises ConfigError if the policy is not strict.
     """
     if not omni.media.strict:
         problem = "is not set: requests could have the server open any file and any address"
@@ -82,7 +82,7 @@ def create_app(omni: AsyncOmni, options: ServeOptions | None = None) -> Starlett
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:
-    """No such path, or another method."""
+    """Responds to an unknown path, or to an unsupported method."""
     assert isinstance(error, HTTPException)
     wrong_method = error.status_code == 405
     field, code = ("method", "method_not_allowed") if wrong_method else ("path", "not_found")

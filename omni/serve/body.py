@@ -38,7 +38,7 @@ class Call:
         return _decode(body) if len(body) < _LARGE else await asyncio.to_thread(_decode, body)
 
     def take_body(self) -> bytes:
-        """Once: what is read from it is kept during the answer, and not the body beside it."""
+        """May be called once: the decoded value is kept during the answer, and the body is freed."""
         body, self.body = self.body, b""
         return body
 
@@ -52,7 +52,7 @@ async def read_body(
     ClientDisconnect."""
     if _announced(request) > options.max_body_bytes:
         raise _too_large(options)
-    # One buffer that grows: a thousand pieces would leave holes in the heap.
+    # One growing buffer: thousands of pieces would fragment the heap.
     body = bytearray()
     try:
         async with asyncio.timeout(options.body_seconds):
@@ -127,7 +127,7 @@ def _announced(request: Request) -> int:
 
 def _too_large(options: ServeOptions) -> HttpError:
     problem = f"is larger than {options.max_body_bytes:,} bytes"
-    # What is left of the body is not read.
+    # The rest of the body is not read.
     return HttpError(413, "body_too_large", "body", problem, "send less in one request", {"connection": "close"})
 
 

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: texts that go on from a prompt without the chat template, of families that take one."""
+"""`POST /v1/completions`: continues a raw prompt, for families that accept prompts without the chat template."""
 
 import time
 import uuid
@@ -27,7 +27,7 @@ from omni.serve.usage import TokenUsage, finish_reason, token_usage
 _MAX_TOKENS = 16
 """OpenAI's default."""
 _MAX_ANSWERS = 2048
-"""To all prompts of a request. Each takes time on the event loop before the request waits."""
+"""Maximum number of answers to all prompts of a request. Each takes time on the event loop before the request is queued."""
 
 
 class CompletionStreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,7 +122,7 @@ def read_call(server: Server, body: dict[str, Any]) -> CompletionCall:
         raise InputError("stream_options", "is given without stream", "leave it out, or stream")
     params.setdefault("max_tokens", _MAX_TOKENS)
     samples = samples_of(request.n)
-    # The number of answers is that of prompts, unless each has several.
+    # One answer per prompt, or several if `n` is given.
     names = {"messages": "prompt"} | ({"n": "prompt"} if samples == 1 else {})
     if len(prompts) * samples > _MAX_ANSWERS:
         problem = f"has {counted(len(prompts), 'text')}" + (f" with {samples} answers each" if samples > 1 else "")
@@ -182,7 +182,7 @@ def _usage(server: Server, answers: Sequence["_Answer"]) -> TokenUsage:
 
 
 class _Answer:
-    """One answer. What came since the last piece is the next one."""
+    """One answer. The next piece is the output since the last piece."""
 
     def __init__(self, server: Server, index: int) -> None:
         self.last: Output | None = None

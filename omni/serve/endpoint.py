@@ -25,7 +25,7 @@ from omni.serve.server import Server
 _log = logging.getLogger("omni.serve")
 
 Handler = Callable[[Server, Call], Awaitable[Response]]
-"""May raise any OmniError: it becomes a response. Is cancelled when the client goes away."""
+"""May raise any OmniError, which becomes a response. It is cancelled when the client disconnects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ class _App:
             exchange.status = GONE
         except Exception as error:
             if exchange.started:
-                # The status is sent: only the end of the connection says that the body is not whole. uvicorn logs the error.
+                # The status has been sent, so only closing the connection tells the client that the body is incomplete. uvicorn
+                # logs the error.
                 raise
             response = error_response(reported(error, exchange.id, options.retry_after_seconds))
             with suppress(ClientGone):
@@ -82,7 +83,7 @@ class _App:
         if kind is None:
             return await read_body(request, server.options, held)
         with server.counting_refusals(kind):
-            # A request has no place while its body comes: clients that send slowly would keep others away.
+            # A request does not count towards the limit while its body arrives: slow clients would block others.
             body = await read_body(request, server.options, held, server.limits.check)
             place.take(1)
         return body
@@ -116,6 +117,6 @@ class _Exchange:
 
     def log(self) -> None:
         seconds = time.perf_counter() - self._since
-        # A path may have been sent with line breaks in it.
+        # The path may contain line breaks.
         path = shortened(self._scope["path"])
         _log.info("%s %s %s %d %.3f s", self.id, self._scope["method"], path, self.status, seconds)

@@ -11,7 +11,7 @@ from omni.errors import InputError, LostPeerError, OverloadedError, StageError, 
 _log = logging.getLogger("omni.serve")
 
 RETRY = 503
-"""Status of errors that a retry may not meet: the SDK retries it, after `Retry-After`."""
+"""Status of transient errors. The SDK retries them after `Retry-After`."""
 GONE = 499
 """Status, in the log alone, of a request whose client went away."""
 
@@ -36,7 +36,7 @@ class HttpError(InputError):
 
 
 class EngineDown(StageError):
-    """A request failed, and the engine takes no others: another server behind the same address may answer."""
+    """A request failed, and the engine accepts no more. Another server behind the same address may answer."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +127,7 @@ Rename = Callable[[str], str]
 
 
 def renamed(error: InputError, rename: Rename) -> InputError:
-    """The same error, about the field by the name that the client knows."""
+    """The same error, with the client's name of the field."""
     if isinstance(error, HttpError):
         return error
     return InputError(rename(error.field), error.problem, error.remedy, error.operator_remedy)

@@ -1,4 +1,4 @@
-"""Load shedding: what the server has under way, and how much more it takes."""
+"""Load shedding: the work of the server under way, and its limits."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,20 +30,20 @@ class HeldBody:
 
 
 class Place:
-    """Room for the answers of one request: for one of them when its body has come, before anything is read from it, and for all
-    when their number is known."""
+    """Slots of one request among the answers under way: one slot when its body has arrived, before it is parsed, and all slots once
+    the number of answers is known."""
 
     def __init__(self, limits: "ServeLimits") -> None:
         self._limits = limits
         self._answers = 0
 
     def take(self, answers: int) -> None:
-        """Has room for so many answers in all. Raises as `ServeLimits.check`."""
+        """Takes slots for this number of answers in total. Raises as `ServeLimits.check`."""
         self._limits.check(answers, held=self._answers)
         self._change(answers)
 
     def free(self) -> None:
-        """The answers are over. Idempotent."""
+        """The answers have ended. Idempotent."""
         self._change(0)
 
     def _change(self, answers: int) -> None:
@@ -78,7 +78,7 @@ class ServeLimits:
 
     @contextmanager
     def place(self) -> Iterator[Place]:
-        """Of one request, empty at first. It is free at the end."""
+        """Returns the slots of one request, none at first. They are free again at its end."""
         place = Place(self)
         try:
             yield place
@@ -107,7 +107,7 @@ class ServeLimits:
 
     @contextmanager
     def body(self) -> Iterator[HeldBody]:
-        """The memory of a request's body, until the request is over."""
+        """The memory of a request's body, until the request has ended."""
         held = HeldBody(self)
         try:
             yield held

@@ -10,10 +10,10 @@ class RequestObserver:
         """A piece of an answer comes. The last one has the answer's metrics and usage."""
 
     def taken(self) -> None:
-        """The client has taken the piece: a slow one keeps the next from coming."""
+        """The client has received the piece. A slow client delays the next one."""
 
     def ended(self, error: BaseException | None) -> None:
-        """The request is over. error: why it failed; None also if the client went away."""
+        """The request has ended. error: why it failed; None also if the client disconnected."""
 
 
 class Observer:

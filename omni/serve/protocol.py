@@ -1,5 +1,5 @@
-"""HTTP/1.1 over a connection, as uvicorn speaks it, with a limit to the time that the head of a request may take, and with OpenAI's
-error for what is no HTTP."""
+"""HTTP/1.1 over a connection, as uvicorn speaks it, with a time limit for the head of a request, and with errors in OpenAI's shape
+for invalid HTTP."""
 
 import asyncio
 from typing import Any
@@ -34,7 +34,7 @@ class TimedProtocol(FairReads, H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """The answer to what the parser refuses, which never reaches the app."""
+        """The response to a request that the parser rejects before it reaches the app."""
         request_id = new_request_id()
         error = HttpError(
             400, "invalid_http", "request", "cannot be read as HTTP/1.1", "correct it, or shorten its head"
@@ -89,5 +89,5 @@ class TimedProtocol(FairReads, H11Protocol):
 
 
 def timed_protocol(seconds: float) -> type[TimedProtocol]:
-    """A class, as uvicorn takes it. seconds: for a head."""
+    """Returns a class, as uvicorn expects. seconds: time limit for a head."""
     return type("TimedProtocol", (TimedProtocol,), {"head_seconds": seconds})

@@ -32,10 +32,11 @@ DONE = b"data: [DONE]\n\n"
 
 
 class StreamingBytes(Response):
-    """A body that comes in pieces. Its first piece is awaited before the status is sent, so that an error before it is a status.
+    """A body that is sent in pieces. The status is sent once the first piece is available, so an earlier error has a status of its
+    own.
 
-    pieces: closed at the end, however it comes. on_error: the last piece, where an error comes after the first; None ends the
-    connection, which clients see as an error. The caller logs the error.
+    pieces: closed at the end in any case. on_error: the last piece, where an error comes after the first; None ends the connection,
+    which clients see as an error. The caller logs the error.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class HttpServer(uvicorn.Server):
         self._listening()
 
     async def on_tick(self, counter: int) -> bool:
-        """uvicorn asks ten times a second whether it is the end. The lifespan has not closed the model yet."""
+        """uvicorn polls this ten times a second. The lifespan has not closed the model yet."""
         failure = self._server.failure = self._server.omni.failure
         if failure is not None:
             _log.error("the engine has failed, and the server ends: %s", failure)
@@ -93,11 +93,11 @@ class HttpServer(uvicorn.Server):
 
     @property
     def failure(self) -> OmniError | None:
-        """Of the engine, before it was closed: it was the end, or came while answers were waited for."""
+        """Failure of the engine before it was closed: it ended the server, or occurred while the server drained."""
         return self._server.failure
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answers are waited for; streams of activity have no end to wait for."""
+        """Waits for answers, but not for activity streams, which never end."""
         self._server.activity.end()
         self._server.draining.set()
         try:
@@ -108,7 +108,8 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's own raises the signal again at the end, and the exit code would not say that all was answered."""
+        """uvicorn's handler raises the signal again at the end, and the exit code would not show that all requests were
+        answered."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -50,7 +50,7 @@ def stage_sampling(
 
 
 def samples_of(n: int | None) -> int:
-    """The number of answers; 1 by default. Raises InputError before anyone makes room for so many."""
+    """The number of answers; 1 by default. Raises InputError before anything is allocated for them."""
     if n is not None and not 1 <= n <= MAX_SAMPLES:
         raise InputError("n", f"{quoted(n)} is out of range", f"use 1 to {MAX_SAMPLES}")
     return 1 if n is None else n

@@ -93,8 +93,8 @@ class Server:
                     observer.ended(failure)
 
     async def prompt_tokens(self, kind: str, messages: Messages, **arguments: Unpack[GenerateArguments]) -> int:
-        """Of a prompt that is prepared, and goes to no stage. 0 if the model's front end does not count them. It counts as an
-        answer: media are read for it. kind: as in `generate`. Raises OverloadedError and InputError."""
+        """Counts the tokens of a prompt, which is prepared and sent to no stage. 0 if the front end does not count them. The call
+        occupies one answer slot, since media are read for it. kind: as in `generate`. Raises OverloadedError and InputError."""
         arguments["max_prompt_tokens"] = 0
         with self.limits.place() as place:
             with self.counting_refusals(kind):
@@ -138,7 +138,7 @@ class Server:
 
     @contextmanager
     def counting_refusals(self, kind: str) -> Iterator[None]:
-        """Tells observers of a request that is refused within."""
+        """Notifies observers of a request that is refused inside the block."""
         try:
             yield
         except OverloadedError:
@@ -146,7 +146,7 @@ class Server:
             raise
 
     def refused(self, kind: str) -> None:
-        """Tells observers of a request that was refused before `generate`."""
+        """Notifies observers of a request that was refused before `generate`."""
         for observer in self.observers:
             observer.refused(kind)
 

@@ -20,7 +20,7 @@ class Transcripts:
         return f"audio_{uuid.uuid4().hex}"
 
     def keep(self, audio_id: str, text: str) -> int:
-        """Returns when it expires, in seconds of Unix time."""
+        """Returns the time of expiry, in seconds of Unix time."""
         expires_at = int(time.time()) + self._seconds
         self._texts[audio_id] = expires_at, text
         while len(self._texts) > self._most:

@@ -11,7 +11,7 @@ IGNORED = frozenset(
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"),
     }
 )
-"""They never change an answer."""
+"""Fields that never change an answer."""
 
 OFF: Mapping[str, tuple[object, ...]] = {
     "tools": (None, []),
@@ -28,11 +28,11 @@ OFF: Mapping[str, tuple[object, ...]] = {
     "echo": (None, False),
     "best_of": (None, 1),
 }
-"""They would change it: the values that ask for nothing."""
+"""Fields that would change an answer, each with the values without effect."""
 
 
 def without_unsupported(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The other fields. Raises InputError for one that asks for what is not done here."""
+    """Returns the other fields. Raises InputError for a field that requests an unsupported feature."""
     for name, off in OFF.items():
         value = body.get(name)
         # A number equals a bool.

@@ -137,8 +137,8 @@ class WarmStage(LoadedStage, Protocol):
 
     def warm_up(self) -> None:
         """Launches what `measure` and `start` launch, on a device that records the kernels instead of running them
-        (`omni.kernels.RecordingDevice`): no tensor has contents, and no result has a meaning. Called once, and nothing after
-        it. An error costs time at start only: what is not recorded is compiled at its first launch."""
+        (`omni.kernels.RecordingDevice`): tensors have no contents, and results have no meaning. It is the only and last call. An
+        error costs time at start only: kernels that are not recorded are compiled at their first launch."""
 
 
 @runtime_checkable

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 
 class Listener:
-    """One listener. Where slack is below 0, the listener has heard nothing for so long, an underrun; later sound is played that
-    much later. Times in seconds, of any clock that only grows.
+    """One listener. A slack below 0 is an underrun: the listener has heard nothing for this time, and later sound is played later
+    by as much. Times are in seconds of any monotonic clock.
 
     played_until: when the sound given so far is played; None before the first.
     """
@@ -73,7 +73,7 @@ class Listeners:
             self.underruns += 1
 
     def leave(self, request_id: str) -> None:
-        """The request is over. A no-op without a listener."""
+        """The request has ended. A no-op without a listener."""
         if self._listeners.pop(request_id, None) is not None:
             self._forget_wait(request_id)
             self._earliest = None
@@ -102,7 +102,7 @@ class Listeners:
 
     @property
     def least(self) -> float:
-        """The least slack of those who hear something, in seconds; infinite if nobody does."""
+        """The least slack of the listeners that are playing, in seconds; infinite without any."""
         if self._earliest is None:
             heard = [one.played_until for one in self._listeners.values() if one.played_until is not None]
             self._earliest = min(heard, default=math.inf)

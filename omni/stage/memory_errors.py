@@ -11,7 +11,7 @@ from omni.utils.origin import origin_outside, with_place
 
 _LARGER = "take a device with more memory free"
 _HOST = "DefaultCPUAllocator"
-"""In the message of the allocator of host memory, whose error has no type of its own."""
+"""Text in the message of the host memory allocator, whose error has no type of its own."""
 
 
 class NoRoomError(ConfigError):

@@ -15,7 +15,7 @@ def method_name(code: object, what: str) -> str:
 
 
 def checked_moved(returned: object, method: str, code: object) -> bool:
-    """Whether a worker's method did something: the truth of what it returned. method, code: its name and itself.
+    """Whether a worker's method did something: the truth value of its result. method, code: the name of the method, and the method.
 
     Raises ReturnedError for an object that is always true, such as a generator or a coroutine, of which nothing has run.
     """

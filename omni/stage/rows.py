@@ -21,7 +21,7 @@ and finish no request sooner, and the measurement of a stage at start would take
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCost:
-    """What a further row takes. bytes: of fixed memory. pages: of a request of typical length; 0 for a kind without pages. caches:
+    """The cost of a further row. bytes: of fixed memory. pages: of a request of typical length; 0 for a kind without pages. caches:
     whether pages that no request uses hold a prefix cache."""
 
     bytes: int
@@ -43,7 +43,7 @@ class RowStage(LoadedStage, Protocol):
         """The user's number; None if it follows from memory."""
 
     def count_row(self) -> RowCost:
-        """What a further row takes, counted by allocating it: on the meta device, or as one row on the stage's device."""
+        """The cost of a further row, counted by allocating it: on the meta device, or as one row on the stage's device."""
 
     def set_rows(self, rows: int) -> None:
         """Allocates the buffers of so many rows, in place of the present ones. Before `start`, also after a `measure` or a call

@@ -128,7 +128,7 @@ class MailboxWorker(ABC, Generic[RequestT]):
         return moved
 
     def poll(self) -> bool:
-        """Nothing; a stage whose steps are long to launch overrides it, beginning with `empty_inbox`."""
+        """Does nothing by default. A stage whose steps take long to launch overrides it, beginning with `empty_inbox`."""
         return False
 
     def empty_inbox(self) -> bool:
@@ -149,8 +149,8 @@ class MailboxWorker(ABC, Generic[RequestT]):
         self.outbox.append(Done(request_id, reason, counts, held))
 
     def fail(self, request_id: str, doing: str, error: Exception) -> None:
-        """Fails the request here. Errors that are not omni's own are wrapped with the stage's name. For what is no exception
-        the error says so."""
+        """Fails the request here. Errors of other types than omni's are wrapped with the stage's name. If `error` is not an
+        exception, the message states it."""
         given: object = error
         words: object = doing
         if not isinstance(words, str):
@@ -230,4 +230,4 @@ class MailboxWorker(ABC, Generic[RequestT]):
                 raise  # it has ended twice
             self.fail(message.request_id, _DOING[type(message)], exception_of(error))
             if isinstance(message, Feed) and not message.acquired:
-                message.release(COMPLETED)  # `feed` did not come to the point of keeping it
+                message.release(COMPLETED)  # `feed` failed before it stored the input

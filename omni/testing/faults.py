@@ -113,7 +113,7 @@ class FaultyStirredDevice(StirredDevice):
         self.faults = Faults()
 
     def fail(self, phase: str, number: int, *, after: bool) -> None:
-        """At the launch of that number from now on, of any stage's."""
+        """Fails the launch of this number, counted from now over all stages."""
         self.faults.plant((ANY, phase), number, after=after)
 
     @property
@@ -132,7 +132,7 @@ class FaultyStirredDevice(StirredDevice):
         self.faults.launch(self, stream, phase, lambda: launch(stream, phase, *buffers))
 
 
-# Work that fails half-way on a device that is late: what was launched before still runs, and what it reads is still in use.
+# A failure half-way on a late device: earlier launches still run, and the memory that they read is still in use.
 
 REUSED = 7
 """Content of memory that its owner has written again."""

@@ -25,7 +25,7 @@ class _Meeting:
         self.barrier = threading.Barrier(size, timeout=seconds)
         self.given: list[Tensor | None] = [None] * size
         self.sent = defaultdict[tuple[int, int], Queue[Tensor | None]](Queue)
-        """By rank that sends and rank that receives; None behind the last one."""
+        """Tensors by sending and receiving rank; None marks the end."""
         self.seconds = seconds
 
 

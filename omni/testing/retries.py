@@ -15,7 +15,7 @@ _close_stage = Engine.close_stage
 
 
 _planted: list[None] = []
-"""One entry for each `planted_faults` that is entered now."""
+"""One entry for each active `planted_faults` block."""
 
 
 @contextmanager

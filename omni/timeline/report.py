@@ -137,9 +137,9 @@ class LaneReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """overtaken: phases that began after a later launch had finished on another stream. This is no error: only phases of one stream
-    run in order. example: such a pair, the earlier launch first. broken: phases that ran after a later launch of the same stream;
-    always 0, unless the trace is wrong."""
+    """overtaken: phases that began after a later launch had finished on another stream. This is not an error: only phases of one
+    stream run in order. example: such a pair, the earlier launch first. broken: phases that ran after a later launch of the same
+    stream; always 0, unless the trace is wrong."""
 
     overtaken: int
     example: tuple[str, str] | None

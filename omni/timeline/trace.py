@@ -125,8 +125,8 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step. numbers: those of its host span. phases: of the stage's own stream, in the order in which they ran, at
-    least one. beside: of its other streams."""
+    """One step. numbers: the numbers of its host span. phases: of the stage's own stream, in the order in which they ran, at least
+    one. beside: of its other streams."""
 
     stage: str
     number: int

@@ -1,6 +1,6 @@
-"""Random weights that make a tiny model lively. With default initializations it repeats one token for ever, whatever its input, and
-its vocoder is silent. Here matrices preserve the scale of their inputs, biases and norm weights differ from each other, and the
-waveform is scaled to a peak of one half."""
+"""Random weights that make a tiny model lively. With default initializations it repeats one token for any input, and its vocoder is
+silent. Here matrices preserve the scale of their inputs, biases and norm weights differ from each other, and the waveform is scaled
+to a peak of one half."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator

@@ -16,7 +16,8 @@ class DraftCounts:
 
     @classmethod
     def of(cls, numbers: Mapping[str, int]) -> Self:
-        """What `numbers` gave, of `StageMetrics.counts` or of a stage in `Omni.counters()`, with other names among them."""
+        """The counts in the result of `numbers`, in `StageMetrics.counts` or in `Omni.counters()` of a stage. Other names are
+        ignored."""
         counts = cls()
         while (drafted := numbers.get(f"{_DRAFTED}_{len(counts.drafted) + 1}")) is not None:
             counts.accepted.append(numbers.get(f"{_ACCEPTED}_{len(counts.drafted) + 1}", 0))
@@ -37,7 +38,7 @@ class DraftCounts:
             self.accepted[position] += accepted
 
     def numbers(self) -> dict[str, int]:
-        """By name, positions from 1; empty without a position."""
+        """Counts by name, positions from 1; empty without a position."""
         if not self.drafted:
             return {}
         numbers = {_STEPS: self.steps, _DRAFTED: sum(self.drafted), _ACCEPTED: sum(self.accepted)}

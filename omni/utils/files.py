@@ -90,7 +90,7 @@ def _part(path: PathLike) -> Path:
         raise IsADirectoryError(0, "it is a folder")
     if target.exists():
         if not target.is_file():
-            raise OSError(0, "it is no regular file")
+            raise OSError(0, "it is not a regular file")
         if not os.access(target, os.W_OK):
             raise PermissionError(0, "it is read-only")
     return target.with_name(_part_name())

@@ -201,7 +201,7 @@ def _place_of_class(kind: type) -> tuple[str, int] | None:
 
 
 def _module_of(kind: type) -> str:
-    """The name of a class's module, whatever its metaclass makes of it."""
+    """The name of a class's module. Safe for metaclasses that redefine it."""
     module = _MODULE.__get__(kind)
     return module if isinstance(module, str) else ""
 

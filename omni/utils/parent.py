@@ -6,8 +6,8 @@ import threading
 
 
 def exit_with(parent: int) -> None:
-    """Ends this process when process `parent`, its own parent, ends in whatever way. An open socket or pipe does not show that: a
-    process that the parent forked may hold the other end."""
+    """Ends this process when its parent process `parent` ends for any reason. An open socket or pipe does not indicate that: a
+    process forked by the parent may hold the other end."""
     try:
         watched = os.pidfd_open(parent)
     except ProcessLookupError:

@@ -106,7 +106,7 @@ def _check_experts(context: StageContext, model: ArModel, part: PipelinePart | N
     tensor, name = context.ranks.tensor, context.stage.name
     mixtures = _mixtures(model)
     if not mixtures and part is not None:
-        # Those of other layers than this rank's.
+        # Mixtures in layers of other ranks.
         with partitioned(tensor, expert_parallel=True):
             empty = replace(context, device=MetaDevice(), load_format="dummy")
             mixtures = _mixtures(build_model(empty, ArModel))  # type: ignore[type-abstract]

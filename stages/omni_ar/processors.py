@@ -165,7 +165,7 @@ class ProcessorRegistry:
                 else:
                     known = ", ".join(sorted({*self._on_device, *self._history})) or "none"
                     raise InputError(
-                        shortened(name), "is no logits processor", f"known are {known}; see `omni plugins`"
+                        shortened(name), "is not a logits processor", f"known are {known}; see `omni plugins`"
                     )
             except InputError as error:
                 raise InputError(

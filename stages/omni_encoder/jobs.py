@@ -134,7 +134,7 @@ class Waiter:
 @dataclass(slots=True, eq=False)
 class Job:
     """One piece of media to encode, for all requests with the same content. feed: the input that arrived first. alone: whether it
-    must run alone, since its last batch failed. after: the end of work on it that failed batches launched."""
+    must run alone, because its last batch failed. after: the end of work on it that failed batches launched."""
 
     key: ContentKey
     item: MediaItem

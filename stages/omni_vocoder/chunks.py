@@ -11,7 +11,7 @@ from omni_vocoder.options import VocoderOptions
 _FIRST_GROWING, _FIRST = 4, 10
 """Default frames of a first chunk. Where the second one has the full size, the first must last until its frames have come."""
 _GROWTH = 2.5
-"""Of a size over the one before. Each size has graphs of its own."""
+"""Growth factor of consecutive sizes. Each size has graphs of its own."""
 _LEAST_GROWTH = 1.5
 _PACE = 0.5
 """Seconds until a second of sound has arrived as frames, as a longer chunk is waited for. Where frames come slower, slack shrinks

@@ -30,7 +30,7 @@ class VocoderRequest(FrameRequest):
 _FIRST_SLACK = 0.1
 """Seconds of slack as which the wait for a first chunk counts."""
 _MOST_PASSED = 8
-"""Batches of others after which a chunk is decoded whatever its slack: none starves."""
+"""Number of other batches after which a chunk is decoded regardless of its slack, so that none starves."""
 
 
 class VocoderWorker(FrameWorker[VocoderRequest]):
@@ -147,8 +147,8 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
 
 
 def _urgency(request: VocoderRequest, chunk: ChunkShape, slack: float) -> float:
-    """Of a chunk that is ready; the lowest is decoded first. A user who waits for a first chunk comes after listeners who are about
-    to run dry, and before all others."""
+    """The order of ready chunks; the lowest is decoded first. A user who waits for a first chunk comes after listeners who are
+    about to run dry, and before all others."""
     if request.passed >= _MOST_PASSED:
         return -math.inf
     return _FIRST_SLACK if chunk.first else slack

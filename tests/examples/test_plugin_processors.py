@@ -97,7 +97,7 @@ def test_both_at_once_beside_requests_without(omni: Omni, folder: Path):
 @pytest.mark.parametrize(
     ("processors", "problem"),
     [
-        ({"hury": {}}, r"processors.hury: is no logits processor; known are hurry, no_repeat"),
+        ({"hury": {}}, r"processors.hury: is not a logits processor; known are hurry, no_repeat"),
         ({"hurry": {"ids": [], "by": 1}}, r"processors.hurry.ids: are 0; name 1 to 4"),
         ({"hurry": {"ids": [3, 256], "by": 1}}, r"processors.hurry.ids: 256 is not in the vocabulary"),
         ({"hurry": {"ids": [3]}}, r"processors.hurry: Object missing required field `by`"),

@@ -85,7 +85,7 @@ CHATS: dict[str, tuple[Any, dict[str, Any], str, str]] = {
         "sampling.code_top_k",
         "is given, and a token of thinker begins no frame of codes; leave it out",
     ),
-    "a stop that is no token": (
+    "a stop that is not a token": (
         "hi",
         {"sampling": {"talker": SamplingParams(stop_token_ids=(10**6,))}},
         "sampling.talker.stop_token_ids",

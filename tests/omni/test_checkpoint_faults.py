@@ -201,7 +201,7 @@ def test_a_template_with_other_than_one_placeholder(spoil_field: SpoilField, aud
         load(folder)
 
 
-def test_a_template_that_leaves_out_what_is_said(spoil_field: SpoilField) -> None:
+def test_a_template_that_drops_the_text(spoil_field: SpoilField) -> None:
     folder = spoil_field(TEXT, "do_sample", True, "generation_config.json")
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}{% endfor %}")
     with pytest.raises(CheckpointError, match=r"^chat_template\.jinja: leaves out the text of a message"):

@@ -77,7 +77,7 @@ def test_a_pipe_that_the_index_names(model: Path) -> None:
 def test_an_entry_of_the_index_that_leaves_the_folder(model: Path, file: str) -> None:
     shutil.move(model / SINGLE, model.parent / "outside.safetensors")
     (model / INDEX).write_text(json.dumps({"weight_map": {"a.weight": file}}))
-    with pytest.raises(CheckpointError, match=rf"^{INDEX}: weight_map\.a\.weight: .* is no file of the folder"):
+    with pytest.raises(CheckpointError, match=rf"^{INDEX}: weight_map\.a\.weight: .* is not a file of the folder"):
         load(model)
 
 

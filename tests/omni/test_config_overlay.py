@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni.config import Setting, SettingsLayer, overlay, parse_override
-from omni.engine.resolve import configure
+from omni.engine.configuration import configure
 from omni.errors import ConfigError
 from omni.sampling import GREEDY, SamplingParams
 from omni_ar.options import ArOptions

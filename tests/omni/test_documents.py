@@ -140,7 +140,7 @@ def test_the_glossary_is_sorted_and_each_term_has_a_link() -> None:
     assert {name for _, name in rows} == set(re.findall(r"^\[`([\w.]+)`\]: ", text, re.MULTILINE))
 
 
-@pytest.mark.parametrize("document", PAGES, ids=lambda document: document.name)
+@pytest.mark.parametrize("document", [*PAGES, REPOSITORY / "CONTRIBUTING.md"], ids=lambda document: document.name)
 def test_lines_of_prose_are_short(document: Path) -> None:
     prose = FENCED.sub("", document.read_text())
     assert not [line for line in prose.splitlines() if len(line) > LONGEST_LINE]

@@ -9,7 +9,7 @@ VERIFIED = st.integers(0, 6).flatmap(lambda drafted: st.tuples(st.just(drafted),
 
 
 @given(st.lists(VERIFIED), st.lists(VERIFIED), st.integers(0, 4))
-def test_counts_are_what_counting_each_row_gives(first: list[tuple[int, int]], then: list[tuple[int, int]], size: int):
+def test_counts_equal_a_count_of_each_row(first: list[tuple[int, int]], then: list[tuple[int, int]], size: int):
     counts, later, rows = DraftCounts(size), DraftCounts(), [*first, *then]
     for row in first:
         counts.add(*row)

@@ -339,7 +339,7 @@ class Panic(BaseException):
 
 def closes_by(graph: FakeGraph, worker: FakeWorker, close: Callable[[], None]) -> None:
     worker.close = close  # type: ignore[method-assign]
-    graph.engine._left_to_close = graph.engine._steps_to_close()
+    graph.engine._closing_steps = graph.engine._steps_to_close()
 
 
 def break_close(graph: FakeGraph, worker: FakeWorker, error: BaseException) -> None:

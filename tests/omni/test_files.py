@@ -93,9 +93,9 @@ def test_devices_and_pipes_are_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("pipe")
     for path in (tmp_path / "pipe", tmp_path / "link", Path(os.devnull)):
         assert is_special(path)
-        assert why_not(path) == f"{path} cannot be written (it is no regular file)"
-        with pytest.raises(OSError, match="no regular file"), replacing(path):
-            pytest.fail("it is no file")
+        assert why_not(path) == f"{path} cannot be written (it is not a regular file)"
+        with pytest.raises(OSError, match="not a regular file"), replacing(path):
+            pytest.fail("it is not a file")
     assert not is_special(tmp_path)
     assert not is_special(tmp_path / "nothing")
 

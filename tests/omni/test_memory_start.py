@@ -134,7 +134,7 @@ def test_answers_are_the_same_after_measuring(tiny_model: Path) -> None:
         assert (result.wave == expected.wave).all()
 
 
-def test_the_meta_device_reports_what_a_stage_takes_without_a_weight(tiny_model: Path, tmp_path: Path) -> None:
+def test_the_meta_device_reports_footprints_without_weights(tiny_model: Path, tmp_path: Path) -> None:
     for file in tiny_model.iterdir():
         if file.suffix != ".safetensors" and not file.name.endswith("index.json"):
             (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -152,7 +152,7 @@ def test_the_meta_device_reports_what_a_stage_takes_without_a_weight(tiny_model:
     assert host < sum(stage.footprint.weights + stage.footprint.fixed for stage in loaded.values())
 
 
-def test_a_page_takes_what_the_footprint_says(tiny_model: Path) -> None:
+def test_the_bytes_of_a_page_equal_the_footprint(tiny_model: Path) -> None:
     for name in ("thinker", "talker"):
         stage = _loaded(tiny_model, CpuDevice())[name]
         assert isinstance(stage, LoadedAr)

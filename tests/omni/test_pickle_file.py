@@ -69,7 +69,7 @@ def test_a_file_without_names(tmp_path: Path, content: object) -> None:
 @pytest.mark.parametrize("names", [("",), (1,), ("1", 1), (None,), (b"Ann",)])
 def test_names_are_texts(tmp_path: Path, names: tuple[object, ...]) -> None:
     path = written(tmp_path / "t.pt", dict.fromkeys(names, ANN))
-    with pytest.raises(CheckpointError, match="names voices by something that is no text, or empty"):
+    with pytest.raises(CheckpointError, match="names voices by something that is not text, or empty"):
         read_table(path, "voices")
 
 

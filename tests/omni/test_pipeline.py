@@ -60,10 +60,10 @@ def test_order_holds_for_any_graph_whose_edges_go_forward(data: st.DataObject):
         (graph(["a"], [], {"text": "b"}), "pipeline.outputs[0].stage: 'b' is not a stage"),
         (graph([], [], {"text": "a"}), "pipeline.stages: is empty"),
         (graph(["a", "b"], [("a", "b")], {"text": "a"}), "pipeline.stages.b: leads to no output"),
-        (graph(["frontend"], [], {"text": "frontend"}), "'frontend' is no valid name of a stage"),
-        (graph(["engine"], [], {"text": "engine"}), "'engine' is no valid name of a stage"),
-        (graph(["edges"], [], {"text": "edges"}), "'edges' is no valid name of a stage"),
-        (graph(["a.b"], [], {"text": "a.b"}), "'a.b' is no valid name of a stage"),
+        (graph(["frontend"], [], {"text": "frontend"}), "'frontend' is not a valid name of a stage"),
+        (graph(["engine"], [], {"text": "engine"}), "'engine' is not a valid name of a stage"),
+        (graph(["edges"], [], {"text": "edges"}), "'edges' is not a valid name of a stage"),
+        (graph(["a.b"], [], {"text": "a.b"}), "'a.b' is not a valid name of a stage"),
     ],
 )
 def test_an_invalid_graph_names_its_problem(pipeline: Pipeline, message: str):

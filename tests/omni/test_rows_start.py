@@ -80,7 +80,7 @@ def test_memory_for_less_than_a_row_is_refused(tiny_model: Path, ample: Mapping[
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_a_row_takes_what_was_counted(tiny_model: Path, graphs: bool) -> None:
+def test_a_row_takes_the_counted_memory(tiny_model: Path, graphs: bool) -> None:
     checkpoint = Checkpoint(tiny_model)
     plan = resolve_pipeline(checkpoint, in_tree_plugins(), [SettingsLayer("test", SMALL)])
     loaded = load_stages(plan, checkpoint, CpuDevice(), dtype="float32", load_format="auto", graphs=graphs)

@@ -54,13 +54,13 @@ def test_a_setting_may_be_a_plain_text(given: str, read: object) -> None:
     [
         (
             lambda **fields: SamplingParams(**fields),
-            r"SamplingParams.temprature: is no field; did you mean temperature\?",
+            r"SamplingParams.temprature: is not a field; did you mean temperature\?",
         ),
-        (lambda **_: SamplingParams(max_token=3), r"SamplingParams.max_token: is no field; did you mean max_tokens\?"),  # type: ignore[call-arg]
-        (lambda **_: StructuredOutput(jsn="{}"), r"StructuredOutput.jsn: is no field; did you mean json\?"),  # type: ignore[call-arg]
-        (lambda **_: SamplingParams(qqqq=1), r"SamplingParams.qqqq: is no field; use one of max_tokens, "),  # type: ignore[call-arg]
+        (lambda **_: SamplingParams(max_token=3), r"max_token: is not a field; did you mean max_tokens\?"),  # type: ignore[call-arg]
+        (lambda **_: StructuredOutput(jsn="{}"), r"StructuredOutput.jsn: is not a field; did you mean json\?"),  # type: ignore[call-arg]
+        (lambda **_: SamplingParams(qqqq=1), r"SamplingParams.qqqq: is not a field; use one of max_tokens, "),  # type: ignore[call-arg]
         (lambda **_: SamplingParams(7), r"SamplingParams: gets 1 values without names; name fields"),  # type: ignore[call-arg]
-        (lambda **_: SamplingParams(**{"x" * 9999: 1}), r"^SamplingParams.x{197}\.\.\.: is no field"),  # type: ignore[arg-type]
+        (lambda **_: SamplingParams(**{"x" * 9999: 1}), r"^SamplingParams.x{197}\.\.\.: is not a field"),  # type: ignore[arg-type]
     ],
 )
 def test_an_unknown_field_is_named_with_the_nearest(make: Callable[..., object], said: str) -> None:
@@ -78,7 +78,7 @@ def test_an_unknown_field_is_named_with_the_nearest(make: Callable[..., object],
     ],
 )
 def test_forms_are_unicode(structured: StructuredOutput, field: str) -> None:
-    with pytest.raises(InputError, match=f"^{field}: is no valid Unicode: surrogates not allowed") as caught:
+    with pytest.raises(InputError, match=f"^{field}: is not valid Unicode: surrogates not allowed") as caught:
         structured.check("f")
     str(caught.value).encode()
 

@@ -26,7 +26,7 @@ from omni.sampling import HostLogitsProcessor, LogitsEdit, SamplingParams, Struc
 from omni.testing.engines import TickedEngine
 from omni_ar.options import ArOptions
 from omni_ar.processors import HistoryProcessor
-from tests.support.cut_stages import CutStages
+from tests.plugins.cut_stages import CutStages
 from tests.support.engines import plugins_of
 from tests.support.received import Received
 

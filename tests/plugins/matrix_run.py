@@ -24,8 +24,8 @@ from omni.testing import SimulatedDevice
 from omni.testing.engines import GIVEN_UP
 from omni.testing.simulation.late import LateDevice
 from omni_ar.sampling.rng import gumbel
+from tests.plugins.cut_stages import CutStages
 from tests.plugins.matrix import GREEDY, SEEDED, Cell, Family
-from tests.support.cut_stages import CutStages
 from tests.support.received import Received
 from tests.support.sampler_bench import reference_logits, reference_warp
 

@@ -18,7 +18,7 @@ from omni_ar.kind import build_part
 from omni_ar.loaded import LoadedAr
 from omni_ar.options import ArOptions
 from omni_ar.plugin import omni_drafters
-from tests.support.cut_stages import CutStages
+from tests.plugins.cut_stages import CutStages
 from tests.support.engines import plugins_of
 from tests.support.tiers import SLOW, few
 from tests.support.tiny_heads import add_mtp, setup_of

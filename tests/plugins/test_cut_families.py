@@ -149,7 +149,7 @@ def whole_run(case: str) -> Ran:
 
 @pytest.mark.parametrize("size", few(1, [4, 2], SLOW))
 @pytest.mark.parametrize(("case", "by_expert"), WAYS)
-def test_ranks_compute_what_the_whole_model_does(case: str, by_expert: bool, size: int) -> None:
+def test_ranks_equal_the_whole_model(case: str, by_expert: bool, size: int) -> None:
     expected = whole_run(case)
 
     def work(ranks: Communicator) -> tuple[Ran, int, int]:

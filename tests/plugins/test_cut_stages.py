@@ -1,6 +1,6 @@
 """Whole requests on stages that are cut across ranks: they get what they get from whole stages.
 
-Ranks are threads here (`tests.support.cut_stages`); the rest of the engine is as it is.
+Ranks are threads here (`tests.plugins.cut_stages`); the rest of the engine is as it is.
 """
 
 from collections.abc import Mapping
@@ -18,6 +18,7 @@ from omni.plugin.manager import load_plugins
 from omni.testing import engine_for
 from omni.testing.simulation.late import LateDevice
 from omni_ar.layers import SparseMoE
+from tests.plugins.cut_stages import CutStages
 from tests.plugins.matrix import Cell, covering
 from tests.plugins.matrix_families import FAMILIES, family_in
 from tests.plugins.matrix_run import run_cell
@@ -27,7 +28,6 @@ from tests.support import omni_engine
 from tests.support.ar_driver import plain_prompt
 from tests.support.close_calls import Comparison
 from tests.support.csm_reference import assert_spoken, csm_reference_of, speak, tiny_csm, turn
-from tests.support.cut_stages import CutStages
 from tests.support.devices import HungDevice
 from tests.support.entry_points import REPOSITORY, entry_points_of, own_entry_points
 from tests.support.omni_engine import OmniEngine

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from omni.parallel import RankLayout
+from tests.plugins.cut_stages import CutStages
 from tests.plugins.matrix import PLAYED, Cell, Family, covering
 from tests.plugins.matrix_families import FAMILIES, family_in
 from tests.plugins.matrix_run import run_cell
-from tests.support.cut_stages import CutStages
 from tests.support.tiers import chosen
 from tests.support.tiny_drafters import add_mtp_once, drafting_head, drafting_model
 
@@ -70,7 +70,7 @@ CELLS = covering(PLAYED)
     ),
     ids=str,
 )
-def test_each_request_gets_what_it_gets_without_drafts(family: Family, drafter: str, cell: Cell) -> None:
+def test_drafts_change_no_request(family: Family, drafter: str, cell: Cell) -> None:
     known = drafter == "fabricated"
     played = run_cell(family, cell, settings=settings(family, drafter, cell), again=known)
     counters = played.counters[family.writer]

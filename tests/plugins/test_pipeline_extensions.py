@@ -320,8 +320,8 @@ def test_tensors_of_outputs_are_the_user_s_own(omni: Omni) -> None:
         ([], lambda pipeline: None, ConfigError, "pipeline: the function failed: it returned None, not a Pipeline"),
         ([], lambda pipeline: 1 / 0, ConfigError, "pipeline: the function failed: ZeroDivisionError"),
         ([], "json:loads", ConfigError, "pipeline: 'json:loads' is a str; give a function that takes a Pipeline"),
-        (5, None, ConfigError, r"extensions: 5 is no list of names; give a list: "),
-        ([5], None, ConfigError, r"extensions: \[5\] is no list of names"),
+        (5, None, ConfigError, r"extensions: 5 is not a list of names; give a list: "),
+        ([5], None, ConfigError, r"extensions: \[5\] is not a list of names"),
         (
             [],
             lambda pipeline: pipeline.edge("thinker", "talkr"),

@@ -15,7 +15,8 @@ from omni.device.base import Phase
 from omni.device.cpu import CpuDevice
 from omni_ar.kernels.step.state import RowState
 from omni_ar.model import CodecModel, Codes, DrawCode
-from omni_ar.run.phases import predict_codes, sample_rows
+from omni_ar.run.late_phases import predict_codes
+from omni_ar.run.phases import sample_rows
 
 CLOSE = 1e-4
 

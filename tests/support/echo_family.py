@@ -122,7 +122,7 @@ class EchoFrontend(Frontend):
         return LETTERS
 
     def prepare(self, chat: Chat) -> Prepared:
-        """`"wait NAME"` waits for a gate, `"crash"` raises what is no OmniError, an empty text is refused."""
+        """`"wait NAME"` waits for a gate, `"crash"` raises what is not an OmniError, an empty text is refused."""
         if chat.voice not in (None, *self.voices):
             raise InputError("voice", f"{quoted(chat.voice)} is unknown", f"use one of {', '.join(self.voices)}")
         text = "|".join(_read(part) for message in chat.messages for part in message.content)
@@ -260,7 +260,7 @@ class EchoWorker(MailboxWorker[_Echo]):
     def check(self, sampling: SamplingParams, field: str) -> None:
         for token in sampling.stop_token_ids or ():
             if token >= len(LETTERS.tokens):
-                raise InputError(f"{field}.stop_token_ids", f"{token} is no letter", "use ids of letters")
+                raise InputError(f"{field}.stop_token_ids", f"{token} is not a letter", "use ids of letters")
 
     def usage(self) -> StageUsage:
         return {"requests": len(self.requests)}

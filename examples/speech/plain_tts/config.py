@@ -1,4 +1,4 @@
-"""What the stages need of config.json."""
+"""The fields of config.json that the stages need."""
 
 from typing import Annotated, Any
 

@@ -14,7 +14,7 @@ from plain_tts.config import TtsConfig, read_config
 
 
 class TtsFrontend(TokenizedFrontend):
-    """One message, which is spoken as it is."""
+    """One message, which is spoken word for word."""
 
     def __init__(self, config: TtsConfig, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__(tokenizer)

@@ -74,7 +74,7 @@ def _check(kind: Kind, name: str, plugins: Plugins) -> None:
     """Raises ConfigError for a name that conflicts with an installed distribution."""
     if not _NAME.fullmatch(name):
         remedy = f"use lowercase letters, digits and single underscores, as in {_similar(name)}"
-        raise ConfigError(_FIELD, f"{quoted(name)} is no name of a plugin", remedy)
+        raise ConfigError(_FIELD, f"{quoted(name)} is not a name of a plugin", remedy)
     if len(name) > _LONGEST:
         raise ConfigError(_FIELD, f"has {len(name)} letters", f"use at most {_LONGEST}")
     taken = _taken(kind, name, plugins)

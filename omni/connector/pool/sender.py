@@ -23,7 +23,7 @@ _MAX_ROWS = 4096
 """Page rows of one copy at most."""
 _MOST_PIECE_BYTES = 64 * 2**20
 _NOT_GIVEN = np.iinfo(np.uint64).max
-"""No piece has this number."""
+"""A number that no piece has."""
 
 declare_categories({"copy_tensors": PhaseCategory.PAYLOAD})
 
@@ -213,7 +213,7 @@ class PoolSender:
     def give_back(self, piece: PoolPiece) -> None:
         """A piece that is not sent. Its copy may still run: other copies into its range follow on the same stream.
 
-        No effect if its cell has another piece by now: `peer_lost` gives back all.
+        No effect if its cell has another piece: `peer_lost` has then freed all cells.
         """
         if self._given.get(piece.cell) is piece:
             self._free(piece.cell)

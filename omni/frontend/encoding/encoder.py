@@ -63,7 +63,7 @@ class Encoder:
     def encode_pieces(
         self, pieces: Iterable[int | str], *, add_special_tokens: bool = True, limit: PromptLimit | None = None
     ) -> Ids:
-        """The same for a text in pieces: ids of control tokens, and the texts between them, which hold none."""
+        """As `encode`, for a text in pieces: ids of control tokens, and texts without control tokens between them."""
         assert self._plain is not None
         return self._framed(self._joined(self._plain, pieces, limit), add_special_tokens)
 
@@ -102,7 +102,7 @@ class Encoder:
 
 
 def _ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Ids:
-    # Of the library's methods, only those for batches release the interpreter lock.
+    # Only the library's batch methods release the interpreter lock.
     return np.asarray(tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids, np.int64)
 
 

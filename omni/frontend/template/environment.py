@@ -199,6 +199,6 @@ def _raise_exception(message: str) -> None:
 
 def _strftime_now(pattern: str) -> str:
     if not isinstance(pattern, str):
-        raise SecurityError("formats a time with a pattern that is no text")
+        raise SecurityError("formats a time with a pattern that is not text")
     check_pattern(pattern)
     return datetime.now().strftime(pattern)

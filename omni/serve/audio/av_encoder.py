@@ -23,7 +23,7 @@ class AvCodec:
     streamed: Mapping[str, str] = field(default_factory=dict)
 
     def rate_for(self, sample_rate: int) -> int:
-        """The lowest that loses nothing, or the highest."""
+        """The lowest rate that is not below the rate of the samples, or else the highest."""
         return next((rate for rate in self.rates if rate >= sample_rate), self.rates[-1])
 
 

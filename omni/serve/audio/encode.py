@@ -14,20 +14,20 @@ from omni.errors import InputError, quoted
 from omni.serve.audio.av_encoder import CODECS, AvCodec, AvEncoder
 
 PCM_RATE = 24000
-"""Hz, of raw PCM: it has no header to say so."""
+"""Sample rate of raw PCM in Hz: the format has no header that could state another rate."""
 
 Samples = NDArray[np.float32]
 """Mono, float32 `[n]`, clipped to -1..1."""
 
 
 class SpeechEncoder(Protocol):
-    """One answer's sound. Joined, the bytes are a file."""
+    """Encodes the sound of one answer. The concatenated bytes are a file."""
 
     def push(self, samples: Samples) -> bytes:
         """The bytes that are ready, perhaps none."""
 
     def finish(self) -> bytes:
-        """The rest. Called once, after the last samples."""
+        """Returns the remaining bytes. Called once, after the last samples."""
 
 
 class PcmEncoder:
@@ -46,7 +46,8 @@ class PcmEncoder:
 
 
 class WavEncoder:
-    """A wav of 16-bit mono samples at their own rate. Its header comes first and gives the largest length, as a stream's does."""
+    """A wav of 16-bit mono samples at their own rate. The header comes first and states the maximum length, as usual for a streamed
+    wav."""
 
     def __init__(self, sample_rate: int) -> None:
         self._header = _wav_header(sample_rate)
@@ -61,7 +62,7 @@ class WavEncoder:
 
 
 class WholeWavEncoder:
-    """The same, with its length in the header: all of it comes last."""
+    """A wav whose header states its length: all bytes are returned at the end."""
 
     def __init__(self, sample_rate: int) -> None:
         self._streamed = WavEncoder(sample_rate)
@@ -115,11 +116,11 @@ FORMATS: Mapping[str, Format] = {
     "aac": _compressed("audio/aac", CODECS["aac"]),
     "flac": _compressed("audio/flac", CODECS["flac"]),
 }
-"""By the names that chats have for them."""
+"""Formats by their names in chats."""
 
 
 def check_format(name: str, field: str, names: Collection[str] = FORMATS.keys()) -> None:
-    """names: those that are taken. Raises InputError for another."""
+    """names: the accepted names. Raises InputError for any other name."""
     if name not in names:
         remedy = f"use one of {', '.join(names)}"
         raise InputError(field, f"{quoted(name)} is not written here", remedy)

@@ -9,11 +9,12 @@ from omni.serve.audio.encode import FORMATS, Samples, SpeechEncoder
 from omni.serve.audio.encoder_pool import EncoderPool
 
 _SHORT = 2**17
-"""Samples that take a few tenths of a millisecond as PCM: less than a thread to do it takes from the event loop."""
+"""Up to this number of samples, PCM encoding takes a few tenths of a millisecond, less than handing it to a thread costs the event
+loop."""
 
 
 class _Encoder(Protocol):
-    """A `SpeechEncoder` that is waited for."""
+    """An asynchronous `SpeechEncoder`."""
 
     async def push(self, samples: Samples) -> bytes: ...
 
@@ -38,7 +39,7 @@ class EncodedSound:
         return await self._encoder.push(samples.numpy())
 
     async def finish(self) -> bytes:
-        """The rest; nothing if there was no sound at all. Raises StageError if a process of encoders fails."""
+        """Returns the remaining bytes; no bytes if there was no sound. Raises StageError if a process of encoders fails."""
         return b"" if self._encoder is None else await self._encoder.finish()
 
     def _opened(self, sample_rate: int) -> _Encoder:
@@ -50,7 +51,7 @@ class EncodedSound:
 
 
 class _OwnEncoder:
-    """In this process. beside: always in a thread."""
+    """Encodes in this process. beside: always in a thread."""
 
     def __init__(self, encoder: SpeechEncoder, *, beside: bool) -> None:
         self._encoder = encoder

@@ -17,7 +17,7 @@ class EncodeWork(msgspec.Struct, frozen=True, array_like=True, tag="work"):
 
 
 class ForgetEncoder(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
-    """A file that nobody waits for any more. Not answered."""
+    """The file is no longer needed. There is no reply."""
 
     encoder: int
 

@@ -30,7 +30,7 @@ from omni.utils.struct_types import STRUCT_TYPES
 _log = logging.getLogger("omni.serve")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""They may reach all processes. The server decides what they mean, and its end is theirs."""
+"""These signals may reach all processes. The server alone handles them, and its processes end with it."""
 _BOOT = (
     "import signal\n"
     f"for each in {[int(each) for each in _SIGNALS]}: signal.signal(each, signal.SIG_IGN)\n"
@@ -44,7 +44,7 @@ _BOOT = (
 )
 _EXIT_SECONDS = 5.0
 _SLICE = 2**16
-"""Samples that are encoded at once: other files wait for no more."""
+"""Maximum number of samples encoded at once, which bounds the wait of other files."""
 
 
 class EncoderProcess:
@@ -53,7 +53,7 @@ class EncoderProcess:
 
     def __init__(self) -> None:
         self.files: set[int] = set()
-        """Those that are being written."""
+        """Files that are being written."""
         self._thread = ThreadPoolExecutor(1, "omni-encoders")
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
@@ -97,7 +97,7 @@ class EncoderProcess:
             except (OSError, EOFError) as error:
                 self._end()
                 _log.error("a process of encoders ended (%r); it is started again", error)
-                if last:  # what was written of the file is gone with the process
+                if last:  # the process took the partial file with it
                     break
         return Reply(b"", "its process ended")
 
@@ -150,7 +150,7 @@ class EncoderPool:
             process.start()
 
     def open(self, codec: str, sample_rate: int, *, whole: bool) -> "PooledEncoder":
-        """An encoder of the process that has the fewest."""
+        """Returns an encoder in the process with the fewest encoders."""
         process = min(self.processes, key=lambda each: len(each.files))
         return PooledEncoder(process, next(self._numbers), codec, sample_rate, whole)
 

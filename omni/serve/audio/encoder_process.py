@@ -19,7 +19,7 @@ class Encoders:
         return len(self._encoders)
 
     def answer(self, request: Request) -> Reply | None:
-        """None to what is not answered."""
+        """Returns None for requests without a reply."""
         if isinstance(request, ForgetEncoder):
             self._encoders.pop(request.encoder, None)
             return None

@@ -1,7 +1,7 @@
-"""How a model speaks a given text.
+"""Requests that make a model speak a given text.
 
-A model that writes what it says (thinker and talker) gets the text as the only one that it can write: a structured output of
-one choice. Its talker, which is conditioned on what is written, says that. A model without text of its own says its prompt.
+A model with a thinker and a talker gets a structured output whose only choice is the text; its talker speaks what the thinker
+writes. A model that writes no text speaks its prompt.
 """
 
 from typing import Any
@@ -41,7 +41,7 @@ def reading_sampling(
     if others:
         remedy = 'leave it out, or give it in "sampling" for a stage that speaks'
         raise InputError(min(others), "is given, but the text to speak is given too", remedy)
-    # No token is without a byte: the text is never cut by its number of tokens.
+    # Every token has at least one byte, so this token limit never cuts the text.
     most = len(text.encode()) + 1
     return stage_sampling(
         omni, given, by_stage, max_tokens=most, temperature=0.0, structured=StructuredOutput(choice=(text,))

@@ -102,7 +102,7 @@ def read_call(server: Server, body: dict[str, Any], request_id: str) -> SpeechCa
     messages = reading_messages(omni, request.input, request.instructions or "")
     sampling = reading_sampling(omni, request.input, params, request.sampling)
     arguments = GenerateArguments(
-        # With the text, a request ends no earlier than it: whether all of it was written is known.
+        # A request with text output ends after its text, so it is known whether the text is complete.
         modalities=("audio",) if omni.pipeline.text_stage is None else ("text", "audio"),
         voice=server.voices.find(request.voice),
         sampling=sampling,
@@ -179,7 +179,7 @@ class _Spoken:
             raise InputError("input", "gave no sound", "give a longer text")
         for stage, reason in output.finish_reasons.items():
             if reason == "length" and stage not in self._limited:
-                # Files and OpenAI's events cannot say it.
+                # Neither files nor OpenAI's events can report this.
                 _log.warning("%s: the speech ended at %s.sampling.max_tokens", self._request_id, stage)
         self._usage = output.usage or self._usage
         return piece + await self._sound.finish()

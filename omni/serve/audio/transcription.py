@@ -1,5 +1,5 @@
-"""`POST /v1/audio/transcriptions`: what is said in a file, whole or in pieces. The model is asked for it, so a model that hears and
-writes is needed."""
+"""`POST /v1/audio/transcriptions`: the speech in a file as text, whole or in pieces. The model is prompted for it, so it must
+accept sound and write text."""
 
 import asyncio
 import io
@@ -201,7 +201,7 @@ class _Answer:
         self.text += output.text
         self._usage = output.usage or self._usage
         if output.finished and not self._limited and output.finish_reasons.get(self._stage) == "length":
-            # OpenAI's types cannot say it.
+            # OpenAI's types cannot report this.
             _log.warning("%s: the transcript ended at %s.sampling.max_tokens", self._request_id, self._stage)
 
     def usage(self) -> TranscriptionUsage:
@@ -210,7 +210,7 @@ class _Answer:
 
 
 def _seconds(file: bytes) -> float:
-    """Of a file that the front end has read. Counted: a header may not give it."""
+    """Duration of a file that the front end has read. It is counted, since headers may not state it."""
     count = 0
     with soundfile.SoundFile(io.BytesIO(file)) as sound:
         while read := len(sound.read(_BLOCK)):

@@ -1,4 +1,4 @@
-"""A form with a file, read where it is, in memory."""
+"""Reads a form with a file from the body in memory."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -34,7 +34,8 @@ class _Part:
 
 
 async def read_upload(call: Call, options: ServeOptions) -> tuple[bytes, dict[str, str]]:
-    """The content of `file`, and the other fields; of a field of several values, `NAME[]`, all by commas. Raises InputError."""
+    """Returns the content of `file`, and the other fields. The values of a repeated field, `NAME[]`, are joined by commas. Raises
+    InputError."""
     kind, parameters = parse_options_header(call.request.headers.get("content-type", ""))
     if kind != b"multipart/form-data":
         raise HttpError(415, "invalid_content_type", "body", "is no form", "send multipart/form-data with a file")

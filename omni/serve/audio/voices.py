@@ -10,7 +10,7 @@ OPENAI_VOICES = (
     *("alloy", "ash", "ballad", "coral", "echo", "fable", "nova"),
     *("onyx", "sage", "shimmer", "verse", "marin", "cedar"),
 )
-"""Names that clients send without a choice of their own."""
+"""Names that clients send by default."""
 
 
 class VoiceRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,7 +28,7 @@ class Voices:
     def __init__(self, own: Sequence[str], table: Mapping[str, str]) -> None:
         """own: the model's, the default first. table: voices of the model by further names. Raises ConfigError."""
         self.names = (*own, *(name for name in table if name not in own))
-        """Those that the model or the table gives."""
+        """Names that the model or the table defines."""
         mine = {name.lower(): name for name in own}
         for name, voice in table.items():
             if voice.lower() not in mine:

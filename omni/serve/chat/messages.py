@@ -20,8 +20,8 @@ class AudioRef(msgspec.Struct, frozen=True, kw_only=True):
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """name: of the participant. audio: of an earlier answer. parsed: the SDK's reading of the content, which it adds to answers of
-    `.parse()` and `.stream()`; ignored. refusal: of an answer of another server, in place of its content. What else clients send
-    back of an answer is null or empty: it is refused otherwise."""
+    `.parse()` and `.stream()`; ignored. refusal: of an answer of another server, in place of its content. Other fields of an
+    earlier answer must be null or empty."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -35,8 +35,8 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def omni_messages(messages: Sequence[ChatMessage], transcripts: Transcripts, *, names: bool) -> list[dict[str, Any]]:
-    """As the front end takes them; it checks roles and parts. names: whether it takes them; they are left out otherwise, as the
-    model has no place for them. Raises InputError."""
+    """Messages for the front end, which checks roles and parts. names: whether the front end accepts names; they are dropped
+    otherwise. Raises InputError."""
     return [_message(message, f"messages[{index}]", transcripts, names) for index, message in enumerate(messages)]
 
 

@@ -151,7 +151,8 @@ def read_call(server: Server, body: dict[str, Any]) -> ChatCall:
 
 
 def _modalities(omni: AsyncOmni, request: ChatRequest) -> tuple[str, ...]:
-    """OpenAI's default is text; that of a model without is its own. Speech comes with its transcript, if the model writes one."""
+    """The default is text, as with OpenAI, or the default of a model that writes no text. Speech comes with a transcript if the
+    model writes text."""
     if request.modalities is None:
         return ("text",) if "text" in omni.modalities else omni.modalities
     if not request.modalities:

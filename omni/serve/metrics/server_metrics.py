@@ -28,8 +28,8 @@ WHOLE = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.
 
 
 class ServerMetrics(Observer):
-    """Metrics of one server, in a registry of its own. Observing is for the event loop's thread, and takes no answer of the engine:
-    the stages are asked when someone asks for the metrics."""
+    """Metrics of one server, in a registry of its own. Observers run on the event loop's thread and never wait for the engine. The
+    stages are read when the metrics are requested."""
 
     def __init__(self, omni: AsyncOmni, limits: ServeLimits, model: str) -> None:
         """model: its name."""
@@ -174,7 +174,7 @@ class _Answer:
 
 
 class _Request(RequestObserver):
-    """One request's times. The listener's clock stands still while the client takes nothing: the server is not late then."""
+    """One request's times. The listener's clock stops while the client reads nothing: the server is not late then."""
 
     def __init__(self, metrics: ServerMetrics, kind: _Kind, answers: int) -> None:
         self._metrics = metrics
@@ -210,7 +210,7 @@ class _Request(RequestObserver):
 
     def _text(self, answer: _Answer, now: float, tokens: int) -> None:
         if answer.token:
-            # Tokens that come together share the time since those before them.
+            # Tokens that arrive together share the time since the previous ones.
             for _ in range(tokens):
                 self._kind.token_latency.observe((now - answer.token) / tokens)
         else:

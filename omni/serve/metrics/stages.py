@@ -14,7 +14,7 @@ from omni.serve.limits import ServeLimits
 from omni.utils.draft_counts import DraftCounts
 
 _PATIENCE_SECONDS = 2.0
-"""For the engine's answer, which comes between two turns of its loop."""
+"""Time limit for the engine's answer, which it sends between two turns of its loop."""
 _HITS, _QUERIES, _HELD = "cached_tokens", "prompt_tokens", "cached_blocks"
 """Counters of a stage with a prefix cache. The last is the only one that falls."""
 
@@ -28,8 +28,8 @@ class _Numbers:
 
 
 class StageCollector(Collector):
-    """One question to the engine is under way at a time. Without an answer the stages' metrics are left out, and
-    `omni_stages_unread_total` says so: numbers of a while ago would look as if nothing happened."""
+    """One question to the engine is under way at a time. Without an answer the metrics of stages are omitted and counted in
+    `omni_stages_unread_total`: stale values would look like an idle engine."""
 
     def __init__(self, omni: AsyncOmni, limits: ServeLimits) -> None:
         self._omni = omni
@@ -61,7 +61,7 @@ class StageCollector(Collector):
         yield from self._counters(numbers)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: the registry would collect at once to learn the names."""
+        """Returns nothing: otherwise the registry would collect at once to learn the names."""
         return iter(())
 
     def _read(self) -> _Numbers | None:

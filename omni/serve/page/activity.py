@@ -1,4 +1,4 @@
-"""`GET /v1/omni/activity`: server-sent events with what the stages are doing, until the client leaves or the server ends."""
+"""`GET /v1/omni/activity`: server-sent events with the activity of the stages, until the client disconnects or the server ends."""
 
 from collections.abc import AsyncGenerator
 

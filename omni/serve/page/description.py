@@ -1,4 +1,4 @@
-"""`GET /v1/omni/pipeline`: what the page can offer for the model, and the stages that it draws."""
+"""`GET /v1/omni/pipeline`: the features of the model that the page offers, and the stages that it draws."""
 
 import msgspec
 from starlette.responses import Response
@@ -51,6 +51,6 @@ async def pipeline(server: Server, call: Call) -> Response:
 
 
 def _takes_media(graph: Pipeline) -> bool:
-    """A model of one stage that only writes has nothing that reads pictures or sound. Of others it is assumed: the front end
-    refuses what the model does not take."""
+    """False for a model with a single stage that only writes. True for others: the front end refuses media that the model does not
+    accept."""
     return len(graph.stages) > 1 or any(output.modality == "audio" for output in graph.outputs)

@@ -42,7 +42,7 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    # Asked for again each time, and sent only if it changed: the files of two versions never mix.
+    # Browsers revalidate each time, so files of two versions never mix.
     "cache-control": "no-cache",
 }
 
@@ -62,7 +62,7 @@ def _read(path: Path) -> PageFile:
 
 
 FILES = {path.name: _read(path) for path in sorted(FOLDER.iterdir()) if path.suffix in _TYPES}
-"""By name: a request names one of them, and no path is made of what it says."""
+"""Files by name. A request selects one of them; its text never becomes part of a path."""
 
 
 async def start(server: Server, call: Call) -> Response:

@@ -28,7 +28,7 @@ _MAY_PASS: dict[type, tuple[type, ...]] = {
     # Not the response that it may be meant for.
     CancelResponse: (*_OF_ITEMS, SessionUpdate, AppendAudio, ClearAudio, CommitAudio),
 }
-"""By kind of event, those that it need not wait for: speech and cancellations take effect at once."""
+"""For each kind of event, the kinds that it may overtake: speech and cancellations take effect at once."""
 
 
 class Backlog:
@@ -38,7 +38,7 @@ class Backlog:
         self._memory = memory
         self._most = most
         self._events: deque[tuple[AnyClientEvent, int]] = deque()
-        """The first is being handled, or about to be."""
+        """The first event is being handled, or is about to be."""
         self._there = asyncio.Event()
 
     def passes(self, event: AnyClientEvent) -> bool:
@@ -59,7 +59,7 @@ class Backlog:
 
     @asynccontextmanager
     async def next(self) -> AsyncIterator[AnyClientEvent]:
-        """Waits for the next event. It is in the way of others until the end of the context."""
+        """Waits for the next event. It blocks others until the context ends."""
         while not self._events:
             self._there.clear()
             await self._there.wait()

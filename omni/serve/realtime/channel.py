@@ -1,4 +1,4 @@
-"""The way to the client."""
+"""Sends events to the client."""
 
 import asyncio
 from collections import deque
@@ -11,11 +11,11 @@ from omni.serve.realtime.server_events import ServerEvent
 
 _ENCODER = msgspec.json.Encoder()
 _ENOUGH = 2**18
-"""Characters that may wait, before who puts more waits too."""
+"""Maximum number of queued characters, beyond which a sender waits."""
 
 
 class EventChannel:
-    """Events in the order of `put`, written by `run`. Who puts one loses none by being cancelled: only its waiting ends."""
+    """Events in the order of `put`, written by `run`. Cancelling a sender ends its wait and loses no event."""
 
     def __init__(self, websocket: WebSocket, stalled_seconds: float) -> None:
         self._websocket = websocket
@@ -32,7 +32,7 @@ class EventChannel:
         self._filled.set()
 
     async def wait(self) -> None:
-        """Returns when the client is not far behind: for who puts much."""
+        """Waits until the client has nearly caught up, for senders of much data."""
         await self._below(_ENOUGH)
 
     async def flush(self) -> None:
@@ -40,7 +40,7 @@ class EventChannel:
         await self._below(0)
 
     async def run(self) -> None:
-        """Writes, until it is cancelled. Raises ClientGone if the client is away, or takes nothing for too long."""
+        """Writes until it is cancelled. Raises ClientGone if the client has disconnected, or reads nothing for too long."""
         while True:
             while not self._texts:
                 self._filled.clear()

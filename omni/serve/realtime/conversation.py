@@ -68,11 +68,11 @@ class Conversation:
         self._memory.change(-item.bytes)
 
     def leave_out(self, items: Iterable[Item]) -> None:
-        """Of further prompts: they were too long with them. They stay items of the conversation."""
+        """Excludes items from further prompts, which were too long with them. They stay in the conversation."""
         self._left_out.update(item.id for item in items if self.has(item.id))
 
     def items(self) -> tuple[Item, ...]:
-        """Those of a prompt."""
+        """The items of a prompt."""
         return tuple(item for item in self._items if item.id not in self._left_out)
 
     def _find(self, item_id: str, field: str) -> int:

@@ -1,4 +1,4 @@
-"""Sound of the user that is in no item yet."""
+"""Sound of the user that has not been committed to an item."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ _WIDTH = 2
 
 
 class InputBuffer:
-    """Positions are in samples since the session's start. begin, end: of what is held."""
+    """Positions are in samples since the session's start. begin, end: of the held samples."""
 
     def __init__(self, memory: SessionMemory) -> None:
         self._memory = memory

@@ -37,7 +37,7 @@ class ItemPart:
         return len(self.text) + len(self.url) + (self.sound.nbytes if self.sound is not None else 0)
 
     def described(self, *, whole: bool) -> ContentPart:
-        """whole: with the sound of the user; that of the assistant is not kept."""
+        """whole: include the sound of the user. The sound of the assistant is not kept."""
         match self.kind:
             case "input_audio" if whole and self.sound is not None and self.format is not None:
                 data = base64.b64encode(self.format.encode(self.sound)).decode()
@@ -78,7 +78,7 @@ class Item:
         return MessageItem(id=self.id, role=self.role, status=self.status, content=content)
 
     def for_model(self) -> dict[str, Any] | None:
-        """A message as omni takes it; None if there is nothing in it."""
+        """The message for omni; None if it is empty."""
         parts = [part for part in (each.for_model() for each in self.parts) if part is not None]
         if not parts:
             return None
@@ -87,7 +87,7 @@ class Item:
         return {"role": self.role, "content": parts}
 
     def truncate(self, index: int, end_ms: int) -> None:
-        """Only what was heard of the speech stays, and the same share of the text. Raises InputError."""
+        """Truncates the speech to the part that was played, and the text to the same share. Raises InputError."""
         if self.role != "assistant":
             raise InputError("item_id", "is no message of the assistant", "truncate its messages only")
         if not 0 <= index < len(self.parts) or self.parts[index].kind != "output_audio":
@@ -103,7 +103,7 @@ class Item:
 
 
 def _words(text: str, count: int) -> str:
-    """The first characters, without the start of a word."""
+    """The first characters, without a partial word at the end."""
     if count >= len(text) or text[count].isspace():
         return text[:count]
     space = max(text.rfind(" ", 0, count), text.rfind("\n", 0, count))

@@ -29,8 +29,8 @@ _MOST_BYTES = 2**30
 
 
 class TurnListener:
-    """Collects sound until a turn is over. most_seconds: of a turn; a longer one is over then. on_speech: the user starts to speak,
-    and a response may be interrupted. on_item: a turn is in the conversation. on_turn: the same, and a response is asked
+    """Collects sound until a turn has ended. most_seconds: maximum length of a turn, which ends then. on_speech: the user starts to
+    speak, and a response may be interrupted. on_item: a turn is in the conversation. on_turn: the same, and a response is asked
     for."""
 
     def __init__(
@@ -65,7 +65,7 @@ class TurnListener:
             if len(self._buffer) and (self._detector is None or self._detector.speaking):
                 problem = "cannot change while the input audio buffer holds sound"
                 raise InputError("session.audio.input.format", problem, "commit or clear it first")
-            # What waits is no speech.
+            # The waiting sound contains no speech.
             self._buffer.clear()
             position = self._buffer.end * after.input_format.rate // before.input_format.rate
             self._buffer.restart(position)
@@ -99,7 +99,7 @@ class TurnListener:
             self._end(TurnEnd(self._buffer.end))
 
     def commit(self) -> None:
-        """The turn is over. Raises InputError if there is too little sound."""
+        """Ends the turn. Raises InputError if there is too little sound."""
         if 1000 * len(self._buffer) < LEAST_MS * self._settings.input_format.rate:
             held = self._ms(len(self._buffer))
             problem = f"holds {held} ms of sound, less than {LEAST_MS} ms"

@@ -39,7 +39,7 @@ class PromptAttempts:
             self.most = self._bound.target
             self._use(without_oldest(self._items, error.tokens, self.most))
         else:
-            # The turn itself is left out by no means: it is answered if the model takes it.
+            # The turn itself is never left out: it is answered if the model accepts it.
             self.most = None
         return self.messages, self.most
 

@@ -1,4 +1,4 @@
-"""`response.create`: what is asked for."""
+"""The request of a `response.create` event."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

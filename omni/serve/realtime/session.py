@@ -94,7 +94,7 @@ class RealtimeSession:
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
-        """Until the client goes away, or the server ends. Raises what is no fault of the client's."""
+        """Runs until the client disconnects, or the server ends. Raises errors that the client did not cause."""
         self._channel.put(SessionCreated(session=described(self._settings)))
         try:
             async with asyncio.TaskGroup() as self._tasks:
@@ -135,7 +135,7 @@ class RealtimeSession:
         raise _ServerEnds
 
     async def _reported(self, work: Awaitable[None]) -> None:
-        """The client is sent what is wrong with an event."""
+        """Sends the error of an event to the client."""
         try:
             await work
         except WrongEvent as wrong:
@@ -272,7 +272,7 @@ class RealtimeSession:
             self._response.stop("turn_detected")
 
     def _answer(self) -> None:
-        """The user's turn is over: a response, after the one that is under way."""
+        """The user's turn has ended: starts a response, after the one that is under way."""
         self._owed = self._response is not None
         if not self._owed and not self._server.draining.is_set():
             try:

@@ -24,7 +24,7 @@ from omni.serve.server import Server
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """item_id: its sound may be gone when its turn comes."""
+    """item_id: the item's sound may have been deleted by then."""
 
     item_id: str
     options: InputTranscription

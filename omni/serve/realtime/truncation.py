@@ -80,7 +80,7 @@ class PromptBound:
 
 
 def prompt_bound(truncation: Truncation, limit: int | None, instructions: int) -> PromptBound | None:
-    """None to leave nothing out. limit: of `input_limit`. instructions: tokens of a prompt with these and hardly more."""
+    """None to exclude no item. limit: of `input_limit`. instructions: tokens of a prompt with these and hardly more."""
     if isinstance(truncation, str):
         return PromptBound(limit, limit) if truncation == "auto" and limit is not None else None
     rooms = [limit - instructions] if limit is not None else []
@@ -92,8 +92,8 @@ def prompt_bound(truncation: Truncation, limit: int | None, instructions: int) -
 
 
 def without_oldest(items: Sequence[Item], tokens: int, target: int) -> Sequence[Item]:
-    """At least one item less, but not none at all: the caller tries again. items: at least two. tokens: of the prompt that they
-    make, more than `target`."""
+    """Returns at least one item fewer, and at least one item: the caller tries again. items: at least two. tokens: of the prompt
+    that they make, more than `target`."""
     weights = [_weight(item) for item in items]
     excess = _CAREFUL * (tokens - target) * sum(weights) / tokens
     left_out, count = 0.0, 0

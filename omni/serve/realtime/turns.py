@@ -139,7 +139,7 @@ class TurnDetector:
         return [turn for turn in found if turn is not None]
 
     def reset(self) -> None:
-        """The turn, if there is one, is over."""
+        """Ends the turn, if there is one."""
         self.speaking = False
         self._window.clear()
 

@@ -6,7 +6,7 @@ from typing import Any
 from omni.errors import InputError, quoted
 
 Off = Mapping[str, tuple[object, ...]]
-"""By field: the values that ask for nothing."""
+"""For each field, the values without effect."""
 
 SESSION: Off = {
     "tools": (None, []),
@@ -22,7 +22,7 @@ OUTPUT: Off = {"speed": (None, 1, 1.0)}
 
 
 def without_unsupported(given: Mapping[str, Any], off: Off, at: str) -> dict[str, Any]:
-    """The other fields. Raises InputError for one that asks for what is not done here."""
+    """Returns the other fields. Raises InputError for a field that requests an unsupported feature."""
     for name, values in off.items():
         value = given.get(name)
         if not any(type(value) is type(each) and value == each for each in values):

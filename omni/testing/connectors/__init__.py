@@ -48,7 +48,7 @@ CHECKS: tuple[Callable[[ConnectorBench], None], ...] = (
     endings.nothing_leaks,
     endings.dropped_after_the_release_event,
 )
-"""In this order. The docstring of each says what it catches."""
+"""The checks, in order. Each docstring names the faults that its check detects."""
 
 
 def check_connector(

@@ -120,13 +120,13 @@ def through_the_host(bench: ConnectorBench) -> None:
     remedy = "set it to False, or copy from device to device"
     claim = f"a connector that copies through the host says so (Connector.raw_device_tensors): of {large.payload} bytes"
     require(large.carried < large.payload, f"{claim} its pieces carry {large.carried}; {remedy}")
-    # What does not grow with the payload, such as flags, may be in host memory.
+    # Data of constant size, such as flags, may be in host memory.
     grown = f"{claim} it keeps {large.kept - small.kept} more in host memory than of {small.payload}; {remedy}"
     require(large.kept - small.kept < large.payload - small.payload, grown)
 
 
 class _ByTheHost(NamedTuple):
-    """Of one payload, in bytes. kept: host memory that its edge asked for. carried: by its pieces."""
+    """Bytes of one payload. kept: host memory that its edge allocated. carried: bytes in its pieces."""
 
     payload: int
     kept: int

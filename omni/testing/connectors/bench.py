@@ -27,7 +27,7 @@ from omni.testing.connectors.promises import Gate, calling, require
 from omni.testing.connectors.values import Meta, TensorOf
 
 _BYTES_PER_SECOND = 2**24
-"""Slower is no progress."""
+"""Anything slower counts as no progress."""
 SOME_TURNS = 20
 
 

@@ -260,7 +260,7 @@ class Consumer:
         for each in meta.tensors:
             tensor = received.payload.tensors[each.name]
             nbytes = int(np.prod(each.shape, dtype=np.int64)) * each.torch_dtype.itemsize
-            # Of the type: `HostMemory` counts what the connector asks the object for.
+            # Called on the type: on the object, `HostMemory` would count it as memory of the connector.
             host.append(type(self._device).host_tensor(self._device, (nbytes,), torch.uint8))
             self._device.launch(self._stream, fetch, host[-1], tensor)
         end = self._device.record(self._stream)

@@ -45,8 +45,8 @@ def consumer_killed(bench: ConnectorBench, end: RemoteEnd, next_end: RemoteEnd) 
 
 
 def sender_killed(bench: ConnectorBench, end: RemoteEnd) -> None:
-    """The producer's process ends; the consumer is in the calling thread. Catches a receiver that hangs or stays busy, and
-    memory that goes away while it is read."""
+    """The producer's process ends; the consumer is in the calling thread. Catches a receiver that hangs or stays busy, and memory
+    that is freed while it is read."""
     edge, pool = bench.new_gate(), bench.pool_bytes
     consumer = Consumer(bench.connector, bench.consumer_device)
     end.do(OpenSender(edge, bench.edge_to()))

@@ -167,7 +167,7 @@ def discarded(bench: ConnectorBench) -> None:
 
 
 def aborted_after_release(bench: ConnectorBench) -> None:
-    """Catches an abort that frees what is still being read."""
+    """Catches an abort that frees memory that is still being read."""
     edge, pool = bench.open(), bench.pool_bytes
     for meta in (bench.small(), bench.bytes_of(pool // 4)):
         sent = bench.send(edge, meta)
@@ -211,7 +211,7 @@ def slow_consumers(bench: ConnectorBench) -> None:
 
 
 def several_edges(bench: ConnectorBench) -> None:
-    """Catches ends of one connector that share what they may not, also those of one edge to two consumers."""
+    """Catches ends of one connector that share state that they must not share, also ends of one edge to two consumers."""
     edges = [bench.open("one"), bench.open("two"), bench.open("two")]
     sents = [bench.send(edge, meta) for _ in range(4) for edge in edges for meta in (bench.small(), bench.full())]
     bench.arrive(*sents)

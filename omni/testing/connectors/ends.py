@@ -42,7 +42,7 @@ class End(Protocol):
     def do(self, command: Command) -> None: ...
 
     def turn(self) -> bool:
-        """One turn of the calling thread. Returns whether the other end had news."""
+        """One turn of the calling thread. Returns whether anything happened at the other end."""
         ...
 
     def rest(self) -> None:
@@ -58,7 +58,7 @@ _TURNS_WITHOUT_A_PAUSE = 100
 
 
 class LocalEnd:
-    """In the calling thread."""
+    """An end in the calling thread."""
 
     def __init__(self, connector: Connector, device: Device) -> None:
         self.consumer = Consumer(connector, device)

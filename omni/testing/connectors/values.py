@@ -98,7 +98,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
 
     def host_values(self, index: int) -> Tensor:
-        """The base of a tensor that is no page slice, or the gathered rows of one: contiguous, on the host."""
+        """The base of a tensor that is not a page slice, or the gathered rows of one: contiguous, on the host."""
         tensor = self.tensors[index]
         shape = tensor.shape if tensor.layout == "pages" else tensor.base_shape
         raw = np.random.default_rng([self.number, index])

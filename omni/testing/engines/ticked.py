@@ -44,7 +44,7 @@ class TickedEngine:
         self.engine: Engine = build_engine(self.plan, self.checkpoint, plugins, self.device, settings)
 
     def leave(self, request_id: str) -> None:
-        """Aborts a request; what it received before stays."""
+        """Aborts a request. It keeps the outputs that it has received."""
         self.engine.abort(request_id, GIVEN_UP)
 
     def tick(self) -> bool:
@@ -52,8 +52,8 @@ class TickedEngine:
             return self.engine.tick()
 
     def run_to_end(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Until nothing is under way, or `until`; at the end nothing is held. A device is asked again and again;
-        on a simulated one `simulate` skips what nobody waits for."""
+        """Ticks until no request is under way, or until `until` is true; then no resources are held. A real device is polled; on a
+        simulated one, `simulate` skips time in which nothing waits."""
         for _ in range(_MOST_TICKS):
             if self.engine.idle:
                 self.assert_free()

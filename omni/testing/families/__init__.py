@@ -25,7 +25,7 @@ CHECKS: tuple[Callable[[FamilyBench], None], ...] = (
     checks.late_devices,
     checks.guarded,
 )
-"""In this order. The docstring of each says what it catches."""
+"""The checks, in order. Each docstring names the faults that its check detects."""
 
 _FEWEST_TEXTS = 3
 

@@ -1,4 +1,4 @@
-"""The checks of a family. The docstring of each says what it catches."""
+"""The checks of a family. Each docstring names the faults that its check detects."""
 
 from contextlib import AbstractContextManager, ExitStack
 

@@ -48,7 +48,7 @@ class SimulatedCollective:
         return self._contents
 
     def clock(self) -> Clock:
-        """What has happened before it at any rank."""
+        """The events that happened before it at any rank."""
         clock: Clock = []
         for _, running in self._given.values():
             join(clock, running.launched.clock)
@@ -65,7 +65,7 @@ class RankGroup:
         assert shared_time.schedule is not None
         self.delays = Delays(shared_time.schedule)
         self.in_place = self.delays.chance()
-        """Whether sums are written over what is given; otherwise that is filled with garbage."""
+        """Whether sums overwrite their input; otherwise the input is filled with garbage."""
         self.leaving = [DelayedLane(f"{name} leaving {rank}", shared_time) for rank in range(len(devices))]
         self.collectives: list[SimulatedCollective] = []
         self.links = {
@@ -115,7 +115,7 @@ class SimulatedCommunicator:
         return torch.cat(self._exchange(x_RN, "all_gather"), 1)
 
     def _exchange(self, x: Tensor, kind: str) -> list[Tensor]:
-        """What all ranks give, in their order. Pauses the phase."""
+        """The contributions of all ranks, in rank order. Pauses the phase."""
         group, device, rank = self._group, self._device, self._rank
         if self._calls == len(group.collectives):
             group.collectives.append(SimulatedCollective(f"{group.name}, {self._calls}", group.devices))

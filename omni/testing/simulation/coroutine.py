@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class _AbandonedError(BaseException):
-    """Ends a paused phase that nobody goes on with."""
+    """Ends a paused phase that is never resumed."""
 
 
 class PhaseThread:

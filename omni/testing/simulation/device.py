@@ -77,7 +77,7 @@ class SimulatedDevice(Device):
         self._launches = 0
         self._events = 0
         self._held: dict[int, list[Event]] = {}
-        """What the newest phase of a stream makes the rest of it wait for, by number of the stream."""
+        """Events that the newest phase of a stream makes later phases wait for, by number of the stream."""
 
     @property
     def now(self) -> float:
@@ -245,7 +245,7 @@ class SimulatedDevice(Device):
         return self.shared_time.skip(until)
 
     def _remote(self) -> list[Barrier]:
-        """What streams wait for that other ranks bring about."""
+        """Events of other ranks that streams wait for."""
         heads = [stream.queue[0] for stream in self.streams if stream.queue]
         return [head for head in heads if isinstance(head, Barrier) and head.remote]
 
@@ -264,7 +264,7 @@ class SimulatedDevice(Device):
         return agent
 
     def host_clock(self) -> Clock:
-        """What the host has done and knows of, up to now."""
+        """The events that the host has performed or observed so far."""
         clock = list(self._checker.host)
         self._checker.host_step()
         return clock

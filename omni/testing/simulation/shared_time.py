@@ -34,7 +34,7 @@ class Schedule:
 
 
 class Lane(Protocol):
-    """Operations that run in their order: a stream, or what is on its way from one rank to another."""
+    """Operations that run in order: those of a stream, or the transfers from one rank to another."""
 
     @property
     def can_run(self) -> bool:

@@ -80,7 +80,7 @@ def arrive() -> None:
 
 
 class TransferLink:
-    """What one rank sends to another one on a communicator, in order."""
+    """The tensors that one rank sends to another one on a communicator, in order."""
 
     def __init__(self, name: str, shared_time: SharedTime, blocks: bool) -> None:
         """blocks: whether a transfer occupies its stream."""

@@ -40,7 +40,7 @@ CHECKS: tuple[Callable[[StageBench], None], ...] = (
     runs.guarded,
     runs.counted,
 )
-"""In this order. The docstring of each says what it catches."""
+"""The checks, in order. Each docstring names the faults that its check detects."""
 _FEWEST = 2
 
 

@@ -19,8 +19,9 @@ from omni.pipeline import Stage
 from omni.sampling import SamplingParams
 from omni.stage import MOST_CPU_ROWS, Done, Footprint, LoadedStage, StageContext, StageKind, StageWorker
 from omni.testing.simulation.device import SimulatedDevice
+from omni.testing.stages.accesses import broken_by
 from omni.testing.stages.promises import calling, require
-from omni.testing.stages.session import StageSession, broken_by
+from omni.testing.stages.session import StageSession
 from omni.testing.stages.values import Values
 
 NAME = "checked"
@@ -132,7 +133,7 @@ class StageBench:
         return session
 
     def finish(self, session: StageSession, when: str) -> None:
-        """Nothing is held, and the worker closes, twice."""
+        """Requires that no resources are held, and that the worker can be closed twice."""
         with torch.inference_mode():
             session.require_free(when)
             with calling("close", "let it do nothing the second time"):

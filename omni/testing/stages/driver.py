@@ -1,4 +1,4 @@
-"""Drives one stage worker by hand-made messages, and plays the orchestrator for what it gives."""
+"""Drives one stage worker with hand-made messages, and acts as the orchestrator for its outputs."""
 
 from collections.abc import Sequence
 

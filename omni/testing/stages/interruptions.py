@@ -1,4 +1,4 @@
-"""Checks of requests that are paused, aborted, or fail, at every point. The docstring of each says what it catches."""
+"""Checks of requests that are paused, aborted, or fail, at every point. Each docstring names the faults that its check detects."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,4 +1,4 @@
-"""Checks of inputs that a stage cannot take. The docstring of each says what it catches."""
+"""Checks of inputs that a stage cannot take. Each docstring names the faults that its check detects."""
 
 from collections.abc import Mapping, Sequence
 
@@ -40,7 +40,7 @@ def refused_input(bench: StageBench) -> None:
 def _require_refused(
     bench: StageBench, session: StageSession, bad: Mapping[str, Sequence[Payload]], remedy: str, *, apart: int = 0
 ) -> None:
-    """The bad requests fail, and those beside them get what is expected."""
+    """The bad requests fail, and the other requests get their expected outputs."""
     _play(bench, session, bad, apart)
     for name in bad:
         end = session.ends.get(name)

@@ -1,4 +1,4 @@
-"""Checks of requests that run to their end. The docstring of each says what it catches."""
+"""Checks of requests that run to their end. Each docstring names the faults that its check detects."""
 
 from contextlib import AbstractContextManager, ExitStack
 from itertools import pairwise

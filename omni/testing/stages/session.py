@@ -1,4 +1,4 @@
-"""One worker, and what the suite makes it do: requests that are opened, fed and ended, and consumers of what it gives."""
+"""One worker under test: requests that the suite opens, feeds and ends, and consumers of the worker's outputs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,12 +13,12 @@ from omni.device import COMPLETED, Device, Event
 from omni.payload import PageSlice, Payload
 from omni.sampling import SamplingParams
 from omni.stage import Abort, Done, Ended, Failed, Feed, Lease, Open, Produced, StageWorker
-from omni.testing.simulation.checker import Race
 from omni.testing.simulation.device import SimulatedDevice
+from omni.testing.stages.accesses import copy, fetch, scatter, spoil
 from omni.testing.stages.devices import OWN
 from omni.testing.stages.loan import Loan, lend
 from omni.testing.stages.promises import calling, require
-from omni.testing.stages.values import Values, gathered
+from omni.testing.stages.values import Values
 from omni.testing.stages.watch import RELEASE, WorkerWatch
 
 SOURCE = "check"
@@ -93,7 +93,7 @@ class StageSession:
         self._consumer = device.stream(f"{OWN}consumer")
         self._watch = WorkerWatch(worker, {} if most is None else most)
 
-    # What the orchestrator does.
+    # Actions of the orchestrator.
 
     def open(self, name: str, *others: str, rank: tuple[int, int] | None = None) -> None:
         """others: producers beside the suite. rank: by default in the order of opening."""
@@ -242,14 +242,14 @@ class StageSession:
             "return from advance whether anything happened: the engine's thread naps only then",
         )
 
-    # What holds afterwards.
+    # Checks afterwards.
 
     @property
     def held(self) -> dict[str, int]:
         return self._watch.held
 
     def over(self, *names: str) -> bool:
-        """Whether requests have ended or were aborted, and consumers have read what they got."""
+        """Whether requests have ended or were aborted, and consumers have read all outputs."""
         ended = all(name in self.ends or name in self.aborted for name in names)
         return ended and all(each.loan.freed for name in names for each in self.readings.get(name, ()))
 
@@ -259,7 +259,7 @@ class StageSession:
         return Values.of([(each.produced.payload.meta, each.host) for each in read])
 
     def require_free(self, when: str) -> None:
-        """Nothing is held, and every input is released."""
+        """Requires that no resources are held, and that every input is released."""
         self.settle()
         require(
             not self.held,
@@ -376,50 +376,9 @@ class StageSession:
         return ", ".join(repr(name) for name in self.opened if not self.over(name)) or "a request"
 
 
-def broken_by(race: Race) -> AssertionError:
-    """The error of a race with the worker's work: the promise that it breaks, and the remedy."""
-    by = {race.first.by, race.second.by}
-    promise = "work that uses the same memory is ordered by streams and events"
-    remedy = "launch work that reads a result on the same stream, or let its stream wait for the event of the result"
-    if spoil.__name__ in by:
-        promise = (
-            "an input is read before the event that it is released with, and its producer overwrites it then (`spoil`)"
-        )
-        remedy = "call Feed.release with the event that is recorded behind the last use, on the stream of that use"
-    elif by & {copy.__name__, scatter.__name__}:
-        promise, remedy = (
-            "an input is read once it has arrived",
-            "ask Feed.arrived before you launch work that reads it",
-        )
-    elif fetch.__name__ in by:
-        promise = (
-            "an output has its values from Produced.ready on, until it is free, and its consumer reads it (`fetch`)"
-        )
-        remedy = "record `ready` behind the work that writes an output, and use its memory again once Produced.free"
-    accesses = f"{race.first}, unordered with {race.second}, both on {race.buffer}, byte {race.byte}"
-    return AssertionError(f"stage contract broken: {promise}: {accesses}; {remedy}")
-
-
 def _no_guard(device: Device) -> AbstractContextManager[object]:
     return nullcontext()
 
 
 def _base(tensor: Tensor | PageSlice) -> Tensor:
     return tensor.pages if isinstance(tensor, PageSlice) else tensor
-
-
-def copy(into: Tensor, value: Tensor) -> None:
-    into.copy_(value)
-
-
-def scatter(pages: Tensor, slots_n: Tensor, rows_nD: Tensor) -> None:
-    pages.flatten(0, 1).index_copy_(0, slots_n, rows_nD)
-
-
-def spoil(base: Tensor) -> None:
-    """Other values than any that were there, and none that hide in a sum."""
-    base.fill_(float("nan")) if base.is_floating_point() else base.fill_(77)
-
-
-def fetch(host: Tensor, tensor: Tensor | PageSlice, slots_n: Tensor | None) -> None:
-    host.copy_(gathered(tensor, slots_n))

@@ -24,7 +24,7 @@ CHECKS: tuple[Callable[[VocoderBench], None], ...] = (
     checks.unknown_codes,
     checks.guarded,
 )
-"""In this order. The docstring of each says what it catches."""
+"""The checks, in order. Each docstring names the faults that its check detects."""
 
 _REQUESTS = 4
 _FEWEST_FRAMES = 12

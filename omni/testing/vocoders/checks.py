@@ -1,4 +1,4 @@
-"""The checks of a vocoder model. The docstring of each says what it catches."""
+"""The checks of a vocoder model. Each docstring names the faults that its check detects."""
 
 from contextlib import AbstractContextManager, ExitStack
 

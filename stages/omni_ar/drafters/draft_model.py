@@ -18,7 +18,7 @@ class ArDraftModel(DraftModel):
     """An `ArModel` whose only inputs are token ids, with positions counted from 0."""
 
     def __init__(self, model: ArModel, vocab_size: int) -> None:
-        """vocab_size: of the stage. Ids beyond it, which pad the vocabulary of some sizes of a family, are not proposed."""
+        """vocab_size: of the stage. Larger ids pad the vocabulary in some sizes of a family. They are never proposed."""
         super().__init__()
         self.model = model
         self._vocab_size = vocab_size
@@ -48,7 +48,7 @@ def model_drafter(model: ArModel, checkpoint: Checkpoint, setup: DraftSetup) -> 
     shape, stage, path = model.shape, setup.context.stage.name, checkpoint.path
     field = f"{stage}.drafter_args.model"
     if isinstance(model, CodecModel) or shape.conditioned or len(shape.prompt_columns) > 1 or shape.position_axes > 1:
-        raise ConfigError(field, f"{path} is no plain model of text", "use a model of text")
+        raise ConfigError(field, f"{path} is not a plain model of text", "use a model of text")
     _check_vocabulary(field, checkpoint, shape.vocab_size, setup)
     if shape.max_positions < setup.max_model_len:
         problem = f"{path} has {shape.max_positions:,} positions, and a request up to {setup.max_model_len:,} tokens"

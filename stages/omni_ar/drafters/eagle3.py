@@ -37,7 +37,7 @@ from omni_ar.model import Batch
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _MODEL = "model."
-"""Some published names begin with it."""
+"""Prefix of some published weight names."""
 _PLACES = {"midlayer.": "midlayer.", "layers.0.": "midlayer."} | {
     f"{part}.": f"{part}." for part in ("fc", "norm", "lm_head", "embed_tokens")
 }
@@ -257,7 +257,7 @@ def _check_layers(layers: tuple[int, ...], num_layers: int, field: str) -> None:
 
 
 def _check_fits(config: HeadConfig, own: "_OwnWeights", setup: DraftSetup, field: str) -> None:
-    """Raises ConfigError for another vocabulary or width than the stage's."""
+    """Raises ConfigError if vocabulary or width differ from the stage."""
     shape, remedy = (
         setup.model.shape,
         f"use a head that was trained for the model of stage {setup.context.stage.name!r}",
@@ -280,7 +280,7 @@ def _check_fits(config: HeadConfig, own: "_OwnWeights", setup: DraftSetup, field
 
 
 def _check_count(layers: tuple[int, ...], checkpoint: Checkpoint, config: HeadConfig, field: str) -> None:
-    """Raises ConfigError for another number of hidden states than that which `fc` was trained for."""
+    """Raises ConfigError if the number of hidden states does not match the input of `fc`."""
     name = next((name for name in ("fc.weight", f"{_MODEL}fc.weight") if checkpoint.has(name)), None)
     reads, rest = divmod(checkpoint.shape(name)[1], config.target_width) if name is not None else (len(layers), 0)
     # A width that is no multiple is refused with the weight.
@@ -290,8 +290,8 @@ def _check_count(layers: tuple[int, ...], checkpoint: Checkpoint, config: HeadCo
 
 @dataclass(frozen=True, slots=True)
 class _OwnWeights:
-    """What a head has itself; the stage's serve for the others. tied: whether its output matrix is its embedding table. targets_V:
-    int64 on the host, the stage's id of each id of the head; None if they are equal."""
+    """The parts that a head has itself. The stage's parts replace the others. tied: whether its output matrix is its embedding
+    table. targets_V: int64 on the host, the stage's id of each id of the head; None if they are equal."""
 
     embedding: bool
     output: bool

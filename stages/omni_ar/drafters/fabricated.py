@@ -1,7 +1,7 @@
 """Drafts of a chosen acceptance rate, for tests and benchmarks. A request is run twice: the first time without drafts, and its
-output is remembered; from then on, an equal request (prompt, sampling parameters with a seed or at temperature 0) is told its
-future, each token of it right with the chosen probability. Forward, sampling and verification are those of any other drafter, so
-the second run's tokens are those of the first whatever the drafts are."""
+output is remembered; from then on, an equal request (prompt, sampling parameters with a seed or at temperature 0) gets drafts from
+that output, each correct with the chosen probability. Forward, sampling and verification are those of any other drafter, so the
+second run's tokens are those of the first whatever the drafts are."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What heads over a stage's hidden states share: the stage's embeddings and output matrix, and the errors of their checkpoints.
+"""Code shared by heads over a stage's hidden states: the stage's embeddings and output matrix, and errors of head checkpoints.
 
 Shape legend: as in `omni_ar.drafters.base`; D width of the stage, V its vocabulary.
 """
@@ -13,7 +13,7 @@ from omni_ar.model import ArModel, NextTokens
 
 
 class StageVocabulary:
-    """The embeddings and the output matrix of a stage's model. No module: a head that has it does not own the model's weights."""
+    """The embeddings and the output matrix of a stage's model. Not a module: a head that refers to it does not own the weights."""
 
     def __init__(self, model: ArModel) -> None:
         self._model = model

@@ -19,7 +19,7 @@ def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> D
     memory.
 
     Raises ConfigError for a name that no plugin gives, for arguments that the drafter refuses, and for a stage that cannot verify
-    drafts; PluginError for a drafter that cannot be loaded; and what a drafter raises that reads a checkpoint.
+    drafts; PluginError for a drafter that cannot be loaded; and the errors of a drafter that reads a checkpoint.
     """
     stage, options, entries = context.stage.name, context.options, context.drafters
     assert isinstance(options, ArOptions)
@@ -36,7 +36,7 @@ def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> D
         return None
     if name not in entries:
         known = ", ".join(sorted(entries)) or "none"
-        raise ConfigError(f"{stage}.drafter", f"{name!r} is no drafter", f"known are {known}; see `omni plugins`")
+        raise ConfigError(f"{stage}.drafter", f"{name!r} is not a drafter", f"known are {known}; see `omni plugins`")
     _check_stage(stage, model)
     entry = entries[name]
     build = locate(entry.drafter, f"drafters.{name}")

@@ -12,7 +12,7 @@ _MOST = 16
 
 
 class NgramArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """fewest, most: number of newest tokens that a place must match, and up to which a longer match is preferred."""
+    """fewest, most: minimum number of newest tokens that must match, and the length up to which longer matches are preferred."""
 
     fewest: int = 2
     most: int = 4

@@ -140,8 +140,9 @@ def _check_experts(config: Section, experts: int) -> None:
 
 
 def attention_windows(config: Section) -> tuple[int | None, ...]:
-    """The window of each layer: `sliding_window` where `layer_types` says so, or of all layers without it. Empty if no layer has
-    one, as without `use_sliding_window` where the config has that field, or with a window that holds every position.
+    """The window of each layer: `sliding_window` for the layers that `layer_types` selects, or for all layers without
+    `layer_types`. Empty if no layer has one, as without `use_sliding_window` where the config has that field, or with a window that
+    holds every position.
 
     Raises CheckpointError, naming the field, for an impossible window and for other types of attention.
     """
@@ -255,9 +256,8 @@ class DecoderLayers(nn.Module):
         return self.held.stop == len(self.layers)
 
     def forward(self, x_TD: Tensor, batch: Batch, features: LayerFeatures = _NO_FEATURES) -> Tensor:
-        """Returns normalized hidden states `[T, D]` for input embeddings `[T, D]`; without the last layer, any values, which
-        nobody uses. Stores the inputs of layers that `batch` and `payload_layer` ask for, before features are
-        added."""
+        """Returns normalized hidden states `[T, D]` for input embeddings `[T, D]`; without the last layer, unused values. Stores
+        the inputs of layers that `batch` and `payload_layer` ask for, before features are added."""
         cos, sin = self.rotary(batch.positions_PT, x_TD.dtype)
         boundary = batch.boundary
         delta_TD: Delta | None = None
@@ -275,7 +275,7 @@ class DecoderLayers(nn.Module):
             assert boundary.sent is not None
             assert delta_TD is not None
             boundary.sent[0].copy_(residual_sum(x_TD, delta_TD))
-            # Not what is sent: models may change what they get, in place.
+            # New memory: models may change the result in place, and the original is still being sent.
             return torch.empty_like(boundary.sent[0])
         x_TD, delta_TD = self._before(len(self.layers), x_TD, delta_TD, batch, features)
         assert isinstance(self.norm, RMSNorm)

@@ -50,7 +50,7 @@ class DeepstackModel(TextModel):
 
 
 def _features(batch: Batch) -> LayerFeatures:
-    """Those of level L are added behind layer L, so before the next. Published hidden states do not include them there."""
+    """Features of level L are added after layer L, before the next layer. Published hidden states do not include them there."""
     features: dict[int, list[tuple[Tensor, Tensor]]] = {}
     for embedding in batch.embeddings:
         tokens_n = embedding.tokens_n + batch.prompt_start

@@ -50,7 +50,7 @@ class SparseMoE(nn.Module, StackedWeights):
 
     @property
     def num_experts(self) -> int:
-        """Those of other ranks included."""
+        """Number of experts, including those of other ranks."""
         return self.gate.out_features
 
     @property

@@ -42,7 +42,7 @@ class TextModel(ArModel):
 
     @property
     def decoder_config(self) -> DecoderConfig:
-        """Of the whole model, also in a partition."""
+        """The config of the whole model, also in a partition."""
         return self._config
 
     @property

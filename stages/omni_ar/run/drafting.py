@@ -77,7 +77,7 @@ class Drafting:
     def proposals(self, rows_R: Tensor, blocks: int, cache: KVCache | None, drafts: int) -> list[Launch]:
         """Drafts for the rows of a step without chunks. cache: `Pages.drafts`. drafts: that the step verifies of each row."""
         if self._paged is not None and not drafts:
-            # Its passes would take time, and no row wants its drafts.
+            # Its passes take time, and no row wants drafts.
             return self._drops(rows_R)
         return [] if self._is_late else self.late(rows_R, blocks, cache)
 
@@ -136,7 +136,7 @@ class Drafting:
         return [Launch.of(keep_chunk_features, *given, *self._kept)]
 
     def _drops(self, rows_R: Tensor) -> list[Launch]:
-        """Late drafts that the rows' step does not verify. As without them, their rate stays as it is."""
+        """Drops late drafts that the step of the rows does not verify. The acceptance rate of the rows does not change."""
         return [Launch.of(drop_drafts, self._drafts, rows_R)] if self._is_late else []
 
     @property

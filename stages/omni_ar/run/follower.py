@@ -47,13 +47,12 @@ class FollowerWorker:
         raise InputError(field, f"is for {self._name}, whose requests run at rank 0", "send it there")
 
     def usage(self) -> StageUsage:
-        """A step counts until its tokens have arrived too. An engine without steps sleeps, and would not notice that they never
-        come."""
+        """A step counts until its tokens have arrived. An engine without steps sleeps, and would not detect missing tokens."""
         awaits = not self._in_flight and self._runner.awaited is not None
         return {"steps": len(self._in_flight) + (self._failure is not None) + awaits}
 
     def counters(self) -> Mapping[str, int]:
-        """None: those of rank 0 count the steps."""
+        """Empty: the counters of rank 0 include the steps of all ranks."""
         return {}
 
     def poll(self) -> bool:
@@ -99,7 +98,7 @@ class FollowerWorker:
             return self._runner.follow(message)
 
     def _forget(self, message: ForgetMessage) -> None:
-        # Without the last layers, a rank has no part in what may have failed behind them.
+        # A rank without the last layers is not affected by a failure in the work that follows them.
         failed = self._failure is not None or not self._runner.has_last_layers
         if not failed or message.step != self._newest:
             problem = f"step {message.step} failed at rank 0, and not at rank {self._ranks.rank}"
@@ -117,7 +116,7 @@ class FollowerWorker:
                 if handoff is not None:
                     handoff.host.release()
             moved = True
-        # Where a launch waits for its end, as on the CPU, a rank that hangs shows only in what it does not send.
+        # On the CPU a launch waits for its own end, so a hung rank is detected only by the messages that it does not send.
         if not self._in_flight and (awaited := self._runner.awaited) is not None:
             self._watch.look(awaited, awaited.arrived)
         else:

@@ -91,7 +91,7 @@ class Forward:
         batch = self._batch(self._metadata(padded_shape, blocks), pages, sink, keeps_features=drafts > 0)
         kept = SavedHiddenStates(None, self._stage.buffers.hidden[:count]) if self.last else None
         if drafts:
-            steps_XR = steps_XR[:, :1].expand(-1, count)  # no column: steps with inputs of their own have no drafts
+            steps_XR = steps_XR[:, :1].expand(-1, count)  # no columns: steps with conditioning have no drafts
         return ForwardLaunches(
             inputs=[
                 *self._prepare_decodes(rows_R, blocks, drafts, pages),
@@ -136,7 +136,7 @@ class Forward:
         return self._inputs(step, embeddings, self._stage.limits.max_blocks, embedded, pages, buffers.rows_P4)
 
     def keep(self, step: ChunkStep, buffers: ChunkBuffers) -> list[Launch]:
-        """Keeps what is needed of a captured forward's hidden states."""
+        """Copies the hidden states that later phases need out of a captured forward."""
         kept, launches = self._kept(step), self._keep_drafts(step)
         if kept is not None:
             launches.append(Launch.of(keep_hidden, buffers.outputs_TD[: step.padded_shape.total], kept))

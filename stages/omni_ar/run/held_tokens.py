@@ -22,5 +22,5 @@ class HeldTokens:
         self.table.unread += 1
 
     def forget(self) -> None:
-        """The tokens are emitted, or nobody wants them."""
+        """Called when the tokens have been emitted, or when their request no longer has a consumer."""
         self.table.unread -= 1

@@ -80,6 +80,6 @@ def _edit(processor: HostLogitsProcessor, vocab: int) -> LogitsEdit:
         raise ReturnedError(f"{name} returned {type_of(edit)}: return a LogitsEdit", processor.edit)
     try:
         check_edit(edit, vocab)
-    except (AttributeError, TypeError, ValueError) as error:  # its fields may be no arrays
+    except (AttributeError, TypeError, ValueError) as error:  # its fields may not be arrays
         raise ReturnedError(f"{name} returned a wrong LogitsEdit: {error}", processor.edit) from error
     return edit

@@ -17,7 +17,7 @@ from omni_ar.run.step import StepContext
 
 
 class LateDrafts:
-    """Launches them."""
+    """Launches drafts at the end of a step."""
 
     def __init__(self, stage: Resources, drafting: Drafting) -> None:
         self._stage = stage

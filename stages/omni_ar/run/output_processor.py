@@ -89,7 +89,7 @@ class OutputProcessor:
         self.unread_scores = 0
         """Number of launched steps whose log-probabilities are unread."""
         self.drafts = DraftCounts(drafts)
-        """In total."""
+        """Totals of drafts of this stage."""
         self._host_processors = host_processors
         self._outbox = outbox
         self._callbacks = callbacks
@@ -280,7 +280,8 @@ class OutputProcessor:
         return None
 
     def _may_hold(self, request: ArRequest) -> bool:
-        """Not where something of each token follows it by itself: its log-probabilities, or its hidden state."""
+        """Whether the tokens of the request may share a payload. They may not with stop strings, nor if log-probabilities or a
+        hidden state follow each token separately."""
         return request.stops is None and request.sampling.logprobs is None and not self._emits_tokens
 
     def _hold(self, scheduled: Scheduled, status: RowStatus, ids: Sequence[int], codes: Written | None) -> None:
@@ -376,7 +377,7 @@ _EXCLUDING = Need.BIAS | Need.FORBIDDEN | Need.BAD_WORDS | Need.MIN_TOKENS
 
 
 def _excludes_ids(request: ArRequest) -> bool:
-    """Whether its parameters may leave no id. If not, the logits were no numbers."""
+    """Whether the parameters of the request can exclude every id. If they cannot, the logits were not numbers."""
     return bool(request.flags.needs & _EXCLUDING or request.flags.processors or request.host_processors)
 
 

@@ -1,4 +1,4 @@
-"""Makes steps that can be launched of plans."""
+"""Turns plans into steps that can be launched."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,9 +46,9 @@ class StepPacker:
         self._drafter = drafter
         self._drafts_late = drafter is not None and limits.micro_batches > 1
         self._uploaded: _Steady | None = None
-        """The one whose inputs are in the upload's buffer."""
+        """The batch whose inputs are in the upload buffer."""
         self._kept: list[_Steady] = []
-        """Those in the areas of `KeptInputs`, the least recent first."""
+        """The batches in the areas of `KeptInputs`, the least recently used first."""
 
     def pack(
         self, plan: StepPlan, *, newest_input: int, padded: int | None, captured: PaddedShape | None
@@ -79,7 +79,7 @@ class StepPacker:
         return launch, upload
 
     def forget(self) -> None:
-        """After a step that failed: the next one uploads its inputs."""
+        """Called after a failed step, so that the next step uploads its inputs."""
         self._uploaded = None
         self._kept.clear()
 
@@ -104,7 +104,7 @@ class StepPacker:
     def _packed(
         self, plan: StepPlan, sampled: Sequence[ArRequest], padded: int | None, padded_shape: PaddedShape | None
     ) -> tuple[PackedStep, SamplingFlags, int | None, Upload | None]:
-        """The third: the area that the step uses."""
+        """The third result is the area that the step uses."""
         rows = tuple(request.row for request in sampled)
         edited = any(request.edit is not None for request in sampled)
         changed = bool(plan.chunks or plan.new_blocks or edited or self._shape.conditioned)
@@ -145,7 +145,7 @@ class StepPacker:
         return kept
 
     def _free_area(self, rows: tuple[Row | None, ...]) -> int | None:
-        """An area for the batch: the one that it has, one without a batch, or the least recent one."""
+        """Returns an area for the batch: its present area, a free one, or the least recently used one."""
         areas = self._limits.micro_batches
         if areas == 1:
             return None

@@ -1,5 +1,6 @@
-"""The phases of a step: functions over preallocated buffers, besides those of `omni_ar.kernels.step`. No phase synchronizes;
-docs/step.md has their order.
+"""The phases of a step: functions over preallocated buffers. None synchronizes. docs/step.md has their order.
+
+Those behind the token point are in `late_phases`, those with kernels of their own in `omni_ar.kernels.step`.
 
 Shape legend: R rows of the batch, K ids of a row (one, plus drafted ones), T tokens, S step columns, V vocabulary, W
 handoff fields, E width of step vectors, G code groups.
@@ -18,17 +19,16 @@ from omni.errors import ReturnedError, type_of
 from omni.stage import method_name, returned_tensor
 from omni_ar.attention import KVCache
 from omni_ar.drafters import DraftChunks, Drafter, DraftRows, PagedDrafter
-from omni_ar.kernels import step
 from omni_ar.kernels.sampling import fused_sample
 from omni_ar.kernels.sampling.state import SamplingFlags
 from omni_ar.kernels.step.draft_state import DraftState
 from omni_ar.kernels.step.state import RowFields, RowState
 from omni_ar.layers.vocabulary import cut_vocabularies
-from omni_ar.model import ArModel, Batch, CodecModel, Codes, NextTokens, PromptTokens
+from omni_ar.model import ArModel, Batch, CodecModel, NextTokens, PromptTokens
 from omni_ar.processors import NamedProcessor
 from omni_ar.sampling.edits import StepEdits
 from omni_ar.sampling.pack import SamplingStart, start_sampling
-from omni_ar.sampling.sampler import draw, sample, sample_drafted, top_logprobs
+from omni_ar.sampling.sampler import sample, sample_drafted
 
 NO_FEATURES = 2**40
 """`RowPages.first_N` of a row without features."""
@@ -42,7 +42,7 @@ def start_rows(state: RowState, rows_n: Tensor, fields_nC: Tensor, table_nM: Ten
 
 
 def spread_rows(state: RowState, cache: KVCache, vocab: int, length: int) -> None:
-    """Makes all rows run, with `length` tokens and a random newest token each, and random keys and values in random blocks."""
+    """Activates all rows, each with `length` tokens, a random newest token, and random keys and values in random blocks."""
     fields_NC = state.fields
     device, null_row = fields_NC.device, fields_NC.shape[0] - 1
     fields = RowFields[Tensor | int](
@@ -57,7 +57,7 @@ def spread_rows(state: RowState, cache: KVCache, vocab: int, length: int) -> Non
     )
     for column, value in enumerate(fields):
         fields_NC[:null_row, column] = value
-    # Behind the null block, which all rows would share, as they would what they attend to.
+    # Excludes the null block: rows that share it would attend to the same keys.
     state.block_table[:null_row].random_(1, cache.key.shape[1])
     for pages in (cache.key, cache.value):
         pages.normal_()
@@ -312,7 +312,7 @@ def keep_features(
 
 
 def drop_features(rows_R: Tensor, first_N: Tensor) -> None:
-    """The rows have no features any more: none of their tokens is so far behind."""
+    """Marks the rows as having no features: no token index reaches `NO_FEATURES`."""
     first_N.index_fill_(0, rows_R, NO_FEATURES)
 
 
@@ -342,68 +342,6 @@ def start_drafts(drafts: DraftState, rows_n: Tensor, fields_nC: Tensor, text_nL:
 
 def set_counter(counter: Tensor, number: int) -> None:
     counter.fill_(number)
-
-
-def score_tokens(logits_RV: Tensor, ids_R: Tensor, count: int, scores_RW: Tensor) -> None:
-    """Computes log-probabilities of the sampled tokens and of the `count` likeliest ids."""
-    _write_scores(logits_RV.float(), ids_R.clamp(min=0), count, scores_RW)
-
-
-def score_prompt(model: ArModel, hidden_sD: Tensor, ids_s: Tensor, count: int, at_once: int, scores_sW: Tensor) -> None:
-    """Scores prompt tokens, each from the hidden state before it. at_once: tokens whose logits are computed together."""
-    for start in range(0, hidden_sD.shape[0], at_once):
-        part = slice(start, start + at_once)
-        _write_scores(model.logits(hidden_sD[part]).float(), ids_s[part], count, scores_sW[part])
-
-
-def copy_scores(host_TW: Tensor, scores_TW: Tensor) -> None:
-    host_TW.copy_(scores_TW, non_blocking=True)
-
-
-def _write_scores(logits_RV: Tensor, ids_R: Tensor, count: int, scores_RW: Tensor) -> None:
-    ids, logprobs, ranks = top_logprobs(logits_RV, ids_R, count)
-    width = 1 + count
-    scores_RW[:, 0] = ranks
-    scores_RW[:, 1 : 1 + width] = ids
-    scores_RW[:, 1 + width : 1 + 2 * width] = logprobs.double().view(torch.int64)
-
-
-def predict_codes(
-    model: CodecModel,
-    state: RowState,
-    hidden_RD: Tensor,
-    rows_R: Tensor,
-    flags: SamplingFlags,
-    block_size: int,
-    code_pages: Tensor,
-) -> None:
-    """Predicts the frame that each sampled token begins, and stores it in the token's page slot, and its part of the next input."""
-    # The count includes this step's token, so it is one past the position of the draw.
-    last_R, position_R = step.frame_inputs(state, rows_R)
-
-    def draw_code(logits_RV: Tensor, group: int) -> Tensor:
-        return draw(logits_RV, state.sampling, rows_R, position_R, group, flags)
-
-    frame = _checked_codes(model, model.predict_codes(hidden_RD, last_R, draw_code), rows_R.shape[0])
-    # Also for a row that its token has ended: the host decides whether the frame is emitted.
-    step.place_frames(state, rows_R, frame.codes_RG, frame.next_RD, block_size, code_pages)
-    end = model.frame_end
-    if end is not None:
-        step.end_frames(state, rows_R, frame.codes_RG, end.code, end.groups)
-
-
-def _checked_codes(model: CodecModel, frame: object, rows: int) -> Codes:
-    """The result of `predict_codes`. Raises ReturnedError for other shapes: a kernel would read past the end."""
-    code = model.predict_codes
-    if not isinstance(frame, Codes):
-        name = method_name(code, "predict_codes")
-        raise ReturnedError(f"{name} gave {type_of(frame)}: return Codes", code)
-    groups, width = (rows, model.num_groups), (rows, model.next_width)
-    hint = "see CodecModel.num_groups"
-    returned_tensor(frame.codes_RG, "predict_codes, codes_RG,", code=code, shape=groups, dtype=torch.int64, hint=hint)
-    hint = "see CodecModel.next_width"
-    returned_tensor(frame.next_RD, "predict_codes, next_RD,", code=code, shape=width, hint=hint)
-    return frame
 
 
 HAND_OVER = "hand_tokens_over"

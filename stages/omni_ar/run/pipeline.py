@@ -32,7 +32,7 @@ from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.run.transfer_slots import PendingReceives, Slot, SlotRing, receive_tensors, send_tensors
 
 _SLOTS = 2
-"""Of hidden states: one is transferred while the other is read or written."""
+"""Two slots for hidden states: one is transferred while the other is read or written."""
 
 
 def fill_random(slots: Sequence[Tensor]) -> None:
@@ -68,7 +68,7 @@ class TokenMessage(NamedTuple):
 
     @property
     def sent(self) -> list[Tensor]:
-        """Without what is empty."""
+        """Returns the tensors that are not empty."""
         return [tensor for tensor in self if tensor.numel()]
 
 
@@ -91,8 +91,9 @@ def void_tokens(state: RowState, null_row: int, message: TokenMessage) -> None:
 
 
 def accept_received(state: RowState, arrivals: PendingReceives, message: TokenMessage) -> None:
-    """Makes received tokens the rows' newest. A message holds the whole state of its rows, and messages are accepted in order. So a
-    late one for a row that has another owner meanwhile does no harm: the owner's first message follows before its state is read."""
+    """Stores received tokens as the newest tokens of their rows. A message holds the whole state of its rows, and messages are
+    accepted in order. A late message for a row that has a new owner is harmless: the first message of the new owner overwrites the
+    state before it is read."""
     arrivals.wait()
     rows_R = message.fields_RF[:, FIELD_INDEX.row]
     state.fields.index_copy_(0, rows_R, message.fields_RF)
@@ -129,7 +130,8 @@ class HiddenTransfers:
             self._leaving = SlotRing(stage.device, [(slot,) for slot in slots], stage.stream, self._sending)
 
     def boundary(self, tokens: int) -> PipelineBoundary:
-        """Of a forward of so many tokens. The same memory at each call, so the forward may be captured."""
+        """Returns the boundary of a forward of this number of tokens. Each call returns the same memory, so the forward can be
+        captured."""
         received, sent = (None if each is None else each[:, :tokens] for each in (self._received, self._sent))
         return PipelineBoundary(received, sent, self._received_layers, self._sent_layers)
 
@@ -205,7 +207,7 @@ class AwaitedTokens:
     arrivals: PendingReceives
 
     def done(self) -> bool:
-        """Whether they are known to have arrived."""
+        """Whether the tokens are known to have arrived."""
         return self.slot.filled.done() and self.arrivals.done()
 
     def arrived(self) -> bool:

@@ -20,7 +20,7 @@ from omni_ar.run.runner import Runner
 _OF_CODES = Need.CODE_RANDOM | Need.CODE_TOP_K | Need.CODE_TOP_P
 _NUMBERS: dict[str, Any] = {name: 1 for name, column in COLUMNS.items() if column.need & ~_OF_CODES}
 
-EVERYTHING = SamplingParams(
+EVERY_PARAMETER = SamplingParams(
     # Of these, 1 is off.
     **_NUMBERS | {"top_p": 0.5, "repetition_penalty": 2.0},
     logit_bias={0: 1.0},
@@ -32,14 +32,14 @@ EVERYTHING = SamplingParams(
 """The sampling parameters whose steps take the most memory."""
 
 _TIMINGS = 12
-_SCORED = msgspec.structs.replace(EVERYTHING, prompt_logprobs=MAX_LOGPROBS)
+_SCORED = msgspec.structs.replace(EVERY_PARAMETER, prompt_logprobs=MAX_LOGPROBS)
 
 
 def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
     """Launches steps: a decode of all rows at full length, also with drafts; the maximum of prompt tokens, in the longest chunks
     behind the longest contexts, beside such decodes; and the maximum of scored prompt tokens. Every block is the null block. Waits
     for each step. Leaves the rows' state undefined: the runner must not be used afterwards."""
-    requests = [_request(row, shape, limits, EVERYTHING) for row in range(limits.rows)]
+    requests = [_request(row, shape, limits, EVERY_PARAMETER) for row in range(limits.rows)]
     # A chunk with context needs a mask; a whole prompt does not.
     longest = max(limits.max_model_len - 2, 1)
     decodes = list(requests)

@@ -2,20 +2,19 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from omni.device import Device, Event, Graph, Launch, Stream, Upload, Uploader
+from omni.device import Device, Event, Graph, Stream, Upload, Uploader
 from omni.device.graphs import CapturedGraphs
 from omni.parallel import RankChannel, Ranks
 from omni_ar.attention import AttentionBackend
 from omni_ar.drafters import Drafter
-from omni_ar.kernels.sampling.state import EVERYTHING, SamplingFlags
 from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
+from omni_ar.run.codes import CodePrediction
 from omni_ar.run.drafting import Drafting
 from omni_ar.run.forward import CapturedChunks, ChunkStep, Forward, ForwardLaunches
 from omni_ar.run.kept_inputs import KeptInputs
@@ -31,7 +30,7 @@ from omni_ar.run.pack import (
     step_tensors,
 )
 from omni_ar.run.packer import StepPacker, scored_chunks
-from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, spread_rows, start_drafts, start_rows
+from omni_ar.run.phases import extend_tables, set_null_rows, spread_rows, start_drafts, start_rows
 from omni_ar.run.pipeline import AwaitedTokens, HiddenTransfers, token_source
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.scores import Scorer
@@ -39,7 +38,6 @@ from omni_ar.run.source import TokenSource, graph_name
 from omni_ar.run.state import Pages, Resources, allocate_rows, allocate_step_buffers, drafter_cache, feature_layers
 from omni_ar.run.step import (
     PayloadHandoff,
-    PromptScores,
     SampledStep,
     Scheduled,
     ScoredChunk,
@@ -51,14 +49,11 @@ from omni_ar.run.step import (
 )
 from omni_ar.run.transfers import InputTransfers, StepTransfers
 
-_GraphKey = tuple[Literal["decode", "codes"], int]
-"""Phases, and the number of drafts of each row."""
-
 SourceFactory = Callable[[Resources], TokenSource]
 
 
 class Runner:
-    """Owns the stage's device memory and launches its steps. Decides nothing."""
+    """Owns the device memory of the stage and launches its steps. The scheduler decides which steps run."""
 
     def __init__(
         self,
@@ -81,7 +76,6 @@ class Runner:
         it does not run. drafter_backend: for its own keys and values; by default `backend`."""
         self.device = device
         self.stream = device.stream(name, priority=priority)
-        self._payload_stream = device.stream(f"{name}-payload", priority=priority)
         self._model = model
         self._limits = limits
         self.dtype = dtype
@@ -100,6 +94,7 @@ class Runner:
             priority=priority,
             drafter=drafter,
         )
+        self._codes = CodePrediction(stage, model) if isinstance(model, CodecModel) else None
         pipeline = ranks.pipeline if ranks is not None else None
         hidden = HiddenTransfers(stage, pipeline, feature_layers(drafter)) if pipeline is not None else None
         own, sender = token_source(stage, processors, pipeline)
@@ -111,7 +106,8 @@ class Runner:
             drafting = Drafting(stage, self._drafter, drafter_backend or backend, late=late)
         self._late_drafts = LateDrafts(stage, drafting) if late and drafting is not None else None
         self._forward = Forward(stage, backend, hidden.boundary if hidden is not None else None, drafting)
-        self._graphs = CapturedGraphs[_GraphKey, Graph](name)
+        self._graphs = CapturedGraphs[int, Graph](name)
+        """Graphs of decode steps, by number of drafts per row."""
         self._captured_chunks = CapturedChunks(stage, self._forward)
         self.captures_chunks = backend.captures_prefills and model.shape.captures_prefills
         """Whether the attention backend and the model support capture of steps with prompts."""
@@ -134,6 +130,8 @@ class Runner:
         self._pages = None  # free the old pages before allocating new ones
         self._graphs.clear()  # they refer to the old pages
         self._captured_chunks.clear()
+        if self._codes is not None:
+            self._codes.clear()
         if self._late_drafts is not None:
             self._late_drafts.clear()
         size, layers = self._limits.block_size, len(self._limits.hidden_layers)
@@ -165,23 +163,20 @@ class Runner:
             for positions in self._limits.step_sizes:
                 drafts, blocks = positions - 1, self._limits.max_blocks
                 decode = self._forward.decodes(inputs.rows, inputs.steps, blocks, self.pages, drafts)
-                self._capture("decode", size, [*decode.inputs, *decode.forward], drafts)
+                name = graph_name(f"{self.stream.name}-decode", size, drafts)
+                graph = self.device.capture(self.stream, name, [*decode.inputs, *decode.forward])
+                self._graphs.add(drafts, size, graph)
                 self.source.capture(inputs.rows, inputs.advance, drafts)
             if self._late_drafts is not None:
                 self._late_drafts.capture(inputs.rows, self.pages.drafts)
-            if self._predicts:
-                assert self.pages.codes is not None
-                self._capture("codes", size, [self._codes(inputs.rows, EVERYTHING, self.pages.codes)])
+            if self._codes is not None and self._code_pages is not None:
+                self._codes.capture(inputs.rows, self._code_pages)
 
     def capture_chunks(self, sizes: Iterable[int]) -> None:
         """Captures the forward of steps with prompts, for these numbers of tokens in chunks. As `capture`, and before
         it, since these take the most memory. Only where that is supported (`captures_chunks`)."""
         for size in sizes:
             self._captured_chunks.capture(size, self.pages)
-
-    def _capture(self, phases: Literal["decode", "codes"], size: int, launches: list[Launch], drafts: int = 0) -> None:
-        name = graph_name(f"{self.stream.name}-{phases}", size, drafts)
-        self._graphs.add((phases, drafts), size, self.device.capture(self.stream, name, launches))
 
     @property
     def pages(self) -> Pages:
@@ -201,8 +196,9 @@ class Runner:
         return self._forward.last
 
     @property
-    def _predicts(self) -> bool:
-        return self.has_last_layers and self.pages.codes is not None
+    def _code_pages(self) -> Tensor | None:
+        """None where no codes are predicted."""
+        return self.pages.codes if self.has_last_layers else None
 
     @property
     def ready(self) -> bool:
@@ -234,7 +230,7 @@ class Runner:
         newest_input = plan.newest_input if self._limits.micro_batches > 1 else 0
         self._begin(newest_input)
         sampled = plan.sampled
-        size, decode = self._graphs.find(("decode", plan.drafts), len(sampled)) if sampled else (0, None)
+        size, decode = self._graphs.find(plan.drafts, len(sampled)) if sampled else (0, None)
         captured = self._captured_chunks.find(plan) if plan.chunks else None
         launch, upload = self._packer.pack(
             plan,
@@ -292,7 +288,7 @@ class Runner:
                 launch(self.stream, start_drafts, self._state.drafts, rows_n, view(starts.drafts.fields), text)
         if packed.new_blocks is not None:
             launch(self.stream, extend_tables, self._state.block_table, view(packed.new_blocks))
-        scores = self._prompt_scores(step)
+        scores = self._scorer.prompt_scores(step, view) if self.has_last_layers else None
         if transfers is not None:
             transfers.share_inputs()
         if packed.chunks is not None:
@@ -311,7 +307,7 @@ class Runner:
             else:
                 self._enqueue_forward(self._forward.chunks(chunk_step, self.pages))
         else:
-            decode = self._graphs.find(("decode", step.drafts), step.padded)[1] if step.padded is not None else None
+            decode = self._graphs.find(step.drafts, step.padded)[1] if step.padded is not None else None
             if decode is not None:
                 self._receive_hidden()
                 self.device.replay(self.stream, decode)
@@ -352,9 +348,8 @@ class Runner:
 
     def sample_tokens(self, context: StepContext) -> SampledStep:
         """Launches logits and sampling, hands the tokens over, then launches the work behind the handoff."""
-        late = isinstance(self._model, CodecModel) and self._model.frame_end is not None
         tokens = None
-        if context.count and late:
+        if context.count and self._codes is not None and self._codes.precedes_tokens:
             tokens = self.source.sample(context, self._predict_codes)
         elif context.count:
             tokens = self.source.sample(context)
@@ -368,8 +363,9 @@ class Runner:
             self._transfers.pass_tokens(context.rows_R)
         scores = self._scorer.score(context) if self.has_last_layers else None
         end = self._end(tokens if not drafted else None, scores)
-        pages = self.pages.codes if context.count and self._predicts else None
-        codes = Written(pages, self._written(end)) if pages is not None else None
+        codes = None
+        if context.count and self._codes is not None and self._code_pages is not None:
+            codes = Written(self._code_pages, self._codes.written(end))
         payload, step = PayloadHandoff(hidden, codes), context.step
         return SampledStep(context.rows, tokens, payload, scores, end, step, context.drafts, context.proposes)
 
@@ -383,26 +379,9 @@ class Runner:
             return tokens.made
         return self.device.record(self.stream)
 
-    def _written(self, launched: Event) -> Event:
-        """The event of frames that are complete after `launched`. Consumers wait for it on streams of their own."""
-        self.device.wait(self._payload_stream, launched)
-        return self.device.record(self._payload_stream)
-
     def _predict_codes(self, context: StepContext) -> None:
-        pages = self.pages
-        if not self._predicts:
-            return
-        assert pages.codes is not None
-        graph = self._graphs.find(("codes", 0), context.padded)[1] if context.padded is not None else None
-        if graph is not None:
-            self.device.replay(self.stream, graph)
-        else:
-            self.device.enqueue(self.stream, [self._codes(context.rows_R, context.flags, pages.codes)])
-
-    def _codes(self, rows_R: Tensor, flags: SamplingFlags, pages: Tensor) -> Launch:
-        hidden_RD, size = self._buffers.hidden[: rows_R.shape[0]], self._limits.block_size
-        assert isinstance(self._model, CodecModel)
-        return Launch.of(predict_codes, self._model, self._state, hidden_RD, rows_R, flags, size, pages)
+        if self._codes is not None and self._code_pages is not None:
+            self._codes.launch(context, self._code_pages)
 
     def _step_vectors(self, packed: PackedStep) -> list[Tensor]:
         """Indexes of the vectors that condition the steps whose inputs the batch embeds."""
@@ -410,13 +389,6 @@ class Runner:
             return []
         steps = [packed.steps, *([packed.chunks.steps] if packed.chunks is not None else [])]
         return [self._uploader.view(span)[-1] for span in steps if span.shape[1]]
-
-    def _prompt_scores(self, step: StepLaunch) -> PromptScores | None:
-        chunks = step.packed.chunks
-        if chunks is None or not chunks.scored_ids.size or not self.has_last_layers:
-            return None
-        hidden_sD = self._buffers.scored_TD[: chunks.scored_ids.size]
-        return PromptScores(hidden_sD, self._uploader.view(chunks.scored_ids), step.prompt_logprobs)
 
 
 def _empty(device: Device, stream: Stream, given: TensorShape) -> Tensor:

@@ -146,7 +146,7 @@ class Scheduler:
         prefills = [request for request in running if request.table is not None and not request.decoding]
         budget = max(1, self._limits.max_num_batched_tokens - len(decodes))
         if self._listeners is not None and (prefills or self._waiting or self._preempted) and self._listeners.short:
-            # No decode of that listener's request waits for a long step, here or at another stage of the device.
+            # A long step would delay the decode of that listener's request, at this stage or at another stage of the device.
             budget = min(budget, self._limits.short_slack_prefill_tokens)
         chunks = sorted(self._chunks(prefills, alone, budget), key=lambda chunk: not chunk.replay)
         if not decodes and not chunks:

@@ -1,16 +1,19 @@
 """The third handoff: log-probabilities of sampled tokens and of prompts."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from omni.device import Downloader
+from omni.device import Downloader, PackedSpan
 from omni.payload import TokenLogprobs
-from omni_ar.run.phases import copy_scores, score_prompt, score_tokens
+from omni_ar.run.late_phases import copy_scores, score_prompt, score_tokens
+from omni_ar.run.launch import StepLaunch
 from omni_ar.run.state import Resources
-from omni_ar.run.step import ScoreHandoff, StepContext
+from omni_ar.run.step import PromptScores, ScoreHandoff, StepContext
 
 _LOGITS_AT_ONCE = 64
 """Prompt tokens whose logits are computed together, which bounds the memory for logits."""
@@ -26,6 +29,14 @@ class Scorer:
         self.downloads = Downloader(
             stage.device, stage.stream, copies, shape=(tokens, fields), dtype=torch.int64, slots=ring
         )
+
+    def prompt_scores(self, step: StepLaunch, view: Callable[[PackedSpan], Tensor]) -> PromptScores | None:
+        """The prompt tokens that the step scores; None if there are none. view: `Uploader.view`."""
+        chunks = step.packed.chunks
+        if chunks is None or not chunks.scored_ids.size:
+            return None
+        hidden_sD = self._stage.buffers.scored_TD[: chunks.scored_ids.size]
+        return PromptScores(hidden_sD, view(chunks.scored_ids), step.prompt_logprobs)
 
     def score(self, context: StepContext) -> ScoreHandoff | None:
         """Launches the scores that the step's requests need; returns None if they need none."""
@@ -59,7 +70,7 @@ class Scorer:
 
 
 class TokenScores(NamedTuple):
-    """A copy of the log-probabilities of n tokens, since their host slot is reused."""
+    """A copy of the log-probabilities of n tokens: their host slot is reused."""
 
     ids_nk: NDArray[np.int64]
     logprobs_nk: NDArray[np.float32]

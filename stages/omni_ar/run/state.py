@@ -31,7 +31,7 @@ from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
 
 NOT_FINITE = -2
-"""The token of a row whose logits are no numbers (`ArOptions.check_logits`)."""
+"""The token of a row whose logits are not numbers (`ArOptions.check_logits`)."""
 IMPOSSIBLE = -1
 """The id of a row without a possible id."""
 

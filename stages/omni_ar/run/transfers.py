@@ -1,6 +1,6 @@
-"""The transfers of a step between the ranks of a stage. Each rank launches the same ones for each step: `finish` launches those
-that a step has left out which failed at all ranks, or at rank 0 behind the last layers, with contents that nobody uses. So none is
-taken for that of another step."""
+"""The transfers of a step between the ranks of a stage. Every rank launches the same transfers for each step, so that no rank takes
+a transfer for one of another step. If a step fails at all ranks, or at rank 0 after the last layers, `finish` launches the missing
+transfers with unused contents."""
 
 from collections.abc import Callable, Sequence
 
@@ -59,7 +59,7 @@ class InputTransfers:
         stage.device.launch(stage.stream, take_inputs, arrivals, vectors, stage.rows, steps_n)
 
     def _passes(self, given: Sequence[Tensor], steps_n: Sequence[Tensor]) -> bool:
-        """Whether a step has such inputs; at sender and receivers alike."""
+        """Whether a step has such inputs. Sender and receivers compute the same result."""
         return bool(given or steps_n)
 
 
@@ -72,7 +72,7 @@ class StepTransfers:
         """hidden, tokens: None if every rank has all layers."""
         self._inputs, self._hidden, self._tokens = inputs, hidden, tokens
         self._left: dict[str, Callable[[], None]] = {}
-        """Those that are not launched yet, in order."""
+        """Transfers of the step that have not been launched, in order."""
         self._rows_R: Tensor | None = None
 
     @property
@@ -81,7 +81,7 @@ class StepTransfers:
         return self._tokens.awaited if isinstance(self._tokens, ReceivedTokens) else None
 
     def spread_hidden(self) -> None:
-        """Makes the hidden states of the layers before random, where no rank sends them."""
+        """Fills the received hidden states with random values if no rank sends them."""
         if self._hidden is not None:
             self._hidden.spread()
 
@@ -95,18 +95,18 @@ class StepTransfers:
             self._left["tokens"] = lambda: self._pass(step)
 
     def _passes_tokens(self, step: StepLaunch) -> bool:
-        """At sender and receivers alike."""
+        """Sender and receivers compute the same result."""
         return self._tokens is not None and step.has_tokens
 
     def share_inputs(self) -> None:
         self._run("inputs")
 
     def receive_hidden(self) -> None:
-        """From the rank with the layers before, if there is one."""
+        """Receives from the rank with the preceding layers, if there is one."""
         self._run("receive")
 
     def send_hidden(self) -> None:
-        """To the rank with the next layers, if there is one."""
+        """Sends to the rank with the following layers, if there is one."""
         self._run("send")
 
     def pass_tokens(self, rows_R: Tensor) -> None:

@@ -10,7 +10,7 @@ from omni.device import COMPLETED
 from omni.errors import InputError, LostRankError, StageError, exception_of
 from omni.parallel.watch import StepWatch
 from omni.payload import PageSlice, Payload, RequestHiddenStates
-from omni.sampling import GREEDY, PARAMETERS, LogitsEdit, SamplingParams
+from omni.sampling import LogitsEdit, SamplingParams
 from omni.stage import Failed, Feed, Listeners, MailboxWorker, Open, Produced, StageUsage
 from omni.utils.draft_counts import DraftCounts
 from omni_ar.drafters import Drafter, PagedDrafter
@@ -28,9 +28,9 @@ from omni_ar.run.output_processor import OutputProcessor
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.request import ArRequest, RequestStatus
 from omni_ar.run.runner import Runner
+from omni_ar.run.sampling_rules import SamplingRules
 from omni_ar.run.scheduler import Scheduler
 from omni_ar.run.stores import ConditioningStore, EmbeddingStore
-from omni_ar.sampling.resolve import check_sampling, resolve_sampling
 
 _FRAMES_INTERVAL = 5
 """Default of `ArOptions.stream_interval` for a codec model: chunks of a vocoder have 10 or 25 frames, after the first."""
@@ -63,8 +63,16 @@ class ArWorker(MailboxWorker[ArRequest]):
         self._shape = shape
         self._limits = limits
         self._drafter = drafter
-        self._defaults = options.sampling.with_defaults(GREEDY)
         self._processors = processors or ProcessorRegistry({}, shape.vocab_size)
+        self._sampling = SamplingRules(
+            name,
+            options.sampling,
+            vocab_size=shape.vocab_size,
+            processors=self._processors,
+            gives_logits=runner.source.gives_logits,
+            own_prompts=len(shape.prompt_columns) <= 1,
+            predicts_codes=runner.pages.codes is not None,
+        )
         self._opened = itertools.count()
         self._rows = RowTable(limits.rows)
         self._pool = BlockPool(num_blocks)
@@ -151,14 +159,10 @@ class ArWorker(MailboxWorker[ArRequest]):
 
     def check(self, sampling: SamplingParams, field: str) -> None:
         """Raises InputError for parameters that this stage does not support. In any thread."""
-        check_sampling(sampling, self._defaults, field, self._shape.vocab_size, self._processors)
-        self._check_scores(sampling, field)
-        self._check_codes(sampling, field)
+        self._sampling.check(sampling, field)
 
     def open(self, message: Open) -> ArRequest:
-        sampling = resolve_sampling(message.sampling, self._defaults, self.name, self._shape.vocab_size)
-        self._check_scores(sampling, f"sampling.{self.name}")
-        self._check_codes(message.sampling, f"sampling.{self.name}")
+        sampling = self._sampling.resolve(message.sampling)
         request = ArRequest(
             message.request_id,
             sampling,
@@ -177,23 +181,6 @@ class ArWorker(MailboxWorker[ArRequest]):
         if request.host_processors:
             self._host_processors.submit(request)
         return request
-
-    def _check_scores(self, sampling: SamplingParams, field: str) -> None:
-        if sampling.logprobs is not None and not self._runner.source.gives_logits:
-            raise InputError(
-                f"{field}.logprobs", f"is given, and {self.name} receives its tokens without logits", "leave it out"
-            )
-        if sampling.prompt_logprobs is not None and len(self._shape.prompt_columns) > 1:
-            problem = f"is given, and the prompt of {self.name} is not a row of its own tokens"
-            raise InputError(f"{field}.prompt_logprobs", problem, "leave it out")
-
-    def _check_codes(self, asked: SamplingParams, field: str) -> None:
-        if self._runner.pages.codes is not None:
-            return
-        for name, parameter in PARAMETERS.items():
-            if parameter.of_codes and getattr(asked, name) is not None:
-                problem = f"is given, and a token of {self.name} begins no frame of codes"
-                raise InputError(f"{field}.{name}", problem, "leave it out")
 
     def pause(self, request: ArRequest) -> None:
         request.paused = True
@@ -331,7 +318,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             self._scheduler.unblock(request)
         for request, error in failed:
             self.fail_request(request, "gathering its conditioning", error)
-        return bool(taken)  # those that failed are among them
+        return bool(taken)  # includes the failed requests
 
     def _poll_host_processors(self) -> bool:
         results = self._host_processors.poll()
@@ -379,7 +366,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             with span(stream, "sample_tokens", step=plan.step):
                 step = self._runner.sample_tokens(context)
         except LostRankError:
-            raise  # no step works any more: it ends the engine
+            raise  # no further step can succeed: the error ends the engine
         except BaseException as error:
             self._isolate(plan, exception_of(error))
             return

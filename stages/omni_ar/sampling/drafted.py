@@ -29,7 +29,8 @@ def spread(rows_R: Tensor, positions: int) -> Tensor:
 
 
 def position_state(state: SamplingState, rows_R: Tensor, drafts_RK: Tensor, needs: int) -> SamplingState:
-    """A state with a row for each position. needs: a superset of the rows' needs; what no other need reads is left as it is."""
+    """A state with a row for each position. needs: a superset of the rows' needs; fields that none of them reads are left
+    unchanged."""
     positions, vocab = 1 + drafts_RK.shape[1], state.forbidden.shape[1]
     rows_X = spread(rows_R, positions)
     tensors = {

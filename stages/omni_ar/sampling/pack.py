@@ -196,7 +196,7 @@ def pack_sampling(
     seen, forbidden = that(Need.REPETITION), that(Need.FORBIDDEN)
     counted = [(row.row, *np.unique(_outputs(row), return_counts=True)) for row in that(Need.COUNTS) if row.outputs]
     biases = [(row.row, row.sampling.logit_bias) for row in rows if row.sampling.logit_bias]
-    # Those of several tokens.
+    # Bad words of several tokens.
     words = [(row.row, [word for word in row.sampling.bad_words_ids or () if len(word) > 1]) for row in rows]
     return StartParts(
         ints_nC=upload.add(np.array(ints, np.int64)),

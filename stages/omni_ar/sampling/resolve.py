@@ -33,7 +33,7 @@ def check_sampling(
 
 
 def check_defaults(defaults: SamplingParams, field: str, vocab_size: int) -> None:
-    """At start. Raises ConfigError, naming `field` and the parameter, for defaults that the stage can never apply."""
+    """Called at start. Raises ConfigError, naming `field` and the parameter, for defaults that the stage can never apply."""
     try:
         # Texts reach a stage as ids.
         _check(_resolved(SamplingParams(bad_words=()), defaults), field, vocab_size)

@@ -70,7 +70,7 @@ def wrong() -> dict[str, tuple[str, object, str, str]]:
         "a surrogate": ("modalities", ["a\ud800"], "modalities", "does not give"),
         "a long name": ("modalities", ["x" * 10**6], "modalities", "does not give"),
         "evil": ("modalities", [Evil()], "modalities", "does not give"),
-        "a voice with a surrogate": ("voice", "a\udfff", "voice", "is no valid Unicode"),
+        "a voice with a surrogate": ("voice", "a\udfff", "voice", "is not valid Unicode"),
         "bytes as a voice": ("voice", b"low", "voice", "is a bytes"),
         "an array as a voice": ("voice", np.array(["a", "b"]), "voice", "is a ndarray"),
         "a numpy int as a priority": ("priority", np.int64(3), "priority", "is a int64; give an int"),
@@ -89,7 +89,7 @@ def wrong() -> dict[str, tuple[str, object, str, str]]:
         "a long salt": ("cache_salt", "x" * 4097, "cache_salt", "is 4,097 characters long; use at most 4,096"),
         "a long voice": ("voice", "x" * 10**6, "voice", "is 1,000,000 characters long; use at most 4,096"),
         "an int as a salt": ("cache_salt", 7, "cache_salt", "is a int; give a string"),
-        "a salt with a surrogate": ("cache_salt", "\ud800", "cache_salt", "is no valid Unicode"),
+        "a salt with a surrogate": ("cache_salt", "\ud800", "cache_salt", "is not valid Unicode"),
         "sampling of pairs": ("sampling", [("writer", greedy)], "sampling", "is a list"),
         "sampling that cannot be read": ("sampling", EvilMapping(), "sampling", "cannot be read: RuntimeError"),
         "a number as a stage": ("sampling", {3: greedy}, "sampling", "has the key 3, a int"),
@@ -106,7 +106,7 @@ def wrong() -> dict[str, tuple[str, object, str, str]]:
             "sampling.stop_token_ids",
             "Expected `array",
         ),
-        "a set that is no option": ("sampling", SamplingParams(logit_bias=Evil()), "sampling", ""),  # type: ignore[arg-type]
+        "a set that is not an option": ("sampling", SamplingParams(logit_bias=Evil()), "sampling", ""),  # type: ignore[arg-type]
     }
 
 

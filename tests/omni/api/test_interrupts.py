@@ -19,7 +19,7 @@ from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
 
-PLACES = ("/omni/api/", "/omni/engine/engine.py")
+PLACES = ("/omni/api/", "/omni/engine/engine.py", "/omni/utils/closing.py")
 
 
 def test_while_a_request_is_made_and_read(model: Path) -> None:
@@ -66,6 +66,7 @@ def test_while_a_model_is_started(model: Path, engine: str) -> None:
         "/omni/api/client.py",
         "/omni/api/serial_executor.py",
         "/engine/engine.py",
+        "/omni/utils/closing.py",
     )
     assert everywhere(start, after, places, stride=11) > 5
 
@@ -149,7 +150,7 @@ def test_while_an_engine_is_closed_by_its_own() -> None:
     for at in range(300):
         graph = FakeGraph()
         graph.engine.start()
-        interrupter = Interrupter(at, ("/omni/engine/engine.py",))
+        interrupter = Interrupter(at, ("/omni/engine/engine.py", "/omni/utils/closing.py"))
         interrupter.run(graph.engine.close)
         graph.engine.close()
         assert graph.engine.idle

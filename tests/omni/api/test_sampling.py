@@ -21,7 +21,7 @@ AT_ONCE: dict[str, tuple[Any, str, str]] = {
     "id out of the vocabulary": (
         SamplingParams(stop_token_ids=(10**6,)),
         "sampling.stop_token_ids",
-        "1000000 is no letter",
+        "1000000 is not a letter",
     ),
     "stop of the singer": (
         {"singer": SamplingParams(stop=("x",))},
@@ -58,8 +58,8 @@ AT_ONCE: dict[str, tuple[Any, str, str]] = {
         "sampling.writer.structured.regex",
         "does not compile",
     ),
-    "stop": (SamplingParams(stop=("a\ud800",)), "sampling.stop", "is no valid Unicode"),
-    "bad word": (SamplingParams(bad_words=("a\ud800",)), "sampling.bad_words", "is no valid Unicode"),
+    "stop": (SamplingParams(stop=("a\ud800",)), "sampling.stop", "is not valid Unicode"),
+    "bad word": (SamplingParams(bad_words=("a\ud800",)), "sampling.bad_words", "is not valid Unicode"),
     "long stop": (SamplingParams(stop=("a" * 4097,)), "sampling.stop", "are more than 4096 bytes in all"),
 }
 

@@ -89,7 +89,7 @@ GRAPH = (
         "use numbers from 0",
     ),
     _pipeline(
-        "a front end that is no function",
+        "a front end that is not a function",
         ConfigError,
         '"plain_talk.pipeline:Reader"',
         '"plain_talk.pipeline:__name__"',
@@ -122,7 +122,7 @@ GRAPH = (
         "a modality without a name",
         _OUTPUTS,
         _OUTPUTS.replace('"audio"', '" "'),
-        "pipeline.outputs[1].modality: ' ' is no name",
+        "pipeline.outputs[1].modality: ' ' is not a name",
         "give printable text",
     ),
     _graph(
@@ -133,7 +133,7 @@ GRAPH = (
         "use one of float32",
     ),
     _graph(
-        "a place that is no device",
+        "a place that is not a device",
         _SINGER,
         _SINGER.replace("options", "place='gpu', options"),
         "pipeline.stages.singer.place: 'gpu' is not a device",
@@ -144,14 +144,14 @@ GRAPH = (
         _OUTPUTS,
         _OUTPUTS.replace('"audio"', "'x' * 10_000"),
         "pipeline.outputs[1].modality: 'xxx",
-        "... is no name",
+        "... is not a name",
     ),
     _graph(
         "a stage whose name is a page",
         _SINGER,
         _SINGER.replace('"singer"', "'x' * 10_000"),
         "pipeline.stages: 'xxx",
-        "... is no valid name of a stage",
+        "... is not a valid name of a stage",
         "use an identifier of at most 100 characters",
     ),
     _graph(

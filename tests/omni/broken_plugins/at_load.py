@@ -36,7 +36,7 @@ LOAD = (
         "a misspelled hook",
         "@hookimpl\ndef omni_model_families() -> Sequence[ModelFamily]:",
         "@hookimpl  # here\ndef omni_model_familys():",
-        "plain_talk.plugin.omni_model_familys: is no hook",
+        "plain_talk.plugin.omni_model_familys: is not a hook",
         "did you mean 'omni_model_families'?",
     ),
     _load(
@@ -118,7 +118,7 @@ LOAD = (
         "a name of two lines",
         'name="talk"',
         'name="ta\\nlk"',
-        "ModelFamily 'ta\\nlk'.name: is no name; give printable text",
+        "ModelFamily 'ta\\nlk'.name: is not a name; give printable text",
     ),
     _load("a name that is a page", 'name="talk"', 'name="t" * 101', "give printable text of at most 100 characters"),
     _load(

@@ -153,7 +153,7 @@ OPEN = (
         "families.talk.pipeline: importing plain_talk.pipeline failed: OSError: no licence",
     ),
     _open(
-        "a kind that is no kind",
+        "a kind that is not a kind",
         PluginError,
         "stages.py",
         'class WriterKind:\n    name = "write"',
@@ -216,7 +216,7 @@ OPEN = (
         "takes 1 positional argument",
     ),
     _open(
-        "a worker that is no worker",
+        "a worker that is not a worker",
         PluginError,
         "stages.py",
         "        return PlainStage(Writer(context.stage.name, build(context)))",

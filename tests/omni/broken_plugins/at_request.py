@@ -141,7 +141,7 @@ FRONT = (
         "plugin plain-talk-plugin, ",
     ),
     _prepare(
-        "an input of text that is no Unicode",
+        "an input of text that is not Unicode",
         "return Prepared(inputs={'writer': [Payload(Line(text='\\ud800'))]})",
         "Prepared.inputs['writer'][0].meta cannot be sent to the engine's process: UnicodeEncodeError",
         "plugin plain-talk-plugin, ",
@@ -218,12 +218,12 @@ FRONT = (
     ),
     _prepare("inputs that are None", "return Prepared(inputs=None)", "Prepared.inputs is None: give a dict"),
     _prepare(
-        "an input that is no payload",
+        "an input that is not a payload",
         "return Prepared(inputs={'writer': [Line(text=text)]})",
         "Prepared.inputs['writer'] is a list: give a list of Payload",
     ),
     _prepare(
-        "an input that is no list",
+        "an input that is not a list",
         "return Prepared(inputs={'writer': Payload(Line(text=text))})",
         "Prepared.inputs['writer'] is a Payload: give a list of Payload",
     ),
@@ -285,7 +285,7 @@ def _sung(name: str, new: str, *says: str) -> Fault:
 
 SOUNDS = (
     _sung(
-        "a struct that is no sound",
+        "a struct that is not a sound",
         "Payload(Line(text='x'))",
         "a Line on the output 'audio': give an omni.payload.AudioChunk",
     ),
@@ -456,7 +456,7 @@ MESSAGES = (
     _sent(
         "an end without a reason",
         "stage.Done(request.id, None, {})",
-        f"{_RUNNING}the reason of a Done is no text",
+        f"{_RUNNING}the reason of a Done is not text",
         _PLUGIN,
     ),
     _sent(

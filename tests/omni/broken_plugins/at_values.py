@@ -96,7 +96,7 @@ VALUES = (
     _push("an error of lone surrogates", "raise ValueError('\\ud800')", "ValueError: \\ud800"),
     _fault(
         "request",
-        "an error with fields that are no text",
+        "an error with fields that are not text",
         "pipeline.py",
         _PUSH,
         f"        if {_LAST}:  # !\n            import omni; raise omni.StageError('x', 3, object())\n{_PUSH}",

@@ -239,7 +239,7 @@ def test_memory_that_does_not_suffice(tiny_model: Path, monkeypatch: pytest.Monk
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a pipe": (pipe, "model.safetensors: cannot be read (it is a pipe"),
     "deep JSON": (write("config.json", '{"a":' * 1000 + "0" + "}" * 1000), "config.json: nests tables"),
-    "an entry that leaves": (write(INDEX, json.dumps({"weight_map": {"a": "../b"}})), "is no file of the folder"),
+    "an entry that leaves": (write(INDEX, json.dumps({"weight_map": {"a": "../b"}})), "is not a file of the folder"),
     "a long name": (write(INDEX, json.dumps({"weight_map": {"a": "b" * 5000}})), "cannot be read (File name too long)"),
     "an endless template": (
         write("chat_template.jinja", "{{ messages }}{% for a in range(99999) %}" * 2 + "{% endfor %}" * 2),

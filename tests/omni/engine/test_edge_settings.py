@@ -7,7 +7,7 @@ import pytest
 
 from omni.api.settings import layers_of
 from omni.config import SettingsLayer
-from omni.engine.resolve import configure
+from omni.engine.configuration import configure
 from omni.errors import ConfigError
 from omni.pipeline import Edge
 from tests.support.fake_graph import PIPELINE, fake_pipeline

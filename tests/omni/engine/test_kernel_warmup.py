@@ -29,7 +29,7 @@ from omni.plugin.manager import load_plugins
 from omni.stage import MOST_CPU_ROWS, LoadedStage
 from omni_ar.loaded import LoadedAr
 from omni_qwen3_omni.tiny import write_tiny
-from tests.support.launched import GPU, LaunchedDevice, pretend_gpu
+from tests.omni.engine.launched import GPU, LaunchedDevice, pretend_gpu
 from tests.support.tiny_text import write_text_model
 
 Options = dict[str, object]

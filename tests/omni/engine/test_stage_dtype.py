@@ -9,7 +9,7 @@ from omni.checkpoint import Checkpoint
 from omni.config import DEFAULT, FAMILY, Setting, SettingsLayer
 from omni.device.meta import MetaDevice
 from omni.engine import Plan, load_stages, resolve_pipeline
-from omni.engine.resolve import configure
+from omni.engine.configuration import configure
 from omni.errors import ConfigError
 from omni.plugin.manager import load_plugins
 from tests.support.entry_points import own_entry_points

@@ -98,7 +98,7 @@ def test_a_request_comes_and_is_awaited_until_its_first_sound(listeners: Listene
     listeners.approach("a")
     assert (listeners.coming, listeners.awaited) == (False, True)
     listeners.hear("a", 0.0)
-    assert listeners.awaited, "an empty chunk is no sound"
+    assert listeners.awaited, "an empty chunk is not a sound"
     listeners.hear("a", 1.0)
     listeners.approach("a")
     assert (listeners.coming, listeners.awaited) == (False, False)

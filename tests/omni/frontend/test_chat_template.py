@@ -61,7 +61,7 @@ def test_a_wrong_template_is_named_by_its_file(folder: Path, file: str, template
     assert caught.value.remedy == supported
 
 
-@pytest.mark.parametrize(("content", "problem"), [(b"", "is cut off"), (WHOLE.encode() + b"\xe6\x97", "is no UTF-8")])
+@pytest.mark.parametrize(("content", "problem"), [(b"", "is cut off"), (WHOLE.encode() + b"\xe6\x97", "is not UTF-8")])
 @pytest.mark.parametrize("chat", [True, False])
 def test_a_file_that_ends_too_early(folder: Path, content: bytes, problem: str, chat: bool) -> None:
     (folder / "chat_template.jinja").write_bytes(content)

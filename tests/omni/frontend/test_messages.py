@@ -243,9 +243,9 @@ WRONG: list[tuple[object, str, str]] = [
     (picture({"src": "x"}), f"{IMAGE}.url", "missing"),
     (picture({"url": "x", "detail": "high"}), f"{IMAGE}.detail", "'high'"),
     (picture({"url": "no.png"}), IMAGE, "no.png"),
-    ("a\ud800", "messages", "is no valid Unicode"),
-    (user("a\ud800"), "messages[0].content", "is no valid Unicode"),
-    (user([text("a\ud800")]), f"{PART}.text", "is no valid Unicode"),
+    ("a\ud800", "messages", "is not valid Unicode"),
+    (user("a\ud800"), "messages[0].content", "is not valid Unicode"),
+    (user([text("a\ud800")]), f"{PART}.text", "is not valid Unicode"),
 ]
 
 

@@ -130,7 +130,7 @@ def test_a_fault_of_one_rank_s_worker_starts_all_again(omni: Omni, character: st
 
 def test_a_rank_that_hangs_is_ended_and_started_again(omni: Omni, monkeypatch: pytest.MonkeyPatch):
     """It has stopped, and does not end by itself: another rank notices."""
-    monkeypatch.setattr(placed, "_LOST_RANK_SECONDS", 0.0)
+    monkeypatch.setattr(placed, "LOST_RANK_SECONDS", 0.0)
     before = dict(pids_of(omni))
     with pytest.raises(LostPeerError, match=r"'writer.*LostRankError: a step hangs"):
         omni.generate("ab" + STOP_FOLLOWER, stream=False, sampling=ENDLESS)

@@ -8,9 +8,9 @@ import pytest
 
 from omni.engine.memory import DeviceShare
 from omni.errors import LostRankError
-from omni.process import placed as module
-from omni.process.placed import PlacedEngine, StartGroup, rounds_of, wait_ready
+from omni.process import start_group as module
 from omni.process.remote import RemoteEngine
+from omni.process.start_group import PlacedEngine, StartGroup, rounds_of, wait_ready
 
 
 def groups_of(*groups: str) -> list[StartGroup]:
@@ -99,7 +99,7 @@ def test_a_lost_rank_is_reported_by_its_own_error(engines: list[Starting]) -> No
 def test_a_lost_rank_without_another_error_is_raised_itself(
     engines: list[Starting], others: list[bool | Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOST_RANK_SECONDS", 0.05)
+    monkeypatch.setattr(module, "LOST_RANK_SECONDS", 0.05)
     engines += [Starting(LostRankError("rank 1 has ended")), Starting(*others)]
     with pytest.raises(LostRankError, match="rank 1 has ended"):
         wait_ready(engines)

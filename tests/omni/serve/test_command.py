@@ -94,14 +94,14 @@ def test_what_is_not_over_in_time_is_ended(echo_folder: Path) -> None:
         (["--max-requests", "0"], "max_requests must be greater than 0"),
         (["--api-key", ""], "api_keys must be printable"),
         (["--host", "256.0.0.1"], "cannot listen at 256.0.0.1"),
-        (["--media-folder", "no-folder"], "--media-folder: 'no-folder' is no folder"),
+        (["--media-folder", "no-folder"], "--media-folder: 'no-folder' is not a folder"),
         (["--limit", "max_sessions=0"], "max_sessions must be greater than 0"),
         (["--limit", "max_sessions=1.5"], "max_sessions"),
         (["--limit", "max_sessions"], "write NAME=VALUE"),
-        (["--limit", "body_seconds=soon"], "'soon' is no number"),
+        (["--limit", "body_seconds=soon"], "'soon' is not a number"),
         (["--limit", "body_seconds=nan"], "body_seconds must be greater than 0"),
         (["--limit", "sessions=3"], "use one of max_upload_bytes, "),
-        (["--limit", "max_requests=3"], "'max_requests' is no limit"),
+        (["--limit", "max_requests=3"], "'max_requests' is not a limit"),
     ],
 )
 def test_settings_are_checked_before_a_model_is_loaded(arguments: list[str], words: str) -> None:
@@ -180,7 +180,7 @@ def test_a_place_that_is_not_here_is_refused_before_anything_is_read(
     # What overrides it counts, and the model is looked for.
     result = CliRunner().invoke(app, [*command, "--device", "cpu", "--config", str(file), "--place", "singer=cpu/2"])
     assert "does not exist here" not in result.stderr
-    assert "no-model is no local folder" in result.stderr
+    assert "no-model is not a local folder" in result.stderr
 
 
 def test_the_place_of_a_pipeline_is_checked_too(echo_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

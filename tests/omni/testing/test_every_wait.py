@@ -40,7 +40,7 @@ WAITS: dict[str, tuple[Traffic, int]] = {
     "omni_ar.run.output_processor.OutputProcessor.poll#1": ("codec", 10),
     "omni_ar.run.output_processor.OutputProcessor.poll#2": ("hidden", 10),
     "omni_ar.run.host_processors.HostProcessorExecutor.poll#1": ("hidden", 10),
-    "omni_ar.run.runner.Runner._written#1": ("codec", 10),
+    "omni_ar.run.codes.CodePrediction.written#1": ("codec", 10),
     "omni_encoder.worker.EncoderWorker.advance#1": ("omni", 4),
     "omni_local.connector.LocalRef.freed#1": ("codec", 10),
 }

@@ -129,7 +129,7 @@ def test_rows_are_derived_with_room_for_drafts(folder: Path):
     ("settings", "said"),
     [
         ({"text.drafter_args": {}}, r"text.drafter_args: is given without a drafter"),
-        ({"text.drafter": "gram"}, r"'gram' is no drafter; known are draft_model, eagle3, fabricated, mtp, ngram;"),
+        ({"text.drafter": "gram"}, r"'gram' is not a drafter; known are draft_model, eagle3, fabricated, mtp, ngram;"),
         ({"text.drafter": "ngram", "text.draft_tokens": 0}, r"draft_tokens must be at least 1, at most 15"),
         ({"text.drafter": "ngram", "text.drafter_args": {"size": 3}}, r"text.drafter_args: .*unknown field `size`"),
     ],

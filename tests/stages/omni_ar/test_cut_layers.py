@@ -133,7 +133,7 @@ def check(
 
 @pytest.mark.parametrize("size", few(1, [4, 2], SLOW))
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_ranks_compute_what_the_whole_model_does(config: DecoderConfig, size: int, tmp_path: Path) -> None:
+def test_ranks_equal_the_whole_model(config: DecoderConfig, size: int, tmp_path: Path) -> None:
     for model in check(tmp_path, config, size):
         heads, kv = config.num_heads, config.num_kv_heads
         cut = heads % size == 0 and (kv % size == 0 or size % kv == 0)
@@ -245,7 +245,7 @@ def test_slopes_are_cut_with_their_heads() -> None:
         (SparseMoE, (24, 16, 6, 2, False)),
         (SharedExpertMoE, (24, 16, 5, 2, True, 8)),
         (SharedExpertMoE, (24, 16, 6, 2, True, 8)),
-        # Rows that are no multiple of 16 bytes go through every held expert (`run_every_expert`).
+        # Rows that are not a multiple of 16 bytes go through every held expert (`run_every_expert`).
         (SharedExpertMoE, (23, 15, 6, 4, False, 8)),
     ],
 )

@@ -56,7 +56,11 @@ def test_a_stage_without_a_drafter_launches_what_it_did(monkeypatch: pytest.Monk
 
 REFUSED: list[tuple[Callable[[], ArModel], dict[str, Any], str]] = [
     (SmallCodec, {"drafter": "ngram"}, "text.drafter: is set, and each step of SmallCodec needs the codec frame of"),
-    (SmallText, {"drafter": "nram"}, "text.drafter: 'nram' is no drafter; known are eagle3, fabricated, mtp, ngram;"),
+    (
+        SmallText,
+        {"drafter": "nram"},
+        "text.drafter: 'nram' is not a drafter; known are eagle3, fabricated, mtp, ngram;",
+    ),
     (SmallText, {"drafter_args": {"most": 3}}, "text.drafter_args: is given without a drafter; set text.drafter too"),
     (SmallText, {"draft_tokens": 3}, "text.draft_tokens: is given without a drafter; set text.drafter too"),
     (SmallText, {"adaptive_drafts": True}, "text.adaptive_drafts: is given without a drafter; set text.drafter too"),

@@ -65,7 +65,7 @@ def test_each_request_gets_what_it_gets_without_drafts(seed: int):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(40, 340, 50))
-def test_each_request_gets_what_it_gets_in_300_seeds(first: int):
+def test_drafts_change_no_request_in_300_seeds(first: int):
     totals: Counter[str] = sum((run_seed(seed) for seed in range(first, first + 50)), Counter())
     happens = ("aborts", "preemptions", "discarded_tokens", "evicted_blocks", "cached_tokens", "accepted_drafts_5")
     rare = {event: totals[event] for event in happens if totals[event] < 5}
@@ -141,7 +141,7 @@ LEFT_OUT: list[tuple[Callable[[pytest.MonkeyPatch], None], Sequence[int]]] = [
 
 @pytest.mark.mutation
 @pytest.mark.parametrize(("leave_out", "seeds"), LEFT_OUT)
-def test_what_is_left_out_is_found_out(
+def test_a_part_that_is_missing_is_detected(
     leave_out: Callable[[pytest.MonkeyPatch], None], seeds: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ):
     leave_out(monkeypatch)

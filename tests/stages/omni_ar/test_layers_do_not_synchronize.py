@@ -145,7 +145,7 @@ def test_the_guard_sees_what_asks(device, ask):
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["decode", "mixed"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])
-def test_a_gpu_computes_what_the_cpu_does(kind, dtype, tolerance):
+def test_gpu_results_equal_cpu_results(kind, dtype, tolerance):
     (here, ids), (there, ids_there) = (Step(device, dtype).run(kind) for device in ("cpu", "cuda"))
     here, there = here.double(), there.cpu().double()
     assert (here - there).norm() / here.norm() < tolerance

@@ -150,7 +150,7 @@ class Louder(Deep):
         return super().forward(x_TD, batch).mul_(1.7)
 
 
-def test_a_model_may_change_what_its_layers_give() -> None:
+def test_a_model_may_modify_the_results_of_its_layers() -> None:
     alone, cut = ArDriver(filled(Louder()), options=OPTIONS), Pipelined(2, kind=Louder)
     for driver in (alone, cut.driver):
         driver.ask_all(PROMPTS, max_tokens=TOKENS)

@@ -182,7 +182,7 @@ def test_blocks_become_free_by_themselves_if_no_payload_in_them_is_read():
 
 
 @given(st.integers(1, 9), st.lists(st.integers(1, 50), min_size=1, max_size=6, unique=True), st.data())
-def test_slots_are_what_laying_the_blocks_end_to_end_gives(size: int, blocks: list[int], data: st.DataObject):
+def test_slots_follow_the_order_of_the_blocks(size: int, blocks: list[int], data: st.DataObject):
     laid = [block * size + offset for block in blocks for offset in range(size)]
     positions = data.draw(st.lists(st.integers(0, len(laid) - 1)))
     held = data.draw(st.integers(0, len(blocks)))

@@ -161,7 +161,7 @@ def test_keys_asked_for_bit_by_bit_are_those_asked_for_at_once(said: Said, size:
 
 
 @pytest.mark.parametrize("columns", [1, 2])
-def test_a_model_whose_ids_do_not_say_all_keys_its_prompt_alone(columns: int):
+def test_a_model_whose_ids_are_not_enough_keys_prompts_only(columns: int):
     prompt = plain_prompt(range(9), columns=np.zeros((columns, 9), np.int64))
     outputs: Sequence[int] = [1] * 9
     assert len(PrefixKeys(prompt, "", 3, outputs=False).first(9, outputs)) == 3

@@ -186,11 +186,11 @@ def test_logits_of_another_shape_dtype_or_device_are_its_fault(given, problem):
 REFUSED: dict[str, tuple[dict[str, dict[str, object]], str]] = {
     "an unknown name": (
         {"ad": {}},
-        "f.ad: is no logits processor; known are add, classy, count, forgetful, unpacked, zoom; see `omni plugins`",
+        "f.ad: is not a logits processor; known are add, classy, count, forgetful, unpacked, zoom; see `omni plugins`",
     ),
     "a long name": (
         {"x" * 10_000: {}},
-        f"f.{'x' * 197}...: is no logits processor; known are add, classy, count, forgetful, unpacked, zoom; see `omni plugins`",
+        f"f.{'x' * 197}...: is not a logits processor; known are add, classy, count, forgetful, unpacked, zoom; see `omni plugins`",
     ),
     "its own complaint": ({"add": {"by": 0}}, "f.add.by: is 0; add something"),
     "a missing argument": ({"add": {}}, "f.add: KeyError: 'by' ("),

@@ -136,5 +136,5 @@ def test_texts_that_reach_a_stage_as_rules_are_no_business_of_its():
 
 
 def test_unknown_processors_are_refused_at_submission():
-    with pytest.raises(InputError, match=r"sampling.text.processors.loud: is no logits processor"):
+    with pytest.raises(InputError, match=r"sampling.text.processors.loud: is not a logits processor"):
         check_sampling(SamplingParams(processors={"loud": {}}), OWN, "sampling.text", VOCAB, NONE)

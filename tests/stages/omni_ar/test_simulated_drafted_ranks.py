@@ -38,7 +38,7 @@ SEEDS = [seed for seed in range(120) if Scenario.of(seed, 2, 1).kind == "text"]
 @pytest.mark.parametrize(
     ("layout", "seed"), few(2, [(LAYOUTS[at % len(LAYOUTS)], seed) for at, seed in enumerate(SEEDS)], SLOW)
 )
-def test_each_request_gets_what_it_gets_of_the_whole_model(layout: RankLayout, seed: int) -> None:
+def test_requests_equal_those_of_the_whole_model(layout: RankLayout, seed: int) -> None:
     run(drafted(seed, layout), seed)
 
 

@@ -35,7 +35,7 @@ def play(kind: str, seed: int, plan: Callable[..., Scenario] = heads, **removal:
 
 
 @pytest.mark.parametrize(("kind", "seed"), few(1, CASES, SLOW))
-def test_each_request_gets_what_it_gets_without_drafts(kind: str, seed: int) -> None:
+def test_drafts_change_no_request(kind: str, seed: int) -> None:
     play(kind, seed)
 
 

@@ -45,7 +45,7 @@ def run_seeds(seeds: Sequence[int], tensor: int = 1, plan: Plan = Scenario.of) -
 
 
 @pytest.mark.parametrize("seed", few(2, [4, 0, 10], SLOW))
-def test_each_request_gets_what_it_gets_of_the_whole_model(seed: int) -> None:
+def test_requests_equal_those_of_the_whole_model(seed: int) -> None:
     run_seed(seed)
 
 
@@ -87,7 +87,7 @@ def test_with_steps_that_fail_in_60_seeds(first: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 200, 50))
-def test_each_request_gets_what_it_gets_in_200_seeds(first: int) -> None:
+def test_requests_are_equal_in_200_seeds(first: int) -> None:
     totals = run_seeds(range(first, first + 50))
     assert totals["late"] > 25
     assert min(totals["as on CUDA"], totals["as on the CPU"]) > 10

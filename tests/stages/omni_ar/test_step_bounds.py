@@ -18,7 +18,7 @@ from omni_ar.model import ArModel, Batch
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.plan import StepPlan
-from omni_ar.run.profile import EVERYTHING, run_largest_steps
+from omni_ar.run.profile import EVERY_PARAMETER, run_largest_steps
 from omni_ar.run.source import LocalTokens
 from omni_ar.run.step import StepContext
 from tests.stages.omni_ar.row_feeder import MODEL, feeder
@@ -258,7 +258,7 @@ def test_the_largest_steps_use_every_parameter_that_needs_work():
     columns = {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
     needing = [name for name, column in columns.items() if column.need and not name.startswith("code_")]
     assert "top_n_sigma" in needing
-    given = asdict(EVERYTHING)
+    given = asdict(EVERY_PARAMETER)
     assert [name for name in needing if given[name] == PARAMETERS[name].off] == []
 
 
@@ -283,7 +283,7 @@ def test_rows_are_full_and_chunks_take_the_whole_budget(
     assert len(scored.decodes) == 3
 
 
-def test_nothing_is_scored_of_a_model_whose_prompt_is_no_row_of_its_tokens(monkeypatch: pytest.MonkeyPatch):
+def test_prompts_of_other_tokens_than_the_stage_s_are_not_scored(monkeypatch: pytest.MonkeyPatch):
     options = ArOptions(max_num_seqs=2, block_size=4, max_model_len=20)
     assert Limits.of("codec", options, SmallCodec().shape).scored_tokens == 0
     assert len(measured(SmallCodec(), options, monkeypatch)) == 2

@@ -158,7 +158,7 @@ def test_tokens_read_after_a_preemption_are_passed_on() -> None:
     device.assert_no_races()
 
 
-def test_what_is_held_of_a_request_that_is_aborted_frees_its_blocks() -> None:
+def test_an_abort_frees_the_blocks_of_held_tokens() -> None:
     driver, device = codec_driver(8)
     speak(driver)
     run_with_steps_in_flight(driver, device, 11)

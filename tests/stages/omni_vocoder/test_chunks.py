@@ -180,7 +180,7 @@ def test_a_stream_about_to_run_dry_comes_first_then_a_first_chunk() -> None:
     assert decoded(bench) == ["dry", "new"]
 
 
-def test_no_chunk_is_passed_over_for_ever() -> None:
+def test_every_chunk_is_decoded_in_the_end() -> None:
     bench = HeardBench(QueuedDevice(), first_chunk_frames=1, chunk_frames=8)
     streams(bench, {"patient": 100.0, "dry": 0.01})
     patient = bench.vocoder.requests["patient"]

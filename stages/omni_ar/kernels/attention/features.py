@@ -53,7 +53,7 @@ PLAIN = AttentionFeatures()
 
 
 def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Tensor:
-    """The published slopes, float32 `[H]`: powers of `2 ** (-8 / n)` for n heads; for a number of heads that is no power of two,
+    """The published slopes, float32 `[H]`: powers of `2 ** (-8 / n)` for n heads; for a number of heads that is not a power of two,
     those of the next smaller power, then every other one of the next larger power."""
     whole = 1 << num_heads.bit_length() - 1
     slopes = [2.0 ** (-8 * (index + 1) / whole) for index in range(whole)]

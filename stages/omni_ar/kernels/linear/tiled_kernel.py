@@ -182,7 +182,7 @@ def _activations(
     x_SRd = tl.load(inputs.x + row_SR1 * inputs.x_stride + index_S1d, mask=inside_SRd, other=0.0)
     if ADD:
         delta_SRd = tl.load(inputs.delta + row_SR1 * inputs.delta_stride + index_S1d, mask=inside_SRd, other=0.0)
-        # Rounded as it is stored: the norm applies to the sum that the next layer adds to.
+        # Rounded to the stored dtype: the norm applies to the sum that the next layer adds to.
         x_SRd = (x_SRd.to(tl.float32) + delta_SRd.to(tl.float32)).to(x_SRd.dtype)
         # Every program has the whole sum and stores a share of it.
         storing_SR1 = row_SR1 * 0 + start // TILE_D % PROGRAMS == tl.program_id(0)

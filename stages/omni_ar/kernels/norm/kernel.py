@@ -33,7 +33,7 @@ def add_rms_norm(
     prefetch: Tensor | None = None,
     peers: RankMemory | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """peers: of the ranks that `delta_TD` is summed over; None if it is no part of a sum."""
+    """peers: of the ranks that `delta_TD` is summed over; None if it is not part of a sum."""
     out_TD = torch.empty_like(x_TD, memory_format=torch.contiguous_format)
     sum_TD = torch.empty_like(out_TD)
     _launch(x_TD, delta_TD, weight_D, eps, out_TD, sum_TD, prefetch, peers)
@@ -146,7 +146,7 @@ def _rms_norm(
         if SIZE > 1:
             total_TD = tile_sum(delta_TD, dense_TD, inside_TD, bases_ptr, own, RANK, SIZE, MOST_BYTES)
             delta_TD = total_TD.to(sum_ptr.dtype.element_ty)
-        # The norm applies to the sum as it is stored, which the next layer adds to, not as it was computed.
+        # The norm applies to the stored (rounded) sum, which the next layer adds to.
         stored_TD = (x_TD + delta_TD.to(tl.float32)).to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + dense_TD, stored_TD, mask=inside_TD)
         x_TD = stored_TD.to(tl.float32)

@@ -32,4 +32,4 @@ class PartialSum:
 
 
 Delta = Tensor | PartialSum
-"""What is still to be added to a residual stream: `[T, D]` in its dtype; or fp32 parts of it, `[P, T, D]`; or a part of a rank."""
+"""A pending addition to a residual stream: `[T, D]` in its dtype; or fp32 parts of it, `[P, T, D]`; or a part of a rank."""

@@ -35,7 +35,7 @@ _TILES = (
 )
 """From the largest: each needs less data per product, and the next gives more programs."""
 _PROGRAMS = 132
-"""That fill a device."""
+"""Number of programs that fill a device."""
 
 
 def choose_settings(x_BLC: Tensor, weight_KCN: Tensor) -> ConvSettings:
@@ -147,7 +147,7 @@ def _causal_conv(
     tile_m, tile_n = tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n
     index_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     live_m = index_m < count
-    # What lies beyond is read from the last position, and not written.
+    # Positions beyond the end are read from the last position, and are not written.
     safe_m = tl.minimum(index_m, count - 1)
     row_m = (safe_m // positions).to(tl.int64)
     position_m = safe_m % positions

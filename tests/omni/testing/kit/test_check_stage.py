@@ -13,7 +13,7 @@ from omni.sampling import SamplingParams
 from omni.stage import StageContext
 from omni.testing import Race, check_stage
 from omni.testing.simulation.checker import Access
-from omni.testing.stages.session import broken_by
+from omni.testing.stages.accesses import broken_by
 from omni_ar.inputs import Prompt
 from omni_ar.options import ArOptions
 from omni_diffusion.inputs import Voice

@@ -41,7 +41,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("drafts", DRAFTS[:3])
-def test_a_position_draws_what_its_row_draws_after_the_drafts(drafts: tuple[int, ...]):
+def test_a_position_draws_as_its_row_after_the_drafts(drafts: tuple[int, ...]):
     vocab = 37
     state, positions = state_of(vocab, ROWS, PROMPT, OUTPUTS), 1 + len(drafts)
     logits_XV = torch.randn(len(ROWS) * positions, vocab, generator=torch.Generator().manual_seed(2)) * 2

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tests.support.gpu_compiler import compile_for_gpu
+from tests.stages.omni_ar.kernels.gpu_compiler import compile_for_gpu
 
 pytestmark = pytest.mark.thorough
 

@@ -153,7 +153,7 @@ class Mixture:
         assert error < TOLERANCE[whole_TD.dtype]
 
     def _close(self, x_TD, dtype):
-        """Where rounding the logits may exchange two experts that are as good as equal, which is no error."""
+        """Where rounding the logits may exchange two experts that are as good as equal, which is not an error."""
         best_TE = (x_TD.to(dtype).double() @ self.experts.router_ED.double().T).sort(-1, descending=True).values
         count = best_TE.shape[1]
         gap_T = best_TE[:, self.experts.top_k - 1] - best_TE[:, min(self.experts.top_k, count - 1)]
@@ -255,7 +255,7 @@ def test_parts_of_grouped_rows(mixture, ranks, more):
 @pytest.mark.parametrize("tokens", [1, 19])
 @pytest.mark.parametrize(("mixture", "ranks"), PARTS)
 def test_parts_in_plain_torch(mixture, ranks, tokens, intermediate, monkeypatch):
-    """Of 13 float32, rows are no multiple of 16 bytes, which `grouped_mm` does not take. It leaves rows that belong to no expert
+    """Of 13 float32, rows are not a multiple of 16 bytes, which `grouped_mm` does not take. It leaves rows that belong to no expert
     as they were."""
     real = torch.nn.functional.grouped_mm
 

@@ -50,7 +50,7 @@ def stream(rows: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("rows", "product", "parts"), [(1, "_few_rows", 1), (8, "some_rows", 1), (64, "some_rows", 4)])
-def test_the_norm_sums_over_ranks_what_it_adds(rows: int, product: str, parts: int) -> None:
+def test_the_norm_sums_its_addend_over_ranks(rows: int, product: str, parts: int) -> None:
     norm = RMSNorm(WIDTH, 1e-6, **FACTORY)
     launches = recorded(lambda: norm.add(stream(rows), attended(rows)))
     assert [name for name, _ in launches] == [product, "_rms_norm"], "the product, and everything else"

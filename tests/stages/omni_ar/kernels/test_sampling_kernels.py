@@ -68,12 +68,12 @@ def check_rows(vocab: int, rows: list[dict[str, Any]], device: str, scale: float
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_narrow_row_gets_what_the_sampler_gives(device: str):
+def test_a_narrow_row_equals_the_sampler(device: str):
     assert -1 in check_rows(37, ROWS, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_wide_row_gets_what_the_sampler_gives(device: str, little_room: None):
+def test_a_wide_row_equals_the_sampler(device: str, little_room: None):
     assert -1 in check_rows(100, ROWS, device, steps=1)
 
 
@@ -98,7 +98,7 @@ ODD = [
     ({5: INF, 8: INF, 2: NAN}, {2}),
     ({2: 1e35, 7: 2e32}, set()),
 ]
-"""Logits that are no numbers, and ids that must not come."""
+"""Logits that are not numbers, and ids that must not come."""
 
 
 @pytest.mark.parametrize("device", DEVICES)

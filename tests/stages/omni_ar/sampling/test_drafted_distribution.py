@@ -22,7 +22,7 @@ from omni_ar.run.limits import Limits
 from omni_ar.run.phases import sample_positions
 from omni_ar.run.state import allocate_rows
 from omni_ar.sampling.pack import flags_of
-from tests.support.chi_square import chance_of
+from tests.stages.omni_ar.sampling.chi_square import chance_of
 from tests.support.sampler_bench import reference_logits, reference_warp, resolved, state_of
 from tests.support.small_text import SmallText
 from tests.support.tiers import SLOW, few

@@ -55,7 +55,7 @@ def test_masks_and_biases_reach_their_rows_and_no_others():
     assert chosen == [int(logits_RV[0].argmax()), max((5, 129, 64), key=lambda i: logits_RV[1, i].item()), 7, 8]
 
 
-def test_a_row_that_may_say_nothing_yields_no_id_and_its_neighbours_theirs():
+def test_a_row_without_a_possible_id_affects_no_other_row():
     bench = greedy_bench()
     logits_RV = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1))
     best = logits_RV.argmax(-1).tolist()
@@ -63,14 +63,14 @@ def test_a_row_that_may_say_nothing_yields_no_id_and_its_neighbours_theirs():
     assert bench.sample(logits_RV, [0, 1, 2], [0] * 3, [(2, edit([4], i4=-np.inf))]) == [*best[:2], -1]
 
 
-def test_a_drawn_row_that_may_say_nothing_yields_no_id():
+def test_a_drawn_row_without_a_possible_id_yields_none():
     bench = SamplerBench(VOCAB, 1)
     bench.start([starting(0, resolved(VOCAB, temperature=1.0, top_k=5, top_p=0.9, min_p=0.1))])
     assert bench.sample(torch.zeros(1, VOCAB), [0], [0], [(0, edit([]))]) == [-1]
     assert bench.sample(torch.zeros(1, VOCAB), [0], [0], [(0, edit([77]))]) == [77]
 
 
-def test_edits_of_several_guides_allow_what_all_allow_and_add_up():
+def test_edits_of_several_processors_intersect_and_add_up():
     merged = merge_edits([edit([1, 2, 3]), edit(None, i2=1.5, i4=1.0), edit([2, 3, 4], i2=2.0)], VOCAB)
     assert unpack_bitmask(torch.from_numpy(merged.allowed)[None], VOCAB)[0].nonzero().flatten().tolist() == [2, 3]
     assert merged.ids is not None

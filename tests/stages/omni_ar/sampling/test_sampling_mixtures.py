@@ -85,7 +85,7 @@ PROMPTS = st.lists(IDS, min_size=1, max_size=6)
     st.lists(PROMPTS, min_size=ROWS, max_size=ROWS),
     st.integers(0, 2**31),
 )
-def test_a_row_gets_what_transformers_gives_it_in_any_company(rows, prompts, seed):
+def test_rows_equal_transformers_beside_any_other_rows(rows, prompts, seed):
     logits_SRV = torch.randn(STEPS, ROWS, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
     together = run(rows, prompts, logits_SRV, list(range(ROWS)))
     assert run(rows, prompts, logits_SRV, [4, 2, 0, 1, 3]) == together

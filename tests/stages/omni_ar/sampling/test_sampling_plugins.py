@@ -60,7 +60,7 @@ def test_a_processor_changes_the_logits_of_rows_that_ask_for_it():
     assert shown == []
 
 
-def test_a_processor_is_shown_what_its_row_generated_and_no_prompt():
+def test_a_processor_sees_generated_tokens_and_no_prompt():
     bench, shown = bench_of(([1, 2], [], {"watch": ()}), ([3], [4, 4, 5], {"watch": (), "push": (0, 0)}))
     zeros = torch.zeros(2, VOCAB)
     assert bench.sample(zeros, [0, 1], [0, 3]) == [-1, -1]

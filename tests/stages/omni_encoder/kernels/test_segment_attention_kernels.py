@@ -87,7 +87,7 @@ def test_segments(lengths: tuple[int, ...], padding: int, heads: int, width: int
     assert ours.is_contiguous()
 
 
-def test_heads_in_two_parts_are_what_they_are_in_one() -> None:
+def test_heads_in_two_parts_equal_heads_in_one() -> None:
     assert kernel.head_parts(40, True) == (32, 16)
     batch = Batch((19,), width=40)
     torch.testing.assert_close(batch.attend(), batch.attend(SETTINGS._replace(split=False)), rtol=1e-5, atol=1e-5)

@@ -92,7 +92,7 @@ def test_pieces_are_the_whole(make: Callable[[StateLayout], nn.Module], sizes: l
 
 
 @torch.no_grad()
-def test_whole_signals_are_what_torch_makes_of_them() -> None:
+def test_whole_signals_equal_those_of_torch() -> None:
     x = signal_BCT()
     layer = lively(conv(StateLayout()))
     torch.testing.assert_close(layer(x, None), layer.conv(pad(x, (4, 0))))
