@@ -11,8 +11,8 @@ import soundfile
 from openai import OpenAI
 from PIL import Image
 
+from tests.omni.serve.http_server import Served, echo_omni, served
 from tests.support.echo_family import echo_model
-from tests.support.http_server import Served, echo_omni, served
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,8 @@ from omni.errors import ConfigError, InputError, OverloadedError
 from omni.frontend.limit import LongPromptError
 from omni.serve import create_app
 from omni.serve.errors import ENGINE_FAILED, HttpError, renamed, reported
+from tests.omni.serve.http_server import Served, echo_omni, served
 from tests.support.echo_family import BREAK_LOOP, OPENED, eventually
-from tests.support.http_server import Served, echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
 
 CHAT = "/v1/chat/completions"

@@ -14,8 +14,8 @@ from omni.errors import StageError
 from omni.serve.activity import PERIOD_SECONDS, Activity, ActivityFeed
 from omni.serve.limits import ServeLimits
 from omni.serve.options import ServeOptions
+from tests.omni.serve.http_server import Served, echo_omni, served
 from tests.support.echo_family import eventually
-from tests.support.http_server import Served, echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
 
 ENDLESS: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 10**9}

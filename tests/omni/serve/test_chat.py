@@ -18,8 +18,8 @@ from omni.sampling import SamplingParams
 from omni.serve.chat.request import ChatRequest
 from omni.serve.completions import CompletionRequest
 from omni.serve.unsupported import IGNORED, OFF
+from tests.omni.serve.http_server import Served
 from tests.support.echo_family import OPENED, RATE, SAMPLE, SAMPLES, pitch
-from tests.support.http_server import Served
 
 HELLO = [{"role": "user", "content": "hello"}]
 SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}}

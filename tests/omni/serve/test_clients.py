@@ -10,7 +10,7 @@ from openai import DefaultAsyncHttpxClient
 
 from omni import AsyncOmni
 from omni.serve.audio.encode import FORMATS
-from tests.support.http_server import STRICT, Served, served
+from tests.omni.serve.http_server import STRICT, Served, served
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiny_omni import SHAPE, tiny_plugins
 

@@ -23,8 +23,8 @@ from omni.pipeline import Pipeline
 from omni.serve.options import ServeOptions
 from omni.serve.run import bound, serve
 from tests.omni.cli.echo_program import environment, program
+from tests.omni.serve.http_server import STRICT, echo_omni, served
 from tests.support.echo_family import BREAK_LOOP, echo_plugins
-from tests.support.http_server import STRICT, echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
 
 ENDLESS: dict[str, Any] = {

@@ -6,8 +6,8 @@ import pytest
 from openai import BadRequestError
 from openai.types import Completion
 
+from tests.omni.serve.http_server import Served
 from tests.omni.serve.test_chat import chunks, strict
-from tests.support.http_server import Served
 
 
 def ask(echo: Served, **fields: object) -> dict[str, Any]:

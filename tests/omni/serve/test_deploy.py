@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from omni.cli import app
 from omni.serve.app import ENDPOINTS
 from omni.serve.options import ServeOptions
+from tests.omni.serve.http_server import echo_omni, served
 from tests.support.entry_points import REPOSITORY
-from tests.support.http_server import echo_omni, served
 
 DEPLOY = REPOSITORY / "deploy"
 PAGE = (REPOSITORY / "docs" / "serving.md").read_text()

@@ -20,7 +20,7 @@ from omni.serve.audio.encoded_sound import EncodedSound
 from omni.serve.audio.encoder_messages import EncodeWork, ForgetEncoder
 from omni.serve.audio.encoder_pool import EncoderPool
 from omni.serve.audio.encoder_process import Encoders
-from tests.support.decoded import decoded
+from tests.omni.serve.decoded import decoded
 from tests.support.entry_points import REPOSITORY
 from tests.support.patience import PATIENCE_SECONDS
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.http_server import Served, echo_omni, served
+from tests.omni.serve.http_server import Served, echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
 
 CHAT: dict[str, Any] = {

@@ -10,8 +10,8 @@ import pytest
 
 from omni import AsyncOmni
 from tests.omni.process.engines import pids_of
+from tests.omni.serve.http_server import Served, echo_omni, served
 from tests.support.echo_family import EXPLODE, eventually
-from tests.support.http_server import Served, echo_omni, served
 
 pytestmark = [
     pytest.mark.thorough,

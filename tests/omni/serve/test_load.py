@@ -16,8 +16,8 @@ from openai import APIError, APIStatusError, AsyncOpenAI
 
 from omni.api import Output
 from omni.serve.observer import Observer, RequestObserver
+from tests.omni.serve.http_server import Served, echo_omni, served
 from tests.support.echo_family import BREAK, EXPLODE, GATES, SAMPLES, eventually
-from tests.support.http_server import Served, echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
 
 ENDLESS: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 10**9}

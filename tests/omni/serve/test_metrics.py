@@ -18,9 +18,9 @@ from omni.serve.metrics import ServerMetrics
 from omni.serve.options import ServeOptions
 from omni.stage import Listener
 from omni_text.tiny import write_tiny
+from tests.omni.serve.http_server import STRICT, Served, echo_omni, served
 from tests.support.echo_family import BREAK, BREAK_LOOP, RATE, SAMPLES
 from tests.support.entry_points import REPOSITORY
-from tests.support.http_server import STRICT, Served, echo_omni, served
 from tests.support.tiny_omni import tiny_plugins
 
 CHAT = "/v1/chat/completions"

@@ -19,9 +19,9 @@ from omni import AsyncOmni, Omni, SamplingParams
 from omni.api import Metrics, Output, StageMetrics, Usage
 from omni.serve.usage import token_usage
 from omni_text.tiny import write_tiny
-from tests.support.decoded import decoded
+from tests.omni.serve.decoded import decoded
+from tests.omni.serve.http_server import STRICT, Served, served
 from tests.support.entry_points import REPOSITORY
-from tests.support.http_server import STRICT, Served, served
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiny_omni import SHAPE, tiny_plugins

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from omni.serve.page.files import CONTENT_SECURITY_POLICY, FILES, FOLDER
-from tests.support.http_server import Served, echo_omni, served
+from tests.omni.serve.http_server import Served, echo_omni, served
 
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 IMPORT = re.compile(r"""\bfrom "\./([\w-]+\.js)";|addModule\("/page/([\w-]+\.js)"\)""")

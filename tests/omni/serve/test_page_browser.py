@@ -15,10 +15,10 @@ from PIL import Image
 
 from omni import AsyncOmni
 from omni.frontend.base import AudioPart, Chat, Prepared
+from tests.omni.serve.http_server import STRICT, Served, echo_omni, served
 from tests.support.browser import Page, browser
 from tests.support.echo_family import EchoFrontend, echo_model
 from tests.support.entry_points import REPOSITORY
-from tests.support.http_server import STRICT, Served, echo_omni, served
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiny_omni import SHAPE, tiny_plugins
 

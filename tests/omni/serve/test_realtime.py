@@ -12,9 +12,9 @@ import soxr
 from openai.types.realtime import RealtimeServerEvent
 
 from omni.serve.realtime.server_events import ServerEvent
+from tests.omni.serve.http_server import Served, echo_omni, served
+from tests.omni.serve.realtime import PCM_RATE, Client, session, silence, speech
 from tests.support.echo_family import OPENED, RATE, SAMPLES, eventually, pitch
-from tests.support.http_server import Served, echo_omni, served
-from tests.support.realtime import PCM_RATE, Client, session, silence, speech
 
 ENDLESS: dict[str, Any] = {"max_output_tokens": 10**9}
 # Of an answer, before the user interrupts it. How much more comes is up to the scheduler of the machine.

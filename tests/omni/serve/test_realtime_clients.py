@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from omni import AsyncOmni
+from tests.omni.serve.http_server import STRICT, Served, echo_omni, served
+from tests.omni.serve.realtime import silence, speech
 from tests.support.echo_family import SAMPLES
-from tests.support.http_server import STRICT, Served, echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.realtime import silence, speech
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiny_omni import SHAPE, tiny_plugins
 

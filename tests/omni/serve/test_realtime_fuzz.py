@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
+from tests.omni.serve.http_server import Served
+from tests.omni.serve.realtime import session, speech
 from tests.omni.serve.test_fuzz import encoded, mutated
-from tests.support.http_server import Served
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.realtime import session, speech
 
 pytestmark = pytest.mark.thorough
 

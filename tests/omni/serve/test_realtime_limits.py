@@ -18,10 +18,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Origin, Subprotocol
 
 from omni.media import load_image
+from tests.omni.serve.http_server import Served, echo_omni, served
+from tests.omni.serve.realtime import Client, session, silence, speech
 from tests.support.echo_family import BREAK, eventually
-from tests.support.http_server import Served, echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.realtime import Client, session, silence, speech
 
 MESSAGE: dict[str, Any] = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]}
 

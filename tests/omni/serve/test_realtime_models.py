@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from omni import AsyncOmni, SamplingParams
-from tests.support.http_server import STRICT, Served, served
-from tests.support.realtime import session, speech
+from tests.omni.serve.http_server import STRICT, Served, served
+from tests.omni.serve.realtime import session, speech
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiny_omni import SHAPE, tiny_plugins
 

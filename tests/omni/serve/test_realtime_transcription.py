@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.omni.serve.http_server import STRICT, Served, echo_omni, served
+from tests.omni.serve.realtime import Client, session, silence, speech
 from tests.support.echo_family import BREAK, OPENED, eventually
-from tests.support.http_server import STRICT, Served, echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.realtime import Client, session, silence, speech
 
 ASKED = "<8000 samples>|Transcribe the speech."
 """The start of the transcript of half a second."""

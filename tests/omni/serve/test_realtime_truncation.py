@@ -11,8 +11,8 @@ from omni import AsyncOmni, InputError
 from omni.serve.realtime.formats import PCM
 from omni.serve.realtime.items import Item, ItemPart
 from omni.serve.realtime.truncation import PromptBound, RetentionRatio, TokenLimits, prompt_bound, without_oldest
-from tests.support.http_server import STRICT, Served, echo_omni, served
-from tests.support.realtime import Client, session, silence, speech
+from tests.omni.serve.http_server import STRICT, Served, echo_omni, served
+from tests.omni.serve.realtime import Client, session, silence, speech
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiny_omni import SHAPE, tiny_plugins
 

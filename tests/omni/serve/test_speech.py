@@ -19,9 +19,9 @@ from omni.serve import ServeOptions
 from omni.serve.audio.av_encoder import AvEncoder
 from omni.serve.audio.speech import MAX_CHARACTERS, SPEECH_FORMATS
 from omni.serve.audio.voices import OPENAI_VOICES, Voices
-from tests.support.decoded import decoded
+from tests.omni.serve.decoded import decoded
+from tests.omni.serve.http_server import Served, echo_omni, served
 from tests.support.echo_family import BREAK, OPENED, RATE, SAMPLES, echo_model, eventually, pitch
-from tests.support.http_server import Served, echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 3

@@ -13,7 +13,7 @@ from omni.sampling import StructuredOutput
 from omni_csm.tiny import write_tiny as write_csm
 from omni_qwen2_5_omni.tiny import write_tiny as write_qwen2_5
 from omni_text.tiny import write_tiny as write_text
-from tests.support.http_server import STRICT, Served, served
+from tests.omni.serve.http_server import STRICT, Served, served
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiny_omni import SHAPE, tiny_plugins
 

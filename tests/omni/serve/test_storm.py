@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from tests.omni.media.web import OK, Page, Visit, Web, serve
+from tests.omni.serve.http_server import Served, echo_omni, served
 from tests.support.echo_family import GATES, eventually
-from tests.support.http_server import Served, echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.resources import open_files
 

@@ -20,9 +20,9 @@ from openai.types.audio import (
 )
 
 from omni.serve.audio import upload
+from tests.omni.serve.http_server import Served, echo_omni, served
 from tests.omni.serve.test_chat import strict
 from tests.support.echo_family import OPENED
-from tests.support.http_server import Served, echo_omni, served
 from tests.support.patience import PATIENCE_SECONDS
 
 HEARD = "<1600 samples>|Transcribe the speech."

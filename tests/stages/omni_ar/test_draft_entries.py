@@ -15,8 +15,8 @@ from omni_ar.model import Batch
 from omni_ar.options import ArOptions
 from omni_ar.run.phases import NO_FEATURES
 from omni_ar.run.plan import PaddedShape
+from tests.stages.omni_ar.small_drafts import MODEL, PROMPTS, answers, driver_of
 from tests.support.ar_driver import ArDriver
-from tests.support.small_drafts import MODEL, PROMPTS, answers, driver_of
 from tests.support.trained_heads import trained
 
 TRAFFIC: dict[str, dict[str, Any]] = {

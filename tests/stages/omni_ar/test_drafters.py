@@ -15,9 +15,9 @@ from omni_ar.kernels.step.draft_state import REPORTED
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
 from omni_ar.plugin import omni_drafters
+from tests.stages.omni_ar.small_drafts import PROMPTS, answers, driver_of
 from tests.support.ar_driver import small_context
 from tests.support.small_codec import SmallCodec
-from tests.support.small_drafts import PROMPTS, answers, driver_of
 from tests.support.small_text import SmallText
 
 

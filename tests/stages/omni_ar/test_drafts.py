@@ -22,9 +22,9 @@ from omni_ar.run.request import ArRequest
 from omni_ar.run.step import StepContext
 from omni_ar.sampling import sampler
 from omni_ar.sampling.drafted import position_state
+from tests.stages.omni_ar.drafted_stage import Scenario, run, run_seed
+from tests.stages.omni_ar.small_drafts import MODEL, MOST, PROMPTS, answers, draft_setup, driver_of
 from tests.support.ar_driver import ArDriver
-from tests.support.drafted_stage import Scenario, run, run_seed
-from tests.support.small_drafts import MODEL, MOST, PROMPTS, answers, draft_setup, driver_of
 from tests.support.small_text import NothingTwice, TwoInARow
 from tests.support.tiers import SLOW, chosen, few
 

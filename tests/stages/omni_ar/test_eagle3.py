@@ -13,7 +13,7 @@ from omni.errors import CheckpointError, ConfigError
 from omni_ar.drafters import DraftSetup, FeatureShape
 from omni_ar.drafters.eagle3 import Eagle3Drafter, read_config
 from omni_ar.model import Batch
-from tests.support.head_rows import HeadRows
+from tests.stages.omni_ar.head_rows import HeadRows
 from tests.support.tiny_heads import Eagle3Reference, TinyHead, eagle3_head, setup_of, write_stage
 
 

@@ -20,10 +20,10 @@ from omni_ar.options import ArOptions
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.scheduler import Scheduler
+from tests.stages.omni_ar.head_rows import HeadRows
+from tests.stages.omni_ar.small_drafts import answers
 from tests.support.ar_driver import ArDriver
-from tests.support.head_rows import HeadRows
 from tests.support.ranks import on_ranks
-from tests.support.small_drafts import answers
 from tests.support.tiers import SLOW, few
 from tests.support.trained_heads import KINDS, MOST, PROMPTS, Trained, trained
 

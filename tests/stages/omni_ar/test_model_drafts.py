@@ -19,8 +19,8 @@ from omni_ar.drafters.draft_model import ArDraftModel
 from omni_ar.kernels.step.state import RowFields
 from omni_ar.model import Batch
 from omni_ar.run.phases import drop_features
+from tests.stages.omni_ar.small_drafts import MODEL, MOST, PROMPTS, answers, driver_of
 from tests.support.ar_driver import ArDriver
-from tests.support.small_drafts import MODEL, MOST, PROMPTS, answers, driver_of
 from tests.support.small_text import SmallText, greedy
 from tests.support.tiers import SLOW, chosen, few
 

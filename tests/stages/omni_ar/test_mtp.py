@@ -13,7 +13,7 @@ from omni.errors import CheckpointError, ConfigError
 from omni_ar.drafters import DraftSetup, FeatureShape
 from omni_ar.drafters.mtp import MtpDrafter
 from omni_ar.model import Batch
-from tests.support.head_rows import HeadRows
+from tests.stages.omni_ar.head_rows import HeadRows
 from tests.support.small_text import SmallText
 from tests.support.tiny_heads import MtpReference, add_mtp, setup_of, write_stage
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from omni.parallel import RankLayout
-from tests.support.simulated_stage import Scenario, run
+from tests.stages.omni_ar.simulated_stage import Scenario, run
 from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough

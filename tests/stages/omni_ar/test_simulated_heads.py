@@ -19,8 +19,8 @@ from omni_ar.run import pipeline, source
 from omni_ar.run.allocator import Allocator
 from omni_ar.run.packer import StepPacker
 from omni_ar.run.pipeline import HiddenTransfers, TokenMessage
-from tests.support.simulated_heads import HeadStage, Known, crowded_heads, failing_heads, heads
-from tests.support.simulated_stage import Scenario, run_kind
+from tests.stages.omni_ar.simulated_heads import HeadStage, Known, crowded_heads, failing_heads, heads
+from tests.stages.omni_ar.simulated_stage import Scenario, run_kind
 from tests.support.tiers import SLOW, few
 from tests.support.trained_heads import KINDS, MOST, PROMPTS, trained
 

@@ -14,7 +14,7 @@ from omni_ar.run.pipeline import ReceivedTokens
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.state import Resources
 from omni_ar.run.transfers import InputTransfers, StepTransfers
-from tests.support.simulated_stage import Ask, Scenario, run, run_seed
+from tests.stages.omni_ar.simulated_stage import Ask, Scenario, run, run_seed
 from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough

@@ -19,8 +19,8 @@ from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
 from omni_ar.plugin import omni_drafters
 from omni_ar.run.step import SampledStep, StepContext
+from tests.stages.omni_ar.simulated_stage import SAMPLING, TEXT, Ask, Scenario, SimulatedStage
 from tests.support.ar_driver import ArDriver
-from tests.support.simulated_stage import SAMPLING, TEXT, Ask, Scenario, SimulatedStage
 from tests.support.tiny_heads import setup_of
 from tests.support.trained_heads import MOST, PROMPTS, trained
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 
+from tests.omni.serve.http_server import Served
 from tests.omni.serve.test_chat import strict
-from tests.support.http_server import Served
 from tests.support.patience import PATIENCE_SECONDS
 
 PCM_RATE = 24000

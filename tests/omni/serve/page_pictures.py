@@ -1,4 +1,4 @@
-"""Makes the pictures of the page in docs/serving.md: `python -m tests.support.page_pictures CHECKPOINT`, of a tiny Qwen3-Omni."""
+"""Makes the pictures of the page in docs/serving.md: `python -m tests.omni.serve.page_pictures CHECKPOINT` of a tiny Qwen3-Omni."""
 
 import io
 import sys
@@ -8,9 +8,9 @@ from pathlib import Path
 from PIL import Image
 
 from omni import AsyncOmni
+from tests.omni.serve.http_server import STRICT, served
 from tests.support.browser import Page, browser
 from tests.support.entry_points import REPOSITORY
-from tests.support.http_server import STRICT, served
 
 ASSETS = REPOSITORY / "examples" / "assets"
 PICTURES = REPOSITORY / "docs" / "pictures"

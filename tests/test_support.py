@@ -1,0 +1,55 @@
+"""`tests/support` holds what several folders of tests use; other helpers stand beside the tests that use them."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from tests.support.entry_points import REPOSITORY
+
+SUPPORT = REPOSITORY / "tests" / "support"
+WHOLE_SUITE = {"fork_server", "process_state", "quick_interpreter"}
+"""Modules that tests/conftest.py alone imports, for every test."""
+
+
+@cache
+def helpers_in(file: Path) -> frozenset[str]:
+    """The modules of `tests/support` that a file imports, or names in a text, as an entry point does."""
+    return frozenset(_named(ast.parse(file.read_text())))
+
+
+def _named(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "tests.support":
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests.support."):
+            yield str(node.module).split(".")[2]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from re.findall(r"tests\.support\.(\w+)", node.value)
+
+
+def folders_that_use(helper: str) -> set[Path]:
+    found, pending = set(), {helper}
+    users = [(file, helpers_in(file)) for root in ("tests", "examples") for file in (REPOSITORY / root).rglob("*.py")]
+    reached = set(pending)
+    while pending:
+        one = pending.pop()
+        for file, used in users:
+            if one not in used:
+                continue
+            if file.parent != SUPPORT:
+                found.add(file.parent)
+            elif file.stem not in reached:
+                reached.add(file.stem)
+                pending.add(file.stem)
+    return found
+
+
+def test_every_helper_in_support_serves_several_folders() -> None:
+    few = {}
+    for file in SUPPORT.glob("*.py"):
+        folders = folders_that_use(file.stem)
+        if len(folders) < 2 and file.stem not in WHOLE_SUITE:
+            few[file.stem] = sorted(folder.relative_to(REPOSITORY).as_posix() for folder in folders)
+    assert not few, f"move these beside the tests that use them: {few}"
