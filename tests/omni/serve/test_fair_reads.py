@@ -22,9 +22,9 @@ from omni.serve.realtime.memory import SessionMemory
 from omni.serve.realtime.session import RealtimeSession
 from omni.serve.realtime.settings import first_settings
 from omni.serve.websocket_protocol import MOST_FRAMES
+from tests.omni.serve.http_server import Served, echo_omni, served
 from tests.omni.serve.test_storm import SPOKEN, connection, request
 from tests.support.echo_family import eventually
-from tests.support.http_server import Served, echo_omni, served
 
 
 class _Slow(FairReads):
