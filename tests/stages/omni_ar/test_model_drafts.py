@@ -22,7 +22,7 @@ from omni_ar.run.phases import drop_features
 from tests.support.ar_driver import ArDriver
 from tests.support.small_drafts import MODEL, MOST, PROMPTS, answers, driver_of
 from tests.support.small_text import SmallText, greedy
-from tests.support.tiers import SLOW, chosen, few
+from tests.support.tiers import chosen
 
 pytestmark = pytest.mark.thorough
 
@@ -51,9 +51,14 @@ TRAFFIC: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("traffic", TRAFFIC)
-@pytest.mark.parametrize("in_flight", few(1, [2, 1, 4, 8], SLOW))
-@pytest.mark.parametrize("drafts", few(2, [1, 3, 2, 5, 8], SLOW))
+@pytest.mark.parametrize(
+    ("traffic", "in_flight", "drafts"),
+    # Once each, by turns with one draft, whose entry is always new, and three.
+    chosen(
+        [(each, 2, (3, 1)[number % 2]) for number, each in enumerate(TRAFFIC)],
+        itertools.product(TRAFFIC, (2, 1, 4, 8), (1, 3, 2, 5, 8)),
+    ),
+)
 def test_the_stage_s_own_model_is_always_right(traffic: str, in_flight: int, drafts: int):
     """A key or value that is missing or wrong would change its drafts."""
     options = TRAFFIC[traffic]
@@ -125,33 +130,37 @@ def counts(prompt: Sequence[int], drafts: int) -> tuple[list[int], int, int]:
     return made, verified, accepted
 
 
-@pytest.mark.parametrize("drafts", few(1, [3, 1, 4, 8], SLOW))
-@pytest.mark.parametrize("captured", [False, True])
-def test_drafts_are_those_of_the_model_run_from_the_start(drafts: int, captured: bool):
+@pytest.mark.parametrize(
+    ("drafts", "captured", "in_flight"),
+    chosen([(3, False, 5), (3, True, 2)], itertools.product((3, 1, 4, 8), (False, True), (1, 2, 5, 8))),
+)
+def test_drafts_are_those_of_the_model_run_from_the_start(drafts: int, captured: bool, in_flight: int):
     """Acceptance is that of a synchronous run, to the token, with several steps in flight."""
     expected = [counts(prompt, drafts) for prompt in PROMPTS]
     assert 0.2 < sum(each[2] for each in expected) / sum(each[1] for each in expected) < 0.95
-    for in_flight in (1, 2, 5, 8):
-        device = LateDevice(in_flight, check=False)
-        driver = drafted(OTHER, device, drafts, max_in_flight=in_flight, captured=captured, prefix_cache=False)
-        verified = accepted = 0
-        for prompt, (made, tried, right) in zip(PROMPTS, expected, strict=True):
-            assert answers(driver, [prompt]) == [made]
-            verified, accepted = verified + tried, accepted + right
-            found = driver.counter("drafted_tokens"), driver.counter("accepted_drafts")
-            assert found == (verified, accepted), (in_flight, prompt)
+    device = LateDevice(in_flight, check=False)
+    driver = drafted(OTHER, device, drafts, max_in_flight=in_flight, captured=captured, prefix_cache=False)
+    verified = accepted = 0
+    for prompt, (made, tried, right) in zip(PROMPTS, expected, strict=True):
+        assert answers(driver, [prompt]) == [made]
+        verified, accepted = verified + tried, accepted + right
+        found = driver.counter("drafted_tokens"), driver.counter("accepted_drafts")
+        assert found == (verified, accepted), prompt
+
+
+RACED = ("few blocks, chunks", "captured, chunks", "no prefix cache", "captured")
 
 
 @pytest.mark.parametrize(
     ("traffic", "seed"),
-    # A seed each; the number of steps in flight follows the seed.
-    chosen(((each, n % 4) for n, each in enumerate(TRAFFIC)), itertools.product(TRAFFIC, range(12))),
+    # A seed each of the hardest; the number of steps in flight follows the seed.
+    chosen(((each, 1 + n % 3) for n, each in enumerate(RACED)), itertools.product(TRAFFIC, range(12))),
 )
 def test_no_race_on_a_simulated_device(traffic: str, seed: int):
-    device = SimulatedDevice(seed)
+    device, sampling = SimulatedDevice(seed), {"temperature": 1.0, "seed": seed, "max_tokens": MOST if seed > 3 else 16}
     driver = drafted(OTHER, device, 3, max_in_flight=1 + seed % 4, adaptive_drafts=bool(seed % 2), **TRAFFIC[traffic])
-    plain = answers(driver_of(max_model_len=TRAFFIC[traffic].get("max_model_len")), temperature=1.0, seed=seed)
-    assert answers(driver, temperature=1.0, seed=seed) == plain
+    plain = answers(driver_of(max_model_len=TRAFFIC[traffic].get("max_model_len")), **sampling)
+    assert answers(driver, **sampling) == plain
     assert driver.counter("drafted_tokens") > 0
     device.assert_no_races()
 
