@@ -73,7 +73,7 @@ def driver_of(drafter: str, drafts: int = 0, in_flight: int = 1, ends: Sequence[
 
 
 @dataclass(frozen=True)
-class Got:
+class StoppedAnswer:
     """What a request gave: its messages, its end, log-probabilities by place, and hidden states by index of their token."""
 
     messages: tuple[GeneratedTokens, ...]
@@ -82,7 +82,7 @@ class Got:
     hidden: tuple[tuple[int, tuple[float, ...]], ...]
 
     @classmethod
-    def of(cls, driver: ArDriver, name: str) -> "Got":
+    def of(cls, driver: ArDriver, name: str) -> "StoppedAnswer":
         scores = [
             (each.first + at, int(each.ids[at, 0]), round(float(each.logprobs[at, 0]), 3))
             for each in driver.logprobs(name)
@@ -98,12 +98,12 @@ class Got:
         return [token for message in self.messages for token in message.ids]
 
 
-def got(driver: ArDriver, prompt: Sequence[int], asked: Mapping[str, Any]) -> tuple[Got, DraftCounts]:
+def got(driver: ArDriver, prompt: Sequence[int], asked: Mapping[str, Any]) -> tuple[StoppedAnswer, DraftCounts]:
     """Of a request alone."""
     name = str(len(driver.ends))
     driver.ask(name, prompt, {"max_tokens": MOST, **asked})
     driver.gather_all()
-    return Got.of(driver, name), DraftCounts.of(driver.done(name).counts)
+    return StoppedAnswer.of(driver, name), DraftCounts.of(driver.done(name).counts)
 
 
 @cache

@@ -244,7 +244,7 @@ def test_a_model_drafts_up_to_its_last_position(positions: int, proposed: int, m
     assert rows.proposed_N.tolist() == [proposed, proposed, 0]
 
 
-class Given(DraftModel):
+class KeepsInputs(DraftModel):
     """Keeps the ids and positions that it is given."""
 
     cache_shape = CacheShape(num_layers=1, num_kv_heads=1, head_dim=2)
@@ -282,7 +282,7 @@ def test_decode_rows_beside_chunks_keep_their_newest_tokens():
         text_NL=torch.arange(20, 38, dtype=torch.int32).view(2, 9),
         features_TH=None,
     )
-    model = Given()
+    model = KeepsInputs()
     ModelDrafter(model, 2).prefill(chunks)
     assert model.ids == [5, 6, 33, 34, 35, 20]
     assert model.positions == [3, 0, 4, 5, 6, 0]
