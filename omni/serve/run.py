@@ -99,7 +99,7 @@ class HttpServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Waits for answers, but not for activity streams, which never end."""
         self._server.activity.end()
-        self._server.draining.set()
+        self._server.drain.begin()
         try:
             await super().shutdown(sockets)
         finally:

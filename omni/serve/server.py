@@ -1,6 +1,5 @@
 """The state that all handlers share."""
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from typing import Unpack
@@ -12,6 +11,7 @@ from omni.frontend.limit import LongPromptError
 from omni.serve.activity import ActivityFeed
 from omni.serve.audio.encoder_pool import EncoderPool
 from omni.serve.audio.voices import Voices
+from omni.serve.drain import Drain
 from omni.serve.errors import EngineDown, Rename, renamed
 from omni.serve.limits import Place, ServeLimits
 from omni.serve.metrics import ServerMetrics
@@ -27,8 +27,7 @@ class Server:
     """The model, what is allowed, and what is under way. One for each app; its methods are for the event loop's thread.
 
     names: of the model in requests, the first in answers. voices: the model's, by name. observers: may be added before the first
-    request; the first is `metrics`. failure: of the engine, when the app ended. draining: set when the server ends: what is under
-    way is waited for.
+    request; the first is `metrics`. failure: of the engine, when the app ended.
     """
 
     def __init__(self, omni: AsyncOmni, options: ServeOptions) -> None:
@@ -43,7 +42,7 @@ class Server:
         self.metrics = ServerMetrics(omni, self.limits, self.names[0])
         self.observers: list[Observer] = [self.metrics]
         self.failure: OmniError | None = None
-        self.draining = asyncio.Event()
+        self.drain = Drain()
 
     @asynccontextmanager
     async def generate(

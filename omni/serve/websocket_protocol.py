@@ -23,7 +23,7 @@ class BoundedWebsocket(FairReads, WebSocketsSansIOProtocol):
             self.handshake_complete = True
 
     def shutdown(self) -> None:
-        """A session ends itself when its response is over (`Server.draining`)."""
+        """A session ends itself when its response is over (`Server.drain`)."""
         if not self.handshake_complete or self.close_sent:
             super().shutdown()
 

@@ -167,5 +167,5 @@ def test_no_such_folder(model: str | Path) -> None:
 @pytest.mark.parametrize("model", ["nobody/no-such-model", "not a hub id"])
 def test_neither_folder_nor_known_to_the_hub(model: str) -> None:
     # Tests run offline: the hub answers from an empty cache.
-    with pytest.raises(CheckpointError, match="no local folder, and the hub gave no such checkpoint"):
+    with pytest.raises(CheckpointError, match="not a local folder, and the hub gave no such checkpoint"):
         resolve(model)

@@ -58,9 +58,9 @@ CELLS = covering(PLAYED)
     ("name", "drafter", "cell"),
     chosen(
         [
-            *(("text", "fabricated", cell) for cell in CELLS[:5]),
-            *(("text", "ngram", cell) for cell in CELLS[6:8]),
-            *(("text", "draft_model", cell) for cell in CELLS[9:11]),
+            *(("text", "fabricated", CELLS[at]) for at in (0, 4, 5)),
+            ("text", "ngram", CELLS[7]),
+            ("text", "draft_model", CELLS[10]),
             *(("text", head, cell) for head, cell in zip(HEADS, CELLS[11:13], strict=True)),
         ],
         (

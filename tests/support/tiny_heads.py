@@ -181,7 +181,7 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def _attention(
     x_TD: Tensor, weights: Weights, start: str, config: Mapping[str, Any], theta: float, eps: float
 ) -> Tensor:
-    """Causal, with rotary positions from 0."""
+    """Causal, with rotary positions from 0, and within a window where `layer_types` says so."""
     head, length = config["head_dim"], x_TD.shape[0]
     angle_TF = torch.arange(length)[:, None] / theta ** (torch.arange(0, head, 2) / head)
 
@@ -198,8 +198,11 @@ def _attention(
     count, shared = config["num_attention_heads"], config["num_key_value_heads"]
     q, k, v = turned(heads("q", count)), turned(heads("k", shared)), heads("v", shared)
     k, v = (each.repeat_interleave(count // shared, 0) for each in (k, v))
-    future = torch.ones(length, length, dtype=torch.bool).triu(1)
-    scores = (q @ k.transpose(1, 2) / math.sqrt(head)).masked_fill(future, -math.inf)
+    everything = torch.ones(length, length, dtype=torch.bool)
+    hidden = everything.triu(1)
+    if config.get("layer_types") == ["sliding_attention"]:
+        hidden = hidden | everything.tril(-config["sliding_window"])
+    scores = (q @ k.transpose(1, 2) / math.sqrt(head)).masked_fill(hidden, -math.inf)
     return (scores.softmax(-1) @ v).transpose(0, 1).flatten(1) @ weights[f"{start}o_proj.weight"].T
 
 

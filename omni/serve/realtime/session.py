@@ -125,7 +125,7 @@ class RealtimeSession:
 
     async def _drain(self) -> None:
         """Waits for the server's end, and then for what is under way. Raises _ServerEnds."""
-        await self._server.draining.wait()
+        await self._server.drain.wait()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._server.options.drain_seconds):
                 if self._response is not None:
@@ -241,7 +241,7 @@ class RealtimeSession:
 
     def _respond(self, request: ResponseRequest) -> None:
         """Raises InputError while another response is under way, HttpError when the server ends."""
-        if self._server.draining.is_set():
+        if self._server.drain.begun:
             raise HttpError(503, "server_ends", "response", "the server ends", "connect again")
         if self._response is not None:
             code, problem = "conversation_already_has_active_response", "another one is under way"
@@ -274,7 +274,7 @@ class RealtimeSession:
     def _answer(self) -> None:
         """The user's turn has ended: starts a response, after the one that is under way."""
         self._owed = self._response is not None
-        if not self._owed and not self._server.draining.is_set():
+        if not self._owed and not self._server.drain.begun:
             try:
                 self._respond(read_request(self._server, self._settings, self._conversation, {}))
             except (InputError, OverloadedError) as error:

@@ -44,7 +44,9 @@ _PLACES = {"midlayer.": "midlayer.", "layers.0.": "midlayer."} | {
 """The place in the head of weights, by what their names begin with."""
 _TARGETS = "d2t"
 _TABLES = (_TARGETS, "t2d")
-_UNSUPPORTED = ("fc_norm", "norm_before_fc", "norm_output", "parallel_drafting", "quantization_config")
+_UNSUPPORTED_FLAGS = ("fc_norm", "norm_before_fc", "norm_output", "parallel_drafting")
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""Of weights; others are quantized."""
 _OTHER_HEAD = "use a head of the layout LlamaForCausalLMEagle3"
 
 
@@ -188,7 +190,11 @@ def read_config(raw: Mapping[str, Any]) -> HeadConfig:
     given.require_counts("vocab_size", most=2**22)
     _check_supported(given)
     hf = parse_config(LlamaConfig, fields, "EAGLE-3 head")
-    Section(hf.to_dict()).require_supported({"num_hidden_layers": 1, "mlp_bias": False})
+    known = Section(hf.to_dict())
+    known.require_supported({"num_hidden_layers": 1, "mlp_bias": False})
+    for part in (known, known.part("rope_parameters")):
+        if part.get("partial_rotary_factor") is not None:
+            part.require_supported({"partial_rotary_factor": 1.0})
     decoder = msgspec.structs.replace(decoder_config(hf), qk_norm=False, mrope_section=None)
     sizes = {"draft_vocab_size": given["vocab_size"], "target_hidden_size": decoder.width}
     for name in sizes:
@@ -202,27 +208,45 @@ def read_config(raw: Mapping[str, Any]) -> HeadConfig:
         vocab_size=vocab_size,
         draft_size=draft_size,
         target_width=sizes["target_hidden_size"],
-        norm_before_residual=bool(given.get("norm_before_residual")),
+        norm_before_residual=_flag(given, "norm_before_residual", False),
     )
 
 
 def _flat(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a config.json in one table. Some heads have those of the layer in a table of their own."""
+    """The fields of a config.json in one table. Some heads have those of the layer in a table of their own.
+
+    A window counts only with `layer_types`, as in vLLM: trainers copy `sliding_window` from the stage's config.json, and the heads
+    attend to the whole text.
+    """
     layer = raw.get("transformer_layer_config")
-    return {**layer, **raw, "model_type": layer.get("model_type")} if isinstance(layer, Mapping) else dict(raw)
+    fields = {**layer, **raw, "model_type": layer.get("model_type")} if isinstance(layer, Mapping) else dict(raw)
+    if fields.get("layer_types") is None:
+        fields.pop("sliding_window", None)
+    return fields
+
+
+def _flag(config: Section, name: str, default: bool) -> bool:
+    """Raises CheckpointError for anything but true, false, null, or none at all: a string would count as true."""
+    value = config.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        problem = f"is {quoted(value)}, neither true nor false"
+        raise CheckpointError(config.field(name), problem, "write true or false, without quotes")
+    return value
 
 
 def _check_supported(config: Section) -> None:
     kind, eagle = config.get("model_type"), _eagle_part(config)
     if kind not in (None, "llama"):
         raise CheckpointError(config.field("model_type"), f"{quoted(kind)} is not supported", _OTHER_HEAD)
-    if eagle.get("use_aux_hidden_state") is False:
+    if not _flag(eagle, "use_aux_hidden_state", True):
         problem = "is false: the head reads the last hidden state alone"
         raise CheckpointError(eagle.field("use_aux_hidden_state"), problem, _OTHER_HEAD)
     for part in (config, eagle):
-        for name in _UNSUPPORTED:
-            if part.get(name):
-                raise CheckpointError(part.field(name), f"is {quoted(part[name])}, which is not supported", _OTHER_HEAD)
+        wrong = [name for name in _UNSUPPORTED_FLAGS if _flag(part, name, False)]
+        for name in (*wrong, *(["quantization_config"] if part.get("quantization_config") else ())):
+            raise CheckpointError(part.field(name), f"is {quoted(part[name])}, which is not supported", _OTHER_HEAD)
 
 
 def _eagle_part(config: Section) -> Section:
@@ -305,11 +329,16 @@ class _OwnWeights:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, config: HeadConfig) -> "_OwnWeights":
-        """Raises CheckpointError for weights that no head of one layer has, and for ids that cannot be the stage's."""
+        """Raises CheckpointError for weights that no head of one layer has, for quantized ones, and for ids that cannot be the
+        stage's."""
         published = {name.removeprefix(_MODEL): name for name in checkpoint.names()}
         for local, name in published.items():
             if local not in _TABLES and not local.startswith(tuple(_PLACES)):
                 raise CheckpointError(name, "is no weight of a supported EAGLE-3 head", _OTHER_HEAD)
+        for name, span in checkpoint.spans([name for local, name in published.items() if local not in _TABLES]):
+            if span.dtype not in _DTYPES:
+                problem = f"is {str(span.dtype).removeprefix('torch.')}: quantized weights are not supported"
+                raise CheckpointError(name, problem, "use a head with weights in bfloat16, float16 or float32")
         embedding, output = "embed_tokens.weight" in published, "lm_head.weight" in published
         needed = () if config.draft_size == config.vocab_size else ("lm_head.weight", _TARGETS)
         for local in needed:
@@ -323,7 +352,8 @@ class _OwnWeights:
 
 def _targets(checkpoint: Checkpoint, name: str, config: HeadConfig) -> Tensor:
     offsets_V = checkpoint.tensor(name)
-    if tuple(offsets_V.shape) != (config.draft_size,) or offsets_V.is_floating_point():
+    whole = not offsets_V.is_floating_point() and offsets_V.dtype != torch.bool
+    if tuple(offsets_V.shape) != (config.draft_size,) or not whole:
         problem = f"is {list(offsets_V.shape)} of {offsets_V.dtype}, not {config.draft_size} whole numbers"
         raise CheckpointError(name, problem, RESTORE_FILE)
     targets_V = offsets_V.long() + torch.arange(config.draft_size, device="cpu")

@@ -41,9 +41,7 @@ def known(drafter: str) -> dict[str, Any]:
 CASES = [(drafter, drafts, drafts % 2 != way) for way in (0, 1) for drafter in DRAFTERS for drafts in range(1, 9)]
 
 
-@pytest.mark.parametrize(
-    ("drafter", "drafts", "seeded"), chosen((case for case in CASES[:16] if case[1] in (1, 3, 4, 8)), CASES)
-)
+@pytest.mark.parametrize(("drafter", "drafts", "seeded"), chosen((CASES[at] for at in (2, 7, 8, 11)), CASES))
 def test_tokens_are_those_of_plain_decoding(drafter: str, drafts: int, seeded: bool):
     sampling = SEEDED if seeded else {}
     plain = answers(driver_of(), **sampling)
@@ -58,7 +56,7 @@ def test_tokens_are_those_of_plain_decoding(drafter: str, drafts: int, seeded: b
     device.assert_no_races()
 
 
-@pytest.mark.parametrize("seed", few(2, range(40), SLOW))
+@pytest.mark.parametrize("seed", few(1, range(40), SLOW))
 def test_each_request_gets_what_it_gets_without_drafts(seed: int):
     run_seed(seed)
 
@@ -244,10 +242,11 @@ def test_acceptance_does_not_depend_on_the_steps_in_flight(drafter: str, asked: 
     """Of a request that is alone: beside others, steps with their prompts have no drafts. Its tokens and counts are those of one
     step at a time."""
     counts = []
-    for in_flight in (1, 2, 5, 8):
+    for in_flight in (1, 2, 8):
         options = {"draft_tokens": 3, "adaptive_drafts": False, **known(drafter)}
         driver = driver_of(drafter, LateDevice(in_flight, check=False), max_in_flight=in_flight, **options)
-        said = [answers(driver, [prompt], **ASKED[asked]) for prompt in (*PROMPTS, *PROMPTS)]
+        prompts = PROMPTS[:3] * 2  # then their future is known
+        said = [answers(driver, [prompt], **ASKED[asked], max_tokens=30) for prompt in prompts]
         counts.append((said, {name: n for name, n in driver.worker.counters().items() if "draft" in name}))
     assert all(each == counts[0] for each in counts)
     assert counts[0][1]["accepted_drafts"] >= (15 if drafter == "fabricated" else 1)

@@ -7,30 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from omni.errors import CheckpointError, ConfigError
 from omni_ar.drafters import DraftSetup, FeatureShape
-from omni_ar.drafters.eagle3 import Eagle3Drafter, read_config
+from omni_ar.drafters.eagle3 import Eagle3Drafter
 from omni_ar.model import Batch
-from tests.stages.omni_ar.head_rows import HeadRows
-from tests.support.tiny_heads import Eagle3Reference, TinyHead, eagle3_head, setup_of, write_stage
-
-
-def drafter_of(folder: Path, setup: DraftSetup, **more: Any) -> Eagle3Drafter:
-    with torch.inference_mode():
-        return Eagle3Drafter({"model": str(folder), **more}, setup)
-
-
-def rows_of(stage: Path, head: TinyHead, setup: DraftSetup, drafter: Eagle3Drafter, seed: int = 0) -> HeadRows:
-    weights = load_file(stage / "model.safetensors")
-    embedding_VD = head.weights.get("embed_tokens.weight", weights["model.embed_tokens.weight"])
-    output_VD = head.weights.get("lm_head.weight")
-    if output_VD is None:
-        output_VD = embedding_VD if head.config["tie_word_embeddings"] else weights["lm_head.weight"]
-    reference = Eagle3Reference(head, embedding_VD, output_VD)
-    width = head.weights["fc.weight"].shape[1]
-    return HeadRows(drafter, reference, vocab=setup.vocab_size, width=width, drafts=setup.drafts, seed=seed)
+from tests.stages.omni_ar.eagle3_rows import drafter_of, rows_of
+from tests.support.tiny_heads import eagle3_head, setup_of, write_stage
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -45,6 +28,8 @@ def test_drafts_are_those_of_all_entries_in_one_piece(seed: int, tmp_path: Path)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
+    "a window": {"sliding_window": 5, "layer_types": ["sliding_attention"]},
+    "a window of the stage's": {"sliding_window": 5, "use_sliding_window": True},
     "own width, embeddings and vocabulary": {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2},
     "one hidden state": {"states": 1, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [4]}},
     "the stage's output matrix": {"draft_size": 97},
@@ -92,138 +77,12 @@ def test_rows_that_have_ended_or_soon_end_keep_their_pages(tmp_path: Path):
         assert max(written) == newest
 
 
-def test_names_and_tables_of_other_trainers(tmp_path: Path):
-    """Names with a prefix, the layer's number in them, and the layer's fields in a table of their own."""
-    stage = write_stage(tmp_path / "stage")
-    setup = setup_of(stage)
-    head = eagle3_head(stage)
-    plain = drafter_of(head.write(tmp_path / "plain"), setup)
-    weights = {name.replace("midlayer.", "layers.0."): each for name, each in head.weights.items()}
-    top = {
-        "speculators_model_type": "eagle3",
-        "model_type": "",
-        "draft_vocab_size": head.config.pop("draft_vocab_size"),
-    }
-    top["transformer_layer_config"] = dict(head.config)
-    folders = [
-        TinyHead(top, weights).write(tmp_path / "numbered"),
-        TinyHead(top, weights, prefix="model.").write(tmp_path / "prefixed"),
-    ]
-    for folder in folders:
-        other = drafter_of(folder, setup)
-        assert other.weight_bytes == plain.weight_bytes
-        for name, parameter in other._model.state_dict().items():
-            torch.testing.assert_close(parameter, plain._model.state_dict()[name], atol=0, rtol=0)
-        assert torch.equal(other._model.targets_V, plain._model.targets_V)  # type: ignore[arg-type]
-
-
-def test_weights_in_a_pickle(tmp_path: Path):
-    """Two of them in one memory, as some are saved; a file beside safetensors is not read."""
-    stage = write_stage(tmp_path / "stage")
-    setup, head = setup_of(stage), eagle3_head(stage)
-    folder = head.write(tmp_path / "head")
-    plain = drafter_of(folder, setup)._model.state_dict()
-    (folder / "pytorch_model.bin").write_bytes(b"damaged")
-    drafter_of(folder, setup)
-    (folder / "model.safetensors").unlink()
-    both = torch.cat([head.weights[f"midlayer.mlp.{name}_proj.weight"] for name in ("gate", "up")])
-    gate, up = both.chunk(2)
-    saved = head.weights | {"midlayer.mlp.gate_proj.weight": gate, "midlayer.mlp.up_proj.weight": up}
-    torch.save(saved, folder / "pytorch_model.bin")
-    drafter = drafter_of(folder, setup)
-    for name, parameter in drafter._model.state_dict().items():
-        assert torch.equal(parameter, plain[name])
-    with torch.inference_mode():
-        rows_of(stage, head, setup, drafter).run(2)
-
-
-class Executed:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return pytest.fail, ("it was executed",)
-
-
-@pytest.mark.parametrize(
-    ("saved", "said"),
-    [
-        (
-            {"fc.weight": Executed()},
-            r"model: pytorch_model\.bin: is damaged, or holds more than tensors \(UnpicklingError\)",
-        ),
-        ({"fc.weight": 3}, r"model: pytorch_model\.bin: holds no table of weights; use the file of a published head"),
-        (None, r"model: checkpoint: .* holds no weights: neither"),
-    ],
-)
-def test_pickles_that_are_refused(saved: Any, said: str, tmp_path: Path):
-    stage = write_stage(tmp_path / "stage")
-    folder = eagle3_head(stage).write(tmp_path / "head")
-    (folder / "model.safetensors").unlink()
-    if saved is not None:
-        torch.save(saved, folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=said):
-        drafter_of(folder, setup_of(stage))
-
-
 def test_the_stages_weights_are_not_the_heads(tmp_path: Path):
     stage = write_stage(tmp_path / "stage")
     head = eagle3_head(stage)
     drafter = drafter_of(head.write(tmp_path / "head"), setup_of(stage))
     held = sum(each.numel() for name, each in head.weights.items() if name != "t2d" and name != "d2t")
     assert drafter.weight_bytes == 4 * held + 8 * 61
-
-
-LAYERS: list[tuple[dict[str, Any], dict[str, Any], tuple[int, ...]]] = [
-    ({}, {}, (2, 4, 5)),
-    ({"eagle_aux_hidden_state_layer_ids": [0, 3, 7]}, {}, (0, 3, 7)),
-    ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}}, {}, (2, 4, 7)),
-    ({"eagle_config": {"use_aux_hidden_state": True}}, {}, (2, 4, 5)),
-    ({"eagle_aux_hidden_state_layer_ids": [0, 3, 9]}, {"layers": [1, 2, 3]}, (1, 2, 3)),
-]
-
-
-@pytest.mark.parametrize(("config", "args", "layers"), LAYERS)
-def test_hidden_states_that_a_head_reads(
-    config: dict[str, Any], args: dict[str, Any], layers: tuple[int, ...], tmp_path: Path
-):
-    """Lists of trainers number the inputs of layers, those in `eagle_config` the outputs from 0."""
-    stage = write_stage(tmp_path / "stage")
-    drafter = drafter_of(eagle3_head(stage, **config).write(tmp_path / "head"), setup_of(stage), **args)
-    assert drafter.feature_shape == FeatureShape(layers=layers, width=drafter._model.fc.out_features)  # type: ignore[union-attr, arg-type]
-
-
-PUBLISHED = {
-    "bos_token_id": 151643,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "max_position_embeddings": 2048,
-    "model_type": "llama",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 1,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "draft_vocab_size": 32000,
-}
-
-
-def test_published_configs_are_read():
-    """Of Qwen3-30B-A3B and of the thinker of Qwen3-Omni, which leaves the width of a head and the rotary base open."""
-    more = {
-        "head_dim": 128,
-        "rope_theta": 1e6,
-        "rope_scaling": None,
-        "sliding_window": None,
-        "use_sliding_window": False,
-    }
-    text = read_config(PUBLISHED | more | {"vocab_size": 151936, "attention_bias": False, "max_window_layers": 48})
-    thinker = read_config(PUBLISHED | {"vocab_size": 152064})
-    assert (text.decoder.head_dim, text.decoder.rope_theta, text.vocab_size) == (128, 1e6, 151936)
-    assert (thinker.decoder.head_dim, thinker.decoder.rope_theta, thinker.vocab_size) == (64, 1e4, 152064)
-    for config in (text, thinker):
-        assert (config.draft_size, config.target_width, config.norm_before_residual) == (32000, 2048, False)
-        assert (config.decoder.num_heads, config.decoder.num_kv_heads, config.decoder.qk_norm) == (32, 4, False)
-        assert (config.decoder.attention_bias, config.decoder.attention_windows) == (False, ())
 
 
 def test_random_weights(tmp_path: Path):
@@ -306,13 +165,20 @@ REFUSED: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def fitting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DraftSetup]:
+    """A stage of width 48."""
+    stage = write_stage(tmp_path_factory.mktemp("stage"), hidden_size=48)
+    return stage, setup_of(stage)
+
+
 @pytest.mark.parametrize(("change", "said"), REFUSED)
-def test_refused_at_start(change: Any, said: str, tmp_path: Path):
-    stage = write_stage(tmp_path / "stage", hidden_size=48)
+def test_refused_at_start(change: Any, said: str, fitting: tuple[Path, DraftSetup], tmp_path: Path):
+    stage, setup = fitting
     head = eagle3_head(stage)
     change(head)
     with pytest.raises((ConfigError, CheckpointError)) as caught:
-        drafter_of(head.write(tmp_path / "head"), setup_of(stage))
+        drafter_of(head.write(tmp_path / "head"), setup)
     assert said in str(caught.value)
 
 

@@ -1,5 +1,6 @@
 """Trained heads in the steps of a stage: tokens do not change, and each draft is that of a head that sees the whole text."""
 
+import itertools
 import json
 import shutil
 from dataclasses import replace
@@ -24,7 +25,7 @@ from tests.stages.omni_ar.head_rows import HeadRows
 from tests.stages.omni_ar.small_drafts import answers
 from tests.support.ar_driver import ArDriver
 from tests.support.ranks import on_ranks
-from tests.support.tiers import SLOW, few
+from tests.support.tiers import chosen
 from tests.support.trained_heads import KINDS, MOST, PROMPTS, Trained, trained
 
 pytestmark = pytest.mark.thorough
@@ -47,9 +48,14 @@ TRAFFIC: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("traffic", TRAFFIC)
-@pytest.mark.parametrize("drafts", few(1, [3, 1, 5], SLOW))
+@pytest.mark.parametrize(
+    ("kind", "traffic", "drafts"),
+    # Each traffic once; what differs between the kinds is in the head.
+    chosen(
+        [(KINDS[number % 2], each, 3) for number, each in enumerate(TRAFFIC)],
+        itertools.product(KINDS, TRAFFIC, (3, 1, 5)),
+    ),
+)
 def test_tokens_do_not_change(kind: str, traffic: str, drafts: int):
     head = trained(kind)
     plain = [text[len(prompt) :] for text, prompt in zip(head.texts, PROMPTS, strict=True)]
@@ -59,23 +65,26 @@ def test_tokens_do_not_change(kind: str, traffic: str, drafts: int):
     assert driver.counter("accepted_drafts") > 20
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("drafts", few(1, [3, 1, 5], SLOW))
-@pytest.mark.parametrize("captured", [False, True])
-def test_drafts_are_those_of_the_head_run_from_the_start(kind: str, drafts: int, captured: bool):
+@pytest.mark.parametrize(
+    ("kind", "drafts", "captured", "in_flight"),
+    chosen(
+        [("eagle3", 3, False, 3), ("mtp", 3, True, 3)],
+        itertools.product(KINDS, (3, 1, 5), (False, True), (1, 3)),
+    ),
+)
+def test_drafts_are_those_of_the_head_run_from_the_start(kind: str, drafts: int, captured: bool, in_flight: int):
     """Acceptance is that of a synchronous run, to the token, with several steps in flight."""
     head = trained(kind)
     expected = [head.counts(text, drafts) for text in range(len(PROMPTS))]
     assert 0.3 < sum(each[1] for each in expected) / sum(each[0] for each in expected) < 0.97
-    for in_flight in (1, 3):
-        device = LateDevice(in_flight, check=False)
-        driver = driver_of(head, device, drafts, captured, max_in_flight=in_flight, prefix_cache=False)
-        verified = accepted = 0
-        for prompt, (tried, right) in zip(PROMPTS, expected, strict=True):
-            answers(driver, [prompt], max_tokens=MOST)
-            verified, accepted = verified + tried, accepted + right
-            found = driver.counter("drafted_tokens"), driver.counter("accepted_drafts")
-            assert found == (verified, accepted), (in_flight, prompt)
+    device = LateDevice(in_flight, check=False)
+    driver = driver_of(head, device, drafts, captured, max_in_flight=in_flight, prefix_cache=False)
+    verified = accepted = 0
+    for prompt, (tried, right) in zip(PROMPTS, expected, strict=True):
+        answers(driver, [prompt], max_tokens=MOST)
+        verified, accepted = verified + tried, accepted + right
+        found = driver.counter("drafted_tokens"), driver.counter("accepted_drafts")
+        assert found == (verified, accepted), prompt
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -175,8 +184,7 @@ def kept_hidden(driver: ArDriver) -> list[Tensor]:
     return hidden
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", few(2, range(8), SLOW))
+@pytest.mark.parametrize(("kind", "seed"), chosen([("eagle3", 0), ("mtp", 1)], itertools.product(KINDS, range(8))))
 def test_no_race_on_a_simulated_device(kind: str, seed: int):
     head, device = trained(kind), SimulatedDevice(seed)
     more: dict[str, Any] = {"adaptive_drafts": bool(seed % 2)}

@@ -13,8 +13,8 @@ from omni.sampling import HostRules, StopVerdict
 from omni.testing import SimulatedDevice
 from omni.testing.simulation.late import LateDevice
 from omni.utils.draft_counts import DraftCounts
-from omni_ar.attention import KVCache, TorchPagedAttention
-from omni_ar.drafters import CacheShape, DraftModel, DraftRows, FeatureShape, ModelDrafter, RowPages
+from omni_ar.attention import AttentionMetadata, KVCache, TorchPagedAttention
+from omni_ar.drafters import CacheShape, DraftChunks, DraftModel, DraftRows, FeatureShape, ModelDrafter, RowPages
 from omni_ar.drafters.draft_model import ArDraftModel
 from omni_ar.kernels.step.state import RowFields
 from omni_ar.model import Batch
@@ -22,7 +22,7 @@ from omni_ar.run.phases import drop_features
 from tests.stages.omni_ar.small_drafts import MODEL, MOST, PROMPTS, answers, driver_of
 from tests.support.ar_driver import ArDriver
 from tests.support.small_text import SmallText, greedy
-from tests.support.tiers import SLOW, chosen, few
+from tests.support.tiers import chosen
 
 pytestmark = pytest.mark.thorough
 
@@ -51,9 +51,14 @@ TRAFFIC: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("traffic", TRAFFIC)
-@pytest.mark.parametrize("in_flight", few(1, [2, 1, 4, 8], SLOW))
-@pytest.mark.parametrize("drafts", few(2, [1, 3, 2, 5, 8], SLOW))
+@pytest.mark.parametrize(
+    ("traffic", "in_flight", "drafts"),
+    # Once each, by turns with one draft, whose entry is always new, and three.
+    chosen(
+        [(each, 2, (3, 1)[number % 2]) for number, each in enumerate(TRAFFIC)],
+        itertools.product(TRAFFIC, (2, 1, 4, 8), (1, 3, 2, 5, 8)),
+    ),
+)
 def test_the_stage_s_own_model_is_always_right(traffic: str, in_flight: int, drafts: int):
     """A key or value that is missing or wrong would change its drafts."""
     options = TRAFFIC[traffic]
@@ -125,33 +130,38 @@ def counts(prompt: Sequence[int], drafts: int) -> tuple[list[int], int, int]:
     return made, verified, accepted
 
 
-@pytest.mark.parametrize("drafts", few(1, [3, 1, 4, 8], SLOW))
-@pytest.mark.parametrize("captured", [False, True])
-def test_drafts_are_those_of_the_model_run_from_the_start(drafts: int, captured: bool):
+@pytest.mark.parametrize(
+    ("drafts", "captured", "in_flight"),
+    chosen([(3, False, 5), (3, True, 2)], itertools.product((3, 1, 4, 8), (False, True), (1, 2, 5, 8))),
+)
+def test_drafts_are_those_of_the_model_run_from_the_start(drafts: int, captured: bool, in_flight: int):
     """Acceptance is that of a synchronous run, to the token, with several steps in flight."""
     expected = [counts(prompt, drafts) for prompt in PROMPTS]
     assert 0.2 < sum(each[2] for each in expected) / sum(each[1] for each in expected) < 0.95
-    for in_flight in (1, 2, 5, 8):
-        device = LateDevice(in_flight, check=False)
-        driver = drafted(OTHER, device, drafts, max_in_flight=in_flight, captured=captured, prefix_cache=False)
-        verified = accepted = 0
-        for prompt, (made, tried, right) in zip(PROMPTS, expected, strict=True):
-            assert answers(driver, [prompt]) == [made]
-            verified, accepted = verified + tried, accepted + right
-            found = driver.counter("drafted_tokens"), driver.counter("accepted_drafts")
-            assert found == (verified, accepted), (in_flight, prompt)
+    device = LateDevice(in_flight, check=False)
+    driver = drafted(OTHER, device, drafts, max_in_flight=in_flight, captured=captured, prefix_cache=False)
+    verified = accepted = 0
+    for prompt, (made, tried, right) in zip(PROMPTS, expected, strict=True):
+        assert answers(driver, [prompt]) == [made]
+        verified, accepted = verified + tried, accepted + right
+        found = driver.counter("drafted_tokens"), driver.counter("accepted_drafts")
+        assert found == (verified, accepted), prompt
+
+
+RACED = ("few blocks, chunks", "captured, chunks", "no prefix cache", "captured")
 
 
 @pytest.mark.parametrize(
     ("traffic", "seed"),
-    # A seed each; the number of steps in flight follows the seed.
-    chosen(((each, n % 4) for n, each in enumerate(TRAFFIC)), itertools.product(TRAFFIC, range(12))),
+    # A seed each of the hardest; the number of steps in flight follows the seed.
+    chosen(((each, 1 + n % 3) for n, each in enumerate(RACED)), itertools.product(TRAFFIC, range(12))),
 )
 def test_no_race_on_a_simulated_device(traffic: str, seed: int):
     device = SimulatedDevice(seed)
+    sampling: dict[str, Any] = {"temperature": 1.0, "seed": seed, "max_tokens": MOST if seed > 3 else 16}
     driver = drafted(OTHER, device, 3, max_in_flight=1 + seed % 4, adaptive_drafts=bool(seed % 2), **TRAFFIC[traffic])
-    plain = answers(driver_of(max_model_len=TRAFFIC[traffic].get("max_model_len")), temperature=1.0, seed=seed)
-    assert answers(driver, temperature=1.0, seed=seed) == plain
+    plain = answers(driver_of(max_model_len=TRAFFIC[traffic].get("max_model_len")), **sampling)
+    assert answers(driver, **sampling) == plain
     assert driver.counter("drafted_tokens") > 0
     device.assert_no_races()
 
@@ -192,11 +202,10 @@ class Feature(DraftModel):
         return hidden_RD[:, 0].long()
 
 
-def test_features_from_before_a_step_without_drafts_make_no_draft():
-    """They may be of rejected drafts."""
+def feature_rows(first_N: torch.Tensor) -> DraftRows:
+    """Two rows of six tokens, and the null row."""
     fields = RowFields(last=0, length=5, delta=0, outputs=1, limit=9, active=1, row=0, counted=0)
-    first_N = torch.tensor([3, 3, 0])
-    rows = DraftRows(
+    return DraftRows(
         rows_R=torch.tensor([0, 1]),
         text_NL=torch.arange(9, dtype=torch.int32).expand(3, -1),
         length_N=torch.tensor([5, 5, 0]),
@@ -212,10 +221,68 @@ def test_features_from_before_a_step_without_drafts_make_no_draft():
             first_N=first_N,
         ),
     )
-    model = Feature()
+
+
+def test_features_from_before_a_step_without_drafts_make_no_draft():
+    """They may be of rejected drafts."""
+    first_N, model = torch.tensor([3, 3, 0]), Feature()
+    rows = feature_rows(first_N)
     drop_features(torch.tensor([1]), first_N)
     ModelDrafter(model, 2).draft(rows)
     assert rows.proposed_N.tolist() == [2, 0, 0]
     assert rows.drafts_NK[0].tolist() == [1, 1]
     # Tokens 3 and 4 of the first row have features behind which a token stands; the first draft's entry is the fifth.
     assert model.slots == [[7, 8, 0, 0, 0, 0], [9, 0]]
+
+
+@pytest.mark.parametrize(("positions", "proposed"), [(3, 0), (4, 0), (5, 1), (6, 2), (9, 2)])
+def test_a_model_drafts_up_to_its_last_position(positions: int, proposed: int, monkeypatch: pytest.MonkeyPatch):
+    """Behind it, none. The newest entry of the rows is the fifth."""
+    monkeypatch.setattr(Feature, "max_positions", positions)
+    rows = feature_rows(torch.tensor([3, 3, 0]))
+    ModelDrafter(Feature(), 2).draft(rows)
+    assert rows.proposed_N.tolist() == [proposed, proposed, 0]
+
+
+class KeepsInputs(DraftModel):
+    """Keeps the ids and positions that it is given."""
+
+    cache_shape = CacheShape(num_layers=1, num_kv_heads=1, head_dim=2)
+    ids: list[int]
+    positions: list[int]
+
+    def forward(self, ids_T: torch.Tensor, features_TH: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        self.ids, self.positions = ids_T.tolist(), batch.positions_PT[0].tolist()
+        return torch.zeros(len(ids_T), 1)
+
+    def propose(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        raise AssertionError
+
+
+def test_decode_rows_beside_chunks_keep_their_newest_tokens():
+    """Their next step writes these keys again, unless the row ends with it: then a cached block may have them."""
+    meta = AttentionMetadata(
+        slots_T=torch.tensor([7, 0, 20, 21, 22, 0]),
+        num_decode=2,
+        decode_block_table_RM=torch.tensor([[1], [0]]),
+        decode_lengths_R=torch.tensor([4, 0]),
+        decode_max_length=4,
+    )
+    chunks = DraftChunks(
+        batch=Batch(
+            positions_PT=torch.full((1, 6), 99),
+            attention=meta,
+            cache=KVCache.allocate(CpuDevice().zeros, 1, 9, 4, 1, 2, torch.float32),
+            backend=TorchPagedAttention(),
+            prompt_start=2,
+        ),
+        rows_P4=torch.tensor([[1, 2, 3, 4], [0, 0, 0, 0]]),
+        ids_R=torch.tensor([5, 6]),
+        lengths_R=torch.tensor([4, 0]),
+        text_NL=torch.arange(20, 38, dtype=torch.int32).view(2, 9),
+        features_TH=None,
+    )
+    model = KeepsInputs()
+    ModelDrafter(model, 2).prefill(chunks)
+    assert model.ids == [5, 6, 33, 34, 35, 20]
+    assert model.positions == [3, 0, 4, 5, 6, 0]

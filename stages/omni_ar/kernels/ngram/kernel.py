@@ -60,7 +60,7 @@ def _propose(
     best = tl.full([BLOCK], -1, tl.int64)
     for first in range(0, known, BLOCK):
         place = first + tl.arange(0, BLOCK)
-        matching = (place > 0) & (place < known)
+        matching = place < known
         matched = tl.zeros([BLOCK], tl.int64)
         for back in tl.static_range(1, MOST + 1):
             newest = tl.load(row_ptr + known - back, mask=known >= back, other=-1)

@@ -18,7 +18,7 @@ def propose_ngrams(
     known_R1 = length_N.index_select(0, rows_R)[:, None] + 1
     width, place_L = text_RL.shape[1], torch.arange(text_RL.shape[1], device=rows_R.device)
     matched_RL = torch.zeros_like(text_RL, dtype=torch.int64)
-    matching_RL = (place_L > 0) & (place_L < known_R1)
+    matching_RL = place_L < known_R1
     for back in range(1, most + 1):
         newest_R1 = text_RL.gather(1, (known_R1 - back).clamp(min=0))
         before_RL = text_RL.roll(back, 1)

@@ -38,7 +38,7 @@ class Bench(steps.Bench):
         drafts.columns.rate.copy_(torch.tensor([RATES[row % 4] for row in range(count)]))
         drafts.columns.cap[2] = 0
         drafts.columns.proposed.copy_(torch.tensor([DRAFTS - row % 5 % 4 for row in range(count)]))
-        drafts.columns.proposed[ROWS] = 0
+        drafts.columns.proposed[3], drafts.columns.proposed[ROWS] = -2, 0  # a plugin's drafter may be wrong
         handoff = CpuDevice().shared((3, count, 2 + 1 + DRAFTS + REPORTED), torch.int64)
         self.state = dataclasses.replace(self.state, drafts=drafts, handoff=handoff)
         self.there = steps.on_device(self.state, device)
@@ -85,6 +85,7 @@ def test_inputs_of_positions(device: str, batch: tuple[int, ...], adaptive: bool
     bench.check()
     offered = bench.drafts[0].columns.offered.tolist()
     assert positions == 1 or len(batch) < ROWS or {0, 1} < set(offered)
+    assert min(offered) == 0
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,0 +1,176 @@
+"""Rules of drafts whose absence changes no token: what is remembered of requests, told to rows, and made for no row."""
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from omni.sampling import GREEDY, HostRules, SamplingParams
+from omni.testing.simulation.late import LateDevice
+from omni_ar.drafters import DraftRequest, ModelDrafter
+from omni_ar.drafters import fabricated as fabricated_file
+from omni_ar.drafters.draft_model import ArDraftModel
+from omni_ar.drafters.fabricated import FabricatedDrafter
+from omni_ar.kernels.step.draft_state import DRAFT_FIELDS
+from omni_ar.run.pipeline import TokenMessage, accept_received, void_tokens
+from omni_ar.run.plan import StepPlan
+from omni_ar.run.step import StepContext
+from tests.stages.omni_ar.small_drafts import MODEL, PROMPTS, answers, draft_setup, driver_of
+from tests.stages.omni_ar.test_accept import DRAFTS, ROWS, Row, new_state
+from tests.stages.omni_ar.test_pipeline import OPTIONS, Pipelined
+from tests.support.small_text import NothingTwice
+
+
+def remembering() -> FabricatedDrafter:
+    return FabricatedDrafter({}, draft_setup(MODEL, 3))
+
+
+def asked(ids: Sequence[int], sample_index: int = 0, **sampling: Any) -> DraftRequest:
+    return DraftRequest(np.array(ids), SamplingParams(**sampling).with_defaults(GREEDY), sample_index)
+
+
+def test_fabricated_drafts_are_of_an_equal_request():
+    """Of its sample too; of a greedy one, whatever its seed."""
+    drafter = remembering()
+    drafter.finished(asked([1, 2], temperature=1.0, seed=3), [4, 5, 6])
+    drafter.finished(asked([1, 2], 1, temperature=1.0, seed=3), [7, 8])
+    drafter.finished(asked([1, 2], seed=3), [9])
+    assert drafter.foresee(asked([1, 2], temperature=1.0, seed=3), []) == [4, 5, 6]
+    assert drafter.foresee(asked([1, 2], 1, temperature=1.0, seed=3), []) == [7, 8]
+    assert drafter.foresee(asked([1, 2], temperature=1.0, seed=4), []) == ()
+    assert drafter.foresee(asked([1, 2], seed=4), []) == [9]
+    # A row that starts again has outputs already.
+    assert drafter.foresee(asked([1, 2], temperature=1.0, seed=3), [4]) == [5, 6]
+    assert drafter.foresee(asked([1, 2], temperature=1.0, seed=3), [5]) == ()
+
+
+def test_the_oldest_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fabricated_file, "_REMEMBERED", 2)
+    drafter = remembering()
+    for number in range(3):
+        drafter.finished(asked([number]), [number])
+    assert [drafter.foresee(asked([number]), []) for number in range(3)] == [(), [1], [2]]
+
+
+def test_a_row_s_former_text_makes_no_drafts():
+    """It is longer than the text of the row's next owner, whose future is unknown."""
+    driver = driver_of("fabricated", draft_tokens=3, max_num_seqs=1, adaptive_drafts=False)
+    answers(driver, PROMPTS[:1], max_tokens=40)
+    answers(driver, PROMPTS[1:2], max_tokens=20)
+    assert driver.counter("drafted_tokens") == 0
+
+
+class Foreseeing(FabricatedDrafter):
+    """Foresees far more than fits. seen: for how many rows."""
+
+    seen = 0
+
+    def foresee(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
+        self.seen += 1
+        return [3] * 1000
+
+
+def test_more_is_foreseen_than_a_row_has_room_for():
+    drafter = Foreseeing({}, draft_setup(MODEL, 3))
+    assert answers(driver_of("fabricated", made=drafter)) == answers(driver_of())
+    assert drafter.seen == len(PROMPTS)
+
+
+def test_a_row_that_verifies_no_drafts_has_none_made():
+    """No future is told, and its steps have no room for drafts."""
+    drafter, plans = Foreseeing({}, draft_setup(MODEL, 3)), list[StepPlan]()
+    driver = driver_of("fabricated", LateDevice(2), made=drafter, draft_tokens=3)
+    execute_model = driver.runner.execute_model
+
+    def kept(plan: StepPlan) -> StepContext:
+        plans.append(plan)
+        return execute_model(plan)
+
+    driver.runner.execute_model = kept  # type: ignore[method-assign]
+    driver.ask("ruled", PROMPTS[0], max_tokens=8, rules=HostRules(host_processors=(NothingTwice(11),)))
+    answers(driver, PROMPTS[1:2], max_tokens=1)
+    assert len(driver.tokens("ruled")) == 8
+    assert drafter.seen == 1, "for the other row"
+    assert len(plans) >= 8
+    assert not any(plan.drafts for plan in plans)
+
+
+def test_a_row_with_a_host_processor_verifies_no_drafts_beside_others():
+    """Though its text repeats."""
+    driver = driver_of("ngram", LateDevice(3), draft_tokens=3, adaptive_drafts=False, drafter_args={"fewest": 1})
+    driver.ask("ruled", PROMPTS[3], max_tokens=20, rules=HostRules(host_processors=(NothingTwice(11, 1),)))
+    answers(driver, PROMPTS[:1], max_tokens=40)
+    assert "drafted_tokens" not in driver.done("ruled").counts
+    assert driver.counter("drafted_tokens") > 10
+
+
+def test_rows_go_on_to_draft_behind_steps_with_chunks():
+    """Such a step makes no drafts, which does not mean that none are worthwhile."""
+    right = ModelDrafter(ArDraftModel(MODEL, 11), 3)
+    driver = driver_of("ngram", made=right, draft_tokens=3, max_in_flight=1, prefix_cache=False)
+    driver.ask("first", PROMPTS[0], max_tokens=60)
+    for _ in range(4):
+        driver.tick()
+    driver.ask("second", PROMPTS[1], max_tokens=1)
+    driver.run()
+    counts = driver.done("first").counts
+    assert counts["accepted_drafts"] == counts["drafted_tokens"] > 35
+
+
+# Where the sequence of layers is cut.
+
+
+def test_drafts_without_weights_need_no_blocks_early():
+    """Only keys and values of a drafter are written for drafts that the next step verifies."""
+    used: dict[str, int] = {}
+    weights: Mapping[str, Mapping[str, object]] = {"ngram": {"fewest": 1}, "deep": {"noise": 0.1}}
+    for name, args in weights.items():
+        given = {"drafter": name, "drafter_args": args, "draft_tokens": 8, "max_model_len": 64}
+        cut = Pipelined(2, msgspec.structs.replace(OPTIONS, **given))
+        cut.driver.ask("one", [1, 2, 3], max_tokens=40)
+        cut.driver.tick()
+        used[name] = cut.driver.worker.usage()["blocks"]
+        cut.run()
+    assert used == {"ngram": 1, "deep": 3}
+
+
+def test_drafts_without_weights_are_made_when_none_are_wanted():
+    """They cost nothing, and the first is compared with the token, so that the rate of a text that begins to repeat rises."""
+    given = {"drafter": "ngram", "drafter_args": {"fewest": 1}, "draft_tokens": 3, "adaptive_drafts": True}
+    cut = Pipelined(2, msgspec.structs.replace(OPTIONS, **given, max_in_flight=1))
+    contexts: list[bool] = []
+    late = cut.driver.runner._late_drafts
+    assert late is not None
+    launch = late.launch
+
+    def listed(context: StepContext, cache: Any) -> bool:
+        contexts.append(launch(context, cache))
+        return contexts[-1]
+
+    late.launch = listed  # type: ignore[method-assign]
+    cut.driver.ask("one", list(range(20, 29)), max_tokens=12, suppress_token_ids=tuple(range(29)))
+    cut.run()
+    assert all(contexts)
+    assert len(contexts) > 3
+
+
+def test_the_message_of_a_failed_step_changes_no_row():
+    state = new_state([Row(limit=9, length=5) for _ in range(ROWS)])
+    assert state.drafts is not None
+    state.drafts.fields[:ROWS], state.drafts.drafts[:ROWS] = 2, 5
+    before = [each.clone() for each in (state.fields, state.drafts.fields, state.drafts.drafts)]
+    message = TokenMessage(
+        fields_RF=torch.full((3, state.fields.shape[1]), 7),
+        codes_RD=torch.empty(3, 0),
+        drafts_RX=torch.full((3, DRAFT_FIELDS + DRAFTS), 7),
+    )
+    void_tokens(state, ROWS, message)
+    accept_received(state, SimpleNamespace(wait=lambda: None), message)  # type: ignore[arg-type]
+    after = (state.fields, state.drafts.fields, state.drafts.drafts)
+    for one, other in zip(before, after, strict=True):
+        assert torch.equal(one[:ROWS], other[:ROWS])
+    assert not state.drafts.fields[ROWS].any(), "nor does the null row verify drafts"
