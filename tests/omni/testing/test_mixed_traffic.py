@@ -14,7 +14,7 @@ pytestmark = pytest.mark.thorough
 FEW = [
     ("hidden", range(2, 5), set()),
     ("codec", range(2), {"ran ahead"}),
-    ("omni", range(6, 8), set()),
+    ("omni", range(2, 4), set()),
     ("by slack", range(2, 3), {"aborts", "ran ahead"}),
     ("pooled", range(6, 7), {"cached_tokens"}),
     ("apart", range(36, 37), {"stalls"}),
