@@ -27,6 +27,7 @@ if not torch.cuda.is_available():
 
 from hypothesis import settings
 from hypothesis.internal.conjecture import engine
+from transformers import PreTrainedConfig
 
 from omni.api import load
 from omni.testing import no_retries, planted_faults
@@ -37,6 +38,9 @@ from tests.support.quick_interpreter import remember_builtins
 
 # The order of a reduction follows the number of threads.
 torch.set_num_threads(1)
+
+# While a config with other configs is made, each is written out for an error that nobody sees, which takes most of the time.
+PreTrainedConfig.__repr__ = object.__repr__  # type: ignore[method-assign]
 
 # A shared machine makes single examples slow now and then; that is not a failure.
 settings.register_profile("omni", deadline=None, print_blob=True)

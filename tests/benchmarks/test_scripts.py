@@ -34,6 +34,7 @@ def test_encoders_measures_both_towers(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert row["apart"] < 1e-5
 
 
+@pytest.mark.slow
 def test_drafts_measures_each_drafter_against_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "drafts.json"
     run_script(monkeypatch, "drafts", "--device", "cpu", "--tiny", "--rows", "2", "--rates", "0.8", "--json", str(file))
@@ -365,6 +366,7 @@ def test_sound_files_are_the_same_from_threads_and_processes(monkeypatch: pytest
     assert numbers[1]["cpu_ms"] < numbers[0]["cpu_ms"]
 
 
+@pytest.mark.slow
 def test_start_measures_the_parts_of_a_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "start.json"
     what = ("--shape", "tiny-omni", "--device", "cpu", "--set", "engine.compile_processes=0")

@@ -27,6 +27,7 @@ def test_a_connector_with_inline_pieces_keeps_the_contract():
     check_connector(InlineConnector, CpuDevice(), processes=False, largest_bytes=2**21)
 
 
+@pytest.mark.slow
 def test_inline_pieces_keep_the_contract_on_a_late_device():
     device = SimulatedDevice(seed=1)
     check_connector(InlineConnector, device, largest_bytes=SMALL)

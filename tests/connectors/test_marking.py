@@ -19,12 +19,13 @@ QUARTER = 2**14
 POOL = 4 * QUARTER
 
 
+@pytest.mark.slow
 def test_keeps_the_contract() -> None:
     path = f"{MarkingConnector.__module__}:{MarkingConnector.__qualname__}"
     check_connector(path, CpuDevice(), processes=True, largest_bytes=2**19)
 
 
-@pytest.mark.parametrize("seed", few(1, [1, 0, *range(2, 12)], SLOW))
+@pytest.mark.parametrize("seed", few(0, [1, 0, *range(2, 12)], SLOW))
 def test_keeps_the_contract_when_copies_are_late(seed: int) -> None:
     device = SimulatedDevice(seed)
     check_connector(MarkingConnector, device, largest_bytes=2**19)

@@ -95,6 +95,7 @@ def test_sampling(run: Run) -> None:
     )
 
 
+@pytest.mark.slow
 def test_two_ranks(run: Run, tmp_path: Path) -> None:
     printed = run("two_ranks.py")
     assert len(printed.splitlines()) == 12

@@ -313,7 +313,7 @@ def test_csm_says_what_transformers_does(layout: RankLayout, settings: Mapping[s
     engine.close()
 
 
-@pytest.mark.parametrize("layout", few(1, [PP2, TP2, TP4, BOTH], SLOW), ids=str)
+@pytest.mark.parametrize("layout", few(0, [PP2, TP2, TP4, BOTH], SLOW), ids=str)
 def test_a_family_of_another_distribution_is_cut(
     layout: RankLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from tests.plugins.cut_stages import CutStages
 from tests.plugins.matrix import PLAYED, Cell, Family, covering
 from tests.plugins.matrix_families import FAMILIES, family_in
 from tests.plugins.matrix_run import run_cell
-from tests.support.tiers import chosen
+from tests.support.tiers import SLOW, chosen, few
 from tests.support.tiny_drafters import add_mtp_once, drafting_head, drafting_model
 
 pytestmark = pytest.mark.thorough
@@ -80,9 +80,7 @@ def test_drafts_change_no_request(family: Family, drafter: str, cell: Cell) -> N
 
 
 @pytest.mark.parametrize("name", ["text"])
-@pytest.mark.parametrize(
-    ("ranks", "drafter", "cell"), chosen([(4, "ngram", CELLS[1])], zip((2, 4) * 9, DRAFTERS * 6, CELLS, strict=False))
-)
+@pytest.mark.parametrize(("ranks", "drafter", "cell"), few(0, zip((2, 4) * 9, DRAFTERS * 6, CELLS, strict=False), SLOW))
 def test_each_rank_accepts_the_same(family: Family, ranks: int, drafter: str, cell: Cell) -> None:
     """Of a stage whose layers are cut: at the end the ranks have one state."""
     cut = CutStages(RankLayout(ranks))

@@ -99,7 +99,7 @@ FAMILIES: dict[str, tuple[Callable[[str, str, str, bool], OmniEngine], Callable[
     ),
 }
 ON_THE_CPU = {
-    ("qwen3_omni", "as written", "padded", True): [],
+    ("qwen3_omni", "as written", "padded", True): [pytest.mark.slow],
     ("qwen2_5_omni, whole", "as written", "chunked, four ahead, few blocks", True): [pytest.mark.slow],
     ("qwen2_5_omni, streamed", "other sizes", "padded", True): [pytest.mark.slow],
 }

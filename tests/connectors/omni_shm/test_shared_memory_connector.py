@@ -27,7 +27,7 @@ def test_keeps_the_contract() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("seed", few(1, range(6), SLOW))
+@pytest.mark.parametrize("seed", few(0, range(6), SLOW))
 def test_its_copies_race_with_nothing(seed: int) -> None:
     device = SimulatedDevice(seed)
     check_connector(SharedMemoryConnector, device, largest_bytes=2**19)

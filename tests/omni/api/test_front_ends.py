@@ -95,7 +95,7 @@ def test_names_reach_the_family(fine: Omni) -> None:
     assert [message.name for message in GIVEN[-1].messages] == ["ann", None, None]
 
 
-@pytest.mark.parametrize(("name", "words"), [("", "is empty"), (3, "is a int"), ("\ud800", "no valid Unicode")])
+@pytest.mark.parametrize(("name", "words"), [("", "is empty"), (3, "is a int"), ("\ud800", "not valid Unicode")])
 def test_an_invalid_name_is_refused(fine: Omni, name: object, words: str) -> None:
     with pytest.raises(InputError, match=r"messages\[0\]\.name: .*" + words):
         fine.generate([{"role": "user", "name": name, "content": "a"}], stream=False)

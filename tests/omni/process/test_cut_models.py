@@ -108,7 +108,7 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_chat_model(tmp_path_factory.mktemp("large"), layers=8)
 
 
-@pytest.mark.parametrize("cut_in_two", [cut, pipelined])
+@pytest.mark.parametrize("cut_in_two", few(1, [pipelined, cut], SLOW))
 def test_a_model_that_does_not_fit_one_process_runs_in_two(large_model: Path, cut_in_two: Cutting) -> None:
     """Processes on the CPU have equal parts of its `memory_bytes`, as each GPU has its own."""
     asked = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)

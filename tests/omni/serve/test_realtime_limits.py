@@ -547,7 +547,7 @@ def test_settings_and_requests_count_for_what_a_session_holds(small: Served) -> 
             large = {"input": [{**MESSAGE, "content": [{"type": "input_text", "text": "x" * 20_000}]}]}
             assert "40,000 bytes" in (await client.wrong(type="response.create", response=large)).message
             await client.update(stop=[])
-            await client.respond(**large, conversation="none")
+            await client.respond(**large, conversation="none", max_output_tokens=9)
             assert held.held_bytes - before < 100
 
     asyncio.run(main())

@@ -63,6 +63,7 @@ def test_the_text_family_is_that_of_transformers(folder: Path, reference: Refere
     check(folder, reference)
 
 
+@pytest.mark.slow
 def test_a_family_that_speaks_is_that_of_a_plain_loop(tmp_path: Path):
     """The tokens of its talker are compared, which no user gets."""
     folder = write_tiny(tmp_path / "model")
