@@ -58,7 +58,7 @@ CELLS = covering(PLAYED)
     ("name", "drafter", "cell"),
     chosen(
         [
-            *(("text", "fabricated", CELLS[at]) for at in (0, 4, 5)),
+            *(("text", "fabricated", CELLS[at]) for at in (0, 4)),
             ("text", "ngram", CELLS[7]),
             ("text", "draft_model", CELLS[10]),
             *(("text", head, cell) for head, cell in zip(HEADS, CELLS[11:13], strict=True)),

@@ -46,7 +46,7 @@ FEW_FRAMES = {
 }
 
 
-@pytest.mark.parametrize("seed", few(1, range(10), SLOW))
+@pytest.mark.parametrize("seed", few(0, range(10), SLOW))
 def test_qwen2_5_omni_on_a_device_in_any_order(seed: int) -> None:
     shape, whole = ("other sizes", "as written")[seed % 2], seed % 4 < 2
     settings = FEW_ROWS | dict(WHOLE if whole else STREAMED)
