@@ -59,6 +59,7 @@ def test_drafts_measures_each_drafter_against_none(monkeypatch: pytest.MonkeyPat
     assert drafted > alone
 
 
+@pytest.mark.slow
 def test_connectors_measures_the_hop_between_stages(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +107,7 @@ def test_connectors_measures_payloads_between_processes(monkeypatch: pytest.Monk
         assert 0 < one["one_way_p50_us"] <= one["one_way_p99_us"]
 
 
+@pytest.mark.slow
 def test_first_audio_compares_rules_by_a_clock_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "first.json"
     what = ("--at-once", "2", "--late", "1", "--late-words", "30", "--every", "0.05", "--tokens", "6", "--frames", "40")
@@ -239,6 +241,7 @@ def test_handoff_compares_both_variants(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert "copy_payload" not in _phases(folder, family, "handoffs")
 
 
+@pytest.mark.slow
 def test_handoff_tells_its_numbers_before_it_draws(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -342,6 +345,7 @@ def test_neighbour_measures_the_engine_and_the_server(
             assert 0 < steps["p50"] <= steps["p99"]
 
 
+@pytest.mark.slow
 def test_neighbour_gives_media_with_and_without_http_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     neighbour = importlib.import_module("neighbour")

@@ -21,7 +21,7 @@ EXAMPLES = {"family": "pocket", "stage": "scorer", "connector": "inline", "proce
 TUTORIALS = {"extension": "moods", "plugin": "bigram", "speech": "plain_tts"}
 """By folder of examples/, the name of the distribution."""
 TESTED = ("pocket", "scorer", "variety", "moods")
-"""Those whose own tests run by default. The connector's also run in the checkout, from examples/connector; two have none."""
+"""Those whose own tests run by default. The connector's take longer; two have none."""
 OWN_TESTS = """
 import sys
 import pytest

@@ -170,9 +170,9 @@ def cell(asked: str, in_flight: int, *, few_blocks: bool, cached: bool = True) -
 
 CELLS = [
     ("text", TP2, cell("all together", 4, few_blocks=True)),
-    ("qwen3_omni", TP2, cell("talker, all together", 4, few_blocks=True)),
     ("text", PP2, cell("all together", 4, few_blocks=True)),
     ("text", PP2, cell("JSON schema, penalty, logprobs", 2, few_blocks=False)),
+    ("qwen3_omni", TP2, cell("talker, all together", 4, few_blocks=True)),
     ("qwen3_omni", PP2, cell("talker, all together", 2, few_blocks=True)),
     ("text", TP4, cell("prompt logprobs", 1, few_blocks=True)),
     ("text", TP2, cell("JSON schema, penalty, logprobs", 2, few_blocks=False)),

@@ -100,6 +100,7 @@ def test_a_fault_survives_that_no_test_sees_and_another_is_caught(tiny: Path) ->
     assert "caught 1 of 2 that are not equivalent: 50.0%" in printed
 
 
+@pytest.mark.slow
 def test_a_loop_that_a_fault_makes_endless_is_caught(tiny: Path) -> None:
     code, why, printed = _run(tiny, "--patience=4", "--only=count -= 1 -> count += 1")
     assert code == 0, printed

@@ -7,6 +7,7 @@ import pytest
 
 from omni.serve.allocator import return_large_buffers
 from tests.omni.cli.echo_program import environment, program
+from tests.support.tiers import SLOW
 
 pytestmark = pytest.mark.thorough
 
@@ -31,8 +32,8 @@ atexit.register(say)
     ("command", "settings", "alone"),
     [
         (["serve", "no-model", "--port", "0"], {}, True),
-        (["serve", "no-model", "--port", "0"], {"MALLOC_MMAP_THRESHOLD_": "33554432"}, False),
-        (["run", "no-model", "hello"], {}, False),
+        pytest.param(["serve", "no-model", "--port", "0"], {"MALLOC_MMAP_THRESHOLD_": "33554432"}, False, marks=SLOW),
+        pytest.param(["run", "no-model", "hello"], {}, False, marks=SLOW),
     ],
 )
 def test_large_buffers_are_mapped_alone(command: list[str], settings: dict[str, str], alone: bool) -> None:

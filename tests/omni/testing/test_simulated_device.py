@@ -141,6 +141,7 @@ def test_a_stalled_stream_waits_while_others_go_on_in_simulated_time():
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 def test_the_local_connector_keeps_its_contract_on_it():
     check_connector(LocalConnector, SimulatedDevice(seed=3))
 
