@@ -135,9 +135,10 @@ class Pair:
 
     @torch.no_grad()
     def whole(self, codes_BNG: Tensor) -> Tensor:
-        """The reference's decode, which must be neither mute nor constant nor clipped."""
-        wav_BS = self.decode(codes_BNG.transpose(1, 2))[:, 0]
-        assert 0.1 < wav_BS.abs().max() < 2
+        """The reference's decode within [-1, 1], which must be neither mute nor constant, and hardly clipped."""
+        wav_BS = self.decode(codes_BNG.transpose(1, 2))[:, 0].clamp(-1, 1)
+        assert wav_BS.abs().max() > 0.1
+        assert (wav_BS.abs() == 1).double().mean() < 0.01
         assert (wav_BS.std(1) > 0.02).all()
         return wav_BS
 
