@@ -32,7 +32,7 @@ demo: $(MODEL)/config.json
 	@echo
 	@ls $(ANSWER).txt $(ANSWER).wav
 
-# Before each commit, in under 3 minutes on two cores. Families, examples and benchmarks have none of the fast tests.
+# Before each commit, in about 3 minutes on two cores. Families, examples and benchmarks have none of the fast tests.
 check: lint types
 	$(PYTEST) -m "not gpu and not slow and not mutation and not clients and not thorough" tests/omni tests/connectors tests/stages
 
