@@ -50,8 +50,8 @@ class FabricatedDrafter(Drafter):
         # A draft is right or wrong by its place in the output, in whichever step it is verified.
         random = np.random.default_rng((self._args.seed, request.ids_T.size))
         is_wrong = random.random(known.size) >= self._args.rate
-        told: list[int] = np.where(is_wrong, (known + 1) % self._setup.vocab_size, known)[len(outputs) :].tolist()
-        return told
+        drafts: list[int] = np.where(is_wrong, (known + 1) % self._setup.vocab_size, known)[len(outputs) :].tolist()
+        return drafts
 
     def finished(self, request: DraftRequest, outputs: Sequence[int]) -> None:
         if len(self._known) >= _REMEMBERED:

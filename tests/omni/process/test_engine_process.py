@@ -23,7 +23,7 @@ from omni.errors import InputError, LostPeerError, OverloadedError, SyncError
 from omni.process.errors import ErrorData, RemoteTraceback
 from omni.process.select import runs_in_process, threads_of
 from tests.omni.process.engines import alive, group_of, pids_of
-from tests.support.echo_family import BREAK, echo_model, echo_plugins, eventually
+from tests.support.echo_family import BREAK, echo_plugins, eventually
 from tests.support.echo_omni import ENDLESS, assert_nothing_held, run_program
 from tests.support.entry_points import SOURCE_ROOTS
 from tests.support.patience import PATIENCE_SECONDS
@@ -37,11 +37,6 @@ pytestmark = [
 ]
 PROCESS = {"engine.process": "process", "engine.restart_seconds": 0}
 FINAL = {"engine.restarts": 0}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return echo_model(tmp_path_factory.mktemp("model"))
 
 
 def opened(model: Path, **overrides: object) -> Omni:

@@ -14,18 +14,13 @@ from omni.errors import LostPeerError
 from omni.ipc import Channel
 from omni.utils.sockets import packet_pair
 from tests.omni.process.engines import WRITER, assert_answers, children, group_of, opened_apart, pids_of
-from tests.support.echo_family import echo_model, eventually
+from tests.support.echo_family import eventually
 from tests.support.echo_omni import ENDLESS, assert_nothing_held
 
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
 ]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return echo_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

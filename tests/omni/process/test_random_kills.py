@@ -26,7 +26,7 @@ from tests.omni.process.engines import (
     pids_of,
     shared_mappings,
 )
-from tests.support.echo_family import echo_model, eventually
+from tests.support.echo_family import eventually
 from tests.support.echo_omni import assert_nothing_held
 from tests.support.entry_points import SOURCE_ROOTS
 from tests.support.patience import PATIENCE_SECONDS
@@ -38,11 +38,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
 ]
 REQUESTS = 16
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return echo_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -36,11 +36,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return echo_model(tmp_path_factory.mktemp("model"))
-
-
 def test_a_loop_that_fails_again_and_again_ends_the_restarts(model: Path):
     """A request of which nothing was given out starts again, and the loop fails again."""
     with opened_apart(model, {"engine.restarts": 1}) as omni:

@@ -22,18 +22,13 @@ from tests.omni.process.engines import (
     opened_apart,
     pids_of,
 )
-from tests.support.echo_family import BREAK_LOOP, Prompt, echo_model, eventually
+from tests.support.echo_family import BREAK_LOOP, Prompt, eventually
 from tests.support.echo_omni import ENDLESS, assert_nothing_held
 
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
 ]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return echo_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from omni.process.messages import Start
 from omni.process.remote import RemoteEngine
 from omni.timeline.read import read_trace
 from tests.omni.process.engines import alive, children, group_of, pids_of
-from tests.support.echo_family import echo_model, echo_plugins, eventually
+from tests.support.echo_family import echo_plugins, eventually
 from tests.support.echo_omni import assert_nothing_held
 from tests.support.entry_points import SOURCE_ROOTS
 from tests.support.reference import tiny_checkpoint
@@ -35,11 +35,6 @@ pytestmark = [
 ]
 APART = {"singer.place": "cpu/2"}
 CONNECTOR = "edges.writer-singer.connector"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return echo_model(tmp_path_factory.mktemp("model"))
 
 
 def test_the_engines_on_the_cpu_divide_its_threads(model: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,18 +12,13 @@ from omni import Omni
 from omni.errors import LostPeerError
 from omni.process import placed, stop_watch
 from tests.omni.process.engines import SINGER, WRITER, alive, opened_apart, pids_of
-from tests.support.echo_family import echo_model, eventually
+from tests.support.echo_family import eventually
 from tests.support.echo_omni import ENDLESS
 
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
 ]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return echo_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

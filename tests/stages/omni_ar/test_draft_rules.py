@@ -1,4 +1,4 @@
-"""Rules of drafts whose absence changes no token: what is remembered of requests, told to rows, and made for no row."""
+"""Rules of drafts whose absence changes no token: which outputs are remembered, which rows get them, which rows get no drafts."""
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -57,7 +57,7 @@ def test_the_oldest_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_row_s_former_text_makes_no_drafts():
-    """It is longer than the text of the row's next owner, whose future is unknown."""
+    """It is longer than the text of the row's next owner, whose output is unknown."""
     driver = driver_of("fabricated", draft_tokens=3, max_num_seqs=1, adaptive_drafts=False)
     answers(driver, PROMPTS[:1], max_tokens=40)
     answers(driver, PROMPTS[1:2], max_tokens=20)
@@ -81,7 +81,7 @@ def test_more_is_foreseen_than_a_row_has_room_for():
 
 
 def test_a_row_that_verifies_no_drafts_has_none_made():
-    """No future is told, and its steps have no room for drafts."""
+    """The drafter gives it no known output, and its steps have no room for drafts."""
     drafter, plans = Foreseeing({}, draft_setup(MODEL, 3)), list[StepPlan]()
     driver = driver_of("fabricated", LateDevice(2), made=drafter, draft_tokens=3)
     execute_model = driver.runner.execute_model
