@@ -53,6 +53,7 @@ LEAVES = {
     "omni_ar/kernels": {"omni_ar.kernels"},
     "omni_ar/layers": {"omni_ar.attention", "omni_ar.kernels", "omni_ar.layers", "omni_ar.model"},
     "omni_ar/sampling": {"omni_ar.kernels", "omni_ar.processors", "omni_ar.sampling"},
+    "omni_diffusion/kernels": {"omni_diffusion.kernels"},
     "omni_encoder/kernels": {"omni_encoder.kernels"},
     "omni_vocoder/kernels": {"omni_vocoder.kernels"},
 }

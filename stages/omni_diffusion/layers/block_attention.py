@@ -21,7 +21,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
+
+from omni_diffusion.kernels.block_attention import attend_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +80,23 @@ class Surroundings:
         if heads.dtype != torch.float32:
             heads.copy_(pairs.flatten(-2))
 
-    def gather(self, kv: Tensor, evaluation_B: Tensor, ahead: bool, past: int | None) -> tuple[Tensor, Tensor]:
-        """Keys and values `[U * B * K, J, 2, H, W]` of the block before (if `past` names the layer's history), its own, and the
-        block after (if `ahead`), of `[U, B, K, F, 2, H, W]`; and the bias of scores, `[U * B * K, 1, F, J]`."""
-        frames, parts = kv.shape[3], [kv]
-        if past is not None:
-            parts.insert(0, torch.cat((self._remember(kv, evaluation_B, past), kv[:, :, :-1]), 2))
-        if ahead:
-            parts.append(torch.cat((kv[:, :, 1:], kv[:, :, :1]), 2))
-        places = slice(0 if past is not None else frames, (3 if ahead else 2) * frames)
-        return torch.cat(parts, 3) if len(parts) > 1 else kv, self._bias[..., places]
+    def attend(self, qkv_UBKF3HW: Tensor, evaluation_B: Tensor, ahead: bool, past: int | None) -> Tensor:
+        """Attention to the own block, the one before if `past` names the layer's history, and the one behind if `ahead`. Returns
+        `[U * B * K, F, H, W]`."""
+        before = None if past is None else self._remember(qkv_UBKF3HW[..., 1:, :, :], evaluation_B, past)
+        return attend_blocks(qkv_UBKF3HW, self._bias, before, back=past is not None, ahead=ahead)
 
-    def _remember(self, kv: Tensor, evaluation_B: Tensor, past: int) -> Tensor:
-        """Returns the block before the first, or any finite values, and replaces it in the history by the block to keep."""
+    def _remember(self, kv: Tensor, evaluation_B: Tensor, past: int) -> Tensor | None:
+        """Returns the block before the first, or any finite values, and replaces it in the history by the block to keep.
+
+        kv: `[U, B, K, F, 2, H, W]`. The result: `[U, B, F, 2, H, W]`."""
         history = self._history
         if history is None:
-            return kv[:, :, :1]
-        before = history.kept_RELX[history.rows_B, evaluation_B, past].transpose(0, 1)[:, :, None]
+            return None
+        before = history.kept_RELX[history.rows_B, evaluation_B, past].transpose(0, 1)
         row_B = torch.arange(kv.shape[1], device=kv.device)
         history.kept_RELX[history.rows_B, evaluation_B, past] = kv[:, row_B, history.last_B].transpose(0, 1)
-        return torch.where(history.read_B[:, None, None, None, None, None], before, kv[:, :, :1])
+        return torch.where(history.read_B[:, None, None, None, None], before, kv[:, :, 0])
 
 
 class BlockAttention(nn.Module):
@@ -121,9 +120,6 @@ class BlockAttention(nn.Module):
         """`[U, B, K, F, D]` to the same shape. evaluation_B: int64, each row's evaluation."""
         projected = self.qkv(x_UBKFD.flatten(0, 3)).view(*x_UBKFD.shape[:4], 3, self._heads, -1)
         around.rotate(projected[..., :2, : self._rotary_heads, :])
-        q = projected[..., 0, :, :].flatten(0, 2).transpose(1, 2)
-        kv, bias = around.gather(projected[..., 1:, :, :], evaluation_B, self._ahead, self.past)
-        k, v = kv.flatten(0, 2).permute(2, 0, 3, 1, 4)
-        attended = scaled_dot_product_attention(q, k, v, attn_mask=bias.expand(-1, self._heads, -1, -1))
-        y_TD: Tensor = self.to_out[0](attended.transpose(1, 2).flatten(2).flatten(0, 1))
+        attended_NFHW = around.attend(projected, evaluation_B, self._ahead, self.past)
+        y_TD: Tensor = self.to_out[0](attended_NFHW.flatten(0, 1).flatten(1))
         return y_TD.view(x_UBKFD.shape)

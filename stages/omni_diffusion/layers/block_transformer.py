@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, layer_norm, silu
+from torch.nn.functional import gelu, silu
 
+from omni_diffusion.kernels.modulated_norm import Residual, modulated_norm
 from omni_diffusion.layers.block_attention import BlockAttention, BlockWindow, Surroundings
 from omni_diffusion.layers.block_diffusion import BlockDenoiser
 
@@ -47,18 +48,31 @@ class ModulatedLayer(nn.Module):
         self.attn = attention
         self.ff = feed_forward
 
-    def forward(self, x_UBKFD: Tensor, parts: Sequence[Tensor], evaluation_B: Tensor, around: Surroundings) -> Tensor:
-        """`[U, B, K, F, D]` to the same shape. parts: the layer's parts of `tabulate` for each row, broadcastable."""
+    def forward(
+        self,
+        x_UBKFD: Tensor,
+        residual: Residual | None,
+        parts: Sequence[Tensor],
+        evaluation_B: Tensor,
+        around: Surroundings,
+    ) -> tuple[Tensor, Residual]:
+        """The residual stream `[U, B, K, F, D]` without the feed-forward part's output, and this output: the next norm adds it.
+
+        residual: what is to be added to `x_UBKFD` first. parts: the layer's parts of `tabulate` for each row, `[B, D]`."""
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts
-        attended = self.attn(torch.addcmul(shift, plain_norm(x_UBKFD), scale), evaluation_B, around)
-        x_UBKFD = torch.addcmul(x_UBKFD, gate, attended)
-        y_TD: Tensor = self.ff(torch.addcmul(mlp_shift, plain_norm(x_UBKFD), mlp_scale).flatten(0, 3))
-        return torch.addcmul(x_UBKFD, mlp_gate, y_TD.view(x_UBKFD.shape))
+        normed, x_UBKFD = norm_of_rows(x_UBKFD, residual, scale, shift)
+        attended = self.attn(normed, evaluation_B, around)
+        normed, x_UBKFD = norm_of_rows(x_UBKFD, Residual(attended.flatten(2, 3), gate), mlp_scale, mlp_shift)
+        y_TD: Tensor = self.ff(normed.flatten(0, 3))
+        return x_UBKFD, Residual(y_TD.view_as(x_UBKFD).flatten(2, 3), mlp_gate)
 
 
-def plain_norm(x: Tensor) -> Tensor:
-    """Layer norm over the last dimension, without parameters."""
-    return layer_norm(x, x.shape[-1:], eps=1e-6)
+def norm_of_rows(
+    x_UBKFD: Tensor, residual: Residual | None, scale_BD: Tensor, shift_BD: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`modulated_norm` of rows in blocks."""
+    normed_UBTD, sum_UBTD = modulated_norm(x_UBKFD.flatten(2, 3), residual, scale_BD, shift_BD)
+    return normed_UBTD.view_as(x_UBKFD), sum_UBTD.view_as(x_UBKFD)
 
 
 def tabulate(time_ED: Tensor, layers: Iterable[ModulatedLayer], last: Modulation) -> Tensor:
@@ -130,11 +144,14 @@ class BlockTransformer(BlockDenoiser):
         return Surroundings(window, self._frequencies_W)
 
     def velocity(self, noisy_BKFM: Tensor, evaluation_B: Tensor, window: BlockWindow, around: Surroundings) -> Tensor:
-        parts = self._table_EPD.index_select(0, evaluation_B)[:, :, None, None].unbind(1)
+        parts = self._table_EPD.index_select(0, evaluation_B).unbind(1)
         x_UBKFD = self.embed_latents(noisy_BKFM) + window.condition_UBKFD
+        residual: Residual | None = None
         for index, layer in enumerate(self.transformer_blocks):
-            x_UBKFD = layer(x_UBKFD, parts[LAYER_PARTS * index : LAYER_PARTS * (index + 1)], evaluation_B, around)
+            own = parts[LAYER_PARTS * index : LAYER_PARTS * (index + 1)]
+            x_UBKFD, residual = layer(x_UBKFD, residual, own, evaluation_B, around)
         *_, scale, shift = parts
-        out_TM = self.proj_out(torch.addcmul(shift, plain_norm(x_UBKFD), scale).flatten(0, 3))
+        normed_UBKFD, _ = norm_of_rows(x_UBKFD, residual, scale, shift)
+        out_TM = self.proj_out(normed_UBKFD.flatten(0, 3))
         out_UBKFM: Tensor = out_TM.view(self.branches, *noisy_BKFM.shape).float()
         return out_UBKFM[0] + (out_UBKFM[0] - out_UBKFM[-1]) * self._guidance

@@ -13,58 +13,26 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv1d, pad
 
 from omni.checkpoint.checks import RESTORE_FILE, Section
 from omni.errors import CheckpointError
-
-_TAPS = 12
-"""Taps of the resampling filters around an activation, which double and halve the rate."""
-_HALF = _TAPS // 4
-"""Reach of each filter to either side, in samples at the lower rate."""
-_KAISER_BETA = 0.1102 * (2.285 * (_TAPS // 2 - 1) * math.pi * 1.2 + 7.95 - 8.7)
+from omni_diffusion.kernels.alias_free import REACH, alias_free, resampling_filters
 
 
 class AliasFree(nn.Module):
-    """An activation at twice the rate, so that its harmonics alias less. act: elementwise within a channel, on `[B, C, 2, T]`.
-
-    The two samples for one input sample are two channels: doubling is one convolution, halving is one back, without interleaving.
-    """
-
-    REACH = 2 * _HALF - 1
-    """Number of samples to either side that an output depends on."""
+    """An activation at twice the rate, so that its harmonics alias less. act: elementwise within a channel, on `[B, C, 2, T]`."""
 
     def __init__(self, act: nn.Module) -> None:
         super().__init__()
         self.act = act
-        taps = _filter().flip(0)
-        # Doubling: the even sample uses the odd taps, and the odd sample the even taps one sample later.
-        up = torch.zeros(2, 1, 2 * _HALF + 1, dtype=torch.float32, device="cpu")
-        up[0, 0, :-1], up[1, 0, 1:] = 2 * taps[0::2], 2 * taps[1::2]
-        down = torch.zeros(1, 2, 2 * _HALF + 1, dtype=torch.float32, device="cpu")
-        down[0, 0, 1:], down[0, 1, :-1] = taps[1::2], taps[0::2]
-        self.up = nn.Buffer(up.to(torch.get_default_device()), persistent=False)
-        self.down = nn.Buffer(down.to(torch.get_default_device()), persistent=False)
+        up_21K, down_12K = (weight.to(torch.get_default_device()) for weight in resampling_filters())
+        self.up, self.down = nn.Buffer(up_21K, persistent=False), nn.Buffer(down_12K, persistent=False)
 
     def forward(self, signal_BCT: Tensor) -> Tensor:
         """`[B, C, T]` to the same shape."""
-        rows, channels, length = signal_BCT.shape
-        single = pad(signal_BCT.reshape(-1, 1, length), (_HALF, _HALF), mode="replicate")
-        twice = self.act(conv1d(single, self.up).view(rows, channels, 2, length)).view(-1, 2, length)
-        before, after = twice[:, :1, :1].expand(-1, 2, _HALF), twice[:, 1:, -1:].expand(-1, 2, _HALF)
-        halved: Tensor = conv1d(torch.cat((before, twice, after), 2), self.down)
-        return halved.view(rows, channels, length)
+        return alias_free(signal_BCT, self.act, self.up, self.down)
 
 
-def _filter() -> Tensor:
-    """A windowed sinc at half of the Nyquist frequency, `[taps]`, whose taps sum to 1."""
-    time_N = torch.arange(_TAPS, device="cpu") - (_TAPS - 1) / 2
-    window_N = torch.kaiser_window(_TAPS, periodic=False, beta=_KAISER_BETA, dtype=torch.float32, device="cpu")
-    taps_N = torch.sinc(time_N / 2) * window_N
-    return taps_N / taps_N.sum()
-
-
-_REACH = AliasFree.REACH
 _EDGE = 7
 """Width of the first and of the last convolution."""
 
@@ -111,9 +79,9 @@ class UpsamplerShape:
     def context(self) -> int:
         """Number of frames to either side of a frame that its samples depend on."""
         edge = _EDGE // 2
-        first, last = -edge - _REACH, self.samples_per_frame - 1 + edge + _REACH
+        first, last = -edge - REACH, self.samples_per_frame - 1 + edge + REACH
         widest = max(
-            sum((kernel - 1) // 2 * (dilation + 1) + 2 * _REACH for dilation in dilations)
+            sum((kernel - 1) // 2 * (dilation + 1) + 2 * REACH for dilation in dilations)
             for kernel, dilations in self.residuals
         )
         for rate, kernel in reversed(self.levels):

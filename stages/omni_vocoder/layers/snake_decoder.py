@@ -8,9 +8,10 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from omni.device.kernel_choice import runs_kernel
+from omni_frames.snake import SnakeBeta
 from omni_vocoder.kernels.causal_conv import Snake, causal_conv
 from omni_vocoder.layers.stream_layer import CausalConv, CausalTransposedConv, Serial
-from omni_vocoder.layers.upsampling import SnakeBeta, SnakeUnit, SnakeUpsampling
+from omni_vocoder.layers.upsampling import SnakeUnit, SnakeUpsampling
 from omni_vocoder.state import StateLayout, StreamChunk
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
+from omni_frames.snake import SnakeBeta
 from omni_vocoder.layers.stream_layer import CausalConv, CausalTransposedConv, Serial, StreamLayer
 from omni_vocoder.state import StateLayout, StreamChunk
 
@@ -40,22 +41,6 @@ class UpsamplingRates:
         for rate in reversed(self.looking_ahead):
             needed = -(-needed // rate) + 1
         return max(-(-needed // math.prod(self.plain)), 1)
-
-
-class SnakeBeta(nn.Module):
-    """x + sin²(a x) / b, a and b learned per channel as logarithms (Ziyin et al., 2020; Lee et al., 2023)."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.alpha = nn.Parameter(torch.zeros(channels))
-        self.beta = nn.Parameter(torch.zeros(channels))
-
-    def forward(self, signal: Tensor) -> Tensor:
-        """`[B, channels, ...]` to the same shape."""
-        shape = (-1, *[1] * (signal.dim() - 2))
-        frequency = self.alpha.exp().view(shape)
-        magnitude = (self.beta.exp() + 1e-9).reciprocal().view(shape)
-        return torch.addcmul(signal, magnitude, (signal * frequency).sin_().square_())
 
 
 _DILATIONS = (1, 3, 9)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig, Qwen2_5OmniToken2WavConfig
 
+from omni.device.kernel_choice import kernels_of
 from omni_diffusion.layers import RungeKutta
 from omni_diffusion.model import Windows
 from omni_qwen2_5_omni.token2wav import Token2Wav
@@ -57,6 +58,20 @@ def test_nine_steps_as_published() -> None:
     assert error(Rows(other).whole(*window), other.expected(*window)) < TOLERANCE
     config = Qwen2_5OmniToken2WavConfig(dit_config=SMALL_DIT, bigvgan_config=SMALL_BIGVGAN)
     assert Token2Wav(config).num_steps == 9
+
+
+def test_kernels_make_the_same_spectrogram() -> None:
+    pytest.importorskip("triton")
+    layers = {"num_hidden_layers": 2, "look_ahead_layers": [0], "look_backward_layers": [0, 1]}
+    pair = DiTPair.of(remembers=True, steps=1, **layers)
+    utterances = [(pair.codes(n, seed), pair.noise(n, seed)) for seed, n in enumerate((9, 3))]
+    windows = [Denoised(row, *utterance) for row, utterance in enumerate(utterances)]
+    rows = Rows(pair, frames=12)
+    with kernels_of(torch.device("cuda")):
+        rows.begin(*windows)
+        made = rows.finish(*windows)
+    for frames, utterance in zip(made, utterances, strict=True):
+        assert error(frames, pair.expected(*utterance)) < TOLERANCE
 
 
 def test_output_depends_on_noise_codes_and_voice(pair: DiTPair) -> None:

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from omni_frames.kernels.snake import load_snake, sine_of_half_turns
 from omni_vocoder.kernels.causal_conv.reference import Snake
 
 
@@ -183,27 +184,8 @@ def _causal_conv(
         kept_mn = sum_mn.to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + (row_m * sum_stride)[:, None] + at_mn, kept_mn, mask=live_mn)
     if ACTIVATED:
-        frequency_n = tl.exp(tl.load(alpha_ptr + n % snake_channels, mask=live_n, other=0.0).to(tl.float32))
-        divisor_n = tl.exp(tl.load(beta_ptr + n % snake_channels, mask=live_n, other=0.0).to(tl.float32)) + 1e-9
-        sine_mn = _sine_of_half_turns(sum_mn * frequency_n[None, :])
+        frequency_n, divisor_n = load_snake(alpha_ptr, beta_ptr, n % snake_channels, live_n)
+        sine_mn = sine_of_half_turns(sum_mn * frequency_n[None, :])
         active_mn = sum_mn + sine_mn * sine_mn / divisor_n[None, :]
         active_mn = active_mn.to(activated_ptr.dtype.element_ty)
         tl.store(activated_ptr + (row_m * activated_stride)[:, None] + at_mn, active_mn, mask=live_mn)
-
-
-@triton.jit
-def _sine_of_half_turns(x):
-    """The sine of x but for its sign, which its square does not need: x is reduced by multiples of pi. A polynomial, since the
-    exact sine of CUDA's library takes several times as long."""
-    turns = tl.floor(x * 0.3183098861837907 + 0.5)
-    # pi in three parts: products with the first two are exact up to 2^15 turns.
-    x = x - turns * 3.140625
-    x = x - turns * 0.0009670257568359375
-    x = x - turns * 6.278329571e-07
-    square = x * x
-    series = -2.505210838544172e-08
-    series = series * square + 2.7557319223985893e-06
-    series = series * square - 0.0001984126984126984
-    series = series * square + 0.008333333333333333
-    series = series * square - 0.16666666666666666
-    return x + x * square * series

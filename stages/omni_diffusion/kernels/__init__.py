@@ -1,0 +1,1 @@
+"""Operations of denoisers and renderers, one folder each, structured as in `docs/kernels.md`."""

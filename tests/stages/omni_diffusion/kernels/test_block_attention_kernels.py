@@ -1,0 +1,99 @@
+"""Attention of blocks to a neighbor against float64. Shapes as in the package."""
+
+from dataclasses import dataclass
+from itertools import product
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from omni_diffusion.kernels.block_attention import kernel, reference
+from tests.support.exact import DTYPES, HERE, drawn, served
+
+Shape = tuple[int, ...]
+"""Branches, rows, blocks, frames, heads, width."""
+
+
+def odd(random: Random) -> Shape:
+    draw = random.randint
+    return draw(1, 2), draw(1, 3), draw(1, 3), draw(1, 20), draw(1, 3), draw(1, 20)
+
+
+@dataclass
+class Case:
+    """Random tensors of rows whose last blocks have fewer frames, or none."""
+
+    qkv: Tensor
+    before: Tensor
+    bias: Tensor
+
+    @classmethod
+    def drawn(cls, shape: Shape, dtype: torch.dtype, follows: bool = True) -> "Case":
+        branches, rows, blocks, frames, heads, width = shape
+        noise = torch.Generator().manual_seed(sum(shape))
+        qkv = torch.randn(branches, rows, blocks, frames, 3, heads, width, generator=noise)
+        # As it comes from the history, where rows are outermost.
+        before = torch.randn(rows, branches, frames, 2, heads, width, generator=noise).to(HERE, dtype).transpose(0, 1)
+        known = torch.randint(1, blocks * frames + 1, (rows, 1), generator=noise)
+        counts = (known - torch.arange(blocks) * frames).clamp(0, frames)
+        frame = torch.arange(frames)
+        own = (frame < counts[:, :, None]) | (counts == 0)[:, :, None]
+        back = ((torch.arange(blocks) > 0) | follows).expand(rows, -1)[:, :, None].expand_as(own)
+        behind = torch.nn.functional.pad(counts[:, 1:], (0, 1))
+        ahead = frame < behind[:, :, None]
+        seen = torch.cat((back, own, ahead), 2).expand(branches, -1, -1, -1)
+        bias = torch.zeros(*seen.shape[:3], 1, frames, 3 * frames).masked_fill(
+            ~seen[:, :, :, None, None], float("-inf")
+        )
+        return cls(qkv.to(HERE, dtype), before, bias.flatten(0, 2).to(HERE, dtype))
+
+    def attended(self, before: Tensor | None, back: bool, ahead: bool) -> Tensor:
+        return kernel.attend_blocks(self.qkv, self.bias, before, back=back, ahead=ahead, precision="ieee")
+
+    def exact(self, before: Tensor | None, back: bool, ahead: bool, absolute: bool = False) -> Tensor:
+        """absolute: with the sizes of the values, which bound the terms of each sum."""
+        qkv, wide = self.qkv.double(), None if before is None else before.double()
+        if absolute:
+            qkv[..., 2, :, :] = qkv[..., 2, :, :].abs()
+            wide = None if wide is None else torch.stack((wide[..., 0, :, :], wide[..., 1, :, :].abs()), -3)
+        return reference.attend_blocks(qkv, self.bias.double(), wide, back=back, ahead=ahead)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*drawn(odd, 6), served((2, 2, 3, 24, 4, 64))])
+def test_every_frame(shape: Shape, dtype: torch.dtype) -> None:
+    for follows, back, ahead in product((False, True), repeat=3):
+        case = Case.drawn(shape, dtype, follows)
+        before = case.before if follows else None
+        ours, exact = case.attended(before, back, ahead), case.exact(before, back, ahead)
+        # Scores, weights and the result are rounded.
+        bound = 4 * torch.finfo(dtype).eps * case.exact(before, back, ahead, absolute=True)
+        assert ((ours.double() - exact).abs() <= bound).all()
+
+
+def test_what_a_block_does_not_see_has_no_effect() -> None:
+    """Of three blocks with one frame missing in the last: the first sees the last neither ahead nor back."""
+    case = Case.drawn((1, 1, 3, 4, 2, 8), torch.float32)
+    case.bias[2, :, :, 7] = float("-inf")
+    before = case.attended(case.before, True, True)
+    case.qkv[0, 0, 2, 3, 1:] = 1e9
+    after = case.attended(case.before, True, True)
+    assert torch.equal(before[:1], after[:1])
+    assert torch.equal(before[2, :3], after[2, :3])
+    case.before.add_(1)
+    assert not torch.equal(case.attended(case.before, True, True)[0], after[0])
+    assert torch.equal(case.attended(case.before, True, True)[1:], after[1:])
+
+
+def test_rows_do_not_depend_on_each_other() -> None:
+    case = Case.drawn((2, 3, 2, 5, 2, 8), torch.float32)
+    before = case.attended(case.before, True, True)
+    case.qkv[:, 1], case.before[:, 1] = 7.0, -7.0
+    after = case.attended(case.before, True, True)
+    for old, new in zip(
+        before.unflatten(0, (2, 3, 2)).unbind(1)[::2], after.unflatten(0, (2, 3, 2)).unbind(1)[::2], strict=True
+    ):
+        assert torch.equal(old, new)
