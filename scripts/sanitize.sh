@@ -17,6 +17,7 @@ tools=("$@")
 tests=tests/stages/omni_ar/kernels
 encoders=tests/stages/omni_encoder/kernels
 vocoders=tests/stages/omni_vocoder/kernels
+denoisers=tests/stages/omni_diffusion/kernels
 limit=150 # seconds of one shard
 # Shards run side by side, and what is compared with runs on the CPU in part.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
@@ -36,13 +37,14 @@ find_sanitizer() {
 # they are written to one place. It looks at tiles that fill their blocks.
 tiny='not gpu'
 served='served and not fp32 and not fp16 and not reference'
-shards=(layers linear tiles overlap attention segments convolutions experts sampling flat_rows steep_rows steps)
-tiny_shards=(tiny_layers tiny_segments tiny_convolutions tiny_linear tiny_experts)
+shards=(layers linear tiles overlap attention segments convolutions denoising experts sampling flat_rows steep_rows steps)
+tiny_shards=(tiny_layers tiny_segments tiny_convolutions tiny_denoising tiny_linear tiny_experts)
 select_tests() {
     case $1 in
         tiny_layers) selection=(-m "$tiny" "$tests"/test_{norm,rope,activation,frame,attention}_kernels.py) ;;
         tiny_segments) selection=(-m "$tiny" "$encoders/test_segment_attention_kernels.py") ;;
         tiny_convolutions) selection=(-m "$tiny" "$vocoders/test_causal_conv_kernels.py") ;;
+        tiny_denoising) selection=(-m "$tiny" "$denoisers" --ignore "$denoisers/test_diffusion_kernels_compile.py") ;;
         tiny_linear) selection=(-m "$tiny" "$tests/test_linear_kernels.py") ;;
         tiny_experts) selection=(-m "$tiny" "$tests/test_moe_kernels.py") ;;
         layers) selection=(-m gpu -k "$served" "$tests"/test_{norm,rope,activation,frame}_kernels.py) ;;
@@ -52,6 +54,7 @@ select_tests() {
         attention) selection=(-m gpu -k "$served" "$tests/test_attention_kernels.py") ;;
         segments) selection=(-m gpu -k "$served" "$encoders/test_segment_attention_kernels.py") ;;
         convolutions) selection=(-m gpu -k "$served" "$vocoders/test_causal_conv_kernels.py") ;;
+        denoising) selection=(-m gpu -k "$served" "$denoisers") ;;
         experts) selection=(-m gpu -k "$served" "$tests/test_moe_kernels.py") ;;
         sampling) selection=(-m gpu -k "not random_rows" "$tests/test_sampling_kernels.py") ;;
         flat_rows) selection=(-m gpu -k "random_rows and 0.2" "$tests/test_sampling_kernels.py") ;;

@@ -18,16 +18,22 @@ from omni_vocoder.kernels.causal_conv.reference import Snake
 
 
 class ConvSettings(NamedTuple):
-    """block_m: positions per tile. block_n: output channels per tile. block_k: input channels per step of the sum."""
+    """block_m: positions per tile. block_n: output channels per tile. block_k: input channels per step of the sum.
+
+    rest_n, rest_k: as many channels more: 96 are 64 and 32, since tensors of a kernel have a power of two of them. 0 for none.
+    """
 
     block_m: int
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int
+    rest_n: int = 0
+    rest_k: int = 0
 
 
 _TILES = (
+    ConvSettings(256, 128, 64, 8, 3),
     ConvSettings(128, 128, 64, 4, 3),
     ConvSettings(128, 64, 64, 4, 4),
     ConvSettings(64, 64, 64, 4, 4),
@@ -46,15 +52,22 @@ def choose_settings(x_BLC: Tensor, weight_KCN: Tensor) -> ConvSettings:
         return ConvSettings(block_m=32, block_n=32, block_k=16, num_warps=4, num_stages=1)
     taps, channels, outputs = weight_KCN.shape
     positions = x_BLC.shape[0] * x_BLC.shape[1]
-    if outputs >= 320:
-        widest = 128
-    elif outputs < 32:
+    many, long = outputs >= 320, taps * channels >= 1024
+    if outputs < 32:
         widest = max(16, triton.next_power_of_2(outputs))  # more columns would be empty
+    elif taps == 1:
+        widest = 64 if outputs % 64 == 0 else 32  # a product of one tap waits for memory alone
     else:
-        widest = 32 if taps == 1 else 64  # a product of one tap waits for memory alone
-    for tile in _TILES:
-        chosen = tile._replace(block_n=min(tile.block_n, widest), block_k=64 if channels % 64 == 0 else 32)
-        if triton.cdiv(positions, chosen.block_m) * triton.cdiv(outputs, chosen.block_n) >= _PROGRAMS:
+        widest = 128 if many and long else 64
+    block_k = 64 if channels % 64 == 0 else 32
+    for tile in _TILES if many and long else _TILES[1:]:
+        chosen = tile._replace(block_n=min(tile.block_n, widest), block_k=block_k)
+        if taps > 1 and not many and outputs % 96 == 0 and (chosen.block_m, chosen.block_n) == (128, 64):
+            # Inputs are read once for 96 outputs.
+            chosen = chosen._replace(rest_n=32, num_stages=3 if block_k == 64 else 4)
+        tiles_n = triton.cdiv(outputs, chosen.block_n + chosen.rest_n)
+        # The largest tile runs once on a multiprocessor, so the end of a launch that fills the device only once is long.
+        if triton.cdiv(positions, chosen.block_m) * tiles_n >= _PROGRAMS * max(chosen.block_m // 128, 1):
             break
     return chosen
 
@@ -76,7 +89,7 @@ def causal_conv(
     taps, _, outputs = weight_KCN.shape
     positions = length - (taps - 1) * dilation
     alpha, beta = snake if snake is not None else (bias_N, bias_N)
-    tiles_n = triton.cdiv(outputs, settings.block_n)
+    tiles_n = triton.cdiv(outputs, settings.block_n + settings.rest_n)
     _causal_conv[(triton.cdiv(rows * positions, settings.block_m) * tiles_n,)](
         x_BLC,
         weight_KCN,
@@ -101,10 +114,12 @@ def causal_conv(
         RESIDUAL=residual_BTN is not None,
         SUM=sum_BTN is not None,
         ACTIVATED=activated_BTN is not None,
-        WHOLE=channels % settings.block_k == 0,
+        WHOLE=channels % (settings.block_k + settings.rest_k) == 0,
         BLOCK_M=settings.block_m,
         BLOCK_N=settings.block_n,
         BLOCK_K=settings.block_k,
+        REST_N=settings.rest_n,
+        REST_K=settings.rest_k,
         num_warps=settings.num_warps,
         num_stages=settings.num_stages,
     )
@@ -144,6 +159,8 @@ def _causal_conv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    REST_N: tl.constexpr,
+    REST_K: tl.constexpr,
 ):
     tile_m, tile_n = tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n
     index_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -152,40 +169,88 @@ def _causal_conv(
     safe_m = tl.minimum(index_m, count - 1)
     row_m = (safe_m // positions).to(tl.int64)
     position_m = safe_m % positions
-    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    live_n = n < outputs
-    k = tl.arange(0, BLOCK_K)
-    x_mk = x_ptr + (row_m * x_stride + position_m * channels)[:, None] + k[None, :]
-    weight_kn = weight_ptr + k[:, None] * outputs + n[None, :]
-
+    n = tile_n * (BLOCK_N + REST_N) + tl.arange(0, BLOCK_N)
+    rest_n = tile_n * (BLOCK_N + REST_N) + BLOCK_N + tl.arange(0, max(REST_N, 1))
+    x_m = x_ptr + row_m * x_stride + position_m * channels
     sum_mn = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    steps = tl.cdiv(channels, BLOCK_K)
+    rest_mn = tl.zeros([BLOCK_M, REST_N], tl.float32) if REST_N else sum_mn
+    steps = tl.cdiv(channels, BLOCK_K + REST_K)
     for step in range(taps * steps):
         tap = step // steps
-        first = (step % steps) * BLOCK_K
-        x_at = x_mk + (tap * dilation * channels + first)
-        weight_at = weight_kn + (tap * channels + first).to(tl.int64) * outputs
-        if WHOLE:
-            a_mk = tl.load(x_at)
-            b_kn = tl.load(weight_at, mask=live_n[None, :], other=0.0)
-        else:
-            live_k = first + k < channels
-            a_mk = tl.load(x_at, mask=live_k[None, :], other=0.0)
-            b_kn = tl.load(weight_at, mask=live_k[:, None] & live_n[None, :], other=0.0)
-        sum_mn = tl.dot(a_mk, b_kn, sum_mn, input_precision="ieee")
+        first = (step % steps) * (BLOCK_K + REST_K)
+        x_at_m = x_m + tap * dilation * channels
+        weight_at = weight_ptr + tap.to(tl.int64) * channels * outputs
+        a_mk = _load_x(x_at_m, first, channels, WHOLE, BLOCK_K)
+        sum_mn = tl.dot(
+            a_mk, _load_weight(weight_at, first, n, channels, outputs, WHOLE, BLOCK_K), sum_mn, input_precision="ieee"
+        )
+        if REST_N:
+            b_kn = _load_weight(weight_at, first, rest_n, channels, outputs, WHOLE, BLOCK_K)
+            rest_mn = tl.dot(a_mk, b_kn, rest_mn, input_precision="ieee")
+        if REST_K:
+            a_mk = _load_x(x_at_m, first + BLOCK_K, channels, WHOLE, REST_K)
+            b_kn = _load_weight(weight_at, first + BLOCK_K, n, channels, outputs, WHOLE, REST_K)
+            sum_mn = tl.dot(a_mk, b_kn, sum_mn, input_precision="ieee")
+            if REST_N:
+                b_kn = _load_weight(weight_at, first + BLOCK_K, rest_n, channels, outputs, WHOLE, REST_K)
+                rest_mn = tl.dot(a_mk, b_kn, rest_mn, input_precision="ieee")
 
-    sum_mn += tl.load(bias_ptr + n, mask=live_n, other=0.0).to(tl.float32)[None, :]
+    residual_m = residual_ptr + row_m * residual_stride + position_m * outputs
+    sum_m = sum_ptr + row_m * sum_stride + position_m * outputs
+    activated_m = activated_ptr + row_m * activated_stride + position_m * outputs
+    _finish(
+        sum_mn, n, live_m, residual_m, sum_m, activated_m, bias_ptr, alpha_ptr, beta_ptr, outputs, snake_channels,
+        RESIDUAL, SUM, ACTIVATED,
+    )  # fmt: skip
+    if REST_N:
+        _finish(
+            rest_mn, rest_n, live_m, residual_m, sum_m, activated_m, bias_ptr, alpha_ptr, beta_ptr, outputs,
+            snake_channels, RESIDUAL, SUM, ACTIVATED,
+        )  # fmt: skip
+
+
+@triton.jit
+def _load_x(x_m, first, channels, WHOLE: tl.constexpr, BLOCK_K: tl.constexpr):
+    k = first + tl.arange(0, BLOCK_K)
+    if WHOLE:
+        return tl.load(x_m[:, None] + k[None, :])
+    return tl.load(x_m[:, None] + k[None, :], mask=(k < channels)[None, :], other=0.0)
+
+
+@triton.jit
+def _load_weight(weight_ptr, first, n, channels, outputs, WHOLE: tl.constexpr, BLOCK_K: tl.constexpr):
+    k = first + tl.arange(0, BLOCK_K)
+    live_kn = (n < outputs)[None, :] if WHOLE else (k < channels)[:, None] & (n < outputs)[None, :]
+    return tl.load(weight_ptr + k[:, None] * outputs + n[None, :], mask=live_kn, other=0.0)
+
+
+@triton.jit
+def _finish(
+    sum_mn,
+    n,
+    live_m,
+    residual_m,
+    sum_m,
+    activated_m,
+    bias_ptr,
+    alpha_ptr,
+    beta_ptr,
+    outputs,
+    snake_channels,
+    RESIDUAL: tl.constexpr,
+    SUM: tl.constexpr,
+    ACTIVATED: tl.constexpr,
+):
+    """Adds bias and residual, and writes the sums and their activations. n: the output channels."""
+    live_n = n < outputs
     live_mn = live_m[:, None] & live_n[None, :]
-    at_mn = (position_m * outputs)[:, None] + n[None, :]
+    sum_mn += tl.load(bias_ptr + n, mask=live_n, other=0.0).to(tl.float32)[None, :]
     if RESIDUAL:
-        residual_mn = tl.load(residual_ptr + (row_m * residual_stride)[:, None] + at_mn, mask=live_mn, other=0.0)
-        sum_mn += residual_mn.to(tl.float32)
+        sum_mn += tl.load(residual_m[:, None] + n[None, :], mask=live_mn, other=0.0).to(tl.float32)
     if SUM:
-        kept_mn = sum_mn.to(sum_ptr.dtype.element_ty)
-        tl.store(sum_ptr + (row_m * sum_stride)[:, None] + at_mn, kept_mn, mask=live_mn)
+        tl.store(sum_m[:, None] + n[None, :], sum_mn.to(sum_m.dtype.element_ty), mask=live_mn)
     if ACTIVATED:
         frequency_n, divisor_n = load_snake(alpha_ptr, beta_ptr, n % snake_channels, live_n)
         sine_mn = sine_of_half_turns(sum_mn * frequency_n[None, :])
         active_mn = sum_mn + sine_mn * sine_mn / divisor_n[None, :]
-        active_mn = active_mn.to(activated_ptr.dtype.element_ty)
-        tl.store(activated_ptr + (row_m * activated_stride)[:, None] + at_mn, active_mn, mask=live_mn)
+        tl.store(activated_m[:, None] + n[None, :], active_mn.to(activated_m.dtype.element_ty), mask=live_mn)

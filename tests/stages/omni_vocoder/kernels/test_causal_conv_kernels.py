@@ -83,10 +83,16 @@ def test_sums_and_activations(shape: Shape, dtype: torch.dtype) -> None:
         assert ((activated.double() - exact_activated).abs() <= _slope(case) * bound).all()
 
 
-def causal_conv_here(case: Case, residual: bool, summed: Tensor | None, activated: Tensor | None) -> None:
-    settings = (
-        SMALL if case.x.dtype.itemsize > 2 or case.weight.shape[1] % 32 else kernel.choose_settings(case.x, case.weight)
-    )
+def causal_conv_here(
+    case: Case,
+    residual: bool,
+    summed: Tensor | None,
+    activated: Tensor | None,
+    settings: kernel.ConvSettings | None = None,
+) -> None:
+    if settings is None:
+        small = case.x.dtype.itemsize > 2 or case.weight.shape[1] % 32
+        settings = SMALL if small else kernel.choose_settings(case.x, case.weight)
     kernel.causal_conv(
         case.x,
         case.weight,
@@ -104,6 +110,26 @@ def _slope(case: Case) -> Tensor:
     """The largest derivative of the activation, at least 1."""
     alpha, beta = (parameter.double().repeat(case.bias.shape[0] // parameter.shape[0]) for parameter in case.snake)
     return 1 + alpha.exp() / beta.exp()
+
+
+PARTS = SMALL._replace(rest_n=16, rest_k=16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shape",
+    [(2, 20, 32, 48, 1, 3, 2), (1, 7, 64, 30, 1, 2, 1), (2, 5, 32, 20, 2, 1, 1), (1, 9, 21, 33, 1, 2, 3)],
+    ids=str,
+)
+def test_tiles_of_two_parts(shape: Shape, dtype: torch.dtype) -> None:
+    """Channels in and out that a tile's two parts divide, and others."""
+    case = Case(shape, dtype)
+    one, two = case.outputs(), case.outputs()
+    causal_conv_here(case, True, *one)
+    causal_conv_here(case, True, *two, settings=PARTS)
+    bound = (2 * torch.finfo(dtype).eps + case.terms**0.5 * torch.finfo(torch.float32).eps) * case.size(True)
+    assert ((two[0].double() - one[0].double()).abs() <= bound).all()
+    assert ((two[1].double() - one[1].double()).abs() <= _slope(case) * bound).all()
 
 
 def test_each_output_is_written_where_it_is_asked_for() -> None:
@@ -164,4 +190,16 @@ def test_tiles_fill_a_device_where_there_is_enough(rows: int) -> None:
     weight = torch.empty(7, 192, 192, dtype=torch.bfloat16, device="meta")
     settings = kernel.choose_settings(torch.empty(rows, 2560, 192, dtype=torch.bfloat16, device="meta"), weight)
     assert settings.block_k == 64
-    assert (settings.block_m, settings.block_n) == {1: (64, 32), 16: (128, 64), 128: (128, 64)}[rows]
+    chosen = settings.block_m, settings.block_n, settings.rest_n
+    assert chosen == {1: (64, 32, 0), 16: (128, 64, 32), 128: (128, 64, 32)}[rows]
+
+
+@pytest.mark.parametrize("taps", [1, 2, 7])
+@pytest.mark.parametrize("outputs", [1, 96, 288, 384, 1536])
+def test_tiles_hold_no_channels_in_vain(taps: int, outputs: int) -> None:
+    """Of layers with many positions, except for those whose channels are no multiple of 16."""
+    weight = torch.empty(taps, 384, outputs, dtype=torch.bfloat16, device="meta")
+    settings = kernel.choose_settings(torch.empty(64, 4000, 384, dtype=torch.bfloat16, device="meta"), weight)
+    width = settings.block_n + settings.rest_n
+    assert max(outputs, 16) % width == 0
+    assert 384 % settings.block_k == 0
