@@ -19,13 +19,14 @@ from bench.arguments import need_cuda
 from bench.replay import H200_BANDWIDTH, replayed_seconds
 from bench.report import environment, print_facts
 from omni.device.kernel_choice import plain_torch
-from omni_ar.attention import AttentionMetadata, KVCache
+from omni_ar.attention import AttentionFeatures, AttentionMetadata, KVCache
 from omni_ar.kernels.norm import residual_sum
 from omni_ar.kernels.overlap import kernels_in_turn
 from omni_ar.kernels.prefetch import no_prefetch
 from omni_ar.kernels.sampling.state import EVERYTHING, Need, SamplingState
 from omni_ar.layers import Attention, DecoderConfig, DecoderLayer, GatedMLP, RotaryEmbedding
 from omni_ar.layers.code_predictor import CodePredictor
+from omni_ar.model import Codes, DrawCode
 from omni_ar.sampling.sampler import draw
 
 # Layers, width, query heads, key heads, feed-forward width.
@@ -42,16 +43,29 @@ class NoAttention:
 
     name = "none"
 
-    def attend(self, q_THD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata) -> Tensor:
+    def attend(
+        self, q_THD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata, features: AttentionFeatures
+    ) -> Tensor:
         return q_THD
 
 
 class Stack:
-    def __init__(self, layers: int, width: int, heads: int, kv_heads: int, inner: int) -> None:
-        on: Any = {"device": "cuda", "dtype": torch.bfloat16}
+    def __init__(
+        self,
+        layers: int,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        inner: int,
+        *,
+        head: int = HEAD,
+        qk_norm: bool = True,
+        device: str = "cuda",
+    ) -> None:
+        on: Any = {"device": device, "dtype": torch.bfloat16}
         made = [
             DecoderLayer(
-                Attention(width, heads, kv_heads, HEAD, qk_norm_eps=EPS, layer=0, **on),
+                Attention(width, heads, kv_heads, head, qk_norm_eps=EPS if qk_norm else None, layer=0, **on),
                 GatedMLP(width, inner, **on),
                 width=width,
                 norm_eps=EPS,
@@ -60,14 +74,14 @@ class Stack:
             for _ in range(layers)
         ]
         self.layers = nn.ModuleList(made).requires_grad_(False)
-        self.rotary = RotaryEmbedding(HEAD, 1e6)
-        zeros = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device="cuda")  # noqa: E731
-        self.cache = KVCache.allocate(zeros, 1, 16, 16, kv_heads, HEAD, torch.bfloat16)
-        self.width = width
+        self.rotary = RotaryEmbedding(head, 1e6)
+        zeros = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=device)  # noqa: E731
+        self.cache = KVCache.allocate(zeros, 1, 16, 16, kv_heads, head, torch.bfloat16)
+        self.width, self.device = width, device
         self.bytes = sum(parameter.nbytes for parameter in self.layers[0].parameters())
 
     def run(self, x_TD: Tensor) -> Tensor:
-        places = torch.arange(x_TD.shape[0], device="cuda")
+        places = torch.arange(x_TD.shape[0], device=self.device)
         meta = AttentionMetadata(places, len(places), places[:, None], places, 1)
         cos, sin = self.rotary(places[None], x_TD.dtype)
         delta_TD: Tensor | None = None
@@ -76,16 +90,20 @@ class Stack:
         assert delta_TD is not None
         return residual_sum(x_TD, delta_TD)
 
+    def call(self, rows: int) -> Callable[[], Tensor]:
+        """All layers, once, of inputs that stay the same."""
+        x_TD = torch.randn(rows, self.width, device=self.device, dtype=torch.bfloat16)
+        return lambda: self.run(x_TD)
+
     def seconds(self, rows: int) -> float:
         """Seconds of one layer."""
-        x_TD = torch.randn(rows, self.width, device="cuda", dtype=torch.bfloat16)
-        return replayed_seconds([lambda: self.run(x_TD)]) / len(self.layers)
+        return replayed_seconds([self.call(rows)]) / len(self.layers)
 
 
 class Predictor:
     """Frames of the released shape."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cuda") -> None:
         config = DecoderConfig(
             width=1024,
             num_layers=5,
@@ -97,25 +115,37 @@ class Predictor:
             rope_theta=1e6,
             rms_norm_eps=EPS,
         )
-        self.model = CodePredictor(config, CODES, 16, device=torch.device("cuda"), dtype=torch.bfloat16)
+        self.model = CodePredictor(config, CODES, 16, device=torch.device(device), dtype=torch.bfloat16)
         self.model.requires_grad_(False)
+        self.device = device
         self.bytes = 15 * sum(parameter.nbytes for parameter in self.model.model.layers.parameters())
+
+    def call(self, rows: int) -> Callable[[], Codes]:
+        """A frame, of inputs that stay the same."""
+        on: Any = {"device": self.device}
+        hidden_RD, code0_RD = torch.randn(2, rows, 1024, dtype=torch.bfloat16, **on)
+        code0_R = torch.zeros(rows, dtype=torch.int64, **on)
+        draw_code = drawing(rows, CODES, self.device)
+        return lambda: self.model.predict(hidden_RD, code0_R, code0_RD, draw_code)
 
     def seconds(self, rows: int) -> float:
         """Seconds of one frame."""
-        hidden_RD, code0_RD = torch.randn(2, rows, 1024, device="cuda", dtype=torch.bfloat16)
-        code0_R = torch.zeros(rows, dtype=torch.int64, device="cuda")
-        rows_R, state = torch.arange(rows, device="cuda"), drawing_state(rows)
-
-        def draw_code(logits_RV: Tensor, group: int) -> Tensor:
-            return draw(logits_RV, state, rows_R, rows_R, group, EVERYTHING)
-
-        return replayed_seconds([lambda: self.model.predict(hidden_RD, code0_R, code0_RD, draw_code)])
+        return replayed_seconds([self.call(rows)])
 
 
-def drawing_state(rows: int) -> SamplingState:
-    """Rows whose codes are drawn as published."""
-    state = SamplingState.allocate(lambda size, dtype: torch.zeros(size, dtype=dtype, device="cuda"), rows, CODES)
+def drawing(rows: int, vocabulary: int, device: str) -> DrawCode:
+    """Draws codes of `rows` rows as published."""
+    rows_R, state = torch.arange(rows, device=device), drawing_state(rows, vocabulary, device)
+
+    def draw_code(logits_RV: Tensor, group: int) -> Tensor:
+        return draw(logits_RV, state, rows_R, rows_R, group, EVERYTHING)
+
+    return draw_code
+
+
+def drawing_state(rows: int, vocabulary: int, device: str) -> SamplingState:
+    zeros = lambda size, dtype: torch.zeros(size, dtype=dtype, device=device)  # noqa: E731
+    state = SamplingState.allocate(zeros, rows, vocabulary)
     given = {"needs": DRAWN, "code_temperature": 1.0, "code_top_k": 50, "code_top_p": 0.8, "sample_index": 0}
     for name, value in given.items():
         getattr(state, name).fill_(value)

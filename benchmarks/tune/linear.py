@@ -149,16 +149,22 @@ def multiply(x_TD: Tensor, weight_ND: Tensor, gated: bool, config: LinearSetting
 
 def compile_one(job: Job) -> None:
     """Fills the compiler's cache. What does not fit the device is heard of when it is timed."""
+    with suppress(TritonError, RuntimeError):
+        launch(job)
+
+
+def launch(job: Job, *, device: str = "cuda", adds: bool = True) -> None:
+    """adds: whether there is a residual addition before the norm."""
     kind, outputs, width, rows, config = job
     x_TD, delta_TD, norm_D, weight_ND = (
-        torch.empty(*shape, dtype=torch.bfloat16, device="cuda")
+        torch.empty(*shape, dtype=torch.bfloat16, device=device)
         for shape in ((rows, width), (rows, width), (width,), (outputs, width))
     )
-    with suppress(TritonError, RuntimeError):
-        if kind.startswith("norm"):
-            kernel.norm_linear(x_TD, delta_TD, norm_D, EPS, weight_ND, None, kind.endswith("gated"), config)
-        else:
-            multiply(x_TD, weight_ND, kind == "gated", config)
+    if kind.startswith("norm"):
+        delta = delta_TD if adds else None
+        kernel.norm_linear(x_TD, delta, norm_D, EPS, weight_ND, None, kind.endswith("gated"), config)
+    else:
+        multiply(x_TD, weight_ND, kind == "gated", config)
 
 
 def shown(config: LinearSettings) -> str:
