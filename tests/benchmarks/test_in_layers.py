@@ -128,19 +128,21 @@ def test_larger_numbers_of_rows_keep_their_settings(tune: Callable[[str], Module
     assert placed({2: one}, 4, ONE) == {2: one}  # as it was
 
 
-def test_changes_are_merged_into_the_file(tune: Callable[[str], ModuleType], tmp_path: Path) -> None:
+def test_changes_are_merged_into_the_file(
+    tune: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tables, out = tune("changed_tables"), tmp_path / "in_steps.json"
     out.write_text(json.dumps({"linear": {"a": {"8": {}, "16": {}}}, "moe": {"m": {"1": {"n": 1}}}}))
-    key = "norm_linear-N2048-D1024-bfloat16"
+    key, largest = "norm_linear-N7-D64-bfloat16", {"kernel": "streamed", "block_n": 4, "block_d": 64, "num_warps": 1}
+    monkeypatch.setattr(tables.tuning, "shipped", lambda *given: {2: largest} if given[2] == key else {})
     changed = tables.ChangedTables(GPU, tables.read_changes(out))
     changed.keep({key: TWO, "a": ONE}, 16)
     tables.save(out, changed.changed)
     whole = json.loads(out.read_text())
     one, two = ({"kernel": "streamed", "block_n": n, "block_d": 64, "num_warps": 1} for n in (1, 2))
-    shipped = tuning.shipped("linear", GPU, key)
     assert whole["moe"] == {"m": {"1": {"n": 1}}}
     # Beyond the largest size that is shipped, rows go on to take the settings of that.
-    assert whole["linear"][key] == {"16": two, "64": shipped[max(shipped)]}
+    assert whole["linear"][key] == {"16": two, "64": largest}
     assert whole["linear"]["a"] == {"8": {}, "16": one, "64": {}}
     assert tables.ChangedTables(GPU, tables.read_changes(out)).setting("a", 12) == ONE
 
