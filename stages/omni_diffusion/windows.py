@@ -26,12 +26,13 @@ class DenoisingWindow:
 @dataclass(frozen=True, slots=True)
 class RenderPart:
     """Numbers of latent frames; parts that share a batch have equal numbers. fresh: frames of a window, to be kept. count:
-    rendered frames. left, right: context in front of and behind them."""
+    rendered frames. left, right: context in front of and behind them. ends: whether the stream ends behind them."""
 
     fresh: int
     left: int
     count: int
     right: int
+    ends: bool = False
 
     @property
     def seen(self) -> int:
@@ -110,7 +111,17 @@ class WindowSizes:
         until = done if last else max(rendered, done - self.context)
         if until == rendered:
             return RenderPart(fresh, 0, 0, 0)
-        return RenderPart(fresh, min(self.context, rendered), until - rendered, done - until)
+        return RenderPart(fresh, min(self.context, rendered), until - rendered, done - until, last)
+
+    @property
+    def end(self) -> RenderPart:
+        """The part that computes the end of every sufficiently long stream: all latents that a row keeps."""
+        return RenderPart(self.most_fresh, self.context, self.context + self.most_fresh, 0, ends=True)
+
+    def batch_part(self, rendered: int, part: RenderPart) -> RenderPart:
+        """The part that a batch computes for a row's part. `end` for the last one, of any size, of a stream that fills it: so
+        these are captured too."""
+        return self.end if part.ends and rendered + part.count >= self.end.seen else part
 
     def usual_parts(self) -> list[RenderPart]:
         """The distinct parts of every sufficiently long stream, in order."""

@@ -50,11 +50,10 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
     def run_largest(self) -> None:
         """Launches the largest possible beginning, step and rendering, on null rows. At start."""
         rows, sizes = self._num_rows, self._sizes
-        last = RenderPart(sizes.most_fresh, sizes.context, sizes.most_fresh + sizes.context, 0)
         for launches in (
             self._denoiser.null_begin(min(rows, MOST_BEGUN)),
             self._denoiser.null_step(rows, sizes.frames),
-            self._renderer.null_parts(rows, last),
+            self._renderer.null_parts(rows, sizes.end),
         ):
             self.device.enqueue(self.stream, launches)
 
@@ -131,18 +130,19 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
         return True
 
     def _render(self) -> bool:
-        """Renders parts of one shape. First parts of requests precede later ones, since users wait for them."""
-        parts: dict[RenderPart, list[DiffusionRequest]] = {}
+        """Renders parts that one batch computes. First parts of requests precede later ones, since users wait for them."""
+        batches: dict[RenderPart, dict[DiffusionRequest, RenderPart]] = {}
         for request in self.rows.owners:
             part = request.next_part(self._sizes, self._model.num_steps)
             if part is not None:
-                parts.setdefault(part, []).append(request)
-        if not parts or not self._renderer.ready:
+                batches.setdefault(self._sizes.batch_part(request.rendered, part), {})[request] = part
+        if not batches or not self._renderer.ready:
             return False
-        part = min(parts, key=lambda part: min(request.rendered for request in parts[part]) > 0)
-        batch = together(parts[part])
-        if self.run_batch(batch, "rendering a part", partial(self._renderer.prepare, batch, part), again=True):
-            for request in batch:
+        batch_part, parts = min(batches.items(), key=lambda batch: min(each.rendered for each in batch[1]) > 0)
+        batch = together(list(parts))
+        own = {request: parts[request] for request in batch}
+        if self.run_batch(batch, "rendering a part", partial(self._renderer.prepare, own, batch_part), again=True):
+            for request, part in own.items():
                 self.totals["frames"] += request.window.fresh if request.window is not None else 0
                 request.take(part)
         return True

@@ -54,11 +54,12 @@ def test_captured_batches_give_each_row_its_own(sizes: tuple[int, ...], context:
     assert not bench.held
 
 
-def test_of_a_long_stream_the_last_part_alone_runs_uncaptured() -> None:
+@pytest.mark.parametrize("frames", range(14 * BLOCK + 1, 16 * BLOCK + 1))
+def test_all_parts_of_a_long_stream_are_captured(frames: int) -> None:
     device = GraphDevice()
     bench = Bench(device, Painter(context=9), **OPTIONS)
     bench.diffusion.capture([1])
-    codes = random_codes(15 * BLOCK + 1)
+    codes = random_codes(frames)
     bench.speak("a", codes)
     bench.model.parts.clear()
     bench.model.steps.clear()
@@ -66,11 +67,35 @@ def test_of_a_long_stream_the_last_part_alone_runs_uncaptured() -> None:
     bench.settle(device)
     bench.expect("a", codes)
     windows = bench.diffusion.counters()["windows"]
-    assert windows == 8
     begun = [name for name in device.replayed if "begin" in name]
     stepped = [name for name in device.replayed if "frames" in name]
     rendered = [name for name in device.replayed if "latents" in name]
-    assert (len(begun), len(stepped), len(rendered)) == (windows, len(bench.model.steps), windows - 1)
+    assert (len(begun), len(stepped), len(rendered)) == (windows, len(bench.model.steps), windows)
+
+
+def test_ends_of_different_sizes_share_a_batch() -> None:
+    device = GraphDevice()
+    bench = Bench(device, Painter(context=9), **OPTIONS)
+    bench.diffusion.capture([2])
+    codes = {name: random_codes(15 * BLOCK + number, number) for number, name in enumerate("ab", 1)}
+    for name, own in codes.items():
+        bench.speak(name, own)
+    bench.settle(device)
+    for name, own in codes.items():
+        bench.expect(name, own)
+    end = bench.diffusion._sizes.end
+    assert device.replayed.count(f"diffusion-{end.fresh}-{end.count}-latents-2") == 1
+
+
+@pytest.mark.parametrize("context", [0, 2, 9])
+@pytest.mark.parametrize("frames", [1, *range(2, 10 * BLOCK, 3)])
+def test_streams_of_every_length_end_as_they_should(frames: int, context: int) -> None:
+    """Short ones, whose end lies in a part of its own, and long ones."""
+    bench = Bench(CpuDevice(), Painter(context), **OPTIONS)
+    codes = random_codes(frames)
+    bench.speak("a", codes)
+    bench.settle(bench.device)
+    bench.expect("a", codes)
 
 
 @pytest.mark.parametrize(("sizes", "begun"), [((8, 4, 2, 1), (2, 1)), ((5, 3), (2,)), ((1,), (1,))])
