@@ -290,7 +290,7 @@ def test_a_stop_string_ends_the_text(client: Any) -> None:
         ({"response_format": {"type": "xml"}}, "response_format.type", "Invalid enum value"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "missing"),
         ({"sampling": {"writer": {}}}, "sampling.writer", "beside sampling"),
-        ({"sampling": {"nobody": {}}}, "sampling.nobody", "no stage"),
+        ({"sampling": {"nobody": {}}}, "sampling.nobody", "not a stage"),
         ({"stop_token_ids": [5000]}, "stop_token_ids", "not a letter"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "without stream"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "differs"),

@@ -203,7 +203,10 @@ def test_an_unknown_voice_is_refused_before_weights_are_read(echo_folder: Path) 
     code = "import omni.api.load\ndef read(*given): raise SystemExit('the weights are read')\n"
     code += "omni.api.load.build_engine = read"
     command = [*program(at="omni.serve.run", code=code), "serve", str(echo_folder), "--device", "cpu", "--port", "0"]
-    for voice, words in (("nobody", "--voice alloy: 'nobody' is no voice of this model"), ("low", "the weights are")):
+    for voice, words in (
+        ("nobody", "--voice alloy: 'nobody' is not a voice of this model"),
+        ("low", "the weights are"),
+    ):
         done = subprocess.run(
             [*command, "--voice", f"alloy={voice}"], capture_output=True, text=True, env=environment(), check=False
         )
@@ -220,7 +223,7 @@ def test_a_voice_without_a_name_is_refused(given: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "options", "words"),
     [
-        ({}, {"voices": {"alloy": "nobody"}}, "--voice alloy: 'nobody' is no voice of this model"),
+        ({}, {"voices": {"alloy": "nobody"}}, "--voice alloy: 'nobody' is not a voice of this model"),
         ({"frontend.media.strict": False}, {}, "frontend.media.strict: is not set"),
     ],
 )
