@@ -26,11 +26,11 @@ def event_seconds(run: Callable[[], object], repeats: int, *, warm: int = 2) -> 
 def replayed_seconds(calls: Sequence[Callable[[], object]], *, replays: int = 9, tidy: bool = True) -> float:
     """Seconds of one call: the median over replays of one graph of all calls, divided by their number.
 
-    What the calls return is kept until then, so each writes to memory of its own. tidy: collects garbage before the capture, as
-    `torch.cuda.graph` does; without, thousands of captures take less time. Raises what a call raises.
+    The results of the calls are kept until then, so each writes to memory of its own. tidy: collects garbage before the capture, as
+    `torch.cuda.graph` does; without, thousands of captures take less time. Raises the error of a call.
     """
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    # What the caller enqueued, on the stream it is on, is what the calls read.
+    # The calls read the results of work that the caller enqueued on its stream.
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(2):
