@@ -65,7 +65,7 @@ def phases(root: Path = REPOSITORY, roots: tuple[str, ...] = ROOTS) -> dict[str,
     for file, tree in trees.items():
         for name in handed_over(tree):
             source = file.removesuffix(".py") if name in defined(tree) else imported(tree).get(name)
-            # A name from nowhere is a parameter: whoever gave it is seen elsewhere.
+            # A name without a definition is a parameter: its argument is found at the caller.
             if source is not None:
                 inside = (f"/{source}.", f"/{source}/")
                 owners = {other for other in trees if any(place in f"/{other}" for place in inside)}

@@ -17,7 +17,7 @@ from tests.support.echo_family import echo_model, eventually
 
 @pytest.fixture(scope="session")
 def echo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that gives texts back and sings them. No test may change it."""
+    """A model that repeats texts and sings them. No test may change it."""
     return echo_model(tmp_path_factory.mktemp("serve"))
 
 
@@ -29,7 +29,7 @@ def echo(echo_folder: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def client(echo: Served) -> Iterator[OpenAI]:
-    """Nothing is held after a test."""
+    """No memory is held after a test."""
     with echo.client() as client:
         yield client
     echo.assert_nothing_held()

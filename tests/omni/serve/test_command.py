@@ -1,4 +1,4 @@
-"""`omni serve` as a process: its address, its end at SIGTERM, and what it refuses before it loads a model."""
+"""`omni serve` as a process: its address, its end at SIGTERM, and refusals before it loads a model."""
 
 import asyncio
 import re
@@ -37,7 +37,7 @@ ENDLESS: dict[str, Any] = {
 
 @contextmanager
 def serving(folder: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """The process, and its address once it says so."""
+    """The process, and the address that it reports."""
     command = [*program(), "serve", str(folder), "--device", "cpu", "--port", "0", *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
     with process:
@@ -119,7 +119,7 @@ def test_a_port_in_use_is_reported_before_a_model_is_loaded() -> None:
 
 
 def test_a_failed_engine_ends_the_server_with_an_error(echo_folder: Path) -> None:
-    """What was under way is answered, so that systemd or Kubernetes starts another server."""
+    """Requests under way are answered, and systemd or Kubernetes then starts another server."""
     with serving(echo_folder) as (process, url):
         body = {"model": "echo", "messages": [{"role": "user", "content": f"a{BREAK_LOOP}"}]}
         response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_SECONDS)
@@ -132,7 +132,7 @@ def test_a_failed_engine_ends_the_server_with_an_error(echo_folder: Path) -> Non
 
 
 def test_an_engine_that_fails_while_the_server_drains_is_an_error_too(echo_folder: Path) -> None:
-    """Answers under way were lost: whoever sent SIGTERM can see it."""
+    """Answers under way were lost: the exit code reports it."""
     with serving(echo_folder, "--drain-seconds", "300") as (process, url):
         body = {**ENDLESS, "messages": [{"role": "user", "content": "hello" * 600 + BREAK_LOOP}]}
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_SECONDS) as response:

@@ -98,7 +98,7 @@ ON_DEVICES = [
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the CPU answers in plain torch, one request after the other."""
+    """The answers of the CPU in plain torch, one request after the other."""
 
     folder: Path
     tokens: list[list[int]]

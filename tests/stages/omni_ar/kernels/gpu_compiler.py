@@ -1,4 +1,4 @@
-"""Compiles Triton kernels for a Hopper GPU, which needs none: the interpreter runs code that the compiler refuses."""
+"""Compiles Triton kernels for a Hopper GPU, without one: the interpreter runs code that the compiler refuses."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ for kernel, constants in KERNELS.items():
 
 
 def compile_for_gpu(kernels: str, folder: Path) -> None:
-    """Raises AssertionError with what the compiler says. kernels: code that defines `KERNELS`, the constants of each; `SIZES`,
+    """Raises AssertionError with the compiler's output. kernels: code that defines `KERNELS`, the constants of each; `SIZES`,
     constants of all that take them; `TYPES` of arguments by name, where pointers are not to bf16 and numbers not int32; and, if
     need be, `OPTIONS` of the compiler and `WITHOUT_SHARED`, the kernels that may use no shared memory."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -1,4 +1,4 @@
-"""The attention kernels are compiled for a Hopper GPU, which needs none."""
+"""The attention kernels are compiled for a Hopper GPU, without one."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The kernels of drafts are compiled for a Hopper GPU, which needs none."""
+"""The kernels of drafts are compiled for a Hopper GPU, without one."""
 
 from pathlib import Path
 

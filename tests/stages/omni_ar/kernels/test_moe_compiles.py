@@ -1,4 +1,4 @@
-"""The kernels of a mixture of which some experts are held are compiled for a Hopper GPU, which needs none."""
+"""The kernels of a mixture with a part of its experts are compiled for a Hopper GPU, without one."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Kernels of one warp are compiled for a Hopper GPU, which needs none: all their tiles have one layout, so nothing moves through
-shared memory, which would be a wait in each of a frame's layers."""
+"""Kernels of one warp are compiled for a Hopper GPU, without one: all their tiles have one layout, so no data moves through shared
+memory, which would be a wait in each of a frame's layers."""
 
 from pathlib import Path
 
