@@ -20,6 +20,7 @@ from omni.cli import app
 from omni.cli.serve import voice_table
 from omni.errors import ConfigError, StageError
 from omni.pipeline import Pipeline
+from omni.serve.audio.voices import Voices
 from omni.serve.options import ServeOptions
 from omni.serve.run import bound, serve
 from tests.omni.cli.echo_program import environment, program
@@ -198,20 +199,31 @@ def test_the_place_of_a_pipeline_is_checked_too(echo_folder: Path, monkeypatch: 
         Omni(echo_folder, device="cpu", plugins=echo_plugins(), pipeline=elsewhere)
 
 
-def test_an_unknown_voice_is_refused_before_weights_are_read(echo_folder: Path) -> None:
+def test_an_unknown_voice_is_refused_before_weights_are_read(
+    echo_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process, up to the engine, which would read them."""
     code = "import omni.api.load\ndef read(*given): raise SystemExit('the weights are read')\n"
     code += "omni.api.load.build_engine = read"
     command = [*program(at="omni.serve.run", code=code), "serve", str(echo_folder), "--device", "cpu", "--port", "0"]
-    for voice, words in (
-        ("nobody", "--voice alloy: 'nobody' is not a voice of this model"),
-        ("low", "the weights are"),
-    ):
-        done = subprocess.run(
-            [*command, "--voice", f"alloy={voice}"], capture_output=True, text=True, env=environment(), check=False
+    command += ["--voice", "alloy=nobody"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+    assert done.returncode == 1
+    assert "--voice alloy: 'nobody' is not a voice of this model" in done.stderr
+
+    def read(*given: object) -> None:
+        raise PermissionError("the weights are read")
+
+    # A known voice gets to the engine.
+    monkeypatch.setattr("omni.api.load.build_engine", read)
+    with pytest.raises(PermissionError, match="the weights are read"):
+        AsyncOmni(
+            echo_folder,
+            device="cpu",
+            plugins=echo_plugins(),
+            overrides={**STRICT, "engine.process": "thread"},
+            check_frontend=lambda frontend: Voices(frontend.voices, {"alloy": "low"}),
         )
-        assert done.returncode == 1
-        assert words in done.stderr
 
 
 @pytest.mark.parametrize("given", ["alloy", "=low", "alloy="])
