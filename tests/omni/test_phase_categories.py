@@ -40,14 +40,14 @@ def defined(tree: ast.Module) -> set[str]:
 def handed_over(tree: ast.Module) -> Iterator[str]:
     """Names that stand where a phase stands: `launch(stream, phase, ...)`, `Launch.of(phase, ...)`, `send(copy, ...)`."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        called = ast.unparse(node.func)
-        match node.args:
-            case [_, ast.Name(id=name), *_] if called.split(".")[-1] == "launch":
+        match node:
+            case ast.Call(func=ast.Name(id="launch") | ast.Attribute(attr="launch"), args=[_, ast.Name(id=name), *_]):
                 yield name
-            case [ast.Name(id=name), *_] if called == "Launch.of" or called.endswith("downloads.send"):
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="Launch"), attr="of"), args=[ast.Name(id=name), *_]):
                 yield name
+            case ast.Call(func=ast.Attribute(attr="send") as called, args=[ast.Name(id=name), *_]):
+                if ast.unparse(called).endswith("downloads.send"):
+                    yield name
 
 
 def imported(tree: ast.Module) -> dict[str, str]:
