@@ -88,7 +88,7 @@ GPU = pytest.mark.gpu
 ON_DEVICES = [
     pytest.param("cpu", CASES[5], id=f"cpu, {CASES[5].name}"),
     pytest.param("cpu", CASES[-1], id=f"cpu, {CASES[-1].name}", marks=pytest.mark.slow),
-    pytest.param("cpu", DRAFTED[1], id=f"cpu, {DRAFTED[1].name}"),
+    pytest.param("cpu", DRAFTED[1], id=f"cpu, {DRAFTED[1].name}", marks=pytest.mark.slow),
     pytest.param("cpu", DRAFTED[-3], id=f"cpu, {DRAFTED[-3].name}", marks=pytest.mark.slow),
     pytest.param("cpu", DRAFTED[-2], id=f"cpu, {DRAFTED[-2].name}", marks=pytest.mark.slow),
     pytest.param("cpu", DRAFTED[-1], id=f"cpu, {DRAFTED[-1].name}", marks=pytest.mark.slow),
