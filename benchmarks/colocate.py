@@ -47,7 +47,7 @@ class Interference:
 
 
 def outcomes(arguments: argparse.Namespace, folder: Path, load: Load) -> Iterator[Interference]:
-    """Mode by mode. Processes come first: what this one allocates would be missing there."""
+    """Mode by mode. Processes are first: they need the memory that this process allocates later."""
     modes, checkpoint = arguments.modes, Checkpoint(folder)
 
     def run(device: TimedDevice, one: Load, stages: tuple[str, ...]) -> dict[str, StepTimes]:

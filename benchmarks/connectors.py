@@ -6,7 +6,7 @@ the hop between two stages of one engine.
     python benchmarks/connectors.py --connectors local [--shape qwen2.5-omni-7b] [--tokens 256] [--requests 1 4]
     python benchmarks/connectors.py --connectors local --device cpu --shape tiny-qwen2.5-omni --tokens 24
 
-The producer is this process, the consumer another; each runs the loop of an engine that has nothing else to do. A payload is one
+The producer is this process, the consumer another; each runs the loop of an otherwise idle engine. A payload is one
 tensor. One way: from `Sender.send` of a payload that is ready until the consumer may launch work on it, one payload at a time, by
 the clock that the processes share. Bytes per second: `--in-flight` payloads at a time; the consumer reads the first 4 KiB of each
 before it releases it. Beside it, a plain copy of torch between the two devices, bytes moved once: the share is of that.

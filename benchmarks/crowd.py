@@ -2,15 +2,15 @@
 
     python benchmarks/crowd.py [--shape qwen3-omni-30b] [--at-once 1 16 32 64] [--arrivals 12 --seconds 60] [--json FILE]
 
-Dummy weights of a released shape; a prompt of 60 words, `--tokens` of text, then `--frames` frames of speech, through
-`AsyncOmni` as shipped. In the closed loop, `--at-once` listeners each ask `--turns` times, again as soon as an answer has ended.
-Then requests arrive at random (a Poisson process of `--arrivals` a second, for `--seconds`), whatever is still under way. Per row:
-seconds of speech per second of all streams together, first audio, real-time factor, and slack: the seconds of sound ahead of a
-listener who plays from the first chunk on, when a chunk comes. A stream has a gap where its slack was negative. Last, the median
-seconds of a stream's first, second, third and later chunks.
+Dummy weights of a released shape; a prompt of 60 words, `--tokens` of text, then `--frames` frames of speech, through `AsyncOmni`
+as shipped. In the closed loop, `--at-once` listeners each ask `--turns` times, again as soon as an answer has ended. Then requests
+arrive at random (a Poisson process of `--arrivals` a second, for `--seconds`), whatever is still under way. Per row: seconds of
+speech per second of all streams together, first audio, real-time factor, and slack: the seconds of sound ahead of a listener who
+plays from the first chunk on, at the arrival of a chunk. A stream has a gap where its slack was negative. Last, the median seconds
+of a stream's first, second, third and later chunks.
 
 Another system takes omni's place with `--speaker MODULE:FUNCTION`: `(arguments) -> AsyncContextManager[Speaker]`, where a
-`Speaker` is called with a prompt and a seed, and gives the seconds of each chunk as it comes. `--shape` and `--set` are omni's.
+`Speaker` is called with a prompt and a seed, and gives the seconds of each chunk as it arrives. `--shape` and `--set` are omni's.
 """
 
 import argparse
@@ -37,10 +37,10 @@ _WORDS = 60
 
 
 class Speaker(Protocol):
-    """A system that speaks."""
+    """A system with speech as output."""
 
     def __call__(self, prompt: str, seed: int) -> AsyncIterator[float]:
-        """Answers with speech: the seconds of each chunk, as it comes."""
+        """Answers with speech: the seconds of each chunk, as it arrives."""
 
 
 SpeakerFactory = Callable[[argparse.Namespace], AbstractAsyncContextManager[Speaker]]

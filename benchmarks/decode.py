@@ -1,4 +1,4 @@
-"""Decode step time by shape and batch, prefill, and what a hidden state for every token costs.
+"""Decode step time by shape and batch, prefill, and the cost of a hidden state for every token.
 
     python benchmarks/decode.py [--shapes 0.6b 8b 30b] [--rows 1 8 32 64] [--eager] [--profile] [--json FILE]
 
@@ -6,16 +6,16 @@ Weights are random. Every row has its own random prompt of 512 ids and draws 256
 of its own; measured are the steps in which all rows decode. A step's time is that between the token points of two
 steps in a row, on the device's clock; `wall` is the mean time between launches over the same steps. `idle` is the device's time
 between the end of a step and the beginning of the next: where it had run out of work, the host's launch of the next counts in full;
-gaps between the graphs and kernels of a step are in the step's time, and `--profile` tells them as waiting.
+gaps between the graphs and kernels of a step are in the step's time, and `--profile` reports them as waiting.
 
 Experts are counted in uncaptured steps over the same weights, prompts and seeds. If they are more than 5% from what uniform
-choices would give, the time says nothing about real traffic, and the row is VOID; so is the hidden-state row.
+choices would give, the time is not that of real traffic, and the row is VOID; so is the hidden-state row.
 
 Prefill is one prompt of 2,048 ids, from its launch on an idle device to its token. The hidden-state row is the 30B shape at 32
 rows: one 2,048-wide hidden state stored for every token and gathered on the device by a consumer stage, against none, in turns.
 
-`--profile` prints, besides, which kernels the steps are made of, and how much longer each makes them. Where `must` and `aim` come
-from is said in `bench/targets.py`.
+`--profile` also prints the kernels of the steps, and the time that each adds. `bench/targets.py` has the origin of `must` and
+`aim`.
 """
 
 import argparse

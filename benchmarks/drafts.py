@@ -3,16 +3,16 @@
     python benchmarks/drafts.py [--shapes 8b 30b] [--rows 1 8] [--drafts 3] [--rates 0 0.7] [--json FILE]
 
 Weights are random. Every row has its own random prompt of 512 ids and draws 256 tokens with a seed of its own. All ask twice: the
-first round is remembered, and in the second, which is measured, the drafter `fabricated` knows each token with the given
-probability (docs/speculative.md). At rate 0 no draft is ever accepted. The temperature is the highest, so that a token depends on
-the noise of its seed and place, and hardly on logits that a batch of another size rounds differently: at temperature 1 a random
-model's texts part after some tokens, and no draft is accepted from there on. `ngram` drafts from such random text, so it hardly
-ever accepts one: that is the cost of a drafter that does not pay. "text that repeats": embeddings and output matrix are such that
+first round is remembered, and in the second, which is measured, the drafter `fabricated` drafts the right token with the given
+probability (docs/speculative.md). At rate 0 no draft is accepted. The temperature is the highest, so that a token depends on the
+noise of its seed and place, and hardly on logits that a batch of another size rounds differently: at temperature 1 a random model's
+texts part after some tokens, and no draft is accepted from there on. `ngram` drafts from such random text, and almost none of its
+drafts is accepted: that is the cost of a drafter that does not pay. "text that repeats": embeddings and output matrix are such that
 the likeliest id follows the newest one in a cycle of 64, which ends the prompt; everything else of the step is as before, and the
 temperature is 0.
 
 Measured is the time from the moment at which every row has 4 tokens to that at which the first row has all but a few, after the
-device has done what was launched. "experts": distinct ones of a layer in a step, counted in uncaptured steps over the same weights,
+device has completed its launches. "experts": distinct ones of a layer in a step, counted in uncaptured steps over the same weights,
 prompts and seeds, and behind them those of uniform choices by the positions that verify something. Positions without a draft are
 counted: they are all alike, and take the experts of one more token. "floor": the time in which a step's bytes are copied, with
 uniform choices.
@@ -160,7 +160,7 @@ class Round:
         self._bench.run(lambda: len(self.worker.requests) == rows and min(self.outputs) >= _BEGUN)
 
     def go_on(self) -> None:
-        """Until the first row has all tokens but a few: the last ones of a row come in steps in which others have ended."""
+        """Until the first row has all tokens but a few: other rows have ended in the steps of its last ones."""
         last = self._tokens - 2 * self._case.positions
         self._bench.run(lambda: max(self.outputs) >= last)
 

@@ -2,7 +2,7 @@
 
     python benchmarks/encoders.py [--shape NAME] [--json FILE]
 
-`host` is what the engine's loop spends on a batch: the plan, copies into pinned memory, launches. `device` is from the first
+`host` is the time of the engine's loop for a batch: the plan, copies into pinned memory, launches. `device` is from the first
 encoding kernel to the last, `apart` how far the captured outputs are from the others, as a share of the largest value. Weights are
 random.
 """

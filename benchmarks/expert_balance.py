@@ -2,8 +2,8 @@
 
     python benchmarks/expert_balance.py [--experts 128] [--top-k 8] [--ranks 2 4] [--rows 1 8 32 128] [--draws 4000]
 
-Counts, and runs no model. "experts": the distinct experts of the rank with the most over the mean of all ranks, which is what a
-step bound by memory waits for. "pairs": the same of pairs of a token and an expert, for steps bound by arithmetic.
+Counts, and runs no model. "experts": the distinct experts of the rank with the most over the mean of all ranks, which bounds a
+step that is bound by memory. "pairs": the same of pairs of a token and an expert, for steps bound by arithmetic.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python benchmarks/first_audio.py [--at-once 16] [--late 8 --late-words 400 --every 0.25] [--steps] [--json FILE]
 
-A tiny Qwen3-Omni runs on the CPU. The clock does not measure it: it advances by the costs below for each step, as if one device did
-one thing after another, so every run has the same times. The costs are a model of a large checkpoint, not a measurement of one.
-`--at-once` short prompts come together; `--late` longer ones follow, one `--every` seconds. Per rule: first audio, real-time
+A tiny Qwen3-Omni runs on the CPU. The clock does not measure it: it advances by the costs below for each step, as on one device
+without overlap, so every run has the same times. The costs are a model of a large checkpoint, not a measurement of one.
+`--at-once` short prompts arrive together; `--late` longer ones follow, one `--every` seconds. Per rule: first audio, real-time
 factor, slack (see `crowd.py`), chunks, and the vocoder's steps. `--steps` prints the order of the first steps.
 
 | rule | order of stages | chunks of the vocoder |
@@ -54,7 +54,7 @@ _CHUNK_FIXED, _CHUNK_FRAME = 4.0, 0.02
 
 
 class TimedStep(NamedTuple):
-    """began: in seconds of the device's clock. work: what it ran."""
+    """began: in seconds of the device's clock. work: the name of its work."""
 
     began: float
     stage: str
@@ -143,7 +143,7 @@ def request_of(engine: PipelineEngine, index: int, prompt: str, arguments: argpa
 
 
 class Ear:
-    """Hears one answer: a sink."""
+    """The sink of one answer."""
 
     def __init__(self, device: PacedDevice, began: float) -> None:
         self._device = device

@@ -6,8 +6,8 @@ Without CUDA MPS the GPU switches between the processes' contexts, which takes l
 between two processes on one GPU: a switch to the producer for the copy into the pool, and one to the consumer for its launch.
 `--mps` starts a control daemon of its own in a temporary folder, and stops it at the end.
 
-Per size: the time from the launch of a copy on the device until the host sees its event, alone and in turns with another process
-that copies 64 KiB; and the same of the other process. Medians, microseconds.
+Per size: the time from the launch of a copy on the device until the host finds its event complete, alone and in turns with another
+process that copies 64 KiB; and the same of the other process. Medians, microseconds.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""The problem that omni exists for, and what it does about it: one model, its payload packaged inline or handed over.
+"""The problem that omni solves: one model, its payload packaged inline or handed over.
 
     python benchmarks/handoff.py [--families hidden omni] [--eager] [--pictures FOLDER] [--json FILE]
 
-Each family runs (a) with packaging and payload copies inline, before a step's tokens are released, as `bench/inline.py` says, and
-(b) with the two handoffs; over the same weights, in one process, in turns. Consumers gather what they are lent, on the device, in
+Each family runs (a) with packaging and payload copies inline, before a step's tokens are released (`bench/inline.py`), and
+(b) with the two handoffs; over the same weights, in one process, in turns. Consumers gather their payloads on the device, in
 both.
 
 - `hidden`: the 30B thinker's shape, 32 rows, each with its own prompt of 512 ids; every token emits a hidden state of 2,048.
@@ -17,7 +17,7 @@ next. Tokens (frames) per second are of the mean step, by the host's launches: a
 Both variants of a round count as many steps, from the first such on. Experts are counted as in `decode.py`: once for both.
 
 After the numbers are printed, a few steps of each are recorded again under a timeline, which cuts the graphs at phases, and are
-drawn one above the other on one scale. With several steps in flight or one, nothing can be launched while (a) waits.
+drawn one above the other on one scale. With one step in flight or several, no step can be launched while (a) waits.
 """
 
 import argparse

@@ -18,7 +18,7 @@ from omni_qwen2_5_omni.tiny import write_tiny
 
 _VOICES = {"Chelsie": 151_872, "Ethan": 151_873}
 _VOICE_FRAMES = 300
-"""Mel frames of a voice's reference, of a hundred a second: about what the published ones have."""
+"""Mel frames of a voice's reference, of a hundred a second: about as many as the published ones have."""
 _MEDIA_TOKENS = ("audio_token_index", "image_token_index", "video_token_index", "eos_token_id", "pad_token_id")
 
 

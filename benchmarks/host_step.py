@@ -1,16 +1,16 @@
-"""Host time of one decode step, with what computes as no-ops.
+"""Host time of one decode step, with the phases that compute replaced by no-ops.
 
     python benchmarks/host_step.py [--steps 300] [--json FILE]
 
 Left out are the phases that are the model's (`embed_inputs`, `run_forward`, `compute_logits`, `predict_codes`, `score_prompt`) or
-the sampler's own (`sample_rows`, `accept_tokens`, `score_tokens`). What is left is what omni itself does for a step: planning,
+the sampler's own (`sample_rows`, `accept_tokens`, `score_tokens`). What remains is omni's own work for a step: planning,
 packing, launching the other phases (counting tokens for penalties among them), reading tokens and log-probabilities, routing them
 to their sinks.
 
-Reported are wall time, and CPU time of the engine's thread, which others on the machine disturb less. First come whole steps of 1,
+Reported are wall time, and CPU time of the engine's thread, which other programs disturb less. First are whole steps of 1,
 8 and 64 rows of 128 to 8,192 tokens, then rows with penalties and log-probabilities; torch operations per step are counted by a
 dispatch mode in a run of their own. The rows after these run beside a thread of pure Python, which takes the interpreter lock
-whenever a torch call lets go of it. Last comes `Runner.sample_tokens` by itself, at 8 rows, by width of the hidden states or frames
+whenever a torch call releases it. Last is `Runner.sample_tokens` by itself, at 8 rows, by width of the hidden states or frames
 that each token emits, and by how many tokens of a prompt its step has run.
 """
 
@@ -131,7 +131,7 @@ class _NoCodec(_NoModel, CodecModel):
 
 
 class HostTimes:
-    """Microseconds of what it is entered around: on the clock, and of this thread on its core."""
+    """Microseconds of its block: on the clock, and of this thread on its core."""
 
     def __init__(self) -> None:
         self.wall: list[float] = []

@@ -1,11 +1,11 @@
-"""Every kernel at the shapes that matter: bytes over time, as a share of what a copy reaches in the same run.
+"""Every kernel at the shapes that matter: bytes over time, as a share of a copy's bandwidth in the same run.
 
     python benchmarks/kernel_bandwidth.py [--only moe attention ...] [--json FILE]
 
-Times are medians of calls in one CUDA graph, so launches cost what they cost in a captured step. Weights, keys and values are
+Times are medians of calls in one CUDA graph, so launches cost as much as in a captured step. Weights, keys and values are
 rotated over more memory than the L2 cache holds; activations of a few rows stay in it. `share` is the floor over the time: the
 bytes that a call cannot do without over a copy's bandwidth, or its operations over the rate of a large matrix product, whichever
-takes longer. Kernels of a few rows move next to nothing: there, microseconds are what counts, and a share says little.
+takes longer. Kernels of a few rows move almost no bytes: for these, compare microseconds and not shares.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Speech beside a busy program: the same requests with nothing else running, and beside threads of the user's own.
+"""Speech beside a busy program: the same requests in a quiet program, and beside threads of the user's own.
 
     python benchmarks/neighbour.py [--shape qwen3-omni-30b] [--process auto] [--concurrency 1 16] [--frames 250] [--json FILE]
 
@@ -6,12 +6,12 @@ Dummy weights of a released shape; `--tokens` of text, then `--frames` frames of
 it. Neighbours are threads of the program: `python N` run pure Python for ever, `hash N` hash 1 MiB at a time, which releases the
 interpreter lock. `pictures N` are N requests with a photograph each, 1024 x 768 as JPEG, that omni's own front end prepares at the
 same time, again and again, in as many threads as it has; they do not go on to the engine, whose device would then have more to do.
-Per neighbour and concurrency, of the median round by real-time factor: RTF and first audio as the program sees them, and silence,
-the longest time in which a listener who plays what has come would hear nothing. Last, the ratio of each RTF to that of the quiet
+Per neighbour and concurrency, of the median round by real-time factor: RTF and first audio as the program measures them, and
+silence, the longest gap of a listener who plays each chunk at its arrival. Last, the ratio of each RTF to that of the quiet
 program.
 
 With `--serve`, the same requests then go over HTTP to `omni serve` in a process of its own, and RTF, first audio and silence are as
-the client sees them: HTTP, JSON and base64 are the neighbour, called `http`, and with an encoder `http mp3`. Compare both with
+the client measures them: HTTP, JSON and base64 are the neighbour, called `http`, and with an encoder `http mp3`. Compare both with
 `quiet`. In `http media` each request also has such a photograph and two seconds of sound, which the server downloads from another
 process on the host, from no other address; in `http data` the same bytes are within the request. Both prepare and encode more than
 `quiet` does, and have longer prompts: compare them with `media`, the requests of `http data` through `AsyncOmni`, without HTTP.
@@ -113,7 +113,7 @@ def recording(salt: int) -> bytes:
 
 
 class RequestMedia:
-    """The pictures and sounds of requests. host: has all `files`; None if nothing is downloaded."""
+    """The pictures and sounds of requests. host: has all `files`; None without downloads."""
 
     def __init__(self, files: Mapping[str, bytes], host: MediaHost | None = None) -> None:
         self._files = files
@@ -211,7 +211,7 @@ class Neighbours:
 
 
 Speak = Callable[[str, dict[str, SamplingParams]], AsyncIterator[float]]
-"""Answers a message: seconds of each piece of speech, as it comes."""
+"""Answers a message: seconds of each piece of speech, as it arrives."""
 
 
 async def hear(sounds: AsyncIterator[float]) -> Heard:

@@ -1,4 +1,4 @@
-"""Decode steps of a stage on one device and cut across several, through `Omni` as its users have it.
+"""Decode steps of a stage on one device and cut across several, through `Omni` as users run it.
 
     python benchmarks/ranks.py [--shape qwen3-omni-30b] [--ranks 1 2] [--ways tensor expert pipeline] [--rows 1 8 32] [--json FILE]
 

@@ -5,7 +5,7 @@
 `--streams` answers of `--seconds` each, a modulated tone with noise, are written in chunks of `--chunk` seconds at the same time,
 as fast as they can be, by the classes of `omni serve`: samples to base64 in the slices of chats. Per second of speech: CPU time of
 this process, which is the server's; switches of its threads that wait, for the interpreter lock or for a process; and elapsed time.
-The event loop's delay is how late a timer of 2 ms comes, 99th percentile.
+The event loop's delay is the lateness of a timer of 2 ms, 99th percentile.
 """
 
 import argparse

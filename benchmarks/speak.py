@@ -6,7 +6,7 @@ No frame ends a request, so each makes `frames` frames; sampling is as published
 Requests of a round start together; a short round goes before. Per concurrency, means over its requests: time to the first audio,
 real-time factor (time to the last sample over seconds of speech), and milliseconds per frame from the first audio to the last; and
 seconds of speech made per second, all together. Of `--rounds` rounds the median by real-time factor is printed. Each request brings
-`turns` turns of three seconds, which nobody else has: the audio encoder is part of its first audio.
+`turns` turns of three seconds that no other request has: the audio encoder is part of its first audio.
 """
 
 import argparse

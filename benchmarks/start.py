@@ -14,7 +14,7 @@ written: a shape has random weights, made on the device. Seconds of a row:
 - measure, capture: the largest steps, and the captures of all sizes.
 
 Kernels are variants: known from an earlier start, compiled in processes, and late: compiled by the engine itself, one after the
-other, because nobody expected them. With several engines a row has the slowest of each part.
+other, because they were not expected. With several engines a row has the slowest of each part.
 """
 
 import argparse

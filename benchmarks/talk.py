@@ -1,15 +1,15 @@
-"""End to end: text in, text and speech out, of a released model's shape with dummy weights, as its users have it.
+"""End to end: text in, text and speech out, of a released model's shape with dummy weights, as users run it.
 
     python benchmarks/talk.py [--shape qwen3-omni-30b] [--tokens 64] [--frames N] [--concurrency 1 4 16] [--eager] [--json FILE]
 
-Weights are random, so lengths are fixed by limits: the thinker samples `tokens` tokens, the talker says `frames` frames, 20 seconds
-of them by default. A frame is what one step of the talker gives: of Qwen3-Omni 80 ms of speech, in all code groups, of Qwen2.5-Omni
-20 ms, in one code. So milliseconds per frame compare runs of one family; what compares families is the real-time factor.
+Weights are random, so lengths are fixed by limits: the thinker samples `tokens` tokens, the talker samples `frames` frames, 20
+seconds of them by default. A frame is the result of one step of the talker: of Qwen3-Omni 80 ms of speech, in all code groups, of
+Qwen2.5-Omni 20 ms, in one code. So milliseconds per frame compare runs of one family, and the real-time factor compares families.
 
 Requests of a round start together; a short round goes before. Per concurrency, means over its requests: time to first token, to the
 first audio, real-time factor (time to the last sample over seconds of speech), milliseconds per frame from the first audio to the
 last, and tokens per second of each stage; and seconds of speech made per second, all together. Of `--rounds` rounds the median by
-real-time factor is printed; `bench/targets.py` says where its `must` and `aim` come from. With `--timeline FILE`, a timeline of it
+real-time factor is printed; `bench/targets.py` has the origin of its `must` and `aim`. With `--timeline FILE`, a timeline of it
 all, which cuts graphs at phases and costs time: not for numbers.
 """
 

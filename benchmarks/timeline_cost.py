@@ -2,8 +2,8 @@
 
     python benchmarks/timeline_cost.py [--device cuda] [--repeats 200] [--json FILE]
 
-Host time of a launch, the phase doing nothing: by a device whose `launch` knows of no observer, by one that nobody watches, and
-recorded. The three take turns in blocks, so that what else the machine does falls on all of them alike; the medians of the blocks
+Host time of a launch of an empty phase: by a device whose `launch` has no observers, by one without an observer now, and
+recorded. The three take turns in blocks, so that other load of the machine affects all of them alike; the medians of the blocks
 count. On a CUDA device besides: what recording adds to the time of phases on the device, launched one by one, and of a graph of
 eight, captured as a whole or (watched) phase by phase.
 """
@@ -30,7 +30,7 @@ _PHASES = 8
 
 
 class _Unwatchable(CpuDevice):
-    """Launches as if there were no observers."""
+    """A device whose `launch` has no observers."""
 
     def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
         outer, self.launching = self.launching, phase.__name__

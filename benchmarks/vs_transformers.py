@@ -5,14 +5,14 @@
 Requests: text, a picture, a sound, a longer text, in turn; greedy; text and speech out, three codec frames for each text token;
 no two share content, so that no cache helps. Both sides read the same checkpoint, in float32, on the same number of torch
 threads, and are warmed up. transformers runs `generate` with its own KV cache at batch 1, the model loaded once. omni gets
-the requests from as many clients as the concurrency says, each asking again as soon as it is answered; an engine of its own
-for each concurrency, so that nothing is left from the one before. omni's front end has threads of its own beside torch's;
+as many clients as the concurrency, each of which asks again once it is answered, and a new engine for each concurrency,
+so that no state is left from the one before. omni's front end has threads of its own beside torch's;
 `--cores 1` holds the whole process, both sides, to one core.
 
 Answers are compared: text and waveform (so every code of every group) of each request that both sides ran, at each concurrency.
 
-transformers gives an answer whole: its first audio comes with its last. Its latency at concurrency c is what a queue of c
-clients would see, from the times it took. `frames/cpu s` counts processor time, which other programs disturb less. Models:
+transformers returns an answer whole: its first audio arrives with its last. Its latency at concurrency c is that of a queue
+of c clients, computed from its times. `frames/cpu s` counts processor time, which other programs disturb less. Models:
 `tiny`, as of `omni tiny`; `large`, hundred_million.py's. Exits with 1 if the throughput at the highest concurrency on `large` is
 less than `--bar` times transformers'.
 """
@@ -115,7 +115,7 @@ class SideRun:
         }
 
     def queued(self, clients: int) -> "SideRun":
-        """The run as `clients` queueing clients see it: each waits for the answers of the others."""
+        """The run in a queue of `clients` clients: each waits for the answers of the others."""
         took = [answer.total for answer in self.answers]
         seen = []
         for number, answer in enumerate(self.answers):

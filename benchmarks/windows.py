@@ -45,7 +45,7 @@ def compare(
     before: tuple[int, ...] = BEFORE,
     after: tuple[int, ...] = AFTER,
 ) -> Iterator[dict[str, object]]:
-    """A row for each pair. options: say how large chunks are."""
+    """A row for each pair. options: have the sizes of chunks."""
     whole_TM = denoise_alone(model, codes_NG, voice, noise_TM)
     whole_S = render_alone(model, whole_TM)
     for back, ahead in product(before, after):

@@ -52,7 +52,7 @@ def output_file(text: str) -> Path:
     path = Path(text)
     there = path.exists()
     try:
-        path.open("a").close()  # asking for permissions would not tell: to root, all files seem writable
+        path.open("a").close()  # not by permissions: to root, all files seem writable
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{text!r} cannot be written to: {error.strerror}") from None
     if not there:

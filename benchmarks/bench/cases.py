@@ -104,7 +104,7 @@ def measure_decode(case: DecodeCase, steps: int, *, profile: bool = False) -> tu
 
 
 def warm(case: DecodeCase, bench: BenchEngine, stage: str | None = None, modalities: Sequence[str] = ("text",)) -> None:
-    """A short round, so that kernels are compiled and loaded; nothing of it is kept."""
+    """A short round, so that kernels are compiled and loaded. Its results are dropped."""
     case.ask(bench, "warm", case.tokens(_WARM_STEPS), stage or case.stage, modalities)
     bench.run()
     bench.clear()

@@ -14,7 +14,7 @@ Mark = torch.cuda.Event | int
 
 
 class TimedCuda(CudaDevice):
-    """token_marks: by stage, its newest token point. Free memory bounds no stage: each gets what it asks for."""
+    """token_marks: by stage, its newest token point. Free memory bounds no stage: each gets the memory of its options."""
 
     def __init__(self) -> None:
         super().__init__()

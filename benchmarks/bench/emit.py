@@ -17,7 +17,7 @@ THINKER = "thinker"
 class Emitting(ArModel):
     """The thinker with another shape. It stores hidden states of the layer that a talker would read.
 
-    emits: whether those of generated tokens are stored, each for a consumer; else nothing is.
+    emits: whether those of generated tokens are stored, each for a consumer; if not, no hidden state is stored.
     """
 
     def __init__(self, thinker: ArModel, emits: bool) -> None:

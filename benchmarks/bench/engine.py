@@ -86,7 +86,7 @@ class BenchEngine:
         synchronize(self.device)
 
     def tick(self) -> None:
-        """Raises what a request failed with: it would never be answered."""
+        """Raises the error of a failed request, which gets no answer."""
         if self._error is not None:
             raise self._error
         launched, start = self._launched(), time.perf_counter_ns()
@@ -95,7 +95,7 @@ class BenchEngine:
             self.ticks.append((start, (time.perf_counter_ns() - start) / 1000))
 
     def clear(self) -> None:
-        """Forgets what was recorded."""
+        """Clears the recorded steps."""
         self.ticks.clear()
         for recorder in self.recorders.values():
             recorder.steps.clear()

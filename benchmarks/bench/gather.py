@@ -1,9 +1,9 @@
-"""Stage kind `"gather"`: a consumer that takes every row its producers lend, on the device, and does nothing with it.
+"""Stage kind `"gather"`: a consumer that gathers every row of its producers on the device, and drops it.
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
 | the producer's pages | the producer, before the payload's event | `gather_rows` | the lease, after the gather |
-| `_out_CW` | `gather_rows` | nobody | it is a ring |
+| `_out_CW` | `gather_rows` | no reader | it is a ring |
 
 Shape legend: C rows of the ring, W width, n rows of one launch.
 """
@@ -41,7 +41,7 @@ class Taker:
 
 
 class GatherWorker(MailboxWorker[Taker]):
-    """One launch a tick takes what has arrived of all requests."""
+    """One launch a tick gathers the arrived rows of all requests."""
 
     def __init__(self, name: str, device: Device, dtype: torch.dtype, options: GatherOptions) -> None:
         super().__init__(name)

@@ -1,4 +1,4 @@
-"""Packaging and payload copies as engines do them that release a step's tokens and payload together.
+"""Packaging and payload copies as in engines that release a step's tokens and payload together.
 
 Shape legend: R rows, N rows at most, W width of hidden states, G codes of a frame, m positions of prompts.
 """

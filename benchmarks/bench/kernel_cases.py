@@ -1,4 +1,4 @@
-"""Cases of kernels: what is called, on how many sets of buffers, and the bytes and operations that it cannot do without.
+"""Cases of kernels: the call, the number of sets of buffers, and the bytes and operations that the call needs at least.
 
 Shape legend: T tokens, R rows, D width, X = queries, keys and values, I intermediate width, E experts, K experts per token,
 N blocks, B slots of a block, H query heads, W head width, V vocabulary.

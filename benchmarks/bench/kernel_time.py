@@ -11,7 +11,7 @@ from bench.kernel_cases import Call, KernelCase
 from bench.replay import replayed_seconds
 
 _CACHE = 160 * 2**20
-"""More than any L2 cache: what a call reads comes from memory if others read so much in between."""
+"""More than any L2 cache: a call reads from memory if other calls read this many bytes in between."""
 _MOST_COPIES = 48
 _SMALL = 8 * 2**20
 """Activations of fewer bytes are in the L2 cache when their kernel runs."""

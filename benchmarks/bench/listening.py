@@ -1,4 +1,4 @@
-"""A listener of streamed speech: what of it came when, and how much sound lay ahead of the listener."""
+"""A listener of streamed speech: the arrival of its chunks, and the sound ahead of the listener."""
 
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """came: seconds after the request. sound: seconds of it."""
+    """came: arrival, in seconds after the request. sound: seconds of it."""
 
     came: float
     sound: float
@@ -42,7 +42,7 @@ class HeardStream:
 
     @property
     def slacks(self) -> list[float]:
-        """Seconds of sound ahead of the listener when each chunk but the first comes. The listener plays from the first chunk
+        """Seconds of sound ahead of the listener when each chunk but the first arrives. The listener plays from the first chunk
         on, and waits where the slack is negative: later chunks are played that much later."""
         slacks, played_until = [], self.chunks[0].came + self.chunks[0].sound
         for chunk in self.chunks[1:]:

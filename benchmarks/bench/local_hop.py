@@ -139,7 +139,7 @@ _submit = Engine.submit
 
 def _submit_held(self: Engine, request: EngineRequest, sink: Sink) -> None:
     """The user's threads get the outputs at the end of the request: meanwhile they wait, and none takes the interpreter
-    lock from the engine's, as if it were in a process of its own."""
+    lock from the engine's, as in a process of its own."""
     held: list[EngineOutput] = []
 
     def hold(output: EngineOutput) -> None:

@@ -26,7 +26,7 @@ _LOOK = 0.5
 
 
 class _Barrier:
-    """A meeting of processes; the wait is another thread's, since who waits ticks on."""
+    """A meeting of processes. Another thread waits, since each process continues to tick."""
 
     def __init__(self, barrier: BarrierType) -> None:
         self._barrier = barrier
@@ -45,7 +45,7 @@ class _Barrier:
         try:
             self._barrier.wait(_PATIENCE)
         except BrokenBarrierError:
-            return  # `all_here` says so
+            return  # `all_here` raises
 
 
 def measure_processes(folder: Path, device: str, load: Load) -> dict[str, StepTimes]:

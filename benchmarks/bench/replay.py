@@ -32,7 +32,7 @@ def seconds_in_turns(runs: Sequence[Callable[[], object]], repeats: int, *, warm
 
 def replayed_seconds(calls: Sequence[Callable[[], object]], *, replays: int = 9, tidy: bool = True) -> float:
     """Seconds of one call: the median over replays of one graph of all calls, divided by their number. tidy: as for `captured`.
-    Raises what a call raises."""
+    Raises the error of a call."""
     with captured(calls, tidy=tidy) as replay:
         return event_seconds(replay, replays) / len(calls)
 
@@ -43,12 +43,12 @@ def captured(
 ) -> Iterator[Callable[[], None]]:
     """While entered, a stream of its own is the current one. Yields the replay of one graph of all calls.
 
-    What the calls return is kept until then, so each writes to memory of its own. warm: runs of the first calls before the capture.
-    tidy: collects garbage before it, as `torch.cuda.graph` does; without, thousands of captures take less time. Raises what a call
-    raises.
+    The results of the calls are kept until then, so each writes to memory of its own. warm: runs of the first calls before the
+    capture. tidy: collects garbage before it, as `torch.cuda.graph` does; without, thousands of captures take less time. Raises the
+    error of a call.
     """
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    # What the caller enqueued, on the stream it is on, is what the calls read.
+    # The calls read the results of work that the caller enqueued on its stream.
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(warm):

@@ -90,7 +90,7 @@ def print_facts(facts: Mapping[str, object]) -> None:
 
 @contextmanager
 def reported(step: str) -> Iterator[None]:
-    """Prints the step to standard error as it begins, and its seconds when it is over: the tables come at the end only."""
+    """Prints the step to standard error at its beginning, and its seconds at its end: tables are printed at the end only."""
     print(f"{step} ... ", end="", file=sys.stderr, flush=True)
     began = time.perf_counter()
     yield

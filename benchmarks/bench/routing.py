@@ -1,4 +1,4 @@
-"""Checks that rows spread over experts as real traffic does: if a few experts do all the work, a step's time means nothing."""
+"""Checks that rows spread over experts as real traffic does: a step's time is meaningless if a few experts do all the work."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""`omni serve` in a process of its own, and speech from it as a client hears it."""
+"""`omni serve` in a process of its own, and its speech as a client receives it."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ _END_SECONDS = 120
 
 @contextmanager
 def serving(folder: str, *options: str) -> Iterator[str]:
-    """The server's address, once it answers. It ends with the block, after it has written what it was asked to."""
+    """The server's address, once it answers. The server ends with the block, after it has written its files."""
     command = [sys.executable, "-c", "from omni.cli import main; main()", "serve", folder, "--port", "0", *options]
     with subprocess.Popen([*command, "--name", "model"], stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -75,7 +75,7 @@ async def sounds(
     sampling: Mapping[str, SamplingParams],
     format: str = "pcm16",
 ) -> AsyncIterator[float]:
-    """Seconds of each piece of speech, as it comes. message: a text, or parts of a message. main: the stage whose parameters are
+    """Seconds of each piece of speech, as it arrives. message: a text, or parts of a message. main: the stage whose parameters are
     the request's own. format: of `FORMATS`."""
     body = {
         "model": "model",

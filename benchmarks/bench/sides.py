@@ -57,7 +57,7 @@ class Meeting(Protocol):
     def arrive(self) -> None: ...
 
     def all_here(self) -> bool:
-        """Since the last `arrive`. Raises RuntimeError if somebody will never come."""
+        """Whether all sides have arrived since the last `arrive`. Raises RuntimeError if a side has ended."""
         ...
 
 
@@ -88,8 +88,8 @@ def measure(
 ) -> dict[str, StepTimes]:
     """Times of each stage's steps while all of them decode.
 
-    Who measures at once meets three times: loaded, so that rows are asked for together and no context grows while somebody loads;
-    decoding, when the measured time begins; and before anybody stops.
+    Sides that measure at the same time meet three times: loaded, so that requests start together and no context grows during a
+    load; decoding, at the beginning of the measured time; and at its end, before a side stops.
     """
     bench = BenchEngine(pipeline_of(checkpoint, load, stages), checkpoint, device, load.dtype, load.graphs)
     config = read_config(checkpoint)
@@ -111,7 +111,7 @@ def measure(
 
 
 def _window(bench: BenchEngine, load: Load) -> tuple[int, int]:
-    """Ticks for as long as is measured. From when to when that was, `perf_counter_ns`."""
+    """Ticks for the measured time. Returns its beginning and its end, `perf_counter_ns`."""
     start = time.perf_counter_ns()
     end = start + int(load.seconds * 1e9)
     wanted = {stage: len(recorder.steps) + load.steps for stage, recorder in bench.recorders.items()}
@@ -147,7 +147,7 @@ def _is_full(step: LaunchedStep, rows: int) -> bool:
 
 
 def _decodes(bench: BenchEngine, load: Load, stage: str, steps: int) -> bool:
-    """Whether the newest steps are of all rows, and of nothing else."""
+    """Whether the newest steps decode all rows, and have no prompt tokens."""
     newest = bench.recorders[stage].steps[-steps:]
     return len(newest) == steps and all(_is_full(step, load.rows[stage]) for step in newest)
 

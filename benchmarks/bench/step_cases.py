@@ -1,4 +1,4 @@
-"""Cases of what a decode step does with its rows' fields: a launch each."""
+"""Cases of a decode step's work on its rows' fields: a launch each."""
 
 from collections.abc import Callable, Iterator
 

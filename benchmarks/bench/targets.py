@@ -1,4 +1,4 @@
-"""Targets for one H200: `must` is required, `aim` is hoped for. They are goals of ours, not measurements.
+"""Targets for one H200: `must` is required, `aim` is a goal. Neither is a measurement.
 
 A `must` for decode steps and speech is less than a peer took for the same shape, dummy weights and bfloat16 on such a device, when
 this was written (November 2026); an `aim` lies between that and the floor, which is the bytes of a step over 4.3 TB/s:
@@ -9,7 +9,7 @@ this was written (November 2026); an `aim` lies between that and the floor, whic
 | 30b, the same | vLLM 0.20.2: 4.27 / 9.35 / 16.2 / 18.5 ms | 1.4 / 6.1 / 12.8 / 14.8 ms |
 | Qwen3-Omni-30B, one request of 64 tokens and 20 s | vLLM-Omni 0.20: real-time factor 0.204 | |
 
-The other targets have no peer: they say how little the host and a stored hidden state may cost. Our own numbers are in
+The other targets have no peer: they bound the cost of the host and of a stored hidden state. Our own numbers are in
 `benchmarks/results`.
 """
 
@@ -42,7 +42,7 @@ RTF = {"qwen3-omni-30b": Goal(0.12, 0.08), "qwen2.5-omni-7b": Goal(0.25, 0.15)}
 
 
 def verdict(value: float, target: Goal | None) -> str:
-    """Empty where nothing was aimed for."""
+    """Empty without a target."""
     if target is None:
         return ""
     return "aim met" if value <= target.aim else "must met" if value <= target.must else "MISSED"

@@ -28,5 +28,5 @@ def same_text() -> Payload:
 
 
 def drawn(seed: int, max_tokens: int) -> SamplingParams:
-    """Temperature 1 and nothing else; no end but the length."""
+    """Temperature 1 and no other parameter; only the length ends a request."""
     return SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=seed, ignore_eos=True)

@@ -16,7 +16,7 @@ _models: dict[tuple[str, torch.device], ArModel] = {}
 
 
 def shared(stage: Stage) -> str:
-    """A model class for stages, of which all stages of the same name share the weights."""
+    """A model class for stages. Stages of the same name share its weights."""
     assert stage.model is not None, "autoregressive stages have a model"
     if stage.model != f"{__name__}:build":
         _makers[stage.name] = stage.model

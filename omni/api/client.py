@@ -7,8 +7,7 @@ import logging
 from omni.api.arguments import CheckedArguments
 from omni.api.load import Loaded
 from omni.api.owner import SWITCH_INTERVAL, OwnerProcess
-from omni.api.preparer import RequestPreparer, check_at_stages
-from omni.api.request import Deliver, RequestHandle
+from omni.api.request import Deliver, RequestHandle, RequestPreparer, check_at_stages
 from omni.api.request_queue import RequestQueue
 from omni.api.serial_executor import SerialExecutor
 from omni.errors import InputError, StageError, known

@@ -1,19 +1,26 @@
-"""One request of a `generate` call: its messages, and a handle for each of its answers."""
+"""One request of a `generate` call: its messages, a handle for each of its answers, and its preparation for the engine."""
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
 
 from omni.api.arguments import CheckedArguments
-from omni.api.held import held_by
+from omni.api.held import held_by, held_prepared
 from omni.engine import EngineClient, EngineOutput, EngineRequest, Held, RequestFailed, RequestFinished, StageOutput
-from omni.errors import InputError, OmniError, OverloadedError
-from omni.frontend.messages import RemoteMedia, check_messages, check_size, has_media, remote_media
+from omni.errors import InputError, OmniError, OverloadedError, plugin_call
+from omni.frontend.base import Chat, Frontend
+from omni.frontend.compile import SamplingCompiler
+from omni.frontend.limit import PromptLimit, check_prompt
+from omni.frontend.messages import RemoteMedia, check_messages, check_size, has_media, parse_messages, remote_media
+from omni.frontend.options import FrontendOptions
+from omni.frontend.prepared import checked_prepared
 from omni.media import MediaOptions
 from omni.payload import AudioChunk, GeneratedTokens, TokenLogprobs
+from omni.pipeline import Pipeline
+from omni.sampling import SamplingParams
 
 _SHORT_BYTES = 2**16
 """Texts up to this size are prepared in milliseconds."""
@@ -231,3 +238,83 @@ def split_requests(messages: object) -> tuple[list[object], bool]:
     if not isinstance(messages, _LISTS) or not messages or not all(isinstance(m, (*_LISTS, str)) for m in messages):
         return [messages], False
     return list(messages), True
+
+
+def check_at_stages(
+    engine: EngineClient, compiler: SamplingCompiler, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]
+) -> None:
+    """See `EngineClient.check`; errors are about texts where texts were given. May wait for another process."""
+    try:
+        engine.check(compiler.in_ids(sampling), fields)
+    except InputError as error:
+        raise compiler.in_texts(error, sampling, fields) from error
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """requests: by handle. held: their host memory."""
+
+    requests: Mapping[str, EngineRequest]
+    started: Started
+    held: Held
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestPreparer:
+    """Decodes media, has the family's front end make inputs of the chat, and compiles its sampling. May take long."""
+
+    pipeline: Pipeline
+    frontend: Frontend
+    compiler: SamplingCompiler
+    engine: EngineClient
+    options: FrontendOptions
+    limit: PromptLimit | None
+
+    def prepare(self, request: Request) -> PreparedRequest:
+        """Raises any error of a library."""
+        taken = time.perf_counter()
+        arguments, frontend = request.arguments, self.frontend
+        # Checked first: media of a refused request are not decoded.
+        check_at_stages(self.engine, self.compiler, arguments.sampling, arguments.fields)
+        messages = parse_messages(
+            request.messages,
+            sample_rate=frontend.sample_rate,
+            names=frontend.takes_names,
+            media=self.options.media,
+            downloaded=request.downloaded,
+        )
+        chat = Chat(
+            messages=messages,
+            modalities=arguments.prepared,
+            voice=arguments.voice,
+            sampling=arguments.sampling,
+            cache_salt=arguments.cache_salt,
+            control_tokens=self.options.control_tokens,
+            limit=self.limit,
+            raw=arguments.raw_prompt,
+        )
+        with plugin_call("frontend", "preparing the request", frontend.prepare):
+            returned, modalities = frontend.prepare(chat), arguments.modalities
+            prepared = checked_prepared(returned, self.pipeline, modalities, frontend.prepare)
+        check_prompt(prepared.prompt_tokens, arguments.max_prompt_tokens)
+        compiled = self.compiler.compile(arguments.sampling, arguments.fields, arguments.n)
+        self.engine.check({stage: compiled.sampling[stage] for stage in arguments.sampling}, arguments.fields)
+        remote = self.engine.takes_text_rules
+        requests = {
+            handle: EngineRequest(
+                id=handle,
+                modalities=arguments.modalities,
+                inputs=prepared.inputs,
+                edges=prepared.edges,
+                sampling=compiled.sampling,
+                priority=arguments.priority,
+                cache_salt=arguments.cache_salt,
+                sample_index=sample,
+                listened=arguments.listened,
+                rules={} if remote else self.compiler.host_rules(compiled),
+                text_rules=compiled.rules if remote else {},
+            )
+            for sample, handle in enumerate(request.samples)
+        }
+        started = Started(taken, prepared.prompt_tokens, compiled.after_stop)
+        return PreparedRequest(requests, started, held_prepared(prepared))

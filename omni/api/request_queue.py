@@ -10,8 +10,7 @@ from concurrent.futures import CancelledError, Future
 from functools import partial
 from queue import SimpleQueue
 
-from omni.api.preparer import PreparedRequest, RequestPreparer
-from omni.api.request import Request, RequestHandle
+from omni.api.request import PreparedRequest, Request, RequestHandle, RequestPreparer
 from omni.api.serial_executor import SerialExecutor
 from omni.engine import Admission, EngineOptions, Ranked, Rejected
 from omni.errors import OmniError, OverloadedError, StageError, known

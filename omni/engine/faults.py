@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -113,22 +113,7 @@ def discard_work(stage: str, worker: StageWorker, boxes: Boxes, leases: Iterable
     boxes.outbox.clear()
 
 
-def empty_outbox(stage: str, worker: StageWorker, boxes: Boxes, take: Callable[[str, Outbound], None]) -> None:
-    """Passes the messages of a worker to `take`. Raises StageFault for a message that a stage must not send, for one of an unknown
-    request, and for any exception: messages are objects of the worker, and reading them may raise."""
-    outbox = boxes.outbox
-    try:
-        while outbox:
-            take(stage, _checked(outbox.popleft(), worker))
-    except StageFault:
-        raise
-    except BaseException as error:
-        if is_interrupt(error):
-            raise
-        raise StageFault(stage, error) from error
-
-
-def _checked(message: object, worker: StageWorker) -> Outbound:
+def checked_message(message: object, worker: StageWorker) -> Outbound:
     """A message of an outbox. Raises ReturnedError for one that a stage must not send."""
     match message:
         case Produced(str(), Payload(meta=msgspec.Struct())):

@@ -1,36 +1,103 @@
-"""Passes on what a stage produces: over its edges, and to the user."""
+"""Takes the messages of stages: payloads go over edges and to the user, ends and failures to the orchestrator."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from omni.engine.active import ActiveRequest
+from omni.engine.faults import Boxes, StageFault, checked_message
 from omni.engine.produced import AUDIO, check_produced, check_sound
 from omni.engine.request import StageOutput
 from omni.engine.route import BusyRoutes
 from omni.engine.stage_order import sound_stages
 from omni.engine.values import check_tokens, give
-from omni.errors import StageError
+from omni.errors import OmniError, ReturnedError, StageError, known
 from omni.payload import AudioChunk, GeneratedTokens, RequestHiddenStates
 from omni.pipeline import Pipeline
-from omni.stage import Listeners, Produced, StageWorker
+from omni.stage import Done, Failed, Listeners, Outbound, Produced, StageWorker
+from omni.utils.interrupts import is_interrupt
+
+_DOING: dict[type[Outbound], str] = {
+    Produced: "giving an output",
+    Done: "ending a request",
+    Failed: "failing a request",
+}
 
 
 class Forwarder:
-    """Sends a payload over every edge of its stage whose consumer still runs, and gives it to the wanted outputs of the stage.
-    Reports sound, and payloads that will become sound, to the listeners."""
+    """Empties the outboxes. Sends a payload over every edge of its stage whose consumer still runs, and gives it to the wanted
+    outputs of the stage. Reports sound, and payloads that will become sound, to the listeners."""
 
     def __init__(
-        self, pipeline: Pipeline, workers: Mapping[str, StageWorker], routes: BusyRoutes, listeners: Listeners
+        self,
+        pipeline: Pipeline,
+        workers: Mapping[str, StageWorker],
+        boxes: Mapping[str, Boxes],
+        active: Mapping[str, ActiveRequest],
+        routes: BusyRoutes,
+        listeners: Listeners,
+        *,
+        finish: Callable[[ActiveRequest, str, Done], None],
+        abort: Callable[[str, OmniError], None],
     ) -> None:
-        """workers: of the stages on this engine's place."""
+        """workers, boxes: of the stages on this engine's place. active: requests by id. finish: called when a stage has finished a
+        request. abort: called with a failed request's id."""
         self._outputs = pipeline.outputs
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._workers = workers
+        self._boxes = boxes
+        self._active = active
+        self._finish = finish
+        self._abort = abort
         self._routes = routes
         self._listeners = listeners
         near = sound_stages(pipeline)
         self._edges_to_sound = {e.name for e in pipeline.edges if e.consumer in near and e.producer not in near}
 
-    def forward(self, active: ActiveRequest, stage: str, produced: Produced) -> None:
+    def empty_outboxes(self) -> bool:
+        """Returns whether there were messages. Raises StageFault for a message that a stage must not send, for one of an unknown
+        request, and for any exception: messages are objects of the worker, and reading them may raise."""
+        moved = False
+        for stage, boxes in self._boxes.items():
+            if boxes.outbox:
+                self._empty(stage, boxes)
+                moved = True
+        return moved
+
+    def _empty(self, stage: str, boxes: Boxes) -> None:
+        try:
+            while boxes.outbox:
+                self._take(stage, checked_message(boxes.outbox.popleft(), self._workers[stage]))
+        except StageFault:
+            raise
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            raise StageFault(stage, error) from error
+
+    def _take(self, stage: str, message: Outbound) -> None:
+        active = self._active.get(message.request_id)
+        if active is None:
+            if isinstance(message, Produced):
+                message.close()
+            return
+        try:
+            if stage not in active.running and not isinstance(message, Failed):
+                problem = f"a {type(message).__name__} for a request that is finished or unknown at this stage"
+                raise known(stage, "running", ReturnedError(problem, type(self._workers[stage])))
+            match message:
+                case Produced():
+                    self._forward(active, stage, message)
+                case Done():
+                    self._finish(active, stage, message)
+                case Failed():
+                    active.running.discard(stage)
+                    self._abort(message.request_id, known(stage, "running", message.error))
+        except BaseException as error:  # includes exceptions that values of the worker raise when they are read
+            if is_interrupt(error):
+                raise
+            doing = _DOING.get(type(message), "taking a message")
+            self._abort(active.request.id, known(stage, doing, error, type(self._workers[stage])))
+
+    def _forward(self, active: ActiveRequest, stage: str, produced: Produced) -> None:
         """Raises StageError, and what a value of the worker raises when it is read."""
         try:
             check_produced(stage, produced, self._workers[stage])

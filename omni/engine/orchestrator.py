@@ -7,7 +7,7 @@ from omni.engine.active import ActiveRequest, check_names, stages_of
 from omni.engine.admission import Admission
 from omni.engine.connections import PeerConnections
 from omni.engine.credit import Credit
-from omni.engine.faults import Boxes, ClosedStages, StageFault, discard_work, empty_outbox
+from omni.engine.faults import Boxes, ClosedStages, StageFault, discard_work
 from omni.engine.forwarder import Forwarder
 from omni.engine.peers import EdgeEnds
 from omni.engine.produced import AUDIO
@@ -24,18 +24,11 @@ from omni.engine.route import BusyRoutes
 from omni.engine.route_opener import RouteOpener
 from omni.engine.user_route import UserRoute
 from omni.engine.values import checked_done
-from omni.errors import InputError, OmniError, ReturnedError, known
+from omni.errors import InputError, OmniError
 from omni.pipeline import FRONTEND, Pipeline
 from omni.pipeline.adapter import AdapterFactory
 from omni.sampling import NO_RULES, SamplingParams
-from omni.stage import Abort, Done, Ended, Failed, Feed, Lease, Listeners, Open, Outbound, Produced, StageWorker
-from omni.utils.interrupts import is_interrupt
-
-_DOING: dict[type[Outbound], str] = {
-    Produced: "giving an output",
-    Done: "ending a request",
-    Failed: "failing a request",
-}
+from omni.stage import Abort, Done, Ended, Feed, Lease, Listeners, Open, StageWorker
 
 
 class Orchestrator:
@@ -77,7 +70,16 @@ class Orchestrator:
         self._is_held = is_held
         self._peers = PeerConnections(ends, self._active, abort=self.abort, is_coming=self._is_coming)
         self.listeners = listeners if listeners is not None else Listeners()
-        self._forwarder = Forwarder(pipeline, workers, self._routes, self.listeners)
+        self._forwarder = Forwarder(
+            pipeline,
+            workers,
+            self.boxes,
+            self._active,
+            self._routes,
+            self.listeners,
+            finish=self._finish,
+            abort=self.abort,
+        )
         self._sound_stage = next((each.stage for each in pipeline.outputs if each.modality == AUDIO), None)
         self._latest = 0
         """The highest number of the requests that were submitted or aborted here."""
@@ -160,7 +162,7 @@ class Orchestrator:
         comes next.
         """
         moved = self._peers.take()
-        moved |= self._empty_outboxes() | self._routes.tick()
+        moved |= self._forwarder.empty_outboxes() | self._routes.tick()
         while self._changed:
             credit, _ = self._changed.popitem()
             moved |= credit.report()
@@ -175,7 +177,7 @@ class Orchestrator:
 
     def deliver(self) -> bool:
         """Delivers outbox messages without waiting for the next tick. Returns whether there were any. Raises as `tick`."""
-        moved = self._empty_outboxes()
+        moved = self._forwarder.empty_outboxes()
         self._routes.deliver()
         return moved
 
@@ -195,14 +197,6 @@ class Orchestrator:
     def take_from_peers(self) -> bool:
         """As `PeerConnections.take`."""
         return self._peers.take()
-
-    def _empty_outboxes(self) -> bool:
-        moved = False
-        for name, boxes in self.boxes.items():
-            if boxes.outbox:
-                empty_outbox(name, self._workers[name], boxes, self._take)
-                moved = True
-        return moved
 
     def _admit(self) -> bool:
         admitted = False
@@ -261,30 +255,6 @@ class Orchestrator:
         """The stages here that a request runs at. It may run at another replica of a stage, or at rank 0, elsewhere."""
         places, place = request.places, self._place
         return [name for name in self._workers if places.get(name, place) == place] if places else self._workers
-
-    def _take(self, stage: str, message: Outbound) -> None:
-        active = self._active.get(message.request_id)
-        if active is None:
-            if isinstance(message, Produced):
-                message.close()
-            return
-        try:
-            if stage not in active.running and not isinstance(message, Failed):
-                problem = f"a {type(message).__name__} for a request that is finished or unknown at this stage"
-                raise known(stage, "running", ReturnedError(problem, type(self._workers[stage])))
-            match message:
-                case Produced():
-                    self._forwarder.forward(active, stage, message)
-                case Done():
-                    self._finish(active, stage, message)
-                case Failed():
-                    active.running.discard(stage)
-                    self.abort(message.request_id, known(stage, "running", message.error))
-        except BaseException as error:  # includes exceptions that values of the worker raise when they are read
-            if is_interrupt(error):
-                raise
-            doing = _DOING.get(type(message), "taking a message")
-            self.abort(active.request.id, known(stage, doing, error, type(self._workers[stage])))
 
     def _finish(self, active: ActiveRequest, stage: str, done: Done) -> None:
         active.running.discard(stage)

@@ -46,7 +46,7 @@ def check_origin(server: Server, headers: Mapping[str, str]) -> None:
             setting = "serve with --api-key, or behind a proxy with TLS"
             raise HttpError(403, "forbidden_origin", "Host", problem, remedy, operator_remedy=setting)
     if not own:
-        problem, remedy = "is a page of another server", "use this server's own page, or a client that is no browser"
+        problem, remedy = "is a page of another server", "use this server's own page, or a client that is not a browser"
         setting = "serve with --api-key, and have the page send the key"
         raise HttpError(403, "forbidden_origin", field, problem, remedy, operator_remedy=setting)
 

@@ -113,7 +113,7 @@ def _decode(body: bytes) -> dict[str, Any]:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         check_surrogates(body)
-        problem = f"is no JSON ({shortened(str(error))})"
+        problem = f"is not JSON ({shortened(str(error))})"
         raise HttpError(400, "invalid_json", "body", problem, "send a JSON object") from error
     if not isinstance(value, dict):
         raise HttpError(400, "invalid_json", "body", f"is a JSON {type(value).__name__}", "send a JSON object")

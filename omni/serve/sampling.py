@@ -35,7 +35,7 @@ def stage_sampling(
         if stage not in stages:
             others = [name for name in stages if name != main_stage]
             remedy = f"use {' or '.join(map(quoted, others))}" if others else "leave it out"
-            raise InputError(f"sampling.{shortened(stage)}", "is no stage that samples", remedy)
+            raise InputError(f"sampling.{shortened(stage)}", "is not a stage that samples", remedy)
         sampling[stage] = convert(fields, SamplingParams, f"sampling.{stage}")
     if main_stage is not None:
         sampling[main_stage] = params

@@ -1,4 +1,4 @@
-"""What a benchmark cannot do is refused before it builds or measures anything."""
+"""Benchmarks refuse wrong arguments before they build or measure."""
 
 import argparse
 import importlib
@@ -30,7 +30,7 @@ NEEDED = {
     "tune/in_steps": ("tiny-omni", "1", "linear", "key", "{}"),
     "tune/moe": ("--shape", "thinker", "--out", "moe.json"),
 }
-"""What a script must be given to ask for a CUDA device."""
+"""The arguments with which a script uses a CUDA device."""
 
 
 @pytest.fixture

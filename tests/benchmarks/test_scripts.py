@@ -30,7 +30,7 @@ def test_encoders_measures_both_towers(monkeypatch: pytest.MonkeyPatch, tmp_path
     for row in rows:
         assert row["host ms"] > 0
         assert row["device ms"] > 0
-        # Padding changes the order of sums and nothing else.
+        # Padding changes only the order of sums.
         assert row["apart"] < 1e-5
 
 
@@ -192,7 +192,7 @@ def test_windows_reports_what_streaming_costs(painted: Painted) -> None:
     for measure in ("latents", "waveform"):
         alone, some, enough = (rows[pair][measure] for pair in ((0, 0), (1, 1), (4, 4)))
         assert alone > 2 * some > 0
-        # The model has three steps, each of which sees one block to either side.
+        # The model has three steps, and each reads one block to either side.
         assert enough < 1e-6
 
 
@@ -310,7 +310,7 @@ def test_colocate_as_two_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_neighbour_measures_the_engine_and_the_server(
     served: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On a fast machine or a slow one: the client hears as much over HTTP."""
+    """On a fast machine or a slow one: the client gets as much sound over HTTP."""
     file = tmp_path / "served.json"
     what = (
         "--shape",

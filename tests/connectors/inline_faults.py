@@ -210,7 +210,7 @@ class InlineKeepsReleasedMemory(_Inline):
 
 
 class InlineIsReadyAtOnce(_Inline):
-    """Nothing shows it on a device that does its work at once."""
+    """Undetectable on a device that does its work at once."""
 
     class receiver_type(InlineReceiver):
         def upload(self, pending: InlinePending) -> Received:
@@ -375,7 +375,7 @@ class PieceNumber(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InlineForgetsThePeer(_Inline):
-    """After its receiver has ended, its sender sends nothing more."""
+    """After its receiver has ended, its sender sends no further payload."""
 
     class sender_type(InlineSender):
         def peer_lost(self) -> None:

@@ -115,7 +115,7 @@ def test_a_receiver_that_is_always_busy_is_found_soon(monkeypatch: pytest.Monkey
 
 
 class LeavesCycles(InlineConnector):
-    """What is released refers to itself: the garbage collector finds it."""
+    """The released object refers to itself: the garbage collector finds it."""
 
     class receiver_type(InlineReceiver):
         def upload(self, pending: InlinePending) -> Received:

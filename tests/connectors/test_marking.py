@@ -52,7 +52,7 @@ def test_a_host_that_reads_before_the_copy_races() -> None:
 
 
 class Ends:
-    """Both ends on a device whose streams run when told."""
+    """Both ends on a device whose streams run on demand."""
 
     def __init__(self) -> None:
         self.device = SimulatedDevice(check=False)
@@ -69,7 +69,7 @@ class Ends:
         )
 
     def arrive(self, nbytes: int) -> list[PoolPending]:
-        """A payload of ones, of which all pieces that have room are at the receiver."""
+        """A payload of ones. All its pieces that have room are at the receiver."""
         ref = self.sender.send(Payload(Encoded(index=0), {"x": torch.ones(nbytes, dtype=torch.uint8)}), COMPLETED)
         pendings: list[PoolPending] = []
         for piece in ref.pieces():

@@ -22,7 +22,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Plugins:
 
 @pytest.fixture
 def reader_s_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, as of someone who has installed the example and made its checkpoint `build/bigram`, on a CPU."""
+    """The current folder, with the example installed and its checkpoint `build/bigram` written, on a CPU."""
     home = folder.parent
     (home / "build").mkdir()
     (home / "build" / "bigram").symlink_to(folder)

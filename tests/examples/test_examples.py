@@ -28,7 +28,7 @@ def model() -> Path:
 
 @pytest.fixture
 def run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a script in an empty folder; gives what it prints."""
+    """Runs a script in an empty folder. Returns its output."""
 
     def run(script: str, *arguments: str) -> str:
         monkeypatch.chdir(tmp_path)

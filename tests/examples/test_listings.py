@@ -20,7 +20,7 @@ from tests.support.tiny_omni import SHAPE
 HOWTO = REPOSITORY / "docs" / "howto"
 MODEL = "build/tiny-qwen3-omni"
 LONG = 200
-"""Tokens of an answer that nobody waits for."""
+"""Tokens of an answer without a reader."""
 Run = Callable[..., dict[str, Any]]
 
 

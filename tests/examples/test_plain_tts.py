@@ -1,4 +1,4 @@
-"""A family that speaks, written as a stranger's plugin, through the public interface; and that it is small."""
+"""A family with speech, written as a third party's plugin, through the public interface; and its size."""
 
 import re
 import shutil

@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def spoken(folder: Path) -> list[Speech]:
-    """What the texts are to be."""
+    """The expected texts."""
     plain = PlainSpeech(folder)
     return [plain.speak(text, MOST) for text in TEXTS]
 

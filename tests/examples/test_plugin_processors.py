@@ -28,7 +28,7 @@ def greedy(processors: Mapping[str, Mapping[str, object]], max_tokens: int = 40)
 
 
 def expected(folder: Path, change: object, max_tokens: int = 40) -> str:
-    """Greedy text of the bigram table, its logits changed as `change(ids, logits)` says."""
+    """Greedy text of the bigram table, its logits changed by `change(ids, logits)`."""
     assert callable(change)
     table_VV = load_file(folder / "model.safetensors")["bigrams"]
     ids: list[int] = []

@@ -1,4 +1,4 @@
-"""The listings of docs/simulation.md run as a reader would run them, and find what the page says."""
+"""The listings of docs/simulation.md run as a reader would run them, with the results that the page states."""
 
 import re
 from typing import Any

@@ -110,7 +110,7 @@ def _united(held: Any, filled: Any) -> Any:
 
 
 def faults(folder: Path) -> Iterator[Fault]:
-    """Every place of every file, with each value: a list or table as a whole, and what is in it."""
+    """Every place of every file, with each value: a list or table as a whole, and its items."""
     for file in _FILES:
         if (folder / file).exists():
             for place, inner in _places(content(folder, file), (), file):

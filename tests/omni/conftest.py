@@ -11,7 +11,7 @@ from tests.support.tiny_text import write_text_model
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a model that speaks."""
+    """Of a model with speech."""
     path = tmp_path_factory.mktemp("tiny") / "omni"
     write_tiny(path, seed=5)
     return path

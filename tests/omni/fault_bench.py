@@ -1,4 +1,4 @@
-"""An engine in which one thing goes wrong while a few chats run, and what may come of it."""
+"""An engine with one fault while a few chats run, and its allowed consequences."""
 
 import random
 from collections import Counter

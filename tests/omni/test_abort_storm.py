@@ -1,4 +1,4 @@
-"""Requests given up at random moments of their lives leave nothing behind, and change nothing for those that stay.
+"""Requests that are aborted at random moments leave no memory held, and do not change the results of others.
 
 The slow case is a soak: resident memory stays flat, though media and salts are new again and again.
 """
@@ -53,13 +53,13 @@ CALLERS = 40
 LEFT_OVER = 8
 """Records of requests that are over which queues and caches may still name."""
 SAMPLES = 60
-"""Of resident memory, in a soak. A third of them comes before pools are full and allocators settle."""
+"""Of resident memory, in a soak. A third of it is before pools are full and allocators settle."""
 GROWTH = 0.02
 """Of resident memory, from the second third to the last."""
 
 
 class Storm:
-    """requests: how many, a twentieth of which stays to the end."""
+    """requests: number; a twentieth of them stays to the end."""
 
     def __init__(
         self, omni: AsyncOmni, requests: int, seed: int, alone: Mapping[tuple[int, tuple[str, ...]], Result]

@@ -30,7 +30,7 @@ SHARED = "omni_frames"
 PLUGINS = [ROOTS["plugins"], REPOSITORY / "examples"]
 """Those that authors copy keep to it as well."""
 FAMILIES = [path.parent.name.removeprefix("omni_") for path in sorted((REPOSITORY / "plugins").glob("*/plugin.py"))]
-# The family of any causal language model bears the name of what it writes; to mimic is a word.
+# The family of causal language models has the name of its output, text; "mimic" is a word.
 NAMES = {*map(re.escape, FAMILIES), "qwen", "mimi(?!c)", "moshi", "bigvgan", "(?:code|token)2wav", "whisper", "encodec"}
 MODELS = re.compile("|".join(sorted(NAMES - {"text"})), re.IGNORECASE)
 TEXTS = {".py", ".json", ".md", ".toml", ".txt", ".cu", ".cpp", ".typed"}

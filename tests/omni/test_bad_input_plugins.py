@@ -42,7 +42,7 @@ def family_of(name: str, model_type: str) -> str:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Makes the machine look as if only these were installed: the repository's plugins called `names`, and sources."""
+    """Hides all installed plugins but these: the repository's plugins `names`, and sources."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def install(names: tuple[str, ...], **sources: str) -> None:
@@ -58,7 +58,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 @pytest.fixture
 def weightless(tmp_path: Path) -> Path:
-    """A checkpoint without weights: what is refused for it is refused before any is read."""
+    """A checkpoint without weights: its refusals are before a weight is read."""
     model = tmp_path / "model"
     model.mkdir()
     for file in tiny_checkpoint(3, **SHAPE).iterdir():

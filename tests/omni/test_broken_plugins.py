@@ -1,4 +1,4 @@
-"""Plugins with one fault each (`tests.omni.broken_plugins`): the error names it, and nobody else is harmed."""
+"""Plugins with one fault each (`tests.omni.broken_plugins`): the error names it, and other requests continue."""
 
 import json
 import os
@@ -87,7 +87,7 @@ def model(tmp_path: Path, speech_model: Path, fault: Fault) -> Path:
 
 
 def within(call: Callable[[], T]) -> T:
-    """What a call returns or raises, in time: a hang fails the test instead of ending the run."""
+    """The result or the error of a call, in time: a hang fails the test instead of ending the run."""
     outcome: list[T | BaseException] = []
 
     def run() -> None:
@@ -289,7 +289,7 @@ def test_a_closed_replica_gets_no_requests(
 
 @by_name(RETURNS)
 def test_a_model_whose_methods_return_what_they_must_not(fault: Fault, model: Path, plugin: Installed) -> None:
-    """Every request fails, since they share the model; the engine goes on, and holds nothing."""
+    """Every request fails, since they share the model; the engine continues, and holds no memory."""
     with Omni(model, device="cpu", plugins=loaded(plugin)) as omni:
         for _ in range(2):
             with pytest.raises(StageError) as caught:

@@ -1,4 +1,4 @@
-"""Modules that hold a part of published weights: what is read, what arrives, and what is refused."""
+"""Modules that hold a part of published weights: reads, loaded parts, and refusals."""
 
 import math
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class Parts(nn.Module, StackedWeights):
 
 
 def part_of(weight: Tensor, cut: Cut | None) -> Tensor:
-    """What a cut holds of a weight, with zeros behind it."""
+    """The part of a weight that a cut holds, with zeros behind it."""
     if cut is None:
         return weight
     return torch.cat([weight, torch.zeros_like(weight), torch.zeros_like(weight)], cut.dim).narrow(

@@ -25,7 +25,7 @@ _SOME = 12
 
 @contextmanager
 def memory_bounded(gibibytes: int) -> Iterator[None]:
-    """Bounds what this process may map beyond what it has."""
+    """Bounds the memory that this process may map in addition."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + gibibytes * 2**30, hard))
@@ -36,7 +36,7 @@ def memory_bounded(gibibytes: int) -> Iterator[None]:
 
 
 def try_all(family: str, to: Path, chosen: list[Fault]) -> None:
-    """Adds what was spoiled to whatever is raised."""
+    """Adds the spoiled value to an error."""
     for fault in chosen:
         try:
             result = verdict(spoil(FAMILIES[family](), to, fault), family)
@@ -150,7 +150,7 @@ def test_a_faulty_field_of_a_config_is_named(
 
 
 def test_a_decoder_without_heads_has_those_of_its_kind(tmp_path: Path) -> None:
-    """transformers' own default stands for what is missing, and then the weights do not fit."""
+    """A missing value has transformers' default, and then the weights do not fit."""
     folder = spoil(FAMILIES["text"](), tmp_path / "model", Fault("config.json", ("num_attention_heads",), "deleted"))
     with pytest.raises(CheckpointError, match=r"num_attention_heads|wrong tensor shape"):
         load(folder)

@@ -1,4 +1,4 @@
-"""Files of a checkpoint that are none, that lead elsewhere, or that would take for ever: refused, and in no time."""
+"""Files of a checkpoint that are not regular, that lead out of the folder, or that would take for ever: refused at once."""
 
 import json
 import os
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.thorough
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 SECONDS = 20.0
-"""Of CPU time, for what takes one or two where nothing else runs."""
+"""Of CPU time, for work that takes one or two seconds on a quiet machine."""
 
 
 @pytest.fixture

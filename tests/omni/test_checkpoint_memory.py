@@ -64,7 +64,7 @@ def test_the_host_never_holds_more_than_the_model_and_a_few_windows(tmp_path: Pa
     (tmp_path / "config.json").write_text("{}")
     command = [sys.executable, "-c", LOAD_TWO_STAGES, str(tmp_path)]
     grown = float(subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS).stdout)
-    # The model is in half the bytes of its files. Below a shard on top of it: what is read passes through.
+    # The model has half the bytes of its files. Less than a shard is added: weights are read in parts.
     model = SHARDS * SHARD_MB / 2
     assert model * 0.9 < grown < model + SHARD_MB
 

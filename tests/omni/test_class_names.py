@@ -9,7 +9,7 @@ from tests.support.entry_points import REPOSITORY
 FOLDERS = ("omni", "stages", "connectors", "plugins", "benchmarks", "scripts")
 FAMILIES = REPOSITORY / "plugins"
 LAYERS = {"FeedForward", "GatedMLP", "RMSNorm"}
-"""Layers of the literature, of which each stage kind has one for its shapes: kinds do not import each other."""
+"""Layers of the literature. Each stage kind has its own for its shapes: kinds do not import each other."""
 
 
 def test_each_class_has_a_name_of_its_own():

@@ -1,4 +1,4 @@
-"""A stage whose worker is in an unknown state: closed, its payloads released, and everything else goes on."""
+"""A stage whose worker is in an unknown state: closed, its payloads released, and all other stages continue."""
 
 import pytest
 
@@ -57,7 +57,7 @@ def test_payloads_that_it_held_are_released(graph: FakeGraph) -> None:
     graph.speaker.broken = BROKEN
     graph.settle()
     assert all(produced.free for produced in held)
-    for feed in late:  # by a thread of its own, say
+    for feed in late:  # for example by a thread of its own
         feed.acquire()
         feed.release(COMPLETED)
     connector = graph.connectors["writer->speaker"]

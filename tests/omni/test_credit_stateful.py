@@ -22,7 +22,7 @@ from omni.pipeline import Edge, Pipeline, PipelineOutput
 from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage
 from tests.support.fake_graph import CountingConnector, fake_stage, local_ends
 
-# Stage workers that do what a test decides, and an engine of them in which every payload can be followed.
+# Stage workers that a test controls, and an engine of them in which every payload can be followed.
 
 CREW = Pipeline(
     family="fake",
@@ -77,7 +77,7 @@ class Claim:
 
 @dataclass(eq=False)
 class Task:
-    """A request at a worker. came: serials of its inputs."""
+    """A request at a worker. came: serial numbers of its inputs."""
 
     id: str
     open_sources: set[str]
@@ -188,7 +188,7 @@ class Crew:
 
     @property
     def let_in(self) -> list[str]:
-        """The requests that came to the stages, in order."""
+        """The requests that reached the stages, in order."""
         writer = self.workers["writer"]
         return writer.opened + [message.request_id for message in writer.inbox if isinstance(message, Open)]
 
@@ -282,7 +282,7 @@ class Pressure(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """Until nothing happens: then every pause and resume has arrived."""
+        """Until the engine is idle: then every pause and resume has arrived."""
         while self.crew.engine.tick():
             pass
         self.made.clear()
@@ -327,7 +327,7 @@ class Pressure(RuleBasedStateMachine):
             assert all(ref.released and ref.freed for ref in connector.sent)
 
     def finish_everything(self) -> None:
-        """Consumers consume and producers that are not paused give their rest: so every request comes to its end."""
+        """Consumers consume and producers that are not paused give their rest: so every request ends."""
         for connector in self.crew.connectors.values():
             connector.arriving = True
         rest = {(stage, task.id): 5 for stage in self.crew.workers for task in self.crew.live(stage)}

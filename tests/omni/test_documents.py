@@ -146,6 +146,12 @@ def test_lines_of_prose_are_short(document: Path) -> None:
     assert not [line for line in prose.splitlines() if len(line) > LONGEST_LINE]
 
 
+def test_the_paths_of_the_tour_are_short() -> None:
+    """Leaves count."""
+    paths = (REPOSITORY / "docs" / "tour.md").read_text().partition("## Files of three paths")[2].split("\n- **")[1:]
+    assert [len(LINK.findall(path.partition("\n\n")[0])) for path in paths] == [14, 10, 12]
+
+
 def test_the_architecture_lists_every_package_of_omni() -> None:
     text = (REPOSITORY / "docs" / "architecture.md").read_text()
     packages = text.partition("## Packages")[2].partition("\n    stages/")[0]

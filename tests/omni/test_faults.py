@@ -19,7 +19,7 @@ pytestmark = pytest.mark.thorough
 @pytest.mark.parametrize("after", few(1, [False, True]), ids=["instead", "after"])
 @pytest.mark.parametrize("stage", few(1, STAGES))
 def test_a_request_that_is_alone_in_its_batch_fails_and_no_other(stage: str, after: bool) -> None:
-    """Others are at other stages, or wait, or come later: their answers are transformers'."""
+    """Others are at other stages, or wait, or arrive later: their answers are those of transformers."""
     alone, chance = bench("alone"), random.Random(stage)
     assert len(alone.places(stage)) > 1
 
@@ -75,7 +75,7 @@ def test_of_a_batch_only_the_request_with_the_fault_fails(stage: str, after: boo
 @pytest.mark.plants_faults
 @pytest.mark.parametrize("stage", AR)
 def test_a_step_that_failed_leaves_nothing_wrong_in_the_prefix_cache(stage: str) -> None:
-    """Each run hits what the one before left, in which a step failed."""
+    """Each run finds the state after the one before, in which a step failed."""
     cached = bench("cached")
 
     for phase in cached.places(stage):

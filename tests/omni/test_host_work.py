@@ -62,7 +62,7 @@ def test_an_error_of_host_work_is_raised_where_its_result_is_taken(worker: Threa
 
 
 class Crowd:
-    """More tasks than there are threads, none of which ends before `gate` is set. began: numbers of those that were begun."""
+    """More tasks than threads. None ends before `gate` is set. began: numbers of the begun ones."""
 
     def __init__(self, worker: ThreadWorker) -> None:
         self.gate = threading.Event()

@@ -24,7 +24,7 @@ ROWS = f"lower text.max_num_seqs, text.max_model_len or text.max_num_batched_tok
 
 
 class Full(CpuDevice):
-    """full: whether nothing more can be allocated."""
+    """full: whether allocations fail."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the stage kinds run to measure their memory."""
+"""The largest steps of the stage kinds, which measure their memory."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def test_an_encoder_is_measured_on_one_batch_as_full_as_its_options_allow(
     assert loaded.footprint.fixed == 112_345
     peak = loaded.measure()
     assert model.segments == [tuple(batch)]
-    # Running sums, doubled features, and what they are made of, four floats per embedding.
+    # Running sums, doubled features, and their inputs, four floats per embedding.
     assert peak >= 2 * sum(batch) * 4 * 4
     worker = loaded.start(0)
     assert worker._cache.bytes_used == 0

@@ -40,14 +40,14 @@ def defined(tree: ast.Module) -> set[str]:
 def handed_over(tree: ast.Module) -> Iterator[str]:
     """Names that stand where a phase stands: `launch(stream, phase, ...)`, `Launch.of(phase, ...)`, `send(copy, ...)`."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        called = ast.unparse(node.func)
-        match node.args:
-            case [_, ast.Name(id=name), *_] if called.split(".")[-1] == "launch":
+        match node:
+            case ast.Call(func=ast.Name(id="launch") | ast.Attribute(attr="launch"), args=[_, ast.Name(id=name), *_]):
                 yield name
-            case [ast.Name(id=name), *_] if called == "Launch.of" or called.endswith("downloads.send"):
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="Launch"), attr="of"), args=[ast.Name(id=name), *_]):
                 yield name
+            case ast.Call(func=ast.Attribute(attr="send") as called, args=[ast.Name(id=name), *_]):
+                if ast.unparse(called).endswith("downloads.send"):
+                    yield name
 
 
 def imported(tree: ast.Module) -> dict[str, str]:
@@ -65,7 +65,7 @@ def phases(root: Path = REPOSITORY, roots: tuple[str, ...] = ROOTS) -> dict[str,
     for file, tree in trees.items():
         for name in handed_over(tree):
             source = file.removesuffix(".py") if name in defined(tree) else imported(tree).get(name)
-            # A name from nowhere is a parameter: whoever gave it is seen elsewhere.
+            # A name without a definition is a parameter: its argument is found at the caller.
             if source is not None:
                 inside = (f"/{source}.", f"/{source}/")
                 owners = {other for other in trees if any(place in f"/{other}" for place in inside)}

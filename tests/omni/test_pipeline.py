@@ -1,4 +1,4 @@
-"""What a pipeline may be, and what a request uses of it."""
+"""Valid and invalid pipelines, and the part of one that a request uses."""
 
 from collections.abc import Sequence
 

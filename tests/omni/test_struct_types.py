@@ -37,7 +37,7 @@ made = msgspec.convert(value, kind)
 
 def _unlocked(node: ast.AST, *, inside: bool = False, locked: bool = False) -> Iterator[int]:
     """Lines in functions that use a type without the lock, or take the function that does. inside: a function. An import needs no
-    lock: others see its types when it is over."""
+    lock: others find its types when it has ended."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         inside, locked = True, False
     if isinstance(node, ast.With) and any(ast.unparse(item.context_expr) == "STRUCT_TYPES" for item in node.items):

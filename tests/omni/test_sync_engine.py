@@ -1,4 +1,4 @@
-"""Engines under the sync guard and under CUDA's own: nothing waits for the device but what is listed, and what does is reported."""
+"""Engines under the sync guard and under CUDA's own: only listed code waits for the device, and other waits are reported."""
 
 import logging
 import threading
@@ -38,7 +38,7 @@ SAMPLING: list[dict[str, Any]] = [
 
 @contextmanager
 def nothing_waits(device: Device) -> Iterator[None]:
-    """Neither the sync guard nor CUDA's own check reports a wait. Both check this thread: nothing else uses the device."""
+    """Neither the sync guard nor CUDA's own check reports a wait. Both check this thread: no other thread uses the device."""
     with ExitStack() as stack:
         if device.torch_device.type == "cuda":
             stack.enter_context(no_synchronization())

@@ -92,7 +92,7 @@ def test_a_host_wait_in_a_phase_raises(how: str, inference: bool):
     with torch.inference_mode(inference), SyncGuard(device, SyncCheck.ERROR):
         with pytest.raises(SyncError, match=rf"in phase busy makes the host wait for the device; .*{remedy}") as caught:
             launch(device, ask)
-        ask(torch.arange(6.0))  # outside of phases nothing is on the device
+        ask(torch.arange(6.0))  # outside of phases no tensor is on the device
     assert caught.value.phase == "busy"
 
 

@@ -1,4 +1,4 @@
-"""Whatever may wait for the device is listed, with its reason, and what is listed exists."""
+"""All code that may wait for the device is listed, with its reason, and the listed code exists."""
 
 import ast
 from functools import cache
@@ -65,7 +65,7 @@ def test_may_sync_is_called_with_a_point_and_in_a_with_statement():
 
 
 def test_the_host_waits_for_a_device_inside_may_sync_only():
-    """`synchronize` is called inside `may_sync`, or by a device on what it is made of."""
+    """`synchronize` is called inside `may_sync`, or by a device on its parts."""
     for path, tree in sources():
         if path.is_relative_to(REPOSITORY / "omni" / "testing"):
             continue

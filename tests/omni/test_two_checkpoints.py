@@ -1,4 +1,4 @@
-"""Two models in one process, each as if it were alone."""
+"""Two models in one process, each with the results of a process of its own."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ PAIRS = [("speaker", "other speaker"), ("speaker", "writer")]
 
 
 class Model:
-    """A checkpoint, what it is asked, and what it answers when it is the only one in the process."""
+    """A checkpoint, its requests, and their results when it is the only one in the process."""
 
     def __init__(self, folder: Path, *, speaks: bool) -> None:
         self.folder = folder

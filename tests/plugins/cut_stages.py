@@ -55,7 +55,7 @@ def calls_of(ranks: Ranks) -> int:
 
 
 def state_of(runner: Runner) -> dict[str, Tensor]:
-    """What the steps of a stage leave behind on a device, and every rank has whole."""
+    """The state of a stage's rows on a device after its steps. Every rank has it whole."""
     rows, pages = runner._state, runner.pages
     null_row = rows.fields.shape[0] - 1
     state = {"fields": rows.fields[:null_row], "tables": rows.block_table, "codes": rows.next_codes[:null_row]}
@@ -133,7 +133,7 @@ class _Leading(LoadedAr):
         with ThreadPoolExecutor(len(self._followers)) as pool:
             starting = [pool.submit(_started, follower, pages) for follower in self._followers]
             worker = super().start(pages)
-            self._context.device.synchronize()  # the others wait for what has been launched
+            self._context.device.synchronize()  # the others wait for the launched work
             workers = [each.result() for each in starting]
         self._cut.started[self._context.stage.name] = CutStage(
             self._present_runner,

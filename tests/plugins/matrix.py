@@ -1,4 +1,4 @@
-"""The matrix: its axes and cells, the parameters asked for, and what it needs of a model family."""
+"""The matrix: its axes and cells, the parameters of requests, and the interface that a model family implements for it."""
 
 import itertools
 import time
@@ -31,7 +31,7 @@ from tests.support.engines import plugins_of
 from tests.support.received import Received
 
 BLOCK = 2
-"""Tokens of a block: so few that every row soon wants another."""
+"""Tokens of a block: so few that every row soon needs another."""
 ROOMY = 400
 """Blocks that are never used up."""
 
@@ -39,7 +39,7 @@ ROOMY = 400
 @dataclass(frozen=True, slots=True)
 class Cell:
     """in_flight: steps. few_blocks: so few that requests are preempted. tiny_budget: a few tokens a step. cached: prefix cache.
-    captured: steps replay what was captured. asked: name of the parameters that are tested."""
+    captured: steps replay captured graphs. asked: name of the parameters that are tested."""
 
     in_flight: int
     few_blocks: bool
@@ -101,7 +101,7 @@ def covering(asked: Sequence[str]) -> list[Cell]:
     return chosen
 
 
-# The parameters that the matrix asks for, made so that each of them changes what a model says.
+# The parameters of the matrix. Each of them changes a model's tokens.
 
 TOKENS = 16
 FORM_TOKENS = 36
@@ -133,9 +133,9 @@ SETS = (
 )
 """The names of the parameters."""
 PLAYED = tuple(name for name in SETS if name != HOT)
-"""What the matrix's cells ask for. The other one is there to be compared with."""
+"""The sets of parameters in cells. The other set is for comparison."""
 AGAINST = {"JSON schema": HOT, "JSON schema, penalty, logprobs": "JSON schema"}
-"""What the others of these parameters are compared with, where that is not `GREEDY`."""
+"""The set that another set is compared with, where that is not `GREEDY`."""
 SAYS_THE_SAME = frozenset({"logprobs", "prompt logprobs"})
 """They add outputs; the tokens stay."""
 
@@ -313,7 +313,7 @@ class Family(ABC):
         return self.engine(CpuDevice(), settings)
 
 
-# A logits processor that sees what a request has said, as a plugin brings it: no run of `size` tokens comes twice.
+# A logits processor of a plugin that reads the tokens of a request: no run of `size` tokens occurs twice.
 
 
 class Unrepeated:

@@ -79,7 +79,7 @@ TALKER_SETS: Mapping[str, SamplingParams] = {
 
 
 class OmniFamily(Family):
-    """A tiny Qwen3-Omni, which hears, sees, writes and speaks; its codes are tapped."""
+    """A tiny Qwen3-Omni with sound, pictures, text and speech; the test reads its codes too."""
 
     writer = "thinker"
     stages = ("thinker", "talker")

@@ -108,7 +108,7 @@ class _Party:
 
 
 def party(asked: str) -> list[Ask]:
-    """Of those that ask for it, most stay and some leave; others ask for less. Some ask for what was asked before."""
+    """Most requests with the cell's parameters stay and some leave; others have fewer parameters. Some repeat a prompt."""
     return [
         Ask(asked, 0),
         Ask(GREEDY, 1),
@@ -160,7 +160,7 @@ def play(
 
 
 def _run(group: _Party, device: SimulatedDevice) -> None:
-    """Whenever the host has nothing to do, something is over on the device, or a few things are."""
+    """Whenever the host is idle, one or a few pending launches complete on the device."""
     assert device.schedule is not None
     chance = device.schedule.random
     while not group.idle:
@@ -172,7 +172,7 @@ def _run(group: _Party, device: SimulatedDevice) -> None:
 
 
 def check(family: Family, cell: Cell, asks: Sequence[Ask], played: Played, batches: int = 1) -> None:
-    """Every request got what it gets alone, and the cell's conditions held. batches: `Limits.micro_batches`."""
+    """Every request had the results that it has alone, and the cell's conditions held. batches: `Limits.micro_batches`."""
     for number, (ask, received) in enumerate(zip(asks, played.received, strict=True)):
         try:
             assert received.over
@@ -183,14 +183,14 @@ def check(family: Family, cell: Cell, asks: Sequence[Ask], played: Played, batch
     assert any(one.error is GIVEN_UP for one in played.received)
     preemptions = played.preemptions(family)
     assert (preemptions[family.writer] > 0) == cell.few_blocks, f"{preemptions} preemptions"
-    # Prompts that are scored read nothing, and in few blocks what others left is gone soon.
+    # Scored prompts do not read the cache, and with few blocks the prefixes of others are soon evicted.
     hits = cell.cached and not (cell.few_blocks and cell.asked == "prompt logprobs")
     for stage in family.stages:
         cached = played.counters[stage]["cached_tokens"]
         assert cached == 0 or cell.cached
         assert cached > 0 or not hits or stage != family.writer, "nothing was found in the cache"
         assert preemptions[stage] == 0 or cell.few_blocks
-        # What conditions the talker's steps comes late now and then, but is always there for two.
+        # The conditioning of the talker's steps is late now and then, but always there for two steps.
         least = cell.in_flight if stage == family.writer else min(cell.in_flight, 2)
         most = cell.in_flight + batches - 1
         assert least <= played.most[stage] <= most, f"{stage}: {played.most[stage]} steps in flight at most"
@@ -216,13 +216,13 @@ def run_cell(
 
 # What transformers makes of the matrix's parameters: its own processors and warpers, and behind them the engine's noise.
 #
-# What a host says of a text (a grammar, a processor with history) comes between, as transformers has it or from our own code.
+# Host rules of a text (a grammar, a processor with history) apply in between, by transformers or by our own code.
 #
 # Shape legend: V vocabulary, W words of 64 ids.
 
 
 class AsAsked(LogitsProcessor):
-    """All that the parameters do to logits. Under greedy decoding, what comes of it is what is drawn.
+    """All effects of the parameters on logits. Under greedy decoding, the largest logit is drawn.
 
     params: in ids, of the request over its stage's own. start: ids that stand before the first generated one.
     """

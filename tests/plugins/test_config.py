@@ -1,4 +1,4 @@
-"""What a family cannot serve is refused by a name of config.json."""
+"""Checkpoints that a family cannot serve are refused by the name of a field of config.json."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

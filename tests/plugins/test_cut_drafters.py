@@ -1,5 +1,5 @@
 """Stages with drafters whose layers are cut across ranks: tokens and acceptance are those of a whole stage, and ranks without the
-last layers hold nothing of a drafter."""
+last layers hold no part of a drafter."""
 
 import sys
 from collections.abc import Mapping

@@ -109,7 +109,7 @@ WAYS = [(case, False) for case in CASES] + [(case, True) for case in EXPERTS]
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a model makes of a prompt, whose last two tokens come one by one as in decode steps. codes: of greedy frames."""
+    """A model's outputs for a prompt, the last two tokens one by one as in decode steps. codes: of greedy frames."""
 
     embedded_TD: Tensor
     hidden_TD: Tensor
@@ -373,7 +373,7 @@ def test_kv_heads_are_those_of_the_layers_whatever_a_family_counts() -> None:
 
 
 class NoChannel:
-    """A channel that nothing uses."""
+    """A channel without a user."""
 
     descriptor = None
 

@@ -1,4 +1,4 @@
-"""Whole requests on stages that are cut across ranks: they get what they get from whole stages.
+"""Whole requests on stages that are cut across ranks: their results are those of whole stages.
 
 Ranks are threads here (`tests.plugins.cut_stages`); the rest of the engine is as it is.
 """
@@ -317,7 +317,7 @@ def test_csm_says_what_transformers_does(layout: RankLayout, settings: Mapping[s
 def test_a_family_of_another_distribution_is_cut(
     layout: RankLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of its code knows of ranks."""
+    """None of its code depends on ranks."""
     home = REPOSITORY / "examples" / "family"
     monkeypatch.syspath_prepend(home)
     plugins = load_plugins([*own_entry_points("ar", "local"), *entry_points_of(home / "pyproject.toml")])

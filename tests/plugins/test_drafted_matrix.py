@@ -21,7 +21,7 @@ HEADS = ("eagle3", "mtp")
 tests/stages/omni_ar/test_simulated_heads.py has those that learned."""
 
 UNDRAFTED = {"JSON schema", "JSON schema, penalty, logprobs", "host processor", "all together"}
-"""What is asked for with logits processors or grammars: such rows have no drafts."""
+"""The sets with logits processors or grammars: such rows have no drafts."""
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A thinker with a drafter: text and speech are those without drafts, and the talker hears accepted tokens alone."""
+"""A thinker with a drafter: text and speech are those without drafts, and the talker gets accepted tokens only."""
 
 from collections.abc import Mapping
 from functools import cache

@@ -165,7 +165,7 @@ def test_pictures(name: str, grids: tuple[tuple[int, int, int], ...]) -> None:
 
 @torch.inference_mode()
 def test_planted_fault_windows_are_not_frames() -> None:
-    """The tiny tower's windows matter: were they as large as frames, something else would come out."""
+    """The tiny tower's windows matter: with windows as large as frames, its outputs differ."""
     (item,) = pictures([(1, 16, 12)], 3 * 2 * 14 * 14)
     tower = plain(encoder("vision_2_5").tower)
     narrow = tower(item["pixels"], grid_thw=item["grid"][None]).pooler_output
@@ -216,7 +216,7 @@ MEDIA: list[AudioPart | ImagePart] = [
 def test_media_embeddings_on_cuda_are_the_cpu_s(
     stage: str, lengths: tuple[int, ...], dtype: torch.dtype, tolerance: float
 ) -> None:
-    """And nothing waits for the device."""
+    """And the host does not wait for the device."""
     folder = tiny_checkpoint(**SHAPES["other sizes"])
     payloads = build_frontend(Checkpoint(folder)).prepare(chat(*MEDIA)).inputs[stage]
     items = [{name: t for name, t in payload.tensors.items() if isinstance(t, Tensor)} for payload in payloads]

@@ -32,7 +32,8 @@ Scores = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """tokens: a prompt and what was said. scores: the log-probability of each but the first. said: how many of them were said."""
+    """tokens: a prompt and the generated tokens. scores: the log-probability of each but the first. said: number of generated
+    ones."""
 
     tokens: list[int]
     scores: Scores
@@ -105,7 +106,7 @@ LENGTHS = (1, 7, 64, 65, 130, 200, 255, 300, 17, 33)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """model: of a dtype, on a device. lengths: of prompts. tokens: that are said after each."""
+    """model: of a dtype, on a device. lengths: of prompts. tokens: that are generated after each."""
 
     model: Callable[[torch.dtype, torch.device], ArModel]
     vocab: int
@@ -119,7 +120,7 @@ def text(config: DecoderConfig, vocab: int, tied: bool = False) -> Callable[[tor
 
 
 def unit_gain(name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Every matrix keeps the scale of what it is given, whatever its width: logits have a standard deviation of about 1.
+    """Every matrix keeps the scale of its input, whatever its width: logits have a standard deviation of about 1.
 
     Routers prefer some experts clearly, as trained ones do: rounding swaps two at the edge now and then, which count little.
     """

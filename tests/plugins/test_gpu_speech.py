@@ -1,6 +1,6 @@
 """Tokens, codes of all groups and waveforms in float32, eager and captured, batched and padded: those of the CPU for each alone.
 
-What the CPU gives to each alone is what transformers gives, but for requests that are sampled, and for sound that is denoised in
+The CPU's results of each alone are those of transformers, except for requests that are sampled, and for sound that is denoised in
 windows. On the CPU a captured step is the list of its launches, so the cases run there too; most of them on a GPU only.
 """
 

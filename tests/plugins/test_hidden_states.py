@@ -157,7 +157,7 @@ def test_a_layer_that_the_model_lacks_is_refused(tmp_path: Path, layer: int) -> 
         TextEngine(tmp_path, {"text.hidden_layers": (0, layer)})
 
 
-# The public interface, on a thinker that sees and hears.
+# The public interface, on a thinker with pictures and sound.
 
 ASKED = chat("what is in the", image(96, 64), sound(0.7), "picture", voice=None)
 

@@ -1,6 +1,6 @@
 """The matrix: text, codes and sound are the same under whatever parameters, pressure and steps in flight.
 
-What a request gets alone, one step at a time, is what transformers gives. What it gets in each cell of the matrix is that.
+The results of a request alone, one step at a time, are those of transformers, and those in each cell of the matrix are the same.
 """
 
 import json
@@ -120,7 +120,7 @@ def test_each_set_changes_what_is_said(family: Family, asked: str) -> None:
 
 @pytest.mark.parametrize("asked", ["logprobs", "prompt logprobs", "JSON schema, penalty, logprobs"])
 def test_log_probabilities_are_those_of_the_model(text: TextFamily, asked: str) -> None:
-    """Of the tokens as they come, whatever was done to the logits that they were drawn from."""
+    """Of the tokens in order, whatever the changes to their logits."""
     name = f"logprobs of the {'prompt' if asked == 'prompt logprobs' else 'tokens'}"
     for prompt, ids in enumerate(text.ids):
         received = text.alone(asked, prompt)
@@ -201,7 +201,7 @@ def test_a_seed_and_the_sample_s_index_decide_and_nothing_else(text: TextFamily,
 
 
 def test_samples_of_a_seed_speak_differently(omni: OmniFamily) -> None:
-    """In every group; and each as it speaks alone."""
+    """In every group; and each as alone."""
     asks = [Ask("talker defaults", 1, sample_index=n) for n in range(3)]
     cell = Cell(4, few_blocks=True, tiny_budget=False, cached=True, captured=True, asked="talker defaults")
     played = play(omni, cell.settings(omni.few(cell.asked)), asks, LateDevice(cell.seed))

@@ -1,4 +1,4 @@
-"""A family's tiny checkpoint is what transformers would have published: its own classes read every weight and want no other."""
+"""A family's tiny checkpoint has the form of transformers: its classes read every weight, and need no other."""
 
 import json
 from collections.abc import Callable
@@ -123,7 +123,7 @@ def saved(model: Any) -> dict[str, Tensor]:
 
 def load(model: Any, folder: Path) -> Any:
     """The model, by transformers, which misses no weight and leaves none."""
-    if model is Qwen2_5OmniForConditionalGeneration:  # which cannot report what it loads
+    if model is Qwen2_5OmniForConditionalGeneration:  # which cannot report its loaded weights
         with quiet():
             loaded = model.from_pretrained(folder, dtype=torch.float32)
         assert saved(loaded).keys() == weights(folder).keys()

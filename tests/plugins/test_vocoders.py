@@ -150,7 +150,7 @@ class Pair:
 
 @torch.no_grad()
 def enliven_code2wav(model: Any, dtype: torch.dtype) -> None:
-    """Random parameters under which every layer and every context is heard; the peak is 0.5 over 100 frames."""
+    """Random parameters under which every layer and every context affects the sound; the peak is 0.5 over 100 frames."""
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator).to(parameter)
@@ -384,7 +384,7 @@ def test_a_row_is_used_again(exact: Pair, clear: bool) -> None:
 
 
 def test_positions_far_beyond_the_trained_range() -> None:
-    """40,000 frames. The reference sees the last 300 at their absolute positions: more than decides the last 200."""
+    """40,000 frames. The reference gets the last 300 at their absolute positions: more than affect the last 200."""
     pair = pair_of("grouped heads", torch.float32)
     frames, seen, compared = 40_000, 300, 200
     hidden = torch.randn(1, frames, 24, generator=torch.Generator().manual_seed(3))

@@ -1,4 +1,4 @@
-"""Planted faults: what one is, and what comes of those of a tiny project."""
+"""Planted faults: their kinds, and the verdicts on those of a tiny project."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""Drives one autoregressive stage by hand, and plays the consumers of what it makes."""
+"""Drives one autoregressive stage by hand, and acts as the consumers of its payloads."""
 
 import atexit
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +42,7 @@ from omni_ar.run.worker import ArWorker
 from tests.support.draft_models import DEEP
 
 TEXT = "text"
-"""The edge that conditioning of a codec model comes over."""
+"""The edge of a codec model's conditioning."""
 
 
 def plain_prompt(ids: Sequence[int], **changes: object) -> Prompt:
@@ -53,7 +53,7 @@ def plain_prompt(ids: Sequence[int], **changes: object) -> Prompt:
 
 @dataclass(frozen=True)
 class Lent:
-    """A payload with tensors that its consumer has not gathered for good. looks: what it has gathered meanwhile."""
+    """A payload with tensors whose last gather by its consumer is still to come. looks: results of its gathers meanwhile."""
 
     produced: Produced
     pending: Pending
@@ -61,9 +61,9 @@ class Lent:
 
 
 class ArWorkerDriver(StageDriver):
-    """lent: payloads that consumers have not gathered. rows: what they have gathered, by request, in order.
+    """lent: payloads that consumers have not gathered. rows: the gathered ones, by request, in order.
 
-    looks: gathers of payloads that were not released with them, each with what was gathered in the end.
+    looks: gathers of payloads that were not released with them, each with the last gather of its payload.
     """
 
     worker: ArWorker
@@ -146,7 +146,7 @@ class ArWorkerDriver(StageDriver):
             return super().tick()
 
     def run(self) -> None:
-        """Until nothing happens any more. Nothing is held then but by open requests and ungathered payloads."""
+        """Until the stage is idle. Only open requests and ungathered payloads hold memory then."""
         with torch.inference_mode():
             self.device.synchronize()
             self.settle(self.device)
@@ -160,7 +160,7 @@ class ArWorkerDriver(StageDriver):
         super()._take(message)
 
     def gather(self, *ids: str) -> bool:
-        """Consumers gather what has arrived, of these requests (all if none are named), in order. Returns whether any did."""
+        """Consumers gather the arrived payloads of these requests (all if none are named), in order. Returns whether any did."""
         left: list[Lent] = []
         late: set[str] = set()
         with torch.inference_mode():  # a look at an event may make a device run
@@ -178,7 +178,7 @@ class ArWorkerDriver(StageDriver):
         return moved
 
     def look(self) -> None:
-        """Consumers gather what has arrived and keep their claim on it, as those do that gather in parts."""
+        """Consumers gather the arrived payloads and keep their leases, as those do that gather in parts."""
         with torch.inference_mode():
             for lent in self.lent:
                 (part,) = lent.produced.payload.tensors.values()
@@ -206,14 +206,14 @@ class ArWorkerDriver(StageDriver):
         return out
 
     def gather_all(self) -> None:
-        """Until nothing happens any more and nothing is lent."""
+        """Until the stage is idle and no payload is lent."""
         self.run()
         while self.gather():
             self.run()
         assert not self.lent, "payloads that never arrive"
 
     def finish(self, requests: int) -> None:
-        """On a device that nothing makes wait: until these many requests have ended and consumers have gathered everything."""
+        """On a device that is never late: until these many requests have ended and consumers have gathered all payloads."""
         for _ in range(100_000):
             self.tick()
             self.gather()
@@ -223,7 +223,7 @@ class ArWorkerDriver(StageDriver):
         raise AssertionError(f"no end: {self.worker.usage()}")
 
     def release_lent(self) -> None:
-        """What consumers do that have no use for what they were given."""
+        """Consumers release payloads without a gather."""
         while self.lent:
             self.lent.pop().pending.release(COMPLETED)
 

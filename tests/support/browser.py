@@ -153,7 +153,7 @@ def _pipe(_: int) -> tuple[int, int]:
 
 @contextmanager
 def browser(microphone: Path | None = None) -> Iterator[Page]:
-    """A fresh browser. microphone: a wav that it hears, once; None gives beeps."""
+    """A fresh browser. microphone: a wav that it records, once; None gives beeps."""
     path = chromium()
     assert path is not None
     heard = [] if microphone is None else [f"--use-file-for-fake-audio-capture={microphone}%noloop"]

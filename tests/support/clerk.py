@@ -23,7 +23,7 @@ class ClerkOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 Read = Callable[[Case[Feed], msgspec.Struct, Tensor | None], Sequence[msgspec.Struct]]
-"""What is given out for the rows of a payload, None where it has none."""
+"""The output for the rows of a payload, None where it has none."""
 
 
 class ClerkWorker(DeskWorker[Feed]):
@@ -50,7 +50,7 @@ class ClerkWorker(DeskWorker[Feed]):
         moved = self.give_desks()
         for case in list(self.requests.values()):
             if case.desk and not case.paused and case.inputs:
-                # Its ticks count as time, so where it does not read there is something to come.
+                # Its ticks count as time, so a tick without a read is still progress.
                 moved |= bool(self._ticks % self._options.every) or self._read(case)
         return self.finish_read() or moved
 

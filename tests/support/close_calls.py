@@ -57,7 +57,7 @@ class WatchedCpu(CpuDevice):
             self._sample_again(stream.name, buffers)
 
     def look(self, stage: str, position_R: Tensor, group: int, ids_R: Tensor, again_R: Tensor) -> None:
-        """Takes down choices, and what was chosen the second time."""
+        """Records choices, and those of the second run."""
         self.choices += ids_R.shape[0]
         for position, first, second in zip(position_R.tolist(), ids_R.tolist(), again_R.tolist(), strict=True):
             if first != second:
@@ -109,7 +109,8 @@ def _outputs(state: object, rows_R: object) -> Tensor:
 
 @dataclass(slots=True)
 class Comparison:
-    """What was compared in one test. choices: how many ids. excused: first differences of requests, where the choice was close."""
+    """Counts of one test's comparisons. choices: how many ids. excused: first differences of requests, where the choice was
+    close."""
 
     choices: int = 0
     excused: list[Choice] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A small talker and small vocoders, as a family: what is spoken can be computed by hand.
+"""A small talker and small vocoders, as a family: the sound can be computed by hand.
 
 speaker ──► voice   modality "audio": frames on the device
         ──► echo    modality "echo": the same, by another vocoder
@@ -99,7 +99,7 @@ def build_voice(context: StageContext) -> WaveMaker:
 
 
 def codec_plugins() -> Plugins:
-    """The family, and what it needs."""
+    """The family, and its stage kinds and connectors."""
     return plugins_of("ar", "vocoder", "local", "shm", codec=_HERE, tap="tests.support.tap")
 
 

@@ -34,7 +34,7 @@ SPEECH = frozenset({"audio"})
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """codes: int64 `[G, frames]`, and wave: fp32 `[samples]`, of the frames that are heard. ended: whether a frame ended it."""
+    """codes: int64 `[G, frames]`, and wave: fp32 `[samples]`, of the decoded frames. ended: whether a frame ended it."""
 
     codes: Tensor
     wave: NDArray[np.float32]

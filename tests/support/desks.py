@@ -1,4 +1,4 @@
-"""Stages with few desks: a request that has one keeps it to its end, and reads what it is fed only there."""
+"""Stages with few desks: a request keeps its desk to its end, and reads its inputs only there."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -28,14 +28,14 @@ class Case(Generic[InputT]):
 
 
 class DeskWorker(MailboxWorker[Case[InputT]]):
-    """What it feeds, reads and releases is the subclass's."""
+    """Subclasses feed, read and release."""
 
     def __init__(self, name: str, desks: int) -> None:
         super().__init__(name)
         self._desks = desks
 
     def release(self, given: InputT) -> None:
-        """Nothing reads an input of a request that is over."""
+        """No stage reads an input of a finished request."""
         raise NotImplementedError
 
     def usage(self) -> Mapping[str, int]:

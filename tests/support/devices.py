@@ -1,4 +1,4 @@
-"""Devices that count, queue or reorder what is launched, and settings that tests on a GPU run under."""
+"""Devices that count, queue or reorder launches, and settings that tests on a GPU run under."""
 
 import warnings
 from collections import Counter
@@ -50,7 +50,7 @@ DEVICES: dict[str, Callable[[], Device]] = {
 
 
 class HungDevice(SimulatedDevice):
-    """Runs nothing by itself. clock: seconds."""
+    """Runs no launch by itself. clock: seconds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class ClockedCpu(CpuDevice):
 
 @contextmanager
 def no_synchronization() -> Iterator[None]:
-    """Inside, a synchronizing CUDA operation raises RuntimeError. Process-wide: for tests with nothing else alive on the device."""
+    """Inside, a synchronizing CUDA operation raises RuntimeError. Process-wide: for tests that have the device to themselves."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")

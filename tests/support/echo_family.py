@@ -1,4 +1,4 @@
-"""The model family of `support.echo_plugin`: `writer` gives the prompt back a token per tick, `singer` sings what it writes.
+"""The model family of `support.echo_plugin`: `writer` gives the prompt back a token per tick, `singer` sings the writer's text.
 
 A token is a character. Some prompts are special: see `EchoFrontend.prepare`, and the constants.
 """
@@ -32,24 +32,24 @@ from tests.support.entry_points import own_entry_points
 from tests.support.patience import PATIENCE_SECONDS
 
 BREAK = "\x18"
-"""The writer fails for a request that comes to this character."""
+"""The writer fails for a request that reaches this character."""
 EXPLODE = "\x1b"
-"""The writer is closed when a request comes to this character."""
+"""The writer is closed when a request reaches this character."""
 BREAK_LOOP = "\x1c"
-"""The engine's loop fails when a request comes to this character."""
+"""The engine's loop fails when a request reaches this character."""
 SAMPLE = "\x1a"
-"""Comes out as the number of the sample: 0, 1, ..."""
+"""Written as the number of the sample: 0, 1, ..."""
 BREAK_OTHERS = "\x19"
-"""The writer fails for a request that comes to this character, unless it is the first sample."""
+"""The writer fails for a request that reaches this character, unless it is the first sample."""
 SAMPLES = 80
 RATE = 8000
 
 GATES: defaultdict[str, threading.Event] = defaultdict(threading.Event)
-"""What prompts `"wait NAME"` wait for in the front end."""
+"""The gates of prompts `"wait NAME"` in the front end."""
 
 
 OPENED: deque[Open] = deque(maxlen=256)
-"""What the writers were asked for last."""
+"""The last requests of the writers."""
 
 
 def pitch(character: str) -> float:
@@ -122,7 +122,7 @@ class EchoFrontend(Frontend):
         return LETTERS
 
     def prepare(self, chat: Chat) -> Prepared:
-        """`"wait NAME"` waits for a gate, `"crash"` raises what is not an OmniError, an empty text is refused."""
+        """`"wait NAME"` waits for a gate, `"crash"` raises another error than an OmniError, an empty text is refused."""
         if chat.voice not in (None, *self.voices):
             raise InputError("voice", f"{quoted(chat.voice)} is unknown", f"use one of {', '.join(self.voices)}")
         text = "|".join(_read(part) for message in chat.messages for part in message.content)
@@ -175,9 +175,9 @@ def _break_loop() -> None:
 
 
 class EchoWorker(MailboxWorker[_Echo]):
-    """Writes the prompt, over and over if `max_tokens` says so; with a structured output, the lowest ids that it allows instead.
-    Keeps `stop`. Says of a token's log-probability that it is its index negated, and of the likeliest that they are the ids from 0
-    on; says so a token late."""
+    """Writes the prompt, repeatedly up to `max_tokens`; with a structured output, the lowest ids that it allows instead.
+    Keeps `stop`. The log-probability of a token is its index negated, and the likeliest ids are those from 0 on; both are
+    reported a token late."""
 
     def __init__(self, tokens_per_tick: int, max_length: int = 10**12) -> None:
         super().__init__("writer")
@@ -348,7 +348,7 @@ def echo_model(directory: Path, *, speaks: bool = True) -> Path:
 
 
 def eventually(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> bool:
-    """Whether `condition` comes true in time."""
+    """Whether `condition` becomes true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -36,7 +36,7 @@ async def until_idle(omni: AsyncOmni) -> None:
 
 
 def coroutine(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test of a coroutine whose first argument is a model. Nothing is under way after it."""
+    """A test of a coroutine whose first argument is a model. No request is under way after it."""
 
     async def main(model: Path, arguments: dict[str, Any]) -> None:
         async with AsyncOmni(model, device="cpu", plugins=echo_plugins()) as omni:

@@ -33,7 +33,7 @@ _ROUNDINGS = 4
 
 
 def assert_near(ours: Tensor, exact: Tensor) -> None:
-    """`ours` is `exact`, in float64, but for a few roundings of its dtype along the last dimension. NaN is near nothing."""
+    """`ours` is `exact`, in float64, but for a few roundings of its dtype along the last dimension. NaN is near no value."""
     assert ours.shape == exact.shape
     scale = exact.abs().amax(-1, keepdim=True).clamp(min=1e-30)
     worst = ((ours.double() - exact).abs() / scale).amax() if ours.numel() else torch.zeros(())

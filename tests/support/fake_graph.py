@@ -24,7 +24,7 @@ from omni.sampling import SamplingParams
 from omni.stage import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Produced, Resume, StageWorker
 from omni_local.connector import LocalConnector, LocalPending, LocalReceiver, LocalRef, LocalSender
 
-# A stage worker that does nothing by itself: the test reads its messages and determines its outputs.
+# A passive stage worker: the test reads its messages and determines its outputs.
 
 
 class FakeWorker(StageWorker):
@@ -110,7 +110,7 @@ class FakeWorker(StageWorker):
         return sum(isinstance(m, Abort) and m.request_id == request_id for m in self.taken)
 
     def release(self, request_id: str, after: Event = COMPLETED) -> None:
-        """Releases every lease that came for the request so far, once."""
+        """Releases every lease that has arrived for the request, once."""
         for message in self.fed(request_id):
             message.release(after)
         self.taken = [m for m in self.taken if not (isinstance(m, Feed) and m.request_id == request_id)]
@@ -244,7 +244,7 @@ class Recorder:
 
     @property
     def failure(self) -> str:
-        """What the request failed with."""
+        """The error of the request."""
         last = self.outputs[-1]
         assert isinstance(last, RequestFailed)
         return str(last.error)
@@ -351,7 +351,7 @@ class FakeGraph:
 
 
 class Scripted:
-    """An adapter that makes of each payload as many inputs as `copies` says, with or without its tensors."""
+    """An adapter that makes `copies` inputs of each payload, with or without its tensors."""
 
     def __init__(self, copies: Sequence[tuple[int, int]], at_end: int = 0) -> None:
         self._copies = list(copies)

@@ -40,7 +40,7 @@ def simulate(device: SimulatedDevice, tick: Callable[[], bool], over: Callable[[
 
 
 def idle(worker: StageWorker) -> bool:
-    """Whether it holds nothing."""
+    """Whether it holds no memory."""
     return not worker.inbox and not any(worker.usage().values())
 
 
@@ -57,7 +57,7 @@ class LateFrames:
         self._fed = 0
 
     def play(self, codes: dict[str, NDArray[np.int64]], parts: int = 3) -> None:
-        """Requests come within a few rounds of each other, and their frames in parts. Until nothing is held or lent."""
+        """Requests arrive within a few rounds of each other, and their frames in parts. Until no frame is held or lent."""
         simulation = simulate(self.device, self._turn, lambda: self._over(codes))
         for name, rows in codes.items():
             tick = 0

@@ -19,7 +19,7 @@ from omni_frames.worker import FrameModel
 
 Wave: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
 POISON = 999
-"""A code that models of tests cannot stand. Pages hold it where nothing was written."""
+"""A code that models of tests refuse. Pages hold it in unwritten entries."""
 PAGE = 4
 
 

@@ -4,7 +4,7 @@
            ──► clerk    modality "filed": in host memory
            ──► scribe   modality "noted": the tokens, without hidden states
 
-A checkpoint says how wide hidden states are and who reads them.
+A checkpoint has the width of hidden states and the names of their readers.
 """
 
 import json

@@ -14,8 +14,8 @@ from omni_ar.inputs import PromptHidden, TokenHidden
 from omni_ar.model import ArShape, Batch
 from tests.support.small_text import WIDTH, SmallText, random_matrix
 
-# A row of it says where it comes from, exactly: position and token id stand at its beginning and at its end. What lies between is a
-# projection of what the layers made of everything before, so a row that is torn, stale or another's is told from the right one.
+# A row of it shows its origin exactly: position and token id are at its beginning and at its end. Between them is a projection of
+# the layers' output for all tokens before, so a row that is torn, stale or of another request differs from the right one.
 #
 # Shape legend: T tokens, D the model's width, W the emitted width.
 
@@ -57,7 +57,7 @@ class HiddenText(SmallText):
             return self._emit(self.whole(ids), torch.arange(len(ids)), torch.tensor(list(ids)))
 
 
-# What readers of hidden states give for a row: a few numbers that tell it from every other.
+# The output of readers of hidden states for a row: a few numbers that differ from those of every other row.
 #
 # Shape legend: n rows, W the emitted width, N numbers of a reading.
 

@@ -43,7 +43,7 @@ class ReaderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """Rows that came and are not all read. taken: how many are. after: the last read of them."""
+    """Arrived rows that are not all read. taken: number of rows read. after: the last read of them."""
 
     message: Feed
     rows: PageSlice
@@ -86,7 +86,7 @@ class ReaderWorker(DeskWorker[Arrival]):
     def feed(self, request: Case[Arrival], message: Feed) -> None:
         meta, rows = message.payload.meta, message.payload.tensors["hidden"]
         assert isinstance(meta, HiddenRows)
-        if not isinstance(rows, PageSlice):  # it came through a pool
+        if not isinstance(rows, PageSlice):  # it arrived through a pool
             rows = PageSlice(rows[None], np.arange(len(rows)))
         request.tokens = in_order(meta, len(rows.slots), request.tokens)
         request.inputs.append(Arrival(message, rows, meta))
@@ -98,7 +98,7 @@ class ReaderWorker(DeskWorker[Arrival]):
         self._ticks += 1
         moved = self._collect() | self.give_desks()
         parts = [(request, *part) for request in self.requests.values() for part in self._parts(request)]
-        if parts:  # its ticks count as time, so where it does not read there is something to come
+        if parts:  # its ticks count as time, so a tick without a read is still progress
             moved |= bool(self._ticks % self._options.every) or self._read(parts)
         return self.finish_read() or moved
 
@@ -157,7 +157,7 @@ class ReaderWorker(DeskWorker[Arrival]):
 
 
 def in_order(meta: HiddenRows, rows: int, tokens: int) -> int:
-    """How many rows of tokens have come with this payload: one each, in order."""
+    """How many rows of tokens have arrived with this payload: one each, in order."""
     if meta.prompt:
         return tokens
     assert (meta.index, rows) == (tokens, 1), f"token {meta.index} came with {rows} rows, {tokens} before it"

@@ -29,7 +29,7 @@ class Numbered(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(eq=False)
 class Sent:
-    """A payload under way. values: what the consumer must find. received: once it has come. over: released or given up.
+    """A payload under way. values: those that the consumer must find. received: whether it has arrived. over: released or given up.
 
     places: memory that holds it, each with the events that must be done before it may be reused.
     """
@@ -96,13 +96,13 @@ class HostBench:
                 self.under_way.remove(sent)
 
     def step(self) -> None:
-        """Runs what the device has queued, then polls."""
+        """Runs the device's queued launches, then polls."""
         if isinstance(self.device, QueuedDevice):
             self.device.run()
         self.poll()
 
     def settle(self) -> None:
-        """Steps until nothing is under way."""
+        """Steps until no payload is under way."""
         while self.under_way:
             self.step()
 
@@ -143,7 +143,7 @@ class HostBench:
                 plain.fill_(REUSED)
 
     def expect(self, sent: Sent) -> None:
-        """What has come is what was sent."""
+        """The arrived values are those that were sent."""
         assert sent.readable
         for name, values in sent.read().items():
             np.testing.assert_array_equal(values, sent.values[name], f"{name} of {sent.number}")

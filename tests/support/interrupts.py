@@ -11,7 +11,7 @@ from typing import Any
 class Interrupter:
     """Raises KeyboardInterrupt in place of the `at`-th line that `action` runs of files whose path holds one of `places`.
 
-    Finalizers are left alone: what they raise is nobody's.
+    Finalizers are left alone: no caller gets their errors.
     """
 
     def __init__(self, at: int, places: Sequence[str]) -> None:

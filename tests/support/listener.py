@@ -70,7 +70,8 @@ class WordlessListener(Listener):
 def answered(
     model: Listener, prompt: Sequence[int], heard: Sequence[Condition], pad: int, max_tokens: int
 ) -> list[int]:
-    """Greedy tokens, everything recomputed for each. heard: by the first steps after the prompt. pad: text id of all later ones."""
+    """Greedy tokens, with a full recomputation for each. heard: text ids of the first steps after the prompt. pad: that of later
+    ones."""
     made: list[int] = []
     inputs = [model.embeddings[token] for token in prompt]
     while True:
@@ -90,7 +91,7 @@ def answered(
 #
 # writer ──► listener
 #
-# What is written can be asked for without an answer.
+# The writer's text is an output too.
 
 WRITER, LISTENER = "writer", "listener"
 TEXT, ANSWER = "text", "answer"
@@ -182,7 +183,8 @@ def ask(
     sampling: Mapping[str, SamplingParams] = {},
     rules: HostRules | None = None,
 ) -> EngineRequest:
-    """written, heard: the prompts of the two. from_frontend: whether the listener has its prompt at once, and not by the edge."""
+    """written, heard: the prompts of the two. from_frontend: whether the front end gives the listener its prompt, instead of the
+    edge."""
     prompt = plain_prompt(heard)
     inputs = {WRITER: [Payload(plain_prompt(written))]} | ({LISTENER: [Payload(prompt)]} if from_frontend else {})
     edges = {} if from_frontend else {f"{WRITER}->{LISTENER}": ListenArgs(prompt=prompt)}
@@ -206,7 +208,7 @@ def answer(written: Sequence[int], tokens: Sequence[int], heard: Sequence[int], 
 
 
 def listener_plugins() -> Plugins:
-    """The family, and what it needs."""
+    """The family, and its stage kinds and connectors."""
     return plugins_of("ar", "local", listener=_HERE)
 
 

@@ -16,7 +16,7 @@ from omni.ipc.memory import SharedMemoryAddress, create_memory
 
 class MarkBoard:
     """A board as the host reads it. On a simulated device a look is a poll of the copy's event, which takes time, and which
-    orders what the host does later after the copy: its checker knows events, and no memory that a host looks at.
+    orders later work of the host after the copy: its checker follows events, and no memory that a host polls.
 
     copies: by cell, the latest piece in it and the end of its copy, as the sender noted them in this process.
     """

@@ -1,6 +1,6 @@
 """Traffic of every kind at once, chosen by a seed: joins, aborts, priorities, few blocks, cache hits, slow consumers, stalls.
 
-Whatever the settings and the device do, each request gets what it gets alone, one step at a time.
+With any settings and timing of the device, each request has the results that it has alone, one step at a time.
 """
 
 import random
@@ -56,7 +56,7 @@ from tests.support.two_engines import THERE
 # Pipelines under mixed traffic: what can be asked of each, and which settings make it hard.
 
 Knobs = Mapping[str, Sequence[object]]
-"""What a setting may be, by dotted path. The first value is the easiest."""
+"""The values of each setting, by dotted path. The first value is the easiest."""
 
 _PAUSES, _CREDIT, _POOL = "pauses", "credit", "pool_bytes"
 _WHOLE = 64
@@ -128,7 +128,7 @@ def pooled(settings: Mapping[str, object], *edges: tuple[str, str], connector: s
 class HiddenWorld:
     """A text model whose every token's hidden state is read by one stage on the device and one in host memory.
 
-    Both keep rows to the end, so the credit of one of their edges must be enough for a whole request: the other is who pauses it.
+    Both keep rows to the end, so the credit of one of their edges must be enough for a whole request: the other edge pauses it.
     """
 
     name = "hidden"
@@ -199,7 +199,7 @@ class PooledWorld(HiddenWorld):
     _WIDTH = 5000
 
     def engine(self, device: Device, settings: Mapping[str, object]) -> AnyEngine:
-        """What is right comes from an engine without pools."""
+        """The expected results are those of an engine without pools."""
         if not isinstance(device, SimulatedDevice):
             return super().engine(device, {name: value for name, value in settings.items() if name != _POOL})
         return super().engine(device, pooled(settings, (WRITER, READER), (WRITER, CLERK)))
@@ -228,7 +228,7 @@ class ApartWorld(PooledWorld):
 
 
 class MarkedWorld(ApartWorld):
-    """The same through pools with a board of copied pieces, as `cuda_ipc` has one: pieces come before their copies have run."""
+    """The same through pools with a board of copied pieces, as `cuda_ipc` has one: pieces arrive before their copies have run."""
 
     name = "marked"
     _CONNECTOR = "marking"
@@ -312,13 +312,13 @@ class CodecWorld:
 
 
 class PooledCodecWorld(CodecWorld):
-    """The same through pools: payloads come before they are ready."""
+    """The same through pools: payloads arrive before they are ready."""
 
     name = "pooled codec"
     knobs: ClassVar[Knobs] = {**CodecWorld.knobs, _POOL: (2**16,)}
 
     def engine(self, device: Device, settings: Mapping[str, object]) -> AnyEngine:
-        """What is right comes from an engine without pools."""
+        """The expected results are those of an engine without pools."""
         if not isinstance(device, SimulatedDevice):
             return super().engine(device, {name: value for name, value in settings.items() if name != _POOL})
         return super().engine(device, pooled(settings, *((SPEAKER, to) for to in ("voice", "echo", "clerk"))))
@@ -411,7 +411,7 @@ class OmniWorld:
 
 
 class SlackWorld(OmniWorld):
-    """The same scheduled by the slack of listeners. What is right comes from an engine without."""
+    """The same scheduled by the slack of listeners. The expected results are those of an engine without."""
 
     name = "by slack"
 
@@ -445,7 +445,7 @@ def make_world(name: str) -> World:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. tick: the round before which it comes. leaves: the round before which it is given up, if it is."""
+    """One request. tick: the round before which it is submitted. leaves: the round before which it is aborted, if it is."""
 
     id: str
     content: int
@@ -483,9 +483,9 @@ POOLS = frozenset({"views", "copied pieces", "full pools"})
 """What else is counted where payloads go through pools: those that are read in the pool; pieces that are copied out of it; pieces
 that found no room."""
 APART = frozenset({"early messages"})
-"""And between two engines: messages for a request that has not come yet."""
+"""And between two engines: messages for a request that has not arrived yet."""
 HAPPENS = frozenset({"joins", "aborts", "pauses and resumes", "stalls", "constrained", "scored", "ran ahead"})
-"""What is counted besides the stages' own totals.
+"""Counters besides the stages' own totals.
 
 joins, aborts, stalls: while others are there. pauses and resumes: of producers, for slow consumers. constrained: requests that
 wait for their host processors, in each round. scored: log-probabilities. ran ahead: rounds with several steps of a stage in flight.
@@ -528,10 +528,10 @@ def scenario(world: World, seed: int, requests: int = 8) -> Scenario:
 
 
 def play(world: World, plan: Scenario, device: SimulatedDevice) -> Played:
-    """Plays it on a simulated device until nothing is left to do. Raises HangError."""
+    """Plays it on a simulated device until all work is done. Raises HangError."""
     with torch.inference_mode():
         engine = world.engine(device, plan.settings)
-        # What is allocated and filled at the start is there before anything is launched.
+        # Memory that is allocated and filled at the start is complete before the first launch.
         device.synchronize()
         scene = _Scene(world, plan, engine)
         simulation = Simulation(device, scene.tick, lambda: engine.idle, lambda: str(engine.usage()))
@@ -549,7 +549,7 @@ def play(world: World, plan: Scenario, device: SimulatedDevice) -> Played:
 
 
 class _Scene:
-    """Where a scenario is played. received: by request. happened: what was seen so far."""
+    """The engine of a scenario. received: by request. happened: the events so far."""
 
     def __init__(self, world: World, plan: Scenario, engine: AnyEngine) -> None:
         self.received = {ask.id: Received() for ask in plan.asks}
@@ -616,7 +616,7 @@ def _telling(happened: Counter[str]) -> Iterator[None]:
 
 
 def check(world: World, plan: Scenario, played: Played) -> None:
-    """Raises AssertionError unless each request was given what it gets alone, or the beginning of it if it was given up."""
+    """Raises AssertionError unless each request had the results that it has alone, or the beginning of them if it was aborted."""
     for ask in plan.asks:
         received = played.received[ask.id]
         assert received.over, f"{ask} has no end"
@@ -630,7 +630,7 @@ def check(world: World, plan: Scenario, played: Played) -> None:
 
 @cache
 def alone(world: World, content: int) -> Received:
-    """What a request of that content is given by itself, on a device that is never late, one step at a time."""
+    """The results of a request of that content by itself, on a device that is never late, one step at a time."""
     received = Received()
     with torch.inference_mode():
         engine = _calm(world)

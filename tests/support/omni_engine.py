@@ -79,9 +79,9 @@ def in_tree_plugins() -> Plugins:
 
 @dataclass(slots=True)
 class Result:
-    """What one request was given. frames: codes of each codec frame. chunks: waveform pieces as they came.
+    """The outputs of one request. frames: codes of each codec frame. chunks: waveform pieces in order.
 
-    log: what came, in order: an output's modality or a finished stage's name.
+    log: in order, an output's modality or a finished stage's name.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -158,7 +158,7 @@ class OmniEngine(TickedEngine):
         self._count = 0
 
     def request(self, chat: Chat, priority: int = 0) -> EngineRequest:
-        """The chat as the engine takes it, its codes wanted too if it wants audio."""
+        """The chat as the engine takes it; with audio, its codes are an output too."""
         prepared = self.frontend.prepare(chat)
         self._count += 1
         wanted = chat.modalities | ({"codes"} if "audio" in chat.modalities else set())
@@ -174,7 +174,7 @@ class OmniEngine(TickedEngine):
         """Runs the chats; chat i joins before tick `arrivals[i]`, all at the start by default, and is given up before tick
         `departures[i]` if that is there: its result's error is then `GIVEN_UP`.
 
-        Checks that nothing is held afterwards.
+        Checks that no memory is held afterwards.
         """
         return self.run_requests([self.request(chat) for chat in chats], arrivals, departures)
 

@@ -58,7 +58,7 @@ class Painter(DiffusionModel[Canvas]):
     """A step takes a latent on by its own value, by the means of the blocks beside its own, and by what drives its frame: codes,
     voice, place in the stream, step. Rendering weighs `context` latents to either side.
 
-    watched: whether it looks at what is on the device: at codes it cannot stand, and to note the batches so far. begun: windows
+    watched: whether it reads from the device: to refuse codes, and to record the batches so far. begun: windows
     that began. steps: rows, latent frames, steps of the rows. parts: rows, latent frames.
     """
 
@@ -220,7 +220,7 @@ def noise_of(request_id: str, count: int) -> NDArray[np.float32]:
 
 
 def drawn(seed: int, count: int, sample_index: int = 0) -> NDArray[np.float32]:
-    """What a stage draws of a seed, for so many code frames."""
+    """The noise that a stage draws of a seed, for so many code frames."""
     return Noise(seed, sample_index, BLOCK, REPEATS, WIDTH).of(DenoisingWindow(0, 0, count, count, last=True))
 
 

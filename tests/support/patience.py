@@ -1,5 +1,5 @@
-"""How long tests wait for what comes at once on a quiet machine."""
+"""The limit of waits in tests; on a quiet machine they end at once."""
 
 PATIENCE_SECONDS = 300.0
 """For a process, a thread or an event: on the busiest machine only a hang takes longer. Below the `timeout` of a whole test in
-pyproject.toml, so that what hangs is said by whoever waits for it."""
+pyproject.toml, so that the waiting code reports the hang."""

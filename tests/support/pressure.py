@@ -1,4 +1,4 @@
-"""Settings that put a tiny Qwen3-Omni under pressure, and what it counts then."""
+"""Settings that put a tiny Qwen3-Omni under pressure, and its counters then."""
 
 from collections.abc import Mapping
 

@@ -12,7 +12,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def randomize(module: Module, seed: int) -> Module:
-    """Matrices that keep the scale of what they multiply, and vectors about one."""
+    """Matrices that keep the scale of their inputs, and vectors about one."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
         noise = torch.randn(parameter.shape, generator=generator)

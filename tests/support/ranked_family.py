@@ -67,7 +67,7 @@ def ranked_model(directory: Path) -> Path:
 
 
 def added(text: str, ranks: int = 2) -> str:
-    """What the writer gives for a prompt."""
+    """The writer's text for a prompt."""
     return "".join(chr(ord(letter) * ranks * (ranks + 1) // 2) for letter in text)
 
 
@@ -144,7 +144,7 @@ class AdderWorker(MailboxWorker[_Sum]):
 
 
 class FollowerWorker(MailboxWorker[str]):
-    """Of another rank. Says that it always holds a row."""
+    """Of another rank. Reports that it always holds a row."""
 
     def __init__(self, ranks: Ranks, pages: int) -> None:
         super().__init__("writer")

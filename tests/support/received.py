@@ -22,7 +22,7 @@ NEAR_SOUND = 1e-4
 
 @dataclass(slots=True)
 class Received:
-    """exact: by what it is, as it came. near: numbers, by what they are. sounds: the names of those that are samples.
+    """exact: outputs by name, in order. near: numbers, by name. sounds: the names of those that are samples.
     ends: by stage, why it ended, and the tokens it held back."""
 
     exact: dict[str, list[object]] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Received:
 
     @property
     def tokens(self) -> list[int]:
-        """Those that were given out."""
+        """The ids of the text output."""
         return [token for token in self.exact.get("text", []) if isinstance(token, int)]
 
     @property
@@ -44,7 +44,7 @@ class Received:
 
     @property
     def scored(self) -> int:
-        """How many log-probabilities came."""
+        """The number of log-probabilities."""
         return sum(len(part) for name, parts in self.near.items() if "logprobs of" in name for part in parts)
 
     def numbers(self, name: str) -> NDArray[np.float32]:

@@ -154,7 +154,7 @@ class GumbelNoise(LogitsProcessor):
 
 
 class GroupNoise(LogitsProcessor):
-    """The same for the code groups of frame `position`: the id that comes after n others is of group n + `first`."""
+    """The same for the code groups of frame `position`: the id after n others is of group n + `first`."""
 
     def __init__(self, seed: int, position: int, first: int = 1) -> None:
         self._seed = torch.tensor([seed])
@@ -170,7 +170,7 @@ class GroupNoise(LogitsProcessor):
 def sampling_arguments(chat: Chat, prompt: int) -> dict[str, Any]:
     """Keyword arguments of `generate` for the chat's sampling. prompt: tokens of the thinker's prompt.
 
-    The talker gets embeddings, so its processors see generated codes only.
+    The talker gets embeddings, so its processors get generated codes only.
     """
     arguments: dict[str, Any] = {"thinker_do_sample": False}
     if "audio" in chat.modalities:
@@ -306,7 +306,7 @@ class Reference:
         return inputs
 
     def _spoken(self, chat: Chat) -> Answer:
-        # generate() fails where there is nothing to hear: with one text token, or if the talker's first code is its last.
+        # generate() fails without sound: with one text token, or if the talker's first code is its last.
         text = self.answer(text_only(chat))
         if len(text.ids) == 1 or chat.sampling["talker"].max_tokens == 1:
             return text

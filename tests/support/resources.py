@@ -1,4 +1,4 @@
-"""What a process holds, to show that it comes back to what it was."""
+"""Resources of a process, to show that it returns to its baseline."""
 
 import gc
 import os
@@ -30,7 +30,7 @@ _RECORDS = (
 
 
 def records() -> Counter[str]:
-    """How many records of requests and of what they lend exist, by type, and how many pinned slots are handed out."""
+    """The number of records of requests and their payloads, by type, and of pinned slots that are handed out."""
     gc.collect()
     found = Counter[str]()
     for each in gc.get_objects():

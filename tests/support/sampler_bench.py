@@ -41,11 +41,11 @@ from omni_ar.sampling.rng import gumbel
 from omni_ar.sampling.sampler import sample
 from omni_ar.sampling.warpers import warp_tokens
 
-# What one row's parameters make of logits, by transformers' own processors and warpers, and by definition where it has none.
+# The logits of one row after its parameters, by transformers' processors and warpers, and by definition where it has none.
 
 
 def reference_logits(logits_V: Tensor, p: SamplingParams, prompt: Sequence[int], outputs: Sequence[int]) -> Tensor:
-    """fp32 `[V]`: what the rules of a row make of its logits after these tokens."""
+    """fp32 `[V]`: a row's logits after its rules, after these tokens."""
     ids = torch.tensor([[*prompt, *outputs]], dtype=torch.int64)
     scores = logits_V[None]
     if p.repetition_penalty is not None and p.repetition_penalty != 1:
@@ -183,7 +183,7 @@ def moved(state: SamplingState, device: str) -> SamplingState:
 
 
 def noisy_logits(logits_RV: Tensor, state: SamplingState, rows_R: Tensor, position_R: Tensor) -> Tensor:
-    """What a token is the argmax of, by the sampler's own parts, on the CPU."""
+    """The values whose argmax is the token, by the sampler's own parts, on the CPU."""
 
     def of(values: Tensor) -> Tensor:
         return values.index_select(0, rows_R)

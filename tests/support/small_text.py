@@ -21,7 +21,7 @@ def random_matrix(rows: int, columns: int, generator: torch.Generator) -> nn.Par
 
 
 class SmallLayers(nn.Module):
-    """Learned positions, grouped-query attention, one feed-forward matrix; no norms, so nothing hides a scale."""
+    """Learned positions, grouped-query attention, one feed-forward matrix; no norms, which would hide a wrong scale."""
 
     def __init__(self, positions: int, generator: torch.Generator) -> None:
         super().__init__()

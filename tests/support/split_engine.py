@@ -41,7 +41,7 @@ _OVER = StageError("request", "ending it", "its outputs were given")
 
 
 class LateCommandQueue(LocalCommandQueue):
-    """Commands come later than they are put, in order. chance: None for at once."""
+    """Commands arrive later than they are put, in order. chance: None for at once."""
 
     def __init__(self, chance: random.Random | None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Parametrized tests of which the default run takes a few cases."""
+"""Parametrized tests with a few cases in the default run."""
 
 from collections.abc import Iterable
 

@@ -181,7 +181,7 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def _attention(
     x_TD: Tensor, weights: Weights, start: str, config: Mapping[str, Any], theta: float, eps: float
 ) -> Tensor:
-    """Causal, with rotary positions from 0, and within a window where `layer_types` says so."""
+    """Causal, with rotary positions from 0, and within a window by `layer_types`."""
     head, length = config["head_dim"], x_TD.shape[0]
     angle_TF = torch.arange(length)[:, None] / theta ** (torch.arange(0, head, 2) / head)
 

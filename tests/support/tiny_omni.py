@@ -73,13 +73,13 @@ def assert_like(wave: torch.Tensor | None, expected: torch.Tensor | None) -> Non
 
 
 def held(omni: Any) -> dict[str, dict[str, int]]:
-    """What the stages hold, without the zeros."""
+    """The nonzero usage of the stages."""
     usage = {name: {what: n for what, n in counts.items() if n} for name, counts in omni.usage().items()}
     return {name: counts for name, counts in usage.items() if counts}
 
 
 def assert_freed(omni: Any, seconds: float = PATIENCE_SECONDS) -> None:
-    """Nothing is held any more, soon, and the engine still runs."""
+    """All memory is soon released, and the engine still runs."""
     assert eventually(lambda: omni.idle, seconds), held(omni)
     assert held(omni) == {}
     assert engine_threads() >= 1
@@ -92,7 +92,7 @@ def engine_threads() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bystander:
-    """A request and what it gives when nothing else runs."""
+    """A request and its results alone."""
 
     messages: Sequence[dict[str, Any]]
     sampling: dict[str, SamplingParams]
@@ -108,7 +108,7 @@ class Bystander:
 
     @contextmanager
     def beside(self, omni: Omni) -> Iterator[None]:
-        """Is under way when the block begins, and gives what it gives alone."""
+        """A request is under way when the block begins, and has the results that it has alone."""
         stream = omni.generate(list(self.messages), sampling=self.sampling, modalities=self.modalities)
         first = next(stream)
         assert not first.finished, "it is over before anything could go wrong beside it"

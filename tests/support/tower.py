@@ -25,7 +25,7 @@ class Tower(EncoderModel):
     """
 
     poisoned: type[BaseException] = ValueError
-    """What a `POISON` raises."""
+    """The error of a `POISON`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ from tests.support.fake_graph import CountingConnector, FakeWorker, Note, Record
 
 
 class MemoryLink:
-    """An end of a link. stuck: whether `flush` sends nothing. most: messages that one `take` returns; None for all."""
+    """An end of a link. stuck: whether `flush` does not send. most: messages that one `take` returns; None for all."""
 
     def __init__(self) -> None:
         self.stuck = False
@@ -261,7 +261,7 @@ class TwoEngines:
         self.settle()
 
     def finish(self, request_id: str, *stages: str) -> None:
-        """The stages are done, one after the other, and have released what they were fed."""
+        """The stages are done, one after the other, and have released their inputs."""
         for stage in stages:
             self.worker(stage).release(request_id)
             self.worker(stage).done(request_id)
@@ -272,7 +272,7 @@ class TwoEngines:
         return any(moved)
 
     def settle(self) -> None:
-        """Until nothing happens for a few rounds: memory goes back without a message."""
+        """Until both are idle for a few rounds: memory goes back without a message."""
         quiet = 0
         while quiet < 3:
             quiet = 0 if self.tick() else quiet + 1

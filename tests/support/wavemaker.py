@@ -31,7 +31,7 @@ class WaveMaker(VocoderModel[WaveState]):
     sample t + lookahead, so the first chunk is that much shorter. `whole_wave` is the same by the book."""
 
     poisoned: type[BaseException] = ValueError
-    """What a `POISON` raises."""
+    """The error of a `POISON`."""
 
     def __init__(self, num_groups: int = 2, spread: int = 3, lookahead: int = 2, device: str = "cpu") -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""A family that speaks: text in, codec frames by an autoregressive talker, sound by a streaming vocoder."""
+"""A family with speech: text in, codec frames by an autoregressive talker, sound by a streaming vocoder."""

@@ -69,7 +69,7 @@ class Transcription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerboseTranscription(msgspec.Struct, frozen=True, kw_only=True):
-    """duration: in seconds. language: as the request gives it, else empty: the model does not say. There are no timestamps."""
+    """duration: in seconds. language: of the request, else empty: the model does not report it. There are no timestamps."""
 
     text: str
     language: str
@@ -147,7 +147,7 @@ def read_call(server: Server, file: bytes, given: Mapping[str, str], request_id:
     if omni.pipeline.text_stage is None:
         raise InputError("model", "writes no text", "use a model that hears and writes")
     if request.response_format not in _FORMATS:
-        problem = f"{quoted(request.response_format)} is not given here, for there are no timestamps"
+        problem = f"{quoted(request.response_format)} is not supported, as there are no timestamps"
         raise InputError("response_format", problem, f"use one of {', '.join(_FORMATS)}")
     names = names_in_body(omni, {})
 

@@ -38,7 +38,7 @@ async def read_upload(call: Call, options: ServeOptions) -> tuple[bytes, dict[st
     InputError."""
     kind, parameters = parse_options_header(call.request.headers.get("content-type", ""))
     if kind != b"multipart/form-data":
-        raise HttpError(415, "invalid_content_type", "body", "is no form", "send multipart/form-data with a file")
+        raise HttpError(415, "invalid_content_type", "body", "is not a form", "send multipart/form-data with a file")
     boundary = parameters.get(b"boundary", b"")
     if not boundary:
         raise _wrong("its content type names no boundary")
@@ -76,7 +76,7 @@ def _parts(body: bytes, boundary: bytes) -> list[_Part]:
 
 
 def _wrong(why: str) -> HttpError:
-    return HttpError(400, "invalid_form", "body", f"is no form ({why})", "correct it")
+    return HttpError(400, "invalid_form", "body", f"is not a form ({why})", "correct it")
 
 
 class _Reader:

@@ -32,7 +32,7 @@ class Voices:
         mine = {name.lower(): name for name in own}
         for name, voice in table.items():
             if voice.lower() not in mine:
-                problem = f"{quoted(voice)} is no voice of this model"
+                problem = f"{quoted(voice)} is not a voice of this model"
                 remedy = f"use one of {', '.join(own)}" if own else "leave it out: the model has one voice"
                 raise ConfigError(f"--voice {name}", problem, remedy)
         turns = {name: own[index % len(own)] for index, name in enumerate(OPENAI_VOICES)} if own else {}

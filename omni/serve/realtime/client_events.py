@@ -96,7 +96,7 @@ def read_event(text: str) -> AnyClientEvent:
             check_surrogates(text)
         except InputError as found:
             raise WrongEvent(found, None) from error
-        raise WrongEvent(InputError("event", "is no JSON", "send a JSON object"), None) from error
+        raise WrongEvent(InputError("event", "is not JSON", "send a JSON object"), None) from error
     if not isinstance(value, dict):
         raise WrongEvent(InputError("event", f"is a JSON {type(value).__name__}", "send a JSON object"), None)
     event_id = value.get("event_id")

@@ -79,7 +79,7 @@ class Conversation:
         for index, item in enumerate(self._items):
             if item.id == item_id:
                 return index
-        raise InputError(field, f"{quoted(item_id)} is no item of the conversation", "use the id of one")
+        raise InputError(field, f"{quoted(item_id)} is not an item of the conversation", "use the id of one")
 
 
 def prompt(instructions: str, items: Iterable[Item]) -> tuple[list[dict[str, Any]], Rename]:

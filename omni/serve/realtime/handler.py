@@ -40,7 +40,7 @@ def websocket_routes(server: Server) -> list[WebSocketRoute]:
         await _realtime(server, websocket)
 
     async def elsewhere(websocket: WebSocket) -> None:
-        problem = f"{quoted(websocket.url.path)} is no websocket"
+        problem = f"{quoted(websocket.url.path)} is not a websocket"
         wrong = HttpError(404, "not_found", "path", problem, f"open {_PATH}")
         described = reported(wrong, request_id_of(websocket.scope), server.options.retry_after_seconds)
         await websocket.send_denial_response(error_response(described))
@@ -52,7 +52,7 @@ async def no_websocket(server: Server, call: Call) -> Response:
     """`GET /v1/realtime` by plain HTTP, as behind a proxy that gives no websockets on, or with a handshake that is refused."""
     if call.request.headers.get("upgrade", "").lower() == "websocket":
         remedy = "send a key of 16 bytes, version 13, and at most 128 headers of 8 KiB"
-        raise HttpError(400, "invalid_handshake", "request", "is no valid handshake of a websocket", remedy)
+        raise HttpError(400, "invalid_handshake", "request", "is not a valid handshake of a websocket", remedy)
     headers = {"upgrade": "websocket", "connection": "upgrade"}
     remedy = "open it with ws:// or wss://; a proxy must give Upgrade on"
     raise HttpError(426, "websocket_required", "path", f"{_PATH} is a websocket", remedy, headers)

@@ -89,9 +89,9 @@ class Item:
     def truncate(self, index: int, end_ms: int) -> None:
         """Truncates the speech to the part that was played, and the text to the same share. Raises InputError."""
         if self.role != "assistant":
-            raise InputError("item_id", "is no message of the assistant", "truncate its messages only")
+            raise InputError("item_id", "is not a message of the assistant", "truncate its messages only")
         if not 0 <= index < len(self.parts) or self.parts[index].kind != "output_audio":
-            raise InputError("content_index", f"{index} is no sound of the item", "use 0")
+            raise InputError("content_index", f"{index} is not a sound of the item", "use 0")
         part = self.parts[index]
         if end_ms < 0 or end_ms > round(part.ms):
             raise InputError("audio_end_ms", f"{end_ms} is out of range", f"the sound has {round(part.ms)} ms")
@@ -148,7 +148,9 @@ def read_item(given: dict[str, Any], format: AudioFormat, field: str, max_bytes:
     item = Item(read.role)
     if read.id is not None:
         if not 0 < len(read.id) <= _LONGEST_ID or not read.id.isprintable():
-            raise InputError(f"{field}.id", "is no id", f"use at most {_LONGEST_ID} characters, or leave it out")
+            raise InputError(
+                f"{field}.id", "is not a valid id", f"use at most {_LONGEST_ID} characters, or leave it out"
+            )
         item.id = read.id
     for index, part in enumerate(read.content):
         item.parts.append(_part(part, read.role, format, f"{field}.content[{index}]", max_bytes))
@@ -158,7 +160,7 @@ def read_item(given: dict[str, Any], format: AudioFormat, field: str, max_bytes:
 def _part(part: _GivenPart, role: str, format: AudioFormat, field: str, max_bytes: int) -> ItemPart:
     if part.type not in _KINDS[role]:
         remedy = f"use {' or '.join(map(quoted, _KINDS[role]))}"
-        raise InputError(f"{field}.type", f"{quoted(part.type)} is no content of {role} messages here", remedy)
+        raise InputError(f"{field}.type", f"{quoted(part.type)} is not supported in {role} messages", remedy)
     match part.type:
         case "input_audio":
             data = _given(part.audio, f"{field}.audio")

@@ -214,7 +214,7 @@ class RealtimeSession:
 
     async def _retrieve(self, event: RetrieveItem) -> None:
         if not self._conversation.has(event.item_id):
-            problem = f"{quoted(event.item_id)} is no item of the conversation"
+            problem = f"{quoted(event.item_id)} is not an item of the conversation"
             raise HttpError(400, "item_retrieve_invalid_item_id", "item_id", problem, "use the id of one")
         item = self._conversation.get(event.item_id)
         self._channel.put(ItemRetrieved(item=await asyncio.to_thread(item.described, whole=True)))

@@ -19,7 +19,7 @@ _disabled: ContextVar[bool] = ContextVar("disabled", default=False)
 
 @contextmanager
 def no_prefetch() -> Iterator[None]:
-    """While entered, this thread's kernels prefetch nothing: the baseline of measurements."""
+    """While entered, this thread's kernels do not prefetch: the baseline of measurements."""
     token = _disabled.set(True)
     try:
         yield

@@ -26,7 +26,7 @@ from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.request import ArRequest, RequestStatus, WithheldToken
 from omni_ar.run.scores import read_scores
 from omni_ar.run.state import IMPOSSIBLE, NOT_FINITE
-from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled, ScoreHandoff, Written
+from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled, ScoreHandoff, TokenHandoff, Written
 
 
 class RequestCallbacks(Protocol):
@@ -179,7 +179,7 @@ class OutputProcessor:
         for request in read.requests:
             request.steps_in_flight -= 1
         step, scored, drafts = read.step, list[_Scored](), DraftCounts()
-        results = step.tokens.read(len(step.rows)) if step.tokens is not None else []
+        results = _read_tokens(step.tokens, len(step.rows)) if step.tokens is not None else []
         for row, (scheduled, (status, count, *ids)) in enumerate(zip(step.rows, results, strict=True)):
             request, verified = scheduled.request, 0
             self.further_tokens += max(count - 1, 0)
@@ -363,6 +363,13 @@ class OutputProcessor:
             if request.status is RequestStatus.WAITING_FOR_LOGPROBS and not request.unread_scores:
                 assert request.finish_reason is not None
                 self._callbacks.finish_request(request, request.finish_reason)
+
+
+def _read_tokens(handoff: TokenHandoff, count: int) -> list[list[int]]:
+    """Returns each row's status, number of tokens, tokens, and `REPORTED` values of its drafts, and frees the slot."""
+    results: list[list[int]] = handoff.host.read()[:count].tolist()
+    handoff.host.release()
+    return results
 
 
 def _correct_bounds(scheduled: Scheduled, drafts: int, count: int) -> None:

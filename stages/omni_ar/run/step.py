@@ -88,13 +88,6 @@ class TokenHandoff:
     ready: Event
     made: Event
 
-    def read(self, count: int) -> list[list[int]]:
-        """Returns each row's status, number of tokens, tokens, and what its drafts report, and frees the slot. Called once, after
-        `ready` is done."""
-        results: list[list[int]] = self.host.read()[:count].tolist()
-        self.host.release()
-        return results
-
 
 @dataclass(frozen=True, slots=True)
 class Written:

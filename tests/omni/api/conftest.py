@@ -20,7 +20,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def omni(model: Path) -> Iterator[Omni]:
-    """Nothing is held after a test."""
+    """No memory is held after a test."""
     with opened(model) as omni:
         yield omni
         assert_nothing_held(omni)

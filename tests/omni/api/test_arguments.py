@@ -230,7 +230,7 @@ def error_of(echo: Pipeline, arguments: GenerateArguments) -> InputError | None:
 
 
 def test_messages_of_types_of_the_users_own(tmp_path: Path) -> None:
-    """They come with the outputs, as all that is wrong with messages does."""
+    """They are raised with the outputs, as all mistakes in messages."""
     with Omni(echo_model(tmp_path), device="cpu", plugins=echo_plugins()) as omni:
         odd: list[Any] = [
             EvilMapping(),

@@ -1,4 +1,5 @@
-"""A model of which a part cannot be closed: the rest of it is, and so are other models. The thread that closes survives errors."""
+"""A model with a part that fails to close: its other parts are closed, and so are other models. The closing thread survives
+errors."""
 
 from collections.abc import Callable
 from pathlib import Path

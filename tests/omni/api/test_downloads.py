@@ -1,4 +1,4 @@
-"""Media that stand elsewhere: requests download first, by priority, and hold no thread meanwhile; nobody waits for a server."""
+"""Remote media: requests download first, by priority, and hold no thread meanwhile; other requests do not wait for a server."""
 
 import socket
 import threading

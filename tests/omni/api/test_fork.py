@@ -1,4 +1,4 @@
-"""A forked child gets an error, since the model stayed with its parent. It never hangs, and takes nothing from the parent."""
+"""A forked child gets an error, since the model is its parent's. It never hangs, and takes no resource of the parent."""
 
 import asyncio
 import gc

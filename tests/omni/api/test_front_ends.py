@@ -29,7 +29,7 @@ class Mute(EchoFrontend):
 
 
 class Fine(EchoFrontend):
-    """Wants sound at another rate, and names, which it writes before the text."""
+    """Takes sound at another rate, and names, which it writes before the text."""
 
     sample_rate = 24000
     takes_names = True

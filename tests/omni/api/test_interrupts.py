@@ -1,4 +1,4 @@
-"""Ctrl-C at any point of the user's calls: it is heeded, and nothing is left behind."""
+"""Ctrl-C at any point of the user's calls: it takes effect, and no resource leaks."""
 
 import gc
 import signal
@@ -50,7 +50,7 @@ def test_while_whole_results_are_waited_for(model: Path) -> None:
 
 @pytest.mark.parametrize("engine", few(1, ["thread", "process"], SLOW))
 def test_while_a_model_is_started(model: Path, engine: str) -> None:
-    """After it is loaded: what reads files holds nothing but memory, or ends its processes."""
+    """After it is loaded: code that reads files holds only memory, or ends its processes."""
     before = set(threading.enumerate())
 
     def start() -> None:
@@ -117,7 +117,7 @@ def test_ctrl_c_interrupts_a_close_that_waits_and_the_close_continues(model: Pat
 
 
 def test_a_real_signal_at_any_moment(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Signals come while lines run, not before them: seeded delays, as many as fit a second or two. Python drops one that comes
+    """Signals arrive while lines run, not before them: seeded delays, as many as fit a second or two. Python drops one that comes
     in a finalizer or in a callback of its garbage collector."""
     dropped: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: dropped.append(unraisable.exc_type))

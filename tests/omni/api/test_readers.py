@@ -1,4 +1,4 @@
-"""One stream read by several threads or tasks: each output goes to one of them, in order, and all come to their end."""
+"""One stream read by several threads or tasks: each output goes to one of them, in order, and all of them end."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ SEEDS = range(20)
 
 
 class Readers:
-    """Threads that read one stream. outputs: what each got. errors: what was raised."""
+    """Threads that read one stream. outputs: of each thread. errors: those raised."""
 
     def __init__(self, stream: OutputStream, count: int, upon: Callable[[int], object] = lambda _: None) -> None:
         self.outputs: list[list[Output]] = [[] for _ in range(count)]
@@ -57,7 +57,7 @@ def test_threads_share_the_outputs_and_all_end(omni: Omni, count: int) -> None:
         assert sum(ord(letter) for output in outputs for letter in output.text) == expected
         assert not readers.errors
         for each in readers.outputs:
-            # What one reader gets of one request is in order: a subsequence of its text.
+            # One reader's outputs of one request are in order: a subsequence of its text.
             for index, text in enumerate(texts):
                 got, rest = "".join(output.text for output in each if output.index == index), iter(text)
                 assert all(letter in rest for letter in got)

@@ -1,4 +1,4 @@
-"""Who waits between `generate` and the stages, in which order, how many, and how much they may hold."""
+"""Requests that wait between `generate` and the stages: their order, their number, and the memory that they may hold."""
 
 import random
 import threading
@@ -167,7 +167,7 @@ def test_the_least_urgent_is_rejected_with_an_error(model: Path) -> None:
         assert eventually(lambda: waiting(omni) == most)
         urgent = omni.generate("urgent", priority=-1, stream=False)
         assert urgent.text == "urgent"
-        # The last to come of the least urgent.
+        # The latest of the least urgent.
         victim = max(range(most), key=lambda number: (number % 3, number))
         with pytest.raises(OverloadedError, match="was rejected for a more urgent one") as raised:
             list(streams[victim])
@@ -226,7 +226,7 @@ def test_preparing_pauses_where_memory_is_full_and_all_are_answered(
         next(first)
         OPEN.clear()
         rest = omni.generate([f"text {number}" for number in range(30)])
-        # Newcomers are refused once prepared requests fill the memory: all of them come before that.
+        # New requests are refused once prepared ones fill the memory: all of these are added before that.
         assert eventually(lambda: waiting(omni) == 30)
         OPEN.set()
         # Threads may be at work on one each when the last byte is taken.
@@ -257,7 +257,8 @@ def test_several_answers_wait_as_one_request(model: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_floods_and_cancellations_leave_nothing(model: Path, seed: int) -> None:
-    """Threads that ask, read, give up and let go at random, beyond every bound: each request has one end, and nothing is held."""
+    """Threads that ask, read, cancel and drop streams at random, beyond every bound: each request has one end, and no memory is
+    held."""
     bounds = {"active_requests": 3, "waiting_requests": 2, "waiting_bytes": 20_000}
     limits = {f"engine.max_{name}": most for name, most in bounds.items()}
     ends: list[str] = []

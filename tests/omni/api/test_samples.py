@@ -47,7 +47,7 @@ def test_samples_differ_by_their_index_only(model: Path):
 
 
 def check_opened(omni: Omni) -> None:
-    """What the engine, in this process, was asked for."""
+    """The requests of the engine, which is in this process."""
     omni.generate("same", n=3, modalities=("text",), stream=False)
     assert [one.sample_index for one in OPENED] == [0, 1, 2]
     assert len({one.sampling for one in OPENED}) == 1

@@ -1,4 +1,4 @@
-"""Sampling parameters as users give them: what is refused and under which name, stop strings, log-probabilities."""
+"""Sampling parameters as users give them: refusals with the field's name, stop strings, log-probabilities."""
 
 from pathlib import Path
 from typing import Any

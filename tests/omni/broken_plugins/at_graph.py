@@ -1,4 +1,4 @@
-"""Faults of a pipeline's parts and of what they name, for which a model is not opened."""
+"""Faults of a pipeline's parts and of the code that they name, for which a model is not opened."""
 
 from omni.errors import ConfigError, OmniError, PluginError
 from omni.stage import NoRoomError

@@ -1,4 +1,4 @@
-"""The table of faults: what an author does wrong, and what the error says."""
+"""The table of faults: an author's mistake, and parts of the error."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -29,7 +29,7 @@ class Installed:
 
 @contextmanager
 def installed(package: str, changes: Mapping[str, tuple[str | None, str]], site: Path) -> Iterator[Installed]:
-    """A copy of `package`, installed in the folder `site`. changes: by file, what is replaced by what."""
+    """A copy of `package`, installed in the folder `site`. changes: by file, the replacements."""
     copytree(_SOURCES[package], site / package, ignore=lambda _, names: {"__pycache__"} & set(names))
     place = ""
     for name, (old, new) in changes.items():

@@ -321,7 +321,7 @@ def test_on_a_terminal_the_audio_is_counted_after_the_text(model: str, tmp_path:
             while block := screen.read(4096):
                 shown += block
         except OSError:
-            # Linux says EIO when the other end of a terminal is closed.
+            # Linux reports EIO when the other end of a terminal is closed.
             ...
         assert ran.wait(PATIENCE_SECONDS) == 0
     text = shown.decode().replace("\r\n", "\n")

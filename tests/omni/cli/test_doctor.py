@@ -1,4 +1,4 @@
-"""`omni doctor`: what a model still needs, found by taking it away."""
+"""`omni doctor`: it reports each requirement of a model that is missing."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def points() -> list[EntryPoint]:
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is installed beside omni is another test's subject."""
+    """Other installed packages are another test's subject."""
     monkeypatch.setattr("omni.cli.doctor.check_environment", lambda: iter(()))
 
 

@@ -60,7 +60,7 @@ class Reader:
         return self.rows[row][column] if row < len(self.rows) and 0 <= column < len(self.rows[row]) else " "
 
     def targets(self, name: str) -> list[str]:
-        """What the arrows out of a box lead to."""
+        """The targets of the arrows out of a box."""
         row, first, _ = self.places[name]
         foot = row + 2
         column, found = first - 1, []

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, at any moment: one line, no traceback, always heeded."""
+"""Ctrl-C and SIGTERM, at any moment: they take effect, with one line and without a traceback."""
 
 import os
 import select
@@ -52,7 +52,7 @@ for _ in range(2): ctypes.CDLL(None).pthread_mutex_lock(lock)
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a process, of which nothing is left after the test."""
+    """Starts a process, which has ended with all its children after the test."""
     with ExitStack() as processes:
 
         def start(command: list[str], *arguments: str, out: int = subprocess.PIPE) -> Process:
@@ -147,7 +147,7 @@ def answer(arguments):
         exec({code!r}, {{}})
 sys.modules["omni.cli.run"] = types.SimpleNamespace(RunArguments=dict, answer=answer)
 """
-"""An `omni run` that has nothing to load."""
+"""An `omni run` without a model to load."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`omni new`: the distributions that it writes, and what it refuses. tests/installed runs their own tests."""
+"""`omni new`: the distributions that it writes, and its refusals. tests/installed runs their own tests."""
 
 import ast
 import re

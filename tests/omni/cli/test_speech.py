@@ -165,7 +165,7 @@ def test_without_text_speech_goes_on_where_it_was_asked_for(
 def test_stdout_takes_a_wav(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """In a pipe and in a file that grows without its length; in a file with it, as what is written as a whole."""
+    """Without the length in a pipe and in a growing file; with it in a file that is written as a whole."""
     assert call(model, "--out", "file.wav").exit_code == 0
     wav = (tmp_path / "file.wav").read_bytes()
     stream = wav[:4] + b"\xff" * 4 + wav[8:40] + b"\xff" * 4 + wav[44:]
@@ -208,7 +208,7 @@ def test_a_wav_comes_while_it_is_made(tmp_path: Path, model: str) -> None:
     assert process.stdout is not None
     with process.stdout:
         assert len(process.stdout.read(44 + 2 * SAMPLES * 5)) == 44 + 2 * SAMPLES * 5
-    # Its reader has heard enough, and knows.
+    # Its reader has closed the pipe on purpose.
     assert process.wait(PATIENCE_SECONDS) == 1
     assert set((tmp_path / "stderr").read_bytes().strip()) <= set(b"hello")
 

@@ -1,4 +1,4 @@
-"""An engine of the hidden-state family, ticked by the test, and what it must give."""
+"""An engine of the hidden-state family, ticked by the test, and its expected outputs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ TOLERANCE = 1e-5
 
 @dataclass(slots=True)
 class HiddenResult(Result):
-    """readings: by modality, as they came."""
+    """readings: by modality, in order."""
 
     readings: dict[str, list[Reading]] = field(default_factory=dict)
     others: list[object] = field(default_factory=list)
@@ -60,7 +60,7 @@ class HiddenResult(Result):
                 self.others.append(other)
 
     def read(self, modality: str, *, prompt: bool = False) -> NDArray[np.float32]:
-        """The numbers `[n, N]` of the rows of generated tokens, or of the prompt. Checks that they came one by one, in order."""
+        """The numbers `[n, N]` of the rows of generated tokens, or of the prompt. Checks that they arrived one by one, in order."""
         found = [reading for reading in self.readings.get(modality, []) if reading.prompt == prompt]
         assert [reading.index for reading in found] == list(range(len(found)))
         return np.array([reading.numbers for reading in found], np.float32)
@@ -85,7 +85,7 @@ class HiddenEngine(TickedEngine):
         self.model = model_of(self.checkpoint)
         self.modalities = frozenset(output.modality for output in self.plan.pipeline.outputs)
         self.log: list[tuple[str, str]] = []
-        """Every request's outputs in the order they came: id and modality."""
+        """Every request's outputs in order: id and modality."""
         self._readout = ReadOut(self.checkpoint.config["width"])
 
     def submit(
@@ -148,7 +148,7 @@ class HiddenEngine(TickedEngine):
         return self._readout.read(self.model.emitted_whole(ids)[list(payload)].numpy())
 
     def expect(self, result: HiddenResult, ids: Sequence[int], payload: Sequence[int] = ()) -> None:
-        """Every reader gave one reading for each token that came, and for each of `payload`: the right ones."""
+        """Every reader gave one reading for each token, and for each of `payload`: the right ones."""
         assert result.error is None
         for name in (READER, CLERK):
             if MODALITIES[name] in self.modalities:

@@ -26,7 +26,7 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (
 
 
 class ClearingRecorder(VariantRecorder):
-    """Clears the arguments of each launch: what a kernel would have written is never an index that does not exist."""
+    """Clears the arguments of each launch, so that the missing results of a kernel are no invalid indexes."""
 
     def take(
         self, launch: Callable[..., object], kernel: Any, args: tuple[object, ...], kwargs: dict[str, Any]

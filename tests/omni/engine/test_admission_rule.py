@@ -1,4 +1,4 @@
-"""The rule of who waits and who gives way, beside a plain list that is sorted and summed anew each time."""
+"""The rule of waiting and rejected requests, beside a plain list that is sorted and summed anew each time."""
 
 from dataclasses import dataclass, field
 
@@ -137,7 +137,7 @@ TestRule.settings = settings(max_examples=100, stateful_step_count=40)
 
 @pytest.mark.parametrize("bytes_short", [True, False])
 def test_as_few_give_way_as_it_takes(bytes_short: bool) -> None:
-    """Of those that are less urgent, one that holds what is short; the others, though less urgent still, stay."""
+    """Among less urgent requests, one that holds the scarce resource; the others stay, though some are less urgent."""
     admission: Admission[str] = Admission(1, 4, 100)
     admission.join("heavy", "", 1, 1, [(bytes(90), 90)])
     for number in range(3):

@@ -1,4 +1,4 @@
-"""What was captured at the start may have run then: to all that follows it is as if nothing had."""
+"""Work that is captured at the start may run then, without an effect on later steps."""
 
 import gc
 from collections.abc import Sequence

@@ -17,7 +17,7 @@ class Worker:
 
 
 def given(chunk: AudioChunk) -> list[EngineOutput]:
-    """What a user gets of a chunk."""
+    """A user's outputs of a chunk."""
     outputs: list[EngineOutput] = []
     give(SafeSink("r", outputs.append), StageOutput("audio", chunk), "voice", Worker)
     return outputs

@@ -285,7 +285,7 @@ def test_a_fault_at_either_end_closes_the_consumer_of_another_engine(
     produced = two.worker("writer").produce("r", rows(1))
     two.settle()
     (ref,) = two.here.connector.senders[0].refs
-    ref.freed = False  # it is free when the receiver says so
+    ref.freed = False  # the receiver reports when it is free
     with patch.object(owner, method, fault, create=True):
         _ = produced.released
         if method == "release":

@@ -1,4 +1,4 @@
-"""The stages of an engine that are cut across engines: rows and pages that all ranks have, and what a fault of one does."""
+"""The stages of an engine that are cut across engines: rows and pages that all ranks have, and the effect of one's fault."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ class Talks(SilentCommunicator):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class With(Ranks):
-    """others: what the other ranks say, by name. asked: names, in order."""
+    """others: the values of the other ranks, by name. asked: names, in order."""
 
     others: Mapping[str, int]
     asked: list[str] = field(default_factory=list)
@@ -131,7 +131,7 @@ def test_what_another_rank_holds_keeps_no_engine_busy(rank: int, idle: bool) -> 
 
 
 def test_the_loop_goes_on_while_steps_of_rank_0_are_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until a step is complete, the next one may find no host memory free, and no message comes any more."""
+    """Until a step is complete, the next one may find no host memory free, and no further message arrives."""
     graph = FakeGraph(cut=CutStages({"writer": ranks(rank=1)}))
     left = [3]
     waited_with: list[int] = []

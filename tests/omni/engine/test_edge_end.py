@@ -1,4 +1,4 @@
-"""What a connector is opened with: the edge, the device, the places of both ends."""
+"""The arguments of a connector's ends: the edge, the device, the places of both ends."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ from omni_local.connector import LocalConnector, LocalSender
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Nothing."""
+    """An empty address."""
 
 
 class Recording(LocalConnector):

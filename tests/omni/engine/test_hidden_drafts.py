@@ -66,7 +66,7 @@ def test_no_reader_reads_what_a_later_step_writes(tmp_path: Path, seed: int, gra
 
 @pytest.mark.parametrize("place", range(1, 9))
 def test_a_stop_within_accepted_drafts(tmp_path: Path, place: int) -> None:
-    """The row of the stop token comes, and nothing behind it."""
+    """The row of the stop token is the last one."""
     engine = engine_of(tmp_path, {"writer.adaptive_drafts": False, "writer.drafter_args": {"rate": 1.0}})
     prompt = PROMPTS[2]
     whole = engine.greedy(prompt, TOKENS)

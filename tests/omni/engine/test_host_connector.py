@@ -1,4 +1,5 @@
-"""Payload comes into host memory whole, its memory is given back exactly when nothing reads it, and nobody waits for another."""
+"""Payload arrives in host memory whole, its memory is given back exactly after the last read, and requests do not wait for each
+other."""
 
 import math
 from contextlib import suppress
@@ -301,7 +302,7 @@ def _drain(bench: HostBench, device: QueuedDevice) -> None:
 
 
 class Recorded(LocalReceiver):
-    """A receiver of one payload. calls: those that end it, and those that it gets itself. busy: as the test says."""
+    """A receiver of one payload. calls: those that end it, and those that it gets itself. busy: set by the test."""
 
     def __init__(self, received: Received | None) -> None:
         self.calls: list[str] = []
@@ -360,7 +361,7 @@ def test_everything_but_payloads_is_the_inner_receiver_s() -> None:
     assert inner.calls == ["receive first", "add second", "discard other", "tick", "close"]
 
 
-# Copies that fail half-way, on a device that is late: what was launched still reads the producer's memory.
+# Copies that fail half-way, on a device that is late: launched work still reads the producer's memory.
 
 SIZES = {"in a slot": {"slots": 2, "slot_bytes": 512}, "in pieces": {"slots": 0, "slot_bytes": 256, "piece_bytes": 64}}
 
@@ -372,7 +373,7 @@ def hidden(sent: Sent) -> PageSlice:
 
 
 def failed(seed: int, way: str, after: bool) -> tuple[FaultyStirredDevice, HostBench, Sent]:
-    """A payload of which a copy has failed: its launch, or, with `after`, what follows it."""
+    """A payload with a failed copy: its launch, or, with `after`, the work after it."""
     device = FaultyStirredDevice(seed)
     edge = HostBench(device, **SIZES[way])
     sent = edge.send(7, scattered=True)

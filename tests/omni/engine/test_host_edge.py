@@ -83,7 +83,7 @@ def test_prompts_larger_than_a_slot_come_in_pieces(tmp_path: Path) -> None:
 
 
 def test_more_requests_than_desks_and_slots_all_come_to_their_end(tmp_path: Path) -> None:
-    """Those who wait for the desk would have all slots, if slots were all there is."""
+    """Requests that wait for the desk would have all slots, without other memory."""
     settings = {"clerk.max_num_seqs": 1, "clerk.every": 3, "writer.max_num_seqs": 12}
     engine = HiddenEngine(write_checkpoint(tmp_path, readers=[CLERK], credit=8), settings)
     prompts = [[index, 3, 5] for index in range(12)]

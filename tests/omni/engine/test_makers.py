@@ -1,4 +1,4 @@
-"""Errors of a load name the code that chose what is wrong, unless a file of the checkpoint did."""
+"""Errors of a load name the code that chose the wrong value, unless it is from a file of the checkpoint."""
 
 import json
 from dataclasses import replace

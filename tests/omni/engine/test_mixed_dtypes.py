@@ -1,4 +1,4 @@
-"""Stages of different dtypes pass tensors to each other: hidden states and embeddings come in the dtype of whoever reads them."""
+"""Stages of different dtypes pass tensors to each other: hidden states and embeddings have the dtype of their reader."""
 
 from pathlib import Path
 

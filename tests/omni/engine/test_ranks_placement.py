@@ -205,7 +205,7 @@ def test_experts_of_one_rank_are_not_divided(tmp_path: Path) -> None:
 
 
 def test_a_kind_without_experts_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that cannot be cut, and one that can, but says nothing of experts or says no."""
+    """One that cannot be cut, and one that can, but whose experts cannot."""
     text = r"writer\.expert_parallel: is true, and stages of kind '{}' have no experts to divide; leave it out"
     one = layers_of(overrides={"writer.expert_parallel": True})
     with pytest.raises(ConfigError, match=text.format("echo")):

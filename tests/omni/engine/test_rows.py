@@ -118,7 +118,7 @@ def test_the_largest_number_that_fits_is_found_and_is_that_of_all_stages(stages:
     assert sum(each.total for each in division.memory.values()) <= memory
     assert {each.rows for each in division.memory.values()} == {rows}
     assert all(division.memory[name].pages == stage.chosen_pages for name, stage in named.items() if stage.chosen_pages)
-    # The first estimate knows no working memory, the second guesses that all of it grows with the rows.
+    # The first estimate has no working memory, the second assumes that all of it grows with the rows.
     assert all(len(stage.measured) <= 3 for stage in stages)
 
 

@@ -22,7 +22,7 @@ from omni_local.connector import LocalConnector
 from tests.support.fake_graph import FakeGraph, FakeWorker, Recorder, fake_stage, host, sound
 
 SAMPLE = 1 / 8000
-"""Seconds of what the fake speaker gives at once."""
+"""Seconds of the fake speaker's chunks."""
 
 
 class Clock:

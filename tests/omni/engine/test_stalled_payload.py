@@ -1,4 +1,4 @@
-"""A payload side that stalls for seconds delays no token of anybody, and nothing of it is lost."""
+"""A payload side that stalls for seconds delays no token of any request, and no payload is lost."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def steady_device(seed: int) -> SimulatedDevice:
 
 
 def ask(engine: HiddenEngine, stalled: str | None) -> float:
-    """Requests that come and go while a stream stalls. Returns when the last token came, in the device's seconds."""
+    """Requests that arrive and end while a stream stalls. Returns the time of the last token, in the device's seconds."""
     device = engine.device
     assert isinstance(device, SimulatedDevice)
     results = {}

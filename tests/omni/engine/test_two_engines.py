@@ -125,7 +125,7 @@ def test_a_consumer_far_away_pauses_its_producer_and_lets_it_go_on() -> None:
 
 
 def test_a_producer_without_tensors_is_held_back_and_nothing_is_lost() -> None:
-    """However much it has to say, no more than the credit is at its consumer."""
+    """Whatever its output, at most the credit is at its consumer."""
     two = TwoEngines(credit=CREDIT)
     two.submit("r", *BOTH)
     writer, speaker = two.worker("writer"), two.worker("speaker")
@@ -157,7 +157,7 @@ def test_payloads_that_the_adapter_drops_cost_no_credit() -> None:
     two.assert_nothing_left()
 
 
-# Messages that come before their request, or after it.
+# Messages that arrive before their request, or after it.
 
 
 def test_messages_before_their_request_are_kept_and_delivered(two: TwoEngines) -> None:
@@ -309,7 +309,7 @@ def test_a_consumer_that_is_done_early_lets_its_producer_go_on_alone() -> None:
 
 
 def test_messages_for_a_stage_that_is_done_are_given_back() -> None:
-    """Its request goes on at another stage there."""
+    """Its request continues at another stage there."""
     two = TwoEngines({"seer": HERE, "writer": THERE, "speaker": THERE})
     two.submit("r", *BOTH, seer=True)
     two.links[HERE].stuck = True

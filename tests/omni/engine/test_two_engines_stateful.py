@@ -1,4 +1,4 @@
-"""Two engines under everything that users, stages, links and processes do, in any order: at the end nothing is left."""
+"""Two engines under all actions of users, stages, links and processes, in any order: at the end no memory is held."""
 
 from collections import Counter, defaultdict, deque
 from itertools import count
@@ -40,7 +40,7 @@ def number_of(payload: Payload) -> int:
 
 
 class Asked:
-    """A request, as its user's side sees it. sinks: by place. aborted: places that it has told to abort."""
+    """A request at its user's side. sinks: by place. aborted: places that it has sent an abort to."""
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
@@ -123,7 +123,7 @@ class TwoUnderPressure(RuleBasedStateMachine):
             self.coming[place].append((name, True))
 
     def look(self) -> None:
-        """What the users' side does about the outputs."""
+        """The users' side of the outputs."""
         for name, asked in self.asked.items():
             if asked.failed or asked.complete or name in self.gone:
                 self.abort(name)
@@ -261,7 +261,7 @@ class TwoUnderPressure(RuleBasedStateMachine):
         feed.release(COMPLETED)
 
     def read(self) -> None:
-        """Notes what has come. Stages release what comes after their end."""
+        """Records the arrived inputs. Stages release inputs that arrive after their end."""
         for stage in STAGES:
             worker = self.two.worker(stage)
             for feed in [each for each in worker.taken if isinstance(each, Feed)]:

@@ -42,7 +42,7 @@ EDITING = {
     "no spaces": turned("{{ m.content | replace(' ', '') }}"),
     "no middle": turned("{{ m.content[:5] + m.content[7:] }}"),
 }
-"""What they leave of a text may be a control token, which the text does not hold."""
+"""Without them, a text may be a control token that the text itself does not hold."""
 WORDS = ["<|im_start|>", "<|im_end|>", "<|AUDIO|>", "<|audio_pad|>", "<|begin_of_text|>", "<|end_of_text|>", "<|end|>"]
 BITS = [
     *("<|im_", "start|>", "<", "|>", "|", ">", "<|", "</think>", "<think>", "\n", " ", "  ", "the", " hello", "b"),

@@ -59,7 +59,7 @@ def compiler(tiny: tuple[Vocabulary, int]) -> GrammarCompiler:
 
 
 def allowed(matcher: GrammarMatcher) -> list[int]:
-    """The ids that may come next."""
+    """The ids that are allowed next."""
     mask = matcher.edit().allowed
     assert mask is not None
     return [64 * column + bit for column, bits in enumerate(mask.tolist()) for bit in range(64) if bits >> bit & 1]
@@ -70,7 +70,7 @@ def matcher_of(compiler: GrammarCompiler, ends: Sequence[int] = (), **form: Any)
 
 
 def walk(matcher: GrammarMatcher, vocabulary: Vocabulary, ends: Sequence[int], seed: int) -> str | None:
-    """A text of random allowed tokens, some of which end it; None if it did not end."""
+    """A text of random allowed tokens. Some of them end it; None if it did not end."""
     dice = random.Random(seed)
     said = b""
     for _ in range(400):
@@ -104,7 +104,7 @@ def is_person(text: str) -> bool:
 
 
 def is_sum(text: str) -> bool:
-    """Numbers of up to three digits and + and parentheses: what is left of it when they are taken away from inside."""
+    """Numbers of up to three digits and + and parentheses: the rest of a text after they are removed from the inside out."""
     while (reduced := re.sub(r"\((N|[0-9]{1,3})(\+(N|[0-9]{1,3}))*\)", "N", text)) != text:
         text = reduced
     return re.fullmatch(r"(N|[0-9]{1,3})(\+(N|[0-9]{1,3}))*", text) is not None
@@ -163,7 +163,7 @@ def test_every_choice_is_possible(tiny: tuple[Vocabulary, int], compiler: Gramma
 
 
 def said(compiler: GrammarCompiler, regex: str, text: str, ends: Sequence[int]) -> tuple[list[int], bool]:
-    """What may follow a text over single bytes, and whether nothing can."""
+    """The bytes that may follow a text, and whether there are none."""
     matcher = matcher_of(compiler, ends, regex=regex)
     over = [matcher.push(byte) for byte in text.encode()]
     return allowed(matcher), bool(over) and over[-1]
@@ -177,7 +177,7 @@ def bytes_compiler() -> GrammarCompiler:
 def test_ends_are_allowed_exactly_where_the_text_may_end():
     newline = ord("\n")
     for ends in ([newline], [newline, 300]):
-        # An id that writes something is an end and nothing else, also where the form would allow what it writes.
+        # An end id with a text is an end only, also where the grammar would allow its text.
         assert said(bytes_compiler(), "a[b\n]{2,3}", "a", ends) == ([ord("b")], False)
         assert said(bytes_compiler(), "a[b\n]{2,3}", "abb", ends) == (sorted([ord("b"), *ends]), False)
         assert said(bytes_compiler(), "a[b\n]{2,3}", "abbb", ends) == (ends, True)

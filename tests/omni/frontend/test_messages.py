@@ -58,7 +58,7 @@ def refused(messages: object, **arguments: Any) -> InputError:
 
 
 def assert_can_be_read(error: InputError) -> None:
-    """Of valid Unicode, and what was given is in it in at most 200 characters, in the field and in the problem."""
+    """Valid Unicode, with at most 200 characters of the given value, in the field and in the problem."""
     assert str(error).encode().decode().isprintable()
     assert len(error.field) <= 50 + 200
     assert len(error.problem) <= 100 + 200
@@ -378,7 +378,7 @@ def values() -> st.SearchStrategy[object]:
 
 
 def parts() -> st.SearchStrategy[object]:
-    """Close to what they should be."""
+    """Similar to valid ones."""
     value = values()
     sound = st.one_of(value, st.fixed_dictionaries({"data": value, "format": value}), st.tuples(value, value))
     picture = st.one_of(value, st.fixed_dictionaries({"url": value}))

@@ -106,7 +106,7 @@ def asked_of_triton() -> CompileCounter:
 
 
 def cached() -> dict[str, Any]:
-    """Processes compile what Triton looks up later, and a further start compiles nothing."""
+    """Processes compile the kernels that Triton looks up later, and a further start compiles none."""
     variants = recorded(lambda: launches("meta")).variants
     starts = []
     for _ in range(2):
@@ -125,7 +125,7 @@ def missing() -> dict[str, Any]:
 
 
 def failing() -> dict[str, Any]:
-    """A kernel that is no more, one that does not compile, and one that does."""
+    """A kernel that no longer exists, one that does not compile, and one that does."""
     x = torch.zeros(256, device="meta")
 
     def run() -> None:
@@ -180,7 +180,7 @@ def closed() -> dict[str, Any]:
 
 
 def killed() -> dict[str, Any]:
-    """The server of the processes is killed, by the system for memory, say: the start goes on, and no worker is left."""
+    """The server of the processes is killed, for example by the system for memory: the start continues, and no worker is left."""
     processes = CompileProcesses(2)
     slow(processes)
     server = processes._process.pid

@@ -30,7 +30,7 @@ Found = Callable[[str], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What a case of `compile_here` has found, and its output."""
+    """The result of a case of `compile_here`, and its output."""
     folder = tmp_path_factory.mktemp("cases")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'stages'}"}

@@ -1,4 +1,4 @@
-"""Launches are recorded while, and where, somebody records them."""
+"""Launches are recorded during a recording, and only where it is active."""
 
 import os
 import threading

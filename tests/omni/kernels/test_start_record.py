@@ -1,4 +1,4 @@
-"""What a start has recorded is read by an equal one, and by no other."""
+"""The record of a start is read by an equal one only."""
 
 import importlib
 import os

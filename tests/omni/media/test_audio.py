@@ -60,7 +60,7 @@ def test_channels_are_averaged() -> None:
 def test_resampling_keeps_a_tone(rate: int) -> None:
     samples = load((tone(1.0, rate), rate))
     assert len(samples) == RATE
-    # Away from the ends, where there is nothing to interpolate from.
+    # Away from the ends, where the interpolation lacks samples.
     np.testing.assert_allclose(samples[800:-800], tone(1.0)[800:-800], atol=1e-3)
     np.testing.assert_array_equal(load(wav(tone(1.0, rate), rate)), samples)
 
@@ -145,7 +145,7 @@ def test_an_invalid_sound_is_refused(source: object, message: str) -> None:
 
 @pytest.mark.parametrize("file_format", ["MP3", "FLAC", "OGG", "WAV"])
 def test_a_damaged_file_is_said_to_be_damaged(file_format: str) -> None:
-    """libsndfile says of some that they do not exist, may be pipes, or that it failed itself."""
+    """For some of them, libsndfile reports that they do not exist, may be pipes, or that it failed itself."""
     subtype = {"MP3": "MPEG_LAYER_III", "FLAC": "PCM_16", "OGG": "VORBIS", "WAV": "PCM_16"}[file_format]
     good = wav(tone(), subtype=subtype, file_format=file_format)
     rng = np.random.default_rng(0)

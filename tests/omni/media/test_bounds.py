@@ -123,7 +123,7 @@ def test_a_virtual_array_is_not_written_out() -> None:
 
 
 def test_a_header_that_lies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes is counted, too, and no more of it is decoded than may be."""
+    """The decoded samples are counted too, and no more of them are decoded than allowed."""
     data = sound(np.zeros(40_000), 16000, "WAV", "GSM610")
     monkeypatch.setattr(audio, "_BLOCK", 1000)
     monkeypatch.setattr(soundfile.SoundFile, "frames", property(lambda self: 5000))
@@ -151,7 +151,7 @@ def test_a_short_flac_that_says_it_is_long_and_the_other_way() -> None:
 
 
 def test_wav_of_telephones() -> None:
-    """GSM 6.10 cannot be sought in, which soundfile's own way through a file wants."""
+    """GSM 6.10 cannot seek, as soundfile's own reading of blocks requires."""
     samples = 0.5 * np.sin(np.arange(16000) / 20)
     data = sound(samples, 16000, "WAV", "GSM610")
     with soundfile.SoundFile(io.BytesIO(data)) as file:
@@ -226,7 +226,7 @@ def test_a_frame_larger_than_its_canvas() -> None:
 
 
 def tiled(tile: int, side: int) -> bytes:
-    """A TIFF of one tile, of which the picture is a corner."""
+    """A TIFF of one tile. The picture is a corner of it."""
     body = zlib.compress(bytes(tile * tile), 1)
     tags = [(256, side), (257, side), (258, 8), (259, 8), (262, 1), (277, 1)]
     tags += [(322, tile), (323, tile), (324, 8), (325, len(body))]

@@ -1,4 +1,4 @@
-"""Downloads end: with the content, with an error that names the field, or because nobody wants them any more."""
+"""Downloads end: with the content, with an error that names the field, or because they were cancelled."""
 
 import socket
 import ssl
@@ -145,12 +145,12 @@ def test_a_url_that_leads_nowhere(url: str) -> None:
     "path", ["/silent", "/drips-its-header", "/drips-headers", "/drips-its-body", "/goes-on", "/round"]
 )
 def test_one_deadline_over_header_and_body(web: Web, path: str) -> None:
-    """Each of them goes on for ever, in steps that are short enough."""
+    """Each of them would never end, in steps that are short enough."""
     assert "no end after 0.4 s" in refused(web.url(path), download_seconds=0.4, max_redirects=10**6)
 
 
 def test_one_deadline_over_tls() -> None:
-    """A host that accepts the connection and sends nothing."""
+    """A host that accepts the connection and sends no data."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"https://127.0.0.1:{listener.getsockname()[1]}/"
         assert "no end after 0.4 s" in refused(url, download_seconds=0.4)
@@ -186,7 +186,7 @@ def test_others_go_on_beside_slow_ones(web: Web) -> None:
 
 
 def test_names_that_hang_leave_room(monkeypatch: pytest.MonkeyPatch, web: Web) -> None:
-    """Threads that ask for names cannot be stopped, and there are no more of them than downloads at once."""
+    """Threads that resolve names cannot be stopped, and there are at most as many of them as downloads at once."""
     over, asked = slow_names(monkeypatch)
     downloads = Downloads(options(download_seconds=0.4, max_downloads=3))
     slow = [downloads.fetch("http://slow.test/", "here") for _ in range(9)]
@@ -216,7 +216,7 @@ def test_so_many_at_once(web: Web) -> None:
 
 
 def test_waiting_for_its_turn_is_not_counted(web: Web) -> None:
-    """Each has its own deadline: those before it cost it nothing of it."""
+    """Each has its own deadline, whatever the time of those before it."""
     downloads = Downloads(options(download_seconds=0.3, max_downloads=1))
     slow = [downloads.fetch(web.url("/silent"), "here") for _ in range(4)]
     assert downloads.fetch(web.url("/file"), "here").result(PATIENCE_SECONDS) == CONTENT
@@ -309,7 +309,7 @@ socket.getaddrinfo = look
 downloads = Downloads(MediaOptions(download_seconds=3600.0, proxies=False))
 here = f"http://127.0.0.1:{listener.getsockname()[1]}/"
 waiting = [downloads.fetch(url, "here") for url in (here, "http://slow.test")]
-connection, _ = listener.accept()  # kept: one that nobody holds is closed, and ends the download
+connection, _ = listener.accept()  # kept: without a reference it is closed, and ends the download
 asked.wait()
 assert not any(each.done() for each in waiting)
 assert all(thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())

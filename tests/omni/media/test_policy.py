@@ -1,4 +1,4 @@
-"""Where media may come from, and how a place is opened."""
+"""Allowed sources of media, and the opening of a source."""
 
 import base64
 import os
@@ -238,7 +238,7 @@ def test_a_folder_replaced_after_the_check_is_not_followed(folder: Path, monkeyp
 @pytest.mark.parametrize("attempt", [as_sound, as_picture, as_checked_sound, as_checked_picture])
 @pytest.mark.parametrize("options", [STRICT, MediaOptions(local=False)], ids=["strict", "off"])
 def test_local_files_off(folder: Path, attempt: Attempt, options: MediaOptions) -> None:
-    """Also where there is none: who asks learns nothing."""
+    """Also without a file: the error does not show whether it exists."""
     said = set()
     path = folder / "a.wav"
     for source in (path, str(folder / "none"), path.as_uri(), "file:///none", "", "~/a", "a\0b"):

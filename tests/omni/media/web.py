@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 CERTIFICATE = Path(__file__).with_name("localhost.pem")
-"""Of "localhost", and its key; made for these tests, trusted by nobody."""
+"""Of "localhost", and its key; made for these tests, trusted by no system."""
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
 class Visit:
-    """One connection. head: the request's first line and headers, as they came."""
+    """One connection. head: the request's first line and headers, as received."""
 
     def __init__(self, connection: socket.socket, head: bytes, stopping: threading.Event) -> None:
         self._connection = connection
@@ -50,7 +50,7 @@ def missing(visit: Visit) -> None:
 
 
 class Web:
-    """port: where. heads: what was asked, in order. most: connections that were open at once. left: counts those that ended."""
+    """port: where. heads: of the requests, in order. most: connections that were open at once. left: counts those that ended."""
 
     def __init__(self, page_at: Callable[[str], Page], tls: bool) -> None:
         self.heads: list[bytes] = []
@@ -104,7 +104,7 @@ class Web:
 
     def _serve(self, connection: socket.socket) -> None:
         spoken = connection
-        # A client that has seen enough hangs up.
+        # A client may close the connection early.
         with contextlib.suppress(OSError):
             if self._tls:
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -70,7 +70,7 @@ def test_collectives_follow_the_current_stream_and_the_host_does_not_wait(rows: 
 
 
 def test_transfers_follow_the_current_stream_and_the_host_does_not_wait() -> None:
-    """What is sent may be overwritten by later work on the stream."""
+    """Later work on the stream may overwrite the sent tensor."""
 
     def work(ranks: Communicator, device: torch.device) -> list[Tensor]:
         busy, received = torch.randn(4096, 4096, device=device), []

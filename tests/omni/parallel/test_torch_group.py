@@ -57,7 +57,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 
 
 def test_what_is_sent_arrives_in_order_and_as_it_was() -> None:
-    """More than a socket holds, overwritten at once: a send takes a copy, and waits for nobody."""
+    """More than a socket holds, overwritten at once: a send takes a copy, and does not wait for the receiver."""
     sizes = [(1,), (0, 3), (3, 5), (300, 1000), (7,)] * 3
 
     def work(ranks: Communicator) -> list[torch.Tensor]:

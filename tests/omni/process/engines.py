@@ -1,4 +1,4 @@
-"""The processes of a model's engines, and what they hold."""
+"""The processes of a model's engines, and their resources."""
 
 import os
 import signal
@@ -59,7 +59,7 @@ def opened_apart(model: Path, overrides: Mapping[str, object] = MappingProxyType
 
 
 def kill(omni: Omni, *places: str) -> None:
-    """Returns when the group knows."""
+    """Returns when the group has noticed."""
     pids = {place: pids_of(omni)[place] for place in places}
     engines = group_of(omni)._placed.by_place
     for pid in pids.values():

@@ -145,7 +145,7 @@ def expected_text(text_model: Path) -> str:
 
 @pytest.fixture
 def omni(text_model: Path, request: pytest.FixtureRequest) -> Iterator[Omni]:
-    """A text model on two ranks, cut as the test says, of which nothing stays at the end."""
+    """A text model on two ranks, cut by the test's parameter. None of its resources is left at the end."""
     files, before = open_files(), children()
     settings = {**request.param("text", *TWO), "engine.restart_seconds": 0}
     plugins = plugins_of("ar", "local", "shm", "text")
@@ -163,12 +163,12 @@ ENDS = [(cut, FOLLOWER), (pipelined, FOLLOWER), (cut, LEADER), (pipelined, LEADE
 
 @pytest.mark.parametrize(("omni", "place"), few(1, ENDS, SLOW), indirect=["omni"])
 def test_a_stage_whose_rank_ends_starts_again(omni: Omni, expected_text: str, place: str) -> None:
-    """A request of which something was given fails, and one of which nothing was begins anew."""
+    """A request with outputs so far fails, and one without starts again."""
     assert omni.generate("hello", stream=False, sampling=ASKED).text == expected_text  # its parameters are checked now
     before = dict(pids_of(omni))
     begun = omni.generate("tell me more", sampling=LONG)
     text = next(begun).text
-    os.kill(before[FOLLOWER], signal.SIGSTOP)  # so that nothing more is given out
+    os.kill(before[FOLLOWER], signal.SIGSTOP)  # so that there are no further outputs
     fresh = omni.generate("hello", sampling=ASKED)
     engine = group_of(omni)._placed.by_place[LEADER].engine
     assert eventually(lambda: engine.requests == 2)

@@ -1,4 +1,4 @@
-"""An engine in its own process: the results and errors of a thread, and nothing stays, however either process ends."""
+"""An engine in its own process: the results and errors of a thread, and no leak, however either process ends."""
 
 import gc
 import logging
@@ -159,7 +159,7 @@ def test_a_process_that_is_cut_off_and_stays_is_killed(model: Path, monkeypatch:
     with opened(model, **FINAL) as omni:
         stream, pid = omni.generate("abc", sampling=ENDLESS), pid_of(omni)
         next(stream)
-        os.kill(pid, signal.SIGSTOP)  # so it does not see that
+        os.kill(pid, signal.SIGSTOP)  # so it does not notice
         group_of(omni)._placed.by_place["cpu"].engine._channel.shutdown()
         with pytest.raises(LostPeerError, match=rf"its process {pid} was killed by SIGKILL"):
             list(stream)
@@ -247,7 +247,7 @@ print(*omni._client.engine.pids.values(), "end")
 
 
 def test_its_process_collects_garbage_and_leaves_out_what_is_imported():
-    """With a user's process that has ended, in place of which this one asks it."""
+    """With a user's process that has ended. This process asks it instead."""
     done = run_program("""
 import gc, socket
 gc.disable()  # as its start does

@@ -1,4 +1,4 @@
-"""A stage that is cut across two GPUs gives what it gives on one."""
+"""A stage that is cut across two GPUs has the results of one GPU."""
 
 import os
 import signal
@@ -57,7 +57,7 @@ def test_texts_are_those_of_one_gpu(model: Path, way: str, pressure: Mapping[str
 @pytest.mark.parametrize("way", ["tensor_parallel", "pipeline_parallel"])
 @pytest.mark.parametrize("graphs", [True, False], ids=["captured", "eager"])
 def test_a_rank_whose_process_is_stopped_is_started_again(model: Path, way: str, graphs: bool) -> None:
-    """Rank 0 notices after a minute. Nothing of the request was given out, so it starts again."""
+    """Rank 0 notices after a minute. The request had no output, so it starts again."""
     cut = {f"text.{way}": 2, "text.place": "cuda:0,cuda:1", "engine.graphs": graphs}
     with opened(model, cut) as omni:
         expected = omni.generate(PROMPTS[1], stream=False, sampling=ASKED).text

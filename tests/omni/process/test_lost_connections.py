@@ -55,7 +55,7 @@ def lasting(model: Path, connections: list[socket.socket]) -> Iterator[Omni]:
 
 @pytest.fixture
 def omni(lasting: Omni) -> Iterator[Omni]:
-    """Both engines run and nothing is held, before and after. One of them was started again."""
+    """Both engines run without held memory, before and after. One of them was started again."""
     assert_answers(lasting)
     # A message of that request would hide the end of the connection for a turn, in which the writer gives text out.
     assert_nothing_held(lasting)

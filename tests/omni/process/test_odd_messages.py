@@ -85,7 +85,7 @@ def test_errors_keep_no_frame_of_the_caller(tmp_path: Path, process: str):
 
 
 def test_signals_and_odd_paths_do_not_disturb_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The engine's process has the user's path, but for what is not text, and leaves signals to the user's process."""
+    """The engine's process has the user's path, except for entries that are not text, and leaves signals to the user's process."""
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
     (tmp_path / "json.py").write_text("raise SystemExit('not this one')\n")
     monkeypatch.chdir(tmp_path)

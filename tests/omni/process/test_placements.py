@@ -213,7 +213,7 @@ PRESSURES: list[Any] = [
     ("placement", "credit", "active", "pool"), few(1, [("speech apart", 1, 8, 65_536), *PRESSURES], SLOW)
 )
 def test_aborts_under_pressure_change_no_other_result(placement: str, credit: int, active: int, pool: int):
-    """Few blocks, little credit, payloads larger than the pool: nothing stays of requests that are given up at any moment."""
+    """Few blocks, little credit, payloads larger than the pool: requests that are aborted at any moment leave no memory held."""
     model = MODELS["qwen3"]
     edges = {f"edges.{edge}.pool_bytes": pool for edge in model.edges}
     few_blocks = {

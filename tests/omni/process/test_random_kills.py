@@ -1,4 +1,4 @@
-"""Processes are killed at random moments: every request has a result or an error, and nothing stays of what is lost."""
+"""Processes are killed at random moments: every request has a result or an error, and no resource of lost ones is left."""
 
 import gc
 import os
@@ -73,7 +73,7 @@ def _held(omni: Omni) -> tuple[list[int], list[int], int, int]:
 
 
 def _assert_back(omni: Omni, held: tuple[list[int], list[int], int, int]) -> None:
-    """All engines run, and hold what they held."""
+    """All engines run, with their memory of before."""
     assert eventually(lambda: all(placed.up for placed in group_of(omni)._placed.by_place.values()))
     gc.collect()
     assert eventually(lambda: _held(omni) == held, PATIENCE_SECONDS / 10), (held, _held(omni))

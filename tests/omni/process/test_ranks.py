@@ -40,7 +40,7 @@ CUT: Mapping[str, object] = MappingProxyType(
 
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    """No process, thread's file, socket or memory is left of what was opened meanwhile."""
+    """No process, thread's file, socket or memory that was opened meanwhile is left."""
     gc.collect()
     before = children(), open_files()
     yield
@@ -146,7 +146,7 @@ def test_an_engine_that_does_not_close_is_killed(model: Path, stopped: set[str],
         assert_adds(omni)
         pids = dict(pids_of(omni))
         for place in stopped:
-            os.kill(pids[place], signal.SIGSTOP)  # as one whose device hangs: it answers nothing
+            os.kill(pids[place], signal.SIGSTOP)  # as one whose device hangs: it does not answer
         engines = [group_of(omni)._placed.by_place[place].engine for place in (LEADER, FOLLOWER)]
         omni.close()
         assert [engine.hung for engine in engines] == [LEADER in stopped, LEADER not in stopped]

@@ -37,7 +37,7 @@ pytestmark = [
 
 
 def test_a_loop_that_fails_again_and_again_ends_the_restarts(model: Path):
-    """A request of which nothing was given out starts again, and the loop fails again."""
+    """A request without outputs starts again, and the loop fails again."""
     with opened_apart(model, {"engine.restarts": 1}) as omni:
         with pytest.raises(LostPeerError, match="boom"):
             list(omni.generate(BREAK_LOOP))

@@ -1,4 +1,4 @@
-"""Engines in several processes of which one ends: it is started again, and every request has a result or an error."""
+"""Engines in several processes, and one of them ends: it is started again, and every request has a result or an error."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def lasting(model: Path) -> Iterator[Omni]:
 
 @pytest.fixture
 def omni(lasting: Omni) -> Iterator[Omni]:
-    """Both engines run and nothing is held, before and after."""
+    """Both engines run without held memory, before and after."""
     assert_answers(lasting)
     assert_nothing_held(lasting)
     yield lasting
@@ -50,7 +50,7 @@ def omni(lasting: Omni) -> Iterator[Omni]:
 @pytest.mark.parametrize("place", [WRITER, SINGER])
 def test_a_request_of_which_nothing_was_given_out_starts_again(omni: Omni, place: str):
     pid, writer = pids_of(omni)[place], pids_of(omni)[WRITER]
-    os.kill(writer, signal.SIGSTOP)  # so nothing can be given out
+    os.kill(writer, signal.SIGSTOP)  # so there can be no output
     stream = omni.generate("abc")
     assert eventually(lambda: group_of(omni)._placed.by_place[WRITER].engine.requests == 1)
     kill(omni, place)
@@ -114,7 +114,7 @@ def test_requests_of_another_replica_go_on(model: Path):
             next(stream)
         kill(omni, SINGER)
         errors: dict[int, str] = {}
-        while len(errors) < 2:  # what a stream has in store still comes
+        while len(errors) < 2:  # outputs that a stream has queued still arrive
             for number, stream in enumerate(streams):
                 try:
                     next(stream)

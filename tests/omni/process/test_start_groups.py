@@ -23,7 +23,7 @@ def groups_of(*groups: str) -> list[StartGroup]:
 
 
 class Starting(RemoteEngine):
-    """An engine whose start goes as `answers` say: a message, its last one (True), or an error."""
+    """An engine with a start of `answers`: a message, its last one (True), or an error."""
 
     def __init__(self, *answers: bool | Exception) -> None:
         self.answers = list(answers)

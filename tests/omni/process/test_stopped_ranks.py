@@ -1,4 +1,4 @@
-"""A rank whose process is stopped harms nobody at rest. A request that comes then ends, or starts again, within a limit."""
+"""A rank whose process is stopped at rest has no effect. A later request ends, or starts again, within a limit."""
 
 import logging
 import os
@@ -62,7 +62,7 @@ def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_request_starts_again(omni: Omni, place: str, caplog: pytest.LogCaptureFixture, reason: str) -> None:
-    """One that comes while the process of this place is stopped, at rest. So do all ranks."""
+    """A request while the process of this place is stopped at rest starts again, as do all ranks."""
     expected, before = answer(omni), dict(pids_of(omni))
     os.kill(before[place], signal.SIGSTOP)
     with caplog.at_level(logging.WARNING):

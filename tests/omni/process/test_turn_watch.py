@@ -1,4 +1,4 @@
-"""An engine whose loop hangs in a launch, where it raises nothing itself, by an injected clock."""
+"""An engine whose loop hangs in a launch without an error, by an injected clock."""
 
 import threading
 from collections.abc import Iterator

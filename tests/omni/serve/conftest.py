@@ -12,12 +12,12 @@ from openai import OpenAI
 from PIL import Image
 
 from tests.omni.serve.http_server import Served, echo_omni, served
-from tests.support.echo_family import echo_model
+from tests.support.echo_family import echo_model, eventually
 
 
 @pytest.fixture(scope="session")
 def echo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that gives texts back and sings them. No test may change it."""
+    """A model that repeats texts and sings them. No test may change it."""
     return echo_model(tmp_path_factory.mktemp("serve"))
 
 
@@ -29,10 +29,24 @@ def echo(echo_folder: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def client(echo: Served) -> Iterator[OpenAI]:
-    """Nothing is held after a test."""
+    """No memory is held after a test."""
     with echo.client() as client:
         yield client
     echo.assert_nothing_held()
+
+
+@pytest.fixture(scope="module")
+def realtime_echo(echo_folder: Path) -> Iterator[Served]:
+    with served(echo_omni(echo_folder), max_sessions=50) as it:
+        yield it
+
+
+@pytest.fixture
+def tidy(realtime_echo: Served) -> Iterator[Served]:
+    """A server without sessions and held memory at the end of a test."""
+    yield realtime_echo
+    assert eventually(lambda: realtime_echo.server.limits.sessions == 0)
+    realtime_echo.assert_nothing_held()
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ class Served:
 
 
 class _Lasting(HttpServer):
-    """Goes on when the engine has failed, as `create_app` in a program of one's own."""
+    """Continues when the engine has failed, as `create_app` in a program of one's own."""
 
     async def on_tick(self, counter: int) -> bool:
         return await uvicorn.Server.on_tick(self, counter)
@@ -61,7 +61,7 @@ class _Lasting(HttpServer):
 
 @contextmanager
 def served(omni: AsyncOmni, **options: object) -> Iterator[Served]:
-    """Nothing is held when it ends; then the model is closed. The server goes on when the engine has failed."""
+    """No memory is held at its end; then the model is closed. The server continues when the engine has failed."""
     settings = ServeOptions(**{"port": 0, "model_names": ("tiny",), **options})  # type: ignore[arg-type]
     listener = bound(settings)
     http = _Lasting(omni, settings)

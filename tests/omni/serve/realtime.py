@@ -16,10 +16,11 @@ from tests.omni.serve.test_chat import strict
 from tests.support.patience import PATIENCE_SECONDS
 
 PCM_RATE = 24000
+MESSAGE: dict[str, Any] = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]}
 
 
 class Client:
-    """events: all that came, as the SDK reads them."""
+    """events: all that arrived, as the SDK reads them."""
 
     def __init__(self, connection: AsyncRealtimeConnection) -> None:
         self.connection = connection
@@ -29,7 +30,7 @@ class Client:
         async with asyncio.timeout(PATIENCE_SECONDS):
             data = await self.connection.recv_bytes()
         event = self.connection.parse_event(data)
-        # It is of the type that its name says, or of none that fits.
+        # The SDK gives an event without a fitting type the wrong one.
         strict(type(event), json.loads(data))
         self.events.append(event)
         return event
@@ -90,8 +91,16 @@ async def session(server: Served, model: str = "tiny") -> AsyncIterator[Client]:
         yield client
 
 
+def session_update(**fields: Any) -> dict[str, Any]:
+    return {"type": "session.update", "session": {"type": "realtime", **fields}}
+
+
+def item_create(**fields: Any) -> dict[str, Any]:
+    return {"type": "conversation.item.create", "item": {**MESSAGE, **fields}}
+
+
 def speech(seconds: float, rate: int = PCM_RATE) -> NDArray[np.int16]:
-    """What WebRTC's detector takes for a voice: harmonics of a wavering pitch below two formants, in syllables."""
+    """A voice for WebRTC's detector: harmonics of a wavering pitch below two formants, in syllables."""
     time_n = np.arange(int(seconds * rate)) / rate
     phase_n = 2 * np.pi * np.cumsum(120 + 20 * np.sin(2 * np.pi * 3 * time_n)) / rate
     voice_n = np.zeros_like(time_n)

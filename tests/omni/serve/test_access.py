@@ -1,4 +1,4 @@
-"""Keys, ids, models, health, bodies and media: who gets in with what."""
+"""Keys, ids, models, health, bodies and media: accepted and refused requests."""
 
 import asyncio
 import json
@@ -185,7 +185,7 @@ def test_what_is_no_http_has_an_error_of_the_same_shape(
 def test_a_body_that_turns_wrong_after_its_answer_ends_the_connection(
     echo: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A refusal does not wait for the body; what is wrong in the rest of it adds nothing to the answer."""
+    """A refusal does not wait for the body; errors in the rest of it do not change the answer."""
     with raw_connection(echo) as connection:
         connection.sendall(CHUNKED.replace(b"chat/completions", b"nothing"))
         response = HTTPResponse(connection)
@@ -194,7 +194,7 @@ def test_a_body_that_turns_wrong_after_its_answer_ends_the_connection(
         response.read()
         connection.sendall(b"zz\r\n")
         assert connection.recv(1) == b""
-    # It is no failure of the server.
+    # It is not a failure of the server.
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
@@ -375,7 +375,7 @@ def test_a_dead_engine_is_not_healthy(echo_folder: Path, caplog: pytest.LogCaptu
         assert (health.status_code, health.json()["status"]) == (503, "failed")
         again = doomed.post(CHAT, json=HELLO)
         assert (again.status_code, again.json()["error"]["code"]) == (503, "engine_failed")
-        # Nothing gets better, and what failed is for the log.
+        # A retry would not help, and details of the failure are in the log only.
         assert "retry-after" not in again.headers
         for response in (died, again):
             assert response.json()["error"]["message"] == ENGINE_FAILED

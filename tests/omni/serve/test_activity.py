@@ -1,4 +1,4 @@
-"""What the stages are doing, as events."""
+"""The activity of stages, as events."""
 
 import asyncio
 import json

@@ -26,7 +26,7 @@ SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format":
 
 
 def strict(kind: type[BaseModel], body: object) -> None:
-    """The SDK's type takes it without conversion, and knows every field."""
+    """The SDK's type takes it without conversion, and has every field."""
     kind.model_validate(body, strict=True)
     checked = kind.model_validate(body)
     unknown = _extras(checked)
@@ -290,7 +290,7 @@ def test_a_stop_string_ends_the_text(client: Any) -> None:
         ({"response_format": {"type": "xml"}}, "response_format.type", "Invalid enum value"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "missing"),
         ({"sampling": {"writer": {}}}, "sampling.writer", "beside sampling"),
-        ({"sampling": {"nobody": {}}}, "sampling.nobody", "no stage"),
+        ({"sampling": {"nobody": {}}}, "sampling.nobody", "not a stage"),
         ({"stop_token_ids": [5000]}, "stop_token_ids", "not a letter"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "without stream"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "differs"),
@@ -312,7 +312,7 @@ def test_a_wrong_field_is_named(echo: Served, fields: dict[str, Any], param: str
 
 
 def test_a_damaged_sound_is_named(echo: Served) -> None:
-    """A header of an mp3 and nothing behind it."""
+    """A header of an mp3 without data."""
     data = base64.b64encode(b"\xff\xfb\x90\x00" + bytes(4000)).decode()
     content = [{"type": "text", "text": "a"}, {"type": "input_audio", "input_audio": {"data": data, "format": "mp3"}}]
     response = ask(echo, messages=[{"role": "user", "content": content}])

@@ -26,7 +26,7 @@ FRAMES = 20
 
 @pytest.fixture(scope="module")
 def talker() -> Iterator[Served]:
-    """It speaks for its limit, and writes up to it."""
+    """Its speech and its text end at their limits."""
     limits: dict[str, object] = {
         **STRICT,
         "talker.sampling.max_tokens": FRAMES + 1,

@@ -1,4 +1,4 @@
-"""`omni serve` as a process: its address, its end at SIGTERM, and what it refuses before it loads a model."""
+"""`omni serve` as a process: its address, its end at SIGTERM, and refusals before it loads a model."""
 
 import asyncio
 import re
@@ -20,6 +20,7 @@ from omni.cli import app
 from omni.cli.serve import voice_table
 from omni.errors import ConfigError, StageError
 from omni.pipeline import Pipeline
+from omni.serve.audio.voices import Voices
 from omni.serve.options import ServeOptions
 from omni.serve.run import bound, serve
 from tests.omni.cli.echo_program import environment, program
@@ -37,7 +38,7 @@ ENDLESS: dict[str, Any] = {
 
 @contextmanager
 def serving(folder: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """The process, and its address once it says so."""
+    """The process, and the address that it reports."""
     command = [*program(), "serve", str(folder), "--device", "cpu", "--port", "0", *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
     with process:
@@ -119,7 +120,7 @@ def test_a_port_in_use_is_reported_before_a_model_is_loaded() -> None:
 
 
 def test_a_failed_engine_ends_the_server_with_an_error(echo_folder: Path) -> None:
-    """What was under way is answered, so that systemd or Kubernetes starts another server."""
+    """Requests under way are answered, and systemd or Kubernetes then starts another server."""
     with serving(echo_folder) as (process, url):
         body = {"model": "echo", "messages": [{"role": "user", "content": f"a{BREAK_LOOP}"}]}
         response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_SECONDS)
@@ -132,7 +133,7 @@ def test_a_failed_engine_ends_the_server_with_an_error(echo_folder: Path) -> Non
 
 
 def test_an_engine_that_fails_while_the_server_drains_is_an_error_too(echo_folder: Path) -> None:
-    """Answers under way were lost: whoever sent SIGTERM can see it."""
+    """Answers under way were lost: the exit code reports it."""
     with serving(echo_folder, "--drain-seconds", "300") as (process, url):
         body = {**ENDLESS, "messages": [{"role": "user", "content": "hello" * 600 + BREAK_LOOP}]}
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_SECONDS) as response:
@@ -198,17 +199,31 @@ def test_the_place_of_a_pipeline_is_checked_too(echo_folder: Path, monkeypatch: 
         Omni(echo_folder, device="cpu", plugins=echo_plugins(), pipeline=elsewhere)
 
 
-def test_an_unknown_voice_is_refused_before_weights_are_read(echo_folder: Path) -> None:
+def test_an_unknown_voice_is_refused_before_weights_are_read(
+    echo_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process, up to the engine, which would read them."""
     code = "import omni.api.load\ndef read(*given): raise SystemExit('the weights are read')\n"
     code += "omni.api.load.build_engine = read"
     command = [*program(at="omni.serve.run", code=code), "serve", str(echo_folder), "--device", "cpu", "--port", "0"]
-    for voice, words in (("nobody", "--voice alloy: 'nobody' is no voice of this model"), ("low", "the weights are")):
-        done = subprocess.run(
-            [*command, "--voice", f"alloy={voice}"], capture_output=True, text=True, env=environment(), check=False
+    command += ["--voice", "alloy=nobody"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+    assert done.returncode == 1
+    assert "--voice alloy: 'nobody' is not a voice of this model" in done.stderr
+
+    def read(*given: object) -> None:
+        raise PermissionError("the weights are read")
+
+    # A known voice gets to the engine.
+    monkeypatch.setattr("omni.api.load.build_engine", read)
+    with pytest.raises(PermissionError, match="the weights are read"):
+        AsyncOmni(
+            echo_folder,
+            device="cpu",
+            plugins=echo_plugins(),
+            overrides={**STRICT, "engine.process": "thread"},
+            check_frontend=lambda frontend: Voices(frontend.voices, {"alloy": "low"}),
         )
-        assert done.returncode == 1
-        assert words in done.stderr
 
 
 @pytest.mark.parametrize("given", ["alloy", "=low", "alloy="])
@@ -220,7 +235,7 @@ def test_a_voice_without_a_name_is_refused(given: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "options", "words"),
     [
-        ({}, {"voices": {"alloy": "nobody"}}, "--voice alloy: 'nobody' is no voice of this model"),
+        ({}, {"voices": {"alloy": "nobody"}}, "--voice alloy: 'nobody' is not a voice of this model"),
         ({"frontend.media.strict": False}, {}, "frontend.media.strict: is not set"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Formats of speech: what is encoded, whole and in pieces, is what is decoded."""
+"""Formats of speech: sound is equal after encoding, whole and in pieces, and decoding."""
 
 import asyncio
 import io
@@ -203,7 +203,7 @@ def test_processes_of_encoders_start_without_torch() -> None:
 
 
 def test_signals_to_the_group_leave_files_alone(pool: EncoderPool) -> None:
-    """Ctrl-C reaches all processes; the server ends what is under way first."""
+    """Ctrl-C reaches all processes; the server first ends the requests under way."""
     pushed(pool, "flac", tone(24000, 0.1))
     for process in pool.processes:
         if process.pid is not None:

@@ -1,4 +1,4 @@
-"""What one connection may take of the event loop, of memory and of files."""
+"""The share of one connection of the event loop, of memory and of files."""
 
 import asyncio
 import base64
@@ -106,7 +106,7 @@ def opened(quiet: Served) -> Iterator[Any]:
 
 
 def test_a_message_without_an_end_ends_the_session(opened: Any) -> None:
-    """Empty frames add nothing to the size of a message."""
+    """Empty frames do not add to the size of a message."""
     opened.sendall(_frame(1, last=False) + _frame(0, last=False) * MOST_FRAMES)
     received = b""
     while piece := opened.recv(2**16):
@@ -168,7 +168,7 @@ def impatient(echo_folder: Path) -> Iterator[Served]:
 
 
 def test_a_client_that_reads_nothing_leaves_no_connection(impatient: Served) -> None:
-    """Neither of a stream nor of a session; what is left to send is dropped."""
+    """Neither of a stream nor of a session; the rest of the data to send is dropped."""
     update = {"type": "session.update", "session": {"type": "realtime", "instructions": "x" * 60_000}}
     data = json.dumps(update).encode()
     with connection(impatient, buffer=2**12) as one, connection(impatient, buffer=2**12) as other:

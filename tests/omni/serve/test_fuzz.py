@@ -1,4 +1,4 @@
-"""Malformed requests: each is an error in OpenAI's shape with a status of 4xx, never 500, and leaves nothing."""
+"""Malformed requests: each is an error in OpenAI's shape with a status of 4xx, never 500, and leaves no memory held."""
 
 import base64
 import copy
@@ -109,7 +109,7 @@ ODD: tuple[Any, ...] = (
 
 @pytest.fixture(scope="module")
 def echo(echo_folder: Path) -> Iterator[Served]:
-    """Its answers end, whatever number of tokens a request asks for. They have room for the longest text to speak."""
+    """Its answers end, whatever `max_tokens` is. They have room for the longest text to speak."""
     with served(echo_omni(echo_folder, **{"writer.max_length": 5000})) as it:
         yield it
 
@@ -221,7 +221,7 @@ HEADERS: tuple[dict[str, str], ...] = (
 
 
 def check(response: httpx.Response, sent: bytes) -> bool:
-    """Whether it was refused. What was not is a whole answer."""
+    """Whether it was refused. Otherwise the answer is whole."""
     shown = sent[:2000]
     assert response.status_code == 200 or 400 <= response.status_code < 500, (
         response.status_code,

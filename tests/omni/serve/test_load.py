@@ -161,7 +161,7 @@ def test_no_more_bodies_are_read_at_once_than_there_are_places(small: Served, mo
 
 
 def test_a_body_that_comes_when_the_server_is_full_is_refused(small: Served) -> None:
-    """Its beginning came while there was room. A body holds no place meanwhile: slow clients would keep others away."""
+    """Its beginning arrived while there was room. A body holds no place meanwhile: slow clients would exclude others."""
     refused = small.server.limits.refused
     with _connected(small, HELLO, length=4000, sent=2000) as slow:
         assert eventually(lambda: small.server.limits.held_bytes == 2000)
@@ -171,7 +171,7 @@ def test_a_body_that_comes_when_the_server_is_full_is_refused(small: Served) -> 
             slow.sendall(b" " * 1000)
             assert _read(slow) == (503, "1")
             assert small.server.limits.refused == refused + 1
-            # What is left of the body is dropped, and the connection serves on.
+            # The rest of the body is dropped, and the connection remains usable.
             slow.sendall(b" " * 1000 + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
             assert _read(slow) == (200, None)
     small.assert_nothing_held()
@@ -309,8 +309,8 @@ def _connected(
     sent: int | None = None,
     buffer: int | None = None,
 ) -> socket.socket:
-    """A connection that has sent a chat and reads nothing. length: of the body as announced. sent: bytes of it, with spaces.
-    buffer: of what was not read, in bytes."""
+    """A connection that has sent a chat and does not read. length: of the body as announced. sent: bytes of it, with spaces.
+    buffer: of unread data, in bytes."""
     data = json.dumps(body).encode().ljust(sent or 0)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length or len(data)}\r\n\r\n"
     host, _, port = server.url.removeprefix("http://").partition(":")

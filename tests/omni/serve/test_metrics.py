@@ -1,4 +1,4 @@
-"""`GET /metrics`: what is counted of requests, answers, speech and stages."""
+"""`GET /metrics`: counters of requests, answers, speech and stages."""
 
 import re
 import threading
@@ -112,7 +112,7 @@ class Clock:
 
 
 def test_times_are_those_of_the_clock(echo: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer with two tokens together, a late chunk, and a client that takes nothing for a while."""
+    """An answer with two tokens together, a late chunk, and a client that does not read for a while."""
     metrics = ServerMetrics(echo.omni, ServeLimits(ServeOptions()), "tiny")
     clock = Clock(monkeypatch)
 

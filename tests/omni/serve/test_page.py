@@ -1,4 +1,4 @@
-"""The page's files: how they are served, and that nothing in them leaves the server."""
+"""The page's files: their headers, and no reference to another server."""
 
 import re
 from collections.abc import Iterator
@@ -73,7 +73,7 @@ def test_no_other_file_is_served(echo: Served, name: str) -> None:
 def test_a_file_names_no_other_host(name: str) -> None:
     text = (FOLDER / name).read_text().replace(NAMESPACE, "")
     assert not OUTSIDE.findall(text)
-    # What the policy would refuse, and browsers only report.
+    # Violations of the policy that browsers only report.
     assert not re.search(r"<style|<script(?! type=\"module\" src=)|\son\w+=\"|\sstyle=\"|innerHTML|\beval\(", text)
 
 

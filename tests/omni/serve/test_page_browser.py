@@ -76,7 +76,7 @@ def burst(echo_folder: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def page(tab: Page, echo: Served) -> Iterator[Page]:
-    """The page of the echo server, connected. Its console is empty at the end, and nothing is held at the server."""
+    """The page of the echo server, connected. At the end its console is empty, and the server holds no memory."""
     tab.console.clear()
     tab.size(1280, 800)
     opened(tab, echo)
@@ -112,7 +112,7 @@ def limited(page: Page, tokens: int) -> None:
 
 
 def heard(page: Page) -> NDArray[np.int16]:
-    """What the audio graph played, from the first sample that is no silence to the last."""
+    """The sound that the audio graph played, from the first sample that is not silence to the last."""
     samples = np.frombuffer(base64.b64decode(page.run("heard()")), np.int16)
     (loud,) = np.nonzero(samples)
     return samples[loud[0] : loud[-1] + 1]

@@ -17,7 +17,7 @@ from tests.omni.serve.realtime import PCM_RATE, Client, session, silence, speech
 from tests.support.echo_family import OPENED, RATE, SAMPLES, eventually, pitch
 
 ENDLESS: dict[str, Any] = {"max_output_tokens": 10**9}
-# Of an answer, before the user interrupts it. How much more comes is up to the scheduler of the machine.
+# Of an answer, before the user interrupts it. The amount that follows depends on the scheduler of the machine.
 HEARD_SECONDS = 0.3
 
 
@@ -132,7 +132,7 @@ def test_a_committed_turn_is_heard_and_kept(voiced: Served) -> None:
             await client.send(type="input_audio_buffer.commit")
             committed = await client.until("input_audio_buffer.committed")
             await client.respond()
-            # 16 kHz is what the model hears.
+            # The model's sample rate is 16 kHz.
             assert client.text("response.output_audio_transcript.delta") == "<8000 samples>"
             await client.send(type="conversation.item.retrieve", item_id=committed.item_id)
             item = (await client.until("conversation.item.retrieved")).item
@@ -298,7 +298,7 @@ def test_turns_may_be_found_without_an_answer(voiced: Served) -> None:
 
 
 async def _talking(client: Client, **session: Any) -> str:
-    """An endless answer is under way, of which `HEARD_SECONDS` have come; its item."""
+    """An endless answer is under way, and `HEARD_SECONDS` of it have arrived; its item."""
     await client.update(**ENDLESS, **session)
     await client.say("hello world, how are you")
     await client.send(type="response.create")
@@ -356,7 +356,7 @@ def test_truncation_keeps_what_was_heard(voiced: Served) -> None:
             await client.manual(output_modalities=["audio"])
             await client.say("one two three four")
             item = (await client.respond()).output[0]
-            # Ten ms a letter; the third word is heard in part.
+            # Ten ms a letter; the third word was played in part.
             await client.send(type="conversation.item.truncate", item_id=item.id, content_index=0, audio_end_ms=105)
             event = await client.until("conversation.item.truncated")
             assert (event.item_id, event.audio_end_ms) == (item.id, 105)
@@ -396,7 +396,7 @@ def test_a_cancelled_response_frees_its_request(voiced: Served) -> None:
             await client.send(type="response.cancel", response_id=client.of("response.created")[0].response.id)
             response = (await client.until("response.done")).response
             assert (response.status, response.status_details.reason) == ("cancelled", "client_cancelled")
-            # Of the prompt, a token for each character, and what was written so far.
+            # Of the prompt, a token for each character, and the text so far.
             usage = response.usage
             assert usage.input_tokens == len("hello world, how are you")
             assert usage.output_tokens == usage.output_token_details.text_tokens > 0

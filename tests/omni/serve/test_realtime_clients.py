@@ -32,7 +32,7 @@ def voiced(echo_folder: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def talker() -> Iterator[Served]:
-    """A tiny Qwen3-Omni: it speaks for its limit, and writes up to it."""
+    """A tiny Qwen3-Omni: its speech and its text end at their limits."""
     limits: dict[str, object] = {
         **STRICT,
         "talker.sampling.max_tokens": 21,

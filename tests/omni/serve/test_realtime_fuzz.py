@@ -63,7 +63,7 @@ def malformed(dice: random.Random, spoken: str) -> str | bytes:
         event["item_id"] = spoken
     event = mutated(event, dice)
     data = encoded(event, dice)
-    # Text that is no UTF-8 ends a websocket by its own rules.
+    # Text that is not UTF-8 ends a websocket by its own rules.
     return data if dice.random() < 0.1 else data.decode(errors="replace")
 
 
@@ -92,7 +92,7 @@ async def spoken_item(connection: ClientConnection) -> str:
 
 
 async def storm(served: Served, dice: random.Random) -> int:
-    """Sends 30 malformed events in a session. Returns how many errors came."""
+    """Sends 30 malformed events in a session. Returns the number of errors."""
     refused = 0
     async with connect(f"ws{served.url.removeprefix('http')}/v1/realtime", max_size=None) as connection:
         spoken = await spoken_item(connection)

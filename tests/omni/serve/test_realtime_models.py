@@ -1,4 +1,4 @@
-"""A realtime session with a tiny model of a real family: what it hears and says, and its prefix cache."""
+"""A realtime session with a tiny model of a real family: its input and output, and its prefix cache."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Transcripts of what the user says in realtime sessions, through the OpenAI SDK. The echo family writes what it was given."""
+"""Transcripts of the user's speech in realtime sessions, through the OpenAI SDK. The echo family writes its prompt."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ TRANSCRIPT = "conversation.item.input_audio_transcription"
 
 @pytest.fixture
 def voiced(echo_folder: Path) -> Iterator[Served]:
-    """Nothing is held after a test."""
+    """No memory is held after a test."""
     with served(echo_omni(echo_folder)) as it:
         yield it
         assert eventually(lambda: it.server.limits.sessions == 0)
@@ -63,7 +63,7 @@ def test_a_committed_turn_is_transcribed(voiced: Served) -> None:
             item = (await client.until("conversation.item.retrieved")).item
             assert item.content[0].transcript == done.transcript
             assert voiced.server.limits.held_bytes == held + len(done.transcript)
-            # The model still hears the sound itself.
+            # The model still gets the sound itself.
             await client.respond()
             assert client.text("response.output_audio_transcript.delta") == "<8000 samples>"
 

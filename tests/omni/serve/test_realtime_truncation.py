@@ -148,7 +148,7 @@ def test_without_truncation_a_long_conversation_is_refused(talker: Served) -> No
             response = await client.respond()
             assert response.status == "failed"
             assert "thinker takes 512" in response.status_details.error.message
-            # The client mends it, and goes on.
+            # The client corrects it, and continues.
             shown = await client.update(truncation="auto")
             assert shown.truncation == "auto"
             assert (await client.respond()).status == "incomplete"
@@ -165,7 +165,7 @@ def test_a_turn_that_is_too_long_alone_is_refused(talker: Served) -> None:
             response = await client.respond()
             assert response.status == "failed"
             assert "thinker takes 512" in response.status_details.error.message
-            # Nothing was answered without the other items: they are there still.
+            # There was no answer without the other items: they are still there.
             await client.send(type="conversation.item.delete", item_id=client.of("conversation.item.done")[1].item.id)
             await client.until("conversation.item.deleted")
             assert (await client.respond()).status == "incomplete"

@@ -50,7 +50,7 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("format", SPEECH_FORMATS)
 def test_the_text_is_spoken_in_each_format(client: OpenAI, format: Any) -> None:
-    """And nothing but the text, though the model is asked for it in a chat."""
+    """And only the text, although the model gets it in a chat."""
     answer = client.audio.speech.create(model="tiny", voice="alloy", input=TEXT, response_format=format)
     assert answer.response.headers["content-type"].split(";")[0] == TYPES[format]
     assert "content-length" not in answer.response.headers
@@ -108,7 +108,7 @@ def test_instructions_reach_the_model_and_are_not_spoken(echo: Served) -> None:
     plain: dict[str, str] = {}
     told = {"instructions": "Sound happy."}
     assert ask(echo, response_format="wav", **told).content == ask(echo, response_format="wav", **plain).content
-    # The prompt's length is all that the echo family says of it.
+    # The echo family reports the prompt's length only.
     read = [events(ask(echo, stream_format="sse", **each))[-1]["usage"]["input_tokens"] for each in (plain, told)]
     assert read[1] - read[0] == len("Sound happy.\n\n")
 

@@ -1,4 +1,4 @@
-"""Tiny models of real families speak given texts, and write what they hear, through the OpenAI SDK."""
+"""Tiny models of real families speak given texts, and transcribe sound, through the OpenAI SDK."""
 
 import json
 from collections.abc import Iterator

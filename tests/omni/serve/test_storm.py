@@ -1,4 +1,4 @@
-"""Clients that leave, stall or lie: the server is back at its baseline afterwards, and a bystander's stream goes on meanwhile."""
+"""Clients that leave, stall or lie: the server returns to its baseline, and another client's stream continues meanwhile."""
 
 import base64
 import json
@@ -29,7 +29,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 ENDLESS: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 10**9, "stream": True}
 SPOKEN: dict[str, Any] = {**ENDLESS, "modalities": ["text", "audio"], "audio": {"voice": "low", "format": "pcm16"}}
 NEVER_SECONDS = 2 * PATIENCE_SECONDS
-"""A time of the server that no test sees the end of: a request that waits for another, which waits for its client, hangs."""
+"""A time limit of the server that no test reaches: a request that waits for another, which waits for its client, hangs."""
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def _streamed(server: Served) -> str:
 
 @contextmanager
 def back_at_baseline(server: Served) -> Iterator[None]:
-    """Files and threads are as many afterwards as before, and nothing is held."""
+    """The numbers of files and threads are those of before, and no memory is held."""
     server.post(CHAT, json={"model": "tiny", "messages": MESSAGES})
     server.assert_nothing_held()
     assert eventually(lambda: not server.http.server_state.connections)
@@ -132,7 +132,7 @@ def leave(server: Served, dice: random.Random) -> None:
 
 @contextmanager
 def one_that_left_and_is_prepared(server: Served) -> Iterator[None]:
-    """A client went away; during the block, its request is in the front end, which nothing interrupts."""
+    """A client has left; during the block, its request is in the front end, which cannot be interrupted."""
     try:
         with connection(server) as one:
             one.sendall(request({**ENDLESS, "messages": [{"role": "user", "content": "wait storm"}]}))
@@ -144,7 +144,7 @@ def one_that_left_and_is_prepared(server: Served) -> Iterator[None]:
 
 @pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.slow)])
 def test_clients_that_leave_at_random_moments_disturb_nobody(busy: Served, count: int) -> None:
-    """One of them has work that does not end meanwhile: neither those who leave after it nor who stays wait for that."""
+    """One of them has work that does not end meanwhile: neither clients that leave after it nor those that stay wait for it."""
     dice = [random.Random(seed) for seed in range(count)]
 
     def leave_all(part: list[random.Random]) -> None:
@@ -175,7 +175,7 @@ def test_slow_readers_disturb_nobody(busy: Served) -> None:
 
 
 def half_open(server: Served, stack: ExitStack) -> list[socket.socket]:
-    """60 connections on which nothing comes, a part of the head, or the head and a part of the body, in turn."""
+    """60 connections without data, with a part of the head, or with the head and a part of the body, in turn."""
     data = request(ENDLESS)
     head = data.index(b"\r\n\r\n")
     opened = [stack.enter_context(connection(server)) for _ in range(60)]
@@ -275,7 +275,7 @@ def test_a_picture_of_an_allowed_host_is_downloaded(echo_folder: Path, picture: 
 
 @pytest.fixture
 def visited() -> Iterator[Web]:
-    """A server at a private address that nobody may reach."""
+    """A server at a private address, to which connections are forbidden."""
     with serve(lambda path: _secret) as it:
         yield it
 
@@ -294,7 +294,7 @@ def test_no_other_scheme_is_opened(open_to_all: Served, url: str) -> None:
 def test_a_name_that_is_private_the_second_time_is_not_reached(
     open_to_all: Served, visited: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rebinding: public when it is checked, private when it is connected to. The checked address is what is connected to."""
+    """Rebinding: public at the check, private at the connection. The connection is to the checked address."""
     asked: list[str] = []
     real = socket.getaddrinfo
 

@@ -1,4 +1,4 @@
-"""Transcripts of files through the OpenAI SDK. The echo family writes what it was given: the sound's length, and the request."""
+"""Transcripts of files through the OpenAI SDK. The echo family writes its input: the sound's length, and the request."""
 
 import asyncio
 import io

@@ -1,4 +1,4 @@
-"""Phases that read and write a buffer, on streams that nothing orders."""
+"""Phases that read and write a buffer, on streams without an order."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def copy(target: Tensor, source: Tensor) -> None:
 
 
 class Pair:
-    """Two streams that nothing orders, and a buffer."""
+    """Two streams without an order, and a buffer."""
 
     def __init__(self) -> None:
         self.device = SimulatedDevice()
@@ -30,7 +30,7 @@ class Pair:
         self.rows = torch.zeros(4, 2)
 
     def order(self) -> None:
-        """What is launched on the second from now on follows the first's work so far."""
+        """Later launches on the second stream follow the first's work so far."""
         self.device.wait(self.two, self.device.record(self.one))
 
     def finish(self) -> list[Race]:
@@ -44,7 +44,7 @@ class Pair:
 
 
 def races_of(phases: Sequence[tuple[Phase, Tensor]], inference: bool = False) -> list[Race]:
-    """What is found of phases that are launched on streams of their own."""
+    """The findings on phases that are launched on streams of their own."""
     with torch.inference_mode(inference):
         device = SimulatedDevice()
         for number, (phase, x) in enumerate(phases):

@@ -1,4 +1,4 @@
-"""Mixed traffic on the simulated device: every request gets what it gets alone, and no access is out of order."""
+"""Mixed traffic on the simulated device: every request has the results that it has alone, and no access is out of order."""
 
 from collections import Counter
 from collections.abc import Set

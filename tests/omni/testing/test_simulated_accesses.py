@@ -1,4 +1,4 @@
-"""Every class of access and operation: an access that nothing orders is reported with what it does, and one of another part is not.
+"""Every class of access and operation: an unordered access is reported with its operation, and one of another part is not.
 
 Each access is of the two rows in the middle of a buffer. Another stream reads or writes the same rows, rows that overlap them, or
 the rows around them.
@@ -15,7 +15,7 @@ from omni.device import Phase
 from tests.omni.testing.pair import fill, look, races_of
 
 TWO = torch.ones(2, 2)
-"""What is added, copied and so on: of the shape of the rows that are touched, and touched by no other phase."""
+"""The operand that is added, copied and so on: of the shape of the touched rows, and used by no other phase."""
 INDEX = torch.tensor([0, 1])
 INDICES = torch.zeros(2, 2, dtype=torch.int64)
 MASK = torch.tensor([[True, False], [True, True]])
@@ -29,7 +29,7 @@ def indices() -> Tensor:
 
 
 def adam(parameters: Tensor = TWO, *, grads: Tensor = TWO, exp_avgs: Tensor = TWO, exp_avg_sqs: Tensor = TWO) -> None:
-    """A fused optimizer's step on clones of `TWO`, in place of what is not given."""
+    """A fused optimizer's step, on clones of `TWO` in place of missing arguments."""
     parts = [[TWO.clone() if part is TWO else part] for part in (parameters, grads, exp_avgs, exp_avg_sqs)]
     numbers = {"lr": 0.1, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1e-8}
     fused = torch.ops.aten._fused_adam_.default

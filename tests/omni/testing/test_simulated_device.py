@@ -81,7 +81,7 @@ def test_a_phase_raises_where_it_runs_and_the_stream_goes_on():
 
 
 def play(seed: int, log: list[str]) -> SimulatedDevice:
-    """Three streams, of which the third follows the second, asked after now and then."""
+    """Three streams. The third follows the second. The host queries them now and then."""
     device = SimulatedDevice(seed)
     one, two, three = (device.stream(name) for name in ("one", "two", "three"))
     for index in range(30):

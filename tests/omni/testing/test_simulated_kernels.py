@@ -1,4 +1,4 @@
-"""Triton kernels in phases: the checker sees the bytes that they load and store, under the interpreter."""
+"""Triton kernels in phases: the checker records the bytes that they load and store, under the interpreter."""
 
 import os
 

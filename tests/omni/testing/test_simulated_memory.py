@@ -1,4 +1,4 @@
-"""Parts and wholes of a buffer, memory that phases make, rings of host slots: what the checker remembers of them."""
+"""Parts and wholes of a buffer, memory that phases allocate, rings of host slots: the checker's record of their accesses."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ each_mode = pytest.mark.parametrize("inference", [False, True], ids=["plain", "i
 
 
 def test_all_of_a_buffer_after_parts_of_it_and_parts_after_all_of_it():
-    """An access to a part comes before one to the whole, and the other way round."""
+    """An access to a part precedes one to the whole, and the other way round."""
     for first, last in [("part", "whole"), ("whole", "part"), ("part", "part"), ("whole", "whole")]:
         for other in (fill, look):
             pair = Pair()
@@ -70,7 +70,7 @@ TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 @settings(max_examples=100)
 @given(touches)
 def test_races_are_reported_where_written_bytes_overlap(asked: Touches):
-    """Whatever parts of a buffer streams touch that nothing orders: two that meet race, if one of them writes."""
+    """Unordered streams access any parts of a buffer: two accesses that overlap race if one of them writes."""
     device, words = SimulatedDevice(), torch.zeros(8, dtype=torch.int64)
     streams = [device.stream(str(number)) for number in range(2)]
     for stream, writes, (first, end), width in asked:
@@ -188,7 +188,7 @@ def test_an_upload_that_another_stream_reads():
         pair.device.launch(pair.two, look, view)
         pair.device.run()
         assert bool(pair.device.races) != ordered
-        upload.send([np.arange(4)])  # into the same buffer: nothing waited for the reader
+        upload.send([np.arange(4)])  # into the same buffer, without a wait for the reader
         assert {race.second.operation for race in pair.finish()} == {"copy_"} | (set() if ordered else {"sum"})
 
 

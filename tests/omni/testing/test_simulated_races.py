@@ -1,4 +1,4 @@
-"""What the happens-before checker reports, and what it does not: hand-made, a line or two each."""
+"""Accesses that the happens-before checker reports, and accesses that it does not: by hand, a line or two each."""
 
 from collections.abc import Callable
 

@@ -38,7 +38,7 @@ def copy(x: Tensor, out: Tensor) -> None:
 
 
 class Come:
-    """An event: the first of these has come."""
+    """An event: the first of these is complete."""
 
     def __init__(self, arrivals: Sequence[PendingReceive]) -> None:
         self._arrivals = arrivals
@@ -137,7 +137,7 @@ def test_sent_memory_is_read_until_its_stream_goes_on(seed: int, blocks: bool, o
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("back", [True, False])
 def test_what_comes_back_from_a_rank_is_behind_what_was_sent_there(seed: int, back: bool) -> None:
-    """An order that leads through another rank counts, and nothing else does."""
+    """Only an order that leads through another rank counts."""
     world = World(seed, blocks=True)
     rows, answer = torch.zeros(4), torch.zeros(4)
     one, two, echo = world.stream(0, "one"), world.stream(0, "two"), world.stream(1, "echo")

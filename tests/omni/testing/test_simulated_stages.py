@@ -17,7 +17,7 @@ FRAMES = {name: random_codes(6 + 4 * number, number) for number, name in enumera
 
 
 def feed_halves(device: SimulatedDevice, bench: FrameBench) -> None:
-    """Feeds `FRAMES` in halves, and drives the stage until nothing is held."""
+    """Feeds `FRAMES` in halves, and drives the stage until no memory is held."""
     simulation = simulate(device, bench.tick, lambda: len(bench.ends) == len(FRAMES) and not bench.held)
 
     def feed_rest(name: str, codes: NDArray[np.int64]) -> None:

@@ -1,4 +1,4 @@
-"""Waits by name: found in the source, seen in a run, left out."""
+"""Waits by name: found in the source, reached in a run, left out."""
 
 import pytest
 import torch

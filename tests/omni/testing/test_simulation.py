@@ -57,7 +57,7 @@ def test_a_simulation_runs_until_all_is_done(seed: int):
 
 
 def test_actions_come_before_the_rounds_that_they_name_in_order():
-    """A round that is far away comes at once where nothing else happens."""
+    """A round in the far future is reached at once if all earlier rounds are empty."""
     device, came = SimulatedDevice(1), list[tuple[int, int]]()
 
     def act(tick: int) -> None:
@@ -72,7 +72,7 @@ def test_actions_come_before_the_rounds_that_they_name_in_order():
 
 
 def test_the_device_goes_on_beside_a_host_that_is_busy_with_other_things():
-    """Nobody asks for an event, and every round does something: only the rounds themselves make time pass."""
+    """No event is queried, and every round has work: only the rounds advance the time."""
     device = SimulatedDevice(3)
     device.launch(device.stream("main"), add_one, torch.zeros(1))
     rounds = 0

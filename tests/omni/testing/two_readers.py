@@ -25,7 +25,7 @@ _QUICK = frozenset({"ar", "ar-payload", "quick"})
 
 
 class Reader:
-    """One consumer. lent: what it has not let go of. found: what each of its gathers gave."""
+    """One consumer. lent: its unreleased payloads. found: the results of its gathers."""
 
     def __init__(self, device: Device, name: str) -> None:
         self._device = device
@@ -34,7 +34,7 @@ class Reader:
         self.found: list[Tensor] = []
 
     def look(self) -> None:
-        """Gathers what it was lent and keeps its claim, as consumers do that gather in parts."""
+        """Gathers its payloads and keeps its leases, as consumers do that gather in parts."""
         for produced, _ in self.lent:
             (part,) = produced.payload.tensors.values()
             assert isinstance(part, PageSlice)
@@ -68,7 +68,7 @@ class TwoReaders(ArDriver):
 def play(device: SimulatedDevice) -> None:
     """Blocks are wanted while a slow gather runs and a quick one is over. Raises AssertionError for a wrong row.
 
-    The device has no seed: it runs as is said here.
+    The device has no seed: the test orders its work.
     """
     driver = TwoReaders(device)
     driver.ask("lent", plain_prompt(_LENT, payload_positions=np.array(_POSITIONS)), max_tokens=_TOKENS)

@@ -21,7 +21,7 @@ COPY_LATE = 2_000
 LAUNCH = 6_000
 """Nanoseconds of a launch; between two there are as many again."""
 STEP = 823_000
-"""What a step's phases take on the stage's own stream."""
+"""Times of a step's phases on the stage's own stream."""
 
 
 def made_step(

@@ -1,4 +1,4 @@
-"""What is recorded of launches, and when."""
+"""Records of launches, and their times."""
 
 import time
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from omni.device import Device, DeviceTimer, Event, Launch, Stream
 from omni.device.cpu import CpuDevice
 from omni.timeline import MAIN, Timeline
 
-# A device that runs what is launched at once, and says that it did so later, by a clock of its own.
+# A device that runs launches at once, and reports later times by a clock of its own.
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class LateStamp:
 
 
 class LateTimer:
-    """rate, offset: of the device's clock over the host's. late: nanoseconds from a stamp to when the device comes to it.
+    """rate, offset: of the device's clock over the host's. late: nanoseconds from a stamp until the device reaches it.
 
     given: stamps that were given out and not back. reached: the number of the first stamp that is not done; tests move it.
     """
@@ -241,13 +241,13 @@ def test_runs_have_times_of_the_hosts_clock(rate: float, offset: int):
     trace = timeline.stop()
     assert len(trace.phases) == 6
     for span in trace.phases:
-        # A stamp follows the start of the launch by what the interpreter takes.
+        # A stamp follows the start of the launch by the interpreter's time.
         assert abs(span.ran.start - span.launched.start - late) < 200_000
         assert span.ran.end >= span.ran.start
 
 
 def test_no_phase_runs_before_its_launch():
-    # The device's clock stands 2 ms behind what the probes say, as if the middle of a probe were that wrong.
+    # The device's clock is 2 ms behind that of the probes, as with an error of that size in the middle of a probe.
     device = LateDevice(late=-2_000_000)
     timeline, stream = started(device)
     for _ in range(3):

@@ -106,7 +106,7 @@ def test_streams_run_side_by_side_and_a_copy_behind_what_it_waits_for(device: De
     main, copies, other = device.stream("s"), device.stream("s-copy"), device.stream("t")
     rows = device.zeros((1024,), torch.float32)
     host = device.host_tensor((1024,), torch.float32)
-    for stream in (main, copies, other):  # what is launched first takes the host long: its code is loaded then
+    for stream in (main, copies, other):  # the first launch takes the host long: it loads code
         device.launch(stream, nap)
         device.launch(stream, touch, rows)
         device.launch(stream, copy_back, host, rows)

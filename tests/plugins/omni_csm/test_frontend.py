@@ -1,4 +1,4 @@
-"""From turns to stage inputs: ids, embeddings, sounds; and what is refused."""
+"""From turns to stage inputs: ids, embeddings, sounds; and refusals."""
 
 import pytest
 import torch

@@ -106,7 +106,7 @@ def test_parity_in_a_batch(settings: dict[str, object]) -> None:
 
 
 def test_the_codec_is_as_published_where_the_rest_is_in_half_precision() -> None:
-    """Only codes come to it and from it, so its sound is that of transformers in full precision."""
+    """Its inputs and outputs are codes, so its sound is that of transformers in full precision."""
     reference = csm_reference_of(tiny_csm()).model.codec_model
     engine = OmniEngine(tiny_csm(), dtype="bfloat16")
     heard: list[torch.Tensor] = []

@@ -38,7 +38,7 @@ def _reconfigured(change: Callable[[CsmConfig], CsmConfig]) -> Plant:
 
 
 def _cold(predict: Callable[..., Codes], decoder: DepthDecoder, *arguments: Any) -> Codes:
-    """Codes are drawn as if they were colder than was asked for."""
+    """Codes are drawn at a lower temperature than the request's."""
     *inputs, draw = arguments
     return predict(decoder, *inputs, lambda logits_RV, group: draw(logits_RV / 0.9, group))
 

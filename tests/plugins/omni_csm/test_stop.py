@@ -1,4 +1,5 @@
-"""Sounds that end by themselves: at a frame of end codes, which is heard unless all of its codes are, as transformers does it."""
+"""Sounds that end by themselves at a frame with end codes. The frame is decoded unless all of its codes are end codes, as in
+transformers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +20,7 @@ ASKED = [
     *(speak("hello there", **SAMPLED, seed=seed) for seed in range(4)),
     *(speak("on", **SAMPLED, seed=seed) for seed in (4, 5, 8, 11)),
 ]
-"""The seeds are such that some end at a frame that is heard, some at one that is not, and some at their limit."""
+"""With these seeds, some end at a frame that is decoded, some at one that is not, and some at their limit."""
 SETTINGS: dict[str, dict[str, object]] = {
     "as shipped": {},
     "synchronous": {"backbone.max_in_flight": 1},
@@ -29,7 +30,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 
 
 def check(asked: Sequence[Chat], results: Sequence[Result], shape: dict[str, Any] = SHAPE) -> tuple[int, int]:
-    """How many ended by themselves, and how many of these at a frame that is heard."""
+    """How many ended by themselves, and how many of these at a frame that is decoded."""
     reference, ended, heard = csm_reference_of(tiny_csm(7, **shape)), 0, 0
     for one, result in zip(asked, results, strict=True):
         spoken = reference.speech(one)
@@ -58,7 +59,7 @@ def test_all_groups_but_the_last_must_be_ends() -> None:
 
 
 def test_at_the_limit_too() -> None:
-    """The last frame that is allowed is heard; if it ends the sound it is the end, and heard if it is no end throughout."""
+    """The last allowed frame is decoded. If it ends the sound, it is decoded unless all of its codes are end codes."""
     reference = csm_reference_of(tiny_csm(7, **SHAPE))
     asked = []
     for one in ASKED[2:]:

@@ -16,14 +16,14 @@ VICTIM = chat("what is it", sound(0.4, seed=1), picture(56, 84, seed=1), max_tex
 OTHER = chat("who said so", sound(0.4, seed=2), picture(56, 56, seed=2), voice="aiden", max_text=9, max_codes=13)
 NO_CACHES = {"audio_encoder.cache_bytes": 0, "vision_encoder.cache_bytes": 0}
 SETTLING_TICKS = 3
-"""Until an abort has gone from stage to stage and every event of the CPU device has been seen."""
+"""Until an abort has reached all stages and every event of the CPU device is complete."""
 ENOUGH_TICKS = 300
 """For both requests."""
 
 
 @dataclass(slots=True)
 class World:
-    """An engine, and what the requests give alone."""
+    """An engine, and the results of the requests alone."""
 
     engine: OmniEngine
     victim: Result
@@ -60,7 +60,7 @@ def world() -> World:
 
 
 def assert_begins(part: Result, whole: Result) -> None:
-    """What was given before the end is the beginning of what would have been given."""
+    """The outputs before the end are the beginning of the complete outputs."""
     assert part.error is GIVEN_UP
     assert part.ids == whole.ids[: len(part.ids)]
     assert part.frames == whole.frames[: len(part.frames)]

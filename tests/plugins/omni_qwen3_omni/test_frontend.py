@@ -1,4 +1,4 @@
-"""From a chat to stage inputs: ids, positions, embeddings, the talker's prompt; and what is refused."""
+"""From a chat to stage inputs: ids, positions, embeddings, the talker's prompt; and refusals."""
 
 from collections.abc import Sequence
 from dataclasses import replace

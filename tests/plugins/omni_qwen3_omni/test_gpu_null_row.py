@@ -64,7 +64,7 @@ def poison(runner: Runner, unused_id: int | None) -> None:
 
 
 def poison_steps(runner: Runner, unused_id: int | None) -> None:
-    """Launches poison before every step: of what the steps before it left, nothing is anybody's that it touches."""
+    """Launches poison before every step, into state that no request owns."""
     execute = runner.execute_model
 
     def execute_model(plan: StepPlan) -> StepContext:
@@ -75,7 +75,7 @@ def poison_steps(runner: Runner, unused_id: int | None) -> None:
 
 
 def poison_chunks(vocoder: VocoderWorker) -> None:
-    """Makes NaN of what the vocoder's null row looks back on, before every chunk."""
+    """Fills the context of the vocoder's null row with NaN before every chunk."""
     prepare = vocoder.prepare
 
     def prepare_poisoned(

@@ -1,4 +1,4 @@
-"""Sounds and pictures of every size against transformers, and what the encoders share between requests."""
+"""Sounds and pictures of every size against transformers, and outputs of encoders that requests share."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def test_parity_where_the_cache_gives_the_embeddings(engine: OmniEngine) -> None
 
 @pytest.mark.parametrize("seconds", [(0.5, 1.0), (1.0, 0.5), (0.9, 0.3, 0.55), (0.37, 2.3)])
 def test_parity_of_short_clips_beside_longer_ones(engine: OmniEngine, seconds: tuple[float, ...]) -> None:
-    """transformers pads a request's clips to the longest one's first chunk, and its convolutions see the padding."""
+    """transformers pads a request's clips to the longest one's first chunk, and its convolutions read the padding."""
     clips = [sound(length, 95 + index) for index, length in enumerate(seconds)]
     asked = chat(*clips, "what is it", max_text=8, max_codes=5)
 

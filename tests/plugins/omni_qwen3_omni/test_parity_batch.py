@@ -18,7 +18,7 @@ from tests.support.tiers import SLOW, chosen, few
 
 AR = ("thinker", "talker")
 ENDING = sizes(seed=11, stop_gain=0.5, codec_stop_gain=0.5)
-"""A checkpoint of which some answers end by themselves."""
+"""A checkpoint with some answers that end by themselves."""
 ENDLESS = sizes(seed=81, stop_gain=0.0, codec_stop_gain=0.0)
 
 PRODUCT = {
@@ -37,7 +37,7 @@ def under(pressure: str, pool: Overrides) -> dict[str, object]:
 
 
 def assert_pressed(engine: OmniEngine, pressure: str) -> None:
-    """The pressure was felt: a pool that is large enough shows nothing."""
+    """There was pressure: a pool that is large enough tests nothing."""
     for stage in AR:
         preemptions = counted(engine, stage)["preemptions"]
         assert (preemptions > 0) == ("few blocks" in pressure), f"{stage}: {preemptions} preemptions"
@@ -100,7 +100,7 @@ def test_parity_of_eight_that_join_one_by_one_and_again(settings: str) -> None:
             assert (counted(engine, stage)["cached_tokens"] > 0) == ("not cached" not in pressure)
 
 
-# A vocoder that has room for one request while many speak: frames wait, are moved out of blocks that are wanted, and talkers pause.
+# A vocoder with room for one of many requests: frames wait, are moved out of blocks that others need, and talkers pause.
 
 ONE_LISTENER: Overrides = {"code2wav.max_num_seqs": 1, "code2wav.first_chunk_frames": 2, "code2wav.chunk_frames": 5}
 CHATS = [
@@ -121,7 +121,7 @@ CHATS = [
     ids=lambda value: str(value) if isinstance(value, int) else f"{len(value)} settings",
 )
 def test_parity_in_any_order_of_the_streams(settings: Overrides, seed: int) -> None:
-    """On a device whose streams run late: nothing is reused before its readers are through."""
+    """On a device whose streams run late: no memory is reused before its last read."""
     device = StirredDevice(seed)
     engine = OmniEngine(tiny_checkpoint(**ENDLESS), settings, device)
 
@@ -139,7 +139,7 @@ REQUESTS = 30
 
 
 def assert_begins(result: Result, answer: Answer) -> None:
-    """What was given before the end is the beginning of the whole answer."""
+    """The outputs before the end are the beginning of the whole answer."""
     assert result.ids == answer.ids[: len(result.ids)]
     assert result.codes.T.tolist() == answer.codes.T[: len(result.frames)].tolist()
     assert result.wave.size <= answer.wave.size

@@ -1,4 +1,4 @@
-"""The tiny models are worth comparing: whatever a request holds, and every conditioning token, changes what comes out."""
+"""The tiny models are worth comparing: each part of a request, and every conditioning token, changes the outputs."""
 
 import pytest
 

@@ -57,7 +57,7 @@ def test_parity_of_a_sampled_whole_in_a_batch(engine: OmniEngine) -> None:
 
 
 def test_the_published_sampling_is_the_default(engine: OmniEngine) -> None:
-    """Of what a request leaves open, the talker's part is as in transformers' `generate`."""
+    """The talker's parameters that a request leaves out have the defaults of transformers' `generate`."""
     open_ = with_sampling(SPEECH, "talker", temperature=None, seed=5)
     spelled = with_sampling(SPEECH, "talker", temperature=0.9, top_k=50, top_p=1.0, repetition_penalty=1.05, seed=5)
 

@@ -55,7 +55,7 @@ def test_parity_of_every_kind_of_input_that_was_there_before() -> None:
 
 
 def test_parity_of_the_next_turns_of_a_chat_with_media() -> None:
-    """Each turn finds all of the turn before, its media and the answer that it goes on from."""
+    """Each turn finds the blocks of the whole turn before: its media and its answer."""
     engine = fresh()
     asked = chat(says("system", "you see"), says("user", picture(64, 96, 1), "what is it", sound(0.8, 1)), max_text=12)
     before = 0
@@ -76,7 +76,7 @@ def test_parity_of_the_next_turns_of_a_chat_with_media() -> None:
 
 
 def test_parity_of_a_chat_whose_beginning_was_only_read() -> None:
-    """Nobody asked for its hidden states, so blocks that hold media are computed again for the request that speaks."""
+    """Its hidden states were not stored, so blocks with media are computed again for the request with speech."""
     engine = fresh()
     spoken = chat("what is it that you see here", picture(64, 96, 1), "and why", sound(0.8, 1))
     engine.answer(text_only(spoken))

@@ -1,4 +1,4 @@
-"""The speech side stalls for seconds: no token of anybody's text waits, and the speech that comes then is the same."""
+"""The speech side stalls for seconds: no text token of any request waits, and the later speech is the same."""
 
 import pytest
 import torch

@@ -88,7 +88,7 @@ GPU = pytest.mark.gpu
 ON_DEVICES = [
     pytest.param("cpu", CASES[5], id=f"cpu, {CASES[5].name}"),
     pytest.param("cpu", CASES[-1], id=f"cpu, {CASES[-1].name}", marks=pytest.mark.slow),
-    pytest.param("cpu", DRAFTED[1], id=f"cpu, {DRAFTED[1].name}"),
+    pytest.param("cpu", DRAFTED[1], id=f"cpu, {DRAFTED[1].name}", marks=pytest.mark.slow),
     pytest.param("cpu", DRAFTED[-3], id=f"cpu, {DRAFTED[-3].name}", marks=pytest.mark.slow),
     pytest.param("cpu", DRAFTED[-2], id=f"cpu, {DRAFTED[-2].name}", marks=pytest.mark.slow),
     pytest.param("cpu", DRAFTED[-1], id=f"cpu, {DRAFTED[-1].name}", marks=pytest.mark.slow),
@@ -98,7 +98,7 @@ ON_DEVICES = [
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the CPU answers in plain torch, one request after the other."""
+    """The answers of the CPU in plain torch, one request after the other."""
 
     folder: Path
     tokens: list[list[int]]

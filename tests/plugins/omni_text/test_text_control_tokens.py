@@ -1,4 +1,4 @@
-"""What a chat with control tokens in its text becomes, from the setting to the prompt."""
+"""Chats with control tokens in their texts, from the setting to the prompt."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The text family's graph, its settings, and what it refuses."""
+"""The text family's graph, its settings, and its refusals."""
 
 import json
 from pathlib import Path

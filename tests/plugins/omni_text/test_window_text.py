@@ -15,7 +15,7 @@ SIZE = 4
     ids=["few blocks", "not cached"],
 )
 def test_tokens_equal_those_of_transformers(settings: dict[str, object], preempts: bool, tmp_path: Path) -> None:
-    """Joined one by one; the second round, in reverse, finds what the first left."""
+    """Joined one by one; the second round, in reverse, finds the blocks of the first."""
     reference = TextReference(tmp_path, "window")
     stage = TextEngine(reference.folder, {"text.block_size": SIZE, **settings})
     for turn in range(2):

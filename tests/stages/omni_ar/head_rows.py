@@ -81,7 +81,7 @@ class HeadRows:
         self, chunks: Sequence[tuple[int, int, int]], decodes: Sequence[int] = (), *, captured: bool = False
     ) -> None:
         """A step with chunks: row, first index and length of each; and the newest token of decode rows. captured: whether the
-        host does not know the chunks, and the batch ends in padding."""
+        host does not have the chunks, and the batch ends in padding."""
         for row, first, _ in chunks:
             if not first:
                 # A prompt is known as a whole when its row starts.
@@ -222,7 +222,7 @@ class HeadRows:
         return int(self._table_NM[row, index // BLOCK]) * BLOCK + index % BLOCK
 
     def _keep(self, row: int, first: int, features_JD: Tensor, tokens: int) -> None:
-        """What the stage keeps of a step: features from the token `first` on, and its new tokens."""
+        """The parts of a step that the stage keeps: features from the token `first` on, and its new tokens."""
         self._features_NJD[row] = self._noise(*self._features_NJD.shape[1:])
         self._features_NJD[row, : features_JD.shape[0]] = features_JD
         self._first_N[row] = first

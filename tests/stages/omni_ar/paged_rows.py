@@ -68,7 +68,7 @@ class PagedRows:
 
 
 def dense(q_QHD: Tensor, kv: Tensor, context: int, features: AttentionFeatures = PLAIN) -> Tensor:
-    """Query i sees keys 0 to context + i, or as many as the window holds. In float64."""
+    """Query i attends to keys 0 to context + i, or as many as the window holds. In float64."""
     q, (keys, values) = q_QHD.double(), kv.double()
     scale = q.shape[2] ** -0.5 if features.scale is None else features.scale
     by_key_head = (-1, q.shape[1] // keys.shape[1], 1, 1)

@@ -111,7 +111,7 @@ class RowFeeder:
             return answered(self.model, prompt, self.heard.get(name, []), PAD, max_tokens)
 
     def check(self, *names: str) -> None:
-        """Runs until nothing happens any more: these requests have their tokens, and nothing of any is held."""
+        """Runs until the stage is idle: these requests have their tokens, and no memory of any request is held."""
         self.driver.run()
         for name in names:
             assert self.tokens(name) == self.expected(name)

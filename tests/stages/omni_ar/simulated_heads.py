@@ -1,6 +1,6 @@
 """A stage with a head over its hidden states, cut across simulated ranks under traffic that a seed decides.
 
-Each request gets what it gets of the whole model without drafts, and each draft is that of the head run from the start of the text.
+Each request has its results of the whole model without drafts, and each draft is that of the head run from the start of the text.
 """
 
 import random

@@ -92,7 +92,7 @@ def ask_talker(driver: ArDriver, name: str, ask: Ask) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """make: the whole model. got: what a request has got so far."""
+    """make: the whole model. got: a request's results so far."""
 
     make: Callable[[], ArModel]
     ask: Callable[[ArDriver, str, Ask], None]
@@ -253,7 +253,7 @@ class SimulatedStage:
         return model, small_drafter(model, plan.options)
 
     def _alone(self, ask: Ask) -> Any:
-        """What a request gets of the whole model."""
+        """A request's results of the whole model."""
         return alone(self.scenario.kind, ask)
 
     def run(self) -> None:
@@ -275,7 +275,7 @@ class SimulatedStage:
         self.world.assert_no_races()
 
     def _check(self, name: str, ask: Ask) -> None:
-        """A request gets what it gets alone. It fails only if a step of it alone does, by intention."""
+        """A request has the results that it has alone. It fails only if a step of it alone does, by intention."""
         end, got = self.driver.ends.get(name), KINDS[self.scenario.kind].got(self.driver, name)
         if ask.wrong:
             assert isinstance(end, Failed), end

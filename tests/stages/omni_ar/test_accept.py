@@ -1,4 +1,4 @@
-"""Drafts that a step accepts: several ids of a row, of which some count. The reference walks through each row's ids one by one."""
+"""Drafts that a step accepts: several ids of a row, some of which count. The reference goes through each row's ids one by one."""
 
 import dataclasses
 from dataclasses import dataclass, field

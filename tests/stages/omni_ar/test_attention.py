@@ -1,7 +1,7 @@
 """The plain backend against brute-force attention in float64, over random block tables; the arguments that other backends pass to
 the libraries they adapt, and the choice of a stage's backend.
 
-The libraries are stood in for: each stand-in has the documented signature, and computes what it was asked with plain torch, so a
+Fakes replace the libraries: each fake has the documented signature, and computes the result with plain torch, so a
 wrong table, length or layout gives a wrong result.
 """
 
@@ -275,7 +275,7 @@ def test_plain_torch_serves_other_devices(name, device):
 
 
 class NoGpu(CpuDevice):
-    """Says that it is a GPU: enough to be refused."""
+    """Its type is that of a GPU: enough for a refusal."""
 
     def __init__(self):
         super().__init__()

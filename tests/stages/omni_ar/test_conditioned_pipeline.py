@@ -108,7 +108,7 @@ def test_answers_are_those_of_a_plain_loop(
 
 
 def test_one_row_each_and_a_credit_of_one_and_those_who_come_later_first(tmp_path: Path) -> None:
-    """Whoever has the listener's row needs the writer's: who has that must not be paused for want of the first."""
+    """The request with the listener's row needs a row of the writer: the request with that one must not be paused meanwhile."""
     engine = build(tmp_path, TIGHT, credit=1)
     results = []
     for index in range(4):

@@ -340,14 +340,14 @@ def test_rows_of_steps_that_never_come_are_released_unread():
     feed.driver.pause("0")
     for texts, slots in (([1], [0]), ([2, 3], [1, 2])):
         feed.rows("0", texts, slots)
-        feed.driver.tick()  # each by itself: inputs that come together are copied together
+        feed.driver.tick()  # each by itself: inputs that arrive together are copied together
     feed.driver.resume("0")
     feed.end("0")
     feed.check("0")
     assert device.launches["gather_rows"] == 1, "of the one step behind the first token"
 
 
-# What outlives a step, and what must not be seen of other requests.
+# State that outlives a step, and isolation from the state of other requests.
 
 
 def test_a_preempted_request_goes_on_when_its_row_comes():

@@ -21,7 +21,7 @@ SEEDS = range(3)
 
 
 class Lenders:
-    """Feeds each request rows from pages of its own and from a tensor, all of which are written over when they are free."""
+    """Feeds each request rows from pages of its own and from a tensor. All of them are overwritten when they are free."""
 
     def __init__(self, device: FaultyStirredDevice) -> None:
         self.owner = Owner(device)

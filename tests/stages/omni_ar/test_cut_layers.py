@@ -375,7 +375,7 @@ def test_a_partition_of_one_rank_is_the_whole_model(tmp_path: Path) -> None:
     assert model.shape.num_kv_heads == ALL.num_kv_heads
 
 
-# Faults that the comparison above must see.
+# Faults that the comparison above must detect.
 
 
 def no_sum(self: RowLinear, x_TD: Tensor) -> Tensor:

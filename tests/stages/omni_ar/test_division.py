@@ -110,7 +110,7 @@ def test_ranks_measure_their_parts_and_divide_the_layers(
 
 
 def test_a_rank_alone_has_an_even_part(tmp_path: Path) -> None:
-    """For shapes and footprints, where nothing can be measured."""
+    """For shapes and footprints, without a measurement."""
     write_text_model(tmp_path, "deep")
     part = build_part(context_of(tmp_path, ranks=silent_ranks(0, RankLayout(pipeline=2))))
     assert decoder_of(part).held == range(3, 5)

@@ -1,4 +1,4 @@
-"""What the model of a drafter is given: entries of rows' texts within their pages, and padding that reads and writes nothing."""
+"""The inputs of a drafter's model: entries of rows' texts within their pages, and padding that reads and writes no page."""
 
 from collections import Counter
 from dataclasses import replace
@@ -26,7 +26,7 @@ TRAFFIC: dict[str, dict[str, Any]] = {
 
 
 class Watched(ModelDrafter):
-    """Checks what its model is given. seen: number of entries that are run, and of padding."""
+    """Checks the inputs of its model. seen: number of entries that are run, and of padding."""
 
     def __init__(self) -> None:
         super().__init__(ArDraftModel(MODEL, 11), 3)

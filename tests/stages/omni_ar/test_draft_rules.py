@@ -65,7 +65,7 @@ def test_a_row_s_former_text_makes_no_drafts():
 
 
 class Foreseeing(FabricatedDrafter):
-    """Foresees far more than fits. seen: for how many rows."""
+    """Foresees more tokens than fit. seen: for how many rows."""
 
     seen = 0
 
@@ -139,7 +139,7 @@ def test_drafts_without_weights_need_no_blocks_early():
 
 
 def test_drafts_without_weights_are_made_when_none_are_wanted():
-    """They cost nothing, and the first is compared with the token, so that the rate of a text that begins to repeat rises."""
+    """They are free, and the first is compared with the token, so that the rate of a text that begins to repeat rises."""
     given = {"drafter": "ngram", "drafter_args": {"fewest": 1}, "draft_tokens": 3, "adaptive_drafts": True}
     cut = Pipelined(2, msgspec.structs.replace(OPTIONS, **given, max_in_flight=1))
     contexts: list[bool] = []

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.thorough
 
 DRAFTS, MOST = 4, 20
 EMITS = SmallText(vocab=11, positions=160, payload=True, emits_tokens=True)
-"""As a thinker, whose consumer hears a hidden state for each token."""
+"""As a thinker, whose consumer gets a hidden state for each token."""
 DRAFTERS = ("ngram", "fabricated", "draft_model", *KINDS)
 ARGS: Mapping[str, Mapping[str, object]] = {"ngram": {"fewest": 1}, "fabricated": {"rate": 0.8}}
 ASKED: Mapping[str, Mapping[str, Any]] = {
@@ -74,7 +74,7 @@ def driver_of(drafter: str, drafts: int = 0, in_flight: int = 1, ends: Sequence[
 
 @dataclass(frozen=True)
 class StoppedAnswer:
-    """What a request gave: its messages, its end, log-probabilities by place, and hidden states by index of their token."""
+    """The outputs of a request: its messages, its end, log-probabilities by place, and hidden states by index of their token."""
 
     messages: tuple[GeneratedTokens, ...]
     reason: str
@@ -195,7 +195,7 @@ def test_stop_ids_of_rows_side_by_side(drafter: str) -> None:
 
 @cache
 def always_right() -> ArDriver:
-    """A step gives five tokens, or what is left."""
+    """A step gives five tokens, or the remaining ones."""
     right = ModelDrafter(ArDraftModel(SmallText(vocab=11, positions=160), 11), DRAFTS)
     given: dict[str, Any] = {"draft_tokens": DRAFTS, "adaptive_drafts": False}
     options = ArOptions(max_num_seqs=1, block_size=4, max_model_len=80, drafter="ngram", **given)

@@ -51,7 +51,7 @@ def test_a_stage_without_a_drafter_launches_what_it_did(monkeypatch: pytest.Monk
     assert launched == [*prompt, "copy_upload", *token, "copy_upload", "extend_tables", *token]
 
 
-# What is refused.
+# Refusals.
 
 
 REFUSED: list[tuple[Callable[[], ArModel], dict[str, Any], str]] = [
@@ -113,7 +113,7 @@ PHASES = ("start_drafts", "draft_tokens", "prepare_drafts", "sample_positions", 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("after", [False, True])
 def test_a_step_that_fails_is_run_again_row_by_row(phase: str, after: bool):
-    """And what it had done to the rows' drafts is forgotten."""
+    """And its changes of the rows' drafts are dropped."""
     plain, device = answers(driver_of()), FaultyDevice()
     driver = driver_of("fabricated", device, draft_tokens=3, prefix_cache=False)
     assert answers(driver) == plain

@@ -1,4 +1,4 @@
-"""A stage with a drafter: its requests get what they get without, in fewer steps, and the host follows what it learns late."""
+"""A stage with a drafter: its requests have their results without drafts, in fewer steps, and the host corrects its bounds late."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +70,7 @@ def test_drafts_change_no_request_in_300_seeds(first: int):
     assert not rare, f"{rare} in {totals}"
 
 
-# What is needed, left out in turn.
+# Necessary parts, left out in turn.
 
 
 def without_blocks_for_drafts(patch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ LEFT_OUT: list[tuple[Callable[[pytest.MonkeyPatch], None], Sequence[int]]] = [
     (counting_rejected_drafts, range(12)),
     (drawing_with_the_noise_of_the_first_position, range(12)),
 ]
-"""With seeds of which one finds out."""
+"""With seeds, one of which detects it."""
 
 
 @pytest.mark.mutation

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: drafts as a reference that recomputes every entry, and what is refused."""
+"""EAGLE-3 heads: drafts as those of a reference that recomputes every entry, and refusals."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "scaled frequencies": {
         "rope_scaling": {
             "rope_type": "llama3",
-            "factor": 1.0,  # scales nothing
+            "factor": 1.0,  # a scale of 1
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 64,

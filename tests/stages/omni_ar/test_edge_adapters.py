@@ -64,7 +64,7 @@ def _args(lead: list[int]) -> TextConditioningArgs:
 
 
 class Heard:
-    """What the talker has been given so far: its first text token, and one per step."""
+    """The talker's text tokens so far: its first one, and one per step."""
 
     def __init__(self) -> None:
         self.prompts: list[Prompt] = []
@@ -86,10 +86,10 @@ class Heard:
 
 @given(chunks=CHUNKS, lead=st.lists(IDS, max_size=3), end=st.sampled_from(["end id", "length", "outside"]))
 def test_thinker_to_talker(chunks: list[list[int]], lead: list[int], end: str) -> None:
-    """g0 in the prompt; then g1 to g(N-2), one per step; `eos` in place of g(N-1); then `pad`. Nothing at all if N < 2.
+    """g0 in the prompt; then g1 to g(N-2), one per step; `eos` in place of g(N-1); then `pad`. No token if N < 2.
 
-    Where the text was ended from outside, g(N-1) is a token that never came. At any time the talker has every token whose successor
-    is known, and no other.
+    Where the text was ended from outside, g(N-1) is a token that never arrived. At any time the talker has every token whose
+    successor is known, and no other.
     """
     args, heard, known = _args(lead), Heard(), list(lead)
     adapter = TextConditioning(args)

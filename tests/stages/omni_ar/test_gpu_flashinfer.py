@@ -1,7 +1,7 @@
 """FlashInfer itself, where it is installed, against attention by brute force in float64. It compiles its kernels when they are
 first called, which takes a minute or two.
 
-What is handed to it is also tested without it, against a stand-in: test_attention.py.
+Its arguments are also tested without it, against a fake: test_attention.py.
 """
 
 from importlib.util import find_spec

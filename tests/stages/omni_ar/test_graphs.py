@@ -390,7 +390,7 @@ def order_of(model: SmallCodec, captured: bool) -> list[str]:
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 def test_tokens_are_handed_over_before_codes_are_predicted(captured: bool):
-    """On a GPU, test_gpu_graphs.py sees their event complete meanwhile."""
+    """On a GPU, test_gpu_graphs.py checks that their event is complete meanwhile."""
     order = order_of(SmallCodec(), captured)
     first, *rest = ["sample"] if captured else ["sample_rows", "accept_tokens", "post_update"]
     codes = "codes" if captured else "predict_codes"

@@ -104,7 +104,7 @@ def test_a_whole_stage_waits_for_its_device() -> None:
 
 
 def first_layers() -> tuple[HungDevice, ArDriver, ClockedCpu, FollowerWorker]:
-    """A rank 0 that has launched steps, none of which runs, and the rank with the first layers, which has run them at once."""
+    """A rank 0 whose launched steps do not run, and the rank with the first layers, which has run them at once."""
     last, first = limited(RankLayout(pipeline=2))
     hung, device = HungDevice(), ClockedCpu()
     driver = ArDriver(part(1, 2), hung, OPTIONS, ranks=last)

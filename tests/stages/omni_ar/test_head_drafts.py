@@ -1,4 +1,4 @@
-"""Trained heads in the steps of a stage: tokens do not change, and each draft is that of a head that sees the whole text."""
+"""Trained heads in the steps of a stage: tokens do not change, and each draft is that of a head that reads the whole text."""
 
 import itertools
 import json

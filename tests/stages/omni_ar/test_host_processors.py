@@ -17,7 +17,7 @@ def edit_of(allowed: Any) -> LogitsEdit:
 
 
 class Guide:
-    """Returns what it was made with."""
+    """Returns its constructor's argument."""
 
     def __init__(self, edit: object = LogitsEdit(), ends: object = False) -> None:
         self._edit = edit

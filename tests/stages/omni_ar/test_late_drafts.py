@@ -72,7 +72,7 @@ def test_without_a_wish_for_drafts_none_are_made(monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_blocks_are_held_behind_the_last_token() -> None:
-    """A request that the stage has just enough blocks for would wait for more for ever."""
+    """A request for which the stage has just enough blocks would wait for ever for more."""
     cut = Pipelined(2, msgspec.structs.replace(DRAFTED, num_blocks=4, draft_tokens=8, max_model_len=40))
     cut.driver.ask("full", list(range(14)), max_tokens=2)
     cut.run()

@@ -1,4 +1,4 @@
-"""A decode step built of these blocks asks the device nothing, and a GPU computes what the CPU does."""
+"""A decode step built of these blocks reads nothing back from the device, and a GPU computes the results of the CPU."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from tests.support.devices import no_synchronization
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, VOCAB, ROWS, BLOCK = 32, 4, 2, 16, 50, 3, 4
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
-# Operators whose result, or its shape, must come to the host before the next one can be launched.
+# Operators whose result, or its shape, must reach the host before the next one can be launched.
 ASKING = {"_local_scalar_dense", "nonzero", "masked_select", "bincount", "equal", "is_nonzero", "item", "_unique2"}
 
 

@@ -85,7 +85,7 @@ class AfterTokens:
 @pytest.mark.parametrize("in_flight", [1, 4])
 @pytest.mark.parametrize("ends", ["max_tokens", "stop id", "stop string"])
 def test_the_last_token_of_a_request_counts_as_no_draft(ends: str, in_flight: int):
-    """The model is always right, so that a step gives nine tokens, or what is left."""
+    """The model is always right, so that a step gives nine tokens, or the remaining ones."""
     prompt, most = PROMPTS[0], 24
     text = greedy(MODEL, prompt, most)
     totals, before = Counter[str](), Counter[str]()
@@ -184,7 +184,7 @@ def test_rows_that_want_no_drafts_do_without_the_model(monkeypatch: pytest.Monke
 
 
 class Feature(DraftModel):
-    """Proposes what the feature of the token before says. Runs nothing."""
+    """Proposes the token in the feature of the token before. Runs no model."""
 
     cache_shape = CacheShape(num_layers=1, num_kv_heads=1, head_dim=2)
     feature_shape = FeatureShape(layers=(0,), width=1)

@@ -1,4 +1,4 @@
-"""Heads for multi-token prediction: drafts as a reference that recomputes every entry, and what is refused."""
+"""Heads for multi-token prediction: drafts as those of a reference that recomputes every entry, and refusals."""
 
 import json
 from dataclasses import replace

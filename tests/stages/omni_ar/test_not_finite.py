@@ -1,4 +1,4 @@
-"""Logits that are not numbers: found on the host's copy of what it reads anyway, or at every step if a stage checks them."""
+"""Logits that are not numbers: found in the values that the host reads anyway, or at every step if a stage checks them."""
 
 from pathlib import Path
 from typing import Any

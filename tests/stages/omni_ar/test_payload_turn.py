@@ -1,4 +1,4 @@
-"""The turn of the engine in which a payload comes to its consumer: the one that reads its token, before a step is launched."""
+"""The turn of the engine in which a payload reaches its consumer: the one that reads its token, before a step is launched."""
 
 from pathlib import Path
 

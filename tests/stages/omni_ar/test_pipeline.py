@@ -1,4 +1,4 @@
-"""A stage whose sequence of layers is cut: it gives what it gives whole, whatever fails at one of the ranks."""
+"""A stage whose sequence of layers is cut: its results are those of the whole stage, whatever fails at one of the ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -288,7 +288,7 @@ def test_a_step_that_fails_at_every_rank_is_run_again(expected: list[list[int]])
 def test_a_step_that_fails_at_another_rank_alone_ends_both(
     phase: str, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also the last step of the last request, behind which rank 0 has no message: nobody gets a token of it."""
+    """Also the last step of the last request, after which rank 0 has no message: no request gets a token of it."""
     monkeypatch.setattr(follower, "FORGET_SECONDS", 0.2)
     cut = Pipelined(2, fails={1: (phase, at)}, seconds=2.0)
     cut.driver.ask("0", PROMPTS[1], max_tokens=3)

@@ -19,7 +19,7 @@ Slot = tuple[tuple[int, ...], str | None, str]
 
 @dataclass(frozen=True)
 class Said:
-    """A prompt and what was generated after it. slots: positions, key and name of each embedding."""
+    """A prompt and the tokens generated after it. slots: positions, key and name of each embedding."""
 
     columns: tuple[tuple[int, ...], ...]
     positions: tuple[tuple[int, ...], ...]

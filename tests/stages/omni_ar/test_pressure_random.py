@@ -32,7 +32,7 @@ from tests.support.small_codec import SmallCodec, codec_prompt, spoken
 from tests.support.small_text import SmallText, greedy
 
 pytestmark = [pytest.mark.thorough, pytest.mark.plants_faults]
-"""Each fault has a request fail or a batch run again, and nothing else does: that is counted here."""
+"""Each fault has a request fail or a batch run again, and there are no other failures or retries: both are counted here."""
 
 LENGTH = 20
 """Tokens that a request may have."""
@@ -96,14 +96,14 @@ class PressedDriver(ArDriver):
             self._demand(request.num_scheduled_outputs < request.max_tokens, f"{request.id} runs past its limit")
 
     def _demand(self, holds: bool, what: str) -> None:
-        # The worker takes what a step raises for the model's own: a broken rule is written down instead.
+        # The worker takes an error of a step for the model's own: a broken rule is recorded instead.
         if not holds:
             self.violations.append(what)
 
 
 @dataclass
 class Asked:
-    """What a request is to get, and how far its conditioning has come."""
+    """The expected results of a request, and the conditioning sent so far."""
 
     salt: str
     prompt: list[int]
@@ -269,7 +269,7 @@ class Pressure(RuleBasedStateMachine):
         self._check_answers()
 
     def _finish_but(self, left: set[str]) -> None:
-        """All but these come to their end in a bounded number of steps."""
+        """All other requests end in a bounded number of steps."""
         work = sum(len(asked.prompt) + len(asked.frames) for asked in self.asked.values())
         for _ in range(20 * work + 100):
             if left.issuperset(self.running) and not self.driver.lent and (left or not self.driver.held):

@@ -1,4 +1,4 @@
-"""A stage's logits processors: imported once, checked at submission, one that is broken harms only who asks for it."""
+"""A stage's logits processors: imported once, checked at submission; a broken one fails only requests that use it."""
 
 from collections.abc import Mapping
 

@@ -51,7 +51,7 @@ COUNTS = [12, 11]
 
 
 def our_config(hf, **changes: object) -> DecoderConfig:
-    """As a family reads it; the feed-forward stays that of transformers. changes: what the config does not contain."""
+    """As a family reads it; the feed-forward stays that of transformers. changes: fields that the config does not contain."""
     raw = hf.to_dict() | {"hidden_act": "silu", "num_local_experts": 0}
     config = decoder_config(SimpleNamespace(to_dict=lambda: raw))
     return msgspec.structs.replace(config, qk_norm=False, **changes)

@@ -74,7 +74,7 @@ class Cut:
 
 
 def state_of(runner: Runner) -> dict[str, Tensor]:
-    """What the steps of a stage leave behind on a device."""
+    """The state on a device after the steps of a stage."""
     rows, pages = runner._state, runner.pages
     null_row = rows.fields.shape[0] - 1
     state = {"fields": rows.fields[:null_row], "tables": rows.block_table, "codes": rows.next_codes[:null_row]}

@@ -1,4 +1,4 @@
-"""From what a request asks for to how it is sampled, and what is refused."""
+"""From a request's sampling parameters to those of its sampler, and refusals."""
 
 import msgspec
 import pytest

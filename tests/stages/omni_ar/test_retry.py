@@ -1,4 +1,4 @@
-"""A step that fails is run again for each of its requests alone: only what is at fault fails, the others' results are unchanged."""
+"""A failed step runs again for each of its requests alone: only the faulty one fails, and the others' results are unchanged."""
 
 from collections.abc import Mapping, Sequence
 

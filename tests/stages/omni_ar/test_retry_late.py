@@ -42,7 +42,7 @@ OPTIONS = ArOptions(
 )
 
 DRAWN = {"logprobs": 2, "prompt_logprobs": 1, "temperature": 1.1, "seed": 5, "repetition_penalty": 1.2}
-"""What the second request asks for."""
+"""The sampling parameters of the second request."""
 
 pytestmark = [pytest.mark.thorough, pytest.mark.plants_faults]
 SEEDS = range(2)
@@ -96,7 +96,7 @@ class Readers(ArDriver):
 
 
 def by_token(scores: list[tuple[bool, int, list[list[int]]]]) -> dict[tuple[bool, int], list[int]]:
-    """The same however it came in chunks."""
+    """Independent of the division into chunks."""
     return {(prompt, first + place): ids for prompt, first, rows in scores for place, ids in enumerate(rows)}
 
 
@@ -148,7 +148,7 @@ def traffic(device: FaultyStirredDevice, driver: Readers) -> Simulation:
 
 
 def failures(driver: Readers, alone: list[Readers]) -> list[str]:
-    """The requests that failed. The others got what they get alone."""
+    """The requests that failed. The others had the results that they have alone."""
     failed = [name for name in NAMES if isinstance(driver.ends[name], Failed)]
     for name, wanted in zip(NAMES, alone, strict=True):
         if name not in failed:

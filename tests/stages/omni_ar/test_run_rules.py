@@ -43,7 +43,7 @@ class CountingCodec(SmallCodec):
 
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 def test_a_frame_is_there_when_its_codes_are_and_its_token_before(ahead: int) -> None:
-    """The event of a frame is behind the codes: what is recorded at the token point is too early for it."""
+    """The event of a frame is behind the codes: an event at the token point would be too early."""
     model, device = CountingCodec(), QueuedDevice()
     driver = ArDriver(model, device, ArOptions(max_num_seqs=2, block_size=4, max_in_flight=ahead))
     prompt = codec_prompt([1, 2, 3], [4, 5, 6])
@@ -142,7 +142,7 @@ def running(row: int, length: int, computed: int, outputs: int, edit: LogitsEdit
 
 @pytest.mark.parametrize("constrained", [(0, 2, 4), (4,), (2,), (0,)])
 def test_host_processor_masks_and_biases_follow_the_sampled_rows(constrained: tuple[int, ...]) -> None:
-    """In the step are rows that decode, chunks that do not reach their prompt's end, for which nothing is sampled, and others."""
+    """The step has rows that decode, chunks that do not reach their prompt's end, and so sample no token, and others."""
     edits = {r: LogitsEdit(np.array([1 << r]), np.array([r]), np.array([0.5 + r], np.float32)) for r in constrained}
     decodes = tuple(running(row, 4, 5, 2, edits.get(row)) for row in (0, 1))
     chunks = [
@@ -234,7 +234,7 @@ class CallsDevice(CpuDevice):
 
 
 def test_hidden_states_have_the_token_s_event_and_cost_the_host_no_call() -> None:
-    """They are written before there is a token, and given out after it: an event of their own would add nothing."""
+    """They are written before the token, and emitted after it: an event of their own would add nothing."""
     counts = []
     for emits in (False, True):
         device = CallsDevice()

@@ -450,7 +450,7 @@ def test_prompts_do_not_bring_a_row_into_a_step_before_its_token_is_due():
 
 
 def test_a_preempted_request_starts_again_when_no_step_of_it_is_in_flight():
-    """It goes on behind the newest token that the host has read: those in flight would come twice."""
+    """It continues behind the newest token that the host has read: those in flight would be delivered twice."""
     stage = Stage(rows=2, blocks=20, budget=100)
     made = request("a", 8, 9)
     stage.add(made)

@@ -44,7 +44,7 @@ def test_requests_equal_those_of_the_whole_model(layout: RankLayout, seed: int) 
 
 @pytest.mark.parametrize("layout", few(0, (LAYOUTS[1], LAYOUTS[0]), SLOW))
 def test_drafts_that_are_never_accepted_cease_at_every_rank(layout: RankLayout) -> None:
-    """So every rank must know each row's rate: otherwise some would still run positions for drafts."""
+    """So every rank must have each row's rate: otherwise some would still run positions for drafts."""
     totals = Counter[str]()
     for seed in SEEDS[3:5]:
         plan = drafted(seed, layout)

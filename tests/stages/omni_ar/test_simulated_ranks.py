@@ -62,7 +62,7 @@ def test_with_steps_that_vectors_of_another_stage_condition(seed: int, tensor: i
 @pytest.mark.plants_faults
 @pytest.mark.parametrize(("seed", "tensor"), few(2, [(0, 1), (4, 1), (2, 2)], SLOW))
 def test_with_steps_that_fail(seed: int, tensor: int) -> None:
-    """Requests of other steps get what they get alone."""
+    """Requests of other steps have the results that they have alone."""
     run_seed(seed, tensor, plan=Scenario.failing)
 
 

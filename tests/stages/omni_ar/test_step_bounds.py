@@ -1,4 +1,4 @@
-"""What a step never does: run past a request's limit, take in more rows than there is room for, emit what no request asked for."""
+"""Bounds of a step: a request's limit, the room for rows, and the outputs that requests asked for."""
 
 from typing import Annotated, get_origin, get_type_hints
 
@@ -37,7 +37,7 @@ def test_no_step_is_launched_past_a_token_limit(ahead: int, tokens: int):
     driver.ask("0", PROMPT, max_tokens=tokens)
     for _ in range(tokens):
         for _ in range(ahead + 1):
-            driver.tick()  # as many steps as may be in flight, of which the host has read none
+            driver.tick()  # as many steps as may be in flight, and the host has read none of them
         device.synchronize()
     driver.run()
     assert driver.tokens("0") == greedy(SmallText(), PROMPT, tokens)
@@ -128,7 +128,7 @@ def test_buffers_are_zeroed_before_the_first_step_reads_them():
 
 
 class Elsewhere(LocalTokens):
-    """Leaves no logits here, as a source whose tokens come over a wire."""
+    """Leaves no logits here, as a source that receives its tokens."""
 
     gives_logits = False
 
@@ -303,7 +303,7 @@ class Asked(TorchFunctionMode):
 
 
 def test_rows_that_come_from_the_host_are_copied_without_waiting():
-    """No CPU shows the wait: what is asked of torch does."""
+    """A CPU does not show the wait; the calls of torch do."""
     conditioning, rows = torch.zeros(4, 2), torch.tensor([[1.0, 2.0]], dtype=torch.float64)
     with Asked() as asked:
         copy_rows(conditioning, rows, slice(None), torch.tensor([2]), slice(None))

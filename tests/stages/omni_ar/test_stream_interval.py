@@ -74,7 +74,7 @@ def test_later_tokens_and_frames_are_passed_on_together() -> None:
 
 
 def test_a_token_waits_only_for_a_step_in_flight() -> None:
-    """A paused request runs no further step: what is held is passed on once the last one is read."""
+    """A paused request runs no further step: its held tokens are passed on once the last one is read."""
     driver, device = codec_driver(8)
     speak(driver)
     run_with_steps_in_flight(driver, device, 11)

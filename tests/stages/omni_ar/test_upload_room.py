@@ -79,7 +79,7 @@ def upload_of(size: int) -> Upload:
 
 
 def assert_fills(size: int, pack: Callable[[Upload], object]) -> None:
-    """What is packed takes an upload of this size, and no smaller one."""
+    """The packed step needs an upload of this size, and no smaller one."""
     upload = upload_of(size)
     pack(upload)
     assert upload.size == size

@@ -1,4 +1,4 @@
-"""What the worker does about sampling: log-probabilities, host processors, stop strings, emitted hidden states."""
+"""The worker's part of sampling: log-probabilities, host processors, stop strings, emitted hidden states."""
 
 import math
 from collections.abc import Sequence
@@ -250,7 +250,7 @@ def test_stop_strings_end_a_request_before_them(kind: str, length: int):
     assert driver.done("stopped").reason == "stop"
     assert driver.done("stopped").counts["tokens"] == first + length
     assert driver.tokens("whole") == said, "what turned out to be no stop string is given out"
-    # One is of the token before, or of the prompt: that of the last token given out comes with the first withheld.
+    # One is of the token before, or of the prompt: that of the last emitted token follows with the first withheld one.
     for name, count in (("stopped", first + 1), ("whole", TOKENS)):
         metas = [meta for meta, _ in driver.rows.get(name, [])]
         assert metas == [TokenHidden(index=i) for i in range(count)], "hidden states go with the tokens they are of"

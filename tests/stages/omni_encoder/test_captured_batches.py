@@ -1,4 +1,4 @@
-"""Batches that replay what was captured, and those that do not."""
+"""Batches that replay a captured graph, and those that do not."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -98,7 +98,7 @@ def test_an_item_s_outputs_are_those_it_has_alone(lengths: tuple[int, ...]) -> N
 
 
 class Doubler(EncoderModel):
-    """Pads nothing."""
+    """Does not pad."""
 
     def plan(self, items: Sequence[Mapping[str, Tensor]], length: int | None = None) -> EncodePlan:
         parts = tuple(item["x"] for item in items)

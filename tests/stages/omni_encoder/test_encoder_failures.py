@@ -1,4 +1,4 @@
-"""Batches of media that fail half-way on a device that is late: what was launched before still runs, and reads what it reads."""
+"""Batches of media that fail half-way on a device that is late: work launched before still runs, and reads its inputs."""
 
 import functools
 
@@ -25,7 +25,7 @@ SEEDS = range(4)
 
 
 class Consumer(Bench):
-    """Copies what it is given on a stream of its own. found: by request."""
+    """Copies its inputs on a stream of its own. found: by request."""
 
     def __init__(self, device: Device, **options: int) -> None:
         super().__init__(device, cache_bytes=0, **options)

@@ -1,5 +1,5 @@
-"""Work of stages that read frames fails half-way on a device that is late: what was launched before still runs, and
-reads what it reads."""
+"""Work of stages that read frames fails half-way on a device that is late: work launched before still runs, and
+reads its frames."""
 
 import numpy as np
 import pytest

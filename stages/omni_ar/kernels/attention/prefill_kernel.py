@@ -84,7 +84,7 @@ def _prefill(
     q = tl.load(q_ptr + q_at, mask=live_md, other=0.0)
 
     seen = context + tl.minimum(first + BLOCK_Q, queries)
-    # Key tiles that every token of this tile sees need no mask.
+    # Key tiles that every token of this tile attends to need no mask.
     whole = (context + first + 1) // BLOCK_N
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -96,7 +96,7 @@ def _prefill(
     if ALIBI:
         slope = tl.load(slopes_ptr + query_head, mask=live_m, other=0.0)[:, None]
     if WINDOW:
-        # The first key that any token of this tile sees; keys that every token sees begin in tile `begin`.
+        # The first key that any token of this tile attends to; keys that every token attends to begin in tile `begin`.
         oldest = tl.maximum(context + first + 1 - WINDOW, 0)
         begin = tl.minimum(tl.cdiv(tl.maximum(seen - WINDOW, 0), BLOCK_N), whole)
         acc, total, highest = _attend(
@@ -116,7 +116,7 @@ def _prefill(
     )  # fmt: skip
 
     if WINDOW:
-        # Tokens of the tile that are none of the row's may see no key.
+        # Tokens of the tile that are not the row's may attend to no key.
         total = tl.where(total == 0.0, 1.0, total)
     out_at = (((start + token) * KV_HEADS * GROUP + query_head) * HEAD_DIM)[:, None] + offs_d[None, :]
     tl.store(out_ptr + out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=live_md)
@@ -154,8 +154,8 @@ def _attend(
     ALIBI: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Accumulates key tiles `begin` to `end`. oldest, seen: the keys that any token of the tile sees, from `oldest` to
-    `seen` - 1."""
+    """Accumulates key tiles `begin` to `end`. oldest, seen: any token of the tile attends to keys from `oldest` to
+    `seen` - 1 only."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
     for tile in range(begin, end):
@@ -165,7 +165,7 @@ def _attend(
             if WINDOW:
                 live_n = live_n & (position_n >= oldest)
             block = tl.load(table + position_n // BLOCK_SIZE, mask=live_n, other=0)
-            # Values that no token sees are not loaded: zero weight times NaN would be NaN.
+            # Values that no token attends to are not loaded: zero weight times NaN would be NaN.
             live_nd = live_n[:, None] & (offs_d < HEAD_DIM)[None, :]
         else:
             block = tl.load(table + position_n // BLOCK_SIZE)
@@ -193,7 +193,7 @@ def _attend(
         higher = tl.maximum(highest, tl.max(scores, 1) * unit)
         base = higher
         if MASKED and WINDOW:
-            # A token may see no key of its tile's first ones, and infinity minus infinity is NaN.
+            # A token may attend to none of its tile's first keys, and infinity minus infinity is NaN.
             base = tl.where(higher == float("-inf"), 0.0, higher)
         shrink = tl.exp2(highest - base)
         weights = tl.exp2(scores * unit - base[:, None])

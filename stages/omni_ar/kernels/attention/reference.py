@@ -84,7 +84,7 @@ def prefill_rows_attention(
     first: int,
     features: AttentionFeatures = PLAIN,
 ) -> Tensor:
-    """Attends P rows that only the device knows, in a batch whose tokens from `first` on are `q_THD`. Tokens without a
+    """Attends P rows whose numbers are on the device only, in a batch whose tokens from `first` on are `q_THD`. Tokens without a
     row yield zeros.
 
     Each row is computed for every token and for its maximum number of keys; results of other rows' tokens are dropped.
@@ -98,7 +98,7 @@ def prefill_rows_attention(
         beyond_1L = (position_L >= context + queries)[None]
         table_1M = table_NM.index_select(0, row[None])
         k_1KLD, v_1KLD = (gather_rows(pages, table_1M, beyond_1L) for pages in (key_NBKD, value_NBKD))
-        # Other rows' tokens see a key too: a softmax over no keys is NaN.
+        # Other rows' tokens attend to a key too: a softmax over no keys is NaN.
         position_T1 = torch.where(mine_T, context + offset_T, 0)[:, None]
         distance_TL = position_L - position_T1
         seen_TL = _seen(distance_TL, features)
@@ -150,7 +150,7 @@ def _attend_seen(
 def _attend_by_scores(
     q_RHQD: Tensor, k_RKLD: Tensor, v_RKLD: Tensor, seen_RQL: Tensor, distance_RQL: Tensor, features: AttentionFeatures
 ) -> Tensor:
-    """Attention whose softmax is over more than scaled products, in float32 at least. Every token sees a key."""
+    """Attention whose softmax is over more than scaled products, in float32 at least. Every token attends to a key."""
     rows, heads, queries, head_dim = q_RHQD.shape
     kv_heads, length = k_RKLD.shape[1:3]
     groups = (kv_heads, heads // kv_heads)

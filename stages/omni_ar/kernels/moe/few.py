@@ -6,7 +6,7 @@ run side by side. Each program computes its token's experts itself, which takes 
 does it.
 
 A token's slots are its K experts, then parts of the shared expert, each as wide as a routed one. Slots of experts that are not
-held read no weights and write nothing.
+held read no weights and write no result.
 """
 
 import triton

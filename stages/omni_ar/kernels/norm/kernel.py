@@ -1,5 +1,5 @@
 """Root mean square normalization in one pass: a row is read once and stays in registers, also while a residual addition that is
-summed over ranks comes through their memory (`omni.parallel.kernel`).
+summed over ranks is read from their memory (`omni.parallel.kernel`).
 
 Shape legend: T rows, D width.
 """

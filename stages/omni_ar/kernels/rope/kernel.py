@@ -167,7 +167,7 @@ def _qk_norm_rope_write(
         y_weight_hF = tl.load(weight_hF + HALF, mask=inside_hF, other=0.0).to(tl.float32)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    # All loads come before the first store, behind which the compiler would leave them.
+    # All loads precede the first store: the compiler would not move them before it.
     source_ptr = qkv_ptr + token * qkv_stride
     first_hF = tl.load(source_ptr + index_hF, mask=inside_hF, other=0.0)
     second_hF = tl.load(source_ptr + index_hF + HALF, mask=inside_hF, other=0.0)

@@ -31,7 +31,7 @@ def prepare_drafts(
     last = table_RM.shape[1] - 1
     # A finished row may be as long as its table; it writes to the null block.
     block_RJ = table_RM.gather(1, (at_RJ // block_size).clamp(max=last)).where(at_RJ // block_size <= last, 0)
-    # The positions without a draft are all alike: they read and write the null block, attend to nothing, and share experts.
+    # The positions without a draft are all alike: they read and write the null block, attend to no key, and share experts.
     out.ids_N[:count].copy_(ids_RJ.where(first_RJ | drafted_RJ, 0).flatten())
     out.lengths_N[:count].copy_((at_RJ + live_RJ.long()).where(first_RJ | drafted_RJ, 0).flatten())
     out.slots_T[:count].copy_((block_RJ * block_size + at_RJ % block_size).where(live_RJ, 0).flatten())
@@ -71,7 +71,7 @@ def accept_drafts(state: RowState, rows_R: Tensor, sampled_RJ: Tensor, out_RW: T
     out_RW[:, -REPORTED].copy_(draft.offered)
     draft.rate.copy_(rate_R)
     wanted_R = _wanted(draft, drafts)
-    # A drafter that has found nothing here hardly will in the next step.
+    # A drafter without drafts here will hardly have any in the next step.
     out_RW[:, -REPORTED + 1].copy_(wanted_R * (draft.proposed > 0) if drafts.adaptive else wanted_R)
     draft.proposed.zero_()
     draft.offered.zero_()

@@ -13,7 +13,7 @@ T = TypeVar("T")
 RATE_ONE = 1 << 16
 """`DraftFields.rate` of a row whose drafts are all accepted."""
 START_RATE = 3 * RATE_ONE // 4
-"""The rate of a row that starts: without it no draft would ever be tried."""
+"""The rate of a row that starts: without it no draft would be verified."""
 LEAST_RATE = 3 * RATE_ONE // 10
 """A row verifies drafts if the estimated probability that the first is accepted is at least this."""
 RATE_SHIFT = 3

@@ -17,7 +17,7 @@ class RowFields(NamedTuple, Generic[T]):
 
     last: the newest token. length: tokens in the KV cache. delta: rotary position minus length. outputs: number of
     generated tokens. limit: its maximum. active: whether the row still runs. row: its own index,
-    so that the fields alone say whose they are. counted: whether its newest step gave it a token.
+    so that the fields alone identify their owner. counted: whether its newest step gave it a token.
     """
 
     last: T

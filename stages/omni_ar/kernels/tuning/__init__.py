@@ -1,4 +1,4 @@
-"""Measured launch settings, shipped with the package; nothing is tuned at start."""
+"""Measured launch settings, shipped with the package; no kernel is tuned at start."""
 
 from omni_ar.kernels.tuning.table import Config, looked_up_once, replace, shipped, tuned
 

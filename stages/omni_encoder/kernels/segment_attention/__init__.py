@@ -23,8 +23,8 @@ def attend_segments(
 
     q_SHW, k_SHW, v_SHW: float32, float16 or bfloat16, all of one dtype; dense along W. Kernels are compiled for the
     strides of H and S, which should not depend on S. bounds_S2: int32, start of each position's segment and of the next
-    one; segments are consecutive. Zeros mark padding, which attends to nothing and yields zeros. lengths: lengths of
-    the segments, if the host knows them and there is no padding; else None. scale: factor of scores, before the
+    one; segments are consecutive. Zeros mark padding, which attends to no key and yields zeros. lengths: lengths of
+    the segments, if the host has them and there is no padding; else None. scale: factor of scores, before the
     softmax.
     """
     if not runs_kernel(q_SHW):

@@ -15,7 +15,7 @@ def attend_segments(
     lengths: tuple[int, ...] | None,
     scale: float,
 ) -> Tensor:
-    """Computes segment by segment if the host knows the lengths, else with a mask, whose work is independent of the
+    """Computes segment by segment if the host has the lengths, else with a mask, whose work is independent of the
     segments."""
     if lengths is None:
         return _masked(q_SHW, k_SHW, v_SHW, bounds_S2, scale)

@@ -1,4 +1,4 @@
-"""A small stage kind that keeps the contract: it adds up what a request is fed. Shape legend: R rows, W numbers."""
+"""A small stage kind that keeps the contract: it adds up a request's inputs. Shape legend: R rows, W numbers."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class AdderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 @dataclass(slots=True, eq=False)
 class AdderRequest:
-    """sources: producers that may still send. fresh: nothing was added to its row yet."""
+    """sources: producers that may still send. fresh: its row has no input yet."""
 
     id: str
     rank: tuple[int, int]
@@ -168,7 +168,7 @@ REFUSED = [[SAMPLES[1][0], Payload(Numbers(MOST), {"numbers": torch.zeros(WIDTH)
 
 
 def sums(inputs: list[Payload]) -> list[Payload]:
-    """What a request is to get."""
+    """The expected output of a request."""
     total_W, out = torch.zeros(WIDTH), []
     for payload in inputs:
         numbers_W = payload.tensors["numbers"]

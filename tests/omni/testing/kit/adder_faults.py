@@ -37,7 +37,7 @@ class SharesARow(AdderKind):
 
 
 class WantsAllAtOnce(AdderKind):
-    """What comes after the first tick is lost."""
+    """Inputs after the first tick are lost."""
 
     class worker(AdderWorker):
         def serve(self, request: AdderRequest) -> bool:

@@ -1,4 +1,4 @@
-"""What the tests of a suite say about its findings."""
+"""Checks of a suite's findings."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -71,7 +71,7 @@ class NormalizesTheChunk(SmallVocoder):
 
 
 class DoesNotReset(SmallVocoder):
-    """A stream goes on where the last one of its row ended."""
+    """A stream continues where the last one of its row ended."""
 
     def reset(self, state: StreamState, rows_B: Tensor) -> None:
         pass

@@ -15,7 +15,7 @@ def decode_settings(splits, fused=True):
 
 
 def attend(world, q, meta, decode, prefill=PREFILL, features=PLAIN):
-    """What the kernels give, called as on a GPU. Everything that they do not write stays NaN."""
+    """The results of the kernels, called as on a GPU. Entries that they do not write stay NaN."""
     key, value, count = world.cache.key[LAYER], world.cache.value[LAYER], meta.num_decode
     out = torch.full(q.shape, float("nan"), dtype=q.dtype, device=q.device)
     arrivals = torch.zeros(64, dtype=torch.int32, device=q.device)

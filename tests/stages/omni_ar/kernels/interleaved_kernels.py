@@ -21,7 +21,7 @@ _MOST_STEPS = 2_500
 @dataclass(eq=False)
 class _Task:
     """A host's work, a program of a kernel, or the arrival of a part of what a program has stored at another rank. rank: where it
-    runs. program, programs: of a kernel. waits_for: tasks that end before it goes on. stored: what it has stored at other ranks."""
+    runs. program, programs: of a kernel. waits_for: tasks that end before it continues. stored: its stores at other ranks."""
 
     work: Callable[[], None]
     rank: int
@@ -55,7 +55,7 @@ class InterleavedRanks:
         self._current: _Task | None = None
 
     def run(self, hosts: Sequence[Callable[[], None]]) -> None:
-        """Runs the work of each rank's host. Raises AssertionError if kernels wait for each other for ever."""
+        """Runs the work of each rank's host. Raises AssertionError for a deadlock of kernels."""
         self._tasks = [_Task(host, rank, thread=PhaseThread()) for rank, host in enumerate(hosts)]
         try:
             for _ in range(_MOST_STEPS):
@@ -128,7 +128,7 @@ class InterleavedRanks:
         self._tasks += programs
         host.waits_for = programs
         host.thread.pause()
-        # A kernel is complete when what it has stored has arrived.
+        # A kernel is complete when its stores have arrived.
         host.waits_for = [arrival for program in programs for arrival in program.stored]
         host.thread.pause()
 

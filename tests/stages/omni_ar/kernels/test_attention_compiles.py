@@ -1,4 +1,4 @@
-"""The attention kernels are compiled for a Hopper GPU, which needs none."""
+"""The attention kernels are compiled for a Hopper GPU, without one."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tests.stages.omni_ar.kernels.gpu_compiler import compile_for_gpu
+from tests.support.gpu_compiler import GpuCompiler
 
 pytestmark = pytest.mark.thorough
 
@@ -28,5 +28,5 @@ TYPES |= dict.fromkeys(("partial_ptr", "lse_ptr", "slopes_ptr"), "*fp32")
 """
 
 
-def test_features_compile_for_a_gpu(tmp_path: Path) -> None:
-    compile_for_gpu(KERNELS, tmp_path)
+def test_features_compile_for_a_gpu(gpu_compiler: GpuCompiler, tmp_path: Path) -> None:
+    gpu_compiler.compile(KERNELS, tmp_path)

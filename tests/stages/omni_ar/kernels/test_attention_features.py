@@ -1,5 +1,5 @@
 """Window, softcap, ALiBi, sinks and scale in the attention kernels against brute-force attention in float64: tiny under the
-interpreter, and random shapes on a GPU. What has left a window is NaN, so a kernel that reads it gives NaN."""
+interpreter, and random shapes on a GPU. Keys and values outside of a window are NaN, so a kernel that reads them gives NaN."""
 
 import random
 

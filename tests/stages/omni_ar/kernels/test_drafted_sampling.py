@@ -1,4 +1,4 @@
-"""Sampling at the positions of drafts: what one row draws after the drafts before, and the kernels of it."""
+"""Sampling at the positions of drafts: a row's draws after its earlier drafts, and their kernels."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The kernels of drafts are compiled for a Hopper GPU, which needs none."""
+"""The kernels of drafts are compiled for a Hopper GPU, without one."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tests.stages.omni_ar.kernels.gpu_compiler import compile_for_gpu
+from tests.support.gpu_compiler import GpuCompiler
 
 pytestmark = pytest.mark.thorough
 
@@ -53,28 +53,28 @@ SMALL = {
 """Tiles of the launched sizes, and smaller ones, which the compiler unrolls in a third of the time."""
 
 
-def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+def test_kernels_compile_for_a_gpu(gpu_compiler: GpuCompiler, tmp_path: Path) -> None:
     small = KERNELS
     for launched, smaller in SMALL.items():
         assert small.count(launched) == 1
         small = small.replace(launched, smaller)
-    compile_for_gpu(small, tmp_path)
+    gpu_compiler.compile(small, tmp_path)
 
 
 @pytest.mark.slow
-def test_kernels_of_the_launched_sizes_compile_for_a_gpu(tmp_path: Path) -> None:
-    compile_for_gpu(KERNELS, tmp_path)
+def test_kernels_of_the_launched_sizes_compile_for_a_gpu(gpu_compiler: GpuCompiler, tmp_path: Path) -> None:
+    gpu_compiler.compile(KERNELS, tmp_path)
 
 
 @pytest.mark.slow
-def test_kernels_of_one_position_compile_for_a_gpu(tmp_path: Path) -> None:
+def test_kernels_of_one_position_compile_for_a_gpu(gpu_compiler: GpuCompiler, tmp_path: Path) -> None:
     """For steps in which no row drafts, and without a rate."""
     one = KERNELS.replace("POSITIONS=4", "POSITIONS=1").replace("ADAPTIVE=True", "ADAPTIVE=False")
     assert one != KERNELS
-    compile_for_gpu(one, tmp_path)
+    gpu_compiler.compile(one, tmp_path)
 
 
 @pytest.mark.slow
-def test_sampling_without_drafts_compiles_for_a_gpu(tmp_path: Path) -> None:
+def test_sampling_without_drafts_compiles_for_a_gpu(gpu_compiler: GpuCompiler, tmp_path: Path) -> None:
     sampling = KERNELS.partition("KERNELS = {")[0] + "KERNELS = {" + KERNELS[KERNELS.index("\n    sample_row: dict") :]
-    compile_for_gpu(sampling.replace("DRAFTS=3", "DRAFTS=0"), tmp_path)
+    gpu_compiler.compile(sampling.replace("DRAFTS=3", "DRAFTS=0"), tmp_path)

@@ -196,7 +196,7 @@ def test_splits_of_the_width_are_added_up(rows, width, outputs, splits, tile_d, 
             case.check(parts.sum(0).to(dtype), expected)
 
 
-# The interpreter's numpy warns of what is wanted here.
+# The interpreter's numpy warns of a result that is intended here.
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("dtype", DTYPES)
 @tiles

@@ -1,4 +1,4 @@
-"""The kernels of a mixture of which some experts are held are compiled for a Hopper GPU, which needs none."""
+"""The kernels of a mixture with a part of its experts are compiled for a Hopper GPU, without one."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tests.stages.omni_ar.kernels.gpu_compiler import compile_for_gpu
+from tests.support.gpu_compiler import GpuCompiler
 
 pytestmark = pytest.mark.thorough
 
@@ -29,5 +29,5 @@ TYPES = dict.fromkeys(("expert_ptr", "count_ptr", "pair_ptr", "block_ptr"), "*i3
 """
 
 
-def test_kernels_of_some_experts_compile_for_a_gpu(tmp_path: Path) -> None:
-    compile_for_gpu(KERNELS, tmp_path)
+def test_kernels_of_some_experts_compile_for_a_gpu(gpu_compiler: GpuCompiler, tmp_path: Path) -> None:
+    gpu_compiler.compile(KERNELS, tmp_path)

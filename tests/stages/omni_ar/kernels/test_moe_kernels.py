@@ -92,7 +92,7 @@ class Mixture:
         generator = torch.Generator(DEVICE).manual_seed(seed)
         draw = lambda *shape: torch.randn(shape, generator=generator, device=DEVICE)  # noqa: E731
         weight = lambda *shape: (draw(*shape) * shape[-1] ** -0.5).to(dtype)  # noqa: E731
-        # Of few tokens all might be close calls, and say nothing.
+        # With few tokens, all might be close calls.
         drawn = tokens if tokens > 4 else 24 * tokens
         self.x_TD, self.delta_TD = draw(drawn, width).to(dtype), draw(drawn, width).to(dtype)
         self.norm = Norm(draw(width).to(dtype), 1e-6)
@@ -214,7 +214,7 @@ def test_mixtures_of_grouped_rows(mixture):
 
 @pytest.fixture
 def poisoned(monkeypatch):
-    """Memory that nothing has written is not a number: what is left out must not be read."""
+    """Unwritten memory is NaN: entries that are left out must not be read."""
 
     def filled(make):
         def made(*arguments, **options):
@@ -270,7 +270,7 @@ def test_parts_in_plain_torch(mixture, ranks, tokens, intermediate, monkeypatch)
 
 @pytest.mark.parametrize("tokens", [3, 30])
 def test_pairs_of_other_experts_have_no_block(tokens):
-    """Nothing is launched for them beyond what the held ones might need, and no block is filled."""
+    """Launches have room for the held experts only, and no block is filled for others."""
     experts, top_k, block_m = 12, 5, 16
     logits_TE = torch.randn(tokens, experts, generator=torch.Generator().manual_seed(4)).to(DEVICE)
     weight_TK, expert_TK, _ = route_and_group(logits_TE, top_k, True, block_m)
@@ -294,7 +294,7 @@ def test_pairs_of_other_experts_have_no_block(tokens):
         assert block_3B.shape[1] == min(most, held) + most // block_m
 
 
-# Faults that the comparison of parts must see.
+# Faults that the comparison of parts must detect.
 
 
 def normalized_over_held_experts(x_TD, delta_TD, norm, experts):

@@ -1,4 +1,4 @@
-"""Kernels that begin before the one before them is over leave what they leave one by one."""
+"""Kernels that overlap have the results that they have one by one."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Rotary tables, and what they turn and store, against float64."""
+"""Rotary tables, and the entries that they rotate and store, against float64."""
 
 import pytest
 import torch

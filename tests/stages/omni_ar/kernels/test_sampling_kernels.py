@@ -1,4 +1,4 @@
-"""The sampling kernels against the sampler, and what they keep against its definition in float64."""
+"""The sampling kernels against the sampler, and the ids that they keep against the definition in float64."""
 
 import math
 import random
@@ -79,7 +79,7 @@ def test_a_wide_row_equals_the_sampler(device: str, little_room: None):
 
 @pytest.mark.parametrize("scale", [0.01, 30.0])
 def test_a_wide_row_is_searched_whole_where_it_must(scale: float, little_room: None):
-    """A flat one has no small nucleus, and k may be larger than what is gathered."""
+    """A flat one has no small nucleus, and k may exceed the number of gathered ids."""
     rows: list[dict[str, Any]] = [
         {"temperature": 1.0, "seed": 4, "top_p": 0.7},
         {"temperature": 1.0, "seed": 5, "top_k": 70, "top_p": 0.9, "min_p": 0.01},
@@ -98,7 +98,7 @@ ODD = [
     ({5: INF, 8: INF, 2: NAN}, {2}),
     ({2: 1e35, 7: 2e32}, set()),
 ]
-"""Logits that are not numbers, and ids that must not come."""
+"""Logits that are not numbers, and forbidden ids."""
 
 
 @pytest.mark.parametrize("device", DEVICES)

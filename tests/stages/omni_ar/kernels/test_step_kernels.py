@@ -57,7 +57,7 @@ class Bench:
             runs = length < MAX_LENGTH and row != 4
             fields = RowFields(row, length, row - 3, outputs, outputs + 1 + row % 3, runs, row=row, counted=runs)
             state.fields[row] = torch.tensor(fields)
-        # No two rows write to the same block: who wrote last would be luck.
+        # No two rows write to the same block: the order of writes would be arbitrary.
         state.block_table[:ROWS] = 1 + torch.randperm(BLOCKS - 1, generator=self.generator).view(ROWS, -1)
         state.next_codes.copy_(torch.randn(state.next_codes.shape, generator=self.generator))
         sampling = state_of(VOCAB, [{**ASKED[row % 5], "stop_token_ids": STOPS} for row in range(ROWS)], (1, 2, 3))
@@ -78,7 +78,7 @@ class Bench:
     def check(self) -> None:
         """Except for the null row, which no request owns."""
         if self.device != "cpu":
-            torch.cuda.synchronize()  # what is in the host's memory is looked at without a copy
+            torch.cuda.synchronize()  # results in host memory are read without a copy
         for (name, here), (_, there) in zip(tensors(self.state), tensors(self.there), strict=True):
             if name not in ("counter", "handoff"):
                 here, there = here[:ROWS], there[:ROWS]
@@ -168,7 +168,7 @@ def test_tokens_and_what_they_count(device: str, batch: tuple[int, ...]):
         bench.check()
         advance_R = torch.full_like(ids_R, 1 + step % 2)
         bench.both("post_update", rows_R, out_RW, advance_R, only_reference=(EVERYTHING,))
-        # What a row does not need, its kernel does not keep.
+        # A kernel keeps only the state that its row needs.
         keep_needed(bench.state, bench.there)
         bench.check()
 

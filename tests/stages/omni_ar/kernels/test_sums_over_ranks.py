@@ -22,9 +22,9 @@ from omni.parallel.peers import RankMemory
 from omni_ar.kernels.norm import PartialSum, add_rms_norm, residual_sum
 from omni_ar.kernels.norm import kernel as norm_kernel
 from omni_ar.kernels.overlap import kernels_in_turn
-from tests.stages.omni_ar.kernels.gpu_compiler import compile_for_gpu
 from tests.stages.omni_ar.kernels.interleaved_kernels import InterleavedRanks
 from tests.support.exact import assert_near
+from tests.support.gpu_compiler import GpuCompiler
 from tests.support.tiers import MUTATION, SLOW, chosen, few
 
 EPS = 1e-6
@@ -139,8 +139,8 @@ TYPES = dict(bases_ptr="*i64", delta_ptr="*fp32", eps="fp32")
 
 
 @pytest.mark.thorough
-def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
-    compile_for_gpu(COMPILED, tmp_path)
+def test_the_kernels_compile_for_a_gpu(gpu_compiler: GpuCompiler, tmp_path: Path) -> None:
+    gpu_compiler.compile(COMPILED, tmp_path)
 
 
 LAYERS, WIDTH = 24, 2048

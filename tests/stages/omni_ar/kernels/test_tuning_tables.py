@@ -51,7 +51,7 @@ def test_entries_are_what_launches_take(operation, shapes):
 
 @pytest.fixture
 def an_h200(monkeypatch):
-    """Every device is one, of which nothing has been looked up yet, and nothing is kept."""
+    """All devices are the same, without earlier look-ups, and no look-up is cached."""
     monkeypatch.setattr(table, "_folder", lambda device: "nvidia_h200")
     tuning.replace("none", "none", None)
     yield

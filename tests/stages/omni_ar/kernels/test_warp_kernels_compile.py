@@ -1,5 +1,5 @@
-"""Kernels of one warp are compiled for a Hopper GPU, which needs none: all their tiles have one layout, so nothing moves through
-shared memory, which would be a wait in each of a frame's layers."""
+"""Kernels of one warp are compiled for a Hopper GPU, without one: all their tiles have one layout, so no data moves through shared
+memory, which would be a wait in each of a frame's layers."""
 
 from pathlib import Path
 
@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tests.stages.omni_ar.kernels.gpu_compiler import compile_for_gpu
+from tests.support.gpu_compiler import GpuCompiler
+from tests.support.tiers import SLOW, few
 
 KERNELS = """
 from omni_ar.kernels.frame.kernel import _attend_frame
@@ -27,6 +28,8 @@ TYPES = {"eps": "fp32", "scale": "fp32", "slots_ptr": "*i64"}
 """
 
 
-@pytest.mark.parametrize(("count", "normed"), [(1, True), (2, False)])
-def test_no_data_moves_between_threads_but_sums(tmp_path: Path, count: int, normed: bool) -> None:
-    compile_for_gpu(f"COUNT, NORM = {count}, {normed}\n{KERNELS}", tmp_path)
+@pytest.mark.parametrize(("count", "normed"), few(1, [(1, True), (2, False)], SLOW))
+def test_no_data_moves_between_threads_but_sums(
+    gpu_compiler: GpuCompiler, tmp_path: Path, count: int, normed: bool
+) -> None:
+    gpu_compiler.compile(f"COUNT, NORM = {count}, {normed}\n{KERNELS}", tmp_path)

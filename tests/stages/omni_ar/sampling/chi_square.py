@@ -11,8 +11,8 @@ _LEAST = 5.0
 
 
 def chance_of(counts: Iterable[NDArray[np.int64]], chances: Iterable[NDArray[np.float64]]) -> float:
-    """The p-value of independent experiments together: counts and probabilities of each. 0 if something came that cannot; 1 for too
-    few draws to test, or where nothing else can come."""
+    """The p-value of independent experiments together: counts and probabilities of each. 0 for a draw of probability 0; 1 for too
+    few draws to test, or with a single possible draw."""
     distances, freedoms = zip(*map(_distance, counts, chances), strict=True)
     halves = torch.tensor([sum(freedoms), sum(distances)], dtype=torch.float64) / 2
     return float(torch.special.gammaincc(halves[0], halves[1])) if sum(freedoms) else 1.0

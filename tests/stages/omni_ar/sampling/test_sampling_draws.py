@@ -1,4 +1,4 @@
-"""Draws: their distribution, and what they do and do not depend on."""
+"""Draws: their distribution, and their dependence on seeds, rows and steps."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Edits by host_processors: bits, sums, and what is refused before it reaches the device."""
+"""Edits by host processors: bits, sums, and refusals before they reach the device."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ VOCAB = 130
 def test_bits_come_back_as_they_went(members):
     words = pack_bitmask(np.array(members))
     assert words.dtype == np.int64
-    # Python's integers say which bit is which id.
+    # Python's integers give the bit of each id.
     as_integer = sum((int(word) % 2**64) << 64 * place for place, word in enumerate(words))
     assert [bool(as_integer >> i & 1) for i in range(len(members))] == members
     assert as_integer >> len(members) == 0
@@ -33,7 +33,7 @@ def test_bits_come_back_as_they_went(members):
 
 
 def edit(allowed=None, **bias):
-    """bias: id (as `i<id>`) to what is added."""
+    """bias: the addend of each id (as `i<id>`)."""
     mask = pack_bitmask(np.isin(np.arange(VOCAB), allowed)) if allowed is not None else None
     if not bias:
         return LogitsEdit(mask)

@@ -1,4 +1,4 @@
-"""Counts, seen ids and newest tokens: of what was generated and of nothing else, also after a row started again."""
+"""Counts, seen ids and newest tokens: of generated tokens only, also after a row started again."""
 
 from collections import Counter
 from dataclasses import fields
@@ -46,7 +46,7 @@ def test_a_row_that_starts_again_is_as_if_it_had_generated_its_tokens(rounds, pr
     outputs = [i for ids, count in rounds for i in ids[:count]]
     again.start([starting(1, sampling, prompt, outputs=outputs)])
     assert row_of(again.state, 1) == row_of(lived.state, 1)
-    # And both are what they should be.
+    # And both are correct.
     counts, newest = Counter(outputs), [*[-1] * MAX_BAD_WORD_LENGTH, *prompt, *outputs][-MAX_BAD_WORD_LENGTH:]
     assert lived.state.counts[1, :VOCAB].tolist() == [counts[i] for i in range(VOCAB)]
     assert lived.state.seen[1, :VOCAB].tolist() == [i in {*prompt, *outputs} for i in range(VOCAB)]

@@ -106,7 +106,7 @@ def test_a_captured_step_need_not_know_what_its_rows_need(rows, prompt, seed):
 
 
 def test_each_feature_changes_tokens():
-    """Otherwise nothing above was tested."""
+    """Otherwise the tests above would be empty."""
     logits_SRV = torch.randn(40, 1, VOCAB, generator=torch.Generator().manual_seed(0))
     prompt, changed = list(range(12)), []
     base = {"temperature": 0.8, "seed": 3, "stop_token_ids": (2, 5, 7, 11)}

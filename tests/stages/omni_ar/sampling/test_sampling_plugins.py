@@ -1,4 +1,4 @@
-"""Logits processors of plugins inside the sampler: what they are shown, and whose logits they change."""
+"""Logits processors of plugins inside the sampler: their arguments, and the rows whose logits they change."""
 
 import torch
 
@@ -23,7 +23,7 @@ class Push(LogitsProcessor):
 
 
 class Watch(LogitsProcessor):
-    """Keeps what it is shown, and makes everything impossible."""
+    """Keeps its arguments, and makes every id impossible."""
 
     width = 0
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tests.stages.omni_ar.kernels.gpu_compiler import compile_for_gpu
+from tests.support.gpu_compiler import GpuCompiler
 
 pytestmark = pytest.mark.thorough
 
@@ -28,5 +28,5 @@ TYPES |= dict.fromkeys((name for kernel in KERNELS for name in kernel.arg_names 
 """
 
 
-def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
-    compile_for_gpu(KERNELS, tmp_path)
+def test_kernels_of_denoisers_compile_for_a_gpu(gpu_compiler: GpuCompiler, tmp_path: Path) -> None:
+    gpu_compiler.compile(KERNELS, tmp_path)

@@ -96,7 +96,7 @@ def test_heads_in_two_parts_equal_heads_in_one() -> None:
 @pytest.mark.parametrize("lengths", [(7, 7, 3), (4,), (1, 2, 2, 9)])
 def test_the_reference_is_the_same_with_a_mask_and_by_parts(lengths: tuple[int, ...]) -> None:
     batch, padded = Batch(lengths), Batch(lengths, 5)
-    padded.packed.nan_to_num_()  # a mask is no wall against NaN
+    padded.packed.nan_to_num_()  # a mask does not stop NaN
     exact = padded.exact()
     check(reference.attend_segments(*padded.qkv(), padded.bounds, None, padded.scale), exact)
     check(reference.attend_segments(*batch.qkv(), batch.bounds, lengths, batch.scale), exact[: batch.used])

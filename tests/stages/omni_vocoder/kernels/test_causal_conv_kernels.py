@@ -22,7 +22,7 @@ def odd(random: Random) -> Shape:
 
 
 class Case:
-    """Random tensors; rows of what is read and written lie apart, and what lies between them is NaN."""
+    """Random tensors; rows of inputs and outputs are apart, with NaN between them."""
 
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device = HERE) -> None:
         self.rows, self.positions, channels, outputs, rate, taps, self.dilation = shape

@@ -38,7 +38,7 @@ class Record:
 
 
 class Worker(MailboxWorker[Record]):
-    """What the two have in common. A letter is taken a tick."""
+    """The common part of the two. A tick takes one letter."""
 
     def __init__(self, name: str, model: Model) -> None:
         super().__init__(name)
