@@ -10,6 +10,7 @@ predictor per frame, whose codes are drawn with the published top-k 50 and top-p
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,23 +51,26 @@ class NoAttention:
 
 
 class Stack:
+    """inner: the feed-forward width, or a function of device and dtype that makes a layer's feed-forward part."""
+
     def __init__(
         self,
         layers: int,
         width: int,
         heads: int,
         kv_heads: int,
-        inner: int,
+        inner: int | Callable[..., nn.Module],
         *,
         head: int = HEAD,
         qk_norm: bool = True,
         device: str = "cuda",
     ) -> None:
         on: Any = {"device": device, "dtype": torch.bfloat16}
+        feed_forward = partial(GatedMLP, width, inner) if isinstance(inner, int) else inner
         made = [
             DecoderLayer(
                 Attention(width, heads, kv_heads, head, qk_norm_eps=EPS if qk_norm else None, layer=0, **on),
-                GatedMLP(width, inner, **on),
+                feed_forward(**on),
                 width=width,
                 norm_eps=EPS,
                 **on,

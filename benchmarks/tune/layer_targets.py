@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 from unittest.mock import patch
@@ -14,7 +15,7 @@ from torch import Tensor
 import omni_ar.kernels.linear as operation
 from layers import MODELS, Predictor, Stack, drawing
 from omni_ar.kernels.linear.settings import LinearSettings, key, settings
-from omni_ar.layers import DecoderConfig
+from omni_ar.layers import DecoderConfig, SharedExpertMoE, SparseMoE
 from omni_ar.layers.rotary import FrequencyScaling
 from omni_ar.model import Codes
 
@@ -74,6 +75,10 @@ def _csm_decoder(*, width: int, num_layers: int, num_heads: int, head_dim: int, 
     )
 
 
+_THINKER_MOE = partial(SparseMoE, 2048, 768, 128, 8, True)
+_TALKER_MOE = partial(SharedExpertMoE, 1024, 384, 128, 6, True, 768)
+
+
 class LayerTarget(NamedTuple):
     make: Callable[[str], LayeredPart]
     """On a device."""
@@ -88,6 +93,16 @@ TARGETS: Mapping[str, LayerTarget] = {
     "csm-backbone": LayerTarget(
         lambda device: Stack(16, 2048, 32, 8, 8192, head=64, qk_norm=False, device=device), (1, 16)
     ),
+    # Some have fewer layers than the model, since all layers have the same shapes.
+    "qwen3-omni-talker": LayerTarget(lambda device: Stack(20, 1024, 16, 2, _TALKER_MOE, device=device), (1, 8, 16, 32)),
+    "qwen3-omni-thinker": LayerTarget(lambda device: Stack(8, 2048, 32, 4, _THINKER_MOE, device=device), (1, 16, 32)),
+    "qwen2.5-7b-talker": LayerTarget(
+        lambda device: Stack(24, 896, 12, 4, 18_944, qk_norm=False, device=device), (1, 16)
+    ),
+    "qwen2.5-7b-thinker": LayerTarget(
+        lambda device: Stack(8, 3584, 28, 4, 18_944, qk_norm=False, device=device), (1, 16)
+    ),
+    "qwen3-8b": LayerTarget(lambda device: Stack(*MODELS["Qwen3-8B"], device=device), (1, 8)),
 }
 
 

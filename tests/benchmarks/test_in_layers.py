@@ -165,6 +165,11 @@ LOOKED_UP = [
         {"norm_linear-N1536-D1024", "linear-N1024-D1024", "linear-N1024-D8192", "norm_linear-N2051-D1024"},
     ),
     ("csm-backbone", 16, {*BACKBONE, "norm_linear-N3072-D2048", "linear-N3072-D2048"}),
+    ("qwen3-omni-talker", 16, {"linear-N2560-D1024", "linear-N1024-D2048"}),
+    ("qwen3-omni-thinker", 16, {"linear-N5120-D2048", "linear-N2048-D4096"}),
+    ("qwen2.5-7b-talker", 1, {"norm_linear-N2560-D896", "linear-N896-D1536", "linear-N896-D18944"}),
+    ("qwen2.5-7b-thinker", 1, {"norm_linear-N4608-D3584", "linear-N3584-D3584", "linear-N3584-D18944"}),
+    ("qwen3-8b", 8, {"linear-N4096-D4096", "linear-N4096-D12288"}),
 ]
 
 
