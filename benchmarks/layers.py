@@ -25,7 +25,7 @@ from omni_ar.kernels.norm import residual_sum
 from omni_ar.kernels.overlap import kernels_in_turn
 from omni_ar.kernels.prefetch import no_prefetch
 from omni_ar.kernels.sampling.state import EVERYTHING, Need, SamplingState
-from omni_ar.layers import Attention, DecoderConfig, DecoderLayer, GatedMLP, RotaryEmbedding
+from omni_ar.layers import Attention, DecoderConfig, DecoderLayer, GatedMLP, RotaryEmbedding, SparseMoE
 from omni_ar.layers.code_predictor import CodePredictor
 from omni_ar.model import Codes, DrawCode
 from omni_ar.sampling.sampler import draw
@@ -59,7 +59,7 @@ class Stack:
         width: int,
         heads: int,
         kv_heads: int,
-        inner: int | Callable[..., nn.Module],
+        inner: int | Callable[..., GatedMLP | SparseMoE],
         *,
         head: int = HEAD,
         qk_norm: bool = True,
