@@ -3,8 +3,8 @@
     python benchmarks/tune/causal_conv.py --rows 32 --frames 25
 
 Every candidate is checked against torch, then replayed. The tiles that are good in all layers are for `choose_settings` in
-`omni_vocoder/kernels/causal_conv/kernel.py`; there is no table. Both outputs are
-written, and dilation is 1. The floor is that of the products alone.
+`omni_vocoder/kernels/causal_conv/kernel.py`; there is no table. Both outputs are written, and dilation is 1. The floor is that of
+the products alone.
 """
 
 import argparse

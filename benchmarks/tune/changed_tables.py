@@ -30,7 +30,7 @@ class ChangedTables:
         return converted(tuning.tuned(OPERATION, self._device, key, rows, {}))
 
     def use(self, choice: Choice, rows: int) -> None:
-        """Until they are restored, or others of the same keys are used."""
+        """Makes kernels use a choice, until its keys are restored or used with others."""
         for key, setting in choice.items():
             tuning.replace(OPERATION, key, placed(self.sizes(key), rows, setting) or None)
 
@@ -48,7 +48,7 @@ class ChangedTables:
 
 
 def placed(sizes: Mapping[int, tuning.Config], rows: int, setting: Setting) -> dict[int, tuning.Config]:
-    """`sizes` with `setting` for `rows`. Larger numbers of rows that have none of their own keep what they take now."""
+    """`sizes` with `setting` for `rows`. Larger numbers of rows without settings of their own keep those that they have now."""
     largest = sizes[max(sizes)] if sizes else {}
     nearest = sizes[min(size for size in sizes if size >= rows)] if rows <= max(sizes, default=0) else largest
     if converted(nearest) == setting:

@@ -1,4 +1,4 @@
-"""Coordinate descent over launch settings: those of one shape after the other, by the time of the whole that they are used in."""
+"""Coordinate descent over launch settings: those of one shape after the other are changed, and the whole target is timed."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,13 +12,13 @@ SWEEPS = 2
 
 Setting = LinearSettings | None
 Choice = Mapping[str, Setting]
-"""Settings by key. None: cuBLAS, or of a key with a norm a norm of its own."""
+"""Settings by key. None: cuBLAS; for a key of a norm and a product, each on its own."""
 Times = Mapping[str, Mapping[Setting, float]]
 
 
 class ChoiceTimer(Protocol):
     def seconds(self, choice: Choice) -> float:
-        """Of the whole; inf where a setting does not fit the device. Ends the script for one whose results are wrong."""
+        """Of the whole target; inf where a setting does not fit the device. Ends the script for one whose results are wrong."""
 
     def in_turns(self, one: Choice, other: Choice) -> tuple[float, float]:
         """Of both, more exactly than `seconds`."""
@@ -31,7 +31,7 @@ class Search(Protocol):
         """In the order in which they are tried."""
 
     def moves(self, key: str, present: Choice, times: Times) -> Iterable[Choice]:
-        """Settings for `key`, each with those of others that it needs. times: of the settings that were tried alone."""
+        """Settings for `key`, each with those of others that it needs. times: by key, of the settings that were tried alone."""
 
 
 def descend(

@@ -3,19 +3,21 @@
     python benchmarks/tune/in_layers.py --targets code-predictor --rows 4 16 --seconds 40 --out in_steps.json
 
 A target is a part of a model, in one CUDA graph: all passes of a codec frame, or all layers of a step without their attention.
-`linear.py` times an operation over and over. Here another setting of one shape is used by the whole target, whose time decides
+`linear.py` times an operation over and over. Here the whole target uses another setting of one shape, and its time decides
 (`descent.py`): whether the next kernel may begin early enough, and finds its weights in the L2 cache, counts too.
 
-Tried are the settings that the target looks up for exactly that number of rows. For each: cuBLAS; what the tables have for the
-shape at any size; and candidates of `linear_candidates.py`, up to `--most`, from each kernel in turn those whose warps fill the
-device about once first. Of a norm and the product behind it: both in one kernel, and each on its own. In one kernel the norm cannot
-add up parts, so it is tried together with the best setting of the product before that leaves none.
+The shapes are those that the target looks up for exactly that number of rows. For each, these are tried: cuBLAS; what the tables
+have for the shape, at any number of rows; and candidates of `linear_candidates.py`, up to `--most`, from each kernel in turn,
+beginning with those whose warps fill the device about once. For a norm and the product behind it: both in one kernel, and each on
+its own. In one kernel the norm cannot add up parts, so it is tried together with the best setting of the product before that
+leaves none.
 
-Each setting is checked against cuBLAS. A choice counts that saves 0.3%, also when both take turns. Then the other targets that look
-up the same shapes are timed: what makes one of them 0.5% slower is undone, unless both together gain.
+Each setting is checked against cuBLAS. A choice is kept if it saves at least 0.3%, also when the old and the new one take turns.
+Then the other targets that look up the same shapes are timed. A change by which one of them takes over 0.5% longer is undone,
+unless both targets together gain.
 
-What changed is in `--out` after each target and number of rows, in the form of `in_steps.json`, and over what the file has. The
-search starts from that.
+After each target and number of rows, what changed is written to `--out`, in the form of `in_steps.json`, over what the file has.
+The search starts from what the file has.
 """
 
 import argparse
@@ -81,7 +83,7 @@ def candidates_of(key: str, rows: int, known: Iterable[tuning.Config], most: int
 
 
 def fill(setting: LinearSettings, kind: str, outputs: int) -> float:
-    """How far a grid is from filling the device once."""
+    """How far a grid is from filling the device once, in powers of two."""
     outputs //= 2 if kind.endswith("gated") else 1
     if isinstance(setting, TiledSettings):
         programs = -(-outputs // setting.tile_n) * setting.splits
@@ -172,7 +174,7 @@ class InPlace:
         return before, after
 
     def look_up(self, choice: Choice) -> Lookups:
-        """Launches nothing: what is not compiled yet need not be."""
+        """Launches nothing, so nothing has to be compiled for it."""
         self._tables.use(choice, self._rows)
         with kernels_of(CUDA), VariantRecorder().recording():
             return lookups(self._empty, self._rows)
@@ -198,7 +200,8 @@ def fits_device(rows: int) -> Callable[[str, Setting], bool]:
 
 
 def compile_in(processes: int, variants: Iterable[Variant]) -> Callable[[], object]:
-    """Begins to compile, into Triton's cache and without the device, so that it disturbs no measurement. Returns the wait."""
+    """Begins to compile, into Triton's cache and without the device, so that it disturbs no measurement. Returns a function that
+    waits for it."""
     compiling = CompileProcesses(processes)
     compiling.compile(variants, torch.cuda.get_device_capability(CUDA))
     return compiling.wait

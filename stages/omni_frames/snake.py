@@ -1,4 +1,4 @@
-"""The activation of vocoders."""
+"""An activation of vocoders and of renderers."""
 
 import torch
 from torch import Tensor, nn

@@ -81,21 +81,21 @@ class Surroundings:
             heads.copy_(pairs.flatten(-2))
 
     def attend(self, qkv_UBKF3HW: Tensor, evaluation_B: Tensor, ahead: bool, past: int | None) -> Tensor:
-        """Attention to the own block, the one before if `past` names the layer's history, and the one behind if `ahead`. Returns
-        `[U * B * K, F, H, W]`."""
+        """Attention to the own block, to the one before if `past` names the layer's history, and to the one behind if `ahead`.
+        Returns `[U * B * K, F, H, W]`."""
         before = None if past is None else self._remember(qkv_UBKF3HW[..., 1:, :, :], evaluation_B, past)
         return attend_blocks(qkv_UBKF3HW, self._bias, before, back=past is not None, ahead=ahead)
 
     def _remember(self, kv: Tensor, evaluation_B: Tensor, past: int) -> Tensor | None:
-        """Returns the block before the first, or any finite values, and replaces it in the history by the block to keep.
-
-        kv: `[U, B, K, F, 2, H, W]`. The result: `[U, B, F, 2, H, W]`."""
+        """Returns the block before each row's first, `[U, B, F, 2, H, W]`, and replaces it in the history by the block to keep.
+        None without a history. kv: `[U, B, K, F, 2, H, W]`."""
         history = self._history
         if history is None:
             return None
         before = history.kept_RELX[history.rows_B, evaluation_B, past].transpose(0, 1)
         row_B = torch.arange(kv.shape[1], device=kv.device)
         history.kept_RELX[history.rows_B, evaluation_B, past] = kv[:, row_B, history.last_B].transpose(0, 1)
+        # What the history has of another stream is hidden, but may be NaN: the row's own values take its place.
         return torch.where(history.read_B[:, None, None, None, None], before, kv[:, :, 0])
 
 

@@ -56,9 +56,10 @@ class ModulatedLayer(nn.Module):
         evaluation_B: Tensor,
         around: Surroundings,
     ) -> tuple[Tensor, Residual]:
-        """The residual stream `[U, B, K, F, D]` without the feed-forward part's output, and this output: the next norm adds it.
+        """Returns the residual stream `[U, B, K, F, D]` without the output of the feed-forward part, and that output: the next norm
+        adds it.
 
-        residual: what is to be added to `x_UBKFD` first. parts: the layer's parts of `tabulate` for each row, `[B, D]`."""
+        residual: of the layer before, to be added to `x_UBKFD`. parts: the layer's parts of `tabulate` for each row, `[B, D]`."""
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts
         normed, x_UBKFD = norm_of_rows(x_UBKFD, residual, scale, shift)
         attended = self.attn(normed, evaluation_B, around)
@@ -70,7 +71,7 @@ class ModulatedLayer(nn.Module):
 def norm_of_rows(
     x_UBKFD: Tensor, residual: Residual | None, scale_BD: Tensor, shift_BD: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`modulated_norm` of rows in blocks."""
+    """`modulated_norm` of rows whose frames are in blocks."""
     normed_UBTD, sum_UBTD = modulated_norm(x_UBKFD.flatten(2, 3), residual, scale_BD, shift_BD)
     return normed_UBTD.view_as(x_UBKFD), sum_UBTD.view_as(x_UBKFD)
 

@@ -19,7 +19,7 @@ def alias_free(signal_BCT: Tensor, act: nn.Module, up_21K: Tensor, down_12K: Ten
     sample, at either rate.
 
     act: elementwise within a channel, on `[B, C, 2, T]`. up_21K, down_12K: `resampling_filters()` on the signal's device, in its
-    dtype. The kernel has `SnakeBeta`: other activations, and float64, run in torch.
+    dtype; the kernel has them as constants. The kernel is for `SnakeBeta`: other activations, and float64, run in torch.
     """
     if not isinstance(act, SnakeBeta) or signal_BCT.dtype == torch.float64 or not runs_kernel(signal_BCT):
         return reference.alias_free(signal_BCT, act, up_21K, down_12K)

@@ -1,7 +1,7 @@
-"""`SnakeBeta` at twice the rate, in one pass over the signal: a thread computes a few samples one after another, in whose windows
-most samples at twice the rate occur several times.
+"""`SnakeBeta` at twice the rate, in one pass over the signal. A thread computes a few neighbouring samples: most samples at twice
+the rate are terms of several of them, and are computed once.
 
-Shape legend: see the package; besides, L threads of a program, each with COUNT samples in a row of one channel.
+Shape legend: see the package; besides, L threads of a program, each with COUNT neighbouring samples of one channel.
 """
 
 import triton
@@ -12,7 +12,7 @@ from omni_diffusion.kernels.alias_free.reference import HALF, TAPS, resampling_t
 from omni_frames.kernels.snake import load_snake, sine_of_half_turns
 
 COUNT = 8
-"""Samples of a thread. More share more of the work, and spread a warp's loads over more cache lines."""
+"""Samples per thread. More of them share more of the work, but spread a warp's loads over more cache lines."""
 _THREADS = 128
 
 
@@ -63,7 +63,8 @@ def _alias_free_snake(
 ):
     thread_L = tl.program_id(0) * THREADS + tl.arange(0, THREADS)
     live_L = thread_L < threads
-    line_L = (tl.minimum(thread_L, threads - 1) // parts).to(tl.int64)
+    # Number of a channel, counted over all rows.
+    line_L = (thread_L // parts).to(tl.int64)
     first_L = thread_L % parts * COUNT
     frequency_L, divisor_L = load_snake(alpha_ptr, beta_ptr, line_L % channels, live_L)
     signal_L = signal_ptr + line_L * length
@@ -85,8 +86,8 @@ def _alias_free_snake(
             odd_L += samples[pair + 1 + tap] * odd_taps[tap]
         even_L = _snake(2 * even_L, frequency_L, magnitude_L)
         odd_L = _snake(2 * odd_L, frequency_L, magnitude_L)
-        if pair >= HALF:
-            # Behind the signal's end, its last sample at twice the rate.
+        if pair > HALF:
+            # Behind the signal's end, its last sample at twice the rate. A thread's first pair is always inside.
             inside_L = first_L + (pair - HALF) < length
             odd_L = tl.where(inside_L, odd_L, odds[pair - 1])
             even_L = tl.where(inside_L, even_L, odd_L)

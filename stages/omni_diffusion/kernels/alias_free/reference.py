@@ -1,5 +1,5 @@
-"""The activation between two convolutions of torch. The two samples that replace one are two channels: doubling is one convolution,
-halving is one back, without interleaving. Shape legend: see the package."""
+"""The activation between two of torch's convolutions. The two samples that replace one are two channels, so one convolution doubles
+the rate and another halves it, without interleaving. Shape legend: see the package."""
 
 import math
 from functools import cache
@@ -38,7 +38,7 @@ def resampling_taps() -> tuple[float, ...]:
 def resampling_filters() -> tuple[Tensor, Tensor]:
     """Weights of the two convolutions, `[2, 1, K]` and `[1, 2, K]`, float32 on the CPU."""
     taps = torch.tensor(resampling_taps(), dtype=torch.float32, device="cpu")
-    # Of the 2 K - 2 taps at twice the rate, a sample before the signal's has the even ones, one behind it the odd ones.
+    # Of the two samples that replace one, the first is a sum with the even taps, the second with the odd ones, a sample further on.
     up_21K = torch.zeros(2, 1, 2 * HALF + 1, dtype=torch.float32, device="cpu")
     up_21K[0, 0, :-1], up_21K[1, 0, 1:] = 2 * taps[0::2], 2 * taps[1::2]
     down_12K = torch.zeros(1, 2, 2 * HALF + 1, dtype=torch.float32, device="cpu")

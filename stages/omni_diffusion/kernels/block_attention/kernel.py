@@ -1,5 +1,5 @@
-"""A program computes one head of one block: its queries and all keys that they see fit into registers at once, so the softmax needs
-no running maximum, and keys of neighbors are read where they are.
+"""A program computes one head of one block. Its queries and all keys that they see fit into registers at once, so the softmax needs
+no running maximum. Keys and values of neighbours are read where they are, without a copy.
 
 Shape legend: see the package; besides, f frames and w columns of a tile, padded to what a matrix instruction takes.
 """
@@ -43,7 +43,7 @@ def attend_blocks(
         WIDTH=width,
         BACK=back,
         AHEAD=ahead,
-        BEFORE=back and before_UBF2HW is not None,
+        BEFORE=before_UBF2HW is not None,
         PRECISION=precision,
         BLOCK_F=max(triton.next_power_of_2(frames), _SMALLEST),
         BLOCK_W=max(triton.next_power_of_2(width), _SMALLEST),
@@ -127,6 +127,6 @@ def _attend_blocks(
 
 @triton.jit
 def _scores(q_fw, k_fw, bias_f, frame_f, scale, FRAMES: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores in powers of two, `[queries, keys]`; -inf for keys that are not seen, and for padding."""
+    """Scores as exponents of 2, `[queries, keys]`; -inf for keys that are not seen, and for padding."""
     bias = tl.load(bias_f, mask=frame_f < FRAMES, other=float("-inf")).to(tl.float32)
     return tl.dot(q_fw, tl.trans(k_fw), input_precision=PRECISION) * scale + bias[None, :] * 1.4426950408889634

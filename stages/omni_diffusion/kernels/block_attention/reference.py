@@ -1,4 +1,4 @@
-"""The attention by torch's, of copies of the keys and values that a block sees. Shape legend: see the package."""
+"""Torch's attention, over copies of the keys and values that a block sees. Shape legend: see the package."""
 
 import torch
 from torch import Tensor
@@ -21,4 +21,4 @@ def attend_blocks(
     bias_N1FJ = bias_N1FJ[..., 0 if back else frames : (3 if ahead else 2) * frames]
     k_NHJW, v_NHJW = seen.flatten(0, 2).permute(2, 0, 3, 1, 4)
     attended = scaled_dot_product_attention(q_NHFW, k_NHJW, v_NHJW, attn_mask=bias_N1FJ.expand(-1, heads, -1, -1))
-    return attended.transpose(1, 2).contiguous()
+    return attended.transpose(1, 2)

@@ -17,7 +17,7 @@ EPS = 1e-6
 
 
 class Residual(NamedTuple):
-    """What is added to the input: `gate * branch`. branch_UBTD: contiguous. gate_BD: dense along D."""
+    """What is to be added to the input: `gate * branch`. branch_UBTD: contiguous. gate_BD: dense along D."""
 
     branch_UBTD: Tensor
     gate_BD: Tensor
@@ -28,8 +28,8 @@ def modulated_norm(
 ) -> tuple[Tensor, Tensor]:
     """Returns `layer_norm(sum) * scale + shift` and the sum, `x + gate * branch`, which is `x` without a residual.
 
-    scale_BD and shift_BD: dense along D. All of one dtype. The kernel computes in fp32
-    and rounds the sum, which the norm reads rounded, and the result; float64 runs in torch.
+    scale_BD, shift_BD: dense along D. All tensors have one dtype. The kernel computes in float32, and rounds the sum, which the
+    norm reads rounded, and the result; float64 runs in torch.
     """
     if x_UBTD.dtype == torch.float64 or not runs_kernel(x_UBTD):
         return reference.modulated_norm(x_UBTD, residual, scale_BD, shift_BD, EPS)

@@ -20,7 +20,8 @@ from omni_vocoder.kernels.causal_conv.reference import Snake
 class ConvSettings(NamedTuple):
     """block_m: positions per tile. block_n: output channels per tile. block_k: input channels per step of the sum.
 
-    rest_n, rest_k: as many channels more: 96 are 64 and 32, since tensors of a kernel have a power of two of them. 0 for none.
+    rest_n, rest_k: further channels of a tile, in tensors of their own, since a kernel's tensors have sizes that are powers of two:
+    96 channels are 64 and 32. 0 for none. `choose_settings` sets no rest_k; benchmarks/tune/causal_conv.py tries it.
     """
 
     block_m: int
@@ -56,7 +57,7 @@ def choose_settings(x_BLC: Tensor, weight_KCN: Tensor) -> ConvSettings:
     if outputs < 32:
         widest = max(16, triton.next_power_of_2(outputs))  # more columns would be empty
     elif taps == 1:
-        widest = 64 if outputs % 64 == 0 else 32  # a product of one tap waits for memory alone
+        widest = 64 if outputs % 64 == 0 else 32  # memory bounds a product of one tap
     else:
         widest = 128 if many and long else 64
     block_k = 64 if channels % 64 == 0 else 32
@@ -66,7 +67,7 @@ def choose_settings(x_BLC: Tensor, weight_KCN: Tensor) -> ConvSettings:
             # Inputs are read once for 96 outputs.
             chosen = chosen._replace(rest_n=32, num_stages=3 if block_k == 64 else 4)
         tiles_n = triton.cdiv(outputs, chosen.block_n + chosen.rest_n)
-        # The largest tile runs once on a multiprocessor, so the end of a launch that fills the device only once is long.
+        # A multiprocessor runs one of the largest tiles at a time, so the end of a launch that fills the device only once is long.
         if triton.cdiv(positions, chosen.block_m) * tiles_n >= _PROGRAMS * max(chosen.block_m // 128, 1):
             break
     return chosen

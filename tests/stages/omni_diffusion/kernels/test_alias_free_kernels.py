@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
-from omni.device.kernel_choice import kernels_of
+from omni.device.kernel_choice import kernels_of, plain_torch
 from omni_diffusion.kernels.alias_free import REACH, alias_free, kernel, reference, resampling_filters
 from omni_frames.snake import SnakeBeta
 from tests.support.exact import DTYPES, HERE, drawn, served
@@ -69,14 +69,24 @@ def test_a_sample_depends_on_those_within_reach() -> None:
     assert torch.equal(kernel.alias_free(signal_BCT, act.alpha, act.beta)[0, 1], before[0, 1])
 
 
+def test_channels_may_be_the_last_dimension_in_memory() -> None:
+    signal_BCT, act = drawn_case((2, 3, 11), torch.float32)
+    filters = [weight.to(HERE) for weight in resampling_filters()]
+    apart_BCT = signal_BCT.transpose(1, 2).contiguous().transpose(1, 2)
+    with kernels_of(torch.device("cuda")):
+        assert torch.equal(alias_free(apart_BCT, act, *filters), kernel.alias_free(signal_BCT, act.alpha, act.beta))
+
+
 def test_which_activations_have_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others, and float64, run in torch, on every device."""
+    """The others, and float64, run in torch, on every device; and all in `plain_torch()`."""
     ran: list[torch.dtype] = []
     monkeypatch.setattr(kernel, "alias_free", lambda signal_BCT, *_: ran.append(signal_BCT.dtype))
     filters = [weight.to(HERE) for weight in resampling_filters()]
     signal_BCT, act = drawn_case((1, 2, 9), torch.float32)
     with kernels_of(torch.device("cuda")), torch.no_grad():
         alias_free(signal_BCT, act, *filters)
+        with plain_torch():
+            alias_free(signal_BCT, act, *filters)
         alias_free(signal_BCT, nn.Tanh(), *filters)
         alias_free(signal_BCT.double(), act.double(), *(weight.double() for weight in filters))
     assert ran == [torch.float32]

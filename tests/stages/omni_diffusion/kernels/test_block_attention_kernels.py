@@ -1,4 +1,4 @@
-"""Attention of blocks to a neighbor against float64. Shapes as in the package."""
+"""Attention of blocks to their neighbours against float64. Shapes as in the package."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from omni_diffusion.kernels.block_attention import kernel, reference
+from omni.device.kernel_choice import kernels_of, plain_torch
+from omni_diffusion.kernels.block_attention import attend_blocks, kernel, reference
+from omni_diffusion.precision import products as rounded_products
 from tests.support.exact import DTYPES, HERE, drawn, served
 
 Shape = tuple[int, ...]
@@ -46,9 +48,8 @@ class Case:
         behind = torch.nn.functional.pad(counts[:, 1:], (0, 1))
         ahead = frame < behind[:, :, None]
         seen = torch.cat((back, own, ahead), 2).expand(branches, -1, -1, -1)
-        bias = torch.zeros(*seen.shape[:3], 1, frames, 3 * frames).masked_fill(
-            ~seen[:, :, :, None, None], float("-inf")
-        )
+        added = torch.randn(*seen.shape[:3], 1, 1, 3 * frames, generator=noise).expand(-1, -1, -1, -1, frames, -1)
+        bias = added.masked_fill(~seen[:, :, :, None, None], float("-inf"))
         return cls(qkv.to(HERE, dtype), before, bias.flatten(0, 2).to(HERE, dtype))
 
     def attended(self, before: Tensor | None, back: bool, ahead: bool) -> Tensor:
@@ -63,11 +64,12 @@ class Case:
         return reference.attend_blocks(qkv, self.bias.double(), wide, back=back, ahead=ahead)
 
     def largest_score(self) -> float:
-        """The largest sum of the sizes of a score's terms."""
+        """The largest sum of the sizes of a score's terms, its bias among them."""
         q_THW, k_THW, _ = self.qkv.double().abs().flatten(0, 3).unbind(1)
         before_THW = self.before.double().abs().flatten(0, 2)[:, 0]
         scores = torch.einsum("qhw,khw->hqk", q_THW, torch.cat((k_THW, before_THW)))
-        return float(scores.max()) / math.sqrt(self.qkv.shape[-1])
+        bias = float(self.bias[self.bias.isfinite()].abs().max())
+        return float(scores.max()) / math.sqrt(self.qkv.shape[-1]) + bias
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -106,3 +108,31 @@ def test_rows_do_not_depend_on_each_other() -> None:
         before.unflatten(0, (2, 3, 2)).unbind(1)[::2], after.unflatten(0, (2, 3, 2)).unbind(1)[::2], strict=True
     ):
         assert torch.equal(old, new)
+
+
+def test_which_inputs_have_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """float64 runs in torch on every device, and all in `plain_torch()`. Products are rounded as torch's."""
+    ran: list[tuple[Tensor, Tensor, Tensor, str]] = []
+    monkeypatch.setattr(kernel, "attend_blocks", lambda *given, precision, **_: ran.append((*given, precision)))
+    case = Case.drawn((1, 1, 2, 3, 2, 4), torch.float32)
+    given = case.qkv, case.bias, case.before
+    with kernels_of(torch.device("cuda")):
+        for tf32 in (True, False):
+            with rounded_products(tf32):
+                attend_blocks(*given, back=True, ahead=False)
+        with plain_torch():
+            attend_blocks(*given, back=True, ahead=False)
+        attend_blocks(*(tensor.double() for tensor in given), back=True, ahead=False)
+    assert [precision for *_, precision in ran] == ["tf32", "ieee"]
+    assert all(ours is theirs for *ran_with, _ in ran for ours, theirs in zip(ran_with, given, strict=True))
+
+
+def test_scores_of_a_neighbour_may_be_much_larger() -> None:
+    """Without its own maximum, the powers of a score would overflow."""
+    case = Case.drawn((1, 1, 3, 6, 2, 8), torch.float32)
+    case.bias.zero_()
+    case.bias[2, ..., 12:] = float("-inf")
+    case.qkv[:, :, 1, :, 1] *= 200
+    for back, ahead in ((True, False), (False, True)):
+        ours, exact = case.attended(case.before, back, ahead), case.exact(case.before, back, ahead)
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-3, atol=1e-3)

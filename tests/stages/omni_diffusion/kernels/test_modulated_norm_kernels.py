@@ -1,6 +1,7 @@
 """The norm with gate, scale and shift of the row against float64. Shapes as in the package."""
 
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from omni_diffusion.kernels.modulated_norm import EPS, Residual, kernel, reference
+from omni.device.kernel_choice import kernels_of, plain_torch
+from omni_diffusion.kernels.modulated_norm import EPS, Residual, kernel, modulated_norm, reference
 from tests.support.exact import DTYPES, HERE, assert_near, drawn, served
 
 Shape = tuple[int, int, int, int]
@@ -20,11 +22,13 @@ def odd(random: Random) -> Shape:
 
 
 def drawn_case(shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Residual, Tensor, Tensor]:
-    """Input, residual, scale and shift; the three by rows lie in one tensor, as those of a layer do."""
+    """Input, residual, scale and shift. Rows of gate, scale and shift lie apart, by different strides."""
     _, rows, _, width = shape
     noise = torch.Generator().manual_seed(sum(shape))
     x_UBTD, branch_UBTD = (torch.randn(shape, generator=noise).to(HERE, dtype) for _ in range(2))
-    gate_BD, scale_BD, shift_BD = torch.randn(rows, 3, width, generator=noise).to(HERE, dtype).unbind(1)
+    gate_BD, scale_BD, shift_BD = (
+        torch.randn(rows, parts, width, generator=noise).to(HERE, dtype)[:, -1] for parts in (3, 2, 1)
+    )
     return x_UBTD + 3, Residual(branch_UBTD, gate_BD), scale_BD, shift_BD
 
 
@@ -59,3 +63,35 @@ def test_the_input_stays() -> None:
     assert torch.equal(x_UBTD, kept)
     assert normed_UBTD.isfinite().all()
     assert not torch.equal(sum_UBTD, x_UBTD)
+
+
+def test_the_width_may_be_another_dimension_in_memory() -> None:
+    x_UBTD, residual, scale_BD, shift_BD = drawn_case((2, 3, 4, 6), torch.float32)
+    apart_UBTD = x_UBTD.transpose(2, 3).contiguous().transpose(2, 3)
+    with kernels_of(torch.device("cuda")):
+        ours = modulated_norm(apart_UBTD, residual, scale_BD, shift_BD)
+    expected = kernel.modulated_norm(x_UBTD, residual, scale_BD, shift_BD, EPS)
+    assert all(map(torch.equal, ours, expected))
+
+
+def test_which_inputs_have_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """float64 runs in torch on every device, and all in `plain_torch()`."""
+    ran: list[torch.dtype] = []
+    monkeypatch.setattr(kernel, "modulated_norm", lambda x_UBTD, *_: ran.append(x_UBTD.dtype))
+    x_UBTD, _, scale_BD, shift_BD = drawn_case((1, 2, 3, 5), torch.float32)
+    with kernels_of(torch.device("cuda")):
+        modulated_norm(x_UBTD, None, scale_BD, shift_BD)
+        with plain_torch():
+            modulated_norm(x_UBTD, None, scale_BD, shift_BD)
+        modulated_norm(x_UBTD.double(), None, scale_BD.double(), shift_BD.double())
+    assert ran == [torch.float32]
+
+
+def test_the_norm_reads_the_rounded_sum() -> None:
+    """Near 2048, float16 has every other whole number: what is added is lost, so nothing is left to normalize."""
+    on: Any = {"dtype": torch.float16, "device": HERE}
+    x_UBTD, branch_UBTD = torch.full((1, 1, 1, 16), 2048.0, **on), torch.rand(1, 1, 1, 16, **on)
+    gate_BD, scale_BD, shift_BD = torch.full((3, 1, 16), 0.9, **on).unbind()
+    normed_UBTD, sum_UBTD = kernel.modulated_norm(x_UBTD, Residual(branch_UBTD, gate_BD), scale_BD, shift_BD, EPS)
+    assert torch.equal(sum_UBTD, x_UBTD)
+    assert torch.equal(normed_UBTD[0, 0], shift_BD)

@@ -203,3 +203,27 @@ def test_tiles_hold_no_channels_in_vain(taps: int, outputs: int) -> None:
     width = settings.block_n + settings.rest_n
     assert max(outputs, 16) % width == 0
     assert 384 % settings.block_k == 0
+
+
+CHOSEN = [
+    ((7, 1024, 1536, 4), (128, 128, 64, 4, 3)),
+    ((2, 768, 1920, 32), (256, 128, 64, 8, 3)),
+    ((2, 384, 768, 160), (128, 64, 64, 4, 3)),
+    ((2, 192, 288, 640), (128, 64, 64, 4, 3, 32)),
+    ((7, 384, 384, 160), (256, 128, 64, 8, 3)),
+    ((7, 192, 192, 640), (128, 64, 64, 4, 3, 32)),
+    ((7, 96, 96, 1920), (128, 64, 32, 4, 4, 32)),
+    ((1, 384, 384, 160), (128, 64, 64, 4, 3)),
+    ((1, 96, 96, 1920), (128, 32, 32, 4, 3)),
+    ((7, 96, 1, 1920), (128, 16, 32, 4, 3)),
+]
+
+
+@pytest.mark.parametrize(("layer", "expected"), CHOSEN, ids=str)
+def test_the_measured_tiles_are_chosen(layer: Shape, expected: tuple[int, ...]) -> None:
+    """Of layers by taps, channels in, channels out and positions of a frame, in a chunk of 16 rows and 25 frames."""
+    taps, channels, outputs, positions = layer
+    x = torch.empty(16, 25 * positions + taps - 1, channels, dtype=torch.bfloat16, device="meta")
+    weight = torch.empty(taps, channels, outputs, dtype=x.dtype, device="meta")
+    assert kernel.choose_settings(x, weight) == kernel.ConvSettings(*expected)
+    assert kernel.choose_settings(x.float(), weight.float()).num_stages == 1
