@@ -32,11 +32,11 @@ class ChangedTables:
     def use(self, choice: Choice, rows: int) -> None:
         """Makes kernels use a choice, until its keys are restored or used with others."""
         for key, setting in choice.items():
-            tuning.replace(OPERATION, key, placed(self.sizes(key), rows, setting) or None)
+            tuning.replace(OPERATION, key, placed(self.sizes(key), rows, setting))
 
     def restore(self, keys: Iterable[str]) -> None:
         for key in keys:
-            tuning.replace(OPERATION, key, self.sizes(key) or None)
+            tuning.replace(OPERATION, key, self.sizes(key))
 
     def keep(self, choice: Choice, rows: int) -> None:
         for key, setting in choice.items():
@@ -53,7 +53,7 @@ def placed(sizes: Mapping[int, tuning.Config], rows: int, setting: Setting) -> d
     nearest = sizes[min(size for size in sizes if size >= rows)] if rows <= max(sizes, default=0) else largest
     if converted(nearest) == setting:
         return dict(sizes)
-    beyond = {MOST_ROWS: largest} if max(sizes, default=0) <= rows < MOST_ROWS else {}
+    beyond = {MOST_ROWS: largest} if max(sizes, default=0) <= rows else {}
     config: tuning.Config = {} if setting is None else msgspec.to_builtins(setting)
     return {**sizes, **beyond, rows: config}
 

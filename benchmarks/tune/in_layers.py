@@ -271,7 +271,6 @@ class LayerTuner:
             changes = changes if new < old else {}
         if not changes:
             print(f"  {name}, {rows} rows: {timer.seconds(present) * 1e6:.1f} us, as it was", flush=True)
-        self.tables.restore(present)
         self.tables.keep(changes, rows)
 
     def _timer(self, name: str, rows: int, fits: Callable[[str, Setting], bool] = lambda key, setting: True) -> InPlace:

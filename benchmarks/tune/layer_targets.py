@@ -108,7 +108,7 @@ TARGETS: Mapping[str, LayerTarget] = {
 
 @dataclass
 class Lookups:
-    """Of one call, for one number of rows. bytes: of the weights that a key stands for, in all. before: what is looked up right
+    """Of one call, for one number of rows. bytes: of the weights, summed over the lookups of a key. before: what is looked up right
     before a key."""
 
     bytes: Counter[str] = field(default_factory=Counter)

@@ -1,14 +1,15 @@
 """benchmarks/tune/in_layers.py finds the fastest settings of linear maps by the time of a target, which is planted here."""
 
-import importlib
-import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -16,105 +17,10 @@ from omni.device.kernel_choice import kernels_of
 from omni.kernels import Variant, VariantRecorder
 from omni_ar.kernels import tuning
 from omni_ar.kernels.linear.settings import StreamedSettings, TiledSettings
-from omni_ar.kernels.tuning import table
-from tests.benchmarks.benchmark_script import BENCHMARKS
-from tests.omni.engine.launched import GPU, pretend_gpu
+from tests.benchmarks.linear_settings import DOWN, GATED, ONE, OUT, QKV, SPLIT, THREE, TWO, US, Setting
+from tests.omni.engine.launched import GPU
 
 pytest.importorskip("triton")
-
-Setting = StreamedSettings | TiledSettings | None
-ONE, TWO, THREE = (StreamedSettings(block_n=block_n, block_d=64, num_warps=1) for block_n in (1, 2, 4))
-SPLIT = TiledSettings(tile_n=16, tile_d=64, slices=1, rows_left=False, num_warps=4, num_stages=2, splits=2)
-US = 1e-6
-
-
-@pytest.fixture
-def tune(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
-    """Modules of benchmarks/tune, by name, for an H200 that is not there. No table stays changed."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.syspath_prepend(str(BENCHMARKS / "tune"))
-    pretend_gpu(monkeypatch)
-    monkeypatch.setattr(table, "_folder", lambda device: "nvidia_h200")
-    monkeypatch.setattr(table, "_replaced", {})
-    tuning.replace("none", "none", None)
-    yield importlib.import_module
-    monkeypatch.undo()
-    tuning.replace("none", "none", None)
-
-
-class Planted:
-    """A search and its timer. cost: of a choice, in microseconds."""
-
-    def __init__(
-        self, settings: Mapping[str, Sequence[Setting]], cost: Callable[[Mapping[str, Setting]], float]
-    ) -> None:
-        self.settings, self.cost = settings, cost
-        self.tried: list[Mapping[str, Setting]] = []
-
-    def keys(self, present: Mapping[str, Setting]) -> Sequence[str]:
-        return list(self.settings)
-
-    def moves(self, key: str, present: Mapping[str, Setting], times: object) -> Iterable[Mapping[str, Setting]]:
-        return [{key: setting} for setting in self.settings[key] if setting != present[key]]
-
-    def seconds(self, choice: Mapping[str, Setting]) -> float:
-        self.tried.append(choice)
-        return self.cost(choice) * US
-
-    def in_turns(self, one: Mapping[str, Setting], other: Mapping[str, Setting]) -> tuple[float, float]:
-        return self.cost(one) * US, self.cost(other) * US
-
-
-def added(costs: Mapping[str, Mapping[Any, float]]) -> Callable[[Mapping[str, Setting]], float]:
-    return lambda choice: 1000 + sum(costs[key][setting] for key, setting in choice.items())
-
-
-def test_the_best_of_planted_times_is_found(tune: Callable[[str], ModuleType]) -> None:
-    costs = {"a": {None: 90.0, ONE: 50.0, TWO: float("inf"), THREE: 70.0}, "b": {None: 10.0, ONE: 30.0}}
-    planted = Planted({"a": (ONE, TWO, THREE), "b": (ONE, None)}, added(costs))
-    found = tune("descent").descend({"a": None, "b": ONE}, planted, planted, 60.0)
-    assert found == {"a": ONE, "b": None}
-
-
-def test_settings_that_help_only_together_take_two_sweeps(tune: Callable[[str], ModuleType]) -> None:
-    def cost(choice: Mapping[str, Setting]) -> float:
-        return 1000 - 100 * (choice["b"] == ONE) - 100 * (choice["a"] == choice["b"] == ONE)
-
-    planted = Planted({"a": (ONE,), "b": (ONE,)}, cost)
-    assert tune("descent").descend({"a": None, "b": None}, planted, planted, 60.0) == {"a": ONE, "b": ONE}
-
-
-def test_a_gain_within_the_noise_changes_nothing(tune: Callable[[str], ModuleType]) -> None:
-    start = {"a": None}
-    for saved, kept in ((2.9, None), (3.1, ONE)):
-        planted = Planted({"a": (ONE,)}, added({"a": {None: 0.0, ONE: -saved}}))
-        assert tune("descent").descend(start, planted, planted, 60.0) == {"a": kept}
-
-
-def test_a_gain_that_turns_do_not_confirm_is_not_kept(
-    tune: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    planted = Planted({"a": (ONE,)}, added({"a": {None: 0.0, ONE: -100.0}}))
-    monkeypatch.setattr(planted, "in_turns", lambda one, other: (1000 * US, 999 * US))
-    assert tune("descent").descend({"a": None}, planted, planted, 60.0) == {"a": None}
-
-
-def test_the_time_limit_keeps_the_best_so_far(tune: Callable[[str], ModuleType]) -> None:
-    costs = {"a": {None: 90.0, ONE: 50.0, TWO: 40.0, THREE: 0.0}, "b": {None: 50.0, ONE: 0.0}}
-    planted, ticks = Planted({"a": (ONE, TWO, THREE), "b": (ONE,)}, added(costs)), itertools.count()
-    found = tune("descent").descend({"a": None, "b": None}, planted, planted, 3.0, clock=lambda: next(ticks))
-    assert found == {"a": TWO, "b": None}
-    assert len(planted.tried) == 3
-
-
-def test_what_another_target_loses_by_is_undone(tune: Callable[[str], ModuleType]) -> None:
-    without_losses = tune("in_layers").without_losses
-    start, best = dict.fromkeys("abc"), dict.fromkeys("abc", ONE)
-    own = Planted({}, added({key: {None: 0.0, ONE: -20.0} for key in "abc"}))
-    for losses, undone in (({"a": 30.0, "b": 5.0}, "a"), ({"a": 2.0, "b": 2.0}, ""), ({"a": 15.0, "b": 15.0}, "")):
-        other = Planted({}, added({key: {None: 0.0, ONE: losses.get(key, 0.0)} for key in "abc"}))
-        found = without_losses(start, best, losses, own.in_turns, other.in_turns, "other")
-        assert found == {**best, **dict.fromkeys(undone)}
 
 
 def test_larger_numbers_of_rows_keep_their_settings(tune: Callable[[str], ModuleType]) -> None:
@@ -145,6 +51,39 @@ def test_changes_are_merged_into_the_file(
     assert whole["linear"][key] == {"16": two, "64": largest}
     assert whole["linear"]["a"] == {"8": {}, "16": one, "64": {}}
     assert tables.ChangedTables(GPU, tables.read_changes(out)).setting("a", 12) == ONE
+
+
+def test_a_file_keeps_what_did_not_change(tune: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    tables, out = tune("changed_tables"), tmp_path / "in_steps.json"
+    assert tables.read_changes(out) == tables.read_changes(None) == {}
+    tables.save(None, {"a": {8: {}}})
+    tables.save(out, {"a": {8: {}}})
+    tables.save(out, {"a": {16: {}, 4: {}}})
+    assert list(json.loads(out.read_text())["linear"]["a"]) == ["4", "8", "16"]
+
+
+def test_kernels_use_what_is_kept_unless_another_is_tried(tune: Callable[[str], ModuleType]) -> None:
+    tables = tune("changed_tables")
+
+    def used() -> Setting:
+        setting: Setting = tables.converted(tuning.tuned("linear", GPU, DOWN, 8, {}))
+        return setting
+
+    first = used()
+    tables.ChangedTables(GPU, {}).keep({DOWN: first}, 8)
+    assert used() == first
+    one = {"kernel": "streamed", "block_n": 1, "block_d": 64, "num_warps": 1}
+    changed = tables.ChangedTables(GPU, {DOWN: {8: one}})
+    assert used() == ONE
+    changed.use({DOWN: TWO}, 8)
+    assert used() == TWO
+    assert changed.setting(DOWN, 8) == used() == ONE
+    changed.use({DOWN: TWO}, 8)
+    changed.keep({DOWN: THREE}, 8)
+    assert used() == THREE
+    unchanged = tables.ChangedTables(GPU, {})
+    unchanged.keep({DOWN: first}, 8)
+    assert unchanged.changed == {}
 
 
 def short(names: Iterable[str]) -> set[str]:
@@ -187,21 +126,31 @@ def test_targets_look_up_their_shapes(
         assert short(found.bytes) == expected
         (first, _), *_ = found.before["linear-N1024-D3072-bfloat16"].most_common()
         assert first == ("norm_gated" if rows == 1 else "gated") + "-N6144-D1024-bfloat16"
+    if name == "qwen3-0.6b":
+        layers, *_ = targets.MODELS["Qwen3-0.6B"]
+        assert found.bytes[DOWN] >= layers * 1024 * 3072 * 2
 
 
 Cost = Callable[[Sequence[tuple[str, Setting]]], float]
 
 
 class PlantedTarget:
-    """Two layers of Qwen3-0.6B, whose launches do not run. cost: of what a call looks up, in microseconds."""
+    """Two layers of Qwen3-0.6B, whose launches do not run; one layer of it is another target. cost: of what a call looks up, in
+    microseconds."""
 
     def __init__(self, tune: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, cost: Cost) -> None:
         self.script, targets = tune("in_layers"), tune("layer_targets")
         stack = tune("layers").Stack
+        several = {"two": 2, "one": 1}
         monkeypatch.setattr(
             self.script,
             "TARGETS",
-            {"two": targets.LayerTarget(lambda device: stack(2, 1024, 16, 8, 3072, device=device), ())},
+            {
+                name: targets.LayerTarget(
+                    partial(lambda layers, device: stack(layers, 1024, 16, 8, 3072, device=device), n), ()
+                )
+                for name, n in several.items()
+            },
         )
 
         @contextmanager
@@ -237,15 +186,18 @@ class PlantedTarget:
         tables = self.script.ChangedTables(GPU, {})
         tuner = self.script.LayerTuner("meta", tables, self.compile, most, 600.0)
         with torch.inference_mode(), kernels_of(GPU), VariantRecorder().recording():
-            tuner.tune(tuner.prepare("two", rows))
+            kept = in_use(rows)
+            prepared = tuner.prepare("two", rows)
+            assert in_use(rows) == kept
+            self.keys = set(prepared.candidates)
+            tuner.tune(prepared)
+            assert in_use(rows) == kept or tables.changed
         changed: dict[str, dict[int, Any]] = tables.changed
         return changed
 
 
-QKV, OUT, GATED, DOWN = (
-    f"{shape}-bfloat16"
-    for shape in ("linear-N4096-D1024", "linear-N1024-D2048", "gated-N6144-D1024", "linear-N1024-D3072")
-)
+def in_use(rows: int) -> list[tuning.Config]:
+    return [tuning.tuned("linear", GPU, key, rows, {}) for key in (QKV, OUT, GATED, DOWN, f"norm_{GATED}")]
 
 
 def test_a_norm_joins_its_product_if_no_parts_are_left(
@@ -263,8 +215,15 @@ def test_a_norm_joins_its_product_if_no_parts_are_left(
     assert set(changed) == {f"norm_{GATED}", OUT}
     assert changed[f"norm_{GATED}"][8]
     assert changed[OUT][8].get("splits", 1) == 1
-    # What is compiled ahead: both kinds of kernels, and the norm for each number of parts.
+    # What is compiled ahead: both kinds of kernels, those with a norm with and without an addition, and the norm for each number of
+    # parts.
     assert {"some_rows", "_few_rows"} <= {variant.kernel.rpartition(":")[2] for variant in planted.compiled}
+    few = [dict(variant.arguments) for variant in planted.compiled if variant.kernel.endswith(":_few_rows")]
+    with_addition, without = (
+        {(one["OUTPUTS"], one["BLOCK_N"], one["BLOCK_D"]) for one in few if one["NORM"] and one["ADD"] == adds}
+        for adds in (True, False)
+    )
+    assert with_addition == without != set()
     parts = {dict(variant.arguments).get("PARTS") for variant in planted.compiled}
     assert len(parts - {None}) >= 4, parts
 
@@ -275,7 +234,29 @@ def test_what_changes_is_the_setting_for_those_rows(
     def cost(asked: Sequence[tuple[str, Setting]]) -> float:
         return 1000 - sum(10 for key, setting in asked if key == DOWN and setting is None)
 
-    assert PlantedTarget(tune, monkeypatch, cost).tune(8, 4) == {DOWN: {8: {}}}
+    planted = PlantedTarget(tune, monkeypatch, cost)
+    assert planted.tune(8, 4) == {DOWN: {8: {}}}
+    assert planted.keys == {QKV, OUT, GATED, DOWN, f"norm_{GATED}", f"norm_{QKV}"}
+
+
+def test_what_another_target_loses_by_is_not_kept(
+    tune: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cost(asked: Sequence[tuple[str, Setting]]) -> float:
+        plain = sum(key == DOWN and setting is None for key, setting in asked)
+        return 1000 + plain * (50 if sum(key == DOWN for key, _ in asked) <= 2 else -10)
+
+    assert PlantedTarget(tune, monkeypatch, cost).tune(8, 4) == {}
+
+
+def test_changes_that_are_no_gain_without_those_undone_are_not_kept(
+    tune: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = PlantedTarget(tune, monkeypatch, lambda asked: 1000 + sum(setting is None for _, setting in asked))
+    left = {DOWN: None}
+    monkeypatch.setattr(planted.script.LayerTuner, "_guarded", lambda tuner, name, rows, present, *_: present | left)
+    assert planted.tune(1, 2) == {}
+    assert planted.keys >= {GATED, f"norm_{GATED}"}
 
 
 def test_a_setting_with_wrong_results_ends_the_search(
@@ -286,6 +267,43 @@ def test_a_setting_with_wrong_results_ends_the_search(
     planted.wrong_settings.add(known)
     with pytest.raises(SystemExit, match=r"^wrong by 1: \('linear-N1024-D2048-bfloat16', 8, "):
         planted.tune(8, 4)
+
+
+def test_moves_keep_norms_and_parts_apart(tune: Callable[[str], ModuleType]) -> None:
+    """A norm in one kernel with its product comes with the fastest setting before it that leaves no parts."""
+    lookups, infinity = tune("layer_targets").Lookups, float("inf")
+    found = lookups(Counter({"norm_x": 1, "y": 2}), {"norm_x": Counter({"y": 1})})
+    search = tune("in_layers").LayerSearch(lambda choice: found, {"norm_x": (ONE, TWO, None), "y": (SPLIT, THREE)})
+    present = {"norm_x": TWO, "y": SPLIT}
+    assert search.keys(present) == ["y", "norm_x"]
+    assert list(search.moves("y", present, {})) == [{"y": THREE}]
+    for times, whole in (({SPLIT: 1.0, THREE: infinity}, []), ({SPLIT: 1.0, THREE: 2.0, None: 3.0}, [THREE])):
+        moves = [{"norm_x": ONE, "y": setting} for setting in whole]
+        assert list(search.moves("norm_x", present, {"y": times})) == [*moves, {"norm_x": None}]
+
+
+@pytest.mark.parametrize("rows", [1, 4, 8, 16, 32, 64])
+def test_each_kernel_has_candidates_for_its_rows_and_maps(rows: int, tune: Callable[[str], ModuleType]) -> None:
+    script, held = tune("in_layers"), 0
+    for key in (QKV, OUT, GATED, f"norm_{GATED}"):
+        kind, outputs, _ = script.shape_of(key)
+        found = script.candidates_of(key, rows, [], 10_000)
+        assert any(isinstance(setting, StreamedSettings) for setting in found) == (rows <= 4)
+        tiled = [setting for setting in found if isinstance(setting, TiledSettings)]
+        held += sum(setting.held for setting in tiled)
+        assert any(setting.splits > 1 for setting in tiled) == (kind == "linear")
+        # Those that fill the device once come first.
+        fills = [script.fill(setting, kind, outputs) for setting in tiled if setting.splits == 1 and not setting.held]
+        assert fills == sorted(fills)
+    assert (held > 0) == (rows <= 32)
+
+
+def test_a_grid_that_fills_the_device_once(tune: Callable[[str], ModuleType]) -> None:
+    fill, outputs = tune("in_layers").fill, 132 * 16
+    tiled = TiledSettings(tile_n=16, tile_d=64, slices=1, rows_left=False, num_warps=8, num_stages=2)
+    assert fill(tiled, "linear", outputs) == fill(tiled, "norm_gated", 2 * outputs) == 0
+    assert fill(StreamedSettings(block_n=16, block_d=64, num_warps=4), "linear", outputs) == 1
+    assert fill(msgspec.structs.replace(tiled, splits=4), "linear", outputs) == 2
 
 
 def test_candidates_hold_every_setting_of_the_tables(tune: Callable[[str], ModuleType]) -> None:

@@ -69,6 +69,13 @@ def test_a_sample_depends_on_those_within_reach() -> None:
     assert torch.equal(kernel.alias_free(signal_BCT, act.alpha, act.beta)[0, 1], before[0, 1])
 
 
+def test_no_divisor_is_zero() -> None:
+    signal_BCT, act = drawn_case((1, 2, 11), torch.float32)
+    act.beta.fill_(-200.0)
+    ours_BCT = kernel.alias_free(signal_BCT, act.alpha, act.beta)
+    torch.testing.assert_close(ours_BCT.double(), exact(signal_BCT, act), rtol=1e-3, atol=1e4)
+
+
 def test_channels_may_be_the_last_dimension_in_memory() -> None:
     signal_BCT, act = drawn_case((2, 3, 11), torch.float32)
     filters = [weight.to(HERE) for weight in resampling_filters()]
