@@ -9,6 +9,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from omni.device.kernel_choice import kernels_of, plain_torch
 from omni_vocoder.kernels.causal_conv import Snake, causal_conv, kernel
 from tests.support.exact import DTYPES, HERE, drawn, served
 
@@ -183,6 +184,20 @@ def test_the_reference_is_exact(residual: bool) -> None:
     exact = case.exact(residual)
     torch.testing.assert_close(summed, exact[0])
     torch.testing.assert_close(activated, exact[1], rtol=1e-7, atol=1e-7)
+
+
+def test_which_inputs_have_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """float64 runs in torch on every device, and all in `plain_torch()`."""
+    ran: list[torch.dtype] = []
+    monkeypatch.setattr(kernel, "causal_conv", lambda x, *_, settings: ran.append(x.dtype))
+    for dtype in (torch.float32, torch.float64):
+        case = Case((1, 2, 3, 4, 1, 2, 1), dtype)
+        summed, _ = case.outputs()
+        with kernels_of(torch.device("cuda")):
+            causal_conv(case.x, case.weight, case.bias, 1, sum_BTN=summed)
+            with plain_torch():
+                causal_conv(case.x, case.weight, case.bias, 1, sum_BTN=summed)
+    assert ran == [torch.float32]
 
 
 @pytest.mark.parametrize("rows", [1, 16, 128])
