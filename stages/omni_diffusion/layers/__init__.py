@@ -1,5 +1,6 @@
 """Modules for denoisers and renderers of latents."""
 
+from omni_diffusion.kernels.modulated_norm import GatedBranch
 from omni_diffusion.layers.block_attention import BlockAttention, BlockWindow, Surroundings
 from omni_diffusion.layers.block_diffusion import BlockDenoiser, BlockDiffusion, RungeKutta
 from omni_diffusion.layers.block_transformer import BlockTransformer, FeedForward, ModulatedLayer
@@ -14,6 +15,7 @@ __all__ = [
     "BlockTransformer",
     "BlockWindow",
     "FeedForward",
+    "GatedBranch",
     "ModulatedLayer",
     "RungeKutta",
     "Surroundings",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
-from omni_diffusion.kernels.modulated_norm import Residual, modulated_norm
+from omni_diffusion.kernels.modulated_norm import GatedBranch, modulated_norm
 from omni_diffusion.layers.block_attention import BlockAttention, BlockWindow, Surroundings
 from omni_diffusion.layers.block_diffusion import BlockDenoiser
 
@@ -51,11 +51,11 @@ class ModulatedLayer(nn.Module):
     def forward(
         self,
         x_UBKFD: Tensor,
-        residual: Residual | None,
+        residual: GatedBranch | None,
         parts: Sequence[Tensor],
         evaluation_B: Tensor,
         around: Surroundings,
-    ) -> tuple[Tensor, Residual]:
+    ) -> tuple[Tensor, GatedBranch]:
         """Returns the residual stream `[U, B, K, F, D]` without the output of the feed-forward part, and that output: the next norm
         adds it.
 
@@ -63,13 +63,13 @@ class ModulatedLayer(nn.Module):
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts
         normed, x_UBKFD = norm_of_rows(x_UBKFD, residual, scale, shift)
         attended = self.attn(normed, evaluation_B, around)
-        normed, x_UBKFD = norm_of_rows(x_UBKFD, Residual(attended.flatten(2, 3), gate), mlp_scale, mlp_shift)
+        normed, x_UBKFD = norm_of_rows(x_UBKFD, GatedBranch(attended.flatten(2, 3), gate), mlp_scale, mlp_shift)
         y_TD: Tensor = self.ff(normed.flatten(0, 3))
-        return x_UBKFD, Residual(y_TD.view_as(x_UBKFD).flatten(2, 3), mlp_gate)
+        return x_UBKFD, GatedBranch(y_TD.view_as(x_UBKFD).flatten(2, 3), mlp_gate)
 
 
 def norm_of_rows(
-    x_UBKFD: Tensor, residual: Residual | None, scale_BD: Tensor, shift_BD: Tensor
+    x_UBKFD: Tensor, residual: GatedBranch | None, scale_BD: Tensor, shift_BD: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`modulated_norm` of rows whose frames are in blocks."""
     normed_UBTD, sum_UBTD = modulated_norm(x_UBKFD.flatten(2, 3), residual, scale_BD, shift_BD)
@@ -147,7 +147,7 @@ class BlockTransformer(BlockDenoiser):
     def velocity(self, noisy_BKFM: Tensor, evaluation_B: Tensor, window: BlockWindow, around: Surroundings) -> Tensor:
         parts = self._table_EPD.index_select(0, evaluation_B).unbind(1)
         x_UBKFD = self.embed_latents(noisy_BKFM) + window.condition_UBKFD
-        residual: Residual | None = None
+        residual: GatedBranch | None = None
         for index, layer in enumerate(self.transformer_blocks):
             own = parts[LAYER_PARTS * index : LAYER_PARTS * (index + 1)]
             x_UBKFD, residual = layer(x_UBKFD, residual, own, evaluation_B, around)

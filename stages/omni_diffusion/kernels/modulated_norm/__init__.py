@@ -11,12 +11,12 @@ from torch import Tensor
 from omni.device.kernel_choice import runs_kernel
 from omni_diffusion.kernels.modulated_norm import reference
 
-__all__ = ["Residual", "modulated_norm"]
+__all__ = ["GatedBranch", "modulated_norm"]
 
 EPS = 1e-6
 
 
-class Residual(NamedTuple):
+class GatedBranch(NamedTuple):
     """What is to be added to the input: `gate * branch`. branch_UBTD: contiguous. gate_BD: dense along D."""
 
     branch_UBTD: Tensor
@@ -24,7 +24,7 @@ class Residual(NamedTuple):
 
 
 def modulated_norm(
-    x_UBTD: Tensor, residual: Residual | None, scale_BD: Tensor, shift_BD: Tensor
+    x_UBTD: Tensor, residual: GatedBranch | None, scale_BD: Tensor, shift_BD: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns `layer_norm(sum) * scale + shift` and the sum, `x + gate * branch`, which is `x` without a residual.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from omni.device.kernel_choice import kernels_of, plain_torch
-from omni_diffusion.kernels.modulated_norm import EPS, Residual, kernel, modulated_norm, reference
+from omni_diffusion.kernels.modulated_norm import EPS, GatedBranch, kernel, modulated_norm, reference
 from tests.support.exact import DTYPES, HERE, assert_near, drawn, served
 
 Shape = tuple[int, int, int, int]
@@ -21,7 +21,7 @@ def odd(random: Random) -> Shape:
     return random.randint(1, 2), random.randint(1, 4), random.randint(1, 7), random.randint(2, 70)
 
 
-def drawn_case(shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Residual, Tensor, Tensor]:
+def drawn_case(shape: Shape, dtype: torch.dtype) -> tuple[Tensor, GatedBranch, Tensor, Tensor]:
     """Input, residual, scale and shift. Rows of gate, scale and shift lie apart, by different strides."""
     _, rows, _, width = shape
     noise = torch.Generator().manual_seed(sum(shape))
@@ -29,7 +29,7 @@ def drawn_case(shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Residual, Tens
     gate_BD, scale_BD, shift_BD = (
         torch.randn(rows, parts, width, generator=noise).to(HERE, dtype)[:, -1] for parts in (3, 2, 1)
     )
-    return x_UBTD + 3, Residual(branch_UBTD, gate_BD), scale_BD, shift_BD
+    return x_UBTD + 3, GatedBranch(branch_UBTD, gate_BD), scale_BD, shift_BD
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -92,6 +92,6 @@ def test_the_norm_reads_the_rounded_sum() -> None:
     on: Any = {"dtype": torch.float16, "device": HERE}
     x_UBTD, branch_UBTD = torch.full((1, 1, 1, 16), 2048.0, **on), torch.rand(1, 1, 1, 16, **on)
     gate_BD, scale_BD, shift_BD = torch.full((3, 1, 16), 0.9, **on).unbind()
-    normed_UBTD, sum_UBTD = kernel.modulated_norm(x_UBTD, Residual(branch_UBTD, gate_BD), scale_BD, shift_BD, EPS)
+    normed_UBTD, sum_UBTD = kernel.modulated_norm(x_UBTD, GatedBranch(branch_UBTD, gate_BD), scale_BD, shift_BD, EPS)
     assert torch.equal(sum_UBTD, x_UBTD)
     assert torch.equal(normed_UBTD[0, 0], shift_BD)
