@@ -1,6 +1,7 @@
 """The ranks of a stage in threads of one process, for tests."""
 
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -204,7 +205,8 @@ class RankThread:
         try:
             with torch.inference_mode():
                 while self._worker.tick() or self._busy or not self._ended.is_set():
-                    self._ended.wait(0.0005)
+                    # Also behind the end: a worker that stays busy does not take the interpreter from all other tests.
+                    time.sleep(0.0005)
         except BaseException as error:
             self.error = error
 
