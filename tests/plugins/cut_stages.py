@@ -34,11 +34,12 @@ class CutStage:
 
     def end(self) -> None:
         """Ends the followers, which have run every step of rank 0, and then have its state."""
+        # The tokens of the last step may still wait on a simulated device of rank 0, and the others do not end without them.
+        self.leader.device.synchronize()
         for thread in self.threads:
             thread.end()
             if thread.error is not None:
                 raise thread.error
-        self.leader.device.synchronize()
         expected = state_of(self.leader)
         for follower in self.followers:
             follower.device.synchronize()
