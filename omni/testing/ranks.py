@@ -2,10 +2,11 @@
 
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from queue import Empty, Queue
 
 import torch
@@ -25,7 +26,8 @@ class _Meeting:
     def __init__(self, size: int, seconds: float) -> None:
         self.barrier = threading.Barrier(size, timeout=seconds)
         self.given: list[Tensor | None] = [None] * size
-        self.sent = defaultdict[tuple[int, int], Queue[Tensor | None]](Queue)
+        pairs = product(range(size), repeat=2)
+        self.sent: dict[tuple[int, int], Queue[Tensor | None]] = {pair: Queue() for pair in pairs}
         """Tensors by sending and receiving rank; None marks the end."""
         self.seconds = seconds
 
