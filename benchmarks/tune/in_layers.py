@@ -12,6 +12,9 @@ beginning with those whose warps fill the device about once. For a norm and the 
 its own. In one kernel the norm cannot add up parts, so it is tried together with the best setting of the product before that
 leaves none.
 
+With `--beside` each time is the sum of two: of the target alone, and while another target keeps a stream of lower priority busy, as
+a thinker does beside a talker. What is fastest alone may need more of a multiprocessor than the other leaves.
+
 Each setting is checked against cuBLAS. A choice is kept if it saves at least 0.3%, also when the old and the new one take turns.
 Then the other targets that look up the same shapes are timed. A change by which one of them takes over 0.5% longer is undone,
 unless both targets together gain.
@@ -25,8 +28,9 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 
 import beside  # noqa: F401 - for `bench`
 import torch
@@ -39,7 +43,7 @@ from linear_candidates import held_candidates, split_candidates, streamed_candid
 from triton.runtime.errors import TritonError
 
 from bench.arguments import need_cuda, output_file, positive_float, positive_int
-from bench.replay import captured, event_seconds, seconds_in_turns
+from bench.replay import Neighbour, captured, seconds_in_turns
 from omni.device.kernel_choice import kernels_of
 from omni.kernels import CompileProcesses, Variant, VariantRecorder
 from omni_ar.kernels import tuning
@@ -48,6 +52,8 @@ from omni_ar.kernels.linear.settings import MOST_ROWS, LinearSettings, TiledSett
 REPLAYS, REPLAYS_IN_TURNS = 9, 25
 SLOWER = 0.005
 """The share of its time that another target may lose."""
+_PRIORITY = -1
+"""Of a target's stream, as that of a talker."""
 CUDA = torch.device("cuda", 0)
 STREAMED_UP_TO = 4
 """Rows. With more, the streaming kernel has never been the fastest."""
@@ -150,28 +156,39 @@ class InPlace:
         rows: int,
         tables: ChangedTables,
         fits: Callable[[str, Setting], bool],
+        neighbour: Neighbour | None = None,
     ) -> None:
         self._call, self._empty = call, empty
         self._rows, self._tables, self._fits = rows, tables, fits
+        self._neighbour = neighbour
 
     def seconds(self, choice: Choice) -> float:
         if not all(self._fits(key, setting) for key, setting in choice.items()):
             return float("inf")
         self._tables.use(choice, self._rows)
         try:
-            with captured([self._call], warm=1, tidy=False) as replay:
-                return event_seconds(replay, REPLAYS)
+            with self._captured() as replay:
+                return self._times([replay], REPLAYS)[0]
         except (TritonError, RuntimeError) as error:
             print(f"    refused: {shown(choice)}: {str(error)[:100]}")
             return float("inf")
 
     def in_turns(self, one: Choice, other: Choice) -> tuple[float, float]:
         self._tables.use(one, self._rows)
-        with captured([self._call], warm=1, tidy=False) as first:
+        with self._captured() as first:
             self._tables.use(other, self._rows)
-            with captured([self._call], warm=1, tidy=False) as second:
-                before, after = seconds_in_turns([first, second], REPLAYS_IN_TURNS)
+            with self._captured() as second:
+                before, after = self._times([first, second], REPLAYS_IN_TURNS)
         return before, after
+
+    def _captured(self) -> AbstractContextManager[Callable[[], object]]:
+        return captured([self._call], warm=1, tidy=False, priority=_PRIORITY)
+
+    def _times(self, runs: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+        times = seconds_in_turns(runs, repeats)
+        if self._neighbour is None:
+            return times
+        return list(map(sum, zip(times, self._neighbour.seconds_in_turns(runs, repeats), strict=True)))
 
     def look_up(self, choice: Choice) -> Lookups:
         """Launches nothing, so nothing has to be compiled for it."""
@@ -221,10 +238,20 @@ class PreparedSearch:
 
 
 class LayerTuner:
-    """Tunes targets, whose models it keeps. seconds: of a search. most: candidates of a key."""
+    """Tunes targets, whose models it keeps. seconds: of a search. most: candidates of a key. other: name and rows of a target that
+    runs beside each one."""
 
-    def __init__(self, device: str, tables: ChangedTables, compiles: Compile, most: int, seconds: float) -> None:
+    def __init__(
+        self,
+        device: str,
+        tables: ChangedTables,
+        compiles: Compile,
+        most: int,
+        seconds: float,
+        other: tuple[str, int] | None = None,
+    ) -> None:
         self.tables = tables
+        self._other = other
         self._compiles, self._most, self._seconds = compiles, most, seconds
         self._device = device
         self._part: Callable[[str, str], LayeredPart] = cache(lambda name, device: TARGETS[name].make(device))
@@ -275,7 +302,14 @@ class LayerTuner:
 
     def _timer(self, name: str, rows: int, fits: Callable[[str, Setting], bool] = lambda key, setting: True) -> InPlace:
         call, empty = (self._part(name, device).call(rows) for device in (self._device, "meta"))
-        return InPlace(call, empty, rows, self.tables, fits)
+        return InPlace(call, empty, rows, self.tables, fits, self._neighbour)
+
+    @cached_property
+    def _neighbour(self) -> Neighbour | None:
+        if self._other is None:
+            return None
+        name, rows = self._other
+        return Neighbour(self._part(name, self._device).call(rows))
 
     def _present(self, timer: InPlace, rows: int) -> Choice:
         """The settings of all keys that matter: those looked up, and of a product with a norm both its own and that of the two."""
@@ -335,6 +369,8 @@ def main() -> None:
         default=60.0,
         help="of the search for a target and number of rows, once compiled",
     )
+    parser.add_argument("--beside", choices=TARGETS, help="runs beside each target")
+    parser.add_argument("--beside-rows", type=positive_int, default=8, help="of the target of --beside")
     parser.add_argument("--most", type=positive_int, default=24, help="candidates for a key and number of rows")
     parser.add_argument("--processes", type=positive_int, default=14, help="that compile")
     parser.add_argument("--out", type=output_file, help="a JSON file like in_steps.json; none without it")
@@ -343,7 +379,9 @@ def main() -> None:
         parser.error(f"--rows: more than {MOST_ROWS} are for cuBLAS")
     need_cuda()
     tables = ChangedTables(CUDA, read_changes(arguments.out))
-    tuner = LayerTuner("cuda", tables, partial(compile_in, arguments.processes), arguments.most, arguments.seconds)
+    other = (arguments.beside, arguments.beside_rows) if arguments.beside else None
+    compiles = partial(compile_in, arguments.processes)
+    tuner = LayerTuner("cuda", tables, compiles, arguments.most, arguments.seconds, other)
     pairs = [(name, rows) for name in arguments.targets for rows in arguments.rows or TARGETS[name].rows]
     following = tuner.prepare(*pairs[0])
     for index in range(len(pairs)):

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
 from queue import Empty, Queue
 
 import torch
@@ -26,8 +25,8 @@ class _Meeting:
     def __init__(self, size: int, seconds: float) -> None:
         self.barrier = threading.Barrier(size, timeout=seconds)
         self.given: list[Tensor | None] = [None] * size
-        pairs = product(range(size), repeat=2)
-        self.sent: dict[tuple[int, int], Queue[Tensor | None]] = {pair: Queue() for pair in pairs}
+        ranks = range(size)
+        self.sent: dict[tuple[int, int], Queue[Tensor | None]] = {(a, b): Queue() for a in ranks for b in ranks}
         """Tensors by sending and receiving rank; None marks the end."""
         self.seconds = seconds
 

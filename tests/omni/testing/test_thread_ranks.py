@@ -7,12 +7,12 @@ from queue import Queue
 import pytest
 import torch
 
-from omni.parallel import PipelineRank, RankLayout
+from omni.parallel import PipelineRank, RankLayout, Ranks
 from omni.testing import ranks
 from tests.support.patience import PATIENCE_SECONDS
 
 
-class SlowQueue(Queue):
+class SlowQueue(Queue[torch.Tensor | None]):
     """Two threads that each make one for the same pair of ranks both do so before either has it."""
 
     def __init__(self) -> None:
@@ -37,6 +37,6 @@ def test_the_first_tensor_of_a_pair_arrives_though_both_ranks_come_at_once(monke
     assert x.tolist() == [1.0]
 
 
-def pipeline_of(own: ranks.Ranks) -> PipelineRank:
+def pipeline_of(own: Ranks) -> PipelineRank:
     assert own.pipeline is not None
     return own.pipeline
