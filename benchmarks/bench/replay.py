@@ -1,7 +1,6 @@
 """Time on the device, between events, without the host's share."""
 
 import statistics
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -10,8 +9,10 @@ import torch
 H200_BANDWIDTH = 4.3e12
 """Bytes per second that a copy reads and writes on one H200, about: for scripts that print shares as they search. Results are set
 against `report.copy_bandwidth` of the same run."""
-_AHEAD = 2
+_AHEAD = 3
 """Parts of a neighbour's work that are launched and not complete."""
+_RUNS = 8
+"""Runs beside a neighbour that are timed together."""
 
 
 def event_seconds(run: Callable[[], object], repeats: int, *, warm: int = 2) -> float:
@@ -19,22 +20,15 @@ def event_seconds(run: Callable[[], object], repeats: int, *, warm: int = 2) -> 
     return seconds_in_turns([run], repeats, warm=warm)[0]
 
 
-def seconds_in_turns(
-    runs: Sequence[Callable[[], object]], repeats: int, *, warm: int = 2, meanwhile: Callable[[], object] | None = None
-) -> list[float]:
-    """As `event_seconds`, of each of `runs`. They take turns: what drifts meanwhile changes all of them alike. meanwhile: called
-    before each run, and over and over until its end."""
+def seconds_in_turns(runs: Sequence[Callable[[], object]], repeats: int, *, warm: int = 2) -> list[float]:
+    """As `event_seconds`, of each of `runs`. They take turns: what drifts meanwhile changes all of them alike."""
     times: list[list[float]] = [[] for _ in runs]
     for _ in range(warm + repeats):
         for run, own in zip(runs, times, strict=True):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            if meanwhile is not None:
-                meanwhile()
             start.record()
             run()
             end.record()
-            while meanwhile is not None and not end.query():
-                meanwhile()
             end.synchronize()
             own.append(start.elapsed_time(end) / 1000)
     return [float(statistics.median(own[warm:])) for own in times]
@@ -57,21 +51,42 @@ class Neighbour:
             call()
         with torch.cuda.graph(self._graph, stream=self._stream):
             self._kept = call()
-        self._ends = deque[torch.cuda.Event]()
+        with torch.cuda.stream(self._stream):
+            self._alone = event_seconds(self._graph.replay, 9)
 
-    def seconds_in_turns(self, runs: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-        """As the function of that name, of runs beside this work."""
-        return seconds_in_turns(runs, repeats, meanwhile=self._top_up)
+    def seconds_in_turns(self, runs: Sequence[Callable[[], object]], turns: int) -> list[float]:
+        """Of each of `runs` on the current stream, beside this work: the seconds that it takes, and those that this work loses by
+        it. Medians of turns."""
+        times = [[self._seconds(run) for run in runs] for _ in range(turns)]
+        return [float(statistics.median(own)) for own in zip(*times, strict=True)]
 
-    def _top_up(self) -> None:
-        while self._ends and self._ends[0].query():
-            self._ends.popleft()
-        while len(self._ends) < _AHEAD:
-            with torch.cuda.stream(self._stream):
-                self._graph.replay()
-                end = torch.cuda.Event()
-                end.record()
-            self._ends.append(end)
+    def _seconds(self, run: Callable[[], object]) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        parts = [self._launch() for _ in range(_AHEAD)]
+        parts[0].synchronize()
+        start.record()
+        for _ in range(_RUNS):
+            run()
+        end.record()
+        while not end.query():
+            if parts[-_AHEAD].query():
+                parts.append(self._launch())
+        parts[-1].synchronize()
+        took = start.elapsed_time(end) / 1000 / _RUNS
+        # Whole parts, from the end of one to the end of another.
+        inside = [part for part in parts if start.elapsed_time(part) > 0 and part.elapsed_time(end) > 0]
+        if len(inside) < 2:
+            return 2.0 * float(took)  # it lost all
+        part = inside[0].elapsed_time(inside[-1]) / 1000 / (len(inside) - 1)
+        return float(took + took * (1 - self._alone / part))
+
+    def _launch(self) -> torch.cuda.Event:
+        """Returns the end of a part."""
+        with torch.cuda.stream(self._stream):
+            self._graph.replay()
+            end = torch.cuda.Event(enable_timing=True)
+            end.record()
+        return end
 
 
 @contextmanager

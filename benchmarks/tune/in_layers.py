@@ -12,8 +12,8 @@ beginning with those whose warps fill the device about once. For a norm and the 
 its own. In one kernel the norm cannot add up parts, so it is tried together with the best setting of the product before that
 leaves none.
 
-With `--beside` each time is the sum of two: of the target alone, and while another target keeps a stream of lower priority busy, as
-a thinker does beside a talker. What is fastest alone may need more of a multiprocessor than the other leaves.
+With `--beside` each time is the sum of three: of the target alone; of the target while another one keeps a stream of lower priority
+busy, as a thinker does beside a talker; and the time that the other one loses meanwhile. What is fastest alone may leave it none.
 
 Each setting is checked against cuBLAS. A choice is kept if it saves at least 0.3%, also when the old and the new one take turns.
 Then the other targets that look up the same shapes are timed. A change by which one of them takes over 0.5% longer is undone,
@@ -52,6 +52,7 @@ from omni_ar.kernels.linear.settings import MOST_ROWS, LinearSettings, TiledSett
 REPLAYS, REPLAYS_IN_TURNS = 9, 25
 SLOWER = 0.005
 """The share of its time that another target may lose."""
+_TURNS = 3
 _PRIORITY = -1
 """Of a target's stream, as that of a talker."""
 CUDA = torch.device("cuda", 0)
@@ -188,7 +189,7 @@ class InPlace:
         times = seconds_in_turns(runs, repeats)
         if self._neighbour is None:
             return times
-        return list(map(sum, zip(times, self._neighbour.seconds_in_turns(runs, repeats), strict=True)))
+        return list(map(sum, zip(times, self._neighbour.seconds_in_turns(runs, _TURNS), strict=True)))
 
     def look_up(self, choice: Choice) -> Lookups:
         """Launches nothing, so nothing has to be compiled for it."""
@@ -369,7 +370,7 @@ def main() -> None:
         default=60.0,
         help="of the search for a target and number of rows, once compiled",
     )
-    parser.add_argument("--beside", choices=TARGETS, help="runs beside each target")
+    parser.add_argument("--beside", choices=TARGETS, help="keeps the device busy beside each target")
     parser.add_argument("--beside-rows", type=positive_int, default=8, help="of the target of --beside")
     parser.add_argument("--most", type=positive_int, default=24, help="candidates for a key and number of rows")
     parser.add_argument("--processes", type=positive_int, default=14, help="that compile")

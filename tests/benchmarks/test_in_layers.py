@@ -136,7 +136,7 @@ Cost = Callable[[Sequence[tuple[str, Setting]]], float]
 
 
 class PlantedSeconds(float):
-    """beside: what it takes beside another target."""
+    """beside: what it takes beside another target, and takes from it."""
 
     beside: float
 
@@ -145,7 +145,7 @@ class PlantedNeighbour:
     def __init__(self, call: Callable[[], object]) -> None:
         call()
 
-    def seconds_in_turns(self, runs: Sequence[PlantedSeconds], repeats: int) -> list[float]:
+    def seconds_in_turns(self, runs: Sequence[PlantedSeconds], turns: int) -> list[float]:
         return [run.beside for run in runs]
 
 
