@@ -11,8 +11,8 @@ H200_BANDWIDTH = 4.3e12
 against `report.copy_bandwidth` of the same run."""
 _AHEAD = 3
 """Parts of a neighbour's work that are launched and not complete."""
-_RUNS = 8
-"""Runs beside a neighbour that are timed together."""
+_RUNS, _PARTS = 8, 8
+"""Runs beside a neighbour that are timed together, and parts of its work alone."""
 
 
 def event_seconds(run: Callable[[], object], repeats: int, *, warm: int = 2) -> float:
@@ -51,16 +51,24 @@ class Neighbour:
             call()
         with torch.cuda.graph(self._graph, stream=self._stream):
             self._kept = call()
-        with torch.cuda.stream(self._stream):
-            self._alone = event_seconds(self._graph.replay, 9)
+        self._alone: float | None = None
 
     def seconds_in_turns(self, runs: Sequence[Callable[[], object]], turns: int) -> list[float]:
         """Of each of `runs` on the current stream, beside this work: the seconds that it takes, and those that this work loses by
         it. Medians of turns."""
-        times = [[self._seconds(run) for run in runs] for _ in range(turns)]
+        if self._alone is None:
+            self._alone = self._seconds_alone()
+        alone = self._alone
+        times = [[self._seconds(run, alone) for run in runs] for _ in range(turns)]
         return [float(statistics.median(own)) for own in zip(*times, strict=True)]
 
-    def _seconds(self, run: Callable[[], object]) -> float:
+    def _seconds_alone(self) -> float:
+        """Of a part. Parts follow each other, so that no launch counts."""
+        parts = [self._launch() for _ in range(_AHEAD + _PARTS)]
+        parts[-1].synchronize()
+        return float(parts[_AHEAD - 1].elapsed_time(parts[-1])) / 1000 / _PARTS
+
+    def _seconds(self, run: Callable[[], object], alone: float) -> float:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         parts = [self._launch() for _ in range(_AHEAD)]
         parts[0].synchronize()
@@ -78,7 +86,8 @@ class Neighbour:
         if len(inside) < 2:
             return 2.0 * float(took)  # it lost all
         part = inside[0].elapsed_time(inside[-1]) / 1000 / (len(inside) - 1)
-        return float(took + took * (1 - self._alone / part))
+        # Never negative: what is noise alone would otherwise pay for a slower run.
+        return float(took + took * max(1 - alone / part, 0.0))
 
     def _launch(self) -> torch.cuda.Event:
         """Returns the end of a part."""
