@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 
@@ -41,6 +42,13 @@ def replayed_seconds(calls: Sequence[Callable[[], object]], *, replays: int = 9,
         return event_seconds(replay, replays) / len(calls)
 
 
+class SharedSeconds(NamedTuple):
+    """took: by a run beside other work. lost: by that work meanwhile."""
+
+    took: float
+    lost: float
+
+
 class Neighbour:
     """Work that keeps a stream of its own busy, for times beside it. call: a part of it, which is captured."""
 
@@ -53,14 +61,13 @@ class Neighbour:
             self._kept = call()
         self._alone: float | None = None
 
-    def seconds_in_turns(self, runs: Sequence[Callable[[], object]], turns: int) -> list[float]:
-        """Of each of `runs` on the current stream, beside this work: the seconds that it takes, and those that this work loses by
-        it. Medians of turns."""
+    def seconds_in_turns(self, runs: Sequence[Callable[[], object]], turns: int) -> list[SharedSeconds]:
+        """Of each of `runs` on the current stream, beside this work. Medians of turns, by their sums."""
         if self._alone is None:
             self._alone = self._seconds_alone()
         alone = self._alone
         times = [[self._seconds(run, alone) for run in runs] for _ in range(turns)]
-        return [float(statistics.median(own)) for own in zip(*times, strict=True)]
+        return [sorted(own, key=sum)[turns // 2] for own in zip(*times, strict=True)]
 
     def _seconds_alone(self) -> float:
         """Of a part. Parts follow each other, so that no launch counts."""
@@ -68,7 +75,7 @@ class Neighbour:
         parts[-1].synchronize()
         return float(parts[_AHEAD - 1].elapsed_time(parts[-1])) / 1000 / _PARTS
 
-    def _seconds(self, run: Callable[[], object], alone: float) -> float:
+    def _seconds(self, run: Callable[[], object], alone: float) -> SharedSeconds:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         parts = [self._launch() for _ in range(_AHEAD)]
         parts[0].synchronize()
@@ -84,10 +91,10 @@ class Neighbour:
         # Whole parts, from the end of one to the end of another.
         inside = [part for part in parts if start.elapsed_time(part) > 0 and part.elapsed_time(end) > 0]
         if len(inside) < 2:
-            return 2.0 * float(took)  # it lost all
+            return SharedSeconds(took, took)  # it lost all
         part = inside[0].elapsed_time(inside[-1]) / 1000 / (len(inside) - 1)
         # Never negative: what is noise alone would otherwise pay for a slower run.
-        return float(took + took * max(1 - alone / part, 0.0))
+        return SharedSeconds(took, took * max(1 - alone / part, 0.0))
 
     def _launch(self) -> torch.cuda.Event:
         """Returns the end of a part."""

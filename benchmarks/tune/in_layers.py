@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from typing import NamedTuple
 
 import beside  # noqa: F401 - for `bench`
 import torch
@@ -147,6 +148,22 @@ def best_whole(times: Mapping[Setting, float]) -> tuple[Setting] | None:
     return (min(whole, key=whole.__getitem__),) if whole else None
 
 
+class TargetSeconds(NamedTuple):
+    """beside, lost: with a neighbour (`SharedSeconds`)."""
+
+    alone: float
+    beside: float = 0.0
+    lost: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.alone + self.beside + self.lost
+
+    def __str__(self) -> str:
+        shared = f" ({1e6 * self.alone:.0f} alone, {1e6 * self.beside:.0f} beside, {1e6 * self.lost:.0f} lost)"
+        return f"{1e6 * self.total:.1f}{shared if self.beside else ''}"
+
+
 class InPlace:
     """Times a target. call: the whole target. empty: the same on tensors without contents."""
 
@@ -169,12 +186,17 @@ class InPlace:
         self._tables.use(choice, self._rows)
         try:
             with self._captured() as replay:
-                return self._times([replay], REPLAYS)[0]
+                return self._times([replay], REPLAYS)[0].total
         except (TritonError, RuntimeError) as error:
             print(f"    refused: {shown(choice)}: {str(error)[:100]}")
             return float("inf")
 
     def in_turns(self, one: Choice, other: Choice) -> tuple[float, float]:
+        before, after = self.compared(one, other)
+        return before.total, after.total
+
+    def compared(self, one: Choice, other: Choice) -> tuple[TargetSeconds, TargetSeconds]:
+        """Of both, in turns."""
         self._tables.use(one, self._rows)
         with self._captured() as first:
             self._tables.use(other, self._rows)
@@ -185,11 +207,12 @@ class InPlace:
     def _captured(self) -> AbstractContextManager[Callable[[], object]]:
         return captured([self._call], warm=1, tidy=False, priority=_PRIORITY)
 
-    def _times(self, runs: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-        times = seconds_in_turns(runs, repeats)
+    def _times(self, runs: Sequence[Callable[[], object]], repeats: int) -> list[TargetSeconds]:
+        alone = seconds_in_turns(runs, repeats)
         if self._neighbour is None:
-            return times
-        return list(map(sum, zip(times, self._neighbour.seconds_in_turns(runs, _TURNS), strict=True)))
+            return list(map(TargetSeconds, alone))
+        shared = self._neighbour.seconds_in_turns(runs, _TURNS)
+        return [TargetSeconds(own, *others) for own, others in zip(alone, shared, strict=True)]
 
     def look_up(self, choice: Choice) -> Lookups:
         """Launches nothing, so nothing has to be compiled for it."""
@@ -293,10 +316,10 @@ class LayerTuner:
         best = descend(present, LayerSearch(timer.look_up, prepared.candidates), timer, self._seconds)
         changes = changed(present, self._guarded(name, rows, present, best, timer))
         if changes:
-            old, new = timer.in_turns(present, {**present, **changes})
-            print(f"  {name}, {rows} rows: {old * 1e6:.1f} -> {new * 1e6:.1f} us: {shown(changes)}", flush=True)
+            old, new = timer.compared(present, {**present, **changes})
+            print(f"  {name}, {rows} rows: {old} -> {new} us: {shown(changes)}", flush=True)
             # What is left of changes that came together may be no gain.
-            changes = changes if new < old else {}
+            changes = changes if new.total < old.total else {}
         if not changes:
             print(f"  {name}, {rows} rows: {timer.seconds(present) * 1e6:.1f} us, as it was", flush=True)
         self.tables.keep(changes, rows)

@@ -136,7 +136,7 @@ Cost = Callable[[Sequence[tuple[str, Setting]]], float]
 
 
 class PlantedSeconds(float):
-    """beside: what it takes beside another target, and takes from it."""
+    """beside: what it takes beside another target."""
 
     beside: float
 
@@ -145,8 +145,9 @@ class PlantedNeighbour:
     def __init__(self, call: Callable[[], object]) -> None:
         call()
 
-    def seconds_in_turns(self, runs: Sequence[PlantedSeconds], turns: int) -> list[float]:
-        return [run.beside for run in runs]
+    def seconds_in_turns(self, runs: Sequence[PlantedSeconds], turns: int) -> list[tuple[float, float]]:
+        """Half of the time counts as lost by the neighbour."""
+        return [(run.beside / 2, run.beside / 2) for run in runs]
 
 
 class PlantedTarget:
