@@ -89,18 +89,17 @@ class ConvCase:
 
 
 def candidates(layer: Layer) -> list[ConvSettings]:
-    """block_k 64 only where it divides the channels, or 96 as 64 and 32. Outputs that are three times a power of two also in two
-    parts."""
-    block_k, rest_k = (64, 0) if layer.inputs % 64 == 0 else (64, 32) if layer.inputs % 96 == 0 else (32, 0)
+    """block_k 64 only where it divides the channels. Outputs that are three times a power of two also in two parts."""
+    block_k = 64 if layer.inputs % 64 == 0 else 32
     widths = [(width, 0) for width in (16, 32, 64, 128, 256) if width < 2 * max(16, layer.outputs)]
     widths += [(width, width // 2) for width in (64, 128) if layer.outputs % (3 * width // 2) == 0]
     return [
-        ConvSettings(block_m, block_n, block_k, num_warps, num_stages, rest_n, rest_k)
+        ConvSettings(block_m, block_n, block_k, num_warps, num_stages, rest_n)
         for block_m, (block_n, rest_n), num_warps, num_stages in product(
             (16, 32, 64, 128, 256), widths, (2, 4, 8), (2, 3, 4, 5)
         )
         if 2**10 <= block_m * (block_n + rest_n) / num_warps <= 2**12 or block_m * (block_n + rest_n) <= 2**10
-        if num_stages * 2 * (block_k + rest_k) * (block_m + block_n + rest_n) <= _MOST_SHARED
+        if num_stages * 2 * block_k * (block_m + block_n + rest_n) <= _MOST_SHARED
     ]
 
 

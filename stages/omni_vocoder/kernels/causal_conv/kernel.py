@@ -20,8 +20,8 @@ from omni_vocoder.kernels.causal_conv.reference import Snake
 class ConvSettings(NamedTuple):
     """block_m: positions per tile. block_n: output channels per tile. block_k: input channels per step of the sum.
 
-    rest_n, rest_k: further channels of a tile, in tensors of their own, since a kernel's tensors have sizes that are powers of two:
-    96 channels are 64 and 32. 0 for none. `choose_settings` sets no rest_k; benchmarks/tune/causal_conv.py tries it.
+    rest_n: further output channels of a tile, in a tensor of their own, since a kernel's tensors have sizes that are powers of two:
+    96 channels are 64 and 32. 0 for none.
     """
 
     block_m: int
@@ -30,7 +30,6 @@ class ConvSettings(NamedTuple):
     num_warps: int
     num_stages: int
     rest_n: int = 0
-    rest_k: int = 0
 
 
 _TILES = (
@@ -115,12 +114,11 @@ def causal_conv(
         RESIDUAL=residual_BTN is not None,
         SUM=sum_BTN is not None,
         ACTIVATED=activated_BTN is not None,
-        WHOLE=channels % (settings.block_k + settings.rest_k) == 0,
+        WHOLE=channels % settings.block_k == 0,
         BLOCK_M=settings.block_m,
         BLOCK_N=settings.block_n,
         BLOCK_K=settings.block_k,
         REST_N=settings.rest_n,
-        REST_K=settings.rest_k,
         num_warps=settings.num_warps,
         num_stages=settings.num_stages,
     )
@@ -161,7 +159,6 @@ def _causal_conv(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     REST_N: tl.constexpr,
-    REST_K: tl.constexpr,
 ):
     tile_m, tile_n = tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n
     index_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -175,10 +172,10 @@ def _causal_conv(
     x_m = x_ptr + row_m * x_stride + position_m * channels
     sum_mn = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     rest_mn = tl.zeros([BLOCK_M, REST_N], tl.float32) if REST_N else sum_mn
-    steps = tl.cdiv(channels, BLOCK_K + REST_K)
+    steps = tl.cdiv(channels, BLOCK_K)
     for step in range(taps * steps):
         tap = step // steps
-        first = (step % steps) * (BLOCK_K + REST_K)
+        first = (step % steps) * BLOCK_K
         x_at_m = x_m + tap * dilation * channels
         weight_at = weight_ptr + tap.to(tl.int64) * channels * outputs
         a_mk = _load_x(x_at_m, first, channels, WHOLE, BLOCK_K)
@@ -188,13 +185,6 @@ def _causal_conv(
         if REST_N:
             b_kn = _load_weight(weight_at, first, rest_n, channels, outputs, WHOLE, BLOCK_K)
             rest_mn = tl.dot(a_mk, b_kn, rest_mn, input_precision="ieee")
-        if REST_K:
-            a_mk = _load_x(x_at_m, first + BLOCK_K, channels, WHOLE, REST_K)
-            b_kn = _load_weight(weight_at, first + BLOCK_K, n, channels, outputs, WHOLE, REST_K)
-            sum_mn = tl.dot(a_mk, b_kn, sum_mn, input_precision="ieee")
-            if REST_N:
-                b_kn = _load_weight(weight_at, first + BLOCK_K, rest_n, channels, outputs, WHOLE, REST_K)
-                rest_mn = tl.dot(a_mk, b_kn, rest_mn, input_precision="ieee")
 
     residual_m = residual_ptr + row_m * residual_stride + position_m * outputs
     sum_m = sum_ptr + row_m * sum_stride + position_m * outputs

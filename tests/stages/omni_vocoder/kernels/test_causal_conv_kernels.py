@@ -113,7 +113,7 @@ def _slope(case: Case) -> Tensor:
     return 1 + alpha.exp() / beta.exp()
 
 
-PARTS = SMALL._replace(rest_n=16, rest_k=16)
+PARTS = SMALL._replace(rest_n=16)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
