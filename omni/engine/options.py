@@ -39,6 +39,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     restarts: how often an engine's process that ended is started again, before the requests of its stages are refused.
         Counted anew when it has run for a minute.
     restart_seconds: the wait before the first of them; each further wait is twice as long.
+    turn_seconds: limit of a turn of the loop of an engine with a process of its own. Beyond it the process ends with an error: its
+        device or a stage hangs. None is 300 s on a CUDA device, or 60 s with ranks of a cut stage, and no limit on the CPU, where a
+        step runs within a turn.
     max_active_requests: requests at the stages at once; more wait on the host.
     max_waiting_requests: requests that may wait, for downloads, preparation or the engine.
     max_waiting_bytes: host memory of the waiting requests: first their messages, then their prepared inputs. Beyond
@@ -60,6 +63,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     timeline: str | None = None
     restarts: int = 3
     restart_seconds: float = 0.5
+    turn_seconds: float | None = None
     max_active_requests: int = 256
     max_waiting_requests: int = 10_000
     max_waiting_bytes: int = 8 * 2**30
@@ -69,6 +73,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         limits = {
             "restarts": 0,
             "restart_seconds": 0,
+            "turn_seconds": 0.1,
             "compile_processes": 0,
             "memory_bytes": 1,
             "short_slack": 0,

@@ -21,14 +21,14 @@ from omni.frontend.build import build_frontend
 from omni.frontend.host_rules import HostRulesBuilder
 from omni.ipc import Channel, ChannelClosed, Codec
 from omni.ipc.memory import OutputRing
-from omni.parallel.rendezvous import STEP_SECONDS, RankEnds
+from omni.parallel.rendezvous import RankEnds
 from omni.pipeline import Pipeline
 from omni.process.errors import ErrorData
 from omni.process.imports import import_code
 from omni.process.logs import LogSender
 from omni.process.messages import Closed, FromEngine, ProcessFailed, RankEnd, Ready, Start, ToEngine
 from omni.process.server import EngineEnd, EngineServer
-from omni.process.turn_watch import TurnWatch
+from omni.process.turn_watch import TurnWatch, turn_limit
 from omni.timeline.trace import Trace
 from omni.utils.interrupts import ignore_interrupts
 
@@ -95,9 +95,10 @@ def _serve(channel: EngineEnd, sends: Codec[FromEngine], server: EngineServer) -
         channel.send(Ready(dict(engine.memory), prompts, engine.start_report), extra=ring)
     finally:
         os.close(ring)
-    # On the CPU a step runs in the turn that launches it, for any time, and waits for other ranks with a limit of its own.
-    if engine.cut_stages and device_of(start.place).type == "cuda":
-        TurnWatch(engine, STEP_SECONDS, partial(_end_hung, channel)).start()
+    cut = bool(engine.cut_stages)
+    limit = turn_limit(start.options.turn_seconds, device_of(start.place).type, cut=cut)
+    if limit is not None:
+        TurnWatch(engine, limit, partial(_end_hung, channel), cut=cut).start()
     server.serve(engine, rules)
     error = _close(engine)
     server.finish()

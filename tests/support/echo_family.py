@@ -37,6 +37,8 @@ EXPLODE = "\x1b"
 """The writer is closed when a request reaches this character."""
 BREAK_LOOP = "\x1c"
 """The engine's loop fails when a request reaches this character."""
+HANG = "\x11"
+"""The engine's loop hangs when a request reaches this character."""
 SAMPLE = "\x1a"
 """Written as the number of the sample: 0, 1, ..."""
 BREAK_OTHERS = "\x19"
@@ -217,6 +219,8 @@ class EchoWorker(MailboxWorker[_Echo]):
             complete = grammar.push(token)
         if chr(token) == EXPLODE:
             raise RuntimeError("boom")
+        if chr(token) == HANG:
+            time.sleep(PATIENCE_SECONDS)
         if chr(token) == BREAK_LOOP:
             _break_loop()
             return

@@ -23,7 +23,7 @@ from omni.errors import InputError, LostPeerError, OverloadedError, SyncError
 from omni.process.errors import ErrorData, RemoteTraceback
 from omni.process.select import runs_in_process, threads_of
 from tests.omni.process.engines import alive, group_of, pids_of
-from tests.support.echo_family import BREAK, echo_plugins, eventually
+from tests.support.echo_family import BREAK, HANG, echo_plugins, eventually
 from tests.support.echo_omni import ENDLESS, assert_nothing_held, run_program
 from tests.support.entry_points import SOURCE_ROOTS
 from tests.support.patience import PATIENCE_SECONDS
@@ -179,6 +179,19 @@ def test_later_requests_run_on_the_restarted_engine(model: Path):
         assert len(pids) == 2
         assert_nothing_held(omni)
     assert not any(map(alive, pids))
+
+
+def test_an_engine_whose_loop_hangs_is_ended_and_restarted(model: Path):
+    with opened(model, **{"engine.turn_seconds": 0.5}) as omni:
+        pid = pid_of(omni)
+        stream = omni.generate(f"abc{HANG}", modalities=("text",))
+        with pytest.raises(
+            LostPeerError, match=rf"process {pid} failed: .* longer than 0.5 s, .* raise engine.turn_sec"
+        ):
+            list(stream)
+        assert omni.generate("abc", stream=False).text == "abc"
+        assert_nothing_held(omni)
+    assert not alive(pid)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from omni.errors import LostRankError
 from omni.process import turn_watch
-from omni.process.turn_watch import TurnWatch
+from omni.process.turn_watch import TurnWatch, turn_limit
 from tests.support.fake_graph import FakeGraph
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -26,9 +26,9 @@ class Clock:
         return self.now
 
 
-def watch_of(graph: FakeGraph) -> tuple[TurnWatch, list[LostRankError]]:
-    ended: list[LostRankError] = []
-    return TurnWatch(graph.engine, LIMIT, ended.append, Clock().seconds), ended
+def watch_of(graph: FakeGraph, *, cut: bool = False) -> tuple[TurnWatch, list[Exception]]:
+    ended: list[Exception] = []
+    return TurnWatch(graph.engine, LIMIT, ended.append, Clock().seconds, cut=cut), ended
 
 
 def looks(watch: TurnWatch, count: int) -> bool:
@@ -62,14 +62,39 @@ def test_a_turn_that_hangs_ends_the_engine() -> None:
         assert not looks(watch, 61)
         assert not ended
         assert looks(watch, 1)
-    assert "a turn of the engine's loop has taken longer than 60 s" in str(ended[0])
+    assert isinstance(ended[0], TimeoutError)
+    assert "has taken longer than 60 s, as if its device or a stage hung; raise engine.turn_seconds" in str(ended[0])
+
+
+def test_a_turn_that_hangs_with_other_ranks_ends_all_of_them() -> None:
+    graph = FakeGraph()
+    watch, ended = watch_of(graph, cut=True)
+    with hanging(graph):
+        assert looks(watch, 62)
+    assert isinstance(ended[0], LostRankError)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "cut", "device", "limit"),
+    [
+        (None, False, "cuda", 300.0),
+        (None, True, "cuda", 60.0),
+        (None, False, "cpu", None),
+        (None, True, "cpu", None),
+        (5.0, False, "cuda", 5.0),
+        (5.0, True, "cuda", 5.0),
+        (5.0, False, "cpu", 5.0),
+    ],
+)
+def test_the_limit_of_a_turn(chosen: float | None, cut: bool, device: str, limit: float | None) -> None:
+    assert turn_limit(chosen, device, cut=cut) == limit
 
 
 def test_the_thread_looks_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_watch, "_LOOK_SECONDS", 0.0)
     graph, ended = FakeGraph(), threading.Event()
     with hanging(graph):
-        TurnWatch(graph.engine, LIMIT, lambda error: ended.set(), Clock().seconds).start()
+        TurnWatch(graph.engine, LIMIT, lambda error: ended.set(), Clock().seconds, cut=False).start()
         assert ended.wait(PATIENCE_SECONDS)
 
 
