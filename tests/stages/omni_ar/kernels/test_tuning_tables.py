@@ -82,6 +82,17 @@ def shipped(operation, key, size, kind):
 
 
 @pytest.mark.usefixtures("an_h200")
+@pytest.mark.parametrize("rows", [17, 32, 33, 64])
+def test_a_streaming_kernel_has_at_most_16_rows(rows: int):
+    """It repeats its code for each row. For 64 rows it took 20 s to compile, and a first start waited for it."""
+    folder, device = Path(tuning.__file__).parent / "nvidia_h200", torch.device("meta")
+    shapes = {*json.loads((folder / "linear.json").read_text())}
+    shapes |= {*json.loads((folder / "in_steps.json").read_text())["linear"]}
+    kernels = {key: tuning.tuned("linear", device, key, rows, {}).get("kernel") for key in shapes}
+    assert {*kernels.values()} == {None, "tiled"}, kernels
+
+
+@pytest.mark.usefixtures("an_h200")
 def test_settings_measured_in_steps_take_precedence():
     given = json.loads((Path(tuning.__file__).parent / "nvidia_h200" / "in_steps.json").read_text())
     key, device = "linear-N5120-D2048-bfloat16", torch.device("meta")
