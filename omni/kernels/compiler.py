@@ -93,10 +93,7 @@ def _exit_after(server: int) -> None:
 
 
 def _work(task: Task, numbers: int, results: int) -> None:
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime import driver
-
-    driver.set_active(_Target(GPUTarget("cuda", task.capability, 32)))
+    compile_for(task.capability)
     while taken := os.read(numbers, _NUMBER):
         number = int.from_bytes(taken, "little")
         variant, marker = task.variants[number]
@@ -124,6 +121,14 @@ class _Target:
 
     def get_current_target(self) -> Any:
         return self._target
+
+
+def compile_for(capability: int) -> None:
+    """From now on, this process compiles for devices of a compute capability, 90 for 9.0. It needs none, and can launch nothing."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    driver.set_active(_Target(GPUTarget("cuda", capability, 32)))
 
 
 def compile_variant(variant: Variant) -> None:

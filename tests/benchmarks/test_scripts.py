@@ -3,7 +3,10 @@
 import importlib
 import itertools
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from queue import Queue
@@ -18,6 +21,7 @@ from omni.payload import Payload
 from omni_ar.inputs import Prompt
 from tests.benchmarks.benchmark_script import BENCHMARKS, run_script
 from tests.support.painter import paint_plugins
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiers import SLOW, few
 
 
@@ -368,6 +372,20 @@ def test_sound_files_are_the_same_from_threads_and_processes(monkeypatch: pytest
         assert min(threads["cpu_ms"], processes["cpu_ms"]) > 0
     # LAME's time is ten times that of the way to it.
     assert numbers[1]["cpu_ms"] < numbers[0]["cpu_ms"]
+
+
+@pytest.mark.slow
+def test_the_kernels_of_a_start_are_compiled_and_timed(tmp_path: Path) -> None:
+    """In a process of its own: here Triton's interpreter runs the kernels."""
+    file = tmp_path / "times.json"
+    what = ["--shape", "tiny-text", "--rows", "2", "--processes", "2", "--json", str(file)]
+    compiles = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = BENCHMARKS / "compile_time.py"
+    subprocess.run([sys.executable, script, *what], env=compiles, check=True, timeout=PATIENCE_SECONDS)
+    times = json.loads(file.read_text())["numbers"]
+    assert {"sample_row", "_rms_norm", "_decode"} <= {one["kernel"].rpartition(":")[2] for one in times}
+    assert all(0 < one["longest"] <= one["seconds"] for one in times)
+    assert [one["longest"] for one in times] == sorted((one["longest"] for one in times), reverse=True)
 
 
 @pytest.mark.slow
