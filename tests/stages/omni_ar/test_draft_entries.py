@@ -48,6 +48,7 @@ class Watched(ModelDrafter):
     def _checked(self, ids_T: Tensor, features_TH: Tensor | None, batch: Batch) -> Tensor:
         meta, positions_T = batch.attention, batch.positions_PT[0]
         count = meta.num_decode
+        assert features_TH is None, "it reads no hidden states of the stage"
         assert 0 <= int(ids_T.min()) <= int(ids_T.max()) < 11
         assert 0 <= int(positions_T.min()) <= int(positions_T.max()) < 160
         if count == ids_T.shape[0]:

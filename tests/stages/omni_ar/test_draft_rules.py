@@ -11,7 +11,7 @@ import torch
 
 from omni.sampling import GREEDY, HostRules, SamplingParams
 from omni.testing.simulation.late import LateDevice
-from omni_ar.drafters import DraftRequest, ModelDrafter
+from omni_ar.drafters import DraftRequest, DraftRows, ModelDrafter
 from omni_ar.drafters import fabricated as fabricated_file
 from omni_ar.drafters.draft_model import ArDraftModel
 from omni_ar.drafters.fabricated import FabricatedDrafter
@@ -46,6 +46,30 @@ def test_fabricated_drafts_are_of_an_equal_request():
     # A row that starts again has outputs already.
     assert drafter.foresee(asked([1, 2], temperature=1.0, seed=3), [4]) == [5, 6]
     assert drafter.foresee(asked([1, 2], temperature=1.0, seed=3), [5]) == ()
+
+
+def test_fabricated_drafts_end_with_what_is_known():
+    """Id 0 is a token as any other. The last column of a text has no meaning."""
+    text_NL = torch.tensor(
+        [
+            [3, 4, 0, 6, 0, -1, -1, 9],
+            [3, 4, 5, 6, 7, 8, -1, 9],
+            [3, 4, 5, 6, 7, 8, 2, 9],
+        ],
+        dtype=torch.int32,
+    )
+    drafts_NK, proposed_N = torch.zeros(3, 3, dtype=torch.int64), torch.full((3,), -1)
+    rows = DraftRows(
+        rows_R=torch.tensor([2, 0, 1]),
+        text_NL=text_NL,
+        length_N=torch.tensor([1, 4, 6]),
+        drafts_NK=drafts_NK,
+        proposed_N=proposed_N,
+    )
+    remembering().draft(rows)
+    assert drafts_NK[0].tolist() == [0, 6, 0]
+    assert int(drafts_NK[1, 0]) == 8
+    assert proposed_N[:2].tolist() == [3, 1]
 
 
 def test_the_oldest_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch):

@@ -13,6 +13,7 @@ from omni_ar.kernels.ngram import reference as ngram_reference
 from omni_ar.kernels.sampling.state import EVERYTHING
 from omni_ar.kernels.step import draft_kernel, draft_reference
 from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, REPORTED, START_RATE, DraftFields, DraftState
+from omni_ar.kernels.step.status import RowStatus
 from tests.stages.omni_ar.kernels import test_step_kernels as steps
 from tests.stages.omni_ar.kernels.test_step_kernels import BATCHES, BLOCK_SIZE, DEVICES, MAX_LENGTH, ROWS
 from tests.support.tiers import SLOW, few
@@ -83,6 +84,9 @@ def test_inputs_of_positions(device: str, batch: tuple[int, ...], adaptive: bool
         used = -(-length // BLOCK_SIZE)
         assert torch.equal(there.table_NM[place, :used].cpu(), here.table_NM[place, :used])
     bench.check()
+    there.table_NM.fill_(-1)
+    draft_kernel.prepare_drafts(bench.there, rows_there, *arguments, there, 1)
+    assert there.table_NM[:, 1:].eq(-1).all(), "blocks that the batch has no room for"
     offered = bench.drafts[0].columns.offered.tolist()
     assert positions == 1 or len(batch) < ROWS or {0, 1} < set(offered)
     assert min(offered) == 0
@@ -127,6 +131,31 @@ def test_tokens_that_are_accepted(device: str, batch: tuple[int, ...], adaptive:
             drafts.text[:, -1] = -1  # absorbs what does not count
         bench.check()
     assert len(batch) < ROWS or {0, 1, 2, 3} <= set(counts)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_stop_ids_and_limits_within_a_run(device: str):
+    """All drafts are right. Every second row has 6 among its stop ids, and the rows have room for 1 to 5 tokens."""
+    bench = Bench(device, adaptive=False)
+    rows_R, rows_there = bench.rows(*range(ROWS))
+    room = [1 + row % 5 for row in range(ROWS)]
+    for state, drafts in zip((bench.state, bench.there), bench.drafts, strict=True):
+        for row in range(ROWS):
+            state.columns.limit[row] = state.columns.outputs[row] + room[row]
+        state.sampling.stop_ids[1:ROWS:2, 0] = 6
+        state.columns.active[:ROWS] = 1
+        drafts.columns.proposed[:ROWS] = drafts.columns.offered[:ROWS] = DRAFTS
+    sampled_RJ = torch.tensor([5, 6, 8, 1]).repeat(ROWS, 1)
+    out_RW = torch.zeros(ROWS, 2 + 1 + DRAFTS + REPORTED, dtype=torch.int64)
+    out_there = out_RW.to(device)
+    draft_reference.accept_drafts(bench.state, rows_R, sampled_RJ, out_RW)
+    draft_kernel.accept_drafts(bench.there, rows_there, sampled_RJ.to(device), out_there)
+    assert torch.equal(out_there.cpu(), out_RW)
+    bench.check()
+    for row, (status, count) in enumerate(out_RW[:, :2].tolist()):
+        stops = row % 2 == 1 and room[row] > 1
+        assert count == (2 if stops else min(room[row], 1 + DRAFTS))
+        assert status == (RowStatus.STOPPED if stops else RowStatus.FULL if count == room[row] else RowStatus.RUNNING)
 
 
 def search(text: Sequence[int], fewest: int, most: int, drafts: int) -> list[int]:
