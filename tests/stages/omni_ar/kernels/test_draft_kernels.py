@@ -178,6 +178,7 @@ def test_drafts_from_a_row_s_own_text(device: str, width: int, fewest: int, most
     texts[4] = torch.randint(0, 10**6, texts[4].shape, generator=generator)
     texts[5] = 3
     texts[6, :8] = torch.tensor([1, 2, 3, 50, 0, 1, 2, 3])
+    texts[8, :5] = torch.tensor([1, -1, 2, 0, 1])
     length_N = torch.tensor([0, 1, 2, width // 2, width - 1, width - 1, 7, width - 2, 4])
     rows_R = torch.tensor([8, 0, 3, 1, 2, 7, 5, 6, 4])
     results: list[tuple[Tensor, Tensor]] = []
@@ -191,7 +192,7 @@ def test_drafts_from_a_row_s_own_text(device: str, width: int, fewest: int, most
     assert torch.equal(proposed_there, proposed)
     for row in rows_R.tolist():
         found = search(texts[row, : int(length_N[row]) + 1].tolist(), fewest, most, 5)
-        wrong = next((at for at, token in enumerate(found) if token >= 40), len(found))
+        wrong = next((at for at, token in enumerate(found) if not 0 <= token < 40), len(found))
         count = int(proposed[row])
         assert count == wrong
         assert expected[row, :count].tolist() == there[row, :count].tolist() == found[:wrong]
