@@ -179,6 +179,9 @@ def test_drafts_from_a_row_s_own_text(device: str, width: int, fewest: int, most
     texts[5] = 3
     texts[6, :8] = torch.tensor([1, 2, 3, 50, 0, 1, 2, 3])
     texts[8, :5] = torch.tensor([1, -1, 2, 0, 1])
+    # The only place that matches is far from the end.
+    texts[7] = 100 + torch.arange(width + 1)
+    texts[7, :6], texts[7, width - 4 : width - 1] = torch.tensor([1, 2, 3, 4, 5, 6]), torch.tensor([1, 2, 3])
     length_N = torch.tensor([0, 1, 2, width // 2, width - 1, width - 1, 7, width - 2, 4])
     rows_R = torch.tensor([8, 0, 3, 1, 2, 7, 5, 6, 4])
     results: list[tuple[Tensor, Tensor]] = []
@@ -197,4 +200,5 @@ def test_drafts_from_a_row_s_own_text(device: str, width: int, fewest: int, most
         assert count == wrong
         assert expected[row, :count].tolist() == there[row, :count].tolist() == found[:wrong]
     assert proposed[5] == 5
+    assert proposed[7] == 3
     assert proposed[0] == 0
