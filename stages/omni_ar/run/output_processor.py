@@ -197,7 +197,7 @@ class OutputProcessor:
             if taken and step.drafts:
                 # A request's last token counts as no draft, as at `max_tokens`: whether the id that stopped it was the draft in its
                 # place is known on the device alone. So the step gave `1 + accepted` tokens, however the request ended.
-                counted = verified if reason is None else min(verified, taken - 1)
+                counted = verified if reason is None else taken - 1
                 request.drafts.add(counted, taken - 1)
                 drafts.add(counted, taken - 1)
             if is_scored:

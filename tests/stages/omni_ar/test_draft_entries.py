@@ -11,9 +11,10 @@ from torch import Tensor
 from omni_ar.drafters import DraftChunks, DraftRows, ModelDrafter
 from omni_ar.drafters.draft_model import ArDraftModel
 from omni_ar.drafters.model import _Entries
+from omni_ar.kernels.step.drafts import prepare_drafts
 from omni_ar.model import Batch
 from omni_ar.options import ArOptions
-from omni_ar.run.phases import NO_FEATURES
+from omni_ar.run.phases import NO_FEATURES, draft_tokens
 from omni_ar.run.plan import PaddedShape
 from tests.stages.omni_ar.small_drafts import MODEL, PROMPTS, answers, driver_of
 from tests.support.ar_driver import ArDriver
@@ -48,6 +49,7 @@ class Watched(ModelDrafter):
     def _checked(self, ids_T: Tensor, features_TH: Tensor | None, batch: Batch) -> Tensor:
         meta, positions_T = batch.attention, batch.positions_PT[0]
         count = meta.num_decode
+        assert features_TH is None, "it reads no hidden states of the stage"
         assert 0 <= int(ids_T.min()) <= int(ids_T.max()) < 11
         assert 0 <= int(positions_T.min()) <= int(positions_T.max()) < 160
         if count == ids_T.shape[0]:
@@ -98,7 +100,8 @@ def test_a_step_without_drafts_drops_the_features_of_its_rows():
         for drafts, expected in ((3, [0, 7, 0, 7]), (0, [NO_FEATURES, 7, NO_FEATURES, 7])):
             drafting._features.first_N.fill_(7)
             steps_XR = torch.zeros(0, 2, dtype=torch.int64)
-            launches = runner._forward.decodes(rows_R, steps_XR, 1, runner.pages, drafts).forward
+            inputs, launches = runner._forward.decodes(rows_R, steps_XR, 1, runner.pages, drafts)
+            assert [launch.phase for launch in inputs[:-1]] == [*([draft_tokens] if drafts else []), prepare_drafts]
             device.enqueue(runner.stream, launches[1:])
             batch = launches[0].buffers[2]
             assert isinstance(batch, Batch)

@@ -1,6 +1,7 @@
 """Rules of drafts whose absence changes no token: which outputs are remembered, which rows get them, which rows get no drafts."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,20 +10,31 @@ import numpy as np
 import pytest
 import torch
 
+from omni.device.cpu import CpuDevice
 from omni.sampling import GREEDY, HostRules, SamplingParams
 from omni.testing.simulation.late import LateDevice
-from omni_ar.drafters import DraftRequest, ModelDrafter
+from omni_ar.drafters import Drafter, DraftRequest, DraftRows, ModelDrafter
 from omni_ar.drafters import fabricated as fabricated_file
 from omni_ar.drafters.draft_model import ArDraftModel
 from omni_ar.drafters.fabricated import FabricatedDrafter
-from omni_ar.kernels.step.draft_state import DRAFT_FIELDS
+from omni_ar.kernels.step.draft_state import DRAFT_FIELDS, RATE_ONE, DraftFields
+from omni_ar.kernels.step.drafts import prepare_drafts
+from omni_ar.model import ArShape
+from omni_ar.options import ArOptions
+from omni_ar.run.limits import Limits
+from omni_ar.run.phases import keep_chunk_features
 from omni_ar.run.pipeline import TokenMessage, accept_received, void_tokens
 from omni_ar.run.plan import StepPlan
+from omni_ar.run.state import allocate_rows, allocate_step_buffers
 from omni_ar.run.step import StepContext
 from tests.stages.omni_ar.small_drafts import MODEL, PROMPTS, answers, draft_setup, driver_of
 from tests.stages.omni_ar.test_accept import DRAFTS, ROWS, Row, new_state
+from tests.stages.omni_ar.test_not_finite import ANSWERS, AT, NAN, PROMPT, Spoilt
 from tests.stages.omni_ar.test_pipeline import OPTIONS, Pipelined
-from tests.support.small_text import NothingTwice
+from tests.support.ar_driver import ArDriver
+from tests.support.small_text import NothingTwice, SmallText
+
+FEW = ArOptions(max_num_seqs=2, block_size=4, drafter="ngram", draft_tokens=3, adaptive_drafts=False, max_in_flight=1)
 
 
 def remembering() -> FabricatedDrafter:
@@ -46,6 +58,30 @@ def test_fabricated_drafts_are_of_an_equal_request():
     # A row that starts again has outputs already.
     assert drafter.foresee(asked([1, 2], temperature=1.0, seed=3), [4]) == [5, 6]
     assert drafter.foresee(asked([1, 2], temperature=1.0, seed=3), [5]) == ()
+
+
+def test_fabricated_drafts_end_with_what_is_known():
+    """Id 0 is a token as any other. The last column of a text has no meaning."""
+    text_NL = torch.tensor(
+        [
+            [3, 4, 0, 6, 0, -1, -1, 9],
+            [3, 4, 5, 6, 7, 8, -1, 9],
+            [3, 4, 5, 6, 7, 8, 2, 9],
+        ],
+        dtype=torch.int32,
+    )
+    drafts_NK, proposed_N = torch.zeros(3, 3, dtype=torch.int64), torch.full((3,), -1)
+    rows = DraftRows(
+        rows_R=torch.tensor([2, 0, 1]),
+        text_NL=text_NL,
+        length_N=torch.tensor([1, 4, 6]),
+        drafts_NK=drafts_NK,
+        proposed_N=proposed_N,
+    )
+    remembering().draft(rows)
+    assert drafts_NK[0].tolist() == [0, 6, 0]
+    assert int(drafts_NK[1, 0]) == 8
+    assert proposed_N[:2].tolist() == [3, 1]
 
 
 def test_the_oldest_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch):
@@ -121,6 +157,53 @@ def test_rows_go_on_to_draft_behind_steps_with_chunks():
     assert counts["accepted_drafts"] == counts["drafted_tokens"] > 35
 
 
+def test_features_of_chunks_are_those_of_their_last_tokens():
+    """A place of a captured batch that no chunk uses has length 0, and row 0 in name only."""
+    null_row = 5
+    features_TH, kept_NJH = torch.arange(8.0)[:, None], torch.full((null_row + 1, 3, 1), -1.0)
+    first_N = torch.full((null_row + 1,), -1)
+    length_N = torch.tensor([9, 9, 7, 9, 9, 0])
+    rows_P4 = torch.tensor([[1, 2, 3, 4], [0, 0, 0, 0]])
+    keep_chunk_features(features_TH, torch.tensor([2, null_row]), length_N, rows_P4, null_row, kept_NJH, first_N)
+    assert kept_NJH[:null_row, 0, 0].tolist() == [-1, 4, 0, -1, -1]
+    assert first_N[:null_row].tolist() == [-1, 4 + 3 - 1, 7, -1, -1]
+
+
+class Wrong(Drafter):
+    """Id 0, as often as there is room."""
+
+    def draft(self, rows: DraftRows) -> None:
+        rows.drafts_NK.index_fill_(0, rows.rows_R, 0)
+        rows.proposed_N.index_fill_(0, rows.rows_R, rows.drafts_NK.shape[1])
+
+
+def test_steps_of_rows_that_have_ended_take_no_token_from_the_count():
+    """The device ends a row at its stop id, and the steps that are in flight then give it none."""
+    never = answers(driver_of(), PROMPTS[2:3], suppress_token_ids=(0,), max_tokens=12)[0]
+    stop = next(token for token in never if never.index(token) > 4)
+    given = {"suppress_token_ids": (0,), "stop_token_ids": (stop,), "max_tokens": 40}
+    driver, rows = driver_of("ngram", LateDevice(3), made=Wrong(), draft_tokens=3, max_in_flight=6), 0
+    execute_model = driver.runner.execute_model
+
+    def counted(plan: StepPlan) -> StepContext:
+        nonlocal rows
+        rows += len(plan.decodes)
+        return execute_model(plan)
+
+    driver.runner.execute_model = counted  # type: ignore[method-assign]
+    assert answers(driver, PROMPTS[2:3], **given)[0][-1] == stop
+    assert driver.counter("accepted_drafts") == 0
+    assert driver.counter("decode_tokens") == rows > never.index(stop) + 1
+
+
+def test_a_step_in_which_a_request_fails_counts_no_drafts():
+    driver = ArDriver(Spoilt(AT, NAN), options=msgspec.structs.replace(FEW, check_logits=True), drafter=Wrong())
+    driver.ask("bad", PROMPT, max_tokens=30, suppress_token_ids=(0,))
+    driver.run()
+    assert "NaN" in str(driver.error("bad"))
+    assert driver.counter("drafted_tokens") == 3 * driver.counter("drafted_steps") == 3 * (ANSWERS["bad"].index(AT) - 1)
+
+
 # Where the sequence of layers is cut.
 
 
@@ -174,3 +257,25 @@ def test_the_message_of_a_failed_step_changes_no_row():
     for one, other in zip(before, after, strict=True):
         assert torch.equal(one[:ROWS], other[:ROWS])
     assert not state.drafts.fields[ROWS].any(), "nor does the null row verify drafts"
+
+
+class WithExperts(SmallText):
+    """By its shape."""
+
+    @property
+    def shape(self) -> ArShape:
+        return replace(super().shape, has_experts=True)
+
+
+@pytest.mark.parametrize(("model", "verified"), [(SmallText(vocab=13), 3), (WithExperts(vocab=13), 1)])
+def test_a_model_with_experts_verifies_likely_drafts_alone(model: SmallText, verified: int):
+    """Each further token reads other experts: with a rate of 1/2 the second draft is accepted in one of four steps."""
+    options = ArOptions(max_num_seqs=1, max_model_len=64, drafter="ngram", draft_tokens=3)
+    limits = Limits.of("text", options, model.shape)
+    state = allocate_rows(CpuDevice(), model, limits, torch.float32)
+    assert state.drafts is not None
+    state.columns.limit[0], state.columns.active[0] = 20, 1
+    state.drafts.fields[0] = torch.tensor(DraftFields(cap=3, rate=RATE_ONE // 2, proposed=3, offered=0))
+    buffers = allocate_step_buffers(CpuDevice(), model, limits, torch.float32)
+    prepare_drafts(state, torch.tensor([0]), 4, limits.block_size, buffers, limits.max_blocks)
+    assert int(state.drafts.columns.offered[0]) == verified

@@ -202,6 +202,21 @@ def test_stop_strings_and_their_log_probabilities_within_a_run(in_flight: int):
     assert plain[1][: len(plain[0])] == plain[0]
 
 
+def test_log_probabilities_of_rows_side_by_side():
+    """Each is of a position among those of all rows."""
+
+    def ask(driver: ArDriver, name: str) -> list[list[list[int]]]:
+        names = [f"{name} {place}" for place in range(3)]
+        for one, prompt in zip(names, PROMPTS, strict=False):
+            driver.ask(one, prompt, {**SEEDED, "logprobs": 2}, max_tokens=20)
+        driver.run()
+        return [[ids for each in driver.logprobs(one) for ids in each.ids.tolist()] for one in names]
+
+    driver = driver_of("fabricated", draft_tokens=4, max_in_flight=2, adaptive_drafts=False)
+    assert ask(driver, "first") == ask(driver, "again") == ask(driver_of(), "plain")
+    assert driver.counter("accepted_drafts") > 20
+
+
 def test_a_row_with_a_host_processor_has_no_drafts_and_others_do():
     def ask(driver: ArDriver, suffix: str) -> list[list[int]]:
         rules = HostRules(host_processors=(NothingTwice(11),))

@@ -71,6 +71,26 @@ def test_without_a_wish_for_drafts_none_are_made(monkeypatch: pytest.MonkeyPatch
     assert cut.driver.counter("drafted_tokens") < 60
 
 
+def test_rows_beside_a_part_of_a_prompt_get_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their next step may have no chunks, and would find none."""
+    made, launch = list[tuple[int, bool, bool]](), LateDrafts.launch
+
+    def listed(self: LateDrafts, context: StepContext, cache: Any) -> bool:
+        made.append((context.count, context.proposes, launch(self, context, cache)))
+        return made[-1][2]
+
+    monkeypatch.setattr(LateDrafts, "launch", listed)
+    cut = Pipelined(2, msgspec.structs.replace(DRAFTED, max_num_batched_tokens=3))
+    cut.driver.ask("first", [1, 2, 3], max_tokens=30)
+    for _ in range(3):
+        cut.driver.tick()
+    cut.driver.ask("second", list(range(1, 21)), max_tokens=1)
+    cut.run()
+    beside = [drafts for count, proposes, drafts in made if count and not proposes]
+    assert len(beside) > 3
+    assert all(beside)
+
+
 def test_no_blocks_are_held_behind_the_last_token() -> None:
     """A request for which the stage has just enough blocks would wait for ever for more."""
     cut = Pipelined(2, msgspec.structs.replace(DRAFTED, num_blocks=4, draft_tokens=8, max_model_len=40))

@@ -9,6 +9,7 @@ from torch import Tensor
 from omni.device import Upload, Uploader
 from omni.device.cpu import CpuDevice
 from omni.sampling import MAX_LOGPROBS, LogitsEdit
+from omni_ar.drafters.ngram import NgramDrafter
 from omni_ar.inputs import Prompt
 from omni_ar.kernels.sampling.state import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_BIASED_IDS, MAX_STOP_IDS
 from omni_ar.model import ArShape
@@ -21,7 +22,9 @@ from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, Row
 from omni_ar.sampling.edits import MAX_EDITED_IDS, bitmask_size, edit_size, merge_edits, pack_edits
 from omni_ar.sampling.pack import StartingRow, pack_sampling, start_size
+from tests.stages.omni_ar.small_drafts import draft_setup
 from tests.support.sampler_bench import resolved
+from tests.support.small_text import SmallText
 
 VOCAB = 2000
 LENGTH = 96
@@ -164,3 +167,27 @@ def test_the_largest_step_fits(rows: int, budget: int, columns: int, replayed: b
         upload.size,
         lambda upload: pack_step(upload, plan, limits=limits, shape=shape, processors=PROCESSORS, padded=rows),
     )
+
+
+@pytest.mark.parametrize("drafts", [1, 15])
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_the_largest_step_of_a_stage_with_a_drafter_fits(drafts: int, block_size: int) -> None:
+    """Rows that start bring their texts. All others get the blocks of a step with drafts and one more, which is allocated early."""
+    shape, rows = shape_of(1), 200
+    options = ArOptions(
+        max_num_seqs=rows,
+        max_num_batched_tokens=MAX_STARTS,
+        block_size=block_size,
+        drafter="ngram",
+        draft_tokens=drafts,
+    )
+    limits = Limits.of("text", options, shape, PROCESSORS)
+    drafter = NgramDrafter({}, draft_setup(SmallText(vocab=VOCAB), drafts))
+    decodes = [request(row, shape, limits, 2, LENGTH - 3) for row in range(MAX_STARTS, rows)]
+    starts = [request(row, shape, limits, 1, LENGTH - 2) for row in range(MAX_STARTS)]
+    chunks = [PrefillChunk(one, one.prefill_end - 1, 1, first=True, last=True, replay=True) for one in starts]
+    new_blocks = [NewBlock(one, place) for one in decodes for place in range(1 + -(-(1 + drafts) // block_size))]
+    plan = StepPlan(1, tuple(decodes), tuple(chunks), tuple(new_blocks))
+    upload = upload_of(limits.upload_size)
+    pack_step(upload, plan, limits=limits, shape=shape, processors=PROCESSORS, padded=rows, drafter=drafter)
+    assert 0.99 * limits.upload_size < upload.size <= limits.upload_size, "and hardly more room is taken"

@@ -13,6 +13,7 @@ from omni_ar.kernels.ngram import reference as ngram_reference
 from omni_ar.kernels.sampling.state import EVERYTHING
 from omni_ar.kernels.step import draft_kernel, draft_reference
 from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, REPORTED, START_RATE, DraftFields, DraftState
+from omni_ar.kernels.step.status import RowStatus
 from tests.stages.omni_ar.kernels import test_step_kernels as steps
 from tests.stages.omni_ar.kernels.test_step_kernels import BATCHES, BLOCK_SIZE, DEVICES, MAX_LENGTH, ROWS
 from tests.support.tiers import SLOW, few
@@ -83,6 +84,9 @@ def test_inputs_of_positions(device: str, batch: tuple[int, ...], adaptive: bool
         used = -(-length // BLOCK_SIZE)
         assert torch.equal(there.table_NM[place, :used].cpu(), here.table_NM[place, :used])
     bench.check()
+    there.table_NM.fill_(-1)
+    draft_kernel.prepare_drafts(bench.there, rows_there, *arguments, there, 1)
+    assert there.table_NM[:, 1:].eq(-1).all(), "blocks that the batch has no room for"
     offered = bench.drafts[0].columns.offered.tolist()
     assert positions == 1 or len(batch) < ROWS or {0, 1} < set(offered)
     assert min(offered) == 0
@@ -129,6 +133,31 @@ def test_tokens_that_are_accepted(device: str, batch: tuple[int, ...], adaptive:
     assert len(batch) < ROWS or {0, 1, 2, 3} <= set(counts)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_stop_ids_and_limits_within_a_run(device: str):
+    """All drafts are right. Every second row has 6 among its stop ids, and the rows have room for 1 to 5 tokens."""
+    bench = Bench(device, adaptive=False)
+    rows_R, rows_there = bench.rows(*range(ROWS))
+    room = [1 + row % 5 for row in range(ROWS)]
+    for state, drafts in zip((bench.state, bench.there), bench.drafts, strict=True):
+        for row in range(ROWS):
+            state.columns.limit[row] = state.columns.outputs[row] + room[row]
+        state.sampling.stop_ids[1:ROWS:2, 0] = 6
+        state.columns.active[:ROWS] = 1
+        drafts.columns.proposed[:ROWS] = drafts.columns.offered[:ROWS] = DRAFTS
+    sampled_RJ = torch.tensor([5, 6, 8, 1]).repeat(ROWS, 1)
+    out_RW = torch.zeros(ROWS, 2 + 1 + DRAFTS + REPORTED, dtype=torch.int64)
+    out_there = out_RW.to(device)
+    draft_reference.accept_drafts(bench.state, rows_R, sampled_RJ, out_RW)
+    draft_kernel.accept_drafts(bench.there, rows_there, sampled_RJ.to(device), out_there)
+    assert torch.equal(out_there.cpu(), out_RW)
+    bench.check()
+    for row, (status, count) in enumerate(out_RW[:, :2].tolist()):
+        stops = row % 2 == 1 and room[row] > 1
+        assert count == (2 if stops else min(room[row], 1 + DRAFTS))
+        assert status == (RowStatus.STOPPED if stops else RowStatus.FULL if count == room[row] else RowStatus.RUNNING)
+
+
 def search(text: Sequence[int], fewest: int, most: int, drafts: int) -> list[int]:
     """By definition."""
     for length in range(most, fewest - 1, -1):
@@ -149,6 +178,10 @@ def test_drafts_from_a_row_s_own_text(device: str, width: int, fewest: int, most
     texts[4] = torch.randint(0, 10**6, texts[4].shape, generator=generator)
     texts[5] = 3
     texts[6, :8] = torch.tensor([1, 2, 3, 50, 0, 1, 2, 3])
+    texts[8, :5] = torch.tensor([1, -1, 2, 0, 1])
+    # The only place that matches is far from the end.
+    texts[7] = 100 + torch.arange(width + 1)
+    texts[7, :6], texts[7, width - 4 : width - 1] = torch.tensor([1, 2, 3, 4, 5, 6]), torch.tensor([1, 2, 3])
     length_N = torch.tensor([0, 1, 2, width // 2, width - 1, width - 1, 7, width - 2, 4])
     rows_R = torch.tensor([8, 0, 3, 1, 2, 7, 5, 6, 4])
     results: list[tuple[Tensor, Tensor]] = []
@@ -162,9 +195,10 @@ def test_drafts_from_a_row_s_own_text(device: str, width: int, fewest: int, most
     assert torch.equal(proposed_there, proposed)
     for row in rows_R.tolist():
         found = search(texts[row, : int(length_N[row]) + 1].tolist(), fewest, most, 5)
-        wrong = next((at for at, token in enumerate(found) if token >= 40), len(found))
+        wrong = next((at for at, token in enumerate(found) if not 0 <= token < 40), len(found))
         count = int(proposed[row])
         assert count == wrong
         assert expected[row, :count].tolist() == there[row, :count].tolist() == found[:wrong]
     assert proposed[5] == 5
+    assert proposed[7] == 3
     assert proposed[0] == 0
