@@ -71,12 +71,12 @@ def _propose(
         best = tl.maximum(best, tl.where(matched >= FEWEST, matched * TEXT + place, -1))
     longest = tl.max(best)
     place = tl.maximum(longest, 0) % TEXT
-    # A place is within the text, and so is what follows it.
-    period = known - place
+    period = tl.maximum(known - place, 1)
     proposed = tl.full([], 0, tl.int64)
     is_id = longest >= 0
     for index in tl.static_range(DRAFTS):
-        token = tl.load(row_ptr + place + index % period).to(tl.int64)
+        at = tl.minimum(place + index % period, TEXT - 1)
+        token = tl.load(row_ptr + at).to(tl.int64)
         tl.store(drafts_ptr + row * DRAFTS + index, token)
         is_id = is_id & (token >= 0) & (token < vocab)
         proposed += is_id.to(tl.int64)

@@ -27,8 +27,8 @@ def propose_ngrams(
     best_R = (matched_RL * width + place_L).where(matched_RL >= fewest, -1).amax(1)
     place_R1 = (best_R.clamp(min=0) % width)[:, None]
     index_K = torch.arange(drafts_NK.shape[1], device=rows_R.device)
-    # A place is within the text, and so is what follows it.
-    drafts_RK = text_RL.gather(1, place_R1 + index_K % (known_R1 - place_R1)).long()
+    at_RK = place_R1 + index_K % (known_R1 - place_R1).clamp(min=1)
+    drafts_RK = text_RL.gather(1, at_RK.clamp(max=width - 1)).long()
     is_id_RK = (drafts_RK >= 0) & (drafts_RK < vocab)
     drafts_NK.index_copy_(0, rows_R, drafts_RK)
     proposed_N.index_copy_(0, rows_R, is_id_RK.long().cumprod(1).sum(1) * (best_R >= 0))

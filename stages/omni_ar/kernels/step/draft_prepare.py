@@ -44,8 +44,9 @@ def prepare_positions(
     drafted = (at > 0) & (at <= offered)
     live = tl.where(at == 0, active, drafted.to(tl.int64))
     used = (at == 0) | drafted
-    token = tl.where(at == 0, tl.load(row_ptr + LAST), 0)
-    token += tl.load(drafts_ptr + row * DRAFTS + at - 1, mask=drafted, other=0)
+    token = tl.load(row_ptr + LAST)
+    if DRAFTS:
+        token = tl.load(drafts_ptr + row * DRAFTS + at - 1, mask=drafted, other=0) + tl.where(at == 0, token, 0)
     out = index * POSITIONS + at
     tl.store(ids_ptr + out, token)
     position = kept + at

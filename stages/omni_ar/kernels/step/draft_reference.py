@@ -46,7 +46,8 @@ def accept_drafts(state: RowState, rows_R: Tensor, sampled_RJ: Tensor, out_RW: T
     row, draft = RowFields(*fields_RC.unbind(1)), DraftFields(*draft_RC.unbind(1))
     # The first draft is compared with the token in any case, so that the rate of a row whose drafts are not verified can rise.
     tried_R = torch.maximum(draft.offered, draft.proposed.clamp(max=1)) * row.active
-    hit_RK = sampled_RJ[:, :most] == drafts.drafts.index_select(0, rows_R)[:, :most]
+    index_K = torch.arange(most, device=rows_R.device)
+    hit_RK = (sampled_RJ[:, :most] == drafts.drafts.index_select(0, rows_R)[:, :most]) & (index_K < tried_R[:, None])
     matched_R = hit_RK.cumprod(1).sum(1)
     stop_RS = state.sampling.stop_ids.index_select(0, rows_R)
     offered_R = torch.minimum(matched_R, draft.offered) + 1
