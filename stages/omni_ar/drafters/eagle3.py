@@ -255,10 +255,10 @@ def _eagle_part(config: Section) -> Section:
 
 def _layers(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """Numbers of the hidden states. `eagle_config` numbers the outputs of layers from 0; the same list beside the other fields
-    numbers the inputs; both as the trainers that write them."""
+    numbers the inputs; both as the trainers that write them. An empty list counts as none."""
     config = Section(raw)
     for part, shift in ((config, 0), (_eagle_part(config), 1)):
-        if part.get(_LAYER_IDS) is not None:
+        if part.get(_LAYER_IDS) not in (None, []):
             part.require_list(_LAYER_IDS)
             part.require_counts(_LAYER_IDS, least=0)
             layers = tuple(each + shift for each in part[_LAYER_IDS])

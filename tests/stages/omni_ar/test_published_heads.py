@@ -245,6 +245,8 @@ LAYERS: list[tuple[dict[str, Any], dict[str, Any], tuple[int, ...]]] = [
     ({"eagle_aux_hidden_state_layer_ids": [0, 3, 7]}, {}, (0, 3, 7)),
     ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}}, {}, (2, 4, 7)),
     ({"eagle_config": {"use_aux_hidden_state": True}}, {}, (2, 4, 5)),
+    ({"eagle_aux_hidden_state_layer_ids": []}, {}, (2, 4, 5)),
+    ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, {}, (2, 4, 5)),
     ({"eagle_aux_hidden_state_layer_ids": [0, 3, 9]}, {"layers": [1, 2, 3]}, (1, 2, 3)),
 ]
 
