@@ -1,6 +1,7 @@
 """The vocoder stage, driven by hand-made messages."""
 
 import logging
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from omni.device import Graph, Launch, Stream
 from omni.device.cpu import CpuDevice
 from omni.stage import Done, Failed
 from omni.testing import LaunchGuard
@@ -52,6 +54,31 @@ def test_the_last_chunk_of_any_size_is_captured(caplog: pytest.LogCaptureFixture
     for name, own in codes.items():
         bench.expect_whole(name, own)
     assert not caplog.records
+
+
+class WarmingDevice(CpuDevice):
+    """Runs launches once when it captures them, as a CUDA device does."""
+
+    def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
+        self.enqueue(stream, launches)
+        return super().capture(stream, name, launches)
+
+
+@pytest.mark.parametrize("sizes", [[1], [2], [4, 3]])
+def test_a_capture_leaves_the_rows_of_requests_alone(sizes: list[int]) -> None:
+    bench = Bench(WarmingDevice(), max_num_seqs=4, first_chunk_frames=2, chunk_frames=3)
+    codes = {name: random_codes(8, seed) for seed, name in enumerate("abc")}
+    bench.open(*codes)
+    for name, own in codes.items():
+        bench.feed_pages(name, own[:6])
+    bench.settle(bench.device)
+    bench.vocoder.capture(sizes)
+    for name, own in codes.items():
+        bench.feed_pages(name, own[6:])
+        bench.end(name)
+    bench.settle(bench.device)
+    for name, own in codes.items():
+        bench.expect_whole(name, own)
 
 
 def test_a_last_chunk_is_padded_with_copies_of_its_last_frame() -> None:
