@@ -103,6 +103,24 @@ def test_a_worker_that_raises_ends_its_requests_and_refuses_new_ones():
     graph.engine.close()
 
 
+def test_a_loop_that_fails_fails_its_requests_before_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> bool:
+        raise RuntimeError("out of order")
+
+    graph, active, later = FakeGraph(), Waiting(), Waiting()
+    graph.engine.submit(text_request("active"), active)
+    graph.engine.tick()
+    monkeypatch.setattr(graph.engine, "tick", fail)
+    graph.engine.start()
+    assert active.last.wait(PATIENCE_SECONDS)
+    graph.engine.submit(text_request("later"), later)
+    assert later.last.wait(PATIENCE_SECONDS)
+    assert "engine" in active.failure
+    assert active.failure == later.failure
+    assert "failed while running its loop: RuntimeError: out of order" in active.failure
+    graph.engine.close()
+
+
 class Breaking(FakeWorker):
     """Raises in its first tick. ticks: how often it was given a turn."""
 
