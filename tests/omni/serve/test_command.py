@@ -28,6 +28,8 @@ from tests.omni.serve.http_server import STRICT, echo_omni, served
 from tests.support.echo_family import BREAK_LOOP, echo_plugins
 from tests.support.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.thorough
+
 ENDLESS: dict[str, Any] = {
     "model": "echo",
     "messages": [{"role": "user", "content": "hello"}],
