@@ -137,6 +137,13 @@ def test_nothing_is_downloaded_for_a_request_that_is_wrong(model: Path, server: 
     assert server.asked == []
 
 
+def test_nothing_is_downloaded_beside_a_medium_that_is_refused(model: Path, server: Server) -> None:
+    strict = {"frontend.media.local": False}
+    with opened(model, **strict) as omni, pytest.raises(InputError, match=r"local files|paths|not opened"):
+        omni.generate(seen(server.url("a"), "file:///picture.png"), stream=False)
+    assert server.asked == []
+
+
 def test_close_waits_for_no_server(model: Path, server: Server) -> None:
     omni = opened(model)
     stream = omni.generate(seen(server.url("slow")))

@@ -180,6 +180,20 @@ def test_a_stream_that_is_let_go_of_gives_the_request_up(omni: Omni) -> None:
     assert eventually(lambda: omni.idle)
 
 
+def test_a_stream_that_was_read_leaves_its_finalizer_nothing_to_do(omni: Omni, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = omni.generate("abc")
+    assert [*stream]
+    given: list[object] = []
+    monkeypatch.setattr(omni._client.executor, "soon", given.append)
+    del stream
+    gc.collect()
+    assert given == []
+
+
+def test_a_token_has_the_bytes_that_the_front_end_knows(omni: Omni) -> None:
+    assert omni.token_text(ord("a")) == b"a"
+
+
 def test_ctrl_c_gives_the_request_up(omni: Omni) -> None:
     GATES["ctrl-c"].clear()
     timer = threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
