@@ -65,7 +65,7 @@ def test_a_turn_that_hangs_ends_the_engine() -> None:
     assert "a turn of the engine's loop has taken longer than 60 s" in str(ended[0])
 
 
-def test_the_thread_looks_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watch_thread_reports_a_hanging_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_watch, "_LOOK_SECONDS", 0.0)
     graph, ended = FakeGraph(), threading.Event()
     with hanging(graph):

@@ -50,7 +50,7 @@ def test_codes_that_the_host_knows_are_uploaded() -> None:
         ),
     ],
 )
-def test_a_wrong_voice_fails_the_request_and_is_let_go(payload: Payload, problem: str) -> None:
+def test_a_wrong_voice_fails_the_request_and_is_released(payload: Payload, problem: str) -> None:
     bench = Bench(CpuDevice())
     bench.open("a")
     ref = bench.feed("a", payload)

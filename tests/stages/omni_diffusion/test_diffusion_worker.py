@@ -302,7 +302,7 @@ def test_a_step_that_fails_fails_its_rows_and_the_stage_goes_on(number: int) -> 
     bench.expect("later", later)
 
 
-def test_a_model_that_gives_another_shape_is_found_out() -> None:
+def test_a_model_that_returns_another_shape_is_reported() -> None:
     bench = Bench(FaultyDevice(), **SMALL)
     bench.model.render = lambda latents_BTM: latents_BTM[:, 1:, 0]  # type: ignore[method-assign]
     bench.speak("a", CODES["a"])

@@ -218,7 +218,7 @@ def test_a_failing_batch_fails_its_requests_only(raised: type[BaseException]) ->
     bench.expect_whole("later", later)
 
 
-def test_a_model_that_breaks_its_promise_of_samples_is_found_out() -> None:
+def test_a_model_with_another_number_of_samples_is_reported() -> None:
     class Short(WaveMaker):
         def samples(self, frames: int, first: bool) -> int:
             return super().samples(frames, first) + 1
