@@ -121,7 +121,7 @@ def test_a_request_whose_downloads_alone_are_too_much_is_refused(model: Path, se
         assert omni.generate(seen(server.url("next")), stream=False).text == "<5x4>"
 
 
-def test_a_cancelled_request_gives_its_download_up(model: Path, server: Server) -> None:
+def test_a_cancelled_request_cancels_its_download(model: Path, server: Server) -> None:
     with opened(model, **{"frontend.media.max_downloads": 1}) as omni:
         stream = omni.generate(seen(server.url("slow")))
         assert eventually(lambda: len(server.asked) == 1)
@@ -155,7 +155,7 @@ def test_close_waits_for_no_server(model: Path, server: Server) -> None:
         list(stream)
 
 
-def test_the_interpreter_ends_beside_what_hangs(model: Path) -> None:
+def test_downloads_that_hang_do_not_keep_the_interpreter(model: Path) -> None:
     """A server that never answers, and a library that has a thread for a minute; the model is not even closed."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ran = run_program(f"""

@@ -23,11 +23,13 @@ def test_its_own_work_may_call_and_join_it(executor: SerialExecutor) -> None:
     called, joined = threading.Event(), threading.Event()
     executor.soon(lambda: executor.call(called.set))
     assert called.wait(PATIENCE_SECONDS)
-    executor.soon(lambda: (executor.join(), joined.set()))
+    executor.soon(executor.join)
+    executor.soon(joined.set)
     assert joined.wait(PATIENCE_SECONDS)
 
 
 def test_before_the_start_there_is_nothing_to_join() -> None:
-    joined = threading.Event()
-    threading.Thread(target=lambda: (SerialExecutor().join(), joined.set()), daemon=True).start()
-    assert joined.wait(PATIENCE_SECONDS)
+    waiter = threading.Thread(target=SerialExecutor().join, daemon=True)
+    waiter.start()
+    waiter.join(PATIENCE_SECONDS)
+    assert not waiter.is_alive()

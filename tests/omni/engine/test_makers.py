@@ -38,7 +38,7 @@ def with_other_options(pipeline: Pipeline) -> Pipeline:
 
 
 @pytest.mark.parametrize("field", ["text.sampling.top_k", LENGTH])
-def test_the_user_s_function_is_named_for_what_it_chose(checkpoint: Checkpoint, field: str) -> None:
+def test_a_user_s_function_is_named_for_options_that_it_set(checkpoint: Checkpoint, field: str) -> None:
     plan = resolve_pipeline(checkpoint, PLUGINS, choice=PipelineChoice(wrap=with_other_options))
     with pytest.raises(ConfigError, match=r"^\S+: is wrong \(.*test_makers\.py:\d+\); mend it$"), plan.naming_makers():
         raise ConfigError(field, "is wrong", "mend it")

@@ -232,7 +232,7 @@ def test_the_engine_ticks_held_stages_in_every_other_turn(clock: Clock, listener
     assert turns_of(graph, order, ticked, 2) == [["speaker"], ["speaker", "seer", "writer"]]
 
 
-def test_the_orchestrator_tells_what_a_listener_hears(clock: Clock) -> None:
+def test_the_orchestrator_reports_sound_and_requests_to_listeners(clock: Clock) -> None:
     graph = FakeGraph()
     listeners = graph.orchestrator.listeners
     listeners._clock = clock

@@ -78,7 +78,7 @@ def test_sigterm_lets_answers_end_and_refuses_new_ones(echo_folder: Path) -> Non
             httpx.get(f"{url}/health")
 
 
-def test_what_is_not_over_in_time_is_ended(echo_folder: Path) -> None:
+def test_answers_beyond_the_drain_limit_are_ended(echo_folder: Path) -> None:
     with served(echo_omni(echo_folder), drain_seconds=1) as it:
         body = {**ENDLESS, "model": "tiny"}
         url = f"{it.url}/v1/chat/completions"
@@ -241,7 +241,7 @@ def test_a_voice_without_a_name_is_refused(given: str) -> None:
         ({"frontend.media.strict": False}, {}, "frontend.media.strict: is not set"),
     ],
 )
-def test_what_the_model_refuses_is_refused_before_it_is_served(
+def test_settings_that_the_model_refuses_end_the_start(
     echo_folder: Path, overrides: dict[str, object], options: dict[str, object], words: str
 ) -> None:
     omni = echo_omni(echo_folder, **overrides)
