@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -14,6 +15,7 @@ from PIL import Image
 
 from omni.api.request_queue import THREADS
 from omni.errors import InputError, OverloadedError, StageError
+from omni.media import Downloads
 from tests.omni.media.web import Page, Web, content, missing, serve
 from tests.support.echo_family import eventually
 from tests.support.echo_omni import opened, run_program
@@ -153,6 +155,26 @@ def test_close_waits_for_no_server(model: Path, server: Server) -> None:
     assert time.monotonic() - began < 10, "a download may take 30 s"
     with pytest.raises(StageError, match="closed"):
         list(stream)
+
+
+def test_a_close_begins_no_download_of_a_waiting_request(
+    model: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched, fetch = list[str](), Downloads.fetch
+
+    def recorded(downloads: Downloads, url: str, field: str) -> "Future[bytes]":
+        fetched.append(url)
+        return fetch(downloads, url, field)
+
+    monkeypatch.setattr(Downloads, "fetch", recorded)
+    omni = opened(model, **{"frontend.media.max_downloads": 1})
+    streams = [omni.generate(seen(server.url(path))) for path in ("slow", "next", "last")]
+    assert eventually(lambda: len(server.asked) == 1)
+    omni.close()
+    for stream in streams:
+        with pytest.raises(StageError, match="closed"):
+            list(stream)
+    assert fetched == [server.url("slow")]
 
 
 def test_downloads_that_hang_do_not_keep_the_interpreter(model: Path) -> None:
