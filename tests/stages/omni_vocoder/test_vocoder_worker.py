@@ -1,6 +1,7 @@
 """The vocoder stage, driven by hand-made messages."""
 
 import logging
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -57,11 +58,35 @@ def test_the_last_chunk_of_any_size_is_captured(caplog: pytest.LogCaptureFixture
 
 
 class WarmingDevice(CpuDevice):
-    """Runs launches once when it captures them, as a CUDA device does."""
+    """Runs launches once when it captures them, as a CUDA device does. captured, replayed: names of graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.captured: list[str] = []
+        self.replayed: list[str] = []
 
     def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
+        self.captured.append(name)
         self.enqueue(stream, launches)
         return super().capture(stream, name, launches)
+
+    def replay(self, stream: Stream, graph: Graph) -> None:
+        self.replayed.append(graph.name)
+        super().replay(stream, graph)
+
+
+def test_graphs_are_captured_the_largest_first_and_replayed() -> None:
+    """Smaller ones then reuse the memory of the largest."""
+    device = WarmingDevice()
+    bench = Bench(device, first_chunk_frames=2, chunk_frames=5)
+    bench.vocoder.capture([2, 1])
+    frames_and_rows = [tuple(map(int, re.findall(r"\d+", name))) for name in device.captured]
+    assert frames_and_rows == [(5, 2), (2, 2), (5, 1), (2, 1)]
+    codes = random_codes(9)
+    bench.speak("a", codes)
+    bench.settle(device)
+    assert device.replayed == [device.captured[3], device.captured[2], device.captured[2]]
+    bench.expect_whole("a", codes)
 
 
 @pytest.mark.parametrize("sizes", [[1], [2], [4, 3]])
