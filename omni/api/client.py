@@ -109,7 +109,8 @@ class Client:
         if self._shut_once:
             return
         self._shut_once = True
-        steps = (self._cancel_all, self._downloads.close, self.queue.close, self.engine.close, self.queue.join_threads)
+        # The queue first: else a cancelled request would make room for the download of the next one.
+        steps = (self.queue.close, self._cancel_all, self._downloads.close, self.engine.close, self.queue.join_threads)
         try:
             for step in steps:
                 try:

@@ -7,7 +7,7 @@ from omni.engine.faults import Boxes, StageFault, checked_message
 from omni.engine.produced import AUDIO, check_produced, check_sound
 from omni.engine.request import StageOutput
 from omni.engine.route import BusyRoutes
-from omni.engine.stage_order import sound_stages
+from omni.engine.stage_order import edges_to_sound
 from omni.engine.values import check_tokens, give
 from omni.errors import OmniError, ReturnedError, StageError, known
 from omni.payload import AudioChunk, GeneratedTokens, RequestHiddenStates
@@ -49,8 +49,7 @@ class Forwarder:
         self._abort = abort
         self._routes = routes
         self._listeners = listeners
-        near = sound_stages(pipeline)
-        self._edges_to_sound = {e.name for e in pipeline.edges if e.consumer in near and e.producer not in near}
+        self._edges_to_sound = edges_to_sound(pipeline)
 
     def empty_outboxes(self) -> bool:
         """Returns whether there were messages. Raises StageFault for a message that a stage must not send, for one of an unknown

@@ -15,6 +15,12 @@ def sound_stages(pipeline: Pipeline) -> frozenset[str]:
     return frozenset(makers | {edge.producer for maker in makers for edge in pipeline.edges_into(maker)})
 
 
+def edges_to_sound(pipeline: Pipeline) -> frozenset[str]:
+    """Names of the edges that lead from other stages to sound stages: what passes them will become sound."""
+    sound = sound_stages(pipeline)
+    return frozenset(e.name for e in pipeline.edges if e.consumer in sound and e.producer not in sound)
+
+
 class StageOrder:
     """Decides which stages launch first. Each turn, the first case that holds:
 

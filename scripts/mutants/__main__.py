@@ -17,7 +17,7 @@ from .verdicts import Verdicts, is_settled
 
 FOLDERS = ["stages/omni_ar/run", "omni/device", "omni/engine", "stages/omni_frames", "omni/testing/simulation"]
 # What they run needs a GPU, and a process that has one cannot be forked: `pytest -m gpu` is there for them.
-WITHOUT = ["omni/device/cuda.py"]
+WITHOUT = ["omni/device/cuda.py", "connectors/omni_cuda_ipc/connector.py"]
 TESTS = ["tests/omni", "tests/connectors", "tests/stages", "tests/plugins"]
 # Those marked `mutation` too: what they plant themselves is gone when they end.
 MARKED = "not gpu and not slow"

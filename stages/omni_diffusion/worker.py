@@ -138,7 +138,7 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
                 batches.setdefault(self._sizes.batch_part(request.rendered, part), {})[request] = part
         if not batches or not self._renderer.ready:
             return False
-        batch_part, parts = min(batches.items(), key=lambda batch: min(each.rendered for each in batch[1]) > 0)
+        batch_part, parts = min(batches.items(), key=lambda batch: all(request.rendered for request in batch[1]))
         batch = together(list(parts))
         own = {request: parts[request] for request in batch}
         if self.run_batch(batch, "rendering a part", partial(self._renderer.prepare, own, batch_part), again=True):

@@ -97,7 +97,7 @@ def test_the_time_limit_keeps_the_best_so_far(tune: Callable[[str], ModuleType])
     assert len(planted.tried) == 3
 
 
-def test_what_another_target_loses_by_is_undone(tune: Callable[[str], ModuleType]) -> None:
+def test_a_change_that_slows_another_target_is_undone(tune: Callable[[str], ModuleType]) -> None:
     without_losses = tune("in_layers").without_losses
     start, best = dict.fromkeys("abc"), dict.fromkeys("abc", ONE)
     own = Planted({}, added({key: {None: 0.0, ONE: -20.0} for key in "abc"}))

@@ -249,7 +249,7 @@ def test_a_norm_joins_its_product_if_no_parts_are_left(
     assert len(parts - {None}) >= 4, parts
 
 
-def test_what_changes_is_the_setting_for_those_rows(
+def test_tuning_changes_the_settings_of_those_rows_alone(
     tune: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cost(asked: Sequence[tuple[str, Setting]]) -> float:
@@ -273,7 +273,7 @@ def test_the_time_beside_another_target_counts_too(
     assert changes == ({DOWN: {8: {}}} if loss == 13 else {})
 
 
-def test_what_another_target_loses_by_is_not_kept(
+def test_a_change_that_slows_another_target_is_not_kept(
     tune: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cost(asked: Sequence[tuple[str, Setting]]) -> float:
@@ -283,7 +283,7 @@ def test_what_another_target_loses_by_is_not_kept(
     assert PlantedTarget(tune, monkeypatch, cost).tune(8, 4) == {}
 
 
-def test_changes_that_are_no_gain_without_those_undone_are_not_kept(
+def test_changes_without_a_gain_once_others_are_undone_are_not_kept(
     tune: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planted = PlantedTarget(tune, monkeypatch, lambda asked: 1000 + sum(setting is None for _, setting in asked))

@@ -22,7 +22,7 @@ def routing(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @pytest.mark.parametrize(("counted", "void"), [(106, True), (107, False), (112, False), (117, False), (118, True)])
-def test_five_percent_from_uniform_is_void(routing: ModuleType, counted: float, void: bool) -> None:
+def test_a_routing_five_percent_off_uniform_is_void(routing: ModuleType, counted: float, void: bool) -> None:
     assert routing.is_void(routing.Routing(counted, 112.0)) is void
 
 

@@ -246,7 +246,7 @@ def test_handoff_compares_both_variants(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.slow
-def test_handoff_tells_its_numbers_before_it_draws(
+def test_handoff_prints_its_numbers_before_it_draws(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object) -> None:

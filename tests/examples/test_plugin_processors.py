@@ -66,7 +66,7 @@ def generate(omni: Omni, asked: Sequence[SamplingParams]) -> list[str]:
         return list(threads.map(lambda one: omni.generate(PROMPT, stream=False, sampling=one).text, asked))
 
 
-def test_hurry_ends_a_text(omni: Omni, folder: Path):
+def test_the_processor_hurry_ends_a_text(omni: Omni, folder: Path):
     plain, hurry = generate(omni, [greedy({}), greedy(HURRY)])
     assert plain == expected(folder, lambda ids, logits_V: logits_V)
     assert hurry == expected(folder, hurried(0.75, 3))
@@ -80,7 +80,7 @@ def test_no_repeat_is_transformers_own(omni: Omni, folder: Path, size: int):
     assert result.text != expected(folder, lambda ids, logits_V: logits_V)
 
 
-def test_both_at_once_beside_requests_without(omni: Omni, folder: Path):
+def test_two_processors_at_once_beside_requests_without_any(omni: Omni, folder: Path):
     ends = [ord("."), ord("\n")]
     both: dict[str, dict[str, object]] = {"hurry": {"ids": ends, "by": 1.5, "after": 8}, "no_repeat": {"size": 2}}
     asked = [greedy({}), greedy(both), greedy({"no_repeat": {"size": 2}}), greedy(HURRY)]

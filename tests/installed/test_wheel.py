@@ -91,7 +91,7 @@ def test_a_requirement_that_is_missing_or_old_is_found(tmp_path: Path) -> None:
     assert old.startswith("omni-planted 1 has requirement numpy<1, but you have numpy ")
 
 
-def test_installed_it_starts_without_the_checkout(installed: Environment, tmp_path: Path) -> None:
+def test_the_installed_wheel_lists_its_plugins_without_the_checkout(installed: Environment, tmp_path: Path) -> None:
     records = json.loads(installed.omni(tmp_path, "plugins", "--json"))
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert {record["name"] for record in records} == set(project["entry-points"]["omni"])
@@ -100,7 +100,7 @@ def test_installed_it_starts_without_the_checkout(installed: Environment, tmp_pa
 
 
 @pytest.mark.slow
-def test_installed_it_answers_without_the_checkout(installed: Environment, tmp_path: Path) -> None:
+def test_the_installed_wheel_answers_without_the_checkout(installed: Environment, tmp_path: Path) -> None:
     assert "wrote a tiny qwen3_omni checkpoint" in installed.omni(tmp_path, "tiny", "model", "--family", "qwen3_omni")
     text = installed.omni(tmp_path, "run", "model", "who is it", "--seed", "1", "--max-tokens", "8", "--device", "cpu")
     assert text.strip()

@@ -245,7 +245,7 @@ SILENT = Fault(
 
 
 @by_name((SILENT,))
-def test_a_worker_whose_tick_says_nothing_works(fault: Fault, model: Path, plugin: Installed) -> None:
+def test_a_worker_whose_tick_returns_nothing_works(fault: Fault, model: Path, plugin: Installed) -> None:
     with Omni(model, device="cpu", plugins=loaded(plugin)) as omni:
         answered(omni, audio=True)
 

@@ -20,7 +20,7 @@ def graph() -> FakeGraph:
     return FakeGraph()
 
 
-def test_its_requests_fail_and_those_that_do_not_need_it_go_on(graph: FakeGraph) -> None:
+def test_requests_of_a_closed_stage_fail_and_others_continue(graph: FakeGraph) -> None:
     both, text = graph.submit("both", *BOTH), graph.submit("text", "text")
     graph.speaker.broken = BROKEN
     graph.settle()

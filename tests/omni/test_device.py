@@ -65,7 +65,7 @@ def test_a_graph_replays_its_launches_in_order_on_its_own_buffers():
     assert graph.name == "both"
 
 
-def test_allocations_are_what_they_say():
+def test_zeros_are_zero_and_empty_has_its_shape():
     device = CpuDevice()
     assert device.zeros((2, 1), torch.float32).tolist() == [[0.0], [0.0]]
     assert device.empty((3, 0, 2), torch.int64, device.stream("s")).shape == (3, 0, 2)

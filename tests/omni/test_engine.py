@@ -103,6 +103,24 @@ def test_a_worker_that_raises_ends_its_requests_and_refuses_new_ones():
     graph.engine.close()
 
 
+def test_a_loop_that_fails_fails_its_requests_before_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> bool:
+        raise RuntimeError("out of order")
+
+    graph, active, later = FakeGraph(), Waiting(), Waiting()
+    graph.engine.submit(text_request("active"), active)
+    graph.engine.tick()
+    monkeypatch.setattr(graph.engine, "tick", fail)
+    graph.engine.start()
+    assert active.last.wait(PATIENCE_SECONDS)
+    graph.engine.submit(text_request("later"), later)
+    assert later.last.wait(PATIENCE_SECONDS)
+    assert "engine" in active.failure
+    assert active.failure == later.failure
+    assert "failed while running its loop: RuntimeError: out of order" in active.failure
+    graph.engine.close()
+
+
 class Breaking(FakeWorker):
     """Raises in its first tick. ticks: how often it was given a turn."""
 
@@ -231,7 +249,7 @@ def test_usage_is_by_stage():
     assert graph.engine.usage() == {name: {"requests": 1} for name in ("seer", "writer", "speaker")}
 
 
-def test_tick_says_whether_anything_happened():
+def test_tick_returns_whether_anything_happened():
     graph = FakeGraph()
     assert not graph.engine.tick()
     graph.writer.produce("nobody", lent(1))
@@ -266,7 +284,7 @@ def polled_graph() -> tuple[FakeGraph, PolledWorker, PolledWorker]:
     return graph, writer, speaker
 
 
-def test_what_a_poll_reads_is_given_to_the_consumer_before_its_poll():
+def test_outputs_of_a_poll_are_delivered_before_the_consumer_polls():
     graph, writer, speaker = polled_graph()
     graph.submit("r", "audio")
     speaker.polls.clear()
@@ -275,7 +293,7 @@ def test_what_a_poll_reads_is_given_to_the_consumer_before_its_poll():
     assert speaker.polls[0] == 1
 
 
-def test_what_a_tick_makes_is_given_on_before_the_next_stage_ticks():
+def test_outputs_of_a_tick_are_delivered_before_the_next_stage_ticks():
     graph, writer, speaker = polled_graph()
     graph.submit("r", "audio", seer=False)
     speaker.polls.clear()

@@ -44,7 +44,7 @@ def test_short_values_are_quoted_as_python_writes_them(value: object) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_whatever_is_quoted_is_short_and_can_be_written(value: object) -> None:
+def test_quoted_values_are_short_and_can_be_encoded(value: object) -> None:
     text = quoted(value)
     assert 0 < len(text) <= QUOTED
     assert text.encode().decode().isprintable()

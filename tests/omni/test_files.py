@@ -100,7 +100,7 @@ def test_devices_and_pipes_are_never_replaced(tmp_path: Path) -> None:
     assert not is_special(tmp_path / "nothing")
 
 
-def test_why_not_changes_nothing(tmp_path: Path) -> None:
+def test_why_not_gives_the_reason_and_changes_no_file(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"before")
     assert why_not(tmp_path / "a") is None
     assert why_not(tmp_path / "b") is None

@@ -68,6 +68,6 @@ def test_a_payload_that_edges_may_still_take_is_not_released() -> None:
     assert (produced.released, produced.free) == (True, True)
 
 
-def test_a_credit_of_nothing_is_refused() -> None:
+def test_a_credit_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="credit must be at least 1"):
         Edge(producer="a", consumer="b", credit=0)

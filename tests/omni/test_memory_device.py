@@ -64,7 +64,7 @@ def test_other_devices_are_not_counted() -> None:
 
 
 @pytest.mark.parametrize("device", [CpuDevice(), QueuedDevice()], ids=lambda device: type(device).__name__)
-def test_the_peak_of_what_is_launched(device: Device) -> None:
+def test_the_measured_peak_is_that_of_the_launches(device: Device) -> None:
     stream = device.stream("work")
     results: list[Tensor] = []
 

@@ -74,7 +74,7 @@ def made_of_text() -> Callable[..., None]:
     return names["made"]
 
 
-def test_a_method_that_was_made_of_text_is_its_class_s() -> None:
+def test_the_origin_of_a_generated_method_is_its_class() -> None:
     class Generated:
         def written(self) -> None: ...
 
@@ -84,7 +84,7 @@ def test_a_method_that_was_made_of_text_is_its_class_s() -> None:
     assert origin(code=made_of_text()) == ""
 
 
-def test_a_function_that_wraps_itself() -> None:
+def test_a_function_that_wraps_itself_has_its_own_origin() -> None:
     def looped() -> None: ...
 
     looped.__wrapped__ = looped  # type: ignore[attr-defined]

@@ -31,6 +31,8 @@ DECLARED = {
 MOMENTS = {HAND_OVER}
 """Names that `Device.moment` reports, and no phase has."""
 ROOTS = ("omni", "stages", "connectors", "plugins")
+LAUNCHES = ("launch(", "Launch.of(", "downloads.send(")
+"""Calls that `handed_over` reads."""
 
 
 def defined(tree: ast.Module) -> set[str]:
@@ -60,16 +62,19 @@ def imported(tree: ast.Module) -> dict[str, str]:
 def phases(root: Path = REPOSITORY, roots: tuple[str, ...] = ROOTS) -> dict[str, set[str]]:
     """The files that define a phase of a name, from `root`."""
     paths = [path for name in roots for path in (root / name).rglob("*.py") if "testing" not in path.parts]
-    trees = {str(path.relative_to(root)): ast.parse(path.read_text()) for path in paths}
+    texts = {str(path.relative_to(root)): path.read_text() for path in paths}
+    trees = cache(lambda file: ast.parse(texts[file]))
     found: dict[str, set[str]] = {}
-    for file, tree in trees.items():
+    # To parse a file takes long, and most launch nothing.
+    for file in (file for file, text in texts.items() if any(call in text for call in LAUNCHES)):
+        tree = trees(file)
         for name in handed_over(tree):
             source = file.removesuffix(".py") if name in defined(tree) else imported(tree).get(name)
             # A name without a definition is a parameter: its argument is found at the caller.
             if source is not None:
                 inside = (f"/{source}.", f"/{source}/")
-                owners = {other for other in trees if any(place in f"/{other}" for place in inside)}
-                found.setdefault(name, set()).update(owner for owner in owners if name in defined(trees[owner]))
+                owners = {other for other in texts if any(place in f"/{other}" for place in inside)}
+                found.setdefault(name, set()).update(owner for owner in owners if name in defined(trees(owner)))
     return {name: files for name, files in found.items() if files}
 
 

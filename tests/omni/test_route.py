@@ -122,7 +122,7 @@ def test_an_adapter_that_raises_fails_its_request_alone(where: str):
     assert all(worker.held == {"good"} for worker in graph.workers.values())
 
 
-def test_an_adapter_s_own_error_reaches_the_user_as_it_is():
+def test_an_input_error_of_an_adapter_reaches_the_user_unchanged():
     error = InputError("voice", "cannot say this", "use another")
     graph = FakeGraph(adapters={EDGE: always(FailingAdapter("push", error))})
     recorder = graph.submit("r", *BOTH)

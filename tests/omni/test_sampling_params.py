@@ -112,7 +112,7 @@ def test_an_unknown_field_is_refused_by_name(kind: type[msgspec.Struct]) -> None
 
 
 @pytest.mark.parametrize("field", ["regx", "json_schema", "guided_regex"])
-def test_a_structure_within_parameters_refuses_it_too(field: str) -> None:
+def test_structured_output_refuses_unknown_fields(field: str) -> None:
     given = {"structured": {"regex": "a", field: "b"}}
     with pytest.raises(msgspec.ValidationError, match=rf"unknown field `{field}` - at `\$.structured`"):
         msgspec.convert(given, SamplingParams)

@@ -14,8 +14,11 @@ EXCEPTED = {
 
 
 def test_a_type_is_described_under_the_lock():
-    files = sorted((REPOSITORY / "omni").rglob("*.py"))
-    found = {path.relative_to(REPOSITORY).as_posix(): [*_unlocked(ast.parse(path.read_text()))] for path in files}
+    texts = {path: path.read_text() for path in sorted((REPOSITORY / "omni").rglob("*.py"))}
+    # A file without these names has no such call, and to parse it takes long.
+    decoding = [path for path, text in texts.items() if any(name in text for name in _DECODES | _TYPED)]
+    assert len(decoding) > len(EXCEPTED)
+    found = {path.relative_to(REPOSITORY).as_posix(): [*_unlocked(ast.parse(texts[path]))] for path in decoding}
     named = {name: lines for name, lines in found.items() if lines}
     assert named.keys() == EXCEPTED.keys(), f"msgspec meets a type outside of `with STRUCT_TYPES`: {named}"
 

@@ -227,7 +227,7 @@ def test_a_step_through_rings_does_not_wait():
 @pytest.mark.parametrize(
     ("value", "check"), [("", SyncCheck.OFF), ("warn", SyncCheck.WARN), ("error", SyncCheck.ERROR)]
 )
-def test_the_environment_says_how(value: str, check: SyncCheck):
+def test_the_environment_variable_selects_the_check(value: str, check: SyncCheck):
     assert SyncCheck.from_environment({"OMNI_SYNC_CHECK": value}) is check
 
 

@@ -72,7 +72,7 @@ def test_matrices_keep_the_scale_of_what_they_multiply() -> None:
     assert 0.05 < head.bias.std() < 0.2
 
 
-def test_the_waveform_has_its_peak_and_the_head_its_words() -> None:
+def test_tiny_weights_give_a_peak_and_favour_given_tokens() -> None:
     last, heard = nn.Conv1d(3, 1, 5), torch.randn(1, 3, 99)
     scale_peak(last, lambda: (10 * last(heard)).clamp(-1, 1))
     assert (10 * last(heard)).abs().max().item() == pytest.approx(0.5, rel=1e-4)

@@ -233,7 +233,7 @@ def test_each_request_gets_of_divided_experts_what_it_gets_alone(folder: Path, c
     ),
     ids=str,
 )
-def test_qwen3_omni_says_what_it_says_whole(
+def test_cut_qwen3_omni_equals_the_whole_model(
     shape: str, layout: RankLayout, layers: tuple[int, ...], settings: Mapping[str, object], by_expert: bool
 ) -> None:
     """Layers are those of the thinker. The talker has two, and the other one 6 experts, which four ranks do not divide: it is
@@ -269,7 +269,7 @@ def test_qwen3_omni_says_what_it_says_whole(
     ),
     ids=str,
 )
-def test_qwen2_5_omni_says_what_it_says_whole(shape: str, layout: RankLayout) -> None:
+def test_cut_qwen2_5_omni_equals_the_whole_model(shape: str, layout: RankLayout) -> None:
     """Its talker is conditioned by vectors, which rank 0 alone receives."""
     cut, comparison = CutStages(layout), Comparison()
     settings = {**heard_omni.STREAMED, "thinker.max_in_flight": 3, "talker.max_in_flight": 3, "talker.max_num_seqs": 3}
@@ -303,7 +303,7 @@ TURNS = [
     ),
     ids=str,
 )
-def test_csm_says_what_transformers_does(layout: RankLayout, settings: Mapping[str, object]) -> None:
+def test_cut_csm_speaks_as_transformers_does(layout: RankLayout, settings: Mapping[str, object]) -> None:
     cut, stage = CutStages(layout), of("backbone", {"block_size": 4, **settings})
     engine = OmniEngine(tiny_csm(), stage, LateDevice(layout.size), change=cut.change, graphs=True)
     for asked, result in zip(TURNS, engine.run_simulated(TURNS), strict=True):

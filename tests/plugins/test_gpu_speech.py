@@ -115,7 +115,9 @@ def on_devices() -> list[Any]:
 
 
 @pytest.mark.parametrize(("device", "family", "shape", "case", "graphs"), on_devices())
-def test_everything_is_the_cpu_s(device: str, family: str, shape: str, case: str, graphs: bool) -> None:
+def test_tokens_and_speech_equal_those_of_the_cpu(
+    device: str, family: str, shape: str, case: str, graphs: bool
+) -> None:
     make, answers = FAMILIES[family]
     engine = make(shape, case, device, graphs)
     chats = omni_engine.CHATS if family == "qwen3_omni" else heard_omni.CHATS

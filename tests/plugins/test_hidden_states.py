@@ -1,7 +1,7 @@
 """Hidden states of every layer and position, compared with transformers', also under pressure."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +159,12 @@ def test_a_layer_that_the_model_lacks_is_refused(tmp_path: Path, layer: int) -> 
 
 # The public interface, on a thinker with pictures and sound.
 
+
+class Unreadable(list[int]):
+    def __iter__(self) -> Iterator[int]:
+        raise RuntimeError("broken")
+
+
 ASKED = chat("what is in the", image(96, 64), sound(0.7), "picture", voice=None)
 
 
@@ -185,7 +191,7 @@ def thinker_states(folder: Path, ids: tuple[int, ...]) -> Tensor:
 
 
 @pytest.mark.parametrize("process", ["thread", "process"])
-def test_a_person_asks_for_states_of_some_layers(process: str) -> None:
+def test_users_may_request_states_of_chosen_layers(process: str) -> None:
     folder = tiny_checkpoint(3, **SHAPE)
     overrides = {"engine.process": process, "thinker.hidden_layers": [3, 0, 1]}
     with Omni(folder, device="cpu", plugins=tiny_plugins(), overrides=overrides) as omni:
@@ -215,6 +221,10 @@ def test_coroutines_ask_too_and_mistakes_are_named() -> None:
                 ({"layers": []}, r"layers: is \[\]; give a list of layers: \[2\]"),
                 ({"layers": "2"}, r"layers: is '2'; give a list of layers: \[2\]"),
                 ({"layers": [True]}, r"layers: True is not kept"),
+                (
+                    {"layers": Unreadable([2])},
+                    r"layers: cannot be read: RuntimeError: broken; give plain Python values",
+                ),
                 ({"layers": [[2]]}, r"layers: \[2\] is not kept"),
                 ({"device": "gpu"}, r"device: 'gpu' is not a device; use \"cpu\", \"cuda\" or \"cuda:N\""),
                 ({"device": "cuda:99"}, r"device: 'cuda:99' does not exist here; there (is|are) \d+ CUDA devices?"),

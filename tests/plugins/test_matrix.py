@@ -74,7 +74,7 @@ def test_the_selection_has_every_pair_of_values() -> None:
     ],
     ids=str,
 )
-def test_alone_it_says_what_the_reference_says(family: Family, asked: str, prompts: range) -> None:
+def test_a_request_alone_equals_the_reference(family: Family, asked: str, prompts: range) -> None:
     for prompt in prompts:
         received, (tokens, codes) = family.alone(asked, prompt), family.said(asked, prompt)
         params = family.sets[asked][family.writer]
@@ -98,7 +98,7 @@ def spoken(received: Received) -> list[int]:
         *few(1, (("qwen3_omni", asked) for asked in EVERY[::-1] if asked != GREEDY), SLOW),
     ],
 )
-def test_each_set_changes_what_is_said(family: Family, asked: str) -> None:
+def test_each_set_of_parameters_changes_the_tokens(family: Family, asked: str) -> None:
     against, half = AGAINST.get(asked, GREEDY), len(family.prompts) // 2
     both = [(family.alone(asked, n), family.alone(against, n)) for n in range(len(family.prompts))]
     same_text = [one.tokens == other.tokens for one, other in both]
@@ -139,7 +139,7 @@ def test_log_probabilities_are_those_of_the_model(text: TextFamily, asked: str) 
 
 
 @pytest.mark.parametrize("name", few(1, ["text", "qwen3_omni"], SLOW))
-def test_texts_with_a_form_have_it(family: Family) -> None:
+def test_structured_texts_follow_their_grammar(family: Family) -> None:
     for asked in ("JSON schema", "JSON schema, penalty, logprobs"):
         received = [family.alone(asked, prompt) for prompt in range(len(family.prompts))]
         ended = [one for one in received if one.ends[family.writer][0] == "stop"]

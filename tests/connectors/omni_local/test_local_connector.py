@@ -46,6 +46,13 @@ def test_a_released_reference_keeps_no_payload_alive():
     assert ref.received is None
 
 
+def test_an_aborted_reference_has_no_pieces():
+    ref = LocalConnector().sender(END).send(Payload(Meta(number=1)), COMPLETED)
+    ref.abort("given up")
+    assert ref.freed
+    assert not ref.pieces()
+
+
 def test_a_payload_that_was_given_up_does_not_arrive():
     connector = LocalConnector()
     ref = connector.sender(END).send(Payload(Meta(number=1)), COMPLETED)

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,29 @@ def test_memory_of_a_process_that_has_ended_is_refused() -> None:
     gone = SharedMemoryAddress(2**22, 5, BOARD_BYTES + 2**16)
     with pytest.raises(ConfigError, match=r"a->b: connector: cannot reach the memory of process"):
         SharedMemoryConnector().receiver(EdgeEnd("a->b", CpuDevice(), 2**16), gone)
+
+
+class PinningDevice(CpuDevice):
+    """Keeps what is pinned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pinned: list[torch.Tensor] = []
+
+    def pin(self, memory: torch.Tensor) -> Callable[[], None]:
+        self.pinned.append(memory)
+        return lambda: self.pinned.remove(memory)
+
+
+def test_ends_in_one_process_pin_one_mapping_until_the_close() -> None:
+    device = PinningDevice()
+    connector, end = SharedMemoryConnector(), EdgeEnd("a->b", device, 2**16)
+    sender = connector.sender(end)
+    receiver = connector.receiver(end, sender.address)
+    assert len(device.pinned) == 1
+    receiver.close()
+    sender.close()
+    assert not device.pinned
 
 
 def test_closed_ends_leave_no_descriptor_and_no_mapping() -> None:

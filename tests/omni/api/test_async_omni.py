@@ -38,7 +38,7 @@ async def test_hundreds_at_once(omni: AsyncOmni) -> None:
 
 
 @coroutine
-async def test_break_gives_the_request_up(omni: AsyncOmni) -> None:
+async def test_break_cancels_the_request(omni: AsyncOmni) -> None:
     async for output in omni.generate("abc", sampling=ENDLESS):
         assert output.tokens
         break
@@ -58,7 +58,7 @@ async def test_aclose_gives_the_request_up(omni: AsyncOmni) -> None:
 
 
 @coroutine
-async def test_cancelling_the_task_gives_its_requests_up(omni: AsyncOmni) -> None:
+async def test_cancelling_the_task_cancels_its_requests(omni: AsyncOmni) -> None:
     async def read() -> None:
         async for _ in omni.generate("abc", sampling=ENDLESS):
             started.set()

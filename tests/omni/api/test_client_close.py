@@ -39,7 +39,7 @@ def stopped(client: Client) -> bool:
 @pytest.mark.parametrize(
     ("error", "raised"), [(RuntimeError("stuck"), RuntimeError), (Panic("stuck"), StageError)], ids=["error", "panic"]
 )
-def test_the_rest_is_closed(tmp_path: Path, error: BaseException, raised: type[Exception]) -> None:
+def test_a_close_that_fails_closes_the_rest(tmp_path: Path, error: BaseException, raised: type[Exception]) -> None:
     omni, client = with_client(tmp_path)
 
     def close() -> None:

@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -14,6 +15,7 @@ from PIL import Image
 
 from omni.api.request_queue import THREADS
 from omni.errors import InputError, OverloadedError, StageError
+from omni.media import Downloads
 from tests.omni.media.web import Page, Web, content, missing, serve
 from tests.support.echo_family import eventually
 from tests.support.echo_omni import opened, run_program
@@ -121,7 +123,7 @@ def test_a_request_whose_downloads_alone_are_too_much_is_refused(model: Path, se
         assert omni.generate(seen(server.url("next")), stream=False).text == "<5x4>"
 
 
-def test_a_cancelled_request_gives_its_download_up(model: Path, server: Server) -> None:
+def test_a_cancelled_request_cancels_its_download(model: Path, server: Server) -> None:
     with opened(model, **{"frontend.media.max_downloads": 1}) as omni:
         stream = omni.generate(seen(server.url("slow")))
         assert eventually(lambda: len(server.asked) == 1)
@@ -137,6 +139,13 @@ def test_nothing_is_downloaded_for_a_request_that_is_wrong(model: Path, server: 
     assert server.asked == []
 
 
+def test_nothing_is_downloaded_beside_a_medium_that_is_refused(model: Path, server: Server) -> None:
+    strict = {"frontend.media.local": False}
+    with opened(model, **strict) as omni, pytest.raises(InputError, match=r"local files|paths|not opened"):
+        omni.generate(seen(server.url("a"), "file:///picture.png"), stream=False)
+    assert server.asked == []
+
+
 def test_close_waits_for_no_server(model: Path, server: Server) -> None:
     omni = opened(model)
     stream = omni.generate(seen(server.url("slow")))
@@ -148,7 +157,27 @@ def test_close_waits_for_no_server(model: Path, server: Server) -> None:
         list(stream)
 
 
-def test_the_interpreter_ends_beside_what_hangs(model: Path) -> None:
+def test_a_close_begins_no_download_of_a_waiting_request(
+    model: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched, fetch = list[str](), Downloads.fetch
+
+    def recorded(downloads: Downloads, url: str, field: str) -> "Future[bytes]":
+        fetched.append(url)
+        return fetch(downloads, url, field)
+
+    monkeypatch.setattr(Downloads, "fetch", recorded)
+    omni = opened(model, **{"frontend.media.max_downloads": 1})
+    streams = [omni.generate(seen(server.url(path))) for path in ("slow", "next", "last")]
+    assert eventually(lambda: len(server.asked) == 1)
+    omni.close()
+    for stream in streams:
+        with pytest.raises(StageError, match="closed"):
+            list(stream)
+    assert fetched == [server.url("slow")]
+
+
+def test_downloads_that_hang_do_not_keep_the_interpreter(model: Path) -> None:
     """A server that never answers, and a library that has a thread for a minute; the model is not even closed."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ran = run_program(f"""

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from omni import AsyncOmni, Omni
+from omni.api import owner
 from omni.api.owner import adapt_to_fork
 from omni.errors import ForkError
 from tests.support.echo_family import echo_plugins, eventually
@@ -175,6 +176,15 @@ print(os.waitstatus_to_exitcode(status))
 """
     ran = run_program(program, "-W", "ignore")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "7\n", "")
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_model_in_a_forked_child_computes_with_one_thread(forked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", numbers.append)
+    monkeypatch.setattr(owner._FORKS, "forked", forked)
+    adapt_to_fork(torch.device("cpu"))
+    assert numbers == [1] * forked
 
 
 def test_no_cuda_in_the_child_of_a_process_that_used_it(monkeypatch: pytest.MonkeyPatch) -> None:

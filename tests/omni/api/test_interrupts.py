@@ -17,7 +17,7 @@ from tests.support.interrupts import Interrupter, everywhere
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiers import SLOW, few
 
-pytestmark = pytest.mark.usefixtures("no_thread_stays")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("no_thread_stays")]
 
 PLACES = ("/omni/api/", "/omni/engine/engine.py", "/omni/utils/closing.py")
 

@@ -156,7 +156,7 @@ def test_invalid_messages_are_refused(omni: Omni, messages: Any) -> None:
         omni.generate(messages, stream=False)
 
 
-def test_closing_the_stream_gives_the_request_up(omni: Omni) -> None:
+def test_closing_the_stream_cancels_the_request(omni: Omni) -> None:
     stream = omni.generate("abc", sampling=ENDLESS)
     assert next(stream).index == 0
     assert not omni.idle
@@ -165,7 +165,7 @@ def test_closing_the_stream_gives_the_request_up(omni: Omni) -> None:
     assert list(stream) == []
 
 
-def test_a_stream_that_is_let_go_of_gives_the_request_up(omni: Omni) -> None:
+def test_a_dropped_stream_cancels_its_request(omni: Omni) -> None:
     """Unread, left in its loop, or in a cycle that the collector finds."""
     omni.generate("abc", sampling=ENDLESS)
     assert eventually(lambda: omni.idle)
@@ -180,7 +180,21 @@ def test_a_stream_that_is_let_go_of_gives_the_request_up(omni: Omni) -> None:
     assert eventually(lambda: omni.idle)
 
 
-def test_ctrl_c_gives_the_request_up(omni: Omni) -> None:
+def test_a_stream_that_was_read_leaves_its_finalizer_nothing_to_do(omni: Omni, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = omni.generate("abc")
+    assert [*stream]
+    given: list[object] = []
+    monkeypatch.setattr(omni._client.executor, "soon", given.append)
+    del stream
+    gc.collect()
+    assert given == []
+
+
+def test_a_token_has_the_bytes_that_the_front_end_knows(omni: Omni) -> None:
+    assert omni.token_text(ord("a")) == b"a"
+
+
+def test_ctrl_c_cancels_the_request(omni: Omni) -> None:
     GATES["ctrl-c"].clear()
     timer = threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
     stream = omni.generate("wait ctrl-c")

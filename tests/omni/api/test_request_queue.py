@@ -67,6 +67,7 @@ def test_an_urgent_text_waits_for_no_picture(model: Path) -> None:
         assert omni.generate("not even urgent", stream=False).text == "not even urgent"
         assert len(PREPARED) == THREADS + 2, "and no further picture was taken up"
         assert waiting(omni) == 40
+        assert not omni.idle, "though the engine is"
         pictures.close()
         assert_nothing_held(omni)
 

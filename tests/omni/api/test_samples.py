@@ -17,7 +17,7 @@ def nothing_asked() -> None:
     OPENED.clear()
 
 
-def test_a_result_has_the_other_answers(omni: Omni):
+def test_alternatives_are_the_other_answers_of_n(omni: Omni):
     result = omni.generate(f"no {SAMPLE}.", n=3, stream=False)
     assert [result.text, *(other.text for other in result.alternatives)] == ["no 0.", "no 1.", "no 2."]
     assert all(one.audio is not None and one.error is None for one in (result, *result.alternatives))

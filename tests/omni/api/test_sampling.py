@@ -73,7 +73,7 @@ def test_refused_at_once(omni: Omni, kind: str):
     assert words in str(caught.value)
 
 
-def test_others_are_answered_meanwhile(omni: Omni):
+def test_other_requests_run_beside_refused_ones(omni: Omni):
     results = omni.generate(["hello", "there"], stream=False)
     for sampling, _, _ in AT_ONCE.values():
         with pytest.raises(InputError):
@@ -184,7 +184,7 @@ def test_tokens_of_a_stop_string_have_one_too(omni: Omni):
     assert len(result.tokens) == len(result.logprobs)
 
 
-def test_none_unless_asked_for(omni: Omni):
+def test_log_probabilities_are_absent_unless_requested(omni: Omni):
     result = omni.generate("hello", stream=False)
     assert (result.logprobs, result.prompt_logprobs) == ((), ())
 

@@ -400,7 +400,7 @@ def test_a_prefix_cache_works_unless_it_is_off_or_an_edge_has_no_key(tiny_model:
     assert (caches["talker"].works, caches["talker"].why) == (False, why)
 
 
-def test_a_kind_that_cannot_be_built_without_memory_leaves_the_rest(
+def test_explain_shows_the_rest_if_a_kind_cannot_be_built_without_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(self: EchoKind, context: object) -> None:

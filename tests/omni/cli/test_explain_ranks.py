@@ -31,7 +31,7 @@ def explain(model: Path, *arguments: str) -> Result:
     return CliRunner().invoke(app, ["explain", str(model), "--device", "cuda:0", *arguments])
 
 
-def test_it_shows_the_ranks_of_a_stage_and_their_processes(model: Path) -> None:
+def test_explain_shows_the_ranks_of_a_stage_and_their_processes(model: Path) -> None:
     places = [*CUT, "--place", "writer=cuda:0,cuda:1/b"]
     text = explain(model, *places).stdout
     lines = [" ".join(line.split()) for line in text.splitlines()]
@@ -53,7 +53,7 @@ def test_it_shows_the_ranks_of_a_stage_and_their_processes(model: Path) -> None:
     }
 
 
-def test_it_shows_that_experts_are_divided(model: Path) -> None:
+def test_explain_shows_that_experts_are_divided(model: Path) -> None:
     arguments = [*CUT, "--place", "writer=cuda:0,cuda:1/b", "--set", "writer.expert_parallel=true"]
     lines = [" ".join(line.split()) for line in explain(model, *arguments).stdout.splitlines()]
     assert "cuda:0 cuda:0 rank 0 of 2 of writer (experts divided)" in lines
@@ -62,7 +62,7 @@ def test_it_shows_that_experts_are_divided(model: Path) -> None:
     assert (writer["expert_parallel"], singer["expert_parallel"]) == (True, False)
 
 
-def test_it_shows_the_parts_of_a_sequence_of_layers_and_what_each_holds(tmp_path: Path) -> None:
+def test_explain_shows_the_layers_and_memory_of_each_part(tmp_path: Path) -> None:
     model = write_text_model(tmp_path, "untied")
     cut = ("--set", "text.pipeline_parallel=2", "--set", "text.pipeline_layers=[1,2]", "--place", "text=cuda:0,cuda:1")
     lines = [" ".join(line.split()) for line in explain(tmp_path, *cut).stdout.splitlines()]
@@ -91,7 +91,7 @@ def test_it_shows_the_parts_of_a_sequence_of_layers_and_what_each_holds(tmp_path
         ((*CUT, "--place", "writer=cuda:0,cuda:1", "--set", "engine.process=thread"), "engine.process"),
     ],
 )
-def test_it_refuses_what_cannot_be_cut(model: Path, arguments: tuple[str, ...], text: str) -> None:
+def test_explain_refuses_a_stage_that_cannot_be_cut(model: Path, arguments: tuple[str, ...], text: str) -> None:
     result = explain(model, *arguments)
     assert result.exit_code != 0
     assert text in result.output

@@ -112,7 +112,7 @@ def test_while_an_answer_comes_in_no_wav_is_written(start: Start, tmp_path: Path
     assert (tmp_path / "a.wav").read_bytes() == b"before"
 
 
-def test_a_termination_ends_it_too(start: Start, model: str) -> None:
+def test_sigterm_ends_the_command_too(start: Start, model: str) -> None:
     process = start(program(), "run", model, "hello", *ENDLESS)
     assert_begins(process, b"hello")
     process.send_signal(signal.SIGTERM)

@@ -150,19 +150,19 @@ def test_a_wrong_cut_is_refused_by_omni(wrong: str, load_format: str, folders: d
 
 
 @pytest.mark.parametrize("wrong", ["more parts than layers", "no experts", "too few places"])
-def test_it_is_refused_by_async_omni(wrong: str, folders: dict[str, Path]) -> None:
+def test_async_omni_refuses_the_cut(wrong: str, folders: dict[str, Path]) -> None:
     kind, settings, text = WRONG[wrong]
     assert by_async_omni(folders[kind], settings) == text
 
 
 @pytest.mark.parametrize("command", ["explain", "run", "serve"])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_it_is_refused_by_the_commands(wrong: str, command: str, folders: dict[str, Path]) -> None:
+def test_commands_refuse_the_cut(wrong: str, command: str, folders: dict[str, Path]) -> None:
     kind, settings, text = WRONG[wrong]
     assert text in by_cli(command, folders[kind], settings)
 
 
-def test_doctor_finds_it(folders: dict[str, Path]) -> None:
+def test_doctor_reports_the_refused_cut(folders: dict[str, Path]) -> None:
     kind, settings, _ = WRONG["more parts than layers"]
     assert "text.pipeline_parallel: is 4, and the model has 3 layers" in by_cli("doctor", folders[kind], settings)
     kind, settings, _ = WRONG["too few places"]

@@ -136,7 +136,7 @@ TestRule.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 @pytest.mark.parametrize("bytes_short", [True, False])
-def test_as_few_give_way_as_it_takes(bytes_short: bool) -> None:
+def test_as_few_requests_as_possible_give_way(bytes_short: bool) -> None:
     """Among less urgent requests, one that holds the scarce resource; the others stay, though some are less urgent."""
     admission: Admission[str] = Admission(1, 4, 100)
     admission.join("heavy", "", 1, 1, [(bytes(90), 90)])

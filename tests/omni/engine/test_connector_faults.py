@@ -140,7 +140,7 @@ LETTING_GO = [
 
 
 @pytest.mark.parametrize(("method", "failing", "doing"), LETTING_GO)
-def test_a_consumer_that_cannot_let_go_is_closed(method: str, failing: set[str], doing: str) -> None:
+def test_a_consumer_that_cannot_release_is_closed(method: str, failing: set[str], doing: str) -> None:
     """Its producer gets the memory back: other requests would wait for it."""
     graph = FakeGraph()
     recorder, text = graph.submit("r", *BOTH), graph.submit("text", "text")

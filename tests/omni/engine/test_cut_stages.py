@@ -124,7 +124,7 @@ def test_a_fault_of_a_cut_stage_ends_the_engine(raised: Exception, expected: typ
 
 
 @pytest.mark.parametrize(("rank", "idle"), [(0, False), (1, True)])
-def test_what_another_rank_holds_keeps_no_engine_busy(rank: int, idle: bool) -> None:
+def test_usage_of_another_rank_does_not_keep_an_engine_busy(rank: int, idle: bool) -> None:
     graph = FakeGraph(cut=CutStages({"writer": ranks(rank=rank)}))
     graph.workers["writer"].usage = lambda: {"rows": 1}  # type: ignore[method-assign]
     assert graph.engine.idle is idle

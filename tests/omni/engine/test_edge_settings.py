@@ -76,7 +76,7 @@ def test_the_origin_of_an_edge_setting_is_family_or_default() -> None:
     assert found[f"{EDGE}.connector"] == (None, "default")
 
 
-def test_none_takes_a_connector_back() -> None:
+def test_the_value_none_removes_a_connector_setting() -> None:
     found = [
         SettingsLayer("first", {f"{EDGE}.connector": "shm"}),
         SettingsLayer("second", {f"{EDGE}.connector": "none"}),

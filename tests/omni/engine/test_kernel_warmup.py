@@ -251,7 +251,7 @@ def test_a_partial_record_is_not_kept(made: list[Processes], monkeypatch, tmp_pa
     assert warm_up.call_count == 2
 
 
-def test_what_cannot_be_recorded_is_left_out(made: list[Processes], tmp_path: Path):
+def test_launches_that_cannot_be_recorded_are_left_out(made: list[Processes], tmp_path: Path):
     def load(device: Device, name: str) -> LoadedStage:
         if name == "text":
             return start.load(device, name)

@@ -56,6 +56,9 @@ def test_a_faulty_stage_is_closed_and_the_other_engine_goes_on(two: TwoEngines) 
     assert "stage 'speaker' failed while running: RuntimeError: a fault of the stage" in shared[THERE].failure
     later = two.submit("later", *BOTH)
     assert "stage 'speaker' failed while running: it is closed since a fault" in later[THERE].failure
+    two.write("later", 1)
+    two.settle()
+    assert not later[HERE].over, "the edge has no fault"
     for request_id in ("r", "later"):
         two.here.abort(request_id, later[THERE].outputs[-1].error)  # type: ignore[union-attr]
     two.settle()

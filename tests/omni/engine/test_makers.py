@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from omni.checkpoint import Checkpoint
+from omni.config import FAMILY
 from omni.engine import PipelineChoice, resolve_pipeline
 from omni.errors import ConfigError
 from omni.pipeline import Pipeline
@@ -16,6 +17,7 @@ from tests.support.entry_points import own_entry_points
 from tests.support.tiny_text import write_text_model
 
 PLUGINS = load_plugins(own_entry_points())
+LENGTH = "text.max_model_len"
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +37,8 @@ def with_other_options(pipeline: Pipeline) -> Pipeline:
     return pipeline.extended(stages=[msgspec.structs.replace(stage, options=options)])
 
 
-@pytest.mark.parametrize("field", ["text.sampling.top_k", "text.max_model_len"])
-def test_the_user_s_function_is_named_for_what_it_chose(checkpoint: Checkpoint, field: str) -> None:
+@pytest.mark.parametrize("field", ["text.sampling.top_k", LENGTH])
+def test_a_user_s_function_is_named_for_options_that_it_set(checkpoint: Checkpoint, field: str) -> None:
     plan = resolve_pipeline(checkpoint, PLUGINS, choice=PipelineChoice(wrap=with_other_options))
     with pytest.raises(ConfigError, match=r"^\S+: is wrong \(.*test_makers\.py:\d+\); mend it$"), plan.naming_makers():
         raise ConfigError(field, "is wrong", "mend it")
@@ -48,6 +50,18 @@ def test_a_family_is_not_named_for_a_default_of_generation_config(checkpoint: Ch
     assert top_k == 7
     with pytest.raises(ConfigError, match=r"^text\.sampling\.top_k: is wrong; mend it$"), plan.naming_makers():
         raise ConfigError("text.sampling.top_k", "is wrong", "mend it")
+
+
+def test_a_family_is_named_for_an_option_that_it_set(checkpoint: Checkpoint) -> None:
+    plan = resolve_pipeline(checkpoint, PLUGINS)
+    settings = tuple(
+        msgspec.structs.replace(each, origin=FAMILY) if each.path == LENGTH else each for each in plan.settings
+    )
+    with (
+        pytest.raises(ConfigError, match=r"\(plugin .*omni_text.*\)"),
+        replace(plan, settings=settings).naming_makers(),
+    ):
+        raise ConfigError(LENGTH, "is wrong", "mend it")
 
 
 def test_a_family_is_named_for_a_stage_without_a_model(checkpoint: Checkpoint) -> None:

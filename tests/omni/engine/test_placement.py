@@ -47,6 +47,11 @@ def test_places_name_devices_replicas_and_further_processes() -> None:
     assert [str(device_of(place)) for place in found.places] == ["cpu", "cuda:1", "cuda:2", "cpu"]
 
 
+@pytest.mark.parametrize("name", ["2", "3a", "second", "the_second", "_"])
+def test_a_further_process_is_named_by_a_number_or_a_word(name: str) -> None:
+    assert placement(writer=f"cpu/{name}").stages["writer"] == (f"cpu/{name}",)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -104,7 +104,7 @@ def test_ranks_of_one_processor_and_of_several_gpus_are_allowed() -> None:
     check_ranks(writer(1, 2), ["cuda:0", "cuda:1"])
 
 
-def test_both_numbers_are_named_where_places_are_missing() -> None:
+def test_too_few_places_for_the_ranks_name_both_numbers() -> None:
     wanted = "writer.tensor_parallel=2 and writer.pipeline_parallel=3 takes 6 places"
     with pytest.raises(ConfigError, match=wanted):
         check_ranks(writer(2, 3), ["cuda:0", "cuda:1"])

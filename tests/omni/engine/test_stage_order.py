@@ -12,7 +12,7 @@ from omni.engine import Engine, EngineRequest
 from omni.engine.credit import Credit
 from omni.engine.faults import Boxes
 from omni.engine.request import SafeSink
-from omni.engine.stage_order import StageOrder, sound_stages
+from omni.engine.stage_order import StageOrder, edges_to_sound, sound_stages
 from omni.engine.user_route import UserRoute
 from omni.payload import AudioChunk
 from omni.pipeline import Edge, Pipeline, PipelineOutput
@@ -180,10 +180,11 @@ def test_sound_stages_are_those_that_make_sound_and_those_that_feed_them() -> No
         frontend="none:none",
     )
     assert sound_stages(pipeline) == SOUND
+    assert edges_to_sound(pipeline) == {"writer->talker"}
     without = Pipeline(
         family="fake", stages=pipeline.stages, edges=pipeline.edges, outputs=pipeline.outputs[:1], frontend="none:none"
     )
-    assert sound_stages(without) == frozenset()
+    assert sound_stages(without) == edges_to_sound(without) == frozenset()
 
 
 class Moving(FakeWorker):
@@ -215,7 +216,7 @@ def turns_of(graph: FakeGraph, stage_order: StageOrder, ticked: list[str], turns
     seen = []
     for _ in range(turns):
         ticked.clear()
-        engine.tick()
+        assert engine.tick(), "stages that move make the turn one in which something happened"
         seen.append(list(ticked))
     return seen
 
@@ -231,7 +232,7 @@ def test_the_engine_ticks_held_stages_in_every_other_turn(clock: Clock, listener
     assert turns_of(graph, order, ticked, 2) == [["speaker"], ["speaker", "seer", "writer"]]
 
 
-def test_the_orchestrator_tells_what_a_listener_hears(clock: Clock) -> None:
+def test_the_orchestrator_reports_sound_and_requests_to_listeners(clock: Clock) -> None:
     graph = FakeGraph()
     listeners = graph.orchestrator.listeners
     listeners._clock = clock

@@ -104,7 +104,7 @@ def test_a_payload_goes_when_it_is_ready_and_later_ones_may_overtake_it(two: Two
     two.assert_nothing_left()
 
 
-def test_a_consumer_far_away_pauses_its_producer_and_lets_it_go_on() -> None:
+def test_a_remote_consumer_pauses_and_resumes_its_producer() -> None:
     two = TwoEngines(credit=CREDIT)
     two.submit("r", *BOTH)
     writer, speaker = two.worker("writer"), two.worker("speaker")
@@ -287,7 +287,7 @@ def test_an_aborted_producer_gives_up_what_its_consumer_has_not_got(two: TwoEngi
     two.assert_nothing_left()
 
 
-def test_a_consumer_that_is_done_early_lets_its_producer_go_on_alone() -> None:
+def test_a_producer_continues_after_its_consumer_is_done() -> None:
     two = TwoEngines(credit=1)
     sinks = two.submit("r", *BOTH)
     two.write("r", 1)

@@ -138,7 +138,7 @@ def test_threads_do_not_wait_for_each_other() -> None:
     assert ids[0].tolist() == words(text)["input_ids"]
 
 
-def test_calls_of_the_tokenizer_that_pad_change_nothing_here() -> None:
+def test_padding_in_another_thread_changes_no_encoding() -> None:
     words = byte_tokenizer(("<think>",), eos_token="<|end|>", pad_token="<|pad|>")
     own = Encoder(words)
     stop = threading.Event()

@@ -125,7 +125,7 @@ FORMS: dict[str, tuple[StructuredOutput, Callable[[str], bool]]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_text_has_the_form(tiny: tuple[Vocabulary, int], compiler: GrammarCompiler, form: str):
+def test_texts_follow_the_grammar(tiny: tuple[Vocabulary, int], compiler: GrammarCompiler, form: str):
     structured, has_form = FORMS[form]
     vocabulary, end = tiny
     grammar = compiler.compile(structured, "structured")
@@ -138,7 +138,7 @@ def test_every_text_has_the_form(tiny: tuple[Vocabulary, int], compiler: Grammar
 
 @pytest.mark.parametrize("make", ["byte level", "byte fallback"])
 @pytest.mark.parametrize("form", ["json", "choice", "lark"])
-def test_every_text_has_the_form_whatever_make_the_tokenizer(make: str, form: str):
+def test_texts_follow_the_grammar_with_every_kind_of_tokenizer(make: str, form: str):
     structured, has_form = FORMS[form]
     end = id_of(MAKES[make](), "<|end|>")
     grammar = GrammarCompiler(vocabulary_of(make)).compile(structured, "structured")
@@ -225,7 +225,7 @@ def test_a_grammar_that_does_not_compile_is_named(compiler: GrammarCompiler, kin
         assert words in str(caught.value)
 
 
-def test_a_form_is_compiled_once_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch):
+def test_a_grammar_is_compiled_once_and_the_oldest_is_dropped(monkeypatch: pytest.MonkeyPatch):
     compiled: list[str] = []
     fresh = GrammarCompiler(AB, 20 * compiled_bytes("a{19}"))
     compile_one = fresh._compile
@@ -249,7 +249,7 @@ def test_a_form_is_compiled_once_and_the_oldest_is_forgotten(monkeypatch: pytest
     assert compiled[31:] == ["a+"]
 
 
-def test_refused_forms_are_not_kept():
+def test_refused_grammars_are_not_kept():
     fresh = GrammarCompiler(AB)
     for form in (StructuredOutput(regex="a("), StructuredOutput(json="{"), StructuredOutput(grammar="root ::= (")):
         for _ in range(2):
@@ -312,7 +312,7 @@ def test_a_waiting_thread_compiles_if_the_first_is_interrupted(monkeypatch: pyte
     ],
     ids=["regex", "bytes", "json", "choice"],
 )
-def test_forms_of_megabytes_are_refused_before_they_are_compiled(
+def test_grammars_of_megabytes_are_refused_before_they_are_compiled(
     form: StructuredOutput, monkeypatch: pytest.MonkeyPatch
 ):
     fresh = GrammarCompiler(AB)
@@ -337,7 +337,7 @@ def test_cached_grammars_take_no_more_memory_than_counted():
     assert resident_bytes() - before < min(KEPT_BYTES, sum(compiled_bytes(json.dumps(form)) for form in forms))
 
 
-def test_requests_of_one_form_do_not_disturb_each_other(tiny: tuple[Vocabulary, int], compiler: GrammarCompiler):
+def test_requests_that_share_a_grammar_are_independent(tiny: tuple[Vocabulary, int], compiler: GrammarCompiler):
     vocabulary, end = tiny
     grammar = compiler.compile(StructuredOutput(json=SCHEMA), "structured")
 

@@ -50,6 +50,6 @@ def test_pictures_are_the_processors_patches() -> None:
 
 
 @pytest.mark.parametrize("size", [(401, 2), (2, 401)])
-def test_ribbons_are_refused(size: tuple[int, int]) -> None:
+def test_very_long_and_narrow_pictures_are_refused(size: tuple[int, int]) -> None:
     with pytest.raises(InputError, match=r"^field: is \d+ x \d+ pixels, more than 200 times as long as wide; crop it"):
         picture(Qwen2VLImageProcessorPil(), ImagePart(Image.new("RGB", size), "field"), 2)

@@ -36,7 +36,7 @@ def test_bytes_of_ids_together_are_the_decoded_text(make: str, picks: list[int])
 
 @pytest.mark.parametrize("make", ["byte level", "byte fallback"])
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_text_is_what_its_ids_write(make: str, text: str):
+def test_the_bytes_of_a_text_are_those_of_its_ids(make: str, text: str):
     ids = vocabulary(make).encode(text)
     assert b"".join(map(vocabulary(make).written, ids)).decode().removeprefix(" ") == text
 
@@ -54,7 +54,7 @@ def test_every_byte_is_some_id():
         assert {bytes([byte]) for byte in range(256)} <= set(vocabulary(make).tokens)
 
 
-def test_a_tokenizer_that_hides_what_its_ids_write_gives_none():
+def test_a_tokenizer_without_a_readable_vocabulary_gives_none():
     tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
     tokenizer.decoder = decoders.WordPiece()
     assert hf_vocabulary(PreTrainedTokenizerFast(tokenizer_object=tokenizer)) is None

@@ -89,7 +89,7 @@ def test_constants_and_options_are_part_of_a_variant():
     assert variant().kernel == f"{__name__}:some"
 
 
-def test_what_another_process_cannot_have_is_refused():
+def test_arguments_that_another_process_cannot_have_are_refused():
     with pytest.raises(TypeError, match="an argument is of type object"):
         variant(object())
     with pytest.raises(TypeError, match="a constant is of type list"):

@@ -177,7 +177,7 @@ def test_one_deadline_over_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
             each.close()
 
 
-def test_others_go_on_beside_slow_ones(web: Web) -> None:
+def test_slow_downloads_do_not_delay_others(web: Web) -> None:
     downloads = Downloads(options(download_seconds=600.0))
     slow = [downloads.fetch(web.url("/drips-its-header"), "here") for _ in range(20)]
     assert downloads.fetch(web.url("/file"), "here").result(PATIENCE_SECONDS) == CONTENT
@@ -198,7 +198,7 @@ def test_names_that_hang_leave_room(monkeypatch: pytest.MonkeyPatch, web: Web) -
     downloads.close()
 
 
-def test_so_many_at_once(web: Web) -> None:
+def test_at_most_max_downloads_run_at_once(web: Web) -> None:
     release = threading.Event()
 
     def held(visit: Visit) -> None:
@@ -267,7 +267,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["omni-downloads", "omni-resolve"])
-def test_without_a_thread_it_fails_and_later_ones_are_served(
+def test_a_download_without_a_thread_fails_and_later_ones_run(
     monkeypatch: pytest.MonkeyPatch, web: Web, name: str
 ) -> None:
     downloads = Downloads(options(max_downloads=2, download_seconds=20))

@@ -47,7 +47,7 @@ def test_each_step_has_the_time() -> None:
         look_for(0.9 * LIMIT, clock, watch, object())
 
 
-def test_a_stage_without_steps_may_rest() -> None:
+def test_time_without_a_step_in_flight_does_not_count() -> None:
     clock, watch = make()
     step = object()
     look_for(0.9 * LIMIT, clock, watch, step)

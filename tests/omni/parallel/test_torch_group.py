@@ -56,7 +56,7 @@ def test_columns_that_are_not_contiguous_are_gathered() -> None:
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 
 
-def test_what_is_sent_arrives_in_order_and_as_it_was() -> None:
+def test_sends_copy_their_tensors_and_arrive_in_order() -> None:
     """More than a socket holds, overwritten at once: a send takes a copy, and does not wait for the receiver."""
     sizes = [(1,), (0, 3), (3, 5), (300, 1000), (7,)] * 3
 
@@ -84,7 +84,7 @@ def test_what_is_sent_arrives_in_order_and_as_it_was() -> None:
         assert all(map(torch.equal, received, expected))
 
 
-def test_what_comes_from_different_ranks_is_told_apart() -> None:
+def test_tensors_of_different_ranks_are_not_confused() -> None:
     def work(ranks: Communicator) -> list[int]:
         x = torch.tensor([ranks.rank])
         for other in range(3):

@@ -131,7 +131,7 @@ def test_a_process_starts_before_torch_is_imported(tmp_path: Path, plugins: Path
 
 
 @pytest.mark.parametrize(("process", "started"), few(1, [("process", "1"), ("thread", "0")], SLOW))
-def test_commands_start_it_before_they_import_torch(tmp_path: Path, plugins: Path, process: str, started: str):
+def test_commands_start_the_process_before_they_import_torch(tmp_path: Path, plugins: Path, process: str, started: str):
     command = [sys.executable, "-c", RUN, str(echo_model(tmp_path)), process, *paths(plugins)]
     limit = PATIENCE_SECONDS
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, cwd=tmp_path)

@@ -57,7 +57,7 @@ def test_a_piece_that_cannot_be_decoded_loses_that_piece_alone():
     theirs.close()
 
 
-def test_a_turn_ends_though_the_other_engine_sends_on_and_on(monkeypatch: pytest.MonkeyPatch):
+def test_a_turn_ends_while_the_other_engine_keeps_sending(monkeypatch: pytest.MonkeyPatch):
     ours, theirs = links()
     receive, packets = theirs._channel.receive, 0
 

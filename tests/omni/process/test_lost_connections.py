@@ -72,7 +72,7 @@ def end_last(connections: list[socket.socket]) -> None:
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_requests_run_after_it(omni: Omni, connections: list[socket.socket], given: bool):
+def test_requests_run_after_a_lost_connection(omni: Omni, connections: list[socket.socket], given: bool):
     writer = pids_of(omni)[WRITER]
     if not given:
         os.kill(writer, signal.SIGSTOP)
@@ -90,7 +90,7 @@ def test_requests_run_after_it(omni: Omni, connections: list[socket.socket], giv
         assert "".join(output.text for output in stream) == "abc"
 
 
-def test_it_is_made_again_without_requests(omni: Omni, connections: list[socket.socket]):
+def test_a_lost_connection_is_restored_without_requests(omni: Omni, connections: list[socket.socket]):
     pids = set(pids_of(omni).values())
     end_last(connections)
     assert eventually(lambda: len(pids - children()) == 1)

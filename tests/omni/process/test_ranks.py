@@ -110,7 +110,7 @@ def test_a_rank_that_is_killed_takes_the_others_with_it(omni: Omni, place: str):
     assert_both_are_new(omni, before)
 
 
-def test_a_request_of_which_nothing_was_given_out_begins_again(omni: Omni):
+def test_a_request_without_output_starts_again(omni: Omni):
     before = dict(pids_of(omni))
     os.kill(before[LEADER], signal.SIGSTOP)
     stream = omni.generate("abc")

@@ -48,7 +48,7 @@ def omni(lasting: Omni) -> Iterator[Omni]:
 
 
 @pytest.mark.parametrize("place", [WRITER, SINGER])
-def test_a_request_of_which_nothing_was_given_out_starts_again(omni: Omni, place: str):
+def test_a_request_without_output_starts_again(omni: Omni, place: str):
     pid, writer = pids_of(omni)[place], pids_of(omni)[WRITER]
     os.kill(writer, signal.SIGSTOP)  # so there can be no output
     stream = omni.generate("abc")
@@ -61,7 +61,7 @@ def test_a_request_of_which_nothing_was_given_out_starts_again(omni: Omni, place
 
 
 @pytest.mark.parametrize("place", [WRITER, SINGER])
-def test_a_request_of_which_something_was_given_out_fails(omni: Omni, place: str):
+def test_a_request_with_output_fails(omni: Omni, place: str):
     stage = {WRITER: "writer", SINGER: "singer"}[place]
     stream = omni.generate("abc", sampling=ENDLESS)
     next(stream)
@@ -93,7 +93,7 @@ def test_one_of_several_engines_whose_loop_fails_is_started_again(omni: Omni):
     assert_restarts_after_failures(omni)
 
 
-def test_the_only_engine_whose_loop_fails_is_started_again(model: Path):
+def test_a_single_engine_whose_loop_fails_is_restarted(model: Path):
     with opened_apart(model, {"singer.place": WRITER, "engine.process": "process"}) as omni:
         assert_restarts_after_failures(omni, times=2)
 
@@ -135,7 +135,7 @@ def test_requests_of_another_replica_go_on(model: Path):
         assert omni.generate("abc", stream=False, modalities=("text",)).text == "abc"
 
 
-def test_two_that_end_at_once_find_each_other_again(omni: Omni):
+def test_two_engines_that_end_at_once_are_connected_again(omni: Omni):
     kill(omni, WRITER, SINGER)
     assert_answers(omni)
 

@@ -40,7 +40,7 @@ def test_a_request_that_comes_later_is_answered_by_a_new_one(omni: Omni):
     assert [place for place in before if after[place] != before[place]] == [WRITER]
 
 
-def test_a_request_of_which_something_was_given_fails(omni: Omni):
+def test_a_request_with_output_fails(omni: Omni):
     stream = omni.generate("abc", sampling=ENDLESS)
     next(stream)
     pid = pids_of(omni)[SINGER]

@@ -84,7 +84,7 @@ def test_a_request_that_comes_later_is_answered_by_new_ones(
 
 @pytest.mark.usefixtures("watched_closely")
 @pytest.mark.parametrize("place", few(1, PLACES, SLOW))
-def test_a_request_of_which_something_was_given_fails(omni: Omni, place: str) -> None:
+def test_a_request_with_output_fails(omni: Omni, place: str) -> None:
     expected = answer(omni)
     begun = omni.generate("tell me more", sampling=LONG)
     next(begun)

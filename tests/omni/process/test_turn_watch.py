@@ -90,7 +90,7 @@ def test_the_limit_of_a_turn(chosen: float | None, cut: bool, device: str, limit
     assert turn_limit(chosen, device, cut=cut) == limit
 
 
-def test_the_thread_looks_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watch_thread_reports_a_hanging_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_watch, "_LOOK_SECONDS", 0.0)
     graph, ended = FakeGraph(), threading.Event()
     with hanging(graph):

@@ -165,7 +165,7 @@ CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: 
     ],
     ids=["words", "version", "no host", "tls", "long head", "no field", "chunk", "later chunk"],
 )
-def test_what_is_no_http_has_an_error_of_the_same_shape(
+def test_malformed_http_has_an_error_of_the_same_shape(
     echo: Served, caplog: pytest.LogCaptureFixture, data: bytes
 ) -> None:
     caplog.set_level(logging.INFO, "omni.serve")
@@ -382,7 +382,9 @@ def test_a_dead_engine_is_not_healthy(echo_folder: Path, caplog: pytest.LogCaptu
     assert any("said-here" in line and "boom" in line for line in caplog.messages)
 
 
-def test_a_bug_of_a_plugin_says_nothing_of_itself(echo: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_of_a_plugin_is_logged_and_not_shown_to_the_client(
+    echo: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     response = echo.post(CHAT, json={"model": "tiny", "messages": [{"role": "user", "content": "crash"}]})
     assert response.status_code == 500
     assert response.json()["error"]["type"] == "server_error"

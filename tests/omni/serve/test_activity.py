@@ -131,7 +131,7 @@ def test_watchers_share_readings_and_a_slow_one_gets_the_newest() -> None:
     assert late.at == latest.at
 
 
-def test_a_stage_that_cannot_say_is_reported_and_readings_go_on() -> None:
+def test_a_stage_whose_usage_fails_is_reported_and_readings_go_on() -> None:
     omni, activity = feed()
 
     async def main() -> list[Activity]:

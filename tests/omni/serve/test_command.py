@@ -28,6 +28,8 @@ from tests.omni.serve.http_server import STRICT, echo_omni, served
 from tests.support.echo_family import BREAK_LOOP, echo_plugins
 from tests.support.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.thorough
+
 ENDLESS: dict[str, Any] = {
     "model": "echo",
     "messages": [{"role": "user", "content": "hello"}],
@@ -76,7 +78,7 @@ def test_sigterm_lets_answers_end_and_refuses_new_ones(echo_folder: Path) -> Non
             httpx.get(f"{url}/health")
 
 
-def test_what_is_not_over_in_time_is_ended(echo_folder: Path) -> None:
+def test_answers_beyond_the_drain_limit_are_ended(echo_folder: Path) -> None:
     with served(echo_omni(echo_folder), drain_seconds=1) as it:
         body = {**ENDLESS, "model": "tiny"}
         url = f"{it.url}/v1/chat/completions"
@@ -239,7 +241,7 @@ def test_a_voice_without_a_name_is_refused(given: str) -> None:
         ({"frontend.media.strict": False}, {}, "frontend.media.strict: is not set"),
     ],
 )
-def test_what_the_model_refuses_is_refused_before_it_is_served(
+def test_settings_that_the_model_refuses_end_the_start(
     echo_folder: Path, overrides: dict[str, object], options: dict[str, object], words: str
 ) -> None:
     omni = echo_omni(echo_folder, **overrides)

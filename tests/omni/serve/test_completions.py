@@ -78,7 +78,7 @@ def test_log_probabilities_have_offsets_in_the_text(client: Any) -> None:
         ({"prompt": ["a"] * 33, "n": 64}, "prompt"),
     ],
 )
-def test_what_is_not_done_is_refused_by_name(client: Any, fields: dict[str, Any], param: str) -> None:
+def test_unsupported_fields_are_refused_by_name(client: Any, fields: dict[str, Any], param: str) -> None:
     asked = {"prompt": "hello", **fields}
     with pytest.raises(BadRequestError) as error:
         client.completions.create(model="tiny", prompt=asked.pop("prompt"), extra_body=asked)

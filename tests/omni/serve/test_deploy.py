@@ -203,7 +203,7 @@ def test_every_file_is_on_the_page() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs systemd")
-def test_the_unit_is_one() -> None:
+def test_the_systemd_unit_is_valid() -> None:
     if not Path("/usr/bin/systemd-analyze").exists():
         pytest.skip("needs systemd")
     done = subprocess.run(

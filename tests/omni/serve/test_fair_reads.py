@@ -147,7 +147,7 @@ class _Flood:
             self.turns += 1
 
 
-def test_others_have_their_turn_between_two_events(quiet: Served) -> None:
+def test_other_tasks_run_between_two_events(quiet: Served) -> None:
     server = quiet.server
     memory = SessionMemory(HeldBody(server.limits), server.options.max_session_bytes)
 

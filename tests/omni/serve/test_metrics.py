@@ -148,7 +148,7 @@ def test_times_are_those_of_the_clock(echo: Served, monkeypatch: pytest.MonkeyPa
     assert value("omni_request_seconds_sum", chat) == pytest.approx(12.0)
 
 
-def test_a_stage_says_what_it_holds_and_did(fresh: Served) -> None:
+def test_metrics_have_the_usage_and_counters_of_stages(fresh: Served) -> None:
     assert read(fresh)["omni_stage_usage", ("requests", "writer")] == 0
     with fresh.client() as client:
         stream = client.chat.completions.create(**HELLO, max_tokens=10**9, stream=True)

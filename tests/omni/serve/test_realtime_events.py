@@ -174,7 +174,7 @@ def test_too_little_sound_is_no_turn(tidy: Served, samples: int) -> None:
     asyncio.run(main())
 
 
-def test_an_answer_that_fails_says_why_and_the_session_goes_on(tidy: Served) -> None:
+def test_a_failed_answer_is_reported_and_the_session_continues(tidy: Served) -> None:
     async def main() -> None:
         async with session(tidy) as client:
             await client.manual()

@@ -149,7 +149,7 @@ def test_a_response_is_cancelled_while_a_picture_is_read(tidy: Served, slow: Slo
     asyncio.run(main())
 
 
-def test_what_belongs_behind_a_picture_waits_for_it(tidy: Served, slow: SlowPicture) -> None:
+def test_events_behind_a_picture_wait_for_it(tidy: Served, slow: SlowPicture) -> None:
     """A response, and what cancels it."""
 
     async def main() -> None:

@@ -76,7 +76,7 @@ def test_each_turn_finds_the_turns_before_in_the_cache(talker: Served) -> None:
     asyncio.run(main())
 
 
-def test_sessions_share_no_cache_unless_they_say_so(talker: Served) -> None:
+def test_sessions_share_no_cache_unless_they_ask_for_it(talker: Served) -> None:
     async def first_turn(**fields: str) -> int:
         async with session(talker) as client:
             await client.manual(instructions=INSTRUCTIONS, **fields, **SHORT)

@@ -99,7 +99,7 @@ def test_null_turns_transcripts_off(voiced: Served) -> None:
     asyncio.run(main())
 
 
-def test_a_transcript_that_fails_says_why_and_the_session_goes_on(voiced: Served) -> None:
+def test_a_failed_transcript_is_reported_and_the_session_continues(voiced: Served) -> None:
     async def main() -> None:
         async with session(voiced) as client:
             await listening(client, model="whisper-1", prompt=BREAK)

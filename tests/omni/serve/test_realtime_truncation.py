@@ -80,7 +80,7 @@ def test_the_oldest_items_are_left_out(talker: Served) -> None:
     asyncio.run(main())
 
 
-def test_what_was_left_out_stays_out_and_in_the_conversation(voiced: Served) -> None:
+def test_truncated_items_stay_out_of_prompts_and_in_the_conversation(voiced: Served) -> None:
     async def main() -> None:
         async with session(voiced) as client:
             truncation = retention(0.5, 50)

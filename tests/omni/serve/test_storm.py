@@ -200,7 +200,7 @@ def test_half_open_connections_end(impatient: Served) -> None:
     assert all(b" 408 " in answer for answer in answers[2::3])
 
 
-def test_a_byte_now_and_then_does_not_prolong_a_head(impatient: Served) -> None:
+def test_slow_bytes_do_not_extend_the_limit_of_a_header(impatient: Served) -> None:
     ended = False
     with connection(impatient) as one:
         try:

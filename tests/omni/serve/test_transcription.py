@@ -52,7 +52,7 @@ def test_each_answer_keeps_to_the_types_of_the_sdk(echo: Served, sound: bytes) -
     assert verbose["duration"] == verbose["usage"]["seconds"] == 0.1
 
 
-def test_a_text_is_the_text_alone(client: OpenAI, sound: bytes) -> None:
+def test_format_text_is_the_transcript_alone(client: OpenAI, sound: bytes) -> None:
     answer: Any = client.audio.transcriptions.create(model="tiny", file=("speech.wav", sound), response_format="text")
     assert answer.startswith(HEARD)
 
@@ -155,7 +155,9 @@ FILE = b'content-disposition: form-data; name="file"; filename="x.wav"'
         ([FILE + b"\r\n\r\nRIFF", None], "body", "ends within a part"),
     ],
 )
-def test_what_is_wrong_with_a_form_is_said(echo: Served, parts: list[bytes | None], param: str, said: str) -> None:
+def test_errors_of_a_multipart_form_name_the_problem(
+    echo: Served, parts: list[bytes | None], param: str, said: str
+) -> None:
     """None: the end is missing."""
     body = b"".join(b"--x\r\n" + part + b"\r\n" for part in parts if part is not None)
     response = echo.post(

@@ -119,7 +119,7 @@ def test_every_wait_of_the_source_has_its_row():
 
 
 @pytest.mark.parametrize("wait", few(1, WAITS))
-def test_without_it_something_goes_wrong(wait: str):
+def test_removing_a_wait_has_a_visible_effect(wait: str):
     traffic, seeds = WAITS[wait]
     caught = next((seed for seed in range(seeds) if found_out(wait, traffic, seed)), None)
     assert caught is not None, f"{seeds} seeds of {traffic} are none the worse without {wait}: is it superfluous?"

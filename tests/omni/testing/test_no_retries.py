@@ -76,7 +76,7 @@ def test_planted_faults_are_not_reported() -> None:
 
 
 @pytest.mark.usefixtures("replays_fail")
-def test_another_error_says_it_too() -> None:
+def test_an_error_of_the_block_notes_the_repeated_batch() -> None:
     driver = under_pressure(CpuDevice())
 
     def run() -> None:

@@ -213,7 +213,7 @@ def test_an_access_and_another_of_all_the_buffer(access: Access, writes: bool):
 
 @each_mode
 @each_access
-def test_an_access_and_others_of_other_rows(access: Access, writes: bool, inference: bool):
+def test_accesses_to_other_rows_do_not_race(access: Access, writes: bool, inference: bool):
     touch = touching(access)
     whole = memory(inference)
     assert races_of([(fill, whole[:2]), (touch, whole[2:4]), (fill, whole[4:])], inference) == []
@@ -221,7 +221,7 @@ def test_an_access_and_others_of_other_rows(access: Access, writes: bool, infere
 
 @pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
 @pytest.mark.parametrize("mask", [torch.bool, torch.uint8])
-def test_a_mask_chooses_what_it_is_true_of(mask: torch.dtype):
+def test_an_index_by_a_mask_touches_the_masked_rows_alone(mask: torch.dtype):
     chosen = torch.tensor([0, 0, 1, 1, 0, 0], dtype=mask)
 
     def take(x: Tensor) -> None:

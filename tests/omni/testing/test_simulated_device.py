@@ -146,7 +146,7 @@ def test_the_local_connector_keeps_its_contract_on_it():
     check_connector(LocalConnector, SimulatedDevice(seed=3))
 
 
-def test_host_work_is_done_late_and_gives_what_it_gave_or_raised():
+def test_host_work_runs_late_and_gives_its_result_or_error():
     device, log = SimulatedDevice(), list[str]()
 
     def work(entry: str) -> str:

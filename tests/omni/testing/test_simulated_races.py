@@ -86,7 +86,7 @@ def test_a_wait_orders_no_more_than_was_enqueued_before_its_event():
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_the_host_orders_what_it_has_asked_for(asks: bool):
+def test_an_event_orders_the_host_only_if_it_was_queried(asks: bool):
     pair = Pair()
     pair.device.launch(pair.one, fill, pair.rows)
     event = pair.device.record(pair.one)

@@ -84,7 +84,7 @@ class World:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("blocks", [True, False])
-def test_what_is_sent_arrives_behind_all_that_it_needs(seed: int, blocks: bool) -> None:
+def test_a_receive_is_ordered_after_the_work_before_its_send(seed: int, blocks: bool) -> None:
     world = World(seed, blocks=blocks)
     device, reads = world.there, world.stream(1, "reads")
     receives, sends = world.stream(1, "receives"), world.stream(0, "sends")
@@ -136,7 +136,7 @@ def test_sent_memory_is_read_until_its_stream_goes_on(seed: int, blocks: bool, o
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("back", [True, False])
-def test_what_comes_back_from_a_rank_is_behind_what_was_sent_there(seed: int, back: bool) -> None:
+def test_an_answer_is_ordered_after_what_was_sent_to_its_rank(seed: int, back: bool) -> None:
     """Only an order that leads through another rank counts."""
     world = World(seed, blocks=True)
     rows, answer = torch.zeros(4), torch.zeros(4)

@@ -90,7 +90,7 @@ def test_an_event_made_of_others_is_waited_for_in_both_places():
 
 
 @pytest.mark.parametrize("wait", ["Both.done#1", "ask_both#1"])
-def test_either_of_them_can_be_left_out(wait: str):
+def test_either_of_two_waits_can_be_removed(wait: str):
     device = SimulatedDevice(without=f"{HERE}.{wait}")
     stream = device.stream("s")
     assert ask_both(Both(device.record(stream), device.record(stream)))
@@ -108,12 +108,12 @@ def test_a_wait_of_a_stream_that_is_left_out_is_not_kept():
     assert [(race.first.by, race.second.by) for race in device.races] == [("write", "read")]
 
 
-def test_a_wait_of_the_host_that_is_left_out_teaches_nothing():
+def test_a_removed_wait_of_the_host_orders_nothing():
     def ask(event: Event) -> bool:
         return event.done()
 
     device, rows = (
-        SimulatedDevice(without=f"{HERE}.{test_a_wait_of_the_host_that_is_left_out_teaches_nothing.__name__}.ask#1"),
+        SimulatedDevice(without=f"{HERE}.{test_a_removed_wait_of_the_host_orders_nothing.__name__}.ask#1"),
         torch.zeros(3),
     )
     one, two = device.stream("one"), device.stream("two")

@@ -111,7 +111,7 @@ def test_a_hang_names_the_waits():
     assert "one count is missing" in report
 
 
-def test_a_loop_that_does_nothing_hangs_too():
+def test_a_loop_without_pending_work_is_reported_as_a_hang():
     device = SimulatedDevice(1)
     with pytest.raises(HangError, match="nothing is pending on the device"):
         Simulation(device, lambda: False, lambda: False).run()

@@ -179,7 +179,7 @@ def test_launches_in_order_say_nothing_and_a_broken_stream_does():
     assert (order.overtaken, order.broken) == (0, 1)
 
 
-def test_the_text_names_what_was_lost():
+def test_the_report_names_dropped_and_unfinished_spans():
     trace = replace(made_trace(GAPS), dropped=12, unfinished=3)
     lines = list(report_lines(make_report(trace)))
     assert "12 older spans were dropped: there was no room for them" in lines
@@ -206,7 +206,9 @@ def moments(intervals: list[Interval]) -> set[int]:
 
 
 @given(pieces, pieces, st.integers(0, 50), st.integers(1, 20))
-def test_sets_of_moments_are_what_counting_says(one: list[Interval], two: list[Interval], start: int, length: int):
+def test_operations_on_intervals_equal_those_on_sets_of_moments(
+    one: list[Interval], two: list[Interval], start: int, length: int
+):
     mine, theirs, window = moments(one), moments(two), Interval(start, start + length)
     busy = Busy(one)
     inside = set(range(window.start, window.end))
@@ -215,5 +217,5 @@ def test_sets_of_moments_are_what_counting_says(one: list[Interval], two: list[I
     assert moments(busy.gaps(window)) == inside - mine
 
 
-def test_a_moment_divides_no_gap():
+def test_an_empty_interval_divides_no_gap():
     assert Busy([Interval(5, 5), Interval(8, 9)]).gaps(Interval(0, 10)) == [Interval(0, 8), Interval(9, 10)]

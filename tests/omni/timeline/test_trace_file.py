@@ -29,7 +29,7 @@ def of_kind(file: dict[str, Any], kind: str) -> list[Event]:
     return [event for event in file["traceEvents"] if event["ph"] == kind]
 
 
-def test_events_are_what_the_format_says(tmp_path: Path):
+def test_events_follow_the_trace_event_format(tmp_path: Path):
     trace = made_trace((5000, 7000))
     file = written(trace, tmp_path)
     assert set(file) == {"displayTimeUnit", "otherData", "traceEvents"}

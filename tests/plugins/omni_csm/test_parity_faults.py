@@ -78,7 +78,7 @@ def right(folder: Path) -> Tensor:
 
 
 @pytest.mark.parametrize("fault", few(1, FAULTS))
-def test_planted_fault_changes_what_is_said(
+def test_a_planted_fault_changes_tokens_or_codes(
     monkeypatch: pytest.MonkeyPatch, folder: Path, right: Tensor, fault: str
 ) -> None:
     FAULTS[fault](monkeypatch)

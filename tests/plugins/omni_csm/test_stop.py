@@ -78,7 +78,7 @@ GOES_ON: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", few(1, GOES_ON, SLOW))
-def test_a_request_that_is_to_go_on_does(case: str) -> None:
+def test_min_tokens_and_ignore_eos_continue_past_end_codes(case: str) -> None:
     said = turn("user", "so", 0.3, 2)
     asked = [speak(said, "hello there", **SAMPLED, **GOES_ON[case], seed=seed) for seed in range(6)]
     results = OmniEngine(tiny_csm(7, **SHAPE), {"backbone.max_in_flight": 3}).run(asked)

@@ -184,7 +184,7 @@ def test_states_go_from_device_memory_to_device_memory(name: str) -> None:
 
 
 @ON
-def test_the_watch_would_see_it(name: str) -> None:
+def test_the_watch_detects_copies_of_conditioning(name: str) -> None:
     """Where the talker asks for host memory, speech is the same, and the copies of its conditioning are seen."""
 
     def through_the_host(plan: Plan) -> Plan:

@@ -52,7 +52,7 @@ def test_other_shapes(shape: dict[str, Any]) -> None:
     assert error(Rows(other).whole(*window), other.expected(*window)) < TOLERANCE
 
 
-def test_nine_steps_as_published() -> None:
+def test_nine_steps_equal_the_published_model() -> None:
     other = DiTPair.of(steps=9)
     window = other.codes(9), other.noise(9)
     assert error(Rows(other).whole(*window), other.expected(*window)) < TOLERANCE
@@ -180,7 +180,7 @@ def test_no_value_is_read_back_from_the_device() -> None:
     assert model.render(latents).shape == (2, 16 * 30)
 
 
-def test_released_history_takes_what_its_docstring_says() -> None:
+def test_history_of_the_released_model_has_the_documented_size() -> None:
     with torch.device("meta"):
         dit = DiT(Qwen2_5OmniDiTConfig())
         dit.prepare(RungeKutta(9, device="meta").times_E)

@@ -77,7 +77,7 @@ def test_all_that_comes_before_a_stop_string_is_spoken(omni: Omni, folder: Path,
 
 
 @pytest.mark.parametrize("form", [" you", " you see", "how many people"])
-def test_all_of_a_text_that_its_form_ends_is_spoken(omni: Omni, folder: Path, form: str) -> None:
+def test_all_of_a_text_that_its_grammar_ends_is_spoken(omni: Omni, folder: Path, form: str) -> None:
     result = answer(omni, structured=StructuredOutput(choice=(form,)))
     assert (result.text, result.finish_reasons["thinker"]) == (form, "stop")
     assert_spoken(result, folder, result.tokens)

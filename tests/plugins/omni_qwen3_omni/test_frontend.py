@@ -159,7 +159,7 @@ def _talker_arguments(reference: Reference, asked: Chat) -> dict[str, Any]:
     return dict(generate.call_args.kwargs)
 
 
-def test_text_alone_wants_nothing_of_the_talker(frontend: OmniFrontend) -> None:
+def test_a_request_for_text_alone_has_no_input_for_the_talker(frontend: OmniFrontend) -> None:
     prepared = frontend.prepare(chat(picture(64, 64), voice=None))
 
     assert prepared.edges == {}

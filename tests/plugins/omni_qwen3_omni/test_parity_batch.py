@@ -146,7 +146,7 @@ def assert_begins(result: Result, answer: Answer) -> None:
 
 
 @pytest.mark.parametrize("seed", few(0, range(20), SLOW))
-def test_parity_of_those_that_stay_while_others_come_and_go(seed: int) -> None:
+def test_parity_while_other_requests_come_and_go(seed: int) -> None:
     """Under every pressure, every other time on a device whose streams run late."""
     chance = random.Random(seed)
     folder = tiny_checkpoint(**ENDING)

@@ -27,7 +27,7 @@ VARIANTS: dict[str, tuple[Chat, Chat]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_answer_changes_with(engine: OmniEngine, variant: str) -> None:
+def test_the_answer_depends_on_each_part_of_the_request(engine: OmniEngine, variant: str) -> None:
     one, other = engine.run(VARIANTS[variant])
 
     assert one.ids != other.ids

@@ -41,7 +41,7 @@ def test_experts_are_published_one_by_one_as_transformers_does(model: Any, tiny:
     assert published.keys() == listed.keys() == weights(tmp_path).keys()
 
 
-def test_config_says_what_the_shape_says(model: Any) -> None:
+def test_config_has_the_numbers_of_the_shape(model: Any) -> None:
     config = model.config
     text = config.talker_config.text_config
     assert config.enable_audio_output

@@ -124,7 +124,7 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize(("device", "case"), ON_DEVICES)
-def test_tokens_are_the_cpu_s(device: str, case: Case, alone: Answers) -> None:
+def test_tokens_equal_those_of_the_cpu(device: str, case: Case, alone: Answers) -> None:
     engine = TextEngine(alone.folder, case.overrides(alone.folder), open_device(device), graphs=case.graphs)
     comparison = Comparison()
     for number in range(case.rounds):

@@ -208,7 +208,7 @@ def test_flash_attention_3(monkeypatch, decodes, prefills):
     check_backend(FlashAttention(), decodes, prefills)
 
 
-def test_flash_attention_2_calls_its_table_otherwise(monkeypatch):
+def test_flash_attention_2_has_another_name_for_the_page_table(monkeypatch):
     def version_2(*args, block_table, **kwargs):
         return flash_attn_with_kvcache(*args, page_table=block_table, **kwargs)
 

@@ -156,7 +156,7 @@ def test_the_longest_text_conditions_a_listener_of_any_length_to_its_end(tmp_pat
             assert heard.exact[ANSWER] == answer(WRITTEN[index], heard.tokens, HEARD[index], answers)
 
 
-def test_a_request_that_leaves_leaves_nothing(tmp_path: Path) -> None:
+def test_a_request_that_leaves_holds_nothing(tmp_path: Path) -> None:
     engine = build(tmp_path, TIGHT, credit=2)
     results = [submit(engine, index) for index in range(4)]
     tick(engine, 8)

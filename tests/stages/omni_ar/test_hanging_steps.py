@@ -120,7 +120,7 @@ def first_layers() -> tuple[HungDevice, ArDriver, ClockedCpu, FollowerWorker]:
 
 
 @pytest.mark.parametrize("call", ["tick", "poll"])
-def test_a_rank_at_rest_that_is_owed_tokens_raises(call: str) -> None:
+def test_an_idle_rank_that_awaits_tokens_times_out(call: str) -> None:
     _, _, device, worker = first_layers()
     pass_time(device, getattr(worker, call), LIMIT)
     with pytest.raises(LostRankError, match="rank 1 of 2 has not completed a step in 5 s"):
@@ -128,7 +128,7 @@ def test_a_rank_at_rest_that_is_owed_tokens_raises(call: str) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known", "learnt by asking"])
-def test_a_stage_at_rest_whose_tokens_have_arrived_goes_on(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_rank_whose_tokens_have_arrived_does_not_time_out(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With gloo it is not known that they have."""
     hung, driver, device, worker = first_layers()
     while not driver.ends:

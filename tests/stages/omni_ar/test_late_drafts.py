@@ -15,6 +15,8 @@ from tests.support.ar_driver import ArDriver
 from tests.support.deep_models import Deep, filled
 from tests.support.tiers import SLOW, few
 
+pytestmark = pytest.mark.thorough
+
 DRAFTED = msgspec.structs.replace(OPTIONS, drafter="deep", drafter_args={"noise": 0.1}, adaptive_drafts=False)
 
 

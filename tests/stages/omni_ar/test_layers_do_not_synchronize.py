@@ -135,7 +135,7 @@ def test_attention_with_features_does_not_synchronize(device, kind):
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("ask", [lambda x: x[x > 0], lambda x: x.sum().item(), lambda x: x.nonzero()])
-def test_the_guard_sees_what_asks(device, ask):
+def test_the_guard_refuses_operations_that_synchronize(device, ask):
     x = torch.arange(3, device=device)
     refused = AsksTheDevice if device == "cpu" else RuntimeError
     with guard(device), pytest.raises(refused):

@@ -56,7 +56,7 @@ def test_a_head_sees_all_tokens_where_the_stage_has_a_window(tmp_path: Path):
         rows_of(stage, head, setup, drafter).run(6)
 
 
-def test_it_reads_the_final_states_and_owns_its_weights_alone(tmp_path: Path):
+def test_mtp_reads_final_states_and_owns_only_its_weights(tmp_path: Path):
     stage = write_stage(tmp_path / "stage", layers=3, hidden_size=48)
     head = add_mtp(stage)
     drafter = drafter_of(setup_of(stage))

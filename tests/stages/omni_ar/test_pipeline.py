@@ -33,6 +33,8 @@ from tests.support.deep_models import VOCABULARY, WIDTH, Deep, filled, part, par
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiers import SLOW, few
 
+pytestmark = pytest.mark.thorough
+
 TOKENS = 9
 OPTIONS = ArOptions(max_num_seqs=4, block_size=4)
 PROMPTS = [[(7 * index + 3 * place * place) % VOCABULARY for place in range(1 + 5 * index)] for index in range(6)]

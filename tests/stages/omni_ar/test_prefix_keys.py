@@ -152,7 +152,7 @@ def test_generated_tokens_have_the_keys_of_the_same_tokens_in_a_prompt(said: Sai
 
 
 @given(talks(), st.integers(1, 5))
-def test_keys_asked_for_bit_by_bit_are_those_asked_for_at_once(said: Said, size: int):
+def test_keys_computed_step_by_step_equal_those_computed_at_once(said: Said, size: int):
     keys = said.prefix_keys(size)
     made: list[bytes] = []
     for known in range(len(said.outputs) + 1):

@@ -121,7 +121,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_one_fails_only_requests_for_it(registry: ProcessorRegistry, name: str):
+def test_a_broken_processor_fails_only_its_requests(registry: ProcessorRegistry, name: str):
     with pytest.raises(PluginError, match=f"logits processor '{name}' could not be loaded: .*{BROKEN[name]}"):
         registry.check({name: {}}, "sampling.text.processors")
     registry.check({"add": {"by": 1.0}, "count": {}}, "sampling.text.processors")

@@ -130,7 +130,7 @@ def test_bounds_themselves_are_fine():
     )
 
 
-def test_texts_that_reach_a_stage_as_rules_are_no_business_of_its():
+def test_stop_strings_and_grammars_pass_the_check_of_a_stage():
     assert resolve(stop=("end",), structured=StructuredOutput(regex="a+"))
     check_sampling(SamplingParams(stop=("end",)), OWN, "sampling.text", VOCAB, NONE)
 

@@ -180,7 +180,7 @@ def found_out(kind: str, seed: int, **removal: Any) -> bool:
 
 
 @pytest.mark.parametrize("rule", few(1, FAULTS))
-def test_without_the_rule_something_goes_wrong(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_rule_there_is_a_visible_effect(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*FAULTS[rule])
     assert any(found_out(kind, seed) for seed in range(SEEDS) for kind in KINDS)
 
@@ -201,6 +201,6 @@ REMOVALS = [(wait, stream, rank) for (wait, stream), ranks in WAITS.items() for 
 
 @pytest.mark.mutation
 @pytest.mark.parametrize(("wait", "stream", "rank"), REMOVALS)
-def test_without_it_at_one_rank_something_goes_wrong(wait: str, stream: str | None, rank: int) -> None:
+def test_removing_a_wait_at_one_rank_has_a_visible_effect(wait: str, stream: str | None, rank: int) -> None:
     removal = {"without": wait, "without_on": stream, "without_at": rank}
     assert any(found_out("mtp", seed, **removal) for seed in range(SEEDS))

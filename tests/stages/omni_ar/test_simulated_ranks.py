@@ -153,13 +153,13 @@ CONDITIONING = [
 
 
 @pytest.mark.parametrize(("wait", "rank"), few(1, CONDITIONING))
-def test_without_it_steps_read_other_vectors(wait: str, rank: int) -> None:
+def test_removing_the_wait_makes_steps_read_other_vectors(wait: str, rank: int) -> None:
     removal = {"plan": Scenario.conditioned, "without": wait, "without_at": rank}
     assert any(found_out(seed, **removal) for seed in range(SEEDS))
 
 
 @pytest.mark.parametrize(("wait", "stream", "rank"), few(1, REMOVALS))
-def test_without_it_at_one_rank_something_goes_wrong(wait: str, stream: str | None, rank: int) -> None:
+def test_removing_a_wait_at_one_rank_has_a_visible_effect(wait: str, stream: str | None, rank: int) -> None:
     removal = {"without": wait, "without_on": stream, "without_at": rank}
     caught = next((seed for seed in range(SEEDS) if found_out(seed, **removal)), None)
     assert caught is not None, f"{SEEDS} seeds are none the worse without {wait} at rank {rank}: is it superfluous?"
@@ -194,7 +194,7 @@ RULES: dict[str, tuple[object, str, object]] = {
 
 
 @pytest.mark.parametrize("rule", few(1, RULES))
-def test_without_the_rule_something_goes_wrong(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_rule_there_is_a_visible_effect(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*RULES[rule])
     assert any(found_out(seed) for seed in range(SEEDS))
 
@@ -222,7 +222,7 @@ INPUT_SKIPS: dict[str, tuple[Plan, Skip]] = {
 
 
 @pytest.mark.parametrize(("skip", "rank"), few(1, [(skip, rank) for skip in TOKEN_SKIPS for rank in ALL_AND_EACH]))
-def test_ranks_that_decide_otherwise_of_tokens_are_found_out(
+def test_ranks_that_disagree_about_tokens_are_detected(
     skip: str, rank: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule = at_rank(rank, lambda self: self._inputs._ranks, TOKEN_SKIPS[skip], StepTransfers._passes_tokens)
@@ -233,7 +233,7 @@ def test_ranks_that_decide_otherwise_of_tokens_are_found_out(
 
 
 @pytest.mark.parametrize(("skip", "rank"), few(1, [(skip, rank) for skip in INPUT_SKIPS for rank in ALL_AND_EACH]))
-def test_ranks_that_decide_otherwise_of_inputs_are_found_out(
+def test_ranks_that_disagree_about_inputs_are_detected(
     skip: str, rank: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, other = INPUT_SKIPS[skip]
@@ -259,7 +259,7 @@ OF_FAILED_STEPS = {f"rank {rank} passes its transfers": unfinished(rank) for ran
 
 @pytest.mark.plants_faults
 @pytest.mark.parametrize("rule", few(1, OF_FAILED_STEPS))
-def test_without_the_rule_a_step_that_fails_harms_others(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_rule_a_failed_step_harms_others(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(StepTransfers, "finish", OF_FAILED_STEPS[rule])
         caught = next(seed for seed in range(SEEDS) if found_out(seed, plan=Scenario.failing))

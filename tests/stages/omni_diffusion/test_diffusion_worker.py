@@ -2,22 +2,17 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni.device.cpu import CpuDevice
-from omni.payload import AudioChunk, PageSlice, Payload
-from omni.stage import Done
 from omni.testing import LaunchGuard
 from omni.testing.faults import FaultyDevice
 from omni.testing.simulation.late import QueuedDevice
-from omni_diffusion.inputs import Voice
-from omni_frames.request import CodeFrames
 from tests.support.frame_bench import POISON, feed_at_random, frames, random_codes
-from tests.support.painter import BLOCK, REPEATS, STEPS, VOICES, Bench, Painter, Span, noise_of, spans
+from tests.support.painter import BLOCK, REPEATS, STEPS, Bench, Painter, Span, noise_of, spans
 
 SMALL = {"first_chunk_blocks": 1, "chunk_blocks": 2, "blocks_before": 1, "blocks_after": 1}
 
@@ -30,8 +25,8 @@ def test_streamed_frames_make_the_waves_of_their_windows(
     first: int, later: int, before: int, after: int, context: int
 ) -> None:
     options = {"first_chunk_blocks": first, "chunk_blocks": later, "blocks_before": before, "blocks_after": after}
-    bench = Bench(CpuDevice(), Painter(context), **options)
-    for total in (1, BLOCK, 4 * BLOCK, 7 * BLOCK + 2):
+    bench, totals = Bench(CpuDevice(), Painter(context), **options), (1, BLOCK, 4 * BLOCK, 7 * BLOCK + 2)
+    for total in totals:
         name, codes = f"{total} frames", random_codes(total, total)
         bench.open(name)
         bench.give_voice(name, 2, noise_of(name, total))
@@ -44,6 +39,7 @@ def test_streamed_frames_make_the_waves_of_their_windows(
         bench.expect(name, codes, voice=2)
         begun = [span for batch in bench.model.begun for span in batch]
         assert begun == spans(total, bench.options)[len(spans(total, bench.options)) - len(begun) :]
+    assert bench.diffusion.counters()["frames"] == sum(totals)
     assert not bench.held
 
 
@@ -205,72 +201,43 @@ def test_a_paused_request_begins_no_window_and_the_others_do() -> None:
     assert not bench.held
 
 
-def test_codes_that_the_host_knows_are_uploaded() -> None:
-    """Those of several requests at once, in whatever parts they come."""
-    bench = Bench(CpuDevice(), max_num_seqs=2)
-    asked = {name: random_codes(count, seed) for seed, (name, count) in enumerate({"a": 17, "b": 9, "c": 21}.items())}
-    bench.open(*asked)
-    for name, codes in asked.items():
-        bench.give_voice(name, 1, noise_of(name, len(codes)))
-        for part in np.array_split(codes, 4):
-            bench.feed_host(name, Payload(CodeFrames(count=len(part), codes=part)))
-        bench.end(name)
-    with LaunchGuard(bench.device) as guard:
-        bench.settle(bench.device)
-    assert "copy_rows" in guard.launched
-    for name, codes in asked.items():
-        bench.expect(name, codes)
-    assert not bench.held
-
-
-@pytest.mark.parametrize(
-    ("payload", "problem"),
-    [
-        (Payload(AudioChunk(samples=np.empty(0, np.float32), sample_rate=1)), "CodeFrames"),
-        (Payload(Voice(index=VOICES)), "voice 4 is out of range, 0 to 3"),
-        (Payload(Voice(index=-1)), "voice -1 is out of range"),
-        (Payload(Voice(index=0), {"noise": torch.zeros(4, 2).double()}), "wanted float32 [latent frames, 2]"),
-        (Payload(Voice(index=0), {"noise": torch.zeros(4, 3)}), "wanted float32 [latent frames, 2]"),
-        (
-            Payload(Voice(index=0), {"noise": PageSlice(torch.zeros(1, 1, 2), np.zeros(1, np.int64))}),
-            "read by the host",
-        ),
-    ],
-)
-def test_a_wrong_voice_fails_the_request_and_is_let_go(payload: Payload, problem: str) -> None:
-    bench = Bench(CpuDevice())
-    bench.open("a")
-    ref = bench.feed("a", payload)
+def test_first_parts_are_rendered_before_later_ones() -> None:
+    bench = Bench(CpuDevice(), Painter(context=0), first_chunk_blocks=1, chunk_blocks=2, blocks_after=0)
+    bench.open("later", "first")
+    bench.give_voice("later", 0)
+    bench.give_voice("first", 0)
+    bench.feed_pages("later", random_codes(BLOCK))
     bench.settle(bench.device)
-    assert problem in bench.error("a")
-    assert ref.freed
-    assert not bench.held
-
-
-def test_a_second_voice_and_none_are_refused() -> None:
-    bench = Bench(CpuDevice())
-    bench.open("two", "none", "silent")
-    bench.give_voice("two", 0)
-    bench.give_voice("two", 1)
-    bench.feed_pages("none", random_codes(2))
-    bench.end("none", "silent")
+    bench.model.parts.clear()
+    bench.feed_pages("later", random_codes(2 * BLOCK))
+    bench.feed_pages("first", random_codes(BLOCK))
     bench.settle(bench.device)
-    for name, problem in (("two", "a second Voice arrived"), ("none", "frames arrived without a Voice")):
-        assert problem in bench.error(name)
-    assert bench.ends["silent"] == Done("silent", "empty", {"frames": 0, "samples": 0})
-    assert not bench.held
+    assert bench.model.parts == [(1, BLOCK * REPEATS), (1, 2 * BLOCK * REPEATS)]
 
 
-@pytest.mark.plants_faults
-def test_noise_for_fewer_frames_than_come_fails_that_request_only() -> None:
-    bench = Bench(CpuDevice(), **SMALL)
-    codes = random_codes(8)
-    bench.speak("short", codes, noise=noise_of("short", 7))
-    bench.speak("good", codes)
-    bench.settle(bench.device)
-    assert "noise is for 14 latent frames, the codes are for 16 or more" in bench.error("short")
-    bench.expect("good", codes)
-    assert not bench.held
+def test_a_batch_with_a_first_part_is_rendered_before_others() -> None:
+    device = QueuedDevice()
+    bench = Bench(device, Painter(context=0), first_chunk_blocks=1, chunk_blocks=1, blocks_after=0)
+
+    def compute() -> None:
+        """All but the copies to the host: the buffers of samples stay in use."""
+        while bench.tick():
+            device.run({"diffusion"})
+
+    for name, count in (("last", 1), ("later", BLOCK)):
+        bench.open(name)
+        bench.give_voice(name, 0)
+        bench.feed_pages(name, random_codes(BLOCK))
+        compute()
+        bench.feed_pages(name, random_codes(count))
+    bench.end("last")
+    bench.open("first")
+    bench.give_voice("first", 0)
+    bench.feed_pages("first", random_codes(BLOCK))
+    compute()
+    assert len(bench.model.parts) == 2
+    bench.settle(device)
+    assert [rows for rows, _ in bench.model.parts[2:]] == [2, 1]
 
 
 @pytest.mark.plants_faults
@@ -335,7 +302,7 @@ def test_a_step_that_fails_fails_its_rows_and_the_stage_goes_on(number: int) -> 
     bench.expect("later", later)
 
 
-def test_a_model_that_gives_another_shape_is_found_out() -> None:
+def test_a_model_that_returns_another_shape_is_reported() -> None:
     bench = Bench(FaultyDevice(), **SMALL)
     bench.model.render = lambda latents_BTM: latents_BTM[:, 1:, 0]  # type: ignore[method-assign]
     bench.speak("a", CODES["a"])

@@ -194,7 +194,7 @@ def test_a_plan_that_is_none_is_the_model_s_fault(
     ],
     ids=["meta", "pages"],
 )
-def test_a_foreign_input_fails_the_request_and_is_let_go(payload: Payload) -> None:
+def test_a_foreign_input_fails_the_request_and_is_released(payload: Payload) -> None:
     bench = Bench(CpuDevice())
     bench.open("a")
     ref = bench.feed("a", payload)
@@ -264,7 +264,7 @@ def test_an_item_without_requests_is_not_encoded() -> None:
     assert bench.sums("b") == {0: [2.0]}
 
 
-def test_input_for_a_request_that_is_gone_is_let_go() -> None:
+def test_input_for_a_request_that_is_gone_is_released() -> None:
     bench = Bench(CpuDevice())
     bench.open("a")
     bench.abort("a")

@@ -111,7 +111,7 @@ def test_a_copy_that_fails_fails_its_request_only() -> None:
         ),
     ],
 )
-def test_a_wrong_input_fails_the_request_and_is_let_go(payload: Payload, problem: str) -> None:
+def test_a_wrong_input_fails_the_request_and_is_released(payload: Payload, problem: str) -> None:
     bench = Bench(CpuDevice())
     bench.open("a")
     ref = bench.feed("a", payload)
@@ -172,7 +172,7 @@ def test_of_a_batch_that_fails_each_is_tried_again(phase: str, after: bool) -> N
     assert not bench.held
 
 
-def test_closing_lets_go_of_everything() -> None:
+def test_closing_releases_everything() -> None:
     device = QueuedDevice()
     bench = Bench(device, rows=1)
     bench.open("a", "b")

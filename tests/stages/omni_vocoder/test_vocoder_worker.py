@@ -1,6 +1,8 @@
 """The vocoder stage, driven by hand-made messages."""
 
 import logging
+import re
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from omni.device import Graph, Launch, Stream
 from omni.device.cpu import CpuDevice
 from omni.stage import Done, Failed
 from omni.testing import LaunchGuard
@@ -52,6 +55,55 @@ def test_the_last_chunk_of_any_size_is_captured(caplog: pytest.LogCaptureFixture
     for name, own in codes.items():
         bench.expect_whole(name, own)
     assert not caplog.records
+
+
+class WarmingDevice(CpuDevice):
+    """Runs launches once when it captures them, as a CUDA device does. captured, replayed: names of graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.captured: list[str] = []
+        self.replayed: list[str] = []
+
+    def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
+        self.captured.append(name)
+        self.enqueue(stream, launches)
+        return super().capture(stream, name, launches)
+
+    def replay(self, stream: Stream, graph: Graph) -> None:
+        self.replayed.append(graph.name)
+        super().replay(stream, graph)
+
+
+def test_graphs_are_captured_the_largest_first_and_replayed() -> None:
+    """Smaller ones then reuse the memory of the largest."""
+    device = WarmingDevice()
+    bench = Bench(device, first_chunk_frames=2, chunk_frames=5)
+    bench.vocoder.capture([2, 1])
+    frames_and_rows = [tuple(map(int, re.findall(r"\d+", name))) for name in device.captured]
+    assert frames_and_rows == [(5, 2), (2, 2), (5, 1), (2, 1)]
+    codes = random_codes(9)
+    bench.speak("a", codes)
+    bench.settle(device)
+    assert device.replayed == [device.captured[3], device.captured[2], device.captured[2]]
+    bench.expect_whole("a", codes)
+
+
+@pytest.mark.parametrize("sizes", [[1], [2], [4, 3]])
+def test_a_capture_leaves_the_rows_of_requests_alone(sizes: list[int]) -> None:
+    bench = Bench(WarmingDevice(), max_num_seqs=4, first_chunk_frames=2, chunk_frames=3)
+    codes = {name: random_codes(8, seed) for seed, name in enumerate("abc")}
+    bench.open(*codes)
+    for name, own in codes.items():
+        bench.feed_pages(name, own[:6])
+    bench.settle(bench.device)
+    bench.vocoder.capture(sizes)
+    for name, own in codes.items():
+        bench.feed_pages(name, own[6:])
+        bench.end(name)
+    bench.settle(bench.device)
+    for name, own in codes.items():
+        bench.expect_whole(name, own)
 
 
 def test_a_last_chunk_is_padded_with_copies_of_its_last_frame() -> None:
@@ -191,7 +243,7 @@ def test_a_failing_batch_fails_its_requests_only(raised: type[BaseException]) ->
     bench.expect_whole("later", later)
 
 
-def test_a_model_that_breaks_its_promise_of_samples_is_found_out() -> None:
+def test_a_model_with_another_number_of_samples_is_reported() -> None:
     class Short(WaveMaker):
         def samples(self, frames: int, first: bool) -> int:
             return super().samples(frames, first) + 1

@@ -64,7 +64,7 @@ def test_the_text_family_is_that_of_transformers(folder: Path, reference: Refere
 
 
 @pytest.mark.slow
-def test_a_family_that_speaks_is_that_of_a_plain_loop(tmp_path: Path):
+def test_speech_of_a_family_equals_that_of_a_plain_loop(tmp_path: Path):
     """The tokens of its talker are compared, which no user gets."""
     folder = write_tiny(tmp_path / "model")
     check(folder, PlainSpeech(folder).tokens, texts=TEXTS, plugins=plugins())
@@ -133,7 +133,7 @@ def _prepare_nothing(frontend: TextFrontend, chat: Chat) -> Prepared:
         ({"texts": ["a", "b", "c"], "max_tokens": 2}, "almost the same"),
     ],
 )
-def test_arguments_that_show_nothing_are_refused(
+def test_arguments_that_make_the_check_empty_are_refused(
     folder: Path, reference: Reference, arguments: dict[str, Any], message: str
 ):
     with pytest.raises(ConfigError, match=message):

@@ -245,7 +245,7 @@ def test_the_suite_finds_a_broken_kind(broken: Any, found_by: str, message: str)
         ({"expected": []}, "expected: are of 0 requests, inputs of 3; give one for each"),
     ],
 )
-def test_arguments_that_show_nothing_are_refused(arguments: dict[str, Any], message: str):
+def test_arguments_that_make_the_check_empty_are_refused(arguments: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         check_adder(AdderKind, **arguments)
 

@@ -91,6 +91,8 @@ def test_the_suite_finds_a_broken_vocoder(broken: type[SmallVocoder], found_by: 
         ),
     ],
 )
-def test_arguments_that_show_nothing_are_refused(model: type[SmallVocoder], arguments: dict[str, Any], message: str):
+def test_arguments_that_make_the_check_empty_are_refused(
+    model: type[SmallVocoder], arguments: dict[str, Any], message: str
+):
     with pytest.raises(ConfigError, match=message):
         check_vocoder(model(), codebook_size=CODES, **arguments)

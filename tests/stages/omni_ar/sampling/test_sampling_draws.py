@@ -123,7 +123,7 @@ def test_other_draws_differ(what):
 
 
 @pytest.mark.parametrize("asked", [{}, {"temperature": 1.0}], ids=["greedy", "sampled"])
-def test_a_needless_flag_changes_no_draw(asked):
+def test_flags_that_no_row_needs_change_no_draw(asked):
     bench, rows = SamplerBench(VOCAB, 32), torch.arange(32)
     bench.start([starting(row, resolved(VOCAB, **asked, seed=row), [1, 2], outputs=[3, 4]) for row in range(32)])
     logits_RV = torch.randn(32, VOCAB, generator=torch.Generator().manual_seed(10))

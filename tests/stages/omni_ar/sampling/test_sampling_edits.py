@@ -22,7 +22,7 @@ VOCAB = 130
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=300))
-def test_bits_come_back_as_they_went(members):
+def test_packed_bits_are_unpacked_unchanged(members):
     words = pack_bitmask(np.array(members))
     assert words.dtype == np.int64
     # Python's integers give the bit of each id.

@@ -96,7 +96,7 @@ def test_a_batch_that_needs_no_history_keeps_none():
     assert row_of(bench.state, 0) == before
 
 
-def test_a_needless_flag_of_history_changes_no_settings():
+def test_history_flags_that_no_row_needs_change_no_token():
     bench = SamplerBench(VOCAB, 1)
     bench.start([starting(0, resolved(VOCAB))])
     everything = SamplingFlags(Need.REPETITION | Need.COUNTS | Need.RECALLS)

@@ -147,7 +147,7 @@ def test_each_output_is_written_where_it_is_asked_for() -> None:
     assert summed.isnan().all()
 
 
-def test_what_is_around_the_outputs_stays() -> None:
+def test_memory_around_the_outputs_is_not_written() -> None:
     case = Case((2, 17, 3, 5, 1, 2, 1), torch.float32)
     room = torch.full((2, 19, 5), 7.0).to(case.x)
     causal_conv_here(case, False, room[:, 1:-1], None)

@@ -1,12 +1,14 @@
 """Layers of streams: pieces of any size are the whole. Shapes: B rows, C channels, T samples, D width."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from transformers import MimiConfig
+from transformers.models.mimi.modeling_mimi import MimiRotaryEmbedding
 
 from omni_vocoder.layers import (
     CausalConv,
@@ -22,6 +24,7 @@ from omni_vocoder.layers import (
     WindowShape,
     WindowTransformer,
 )
+from omni_vocoder.layers.transformer import Sight
 from omni_vocoder.state import StateLayout, StreamChunk, StreamState
 
 WIDTH = 6
@@ -135,6 +138,37 @@ def test_windows_of_attention_slide_along(sizes: list[int], per_frame: int) -> N
     reached = (transformer(changed, None) - whole).abs().amax((0, 2)) > 1e-9
     # Two layers of a window of five.
     assert reached.tolist() == [position < 9 for position in range(6 * per_frame)]
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=str)
+def default_dtype(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(request.param)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.usefixtures("default_dtype")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("earlier", "per_frame"), [((0, 3), 1), ((5, 40_000), 2)])
+def test_rotary_angles_are_those_of_transformers(dtype: torch.dtype, earlier: tuple[int, ...], per_frame: int) -> None:
+    """In float32 whatever the model's dtype and torch's default are, so that late positions differ too."""
+    rope = {"rope_type": "default", "rope_theta": 100.0}
+    reference = MimiRotaryEmbedding(MimiConfig(hidden_size=12, num_attention_heads=2, head_dim=6, rope_parameters=rope))
+    shape = WindowShape(width=12, heads=2, kv_heads=2, head_dim=6, window=5, rope_theta=100.0, per_frame=per_frame)
+    chunk = StreamChunk(torch.empty(2, 0), torch.tensor(earlier), first=False)
+    hidden_BTD = torch.zeros(2, 4, 12, dtype=dtype)
+    sight = Sight.of(shape, hidden_BTD, chunk)
+    positions_BT = per_frame * chunk.frames_B[:, None] + torch.arange(4)
+    cos, sin = reference(hidden_BTD, positions_BT)
+    torch.testing.assert_close(sight.cos[:, 0], cos)
+    torch.testing.assert_close(sight.sin[:, 0], sin)
+
+
+def test_rotary_angles_are_computed_on_the_device_of_the_hidden_states() -> None:
+    shape = WindowShape(width=12, heads=2, kv_heads=2, head_dim=6, window=5, rope_theta=100.0)
+    sight = Sight.of(shape, torch.zeros(2, 4, 12, device="meta"), None)
+    assert {each.device.type for each in (sight.cos, sight.sin, sight.visible)} == {"meta"}
 
 
 @torch.no_grad()
