@@ -65,8 +65,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
                 # The layout of the upload in `prepare`.
                 rows_B, indices_BN = PackedSpan(0, (size,)), PackedSpan(size, (size, chunk.frames))
                 views = self._upload.view(rows_B), self._upload.view(indices_BN)
-                # Indices of frames remain as they are: all that an upload leaves in the buffer is in the ring.
-                self.device.launch(self.stream, set_null_rows, views[0], self._null_row)
+                self.device.launch(self.stream, set_null_rows, *views, self._null_row)
                 name = f"{self.stream.name}-{chunk.frames}-frames-{size}"
                 graph = self.device.capture(self.stream, name, [self._decode(chunk, *views)])
                 self._graphs.add(chunk, size, graph)
@@ -155,8 +154,9 @@ def _urgency(request: VocoderRequest, chunk: ChunkShape, slack: float) -> float:
     return _FIRST_SLACK if chunk.first else slack
 
 
-def set_null_rows(rows_B: Tensor, null_row: int) -> None:
+def set_null_rows(rows_B: Tensor, indices_BN: Tensor, null_row: int) -> None:
     rows_B.fill_(null_row)
+    indices_BN.zero_()
 
 
 def reset_rows(model: VocoderModel[StateT], state: StateT, rows_B: Tensor) -> None:
