@@ -52,18 +52,22 @@ class Marks:
 
 
 class Record:
-    """The records of each file of tests, in `folder`."""
+    """The records of each file of tests, in `folder`. paths: files whose statements are recorded."""
 
-    def __init__(self, folder: Path, root: Path) -> None:
+    def __init__(self, folder: Path, root: Path, paths: Iterable[str]) -> None:
         self._folder, self._root = folder, root
+        self._paths = set(paths)
         self._runs: dict[str, Run] = {}
         self._by_statement: dict[str, list[str]] = {}
         self._by_function: dict[str, set[str]] = {}
 
     def lacks(self, test_file: str) -> bool:
-        """Whether the record of `test_file` is missing, or of another version."""
+        """Whether the record of `test_file` is missing, of another version, or without some of the paths."""
         kept = self._kept(test_file)
-        return not kept.exists() or json.loads(kept.read_text())["digest"] != self._digest(test_file)
+        if not kept.exists():
+            return True
+        known = json.loads(kept.read_text())
+        return known["digest"] != self._digest(test_file) or not self._paths <= set(known.get("paths", ()))
 
     def store(self, test_file: str, names: list[str], runs: list[Run]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -72,6 +76,7 @@ class Record:
         runs = [replace(run, statements=[place[at] for at in run.statements]) for run in runs]
         known = {
             "digest": self._digest(test_file),
+            "paths": sorted(self._paths),
             "names": [names[at] for at in used],
             "runs": [asdict(run) for run in runs],
         }

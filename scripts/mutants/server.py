@@ -53,7 +53,7 @@ class FaultServer:
         self._items = {item.nodeid: item for item in session.items}
         gc.unfreeze()  # tests/conftest.py freezes what it has collected, and `find_functions` asks the collector
         self._functions: Functions = find_functions(self.settings.root, self.paths)
-        self._record = Record(self.settings.build / "tests", self.settings.root)
+        self._record = Record(self.settings.build / "tests", self.settings.root, self.paths)
         self._unreliable: set[str] = set()
         gc.collect()
         gc.freeze()

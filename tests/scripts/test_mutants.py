@@ -127,10 +127,19 @@ def test_a_test_file_is_recorded_again_when_its_helpers_change(tmp_path: Path) -
     for path, text in texts.items():
         (tmp_path / "tests" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tests" / path).write_text(text)
-    Record(tmp_path / "kept", tmp_path).store("tests/test_a.py", [], [])
+    Record(tmp_path / "kept", tmp_path, ["a.py"]).store("tests/test_a.py", [], [])
     for path, lacks in (("other.py", False), ("support/farther.py", True)):
         (tmp_path / "tests" / path).write_text("X = 2")
-        assert Record(tmp_path / "kept", tmp_path).lacks("tests/test_a.py") == lacks
+        assert Record(tmp_path / "kept", tmp_path, ["a.py"]).lacks("tests/test_a.py") == lacks
+
+
+def test_a_record_is_of_the_statements_of_some_files(tmp_path: Path) -> None:
+    """Of others nothing is known: a test that runs them would count as one that does not."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text("")
+    Record(tmp_path / "kept", tmp_path, ["a.py", "b.py"]).store("tests/test_a.py", [], [])
+    for paths, lacks in ((["b.py"], False), (["a.py", "b.py"], False), (["b.py", "c.py"], True)):
+        assert Record(tmp_path / "kept", tmp_path, paths).lacks("tests/test_a.py") == lacks
 
 
 def test_a_fault_that_is_known_to_change_nothing_does_not_count(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
