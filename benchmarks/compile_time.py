@@ -59,12 +59,12 @@ def pretended_h200() -> Iterator[None]:
         yield
 
 
-def record(folder: Path, rows: int) -> list[Variant]:
-    """The variants that a start of the model in a folder launches."""
+def record(folder: Path, rows: int) -> tuple[list[Variant], float]:
+    """The variants that a start of the model in a folder launches, and the seconds of recording them."""
     plugins = load_plugins()
     checkpoint = open_checkpoint(folder, plugins)
     plan = resolve_pipeline(checkpoint, plugins, [], PipelineChoice())
-    recorder = VariantRecorder()
+    recorder, seconds = VariantRecorder(), 0.0
     device = RecordingDevice(_CUDA, recorder)
     with pretended_h200():
         for stage in plan.pipeline.stages:
@@ -74,11 +74,14 @@ def record(folder: Path, rows: int) -> list[Variant]:
             one = loaded[stage.name]
             if isinstance(one, RowStage) and one.chosen_rows is None:
                 one.set_rows(rows)
-            if not warm.record_stages(loaded, device, None):
+            before = time.process_time()
+            whole = warm.record_stages(loaded, device, None)
+            seconds += time.process_time() - before
+            if not whole:
                 raise SystemExit(
                     f"the kernels of {stage.name} were recorded in part; omni logs the cause at debug level"
                 )
-    return list(recorder.variants)
+    return list(recorder.variants), seconds
 
 
 def seconds_of(variant: Variant) -> float:
@@ -118,7 +121,7 @@ def main() -> None:
         parser.error("TRITON_INTERPRET is set: Triton would interpret kernels instead of compiling them; unset it")
     with tempfile.TemporaryDirectory() as model, tempfile.TemporaryDirectory() as cache:
         SHAPES[arguments.shape](Path(model))
-        variants = record(Path(model), arguments.rows)
+        variants, recorded = record(Path(model), arguments.rows)
         os.environ["TRITON_CACHE_DIR"] = cache
         # Forked, so that each has imported what it needs.
         with multiprocessing.get_context("fork").Pool(arguments.processes, compile_for, (CAPABILITY,)) as pool:
@@ -126,7 +129,10 @@ def main() -> None:
     times = by_kernel(variants, seconds)
     facts = environment() | {"shape": arguments.shape, "rows": arguments.rows}
     print_facts(facts)
-    print(f"{len(variants)} variants, {sum(seconds):.0f} s in all, the longest {max(seconds, default=0):.1f} s")
+    longest = max(seconds, default=0.0)
+    print(
+        f"{len(variants)} variants: recorded in {recorded:.1f} s, compiled in {sum(seconds):.0f} s, one {longest:.1f} s"
+    )
     rows = [
         (one.kernel.rpartition(".")[2], f"{one.variants}", f"{one.seconds:.1f}", f"{one.longest:.1f}", one.constants)
         for one in times

@@ -28,35 +28,29 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from typing import NamedTuple
 
 import beside  # noqa: F401 - for `bench`
 import torch
 from agreement import refuse_wrong
 from changed_tables import OPERATION, ChangedTables, converted, read_changes, save
 from descent import Choice, Setting, Times, descend, shown
-from layer_targets import TARGETS, LayeredPart, Lookups, lookups
+from layer_targets import TARGETS, LayeredPart, Lookups
 from linear import LinearCase, launch
 from linear_candidates import held_candidates, split_candidates, streamed_candidates, tiled_candidates
+from target_timer import CUDA, TargetTimer
 from triton.runtime.errors import TritonError
 
 from bench.arguments import need_cuda, output_file, positive_float, positive_int
-from bench.replay import Neighbour, captured, seconds_in_turns
+from bench.replay import Neighbour
 from omni.device.kernel_choice import kernels_of
 from omni.kernels import CompileProcesses, Variant, VariantRecorder
 from omni_ar.kernels import tuning
 from omni_ar.kernels.linear.settings import MOST_ROWS, LinearSettings, TiledSettings
 
-REPLAYS, REPLAYS_IN_TURNS = 9, 25
 SLOWER = 0.005
 """The share of its time that another target may lose."""
-_TURNS = 3
-_PRIORITY = -1
-"""Of a target's stream, as that of a talker."""
-CUDA = torch.device("cuda", 0)
 STREAMED_UP_TO = 4
 """Rows. With more, the streaming kernel has never been the fastest."""
 WARPS = 8 * 132
@@ -146,79 +140,6 @@ def best_whole(times: Mapping[Setting, float]) -> tuple[Setting] | None:
     """Of the settings that were tried, None among them, the fastest that is not split."""
     whole = {setting: took for setting, took in times.items() if splits(setting) == 1 and took < float("inf")}
     return (min(whole, key=whole.__getitem__),) if whole else None
-
-
-class TargetSeconds(NamedTuple):
-    """beside, lost: with a neighbour (`SharedSeconds`)."""
-
-    alone: float
-    beside: float = 0.0
-    lost: float = 0.0
-
-    @property
-    def total(self) -> float:
-        return self.alone + self.beside + self.lost
-
-    def __str__(self) -> str:
-        shared = f" ({1e6 * self.alone:.0f} alone, {1e6 * self.beside:.0f} beside, {1e6 * self.lost:.0f} lost)"
-        return f"{1e6 * self.total:.1f}{shared if self.beside else ''}"
-
-
-class InPlace:
-    """Times a target. call: the whole target. empty: the same on tensors without contents."""
-
-    def __init__(
-        self,
-        call: Callable[[], object],
-        empty: Callable[[], object],
-        rows: int,
-        tables: ChangedTables,
-        fits: Callable[[str, Setting], bool],
-        neighbour: Neighbour | None = None,
-    ) -> None:
-        self._call, self._empty = call, empty
-        self._rows, self._tables, self._fits = rows, tables, fits
-        self._neighbour = neighbour
-
-    def seconds(self, choice: Choice) -> float:
-        if not all(self._fits(key, setting) for key, setting in choice.items()):
-            return float("inf")
-        self._tables.use(choice, self._rows)
-        try:
-            with self._captured() as replay:
-                return self._times([replay], REPLAYS)[0].total
-        except (TritonError, RuntimeError) as error:
-            print(f"    refused: {shown(choice)}: {str(error)[:100]}")
-            return float("inf")
-
-    def in_turns(self, one: Choice, other: Choice) -> tuple[float, float]:
-        before, after = self.compared(one, other)
-        return before.total, after.total
-
-    def compared(self, one: Choice, other: Choice) -> tuple[TargetSeconds, TargetSeconds]:
-        """Of both, in turns."""
-        self._tables.use(one, self._rows)
-        with self._captured() as first:
-            self._tables.use(other, self._rows)
-            with self._captured() as second:
-                before, after = self._times([first, second], REPLAYS_IN_TURNS)
-        return before, after
-
-    def _captured(self) -> AbstractContextManager[Callable[[], object]]:
-        return captured([self._call], warm=1, tidy=False, priority=_PRIORITY)
-
-    def _times(self, runs: Sequence[Callable[[], object]], repeats: int) -> list[TargetSeconds]:
-        alone = seconds_in_turns(runs, repeats)
-        if self._neighbour is None:
-            return list(map(TargetSeconds, alone))
-        shared = self._neighbour.seconds_in_turns(runs, _TURNS)
-        return [TargetSeconds(own, *others) for own, others in zip(alone, shared, strict=True)]
-
-    def look_up(self, choice: Choice) -> Lookups:
-        """Launches nothing, so nothing has to be compiled for it."""
-        self._tables.use(choice, self._rows)
-        with kernels_of(CUDA), VariantRecorder().recording():
-            return lookups(self._empty, self._rows)
 
 
 def fits_device(rows: int) -> Callable[[str, Setting], bool]:
@@ -324,9 +245,11 @@ class LayerTuner:
             print(f"  {name}, {rows} rows: {timer.seconds(present) * 1e6:.1f} us, as it was", flush=True)
         self.tables.keep(changes, rows)
 
-    def _timer(self, name: str, rows: int, fits: Callable[[str, Setting], bool] = lambda key, setting: True) -> InPlace:
+    def _timer(
+        self, name: str, rows: int, fits: Callable[[str, Setting], bool] = lambda key, setting: True
+    ) -> TargetTimer:
         call, empty = (self._part(name, device).call(rows) for device in (self._device, "meta"))
-        return InPlace(call, empty, rows, self.tables, fits, self._neighbour)
+        return TargetTimer(call, empty, rows, self.tables, fits, self._neighbour)
 
     @cached_property
     def _neighbour(self) -> Neighbour | None:
@@ -335,14 +258,14 @@ class LayerTuner:
         name, rows = self._other
         return Neighbour(self._part(name, self._device).call(rows))
 
-    def _present(self, timer: InPlace, rows: int) -> Choice:
+    def _present(self, timer: TargetTimer, rows: int) -> Choice:
         """The settings of all keys that matter: those looked up, and of a product with a norm both its own and that of the two."""
         names = list(timer.look_up({}).bytes)
         names += [f"norm_{name}" for name in names if name.startswith("gated-")]
         names += [name.removeprefix("norm_") for name in names if name.startswith("norm_")]
         return {name: self.tables.setting(name, rows) for name in dict.fromkeys(names)}
 
-    def _guarded(self, name: str, rows: int, present: Choice, best: Choice, timer: InPlace) -> Choice:
+    def _guarded(self, name: str, rows: int, present: Choice, best: Choice, timer: TargetTimer) -> Choice:
         """`best` without what another target loses by."""
         for other in TARGETS:
             if other == name or not changed(present, best):

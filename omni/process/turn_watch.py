@@ -15,7 +15,7 @@ from omni.parallel.watch import REMEDY, HangWatch
 
 _LOOK_SECONDS = 1.0
 _WHOLE_SECONDS = 300.0
-"""Limit on a CUDA device without ranks of cut stages: a call that compiles kernels takes a minute at most."""
+"""Limit on a CUDA device without ranks of cut stages. A call may compile a kernel: the slowest one so far took 20 s."""
 
 
 def turn_limit(chosen: float | None, device: str, *, cut: bool) -> float | None:

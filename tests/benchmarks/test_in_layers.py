@@ -188,8 +188,8 @@ class PlantedTarget:
             took.beside = beside(asked) * US if beside is not None else math.inf
             yield took
 
-        monkeypatch.setattr(self.script, "captured", captured)
-        monkeypatch.setattr(self.script, "seconds_in_turns", lambda several, repeats: list(several))
+        monkeypatch.setattr(tune("target_timer"), "captured", captured)
+        monkeypatch.setattr(tune("target_timer"), "seconds_in_turns", lambda several, repeats: list(several))
         monkeypatch.setattr(self.script, "Neighbour", PlantedNeighbour)
         self._other = ("one", 4) if beside is not None else None
         self.wrong_settings: set[Setting] = set()
