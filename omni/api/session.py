@@ -182,7 +182,7 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is under way and no stage holds resources."""
+        """Whether no request is under way and no stage holds resources. A request may count for a moment after its last output."""
         self._client.owner.check("asking for usage")
         return not self._client.handles and self._client.engine.idle
 

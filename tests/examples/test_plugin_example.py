@@ -12,6 +12,7 @@ import pytest
 from omni import InputError, Omni, SamplingParams
 from omni.plugin import locate
 from omni.plugin.manager import Plugins
+from tests.support.echo_family import eventually
 from tests.support.entry_points import REPOSITORY
 
 HOME = REPOSITORY / "examples" / "plugin"
@@ -55,7 +56,7 @@ def test_media_are_refused(omni: Omni):
     picture = {"type": "image_url", "image_url": {"url": str(REPOSITORY / "examples/assets/shapes.png")}}
     with pytest.raises(InputError, match="give this model text only"):
         omni.generate([{"role": "user", "content": [picture]}], stream=False)
-    assert omni.idle
+    assert eventually(lambda: omni.idle)
 
 
 def test_the_tutorial_shows_the_plugin_as_it_is():

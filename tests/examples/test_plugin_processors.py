@@ -11,6 +11,7 @@ from transformers import NoRepeatNGramLogitsProcessor
 
 from omni import InputError, Omni, SamplingParams
 from omni.plugin.manager import Plugins
+from tests.support.echo_family import eventually
 
 PROMPT = "wai"
 
@@ -110,4 +111,4 @@ def test_invalid_processors_are_refused_at_submission(
 ):
     with pytest.raises(InputError, match=problem):
         omni.generate(PROMPT, stream=False, sampling=greedy(processors))
-    assert omni.idle
+    assert eventually(lambda: omni.idle)
