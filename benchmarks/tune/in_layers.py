@@ -164,8 +164,8 @@ def fits_device(rows: int) -> Callable[[str, Setting], bool]:
 def compile_in(processes: int, variants: Iterable[Variant]) -> Callable[[], object]:
     """Begins to compile, into Triton's cache and without the device, so that it disturbs no measurement. Returns a function that
     waits for it."""
-    compiling = CompileProcesses(processes)
-    compiling.compile(variants, torch.cuda.get_device_capability(CUDA))
+    compiling = CompileProcesses()
+    compiling.compile(variants, torch.cuda.get_device_capability(CUDA), processes)
     return compiling.wait
 
 

@@ -1,11 +1,12 @@
 """A CUDA device: torch streams and events, and run times of phases."""
 
 import gc
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from weakref import WeakSet
 
@@ -15,6 +16,7 @@ from omni.device.base import COMPLETED, Device, Event, Graph, Launch, SharedMemo
 from omni.device.sync import host_waits
 from omni.device.sync_points import SyncPoint, may_sync
 
+_log = logging.getLogger(__name__)
 _capturing = threading.Lock()
 """Allows one capture at a time in the process, on any device."""
 
@@ -25,11 +27,12 @@ _POOLED_STREAMS = 32
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class CudaStream:
-    """pool: the memory that graphs of the stream share."""
+    """pool: the memory that graphs of the stream share. captured: the lists of phases, by name, of which it has a graph."""
 
     name: str
     raw: torch.cuda.Stream
     pool: Any
+    captured: set[tuple[str, ...]] = field(default_factory=set, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +117,22 @@ class CudaDevice(Device):
         stream.raw.wait_event(event.raw)
 
     def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
-        """Runs the launches once before the capture: this compiles kernels and allocates buffers of libraries."""
+        """Before the first capture of these phases on the stream, the launches run once: this allocates buffers of libraries. Other
+        sizes run only if their capture fails: kernels can be compiled and loaded during a capture."""
         assert isinstance(stream, CudaStream)
+        phases = tuple(launch.phase.__name__ for launch in launches)
         with _capturing, may_sync(SyncPoint.CAPTURE):
             self.synchronize()  # buffers were written on other streams
+            if phases in stream.captured:
+                try:
+                    return self._graph(stream, name, launches)
+                except Exception as error:  # a library may do something for a new size that no capture allows
+                    _log.debug("%s runs before its capture", name, exc_info=error)
             self.enqueue(stream, launches)
             self.synchronize()
-            parts = tuple((part, self._captured(stream, of)) for part, of in self._parts(name, launches))
-        return CudaGraph(name, parts)
+            graph = self._graph(stream, name, launches)
+        stream.captured.add(phases)
+        return graph
 
     def replay(self, stream: Stream, graph: Graph) -> None:
         assert isinstance(stream, CudaStream)
@@ -134,6 +145,9 @@ class CudaDevice(Device):
                 part.replay()
                 if observer is not None:
                     observer.end()
+
+    def _graph(self, stream: CudaStream, name: str, launches: Sequence[Launch]) -> CudaGraph:
+        return CudaGraph(name, tuple((part, self._captured(stream, of)) for part, of in self._parts(name, launches)))
 
     def _parts(self, name: str, launches: Sequence[Launch]) -> list[tuple[str, Sequence[Launch]]]:
         if self.launch_observer is None:

@@ -31,7 +31,7 @@ from omni.engine.start import StartClock, StartReport
 from omni.engine.unfit import unfit
 from omni.engine.warm import WarmupPlan, compiling
 from omni.errors import OmniError, errors_as, plugin_setup
-from omni.kernels import CompileCounter, Compiled, process_count
+from omni.kernels import CompileCounter, Compiled, CompileProcesses, process_count
 from omni.parallel import Ranks
 from omni.parallel.rendezvous import RankEnds
 from omni.pipeline import Pipeline, Stage
@@ -157,12 +157,14 @@ def build_engine(
     share: DeviceShare = ALONE,
     take_timeline: Callable[[Trace], object] | None = None,
     rank_ends: Mapping[str, RankEnds] = MappingProxyType({}),
+    compile_processes: CompileProcesses | None = None,
 ) -> Engine:
     """Loads the stages of a place onto `device`, measures the memory of steps if it is bounded, and divides the rest
     into pages.
 
     command_queue: see `Engine`. place: None for all stages. share: of the device's memory. take_timeline: gets the timeline
-    when the engine closes, instead of the file. rank_ends: of the stages with a rank on the place.
+    when the engine closes, instead of the file. rank_ends: of the stages with a rank on the place. compile_processes: started
+    before, and closed by the caller too; None starts them where kernels are to be compiled.
     """
     here = place if place is not None else str(device.torch_device)
     if place is None:
@@ -184,7 +186,16 @@ def build_engine(
         cut = CutStages.open(placement, here, device.torch_device, rank_ends)
         engines = len(placement.places)
         started = _start(
-            plan, checkpoint, device, options, own=own, budget=budget, engines=engines, listeners=by_slack, cut=cut
+            plan,
+            checkpoint,
+            device,
+            options,
+            own=own,
+            budget=budget,
+            engines=engines,
+            listeners=by_slack,
+            cut=cut,
+            compile_processes=compile_processes,
         )
     except BaseException:
         cut.close()
@@ -254,6 +265,7 @@ def _start(
     engines: int,
     listeners: Listeners | None,
     cut: CutStages,
+    compile_processes: CompileProcesses | None,
 ) -> _Started:
     """own: the stages of this engine, in the pipeline's order. engines: of the model. listeners: as in `StageContext`."""
     assert options.dtype is not None, "the caller chose it for the device"
@@ -267,7 +279,7 @@ def _start(
 
     settings = checkpoint.config, plan.pipeline, sorted(plan.processors), options.dtype, graphs, listeners is not None
     kernels = WarmupPlan(device.kernel_device, own, load_empty, budget, settings, plan.packages())
-    with compiling(kernels, process_count(options.compile_processes, engines)) as warmup:
+    with compiling(kernels, process_count(options.compile_processes, engines), compile_processes) as warmup:
         with clock.part("load"):
             loaded = load(device, load_format=options.load_format, stages=own, ranks=cut.ranks)
         with clock.part("compile"):

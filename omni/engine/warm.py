@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from queue import SimpleQueue
 
 import torch
 
@@ -34,19 +35,22 @@ class WarmupPlan:
 
 
 class KernelWarmup:
-    """Records the variants of kernels that stages need, in a thread, and has processes compile them.
+    """Records the variants of kernels that stages need, in a thread, and has processes compile each one at once.
 
     Errors are logged at debug level and otherwise ignored: a variant that is not compiled here is compiled at its first launch.
     """
 
-    def __init__(self, plan: WarmupPlan, processes: int) -> None:
-        """Loads the stages. processes: at least 1."""
+    def __init__(self, plan: WarmupPlan, workers: int, processes: CompileProcesses | None = None) -> None:
+        """Loads the stages. workers: of the processes, at least 1. processes: started before; None starts them. Closed too."""
         self._plan = plan
+        self._workers = workers
         self._closed = threading.Event()
-        self._recorder = VariantRecorder()
+        self._queue: SimpleQueue[Variant | None] = SimpleQueue()
+        """Variants to compile. The last entry is None."""
+        self._recorder = VariantRecorder(on_variant=self._queue.put)
         self._record_device = RecordingDevice(plan.device, self._recorder)
         self._record: StartRecord | None = None
-        self._processes = CompileProcesses(processes)
+        self._processes = processes if processes is not None else CompileProcesses()
         try:
             # Not in the thread: while transformers builds a module, its dtype is the process's default.
             self._loaded = load_empty(plan.stages, plan.load, self._record_device)
@@ -74,15 +78,19 @@ class KernelWarmup:
 
     def _run(self) -> None:
         try:
-            variants = self._variants()
-            if not self._closed.is_set():
-                self._processes.compile(variants, torch.cuda.get_device_capability(self._plan.device))
+            capability = torch.cuda.get_device_capability(self._plan.device)
+            self._processes.compile(iter(self._queue.get, None), capability, self._workers)
+            self._find_variants()
         except BaseException as error:  # includes exceptions of plugins
             _log.debug("kernels are not compiled by processes", exc_info=error)
+            self._closed.set()
+        finally:
+            self._queue.put(None)
+        if self._closed.is_set():
             self._processes.close()
 
-    def _variants(self) -> Sequence[Variant]:
-        """The variants that an equal earlier start recorded; else records them."""
+    def _find_variants(self) -> None:
+        """Queues the variants that an equal earlier start recorded; else records them."""
         plan = self._plan
         if plan.settings is not None:
             # Rows follow from the budget, which is never the same to the byte.
@@ -91,12 +99,12 @@ class KernelWarmup:
             self._record = StartRecord((plan.settings, sorted(self._loaded), gpu, budget_gib), plan.packages)
             known = self._record.read()
             if known is not None:
-                return known
+                for variant in known:
+                    self._queue.put(variant)
+                return
         whole = record_stages(self._loaded, self._record_device, plan.budget, closed=self._closed.is_set)
-        variants = tuple(self._recorder.variants)
         if self._record is not None and whole and len(self._loaded) == len(plan.stages):
-            self._record.write(variants)
-        return variants
+            self._record.write(tuple(self._recorder.variants))
 
 
 def load_empty(stages: Iterable[str], load: Load, device: RecordingDevice) -> dict[str, LoadedStage]:
@@ -143,14 +151,18 @@ def _recorded_in_part(*stages: str) -> Iterator[None]:
 
 
 @contextmanager
-def compiling(plan: WarmupPlan, processes: int) -> Iterator[KernelWarmup | None]:
+def compiling(
+    plan: WarmupPlan, workers: int, processes: CompileProcesses | None = None
+) -> Iterator[KernelWarmup | None]:
     """While entered, processes compile the kernels of stages; None if the device runs none, or none can be compiled so. Nothing of
-    it is left at the end. processes: 0 for none."""
-    if plan.device.type != "cuda" or not processes:
+    it is left at the end. workers: 0 for none. processes: as in `KernelWarmup`."""
+    if plan.device.type != "cuda" or not workers:
+        if processes is not None:
+            processes.close()
         yield None
         return
     try:
-        warmup = KernelWarmup(plan, processes)
+        warmup = KernelWarmup(plan, workers, processes)
     except OSError as error:
         _log.warning("no process can compile kernels, so the start takes longer: %s", error)
         yield None

@@ -1,30 +1,31 @@
-"""The process that compiles: it imports once, and then forks a worker for each core.
+"""The process that compiles: it imports once, and then forks its workers.
 
-    python -c "... from omni.kernels.compiler import main; main(PARENT)"
+    python -c "... from omni.kernels.compiler import main; main(PARENT, VARIANTS)"
 
-It reads a pickled `Task` from its input, and writes a line to its output for each variant: its number, and an error if it
-could not be compiled.
+It reads a pickled `Task` from its input. Each worker takes variants from the socket VARIANTS, one packet each: their number,
+the variant, and the file that is created once it is in the cache. The socket's end is the end of the workers. For each
+variant a line is written to the output: its number, and an error if it could not be compiled.
 """
 
 import ctypes
 import os
 import pickle
 import signal
+import socket
 import sys
 import warnings
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omni.kernels.variant import Variant, reached
+from omni.kernels.variant import Variant
 from omni.utils.parent import exit_with
 
-_NUMBER = 4
-"""Bytes of a variant's number: a read of so few from a pipe is whole, whoever else reads."""
-_MOST = 16_384
-"""Numbers that a pipe holds."""
+Packet = tuple[int, Variant, Path]
+"""Number, variant, and marker file."""
+_PACKET_BYTES = 2**20
+"""More than a packet has."""
 _SHOWN = 500
 """Characters of an error. A line of less than a page is written whole, whoever else writes."""
 _PR_SET_PDEATHSIG = 1
@@ -32,16 +33,15 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """capability: compute capability of the device, 90 for 9.0. variants: each with the file that is created once it is in the
-    cache."""
+    """capability: compute capability of the device, 90 for 9.0."""
 
     processes: int
     capability: int
-    variants: tuple[tuple[Variant, Path], ...]
 
 
-def main(parent: int) -> None:
-    """parent: the process that started this one, and whose end is the end of this one. Exits the interpreter."""
+def main(parent: int, variants: int) -> None:
+    """parent: the process that started this one, and whose end is the end of this one. variants: the socket's descriptor. Exits the
+    interpreter."""
     exit_with(parent)
     # Output of others must not come between the lines.
     results = os.dup(1)
@@ -53,19 +53,17 @@ def main(parent: int) -> None:
         task: Task = pickle.load(sys.stdin.buffer)
     except (ImportError, EOFError):
         os._exit(1)
-    numbers, left = os.pipe()
-    for number in _longest_first([variant for variant, _ in task.variants])[:_MOST]:
-        os.write(left, number.to_bytes(_NUMBER, "little"))
-    os.close(left)
+    packets = socket.socket(fileno=variants)
     server = os.getpid()
     workers = []
-    for _ in range(min(task.processes, len(task.variants))):
+    for _ in range(task.processes):
         worker = os.fork()
         if not worker:
             _exit_after(server)
-            _work(task, numbers, results)
+            _work(task.capability, packets, results)
             os._exit(0)
         workers.append(worker)
+    packets.close()  # once no worker is left, the other end shall notice
     with suppress(Exception):  # without it, the first launch makes it
         from triton.backends.nvidia.driver import CudaUtils
 
@@ -75,16 +73,6 @@ def main(parent: int) -> None:
     os._exit(0)
 
 
-def _longest_first(variants: Sequence[Variant]) -> list[int]:
-    """Their numbers, so that no long compilation begins last: it takes longer the more code a kernel reaches."""
-    code: dict[str, int] = {}
-    for variant in variants:
-        if variant.kernel not in code:
-            with suppress(ImportError, AttributeError):  # the worker has the error
-                code[variant.kernel] = sum(len(kernel.fn.__code__.co_code) for kernel in reached(variant.found()))
-    return sorted(range(len(variants)), key=lambda number: -code.get(variants[number].kernel, 0))
-
-
 def _exit_after(server: int) -> None:
     """The kernel ends this worker when its server ends; a fork has no thread to watch it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -92,11 +80,10 @@ def _exit_after(server: int) -> None:
         os._exit(1)
 
 
-def _work(task: Task, numbers: int, results: int) -> None:
-    compile_for(task.capability)
-    while taken := os.read(numbers, _NUMBER):
-        number = int.from_bytes(taken, "little")
-        variant, marker = task.variants[number]
+def _work(capability: int, packets: socket.socket, results: int) -> None:
+    compile_for(capability)
+    while packet := packets.recv(_PACKET_BYTES):
+        number, variant, marker = pickle.loads(packet)
         error = ""
         try:
             compile_variant(variant)

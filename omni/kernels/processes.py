@@ -1,4 +1,4 @@
-"""Compiles variants in processes, while this one loads weights."""
+"""Compiles variants in processes, while this one records further ones and loads weights."""
 
 import hashlib
 import json
@@ -6,19 +6,21 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from omni.kernels.compiler import Task
+from omni.kernels.compiler import Packet, Task
 from omni.kernels.variant import Variant
+from omni.utils.sockets import packet_pair
 
 _log = logging.getLogger(__name__)
 
@@ -27,11 +29,13 @@ _MOST = 32
 """Processes: a start has a few hundred variants, and the slowest one bounds it."""
 _STALLED_SECONDS = 120.0
 """Seconds without a result after which the processes are ended."""
+_SEND_BYTES = 2**14
+"""Of packets on their way to workers. A variant has one or two thousand bytes."""
 _BOOT = (
     "import json, sys\n"
     "sys.path[:] = json.loads(sys.argv[2])\n"
     "from omni.kernels.compiler import main\n"
-    "main(int(sys.argv[1]))\n"
+    "main(int(sys.argv[1]), int(sys.argv[3]))\n"
 )
 
 
@@ -70,99 +74,122 @@ class CompileProcesses:
     `close` ends the process and its workers, as does the end of this process.
     """
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self) -> None:
         """Starts the process, which imports what it needs until `compile`. Raises OSError if it cannot be started."""
-        self._processes = processes
+        self._numbered: list[Variant] = []
+        """The variants that no earlier start has compiled, by number."""
         self._results = 0
         self._failed = 0
-        self._variants: tuple[tuple[Variant, Path], ...] = ()
         self._known = 0
         self._heard = time.monotonic()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._closing = threading.Lock()
         self._closed = False
+        self._packets, end = packet_pair()
+        # With few packets on their way, no worker is left with the last ones while others have none.
+        self._packets.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
         paths = [path for path in sys.path if isinstance(path, str)]  # Python ignores others too
         # -P: no folder of the user's comes before `sys.path` is theirs. In a session of its own, no Ctrl-C reaches it.
-        command = [sys.executable, "-P", "-c", _BOOT, str(os.getpid()), json.dumps(paths)]
+        command = [sys.executable, "-P", "-c", _BOOT, str(os.getpid()), json.dumps(paths), str(end.fileno())]
         # One thread each: the workers are the parallelism.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        self._process = subprocess.Popen(
-            command,
-            start_new_session=True,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        with end:
+            self._process = subprocess.Popen(
+                command,
+                start_new_session=True,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[end.fileno()],
+            )
 
-    def compile(self, variants: Iterable[Variant], capability: tuple[int, int]) -> None:
-        """Begins to compile the variants that no earlier start has compiled, for devices of a compute capability. Once."""
-        number = 10 * capability[0] + capability[1]
-        marked = []
-        for variant in variants:
-            try:
-                marked.append((variant, _marker(variant, number)))
-            except (
-                Exception
-            ) as error:  # a kernel that no longer exists, or that Triton wraps: its first launch compiles it
-                _log.debug("%s is not compiled by a process: %s", variant.kernel, error)
-        self._variants = tuple((variant, marker) for variant, marker in marked if not marker.exists())
-        self._known = len(marked) - len(self._variants)
-        if not self._variants:
-            self.close()
-            return
-        task = pickle.dumps(Task(self._processes, number, self._variants))
+    def compile(self, variants: Iterable[Variant], capability: tuple[int, int], processes: int) -> None:
+        """Begins to compile the variants that no earlier start has compiled, for devices of a compute capability. Once.
+
+        variants: read by a thread, so their iterator may wait for further ones. It has to end, also after `close`. processes:
+        workers, at least 1.
+        """
+        task = Task(processes, 10 * capability[0] + capability[1])
         with self._closing:
-            if self._closed:
-                return
-            _log.debug("compiling %d kernels in %d processes", len(self._variants), self._processes)
-            self._heard = time.monotonic()
-            self._thread = threading.Thread(target=self._listen, args=(task,), name="omni-compile", daemon=True)
-            self._thread.start()
+            if not self._closed:
+                self._start(self._send, task, variants)
 
     def wait(self) -> Compiled:
         """Waits until everything is compiled, or the processes have ended or say nothing any more."""
-        while self._thread is not None and self._thread.is_alive():
-            self._thread.join(1.0)
-            if self._thread.is_alive() and time.monotonic() - self._heard > _STALLED_SECONDS:
+        self._heard = time.monotonic()
+        while running := [thread for thread in self._threads if thread.is_alive()]:
+            running[-1].join(1.0)
+            if time.monotonic() - self._heard > _STALLED_SECONDS:
                 _log.warning("processes that compile kernels are ended: no result in %d s", _STALLED_SECONDS)
                 break
         self.close()
-        missing = len(self._variants) - self._results
+        missing = len(self._numbered) - self._results
         if missing:
             _log.warning("%d kernels were not compiled by processes: their first launches compile them", missing)
         return Compiled(self._results - self._failed, self._failed, self._known)
 
     def close(self) -> None:
-        """Ends the processes. Idempotent."""
+        """Ends the processes, and waits for the end of the variants. Idempotent."""
         with self._closing:
             self._closed = True
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
+        self._packets.close()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with suppress(OSError):  # what was not written yet
                 pipe.close()
 
-    def _listen(self, task: bytes) -> None:
+    def _start(self, run: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=run, args=arguments, name="omni-compile", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _send(self, task: Task, variants: Iterable[Variant]) -> None:
+        ended = False
+        for variant in variants:
+            try:
+                marker = _marker(variant, task.capability)
+            # A kernel that no longer exists, or that Triton wraps: its first launch compiles it.
+            except Exception as error:
+                _log.debug("%s is not compiled by a process: %s", variant.kernel, error)
+                continue
+            if marker.exists():
+                self._known += 1
+                continue
+            self._numbered.append(variant)
+            packet: Packet = len(self._numbered) - 1, variant, marker
+            if not ended:
+                try:
+                    if len(self._numbered) == 1:
+                        self._begin(task)
+                    self._packets.send(pickle.dumps(packet))
+                except OSError:  # the processes have ended
+                    ended = True
+        _log.debug("compiling %d kernels in %d processes", len(self._numbered), task.processes)
+        with suppress(OSError):
+            self._packets.shutdown(socket.SHUT_WR)
+
+    def _begin(self, task: Task) -> None:
         assert self._process.stdin is not None
+        self._process.stdin.write(pickle.dumps(task))
+        self._process.stdin.close()
+        self._start(self._listen)
+
+    def _listen(self) -> None:
         assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(task)
-            self._process.stdin.close()
-        except OSError:
-            return  # it has ended
         for line in self._process.stdout:
             number, _, error = line.decode(errors="replace").strip().partition(" ")
             self._heard = time.monotonic()
             self._results += 1
             if error:
                 self._failed += 1
-                _log.debug("%s was not compiled by a process: %s", self._variants[int(number)][0].kernel, error)
+                _log.debug("%s was not compiled by a process: %s", self._numbered[int(number)].kernel, error)
 
 
 def _marker(variant: Variant, capability: int) -> Path:

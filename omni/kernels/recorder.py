@@ -25,11 +25,15 @@ _replaced: dict[Any, Callable[..., object]] = {}
 class VariantRecorder:
     """variants: of the recorded launches, in order. unnamed: kernels with launches that another process could not compile."""
 
-    def __init__(self, *, launches: bool = False) -> None:
-        """launches: whether recorded launches are also made. Without that, arguments need no contents."""
+    def __init__(
+        self, *, launches: bool = False, on_variant: Callable[[Variant], object] = lambda variant: None
+    ) -> None:
+        """launches: whether recorded launches are also made. Without that, arguments need no contents. on_variant: called with each
+        variant when it is recorded."""
         self.variants: dict[Variant, None] = {}
         self.unnamed: set[str] = set()
         self._launches = launches
+        self._on_variant = on_variant
         self._parameters: dict[int, Parameters] = {}
         self._seen: set[Hashable] = set()
 
@@ -61,11 +65,15 @@ class VariantRecorder:
         if parameters is None:
             parameters = self._parameters[id(kernel)] = Parameters.of(kernel)
         try:
-            self.variants.setdefault(Variant.of(parameters, dict(zip(parameters.names, args, strict=False)) | given))
+            variant = Variant.of(parameters, dict(zip(parameters.names, args, strict=False)) | given)
         except TypeError as error:
             if parameters.kernel not in self.unnamed:
                 self.unnamed.add(parameters.kernel)
                 _log.debug("launches of %s are not recorded: %s", parameters.kernel, error)
+        else:
+            if variant not in self.variants:
+                self.variants[variant] = None
+                self._on_variant(variant)
 
 
 def _glance(value: object) -> Hashable:

@@ -10,11 +10,15 @@ from omni.pipeline import ENGINE
 from omni.process.child import SUPPORTED, EngineProcess
 
 _NVIDIA = Path("/dev/nvidiactl")
-"""Exists where the driver of a CUDA device is loaded."""
 
 
 _ahead: dict[tuple[str | None, str | None], EngineProcess] = {}
 """By folder and family: processes that no model has taken yet."""
+
+
+def has_nvidia_driver() -> bool:
+    """Whether the driver of a CUDA device is loaded. Asks no driver and needs no torch."""
+    return _NVIDIA.exists()
 
 
 @contextmanager
@@ -62,4 +66,4 @@ def _wanted(layers: Sequence[SettingsLayer]) -> bool:
     process, device = settings.get(f"{ENGINE}.process", "auto"), settings.get(f"{ENGINE}.device")
     if process != "auto":
         return process == "process"
-    return _NVIDIA.exists() if device is None else str(device).startswith("cuda")
+    return has_nvidia_driver() if device is None else str(device).startswith("cuda")

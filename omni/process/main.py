@@ -21,8 +21,10 @@ from omni.frontend.build import build_frontend
 from omni.frontend.host_rules import HostRulesBuilder
 from omni.ipc import Channel, ChannelClosed, Codec
 from omni.ipc.memory import OutputRing
+from omni.kernels import CompileProcesses, process_count
 from omni.parallel.rendezvous import RankEnds
 from omni.pipeline import Pipeline
+from omni.process.early import has_nvidia_driver
 from omni.process.errors import ErrorData
 from omni.process.imports import import_code
 from omni.process.logs import LogSender
@@ -41,6 +43,7 @@ def main(descriptor: int, model: Sequence[str]) -> None:
     ignore_interrupts()
     with suppress(OSError):  # output of a plugin must not come between the bytes of `omni run --out -`
         os.dup2(2, 1)
+    compile_processes = _compile_processes()
     if model:
         import_code(*model)
     # Excludes imported objects from garbage collection.
@@ -52,7 +55,7 @@ def main(descriptor: int, model: Sequence[str]) -> None:
     logging.getLogger().addHandler(LogSender(server.log))
     status = 1
     try:
-        _serve(channel, sends, server)
+        _serve(channel, sends, server, compile_processes)
         status = 0
     except ChannelClosed:
         pass  # there is no process to report to
@@ -61,6 +64,16 @@ def main(descriptor: int, model: Sequence[str]) -> None:
             server.finish()
         _report(channel, error)
     _exit(status)
+
+
+def _compile_processes() -> CompileProcesses | None:
+    """Started before it is known whether there are kernels to compile: they import Triton while this one imports a model's code."""
+    if not (has_nvidia_driver() and process_count(None)):
+        return None
+    try:
+        return CompileProcesses()
+    except OSError:  # the start tries again, and reports it
+        return None
 
 
 def _report(channel: EngineEnd, error: BaseException) -> None:
@@ -82,12 +95,18 @@ def _end_hung(channel: EngineEnd, error: BaseException) -> NoReturn:
     _exit(1)
 
 
-def _serve(channel: EngineEnd, sends: Codec[FromEngine], server: EngineServer) -> None:
+def _serve(
+    channel: EngineEnd, sends: Codec[FromEngine], server: EngineServer, compile_processes: CompileProcesses | None
+) -> None:
     start, rank_ends = _receive_start(channel)
     for name, level in start.levels.items():
         logging.getLogger(name or None).setLevel(level)
     timelines: list[Trace] = []
-    engine, rules = _load(start, server, timelines.append, rank_ends)
+    try:
+        engine, rules = _load(start, server, timelines.append, rank_ends, compile_processes)
+    finally:
+        if compile_processes is not None:
+            compile_processes.close()
     ring, sends.ring = OutputRing.create(RING_BYTES)
     prompts = {stage: engine.longest_prompt(stage) for stage in engine.memory}
     server.finish()
@@ -127,6 +146,7 @@ def _load(
     server: EngineServer,
     take_timeline: Callable[[Trace], object],
     rank_ends: Mapping[str, RankEnds],
+    compile_processes: CompileProcesses | None,
 ) -> tuple[Engine, HostRulesBuilder | None]:
     torch.set_num_threads(start.threads)
     # Opened first: importing and reading below take seconds, and a missing device is found at once.
@@ -148,6 +168,7 @@ def _load(
         share=start.share,
         take_timeline=take_timeline,
         rank_ends=rank_ends,
+        compile_processes=compile_processes,
     )
     try:
         return engine, vocabulary.result()

@@ -206,6 +206,38 @@ def test_an_event_is_done_when_the_work_before_it_is(cuda: Device):
 
 
 @pytest.mark.gpu
+def test_phases_run_before_their_first_capture_alone(cuda: Device):
+    stream = cuda.stream("s")
+    sizes = [torch.zeros(size, device=cuda.torch_device) for size in (4, 2)]
+    first, second = (cuda.capture(stream, "add", [Launch.of(add_one, rows)]) for rows in sizes)
+    assert [rows.tolist() for rows in sizes] == [[1] * 4, [0] * 2]
+    for _ in range(2):
+        cuda.replay(stream, first)
+    cuda.replay(stream, second)
+    cuda.synchronize()
+    assert [rows.tolist() for rows in sizes] == [[3] * 4, [1] * 2]
+
+
+@pytest.mark.gpu
+def test_phases_of_a_size_that_cannot_be_captured_at_once_run_first(cuda: Device):
+    """A library may wait for the device when it first sees a size."""
+    stream, seen = cuda.stream("s"), set[int]()
+
+    def add_late(rows: torch.Tensor) -> None:
+        if rows.shape[0] not in seen:
+            seen.add(rows.shape[0])
+            torch.cuda.synchronize()
+        rows.add_(1)
+
+    sizes = [torch.zeros(size, device=cuda.torch_device) for size in (4, 2)]
+    graphs = [cuda.capture(stream, "add", [Launch.of(add_late, rows)]) for rows in sizes]
+    for graph in graphs:
+        cuda.replay(stream, graph)
+    cuda.synchronize()
+    assert [rows.tolist() for rows in sizes] == [[2] * 4, [2] * 2]
+
+
+@pytest.mark.gpu
 def test_host_memory_is_the_host_s_where_models_are_built(cuda: Device):
     with torch.device(cuda.torch_device):
         tensor = cuda.host_tensor((3,), torch.uint8)

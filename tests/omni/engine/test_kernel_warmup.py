@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
@@ -13,6 +14,7 @@ pytest.importorskip("triton")
 
 from omni.config import SettingsLayer
 from omni.device import Device
+from omni.device.cpu import CpuDevice
 from omni.engine import (
     Engine,
     EngineOptions,
@@ -30,6 +32,7 @@ from omni.stage import MOST_CPU_ROWS, LoadedStage
 from omni_ar.loaded import LoadedAr
 from omni_qwen3_omni.tiny import write_tiny
 from tests.omni.engine.launched import GPU, LaunchedDevice, pretend_gpu
+from tests.support.echo_family import eventually
 from tests.support.tiny_text import write_text_model
 
 Options = dict[str, object]
@@ -81,9 +84,9 @@ class Start:
             stages=(name,),
         )[name]
 
-    def engine(self, device: Device, graphs: bool = True) -> Engine:
+    def engine(self, device: Device, graphs: bool = True, **named: Any) -> Engine:
         settings = EngineOptions(dtype="float32", load_format="dummy", compile_processes=1, graphs=graphs)
-        return build_engine(self.plan, self.checkpoint, self.plugins, device, settings)
+        return build_engine(self.plan, self.checkpoint, self.plugins, device, settings, **named)
 
 
 @pytest.fixture(autouse=True)
@@ -117,22 +120,33 @@ class Processes:
 
     made: "list[Processes]"
 
-    def __init__(self, processes: int) -> None:
-        self.processes = processes
+    def __init__(self) -> None:
+        self.workers = 0
         self.variants: list[Variant] = []
         self.capability = (0, 0)
         self.waited = self.closed = False
+        self._thread = threading.Thread()
         self.made.append(self)
 
-    def compile(self, variants: Iterable[Variant], capability: tuple[int, int]) -> None:
-        self.variants, self.capability = list(variants), capability
+    def compile(self, variants: Iterable[Variant], capability: tuple[int, int], processes: int) -> None:
+        self.capability, self.workers = capability, processes
+        self._thread = threading.Thread(target=self._take, args=(variants,))
+        self._thread.start()
+
+    def _take(self, variants: Iterable[Variant]) -> None:
+        for variant in variants:
+            self.variants.append(variant)
 
     def wait(self) -> Compiled:
         self.waited = True
+        if self._thread.ident is not None:
+            self._thread.join()
         return Compiled(compiled=len(self.variants), known=2)
 
     def close(self) -> None:
         self.closed = True
+        if self._thread.ident is not None:
+            self._thread.join()
 
 
 @pytest.fixture
@@ -156,7 +170,7 @@ def test_an_engine_compiles_before_its_first_launch(made: list[Processes], tmp_p
     [processes] = made
     assert processes.waited
     assert processes.closed
-    assert processes.processes == 1
+    assert processes.workers == 1
     assert processes.capability == (9, 0)
     assert set(processes.variants) == set(device.recorder.variants)
     report = engine.start_report
@@ -164,6 +178,37 @@ def test_an_engine_compiles_before_its_first_launch(made: list[Processes], tmp_p
     assert report.kernels_late == 0
     assert min(report.load_seconds, report.measure_seconds, report.capture_seconds) > 0
     assert engine.start_reports == {"cpu": report}
+
+
+def test_kernels_are_compiled_while_others_are_recorded(made: list[Processes], monkeypatch, tmp_path: Path):
+    record = warm.record_stages
+
+    def record_slowly(*arguments, **named) -> bool:
+        whole = record(*arguments, **named)
+        assert eventually(lambda: len(made[0].variants) > 10), (
+            "no variant reaches the processes before the recording ends"
+        )
+        return whole
+
+    monkeypatch.setattr(warm, "record_stages", record_slowly)
+    engine = Start(written(tmp_path, "moe"), MODELS["moe"]).engine(OnGpu())
+    engine.close()
+    assert engine.start_report.kernels_compiled == len(made[0].variants)
+
+
+def test_processes_that_were_started_before_are_used(made: list[Processes], tmp_path: Path):
+    start, processes = Start(written(tmp_path, "tied"), MODELS["tied"]), Processes()
+    start.engine(OnGpu(), compile_processes=processes).close()
+    assert made == [processes]
+    assert processes.variants
+    assert processes.closed
+
+
+def test_processes_that_were_started_in_vain_are_closed(made: list[Processes], tmp_path: Path):
+    start, processes = Start(written(tmp_path, "tied"), MODELS["tied"]), Processes()
+    start.engine(CpuDevice(), compile_processes=processes).close()
+    assert processes.closed
+    assert not processes.variants
 
 
 def test_kernels_of_rows_that_follow_from_memory_are_recorded(made: list[Processes], tmp_path: Path):
@@ -186,7 +231,7 @@ def test_processes_are_closed_if_weights_cannot_be_loaded(made: list[Processes],
 def test_an_engine_starts_without_processes(made: list[Processes], monkeypatch, caplog, tmp_path: Path):
     start = Start(written(tmp_path, "tied"), MODELS["tied"])
 
-    def refuse(processes: int) -> None:
+    def refuse() -> None:
         raise OSError("no memory")
 
     start.engine(LaunchedDevice(), graphs=False).close()

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -110,12 +110,28 @@ def cached() -> dict[str, Any]:
     variants = recorded(lambda: launches("meta")).variants
     starts = []
     for _ in range(2):
-        processes = CompileProcesses(2)
-        processes.compile(variants, (9, 0))
+        processes = CompileProcesses()
+        processes.compile(variants, (9, 0), 2)
         done = processes.wait()
         starts.append((done.compiled, done.failed, done.known))
     counter = asked_of_triton()
     return {"variants": len(variants), "starts": starts, "compiled": counter.compiled, "cached": counter.cached}
+
+
+def streamed() -> dict[str, Any]:
+    """The second variant is known only when the first is compiled."""
+    processes, first = CompileProcesses(), []
+
+    def found_in_turn() -> Iterator[Variant]:
+        for number, variant in enumerate(recorded(lambda: launches("meta")).variants):
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while number == 1 and not processes._results and time.monotonic() < deadline:
+                time.sleep(0.05)
+            first.append(processes._results)
+            yield variant
+
+    processes.compile(found_in_turn(), (9, 0), 2)
+    return {"compiled": processes.wait().compiled, "before the second": first[1]}
 
 
 def missing() -> dict[str, Any]:
@@ -132,15 +148,15 @@ def failing() -> dict[str, Any]:
         broken[(1,)](x, BLOCK=4)
         add[(1,)](Pair(x, x), x, 3, 1, BLOCK=64)
 
-    processes = CompileProcesses(1)
-    processes.compile([Variant("compile_here:gone", (), ()), *recorded(run).variants], (9, 0))
+    processes = CompileProcesses()
+    processes.compile([Variant("compile_here:gone", (), ()), *recorded(run).variants], (9, 0), 1)
     done = processes.wait()
     return {"compiled": done.compiled, "failed": done.failed}
 
 
 def slow(processes: CompileProcesses) -> None:
     x = torch.zeros(256, device="meta")
-    processes.compile(recorded(lambda: endless[(1,)](x, LOOPS=100_000)).variants, (9, 0))
+    processes.compile(recorded(lambda: endless[(1,)](x, LOOPS=100_000)).variants, (9, 0), 2)
 
 
 def group(server: int) -> list[int]:
@@ -171,7 +187,7 @@ def wait_for(workers: int, server: int) -> None:
 
 def closed() -> dict[str, Any]:
     """An error of the start closes the processes while they compile."""
-    processes = CompileProcesses(2)
+    processes = CompileProcesses()
     slow(processes)
     wait_for(1, processes._process.pid)
     processes.close()
@@ -181,7 +197,7 @@ def closed() -> dict[str, Any]:
 
 def killed() -> dict[str, Any]:
     """The server of the processes is killed, for example by the system for memory: the start continues, and no worker is left."""
-    processes = CompileProcesses(2)
+    processes = CompileProcesses()
     slow(processes)
     server = processes._process.pid
     wait_for(1, server)
@@ -195,7 +211,7 @@ def abandoned() -> dict[str, Any]:
     reads, writes = os.pipe()
     starter = os.fork()
     if not starter:
-        processes = CompileProcesses(2)
+        processes = CompileProcesses()
         slow(processes)
         wait_for(1, processes._process.pid)
         os.write(writes, json.dumps(processes._process.pid).encode())
@@ -212,7 +228,7 @@ def keys(first: str, second: str) -> dict[str, Any]:
     return {name: Variant(f"compile_here:{name}", (), ()).found().cache_key for name in (first, second)}
 
 
-CASES = {case.__name__: case for case in (cached, missing, failing, closed, killed, abandoned, keys)}
+CASES = {case.__name__: case for case in (cached, streamed, missing, failing, closed, killed, abandoned, keys)}
 
 
 def run(folder: Path, case: str) -> None:

@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).parent / "compile_here.py"
 
 
 KEYS = ("keys,clear,double", "keys,double,clear")
-CASES = ("cached", "missing", "failing", "closed", "killed", "abandoned", *KEYS)
+CASES = ("cached", "streamed", "missing", "failing", "closed", "killed", "abandoned", *KEYS)
 Found = Callable[[str], dict[str, Any]]
 
 
@@ -52,6 +52,11 @@ def test_a_start_finds_what_processes_compiled(found: Found):
     done = found("cached")
     assert done["starts"] == [[5, 0, 0], [0, 0, 5]]
     assert (done["compiled"], done["cached"]) == (0, 5)
+
+
+def test_a_kernel_is_compiled_before_the_next_is_known(found: Found):
+    done = found("streamed")
+    assert (done["compiled"], done["before the second"]) == (5, 1)
 
 
 def test_a_start_counts_what_it_compiles_itself(found: Found):
