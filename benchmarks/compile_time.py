@@ -30,7 +30,7 @@ from omni.engine import PipelineChoice, load_stages, open_checkpoint, resolve_pi
 from omni.kernels import RecordingDevice, Variant, VariantRecorder
 from omni.kernels.compiler import compile_for, compile_variant
 from omni.plugin.manager import load_plugins
-from omni.stage import RowStage
+from omni.stage import Listeners, RowStage
 from shapes import SHAPES
 
 CAPABILITY = 90
@@ -69,7 +69,14 @@ def record(folder: Path, rows: int) -> tuple[list[Variant], float]:
     with pretended_h200():
         for stage in plan.pipeline.stages:
             loaded = load_stages(
-                plan, checkpoint, device, dtype="bfloat16", load_format="dummy", graphs=True, stages=(stage.name,)
+                plan,
+                checkpoint,
+                device,
+                dtype="bfloat16",
+                load_format="dummy",
+                graphs=True,
+                stages=(stage.name,),
+                listeners=Listeners(),
             )
             one = loaded[stage.name]
             if isinstance(one, RowStage) and one.chosen_rows is None:

@@ -10,6 +10,7 @@ from omni.device.base import Graph, Launch, LaunchList, Phase, SharedMemory, Str
 from omni.device.kernel_choice import kernels_of
 from omni.device.meta import MetaDevice
 from omni.kernels.recorder import VariantRecorder
+from omni.kernels.shape_rules import ShapeRules
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class RecordingDevice(MetaDevice):
     def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
         outer, self.launching = self.launching, phase.__name__
         try:
-            with kernels_of(self._kernel_device), self._recorder.recording():
+            with kernels_of(self._kernel_device), self._recorder.recording(), ShapeRules():
                 phase(*buffers)
         except Exception as error:
             if phase.__name__ not in self.failed:

@@ -101,6 +101,11 @@ class Listeners:
         return bool(self._awaited)
 
     @property
+    def waiting(self) -> bool:
+        """Whether someone waits for the first sound of a request, wherever that is."""
+        return bool(self._coming or self._awaited)
+
+    @property
     def least(self) -> float:
         """The least slack of the listeners that are playing, in seconds; infinite without any."""
         if self._earliest is None:

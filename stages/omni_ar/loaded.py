@@ -215,6 +215,7 @@ class LoadedAr:
             ranks=context.ranks,
             drafter=self._drafter,
             drafter_backend=select_backend(name, "auto", device, shape=self._model.shape, dtype=dtype, block_size=size),
+            listeners=context.listeners,
         )
         runner.allocate(0)
         return runner

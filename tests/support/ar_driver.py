@@ -25,7 +25,7 @@ from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
 from omni.pipeline import Stage
 from omni.plugin import DrafterEntry
 from omni.sampling import NO_RULES, HostRules, SamplingParams
-from omni.stage import Done, Failed, Open, Outbound, Produced, StageContext
+from omni.stage import Done, Failed, Listeners, Open, Outbound, Produced, StageContext
 from omni.testing.stages.driver import SOURCE, StageDriver
 from omni.testing.stages.loan import lend
 from omni_ar.attention import AttentionBackend, TorchPagedAttention
@@ -282,6 +282,7 @@ class ArDriver(ArWorkerDriver):
         processors: ProcessorRegistry | None = None,
         ranks: Ranks | None = None,
         drafter: Drafter | None = None,
+        listeners: Listeners | None = None,
     ) -> None:
         """captured: whether steps are, in `graph_batch_sizes` and `graph_chunk_sizes`. backend: None takes that of plain torch.
         drafter: None takes that of the options."""
@@ -290,7 +291,7 @@ class ArDriver(ArWorkerDriver):
         with torch.inference_mode():
             drafter = drafter or small_drafter(model, options)
             runner, limits, blocks = small_runner(
-                model, device, options, source, captured, backend, dtype, processors, ranks, drafter
+                model, device, options, source, captured, backend, dtype, processors, ranks, drafter, listeners
             )
             worker = ArWorker(
                 "text",
@@ -300,6 +301,7 @@ class ArDriver(ArWorkerDriver):
                 options=options,
                 num_blocks=blocks,
                 processors=processors,
+                listeners=listeners,
                 watch=StepWatch(ranks, device.seconds) if ranks is not None else None,
                 drafter=drafter,
             )
@@ -351,6 +353,7 @@ def small_runner(
     processors: ProcessorRegistry | None = None,
     ranks: Ranks | None = None,
     drafter: Drafter | None = None,
+    listeners: Listeners | None = None,
 ) -> tuple[Runner, Limits, int]:
     """A runner with its pages and captures, its limits, and its number of blocks. Arguments as for `ArDriver`."""
     on_device = processors.on_device if processors is not None else ()
@@ -368,6 +371,7 @@ def small_runner(
         source=source,
         ranks=ranks,
         drafter=drafter,
+        listeners=listeners,
     )
     blocks = options.num_blocks or limits.rows * limits.max_blocks
     runner.allocate(blocks)

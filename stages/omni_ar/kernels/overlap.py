@@ -8,7 +8,7 @@ may access before that depends on the order of the two calls in the previous ker
 - *Dependents first.* Most kernels let the next one start at once, and wait later. Several kernels that have not waited
   may then be on the device. So before its wait a kernel reads no memory that any kernel writes, and writes none, since
   others may still read it. No kernel writes weights: they may be loaded early, which is the purpose of the overlap.
-- *Wait first.* The kernels of a mixture of experts behind its router (`wait_for_previous`) let the next one start after
+- *Wait first.* The kernels of a mixture of experts behind its router (`moe/wait.py`) let the next one start after
   their own wait. The last kernel but one is then complete when the next one starts, and its output may be read before
   the wait.
 
@@ -21,10 +21,7 @@ from contextvars import ContextVar
 from functools import cache
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from omni.device.kernel_choice import kernel_device
 
@@ -39,20 +36,12 @@ def overlaps(tensor: Tensor) -> bool:
 
 @contextmanager
 def kernels_in_turn() -> Iterator[None]:
-    """While entered, kernels of this thread's launches do not overlap: the baseline of measurements."""
+    """While entered, kernels of this thread's launches do not overlap, so that they leave room for those of other streams."""
     token = _in_turn.set(True)
     try:
         yield
     finally:
         _in_turn.reset(token)
-
-
-@triton.jit
-def wait_for_previous(OVERLAP: tl.constexpr):
-    """Waits, then lets the next kernel start."""
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
 
 
 def overlap_options(overlap: bool) -> dict[str, bool]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from omni.device import Device, Event, Graph, Stream, Upload, Uploader
 from omni.device.graphs import CapturedGraphs
 from omni.parallel import RankChannel, Ranks
+from omni.stage import Listeners
 from omni_ar.attention import AttentionBackend
 from omni_ar.drafters import Drafter
 from omni_ar.model import ArModel, CodecModel
@@ -70,10 +71,11 @@ class Runner:
         ranks: Ranks | None = None,
         drafter: Drafter | None = None,
         drafter_backend: AttentionBackend | None = None,
+        listeners: Listeners | None = None,
     ) -> None:
         """processors: the processors that a row may use. source: makes the token source; None for the one of this rank's part.
         ranks: of a stage that is cut across engines. drafter: None if `limits` leave no room for drafts; without the last layers
-        it does not run. drafter_backend: for its own keys and values; by default `backend`."""
+        it does not run. drafter_backend: for its own keys and values; by default `backend`. listeners: as in `StageContext`."""
         self.device = device
         self.stream = device.stream(name, priority=priority)
         self._model = model
@@ -94,7 +96,7 @@ class Runner:
             priority=priority,
             drafter=drafter,
         )
-        self._codes = CodePrediction(stage, model) if isinstance(model, CodecModel) else None
+        self._codes = CodePrediction(stage, model, listeners) if isinstance(model, CodecModel) else None
         pipeline = ranks.pipeline if ranks is not None else None
         hidden = HiddenTransfers(stage, pipeline, feature_layers(drafter)) if pipeline is not None else None
         own, sender = token_source(stage, processors, pipeline)

@@ -9,8 +9,8 @@
 | `RowState.conditioning` of a row | `gather_rows`, `copy_rows`, each vector once | `embed_inputs`, same stream |
 | `Pages.layers` | `run_forward`, every position | the consumer's gather, after the request's last token; freed as `codes` |
 | `Pages.drafts` | `draft_tokens`, `follow_tokens`, `prefill_drafts` | the same phases of later steps, same stream |
-| `FeatureBuffers` of a row | `keep_features`, `keep_chunk_features` | the next step's `draft_tokens` or `follow_tokens`, same
-stream | | `Pages.codes` | `predict_codes` | the consumer's gather, after the payload event; freed with the request's blocks |
+| `FeatureBuffers` of a row | `keep_features`, `keep_chunk_features` | next step's `draft_tokens`, `follow_tokens`, same stream |
+| `Pages.codes` | `predict_codes` | the consumer's gather, after the payload event; freed with the request's blocks |
 """
 
 from collections.abc import Sequence

@@ -94,9 +94,9 @@ def test_the_least_slack_is_that_of_those_who_hear_something(clock: Clock, liste
 
 def test_a_request_comes_and_is_awaited_until_its_first_sound(listeners: Listeners) -> None:
     listeners.join("a")
-    assert (listeners.coming, listeners.awaited) == (True, False)
+    assert (listeners.coming, listeners.awaited, listeners.waiting) == (True, False, True)
     listeners.approach("a")
-    assert (listeners.coming, listeners.awaited) == (False, True)
+    assert (listeners.coming, listeners.awaited, listeners.waiting) == (False, True, True)
     listeners.hear("a", 0.0)
     assert listeners.awaited, "an empty chunk is not a sound"
     listeners.hear("a", 1.0)

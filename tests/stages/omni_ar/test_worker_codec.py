@@ -1,14 +1,20 @@
 """A stage whose token begins a frame, under the same pressure: frames are those of full recomputation."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 from msgspec.structs import replace
+from torch import Tensor
 
+from omni.device import Graph, Launch, Phase, Stream
+from omni.stage import Listeners
+from omni_ar.kernels import overlap
 from omni_ar.options import ArOptions
+from omni_ar.run import codes
+from omni_ar.run.late_phases import predict_codes
 from tests.support.ar_driver import ArDriver
-from tests.support.devices import DEVICES
+from tests.support.devices import DEVICES, CountingDevice
 from tests.support.small_codec import SmallCodec, codec_prompt, spoken
 from tests.support.tiers import SLOW, few
 
@@ -97,3 +103,50 @@ def test_sampled_frames_do_not_depend_on_preemption(budget: int):
     for index in range(len(PROMPTS)):
         assert tight.frames(str(index)) == roomy.frames(str(index))
     assert roomy.frames("2") != frames(2)[:-1]
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_frames_of_many_rows_run_in_turn_while_someone_waits(captured: bool, monkeypatch: pytest.MonkeyPatch):
+    """Their kernels, that is: those of frames of two rows here, between the first listener's coming and the first sound."""
+    in_turn: list[tuple[str, bool]] = []
+    waits: list[bool] = []
+    monkeypatch.setattr(codes, "overlaps", lambda tensor: True)
+    monkeypatch.setattr(codes, "_MANY_ROWS", 2)
+
+    class Watching(CountingDevice):
+        def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
+            if "codes" in name:
+                assert overlap._in_turn.get() == ("in-turn" in name)
+            return super().capture(stream, name, launches)
+
+        def replay(self, stream: Stream, graph: Graph) -> None:
+            if "codes" in graph.name:
+                waits.append(listeners.waiting)
+                in_turn.append((graph.name.rpartition("-")[2], "in-turn" in graph.name))
+            super().replay(stream, graph)
+
+        def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
+            if phase is predict_codes and not captured:
+                rows_R = buffers[3]
+                assert isinstance(rows_R, Tensor)
+                waits.append(listeners.waiting)
+                in_turn.append((str(len(rows_R)), overlap._in_turn.get()))
+            super().launch(stream, phase, *buffers)
+
+    listeners = Listeners()
+    driver = ArDriver(MODEL, Watching(), options(graph_batch_sizes=(3, 1)), captured=captured, listeners=listeners)
+    for index, prompt in enumerate(PROMPTS[:3]):
+        driver.speak(str(index), prompt, TEXTS[index], {}, pad=PAD, max_tokens=TOKENS)
+    listeners.join("0")
+    for _ in range(6):
+        driver.tick()
+    listeners.approach("0")
+    for _ in range(3):
+        driver.tick()
+    listeners.hear("0", 1.0)
+    driver.gather_all()
+    for index in range(3):
+        assert driver.frames(str(index)) == frames(index)[:-1]
+    expected = [waiting and size != "1" for waiting, (size, _) in zip(waits, in_turn, strict=True)]
+    assert [chosen for _, chosen in in_turn] == expected
+    assert {True, False} == set(expected)

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from omni_ar.kernels.overlap import overlap_options, wait_for_previous
+from omni_ar.kernels.moe.wait import wait_for_previous
+from omni_ar.kernels.overlap import overlap_options
 
 # With fewer tokens a row is cut into parts; otherwise most multiprocessors would be idle.
 _WHOLE_FROM, _PART = 128, 512

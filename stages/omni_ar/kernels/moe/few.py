@@ -17,7 +17,8 @@ from omni_ar.kernels.moe.experts import Experts, Norm
 from omni_ar.kernels.moe.ranking import expert_of, logit_of, next_key, ranking_keys
 from omni_ar.kernels.moe.router import Routed, route_few
 from omni_ar.kernels.moe.settings import FewProduct, FewSettings
-from omni_ar.kernels.overlap import overlap_options, overlaps, wait_for_previous
+from omni_ar.kernels.moe.wait import wait_for_previous
+from omni_ar.kernels.overlap import overlap_options, overlaps
 
 
 @triton.jit(do_not_specialize=["first"])

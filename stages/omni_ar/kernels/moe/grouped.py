@@ -15,8 +15,9 @@ from omni_ar.kernels.moe.combine import Held, combine
 from omni_ar.kernels.moe.experts import Experts, Norm
 from omni_ar.kernels.moe.grouping import Groups, route_and_group
 from omni_ar.kernels.moe.settings import GroupedProduct, GroupedSettings
+from omni_ar.kernels.moe.wait import wait_for_previous
 from omni_ar.kernels.norm import add_rms_norm, rms_norm
-from omni_ar.kernels.overlap import overlap_options, overlaps, wait_for_previous
+from omni_ar.kernels.overlap import overlap_options, overlaps
 
 
 def mix_grouped(

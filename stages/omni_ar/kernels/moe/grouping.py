@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from omni_ar.kernels.moe.ranking import logit_of, lowest_of, ranking_keys
-from omni_ar.kernels.overlap import overlap_options, overlaps, wait_for_previous
+from omni_ar.kernels.moe.wait import wait_for_previous
+from omni_ar.kernels.overlap import overlap_options, overlaps
 
 # Maximum number of tokens for a single program, and tokens of each program beyond it. Choosing experts is a sequence of
 # maxima over a chunk's tokens: short chunks in parallel finish sooner, although counting them takes another launch.
