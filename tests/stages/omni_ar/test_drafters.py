@@ -1,21 +1,24 @@
 """Stages without a drafter, drafters that a stage refuses at its start, and drafters and steps that fail."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from omni.device.cpu import CpuDevice
-from omni.errors import OmniError
+from omni.errors import OmniError, PluginError
 from omni.plugin import DrafterEntry
 from omni.testing.faults import FaultyDevice
-from omni_ar.drafters import Drafter, DraftRows, DraftSetup
+from omni_ar.drafters import CacheShape, Drafter, DraftModel, DraftRows, DraftSetup, FeatureShape, ModelDrafter
+from omni_ar.drafters.draft_model import ArDraftModel
 from omni_ar.drafters.load import load_drafter
 from omni_ar.kernels.step.draft_state import REPORTED
-from omni_ar.model import ArModel
+from omni_ar.model import ArModel, Batch
 from omni_ar.options import ArOptions
 from omni_ar.plugin import omni_drafters
-from tests.stages.omni_ar.small_drafts import PROMPTS, answers, driver_of
+from tests.stages.omni_ar.small_drafts import MODEL, PROMPTS, answers, driver_of
 from tests.support.ar_driver import small_context
 from tests.support.small_codec import SmallCodec
 from tests.support.small_text import SmallText
@@ -92,6 +95,89 @@ def test_refused_at_start(make: Callable[[], ArModel], options: dict[str, Any], 
     assert said in str(caught.value)
 
 
+class Head(DraftModel):
+    """Makes its features by a matrix over hidden states of a width."""
+
+    cache_shape = CacheShape(num_layers=1, num_kv_heads=1, head_dim=8)
+
+    def __init__(self, layers: tuple[int, ...], reads: int, gives: int, states: int) -> None:
+        """states: width of the features that it states."""
+        super().__init__()
+        self.fc = torch.nn.Linear(reads, gives)
+        self._shape = FeatureShape(layers=layers, width=states)
+
+    @property
+    def feature_shape(self) -> FeatureShape:
+        return self._shape
+
+    def features(self, states_TX: torch.Tensor) -> torch.Tensor:
+        features_TH: torch.Tensor = self.fc(states_TX)
+        return features_TH
+
+    def forward(self, ids_T: torch.Tensor, features_TH: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        assert features_TH is not None
+        return features_TH
+
+    def propose(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        return hidden_RD.argmax(1)
+
+
+def head(args: Mapping[str, Any], setup: DraftSetup) -> ModelDrafter:
+    return ModelDrafter(Head(**args), setup.drafts)
+
+
+def with_head(*given: object) -> Drafter | None:
+    """In a stage of 2 layers of width 24."""
+    args = dict(zip(("layers", "reads", "gives", "states"), given, strict=True))
+    entries = {"head": DrafterEntry(name="head", drafter=f"{__name__}:head")}
+    assert (SmallText().shape.num_layers, SmallText().shape.hidden_width) == (2, 24)
+    return load_drafter(small_context(ArOptions(drafter="head", drafter_args=args), entries), SmallText(), 64)
+
+
+UNFIT: list[tuple[tuple[object, ...], str]] = [
+    (
+        ((0, 3), 48, 8, 8),
+        r"reads hidden states \[0, 3\] of stage 'text', which has 2 layers; use numbers from 0, the inp",
+    ),
+    (((-1,), 24, 8, 8), r"reads hidden states \[-1\] of stage 'text'"),
+    (((), 24, 8, 8), r"reads hidden states \[\] of stage 'text'"),
+    (((1, 2), 72, 8, 8), r"mat1 and mat2 shapes cannot be multiplied \(1x48 and 72x8\)"),
+    (
+        ((1, 2), 48, 8, 9),
+        r"features gave \[1, 8\], not \[1, 9\]: see FeatureShape.width; the stage's hidden states have w",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), UNFIT)
+def test_a_plugin_s_head_that_does_not_fit_is_refused(given: tuple[object, ...], said: str):
+    """By its name, before a step is run."""
+    with pytest.raises(PluginError, match=rf"{__name__}:head: .*{said}"):
+        with_head(*given)
+
+
+@pytest.mark.parametrize("layers", [(0,), (2,), (0, 1, 2)])
+def test_a_plugin_s_head_may_read_any_hidden_state_of_the_stage(layers: tuple[int, ...]):
+    drafter = with_head(layers, 24 * len(layers), 8, 8)
+    assert isinstance(drafter, ModelDrafter)
+
+
+class Columns(ArDraftModel):
+    """Gives its ids as a matrix."""
+
+    def propose(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        return super().propose(hidden_RD)[:, None]
+
+
+def test_ids_of_another_shape_are_the_fault_of_the_model():
+    driver = driver_of("ngram", made=ModelDrafter(Columns(MODEL, 11), 3), draft_tokens=3)
+    driver.ask("one", PROMPTS[0], max_tokens=4)
+    driver.run()
+    assert re.search(
+        r"Columns\.propose gave torch.int64 \[1, 1\], not torch.int64 \[1\]: return", str(driver.error("one"))
+    )
+
+
 class Raises(Drafter):
     def draft(self, rows: DraftRows) -> None:
         raise ValueError("no draft today")
@@ -104,6 +190,40 @@ def test_a_drafter_that_raises_fails_the_requests_that_decode():
     driver.run()
     assert driver.done("one").reason == "length"
     assert "no draft today" in str(driver.error("two"))
+
+
+class Guesses(Drafter):
+    """Drafts the same ids for every row."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._ids_K = torch.tensor(ids)
+
+    def draft(self, rows: DraftRows) -> None:
+        rows.drafts_NK.index_copy_(0, rows.rows_R, self._ids_K.expand(rows.rows_R.shape[0], -1))
+        rows.proposed_N.index_fill_(0, rows.rows_R, len(self._ids_K))
+
+
+OUTSIDE: dict[tuple[int, int, int], list[int]] = {
+    (-1, 3, 3): [0, 0, 0],
+    (11, 3, 3): [0, 0, 0],
+    (3, 2**40, 3): [1, 0, 0],
+    (3, 3, -(2**62)): [1, 1, 0],
+    (3, 3, 3): [1, 1, 1],
+}
+"""Drafts of a stage with 11 ids, and those that steps with room for all verify."""
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("ids", OUTSIDE)
+def test_ids_outside_the_vocabulary_are_not_verified(ids: tuple[int, int, int], captured: bool):
+    """Id 3 is made likely, so that some drafts are accepted. The text is that without a drafter."""
+    sampling: dict[str, Any] = {"temperature": 1.0, "seed": 5, "logit_bias": {3: 4.0}, "repetition_penalty": 1.1}
+    plain = answers(driver_of(), **sampling)
+    driver = driver_of("ngram", made=Guesses(ids), draft_tokens=3, adaptive_drafts=False, captured=captured)
+    assert answers(driver, **sampling) == plain
+    for place, verified in enumerate(OUTSIDE[ids], 1):
+        assert (driver.counter(f"drafted_tokens_{place}") > 0) == (verified == 1)
+        assert (driver.counter(f"accepted_drafts_{place}") > 0) == (verified == 1)
 
 
 PHASES = ("start_drafts", "draft_tokens", "prepare_drafts", "sample_positions", "accept_drafts", "record_drafts")
