@@ -132,6 +132,7 @@ def test_rows_are_derived_with_room_for_drafts(folder: Path):
         ({"text.drafter": "gram"}, r"'gram' is not a drafter; known are draft_model, eagle3, fabricated, mtp, ngram;"),
         ({"text.drafter": "ngram", "text.draft_tokens": 0}, r"draft_tokens must be at least 1, at most 15"),
         ({"text.drafter": "ngram", "text.drafter_args": {"size": 3}}, r"text.drafter_args: .*unknown field `size`"),
+        ({"text.drafter": "draft_model", "text.drafter_args": {"modell": "x"}}, r"text.drafter_args: .*field `modell`"),
     ],
 )
 def test_refused_settings(folder: Path, settings: dict[str, object], said: str):

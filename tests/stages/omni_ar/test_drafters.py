@@ -67,7 +67,14 @@ REFUSED: list[tuple[Callable[[], ArModel], dict[str, Any], str]] = [
     (SmallText, {"drafter_args": {"most": 3}}, "text.drafter_args: is given without a drafter; set text.drafter too"),
     (SmallText, {"draft_tokens": 3}, "text.draft_tokens: is given without a drafter; set text.drafter too"),
     (SmallText, {"adaptive_drafts": True}, "text.adaptive_drafts: is given without a drafter; set text.drafter too"),
-    (SmallText, {"drafter": "ngram", "drafter_args": {"mst": 3}}, "text.drafter_args: Object contains unknown field `"),
+    *(
+        (
+            SmallText,
+            {"drafter": name, "drafter_args": {"mst": 3}},
+            "text.drafter_args: Object contains unknown field `mst`",
+        )
+        for name in ("ngram", "fabricated", "mtp", "eagle3")
+    ),
     (SmallText, {"drafter": "ngram", "drafter_args": {"fewest": 5}}, "text.drafter_args: fewest and most must be in "),
     (SmallText, {"drafter": "fabricated", "drafter_args": {"rate": 2}}, "text.drafter_args: rate must be from 0 to 1"),
     (SmallText, {"drafter": "broken"}, "drafters.broken: importing nowhere failed"),
