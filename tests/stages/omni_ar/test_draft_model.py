@@ -37,8 +37,16 @@ def load(model: ArModel, **changes: Any) -> Any:
     return model_drafter(model, setup.context.checkpoint, setup)
 
 
+class PlainCodec(SmallCodec):
+    """A model of codec frames whose prompts and steps are those of a text model."""
+
+    @property
+    def shape(self) -> ArShape:
+        return replace(super().shape, step_columns=(), step_width=0, prompt_columns=("ids",))
+
+
 OTHER_INPUTS: list[ArModel] = [
-    SmallCodec(codes=11),
+    PlainCodec(codes=11),
     Shaped(step_columns=("text",)),
     Shaped(step_width=4),
     Shaped(prompt_columns=("ids", "audio")),

@@ -66,6 +66,8 @@ REFUSED: list[tuple[Callable[[], ArModel], dict[str, Any], str]] = [
     ),
     (SmallText, {"drafter_args": {"most": 3}}, "text.drafter_args: is given without a drafter; set text.drafter too"),
     (SmallText, {"draft_tokens": 3}, "text.draft_tokens: is given without a drafter; set text.drafter too"),
+    (SmallText, {"drafter_args": {}}, "text.drafter_args: is given without a drafter; set text.drafter too"),
+    (SmallText, {"adaptive_drafts": False}, "text.adaptive_drafts: is given without a drafter; set text.drafter too"),
     (SmallText, {"adaptive_drafts": True}, "text.adaptive_drafts: is given without a drafter; set text.drafter too"),
     *(
         (
