@@ -187,7 +187,8 @@ def test_a_model_with_fewer_ids_than_the_stage(folder: Path, tmp_path: Path):
 def test_a_mixture_of_experts_drafts(folder: Path, tmp_path: Path):
     config = json.loads((folder / "config.json").read_text())
     sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "max_position_embeddings": 1024}
+    experts: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    experts["max_position_embeddings"] = 1024
     torch.manual_seed(0)
     Qwen3MoeForCausalLM(Qwen3MoeConfig(**{name: config[name] for name in sizes}, **experts)).save_pretrained(tmp_path)
     shutil.copy(folder / "vocab.json", tmp_path)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from omni.device.cpu import CpuDevice
-from omni.errors import OmniError, PluginError
+from omni.errors import ConfigError, OmniError, PluginError
 from omni.plugin import DrafterEntry
 from omni.testing.faults import FaultyDevice
 from omni_ar.drafters import CacheShape, Drafter, DraftModel, DraftRows, DraftSetup, FeatureShape, ModelDrafter
@@ -82,7 +82,11 @@ REFUSED: list[tuple[Callable[[], ArModel], dict[str, Any], str]] = [
     (SmallText, {"drafter": "broken"}, "drafters.broken: importing nowhere failed"),
     (SmallText, {"drafter": "other"}, f"{__name__}:not_a_drafter: gives a dict, no Drafter"),
     (SmallText, {"drafter": "raises"}, f"{__name__}:raises: "),
+    (SmallText, {"drafter": "constant"}, f"{__name__}:CONSTANT: is a str, which cannot be called; name a class or a f"),
 ]
+
+
+CONSTANT = "drafts"
 
 
 def not_a_drafter(args: Mapping[str, object], setup: DraftSetup) -> object:
@@ -96,12 +100,37 @@ def raises(args: Mapping[str, object], setup: DraftSetup) -> object:
 @pytest.mark.parametrize(("make", "options", "said"), REFUSED)
 def test_refused_at_start(make: Callable[[], ArModel], options: dict[str, Any], said: str):
     entries = {entry.name: entry for entry in omni_drafters()}
-    paths = {"broken": "nowhere:Drafter", "other": f"{__name__}:not_a_drafter", "raises": f"{__name__}:raises"}
+    own = {"other": "not_a_drafter", "raises": "raises", "constant": "CONSTANT"}
+    paths = {"broken": "nowhere:Drafter"} | {name: f"{__name__}:{code}" for name, code in own.items()}
     if options.get("drafter") in paths:
         entries |= {name: DrafterEntry(name=name, drafter=path) for name, path in paths.items()}
     with pytest.raises(OmniError) as caught:
         load_drafter(small_context(ArOptions(**options), entries), make(), 64)
     assert said in str(caught.value)
+
+
+class KeepsSetup(Drafter):
+    """given: its arguments and the stage."""
+
+    def __init__(self, *given: object) -> None:
+        self.given = given
+
+    def draft(self, rows: DraftRows) -> None:
+        raise AssertionError
+
+
+def test_a_drafter_gets_the_sizes_of_its_stage():
+    entries, model = {"keeps": DrafterEntry(name="keeps", drafter=f"{__name__}:KeepsSetup")}, SmallText(vocab=37)
+    context = small_context(ArOptions(drafter="keeps", draft_tokens=5), entries)
+    drafter = load_drafter(context, model, 48)
+    assert isinstance(drafter, KeepsSetup)
+    setup = DraftSetup(drafts=5, vocab_size=37, max_model_len=48, model=model, context=context)
+    assert drafter.given == ({}, setup)
+
+
+def test_without_plugins_no_drafter_is_known():
+    with pytest.raises(ConfigError, match="'ngram' is not a drafter; known are none;"):
+        load_drafter(small_context(ArOptions(drafter="ngram"), {}), SmallText(), 64)
 
 
 class Head(DraftModel):
