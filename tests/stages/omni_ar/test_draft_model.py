@@ -14,21 +14,8 @@ from omni.errors import ConfigError
 from omni_ar.drafters import CacheShape, DraftSetup
 from omni_ar.drafters.draft_model import ArDraftModel, model_drafter
 from omni_ar.model import ArModel, ArShape
-from tests.stages.omni_ar.small_drafts import MODEL, draft_setup
+from tests.stages.omni_ar.small_drafts import MODEL, Shaped, draft_setup
 from tests.support.small_codec import SmallCodec
-from tests.support.small_text import SmallText
-
-
-class Shaped(SmallText):
-    """A model that states another shape than it has."""
-
-    def __init__(self, **changes: Any) -> None:
-        super().__init__(vocab=11, positions=160)
-        self._changes = changes
-
-    @property
-    def shape(self) -> ArShape:
-        return replace(super().shape, **self._changes)
 
 
 def load(model: ArModel, **changes: Any) -> Any:

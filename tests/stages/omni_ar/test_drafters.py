@@ -18,7 +18,7 @@ from omni_ar.kernels.step.draft_state import REPORTED
 from omni_ar.model import ArModel, Batch
 from omni_ar.options import ArOptions
 from omni_ar.plugin import omni_drafters
-from tests.stages.omni_ar.small_drafts import MODEL, PROMPTS, answers, driver_of
+from tests.stages.omni_ar.small_drafts import MODEL, PROMPTS, Shaped, answers, driver_of
 from tests.support.ar_driver import small_context
 from tests.support.small_codec import SmallCodec
 from tests.support.small_text import SmallText
@@ -59,6 +59,21 @@ def test_a_stage_without_a_drafter_launches_what_it_did(monkeypatch: pytest.Monk
 
 REFUSED: list[tuple[Callable[[], ArModel], dict[str, Any], str]] = [
     (SmallCodec, {"drafter": "ngram"}, "text.drafter: is set, and each step of SmallCodec needs the codec frame of"),
+    (
+        lambda: Shaped(step_columns=("text",)),
+        {"drafter": "ngram"},
+        "text.drafter: is set, and each step of Shaped has inputs be",
+    ),
+    (
+        lambda: Shaped(step_width=4),
+        {"drafter": "ngram"},
+        "text.drafter: is set, and each step of Shaped has inputs besides the",
+    ),
+    (
+        lambda: Shaped(prompt_columns=("ids", "sound")),
+        {"drafter": "ngram"},
+        "and the prompt of Shaped is not a row of its own",
+    ),
     (
         SmallText,
         {"drafter": "nram"},
