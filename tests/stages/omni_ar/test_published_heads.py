@@ -197,7 +197,8 @@ def test_refused_by_name(what: str, stage: Path, setup: DraftSetup, tmp_path: Pa
 
 
 def test_weights_in_a_pickle(stage: Path, setup: DraftSetup, tmp_path: Path):
-    """Two of them in one memory, as some are saved; a file beside safetensors is not read."""
+    """Two of them in one memory, and one as the transpose of what is stored, as some are saved; a file beside safetensors is not
+    read."""
     head = eagle3_head(stage)
     folder = head.write(tmp_path / "head")
     plain = drafter_of(folder, setup)._model.state_dict()
@@ -207,6 +208,7 @@ def test_weights_in_a_pickle(stage: Path, setup: DraftSetup, tmp_path: Path):
     both = torch.cat([head.weights[f"midlayer.mlp.{name}_proj.weight"] for name in ("gate", "up")])
     gate, up = both.chunk(2)
     saved = head.weights | {"midlayer.mlp.gate_proj.weight": gate, "midlayer.mlp.up_proj.weight": up}
+    saved["fc.weight"] = head.weights["fc.weight"].T.contiguous().T
     torch.save(saved, folder / "pytorch_model.bin")
     drafter = drafter_of(folder, setup)
     for name, parameter in drafter._model.state_dict().items():
@@ -227,6 +229,8 @@ class Executed:
             {"fc.weight": Executed()},
             r"model: pytorch_model\.bin: is damaged, or holds more than tensors \(UnpicklingError\)",
         ),
+        ([torch.zeros(2)], r"model: pytorch_model\.bin: holds no table of weights; use the file of a published head"),
+        ({3: torch.zeros(2)}, r"model: 3: is no weight of a supported EAGLE-3 head"),
         ({"fc.weight": 3}, r"model: pytorch_model\.bin: holds no table of weights; use the file of a published head"),
         (None, r"model: checkpoint: .* holds no weights: neither"),
     ],
@@ -238,6 +242,14 @@ def test_pickles_that_are_refused(saved: Any, said: str, stage: Path, setup: Dra
         torch.save(saved, folder / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=said):
         drafter_of(folder, setup)
+
+
+def test_random_weights_need_no_pickle(stage: Path, tmp_path: Path):
+    folder = eagle3_head(stage).write(tmp_path / "head")
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"damaged")
+    drafter = drafter_of(folder, setup_of(stage, load_format="dummy"))
+    assert drafter.weight_bytes > 0
 
 
 LAYERS: list[tuple[dict[str, Any], dict[str, Any], tuple[int, ...]]] = [
