@@ -20,6 +20,7 @@ from omni.timeline import read_trace
 from omni.timeline.report import make_report
 from omni.timeline.trace import steps_of
 from omni.utils.draft_counts import DraftCounts
+from tests.support.fake_hub import REPOSITORY, fetched, publish
 from tests.support.tiers import SLOW, few
 from tests.support.tiny_drafters import drafting_model
 from tests.support.tiny_text import write_chat_model, write_noisy_model
@@ -207,6 +208,15 @@ def test_random_weights_need_none_in_the_folder_of_the_model(folder: Path, tmp_p
     with Omni(folder, device="cpu", load_format="dummy", overrides=drafting(other)) as omni:
         omni.generate(QUESTIONS[:1], sampling=SAMPLING[0], stream=False)
         assert omni.counters()["text"]["drafted_tokens"] > 0
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_a_model_on_the_hub_is_fetched(load_format: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With weights, unless they are random."""
+    publish(other_model(folder, tmp_path / "other"), tmp_path / "cache", monkeypatch)
+    settings = {"text.drafter": "draft_model", "text.drafter_args": {"model": REPOSITORY}}
+    with Omni(folder, device="cpu", load_format=load_format, overrides=settings):
+        assert ("model.safetensors" in fetched(tmp_path / "cache")) == (load_format == "auto")
 
 
 def without_vocabulary(other: Path) -> None:

@@ -11,6 +11,7 @@ from omni.errors import CheckpointError
 from omni_ar.drafters import DraftSetup, FeatureShape
 from omni_ar.drafters.eagle3 import read_config
 from tests.stages.omni_ar.eagle3_rows import drafter_of, rows_of
+from tests.support.fake_hub import REPOSITORY, fetched, publish
 from tests.support.tiny_heads import TinyHead, eagle3_head, setup_of, write_stage
 
 
@@ -250,6 +251,33 @@ def test_random_weights_need_no_pickle(stage: Path, tmp_path: Path):
     (folder / "pytorch_model.bin").write_bytes(b"damaged")
     drafter = drafter_of(folder, setup_of(stage, load_format="dummy"))
     assert drafter.weight_bytes > 0
+
+
+ON_HUB: list[tuple[tuple[str, ...], str, set[str]]] = [
+    (("model.safetensors", "pytorch_model.bin"), "auto", {"model.safetensors"}),
+    (("pytorch_model.bin",), "auto", {"pytorch_model.bin"}),
+    (("model.safetensors", "pytorch_model.bin"), "dummy", set()),
+]
+"""Weights that are published, the load format, and those that are fetched."""
+
+
+@pytest.mark.parametrize(("weights", "load_format", "needed"), ON_HUB)
+def test_only_needed_weights_of_a_head_are_fetched(
+    weights: tuple[str, ...],
+    load_format: str,
+    needed: set[str],
+    stage: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    head = eagle3_head(stage)
+    folder = head.write(tmp_path / "head")
+    torch.save(head.weights, folder / "pytorch_model.bin")
+    for name in {"model.safetensors", "pytorch_model.bin"}.difference(weights):
+        (folder / name).unlink()
+    publish(folder, tmp_path / "cache", monkeypatch)
+    assert drafter_of(Path(REPOSITORY), setup_of(stage, load_format=load_format)).weight_bytes > 0
+    assert fetched(tmp_path / "cache") == {"config.json"} | needed
 
 
 LAYERS: list[tuple[dict[str, Any], dict[str, Any], tuple[int, ...]]] = [
