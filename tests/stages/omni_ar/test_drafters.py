@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from omni.device import Device
 from omni.device.cpu import CpuDevice
+from omni.device.meta import MetaDevice
 from omni.errors import ConfigError, OmniError, PluginError
 from omni.plugin import DrafterEntry
 from omni.testing.faults import FaultyDevice
@@ -179,12 +182,13 @@ def head(args: Mapping[str, Any], setup: DraftSetup) -> ModelDrafter:
     return ModelDrafter(Head(**args), setup.drafts)
 
 
-def with_head(*given: object) -> Drafter | None:
+def with_head(*given: object, device: Device | None = None) -> Drafter | None:
     """In a stage of 2 layers of width 24."""
     args = dict(zip(("layers", "reads", "gives", "states"), given, strict=True))
     entries = {"head": DrafterEntry(name="head", drafter=f"{__name__}:head")}
     assert (SmallText().shape.num_layers, SmallText().shape.hidden_width) == (2, 24)
-    return load_drafter(small_context(ArOptions(drafter="head", drafter_args=args), entries), SmallText(), 64)
+    context = small_context(ArOptions(drafter="head", drafter_args=args), entries)
+    return load_drafter(replace(context, device=device or context.device), SmallText(), 64)
 
 
 UNFIT: list[tuple[tuple[object, ...], str]] = [
@@ -213,6 +217,11 @@ def test_a_plugin_s_head_that_does_not_fit_is_refused(given: tuple[object, ...],
 def test_a_plugin_s_head_may_read_any_hidden_state_of_the_stage(layers: tuple[int, ...]):
     drafter = with_head(layers, 24 * len(layers), 8, 8)
     assert isinstance(drafter, ModelDrafter)
+
+
+def test_a_rank_that_runs_no_drafter_runs_none_at_start():
+    """Its hidden states have no memory, and weights that a plugin has anyway may."""
+    assert isinstance(with_head((1,), 24, 8, 8, device=MetaDevice()), ModelDrafter)
 
 
 class Columns(ArDraftModel):

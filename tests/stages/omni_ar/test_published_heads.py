@@ -198,9 +198,11 @@ def test_refused_by_name(what: str, stage: Path, setup: DraftSetup, tmp_path: Pa
 
 
 def test_weights_in_a_pickle(stage: Path, setup: DraftSetup, tmp_path: Path):
-    """Two of them in one memory, and one as the transpose of what is stored, as some are saved; a file beside safetensors is not
-    read."""
+    """Two of them in one memory, two the same, and one as the transpose of what is stored, as some are saved; a file beside
+    safetensors is not read."""
     head = eagle3_head(stage)
+    norm, same = (f"midlayer.{name}.weight" for name in ("hidden_norm", "input_layernorm"))
+    head.weights[same] = head.weights[norm].clone()
     folder = head.write(tmp_path / "head")
     plain = drafter_of(folder, setup)._model.state_dict()
     (folder / "pytorch_model.bin").write_bytes(b"damaged")
@@ -209,6 +211,7 @@ def test_weights_in_a_pickle(stage: Path, setup: DraftSetup, tmp_path: Path):
     both = torch.cat([head.weights[f"midlayer.mlp.{name}_proj.weight"] for name in ("gate", "up")])
     gate, up = both.chunk(2)
     saved = head.weights | {"midlayer.mlp.gate_proj.weight": gate, "midlayer.mlp.up_proj.weight": up}
+    saved[same] = saved[norm]
     saved["fc.weight"] = head.weights["fc.weight"].T.contiguous().T
     torch.save(saved, folder / "pytorch_model.bin")
     drafter = drafter_of(folder, setup)
