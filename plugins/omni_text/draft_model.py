@@ -34,5 +34,5 @@ def build(args: Mapping[str, object], setup: DraftSetup) -> ModelDrafter:
             problem = f"{path} has a quantization_config, and quantized weights are not supported"
             raise ConfigError(field, problem, "use the checkpoint in bfloat16 or float32")
         # A whole model on every rank that drafts: it is small.
-        model = build_model(replace(setup.context, checkpoint=checkpoint, ranks=None))
+        model = build_model(replace(setup.context, checkpoint=checkpoint))
         return model_drafter(model, checkpoint, setup)

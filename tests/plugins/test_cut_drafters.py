@@ -1,6 +1,7 @@
 """Stages with drafters whose layers are cut across ranks: tokens and acceptance are those of a whole stage, and ranks without the
 last layers hold no part of a drafter."""
 
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,10 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from omni import Omni, SamplingParams
+from omni.errors import CheckpointError
 from omni.parallel import RankLayout
 from omni.testing.ranks import thread_ranks
+from omni_ar.drafters import ModelDrafter
+from omni_ar.drafters.load import load_drafter
 from omni_ar.kind import build_part
 from omni_ar.loaded import LoadedAr
 from omni_ar.options import ArOptions
@@ -71,6 +76,30 @@ def test_ranks_without_the_last_layers_hold_nothing_of_a_drafter() -> None:
     assert last.weights - of_last.weights == head.drafter(3).weight_bytes
     assert last.page_bytes > of_last.page_bytes
     assert (first.weights, first.page_bytes) == (of_first.weights, of_first.page_bytes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_without_the_last_layers_read_no_weights_of_a_drafter(kind: str, tmp_path: Path) -> None:
+    """Those of the head are missing here."""
+    head = trained(kind)
+    folder, args = head.folder, dict(head.args)
+    if kind == "eagle3":
+        args["model"] = str(tmp_path / "head")
+        shutil.copytree(head.args["model"], tmp_path / "head")
+        (tmp_path / "head" / "model.safetensors").unlink()
+    else:
+        folder = shutil.copytree(head.folder, tmp_path / "stage")
+        weights = load_file(folder / "model.safetensors")
+        kept = {name: weight for name, weight in weights.items() if not name.startswith("mtp.")}
+        save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    options = ArOptions(drafter=kind, drafter_args=args)
+    entries = {entry.name: entry for entry in omni_drafters()}
+    last, first = (replace(setup_of(folder, ranks=ranks, drafters=entries), drafts=3) for ranks in thread_ranks(PP2))
+    drafter = load_drafter(replace(first.context, options=options), first.model, 64)
+    assert isinstance(drafter, ModelDrafter)
+    assert all(weight.is_meta for weight in drafter._model.parameters())
+    with pytest.raises(CheckpointError, match=r"^text\.drafter"):
+        load_drafter(replace(last.context, options=options), last.model, 64)
 
 
 @pytest.mark.slow

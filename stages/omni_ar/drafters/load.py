@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import msgspec
+import torch
 
 from omni.device.meta import MetaDevice
 from omni.errors import ConfigError, plugin_error, plugin_setup, type_of
 from omni.plugin import locate
-from omni.stage import StageContext
+from omni.stage import StageContext, returned_tensor
 from omni.utils.origin import with_origin
-from omni_ar.drafters.base import Drafter, DraftSetup
+from omni_ar.drafters.base import Drafter, DraftSetup, PagedDrafter
 from omni_ar.model import ArModel, CodecModel
 from omni_ar.options import ArOptions
 
@@ -19,7 +20,8 @@ def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> D
     memory.
 
     Raises ConfigError for a name that no plugin gives, for arguments that the drafter refuses, and for a stage that cannot verify
-    drafts; PluginError for a drafter that cannot be loaded; and the errors of a drafter that reads a checkpoint.
+    drafts; PluginError for a drafter that cannot be loaded, or whose hidden states are not those of the stage; and the errors of a
+    drafter that reads a checkpoint.
     """
     stage, options, entries = context.stage.name, context.options, context.drafters
     assert isinstance(options, ArOptions)
@@ -62,7 +64,32 @@ def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> D
     if not isinstance(drafter, Drafter):
         problem = with_origin(f"gives {type_of(drafter)}, no Drafter", code=build)
         raise plugin_error(entry.drafter, problem, "derive it from omni_ar.drafters.Drafter")
+    if isinstance(drafter, PagedDrafter):
+        with plugin_setup(entry.drafter, "correct it", build):
+            _check_features(entry.drafter, drafter, setup)
     return drafter
+
+
+def _check_features(field: str, drafter: PagedDrafter, setup: DraftSetup) -> None:
+    """Raises PluginError for a drafter that reads hidden states that the stage lacks, and what `PagedDrafter.features` raises for
+    states of the stage's width."""
+    shape, context, stage = drafter.feature_shape, setup.context, setup.model.shape
+    if shape is None:
+        return
+    last = stage.num_layers
+    if not shape.layers or not all(0 <= layer <= last for layer in shape.layers):
+        problem = f"reads hidden states {list(shape.layers)} of stage {context.stage.name!r}, which has {last} layers"
+        raise plugin_error(
+            field, problem, f"use numbers from 0, the input embeddings, to {last} as FeatureShape.layers"
+        )
+    if isinstance(context.device, MetaDevice):  # a rank that runs no drafter
+        return
+    width = len(shape.layers) * stage.hidden_width
+    with torch.inference_mode():
+        states_TX = torch.zeros((1, width), dtype=context.dtype, device=context.device.torch_device)
+        given = drafter.features(states_TX)
+    hint = f"see FeatureShape.width; the stage's hidden states have width {stage.hidden_width:,}"
+    returned_tensor(given, "features", code=drafter.features, shape=(1, shape.width), hint=hint)
 
 
 def _check_stage(stage: str, model: ArModel) -> None:

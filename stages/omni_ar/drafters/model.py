@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from omni.stage import module_bytes
+from omni.stage import module_bytes, returned_tensor
 from omni_ar.attention import AttentionMetadata
 from omni_ar.drafters.base import CacheShape, DraftChunks, DraftRows, FeatureShape, PagedDrafter, RowPages
 from omni_ar.model import Batch
@@ -93,7 +93,7 @@ class ModelDrafter(PagedDrafter):
         columns, rows_R = pages.columns, rows.rows_R
         newest_R = rows.length_N.index_select(0, rows_R)
         room_R = (columns.limit - columns.outputs).index_select(0, rows_R) - 1
-        ids_R = self._model.propose(hidden_RD)
+        ids_R = self._propose(hidden_RD)
         drafts = [ids_R]
         for number in range(1, self._drafts):
             entries = _Entries(
@@ -103,7 +103,7 @@ class ModelDrafter(PagedDrafter):
                 features_REH=hidden_RD[:, None] if self._has_features else None,
             )
             hidden_RD = self._run(entries, rows)[:, 0]
-            ids_R = self._model.propose(hidden_RD)
+            ids_R = self._propose(hidden_RD)
             drafts.append(ids_R)
         rows.drafts_NK.index_copy_(0, rows_R, torch.stack(drafts, 1))
         proposed_R = ready_R.long() * self._drafts
@@ -124,6 +124,11 @@ class ModelDrafter(PagedDrafter):
         ids_T[: meta.num_decode] = chunks.ids_R
         index_T[: meta.num_decode] = (chunks.lengths_R - 1).clamp(min=0)
         self._model(ids_T, chunks.features_TH, replace(chunks.batch, positions_PT=index_T[None]))
+
+    def _propose(self, hidden_RD: Tensor) -> Tensor:
+        given, code = self._model.propose(hidden_RD), self._model.propose
+        shape, hint = (hidden_RD.shape[0],), "return the likeliest id behind each entry"
+        return returned_tensor(given, "propose", code=code, shape=shape, dtype=torch.int64, hint=hint)
 
     def _follow(self, rows: DraftRows) -> tuple[Tensor, Tensor]:
         """Runs the entries of tokens that are new since the last step. Returns the hidden states `[R, D]` of each row's newest

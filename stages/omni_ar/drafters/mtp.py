@@ -93,14 +93,12 @@ def load_head(args: MtpArgs, setup: DraftSetup) -> MtpHead:
         problem = f"is 'mtp', and {type(model).__name__} is no `TextModel`, whose layers the head's is as"
         raise ConfigError(f"{context.stage.name}.drafter", problem, "leave it out, or use another drafter")
     config, last = model.decoder_config, model.decoder_config.num_layers - 1
-    dense = not config.num_experts or last in config.dense_layers
+    dense = last in config.dense_layers
     if context.load_format != "dummy":
         with errors_of(f"{context.stage.name}.drafter"):
             _check_weights(context.checkpoint, args.prefix)
         dense = context.checkpoint.has(f"{args.prefix}{_LAYER}mlp.gate_proj.weight")
-    config = msgspec.structs.replace(
-        config, num_layers=1, attention_windows=(), mrope_section=None, dense_layers=(0,) if dense else ()
-    )
+    config = msgspec.structs.replace(config, attention_windows=(), dense_layers=(0,) if dense else ())
     vocabulary = StageVocabulary(model)
     head = MtpHead(config, last + 1, vocabulary, device=context.device.torch_device, dtype=context.dtype)
     with errors_of(f"{context.stage.name}.drafter"):

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from omni import ConfigError, Omni, Result, SamplingParams
 from omni.cli.display import summary
@@ -18,6 +20,7 @@ from omni.timeline import read_trace
 from omni.timeline.report import make_report
 from omni.timeline.trace import steps_of
 from omni.utils.draft_counts import DraftCounts
+from tests.support.fake_hub import REPOSITORY, fetched, publish
 from tests.support.tiers import SLOW, few
 from tests.support.tiny_drafters import drafting_model
 from tests.support.tiny_text import write_chat_model, write_noisy_model
@@ -132,6 +135,7 @@ def test_rows_are_derived_with_room_for_drafts(folder: Path):
         ({"text.drafter": "gram"}, r"'gram' is not a drafter; known are draft_model, eagle3, fabricated, mtp, ngram;"),
         ({"text.drafter": "ngram", "text.draft_tokens": 0}, r"draft_tokens must be at least 1, at most 15"),
         ({"text.drafter": "ngram", "text.drafter_args": {"size": 3}}, r"text.drafter_args: .*unknown field `size`"),
+        ({"text.drafter": "draft_model", "text.drafter_args": {"modell": "x"}}, r"text.drafter_args: .*field `modell`"),
     ],
 )
 def test_refused_settings(folder: Path, settings: dict[str, object], said: str):
@@ -179,6 +183,40 @@ def test_a_model_with_fewer_ids_than_the_stage(folder: Path, tmp_path: Path):
             results.append(omni.generate(QUESTIONS, sampling=biased, stream=False))
     assert [each.tokens for each in results[1]] == [each.tokens for each in results[0]]
     assert any(token >= tokens + 20 for each in results[0] for token in each.tokens)
+
+
+def test_a_mixture_of_experts_drafts(folder: Path, tmp_path: Path):
+    config = json.loads((folder / "config.json").read_text())
+    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    experts: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    experts["max_position_embeddings"] = 1024
+    torch.manual_seed(0)
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**{name: config[name] for name in sizes}, **experts)).save_pretrained(tmp_path)
+    shutil.copy(folder / "vocab.json", tmp_path)
+    found = []
+    for settings in ({}, drafting(tmp_path)):
+        with Omni(folder, device="cpu", overrides=settings) as omni:
+            found.append(omni.generate(QUESTIONS, sampling=SAMPLING[0], stream=False))
+            counters = omni.counters()["text"]
+    assert [each.tokens for each in found[1]] == [each.tokens for each in found[0]]
+    assert counters["drafted_tokens"] > 0
+
+
+def test_random_weights_need_none_in_the_folder_of_the_model(folder: Path, tmp_path: Path):
+    other = other_model(folder, tmp_path / "other")
+    (other / "model.safetensors").unlink()
+    with Omni(folder, device="cpu", load_format="dummy", overrides=drafting(other)) as omni:
+        omni.generate(QUESTIONS[:1], sampling=SAMPLING[0], stream=False)
+        assert omni.counters()["text"]["drafted_tokens"] > 0
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_a_model_on_the_hub_is_fetched(load_format: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With weights, unless they are random."""
+    publish(other_model(folder, tmp_path / "other"), tmp_path / "cache", monkeypatch)
+    settings = {"text.drafter": "draft_model", "text.drafter_args": {"model": REPOSITORY}}
+    with Omni(folder, device="cpu", load_format=load_format, overrides=settings):
+        assert ("model.safetensors" in fetched(tmp_path / "cache")) == (load_format == "auto")
 
 
 def without_vocabulary(other: Path) -> None:

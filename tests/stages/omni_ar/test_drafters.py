@@ -1,21 +1,27 @@
 """Stages without a drafter, drafters that a stage refuses at its start, and drafters and steps that fail."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from omni.device import Device
 from omni.device.cpu import CpuDevice
-from omni.errors import OmniError
+from omni.device.meta import MetaDevice
+from omni.errors import ConfigError, OmniError, PluginError
 from omni.plugin import DrafterEntry
 from omni.testing.faults import FaultyDevice
-from omni_ar.drafters import Drafter, DraftRows, DraftSetup
+from omni_ar.drafters import CacheShape, Drafter, DraftModel, DraftRows, DraftSetup, FeatureShape, ModelDrafter
+from omni_ar.drafters.draft_model import ArDraftModel
 from omni_ar.drafters.load import load_drafter
 from omni_ar.kernels.step.draft_state import REPORTED
-from omni_ar.model import ArModel
+from omni_ar.model import ArModel, Batch
 from omni_ar.options import ArOptions
 from omni_ar.plugin import omni_drafters
-from tests.stages.omni_ar.small_drafts import PROMPTS, answers, driver_of
+from tests.stages.omni_ar.small_drafts import MODEL, PROMPTS, Shaped, answers, driver_of
 from tests.support.ar_driver import small_context
 from tests.support.small_codec import SmallCodec
 from tests.support.small_text import SmallText
@@ -57,20 +63,48 @@ def test_a_stage_without_a_drafter_launches_what_it_did(monkeypatch: pytest.Monk
 REFUSED: list[tuple[Callable[[], ArModel], dict[str, Any], str]] = [
     (SmallCodec, {"drafter": "ngram"}, "text.drafter: is set, and each step of SmallCodec needs the codec frame of"),
     (
+        lambda: Shaped(step_columns=("text",)),
+        {"drafter": "ngram"},
+        "text.drafter: is set, and each step of Shaped has inputs be",
+    ),
+    (
+        lambda: Shaped(step_width=4),
+        {"drafter": "ngram"},
+        "text.drafter: is set, and each step of Shaped has inputs besides the",
+    ),
+    (
+        lambda: Shaped(prompt_columns=("ids", "sound")),
+        {"drafter": "ngram"},
+        "and the prompt of Shaped is not a row of its own",
+    ),
+    (
         SmallText,
         {"drafter": "nram"},
         "text.drafter: 'nram' is not a drafter; known are eagle3, fabricated, mtp, ngram;",
     ),
     (SmallText, {"drafter_args": {"most": 3}}, "text.drafter_args: is given without a drafter; set text.drafter too"),
     (SmallText, {"draft_tokens": 3}, "text.draft_tokens: is given without a drafter; set text.drafter too"),
+    (SmallText, {"drafter_args": {}}, "text.drafter_args: is given without a drafter; set text.drafter too"),
+    (SmallText, {"adaptive_drafts": False}, "text.adaptive_drafts: is given without a drafter; set text.drafter too"),
     (SmallText, {"adaptive_drafts": True}, "text.adaptive_drafts: is given without a drafter; set text.drafter too"),
-    (SmallText, {"drafter": "ngram", "drafter_args": {"mst": 3}}, "text.drafter_args: Object contains unknown field `"),
+    *(
+        (
+            SmallText,
+            {"drafter": name, "drafter_args": {"mst": 3}},
+            "text.drafter_args: Object contains unknown field `mst`",
+        )
+        for name in ("ngram", "fabricated", "mtp", "eagle3")
+    ),
     (SmallText, {"drafter": "ngram", "drafter_args": {"fewest": 5}}, "text.drafter_args: fewest and most must be in "),
     (SmallText, {"drafter": "fabricated", "drafter_args": {"rate": 2}}, "text.drafter_args: rate must be from 0 to 1"),
     (SmallText, {"drafter": "broken"}, "drafters.broken: importing nowhere failed"),
     (SmallText, {"drafter": "other"}, f"{__name__}:not_a_drafter: gives a dict, no Drafter"),
     (SmallText, {"drafter": "raises"}, f"{__name__}:raises: "),
+    (SmallText, {"drafter": "constant"}, f"{__name__}:CONSTANT: is a str, which cannot be called; name a class or a f"),
 ]
+
+
+CONSTANT = "drafts"
 
 
 def not_a_drafter(args: Mapping[str, object], setup: DraftSetup) -> object:
@@ -84,12 +118,126 @@ def raises(args: Mapping[str, object], setup: DraftSetup) -> object:
 @pytest.mark.parametrize(("make", "options", "said"), REFUSED)
 def test_refused_at_start(make: Callable[[], ArModel], options: dict[str, Any], said: str):
     entries = {entry.name: entry for entry in omni_drafters()}
-    paths = {"broken": "nowhere:Drafter", "other": f"{__name__}:not_a_drafter", "raises": f"{__name__}:raises"}
+    own = {"other": "not_a_drafter", "raises": "raises", "constant": "CONSTANT"}
+    paths = {"broken": "nowhere:Drafter"} | {name: f"{__name__}:{code}" for name, code in own.items()}
     if options.get("drafter") in paths:
         entries |= {name: DrafterEntry(name=name, drafter=path) for name, path in paths.items()}
     with pytest.raises(OmniError) as caught:
         load_drafter(small_context(ArOptions(**options), entries), make(), 64)
     assert said in str(caught.value)
+
+
+class KeepsSetup(Drafter):
+    """given: its arguments and the stage."""
+
+    def __init__(self, *given: object) -> None:
+        self.given = given
+
+    def draft(self, rows: DraftRows) -> None:
+        raise AssertionError
+
+
+def test_a_drafter_gets_the_sizes_of_its_stage():
+    entries, model = {"keeps": DrafterEntry(name="keeps", drafter=f"{__name__}:KeepsSetup")}, SmallText(vocab=37)
+    context = small_context(ArOptions(drafter="keeps", draft_tokens=5), entries)
+    drafter = load_drafter(context, model, 48)
+    assert isinstance(drafter, KeepsSetup)
+    setup = DraftSetup(drafts=5, vocab_size=37, max_model_len=48, model=model, context=context)
+    assert drafter.given == ({}, setup)
+
+
+def test_without_plugins_no_drafter_is_known():
+    with pytest.raises(ConfigError, match="'ngram' is not a drafter; known are none;"):
+        load_drafter(small_context(ArOptions(drafter="ngram"), {}), SmallText(), 64)
+
+
+class Head(DraftModel):
+    """Makes its features by a matrix over hidden states of a width."""
+
+    cache_shape = CacheShape(num_layers=1, num_kv_heads=1, head_dim=8)
+
+    def __init__(self, layers: tuple[int, ...], reads: int, gives: int, states: int) -> None:
+        """states: width of the features that it states."""
+        super().__init__()
+        self.fc = torch.nn.Linear(reads, gives)
+        self._shape = FeatureShape(layers=layers, width=states)
+
+    @property
+    def feature_shape(self) -> FeatureShape:
+        return self._shape
+
+    def features(self, states_TX: torch.Tensor) -> torch.Tensor:
+        features_TH: torch.Tensor = self.fc(states_TX)
+        return features_TH
+
+    def forward(self, ids_T: torch.Tensor, features_TH: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        assert features_TH is not None
+        return features_TH
+
+    def propose(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        return hidden_RD.argmax(1)
+
+
+def head(args: Mapping[str, Any], setup: DraftSetup) -> ModelDrafter:
+    return ModelDrafter(Head(**args), setup.drafts)
+
+
+def with_head(*given: object, device: Device | None = None) -> Drafter | None:
+    """In a stage of 2 layers of width 24."""
+    args = dict(zip(("layers", "reads", "gives", "states"), given, strict=True))
+    entries = {"head": DrafterEntry(name="head", drafter=f"{__name__}:head")}
+    assert (SmallText().shape.num_layers, SmallText().shape.hidden_width) == (2, 24)
+    context = small_context(ArOptions(drafter="head", drafter_args=args), entries)
+    return load_drafter(replace(context, device=device or context.device), SmallText(), 64)
+
+
+UNFIT: list[tuple[tuple[object, ...], str]] = [
+    (
+        ((0, 3), 48, 8, 8),
+        r"reads hidden states \[0, 3\] of stage 'text', which has 2 layers; use numbers from 0, the inp",
+    ),
+    (((-1,), 24, 8, 8), r"reads hidden states \[-1\] of stage 'text'"),
+    (((), 24, 8, 8), r"reads hidden states \[\] of stage 'text'"),
+    (((1, 2), 72, 8, 8), r"mat1 and mat2 shapes cannot be multiplied \(1x48 and 72x8\)"),
+    (
+        ((1, 2), 48, 8, 9),
+        r"features gave \[1, 8\], not \[1, 9\]: see FeatureShape.width; the stage's hidden states have w",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), UNFIT)
+def test_a_plugin_s_head_that_does_not_fit_is_refused(given: tuple[object, ...], said: str):
+    """By its name, before a step is run."""
+    with pytest.raises(PluginError, match=rf"{__name__}:head: .*{said}"):
+        with_head(*given)
+
+
+@pytest.mark.parametrize("layers", [(0,), (2,), (0, 1, 2)])
+def test_a_plugin_s_head_may_read_any_hidden_state_of_the_stage(layers: tuple[int, ...]):
+    drafter = with_head(layers, 24 * len(layers), 8, 8)
+    assert isinstance(drafter, ModelDrafter)
+
+
+def test_a_rank_that_runs_no_drafter_runs_none_at_start():
+    """Its hidden states have no memory, and weights that a plugin has anyway may."""
+    assert isinstance(with_head((1,), 24, 8, 8, device=MetaDevice()), ModelDrafter)
+
+
+class Columns(ArDraftModel):
+    """Gives its ids as a matrix."""
+
+    def propose(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        return super().propose(hidden_RD)[:, None]
+
+
+def test_ids_of_another_shape_are_the_fault_of_the_model():
+    driver = driver_of("ngram", made=ModelDrafter(Columns(MODEL, 11), 3), draft_tokens=3)
+    driver.ask("one", PROMPTS[0], max_tokens=4)
+    driver.run()
+    assert re.search(
+        r"Columns\.propose gave torch.int64 \[1, 1\], not torch.int64 \[1\]: return", str(driver.error("one"))
+    )
 
 
 class Raises(Drafter):
@@ -104,6 +252,40 @@ def test_a_drafter_that_raises_fails_the_requests_that_decode():
     driver.run()
     assert driver.done("one").reason == "length"
     assert "no draft today" in str(driver.error("two"))
+
+
+class Guesses(Drafter):
+    """Drafts the same ids for every row."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._ids_K = torch.tensor(ids)
+
+    def draft(self, rows: DraftRows) -> None:
+        rows.drafts_NK.index_copy_(0, rows.rows_R, self._ids_K.expand(rows.rows_R.shape[0], -1))
+        rows.proposed_N.index_fill_(0, rows.rows_R, len(self._ids_K))
+
+
+OUTSIDE: dict[tuple[int, int, int], list[int]] = {
+    (-1, 3, 3): [0, 0, 0],
+    (11, 3, 3): [0, 0, 0],
+    (3, 2**40, 3): [1, 0, 0],
+    (3, 3, -(2**62)): [1, 1, 0],
+    (3, 3, 3): [1, 1, 1],
+}
+"""Drafts of a stage with 11 ids, and those that steps with room for all verify."""
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("ids", OUTSIDE)
+def test_ids_outside_the_vocabulary_are_not_verified(ids: tuple[int, int, int], captured: bool):
+    """Id 3 is made likely, so that some drafts are accepted. The text is that without a drafter."""
+    sampling: dict[str, Any] = {"temperature": 1.0, "seed": 5, "logit_bias": {3: 4.0}, "repetition_penalty": 1.1}
+    plain = answers(driver_of(), **sampling)
+    driver = driver_of("ngram", made=Guesses(ids), draft_tokens=3, adaptive_drafts=False, captured=captured)
+    assert answers(driver, **sampling) == plain
+    for place, verified in enumerate(OUTSIDE[ids], 1):
+        assert (driver.counter(f"drafted_tokens_{place}") > 0) == (verified == 1)
+        assert (driver.counter(f"accepted_drafts_{place}") > 0) == (verified == 1)
 
 
 PHASES = ("start_drafts", "draft_tokens", "prepare_drafts", "sample_positions", "accept_drafts", "record_drafts")

@@ -1,7 +1,7 @@
 """A stage with a drafter: its requests have their results without drafts, in fewer steps, and the host corrects its bounds late."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from omni_ar.run.step import StepContext
 from omni_ar.sampling import sampler
 from omni_ar.sampling.drafted import position_state
 from tests.stages.omni_ar.drafted_stage import Scenario, run, run_seed
-from tests.stages.omni_ar.small_drafts import MODEL, MOST, PROMPTS, answers, draft_setup, driver_of
+from tests.stages.omni_ar.small_drafts import ASKED, MODEL, MOST, PROMPTS, SEEDED, answers, draft_setup, driver_of
 from tests.support.ar_driver import ArDriver
 from tests.support.small_text import NothingTwice, TwoInARow
 from tests.support.tiers import SLOW, chosen, few
@@ -31,7 +31,6 @@ from tests.support.tiers import SLOW, chosen, few
 pytestmark = pytest.mark.thorough
 
 DRAFTERS = ("ngram", "fabricated")
-SEEDED: Mapping[str, Any] = {"temperature": 1.2, "top_k": 6, "seed": 11}
 
 
 def known(drafter: str) -> dict[str, Any]:
@@ -233,22 +232,6 @@ def test_a_row_with_a_host_processor_has_no_drafts_and_others_do():
 # How many drafts are verified.
 
 
-ASKED: Mapping[str, Mapping[str, Any]] = {
-    "greedy": {},
-    "drawn": SEEDED,
-    "penalties": {
-        "temperature": 0.7,
-        "seed": 5,
-        "repetition_penalty": 1.2,
-        "frequency_penalty": 0.4,
-        "presence_penalty": 0.2,
-    },
-    "bias and stop": {"logit_bias": {3: 2.0, 5: 1.5}, "stop_token_ids": (5,), "min_tokens": 4},
-    "allowed ids": {"allowed_token_ids": (1, 2, 4, 6, 8), "temperature": 0.9, "seed": 2},
-    "bad words": {"bad_words_ids": ((4,), (5, 6)), "logprobs": 2},
-}
-
-
 @pytest.mark.parametrize(
     ("drafter", "asked"),
     chosen([("fabricated", "penalties")], ((drafter, asked) for drafter in DRAFTERS for asked in ASKED)),
@@ -264,7 +247,7 @@ def test_acceptance_does_not_depend_on_the_steps_in_flight(drafter: str, asked: 
         said = [answers(driver, [prompt], **ASKED[asked], max_tokens=30) for prompt in prompts]
         counts.append((said, {name: n for name, n in driver.worker.counters().items() if "draft" in name}))
     assert all(each == counts[0] for each in counts)
-    assert counts[0][1]["accepted_drafts"] >= (15 if drafter == "fabricated" else 1)
+    assert counts[0][1]["accepted_drafts"] >= (10 if drafter == "fabricated" else 1)
 
 
 class Told(FabricatedDrafter):

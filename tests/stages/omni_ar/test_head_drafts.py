@@ -22,7 +22,7 @@ from omni_ar.run.plan import StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.scheduler import Scheduler
 from tests.stages.omni_ar.head_rows import HeadRows
-from tests.stages.omni_ar.small_drafts import answers
+from tests.stages.omni_ar.small_drafts import ASKED, answers
 from tests.support.ar_driver import ArDriver
 from tests.support.ranks import on_ranks
 from tests.support.tiers import chosen
@@ -85,6 +85,23 @@ def test_drafts_are_those_of_the_head_run_from_the_start(kind: str, drafts: int,
         verified, accepted = verified + tried, accepted + right
         found = driver.counter("drafted_tokens"), driver.counter("accepted_drafts")
         assert found == (verified, accepted), prompt
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    chosen([("mtp", "penalties"), ("eagle3", "bias and stop")], itertools.product(KINDS, ASKED)),
+)
+def test_acceptance_does_not_depend_on_the_steps_in_flight(kind: str, asked: str):
+    """Whatever is asked."""
+    head, found = trained(kind), []
+    plain = ArDriver(head.setup.model, options=ArOptions(max_num_seqs=4, block_size=4, max_model_len=80))
+    texts = answers(plain, PROMPTS, **ASKED[asked], max_tokens=MOST)
+    for in_flight in (1, 2, 8):
+        driver = driver_of(head, LateDevice(in_flight, check=False), 3, max_in_flight=in_flight)
+        assert [answers(driver, [prompt], **ASKED[asked], max_tokens=MOST)[0] for prompt in PROMPTS] == texts
+        found.append({name: number for name, number in driver.worker.counters().items() if "draft" in name})
+    assert found[0] == found[1] == found[2]
+    assert found[0]["drafted_tokens"] > 30
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,12 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from omni_ar.drafters import DraftRows
+from omni_ar.drafters.ngram import NgramDrafter
 from omni_ar.run.drafting import Drafting
 from omni_ar.run.late_drafts import LateDrafts
 from omni_ar.run.step import StepContext
-from tests.stages.omni_ar.test_pipeline import OPTIONS, PROMPTS, TOKENS, Pipelined
+from tests.stages.omni_ar.test_pipeline import OPTIONS, PROMPTS, TOKENS, Pipelined, whole
 from tests.support.ar_driver import ArDriver
-from tests.support.deep_models import Deep, filled
+from tests.support.deep_models import VOCABULARY, Deep, filled
 from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
@@ -136,3 +138,23 @@ def test_acceptance_is_that_of_one_device_without_lookahead(name: str, adaptive:
     cut = Pipelined(size, options)
     assert counts_of(cut.driver) == alone
     cut.end()
+
+
+def test_ids_outside_the_vocabulary_are_no_drafts_at_any_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks with earlier layers embed the drafts that they receive."""
+    draft = NgramDrafter.draft
+
+    def wrong(self: NgramDrafter, rows: DraftRows) -> None:
+        draft(self, rows)
+        rows.drafts_NK[:, 1].fill_(VOCABULARY)
+        rows.drafts_NK[:, 2].fill_(-1)
+        rows.proposed_N.index_fill_(0, rows.rows_R, 3)
+
+    monkeypatch.setattr(NgramDrafter, "draft", wrong)
+    options = msgspec.structs.replace(OPTIONS, drafter="ngram", draft_tokens=3, adaptive_drafts=False)
+    cut = Pipelined(2, options)
+    cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
+    cut.run()
+    assert cut.driver.all_tokens(len(PROMPTS)) == whole(PROMPTS).all_tokens(len(PROMPTS))
+    assert cut.driver.counter("drafted_tokens_1") > 0
+    assert cut.driver.counter("drafted_tokens_2") == 0

@@ -19,10 +19,10 @@ from omni_ar.drafters.draft_model import ArDraftModel
 from omni_ar.kernels.step.state import RowFields
 from omni_ar.model import Batch
 from omni_ar.run.phases import drop_features
-from tests.stages.omni_ar.small_drafts import MODEL, MOST, PROMPTS, answers, driver_of
+from tests.stages.omni_ar.small_drafts import ASKED, MODEL, MOST, PROMPTS, answers, driver_of
 from tests.support.ar_driver import ArDriver
 from tests.support.small_text import SmallText, greedy
-from tests.support.tiers import chosen
+from tests.support.tiers import SLOW, chosen, few
 
 pytestmark = pytest.mark.thorough
 
@@ -146,6 +146,19 @@ def test_drafts_are_those_of_the_model_run_from_the_start(drafts: int, captured:
         verified, accepted = verified + tried, accepted + right
         found = driver.counter("drafted_tokens"), driver.counter("accepted_drafts")
         assert found == (verified, accepted), prompt
+
+
+@pytest.mark.parametrize("asked", few(1, ["penalties", *(each for each in ASKED if each != "penalties")], SLOW))
+def test_acceptance_does_not_depend_on_the_steps_in_flight(asked: str):
+    """Whatever is asked. Requests alone: beside others, steps with their prompts have no drafts."""
+    plain, found = driver_of(), []
+    texts = [answers(plain, [prompt], **ASKED[asked], max_tokens=30) for prompt in PROMPTS[:3]]
+    for in_flight in (1, 2, 8):
+        driver = drafted(OTHER, LateDevice(in_flight, check=False), 3, max_in_flight=in_flight)
+        assert [answers(driver, [prompt], **ASKED[asked], max_tokens=30) for prompt in PROMPTS[:3]] == texts
+        found.append({name: number for name, number in driver.worker.counters().items() if "draft" in name})
+    assert found[0] == found[1] == found[2]
+    assert found[0]["accepted_drafts"] > 0
 
 
 RACED = ("few blocks, chunks", "captured, chunks", "no prefix cache", "captured")

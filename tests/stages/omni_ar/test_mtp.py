@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from omni.errors import CheckpointError, ConfigError
-from omni_ar.drafters import DraftSetup, FeatureShape
-from omni_ar.drafters.mtp import MtpDrafter
+from omni_ar.drafters import CacheShape, DraftSetup, FeatureShape
+from omni_ar.drafters.mtp import MtpDrafter, MtpHead
+from omni_ar.layers.text_model import TextModel
 from omni_ar.model import Batch
 from tests.stages.omni_ar.head_rows import HeadRows
 from tests.support.small_text import SmallText
@@ -48,7 +49,7 @@ def test_drafts_are_those_of_all_entries_in_one_piece(seed: int, tmp_path: Path)
 
 
 def test_a_head_sees_all_tokens_where_the_stage_has_a_window(tmp_path: Path):
-    windows: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
+    windows: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}
     stage = write_stage(tmp_path / "stage", layers=2, **windows)
     head, setup = add_mtp(stage, prefix="draft."), setup_of(stage)
     drafter = drafter_of(setup, prefix="draft.")
@@ -61,16 +62,48 @@ def test_mtp_reads_final_states_and_owns_only_its_weights(tmp_path: Path):
     head = add_mtp(stage)
     drafter = drafter_of(setup_of(stage))
     assert drafter.feature_shape == FeatureShape(layers=(3,), width=48)
+    config = json.loads((stage / "config.json").read_text())
+    heads, size = config["num_key_value_heads"], config["head_dim"]
+    assert drafter.cache_shape == CacheShape(num_layers=1, num_kv_heads=heads, head_dim=size)
     assert drafter.weight_bytes == 4 * sum(each.numel() for each in head.values())
 
 
-@pytest.mark.parametrize("experts", [False, True])
-def test_random_weights(experts: bool, tmp_path: Path):
-    """Without any in the checkpoint; the layer is as the stage's last one."""
-    stage = write_stage(tmp_path / "stage", layers=2, experts=experts)
+ROTARY: list[dict[str, Any]] = [
+    {"rope_type": "default", "rope_theta": 70.0},
+    {
+        "rope_type": "llama3",
+        "rope_theta": 70.0,
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+]
+
+
+@pytest.mark.parametrize("rotary", ROTARY, ids=lambda rotary: rotary["rope_type"])
+def test_rotary_positions_are_those_of_the_stage(rotary: dict[str, Any], tmp_path: Path):
+    stage = write_stage(tmp_path / "stage", layers=2, rope_parameters=rotary)
+    add_mtp(stage)
+    setup = setup_of(stage)
+    model, positions_PT = setup.model, torch.arange(200)[None]
+    assert isinstance(model, TextModel)
+    head = drafter_of(setup)._model
+    assert isinstance(head, MtpHead)
+    for one, other in zip(
+        head.rotary(positions_PT, torch.float32), model.decoder.rotary(positions_PT, torch.float32), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("experts", "dense"), [(False, ()), (True, ()), (True, (0,)), (True, (1,))])
+def test_random_weights(experts: bool, dense: tuple[int, ...], tmp_path: Path):
+    """Without any in the checkpoint; the layer is as the stage's last one. dense: layers of a stage with experts that have none."""
+    more: dict[str, Any] = {"mlp_only_layers": list(dense)} if experts else {}
+    stage = write_stage(tmp_path / "stage", layers=2, experts=experts, **more)
     setup = setup_of(stage, load_format="dummy")
     first, second = (drafter_of(setup)._model.state_dict() for _ in range(2))
-    assert ("layers.0.mlp.experts_down" in first) is experts
+    assert ("layers.0.mlp.experts_down" in first) is (experts and 1 not in dense)
     assert all(torch.equal(first[name], second[name]) for name in second)
     assert 0 < float(first["fc.weight"].std()) < 0.1
 

@@ -11,6 +11,7 @@ from omni.errors import CheckpointError
 from omni_ar.drafters import DraftSetup, FeatureShape
 from omni_ar.drafters.eagle3 import read_config
 from tests.stages.omni_ar.eagle3_rows import drafter_of, rows_of
+from tests.support.fake_hub import REPOSITORY, fetched, publish
 from tests.support.tiny_heads import TinyHead, eagle3_head, setup_of, write_stage
 
 
@@ -197,8 +198,11 @@ def test_refused_by_name(what: str, stage: Path, setup: DraftSetup, tmp_path: Pa
 
 
 def test_weights_in_a_pickle(stage: Path, setup: DraftSetup, tmp_path: Path):
-    """Two of them in one memory, as some are saved; a file beside safetensors is not read."""
+    """Two of them in one memory, two the same, and one as the transpose of what is stored, as some are saved; a file beside
+    safetensors is not read."""
     head = eagle3_head(stage)
+    norm, same = (f"midlayer.{name}.weight" for name in ("hidden_norm", "input_layernorm"))
+    head.weights[same] = head.weights[norm].clone()
     folder = head.write(tmp_path / "head")
     plain = drafter_of(folder, setup)._model.state_dict()
     (folder / "pytorch_model.bin").write_bytes(b"damaged")
@@ -207,6 +211,8 @@ def test_weights_in_a_pickle(stage: Path, setup: DraftSetup, tmp_path: Path):
     both = torch.cat([head.weights[f"midlayer.mlp.{name}_proj.weight"] for name in ("gate", "up")])
     gate, up = both.chunk(2)
     saved = head.weights | {"midlayer.mlp.gate_proj.weight": gate, "midlayer.mlp.up_proj.weight": up}
+    saved[same] = saved[norm]
+    saved["fc.weight"] = head.weights["fc.weight"].T.contiguous().T
     torch.save(saved, folder / "pytorch_model.bin")
     drafter = drafter_of(folder, setup)
     for name, parameter in drafter._model.state_dict().items():
@@ -227,6 +233,8 @@ class Executed:
             {"fc.weight": Executed()},
             r"model: pytorch_model\.bin: is damaged, or holds more than tensors \(UnpicklingError\)",
         ),
+        ([torch.zeros(2)], r"model: pytorch_model\.bin: holds no table of weights; use the file of a published head"),
+        ({3: torch.zeros(2)}, r"model: 3: is no weight of a supported EAGLE-3 head"),
         ({"fc.weight": 3}, r"model: pytorch_model\.bin: holds no table of weights; use the file of a published head"),
         (None, r"model: checkpoint: .* holds no weights: neither"),
     ],
@@ -238,6 +246,41 @@ def test_pickles_that_are_refused(saved: Any, said: str, stage: Path, setup: Dra
         torch.save(saved, folder / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=said):
         drafter_of(folder, setup)
+
+
+def test_random_weights_need_no_pickle(stage: Path, tmp_path: Path):
+    folder = eagle3_head(stage).write(tmp_path / "head")
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"damaged")
+    drafter = drafter_of(folder, setup_of(stage, load_format="dummy"))
+    assert drafter.weight_bytes > 0
+
+
+ON_HUB: list[tuple[tuple[str, ...], str, set[str]]] = [
+    (("model.safetensors", "pytorch_model.bin"), "auto", {"model.safetensors"}),
+    (("pytorch_model.bin",), "auto", {"pytorch_model.bin"}),
+    (("model.safetensors", "pytorch_model.bin"), "dummy", set()),
+]
+"""Weights that are published, the load format, and those that are fetched."""
+
+
+@pytest.mark.parametrize(("weights", "load_format", "needed"), ON_HUB)
+def test_only_needed_weights_of_a_head_are_fetched(
+    weights: tuple[str, ...],
+    load_format: str,
+    needed: set[str],
+    stage: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    head = eagle3_head(stage)
+    folder = head.write(tmp_path / "head")
+    torch.save(head.weights, folder / "pytorch_model.bin")
+    for name in {"model.safetensors", "pytorch_model.bin"}.difference(weights):
+        (folder / name).unlink()
+    publish(folder, tmp_path / "cache", monkeypatch)
+    assert drafter_of(Path(REPOSITORY), setup_of(stage, load_format=load_format)).weight_bytes > 0
+    assert fetched(tmp_path / "cache") == {"config.json"} | needed
 
 
 LAYERS: list[tuple[dict[str, Any], dict[str, Any], tuple[int, ...]]] = [

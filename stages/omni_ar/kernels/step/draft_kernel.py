@@ -29,6 +29,7 @@ def prepare_drafts(
         out.positions_PT.stride(0),
         out.table_NM,
         max_blocks,
+        state.sampling.forbidden.shape[1],
         POSITIONS=positions,
         DRAFTS=drafts.drafts.shape[1],
         ADAPTIVE=drafts.adaptive,

@@ -9,7 +9,7 @@ from omni_ar.kernels.step.draft_columns import CAP, DRAFT_COLUMNS, OFFERED, PROP
 _BLOCKS_AT_ONCE = tl.constexpr(256)
 
 
-@triton.jit(do_not_specialize=["positions_stride", "max_blocks"], do_not_specialize_on_alignment=["rows_ptr"])
+@triton.jit(do_not_specialize=["positions_stride", "max_blocks", "vocab"], do_not_specialize_on_alignment=["rows_ptr"])
 def prepare_positions(
     rows_ptr,
     fields_ptr,
@@ -23,6 +23,7 @@ def prepare_positions(
     positions_stride,
     out_table_ptr,
     max_blocks,
+    vocab,
     POSITIONS: tl.constexpr,
     DRAFTS: tl.constexpr,
     ADAPTIVE: tl.constexpr,
@@ -38,7 +39,14 @@ def prepare_positions(
     kept, active = tl.load(row_ptr + LENGTH), tl.load(row_ptr + ACTIVE)
     wanted = wanted_drafts(tl.load(draft_ptr + CAP), tl.load(draft_ptr + RATE), DRAFTS, ADAPTIVE, FURTHER_RATE)
     room = tl.minimum(tl.load(row_ptr + LIMIT) - tl.load(row_ptr + OUTPUTS), POSITIONS) - 1
-    offered = tl.maximum(tl.minimum(tl.minimum(tl.load(draft_ptr + PROPOSED), wanted), room), 0) * active
+    # A plugin's drafter may give ids that the vocabulary lacks: no embedding of theirs may be read.
+    is_id, ids = active >= 0, active * 0
+    for number in tl.static_range(POSITIONS - 1):
+        draft = tl.load(drafts_ptr + row * DRAFTS + number)
+        is_id = is_id & (draft >= 0) & (draft < vocab)
+        ids += is_id.to(tl.int64)
+    proposed = tl.minimum(tl.load(draft_ptr + PROPOSED), ids)
+    offered = tl.maximum(tl.minimum(tl.minimum(proposed, wanted), room), 0) * active
     # Only this program writes it, and no other reads it.
     tl.store(draft_ptr + OFFERED, offered, mask=at == 0)
     drafted = (at > 0) & (at <= offered)

@@ -15,7 +15,8 @@ def prepare_drafts(
     state: RowState, rows_R: Tensor, positions: int, block_size: int, out: StepBuffers, max_blocks: int
 ) -> None:
     """Decides how many of the proposed drafts each row verifies, and writes the inputs of J positions a row, from device state
-    alone: the newest token, then the drafts. A position without a draft writes to the null block and attends to no key.
+    alone: the newest token, then the drafts up to the first that is no id of the vocabulary. A position without a draft writes to
+    the null block and attends to no key.
 
     positions: J. The kernel copies only the part of a row's table that its length needs.
     """

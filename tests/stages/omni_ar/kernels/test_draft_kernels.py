@@ -15,7 +15,7 @@ from omni_ar.kernels.step import draft_kernel, draft_reference
 from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, REPORTED, START_RATE, DraftFields, DraftState
 from omni_ar.kernels.step.status import RowStatus
 from tests.stages.omni_ar.kernels import test_step_kernels as steps
-from tests.stages.omni_ar.kernels.test_step_kernels import BATCHES, BLOCK_SIZE, DEVICES, MAX_LENGTH, ROWS
+from tests.stages.omni_ar.kernels.test_step_kernels import BATCHES, BLOCK_SIZE, DEVICES, MAX_LENGTH, ROWS, VOCAB
 from tests.support.tiers import SLOW, few
 
 DRAFTS = 3
@@ -90,6 +90,41 @@ def test_inputs_of_positions(device: str, batch: tuple[int, ...], adaptive: bool
     offered = bench.drafts[0].columns.offered.tolist()
     assert positions == 1 or len(batch) < ROWS or {0, 1} < set(offered)
     assert min(offered) == 0
+
+
+OUTSIDE: dict[tuple[int, ...], int] = {
+    (-1, 6, 8): 0,
+    (VOCAB, 6, 8): 0,
+    (5, 2**40, 8): 1,
+    (5, -(2**40), 8): 1,
+    (5, 6, VOCAB): 2,
+    (VOCAB - 1, 0, VOCAB - 1): 3,
+}
+"""Drafts, and how many there are before the first that is no id."""
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("positions", [1, 2, 1 + DRAFTS])
+@pytest.mark.parametrize("proposed", [DRAFTS, 1])
+def test_drafts_outside_the_vocabulary_are_no_drafts(device: str, positions: int, proposed: int):
+    """Nor are those behind them. An embedding of theirs would be read out of bounds."""
+    bench = Bench(device, adaptive=False)
+    (rows_R, rows_there), most = bench.rows(*range(len(OUTSIDE))), bench.limits.max_blocks
+    for state, drafts in zip((bench.state, bench.there), bench.drafts, strict=True):
+        state.columns.limit[:ROWS] = state.columns.outputs[:ROWS] + 9
+        state.columns.active[:ROWS] = 1
+        drafts.columns.cap[:ROWS] = DRAFTS
+        drafts.columns.proposed[:ROWS] = proposed
+        drafts.drafts[: len(OUTSIDE)] = torch.tensor(list(OUTSIDE))
+    draft_reference.prepare_drafts(bench.state, rows_R, positions, BLOCK_SIZE, bench.buffers, most)
+    draft_kernel.prepare_drafts(bench.there, rows_there, positions, BLOCK_SIZE, bench.buffers_there, most)
+    bench.check()
+    count = len(OUTSIDE) * positions
+    ids_N = bench.buffers_there.ids_N[:count].cpu()
+    assert torch.equal(ids_N, bench.buffers.ids_N[:count])
+    assert bool(((ids_N >= 0) & (ids_N < VOCAB)).all())
+    offered = bench.drafts[0].columns.offered[: len(OUTSIDE)].tolist()
+    assert offered == [min(known, proposed, positions - 1) for known in OUTSIDE.values()]
 
 
 @pytest.mark.parametrize("device", DEVICES)
