@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +34,13 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """capability: compute capability of the device, 90 for 9.0."""
+    """capability: compute capability of the device, 90 for 9.0. paths, environment: `sys.path` and the variables of Triton, which
+    plugins may have changed since this process was started."""
 
     processes: int
     capability: int
+    paths: tuple[str, ...]
+    environment: Mapping[str, str]
 
 
 def main(parent: int, variants: int) -> None:
@@ -53,6 +57,8 @@ def main(parent: int, variants: int) -> None:
         task: Task = pickle.load(sys.stdin.buffer)
     except (ImportError, EOFError):
         os._exit(1)
+    sys.path[:] = task.paths
+    os.environ.update(task.environment)
     packets = socket.socket(fileno=variants)
     server = os.getpid()
     workers = []

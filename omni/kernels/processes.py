@@ -88,9 +88,8 @@ class CompileProcesses:
         self._packets, end = packet_pair()
         # With few packets on their way, no worker is left with the last ones while others have none.
         self._packets.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
-        paths = [path for path in sys.path if isinstance(path, str)]  # Python ignores others too
         # -P: no folder of the user's comes before `sys.path` is theirs. In a session of its own, no Ctrl-C reaches it.
-        command = [sys.executable, "-P", "-c", _BOOT, str(os.getpid()), json.dumps(paths), str(end.fileno())]
+        command = [sys.executable, "-P", "-c", _BOOT, str(os.getpid()), json.dumps(_paths()), str(end.fileno())]
         # One thread each: the workers are the parallelism.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         with end:
@@ -110,7 +109,7 @@ class CompileProcesses:
         variants: read by a thread, so their iterator may wait for further ones. It has to end, also after `close`. processes:
         workers, at least 1.
         """
-        task = Task(processes, 10 * capability[0] + capability[1])
+        task = Task(processes, 10 * capability[0] + capability[1], _paths(), _triton_variables())
         with self._closing:
             if not self._closed:
                 self._start(self._send, task, variants)
@@ -192,6 +191,14 @@ class CompileProcesses:
                 _log.debug("%s was not compiled by a process: %s", self._numbered[int(number)].kernel, error)
 
 
+def _paths() -> tuple[str, ...]:
+    return tuple(path for path in sys.path if isinstance(path, str))  # Python ignores others too
+
+
+def _triton_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("TRITON_")}
+
+
 def _marker(variant: Variant, capability: int) -> Path:
     """The file that says that a variant is in Triton's cache on disk, beside its entries. Its name holds everything that the
     compiled kernel depends on."""
@@ -199,7 +206,7 @@ def _marker(variant: Variant, capability: int) -> Path:
 
     kernel = variant.found()
     # Settings of Triton's change what it compiles; the place of its cache does not.
-    settings = sorted(item for item in os.environ.items() if item[0].startswith("TRITON_") and "CACHE" not in item[0])
+    settings = sorted(item for item in _triton_variables().items() if "CACHE" not in item[0])
     parts = (kernel.cache_key, variant, capability, triton.__version__, torch.__version__, settings)
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()
     return Path(triton.knobs.cache.dir) / "omni-variants" / digest

@@ -118,6 +118,18 @@ def cached() -> dict[str, Any]:
     return {"variants": len(variants), "starts": starts, "compiled": counter.compiled, "cached": counter.cached}
 
 
+def moved() -> dict[str, Any]:
+    """A plugin that is imported after the processes were started chooses another cache, and adds a folder of modules."""
+    kept, sys.path[:] = sys.path[:], [path for path in sys.path if path != str(Path(__file__).parent)]
+    processes = CompileProcesses()
+    sys.path[:] = kept
+    os.environ["TRITON_CACHE_DIR"] += ".moved"
+    processes.compile(recorded(lambda: launches("meta")).variants, (9, 0), 2)
+    done = processes.wait()
+    counter = asked_of_triton()
+    return {"compiled": done.compiled, "failed": done.failed, "late": counter.compiled}
+
+
 def streamed() -> dict[str, Any]:
     """The second variant is known only when the first is compiled."""
     processes, first = CompileProcesses(), []
@@ -228,7 +240,7 @@ def keys(first: str, second: str) -> dict[str, Any]:
     return {name: Variant(f"compile_here:{name}", (), ()).found().cache_key for name in (first, second)}
 
 
-CASES = {case.__name__: case for case in (cached, streamed, missing, failing, closed, killed, abandoned, keys)}
+CASES = {case.__name__: case for case in (cached, moved, streamed, missing, failing, closed, killed, abandoned, keys)}
 
 
 def run(folder: Path, case: str) -> None:
