@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from typing import Literal
 
 from omni.device import declare_categories
 from omni.device.meta import MetaDevice
@@ -44,11 +45,7 @@ def build_part(context: StageContext) -> ArModel:
     layers or its experts cannot be cut as the settings say; that is found out on the meta device, before there are processes for
     the ranks, and before weights are read."""
     part = _pipeline_part(context)
-    if (
-        part is not None
-        and _options_of(context).pipeline_layers == MEASURED
-        and not isinstance(context.ranks, EqualRanks)
-    ):
+    if part is not None and _pipeline_layers(context) == MEASURED and not isinstance(context.ranks, EqualRanks):
         # An even part first, with random weights.
         part = measured_part(context, _build(replace(context, load_format="dummy"), part), part)
     model = _build(context, part)
@@ -129,13 +126,18 @@ def _mixtures(model: ArModel) -> list[SparseMoE]:
 
 
 def _pipeline_part(context: StageContext) -> PipelinePart | None:
-    layers, pipeline = (
-        _options_of(context).pipeline_layers,
-        context.ranks.pipeline if context.ranks is not None else None,
-    )
+    layers, pipeline = _pipeline_layers(context), context.ranks.pipeline if context.ranks is not None else None
     if pipeline is None:
         return None
     return PipelinePart(context.stage.name, pipeline.position, pipeline.size, () if layers == MEASURED else layers)
+
+
+def _pipeline_layers(context: StageContext) -> tuple[int, ...] | Literal["measured"]:
+    layers = _options_of(context).pipeline_layers
+    if layers is not None:
+        return layers
+    # Times of a CPU with other work vary too much to divide layers by.
+    return MEASURED if context.device.torch_device.type == "cuda" else ()
 
 
 def _options_of(context: StageContext) -> ArOptions:

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Mapping
 from typing import TypeVar
+from weakref import proxy
 
 import numpy as np
 
@@ -101,7 +102,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         self._output_processor = OutputProcessor(
             self._host_processors,
             self.outbox,
-            self,
+            proxy(self),  # device memory is freed with the worker, not when the collector finds a cycle
             drained=self._scheduler.unblock,
             block_size=limits.block_size,
             emits_tokens=shape.emits_tokens,

@@ -1,9 +1,14 @@
 """Layers that are divided by measured time."""
 
+import gc
 import os
+import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +22,15 @@ from omni.ipc import Channel
 from omni.parallel import RankLayout, silent_ranks
 from omni.parallel.rendezvous import RankEnds, open_ranks
 from omni.stage import StageContext
+from omni_ar import kind
 from omni_ar.division import balanced_layers
 from omni_ar.kernels.norm import Delta
 from omni_ar.kind import build_part
 from omni_ar.layers.decoder import DecoderLayer
+from omni_ar.layers.parallel import PipelinePart
 from omni_ar.layers.text_model import TextModel
 from omni_ar.model import ArModel
+from omni_ar.options import ArOptions
 from omni_ar.run import profile
 from omni_ar.run.pipeline import decoder_of
 from tests.support.tiny_text import write_text_model
@@ -107,6 +115,43 @@ def test_ranks_measure_their_parts_and_divide_the_layers(
     for part in (first_part, last_part):
         table = part.get_parameter("embed_tokens.weight")
         assert torch.equal(table, model.get_parameter("model.embed_tokens.weight"))
+
+
+def test_the_trial_is_freed_before_weights_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part and its trial may not fit together, and the collector of cycles does not run when memory is short."""
+    trials: dict[int, weakref.ref[ArModel]] = {}
+    left: list[ArModel | None] = []
+    build = kind._build
+
+    def watched(context: StageContext, part: PipelinePart | None) -> ArModel:
+        rank = threading.get_ident()
+        if context.load_format != "dummy":
+            left.append(trials[rank]())
+            return build(context, part)
+        model = build(context, part)
+        trials[rank] = weakref.ref(model)
+        return model
+
+    write_text_model(tmp_path, "deep")
+    monkeypatch.setattr(kind, "_build", watched)
+    gc.disable()
+    try:
+        built_parts(tmp_path)
+    finally:
+        gc.enable()
+    assert left == [None, None]
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cuda", "measured"), ("cpu", ())])
+def test_layers_are_divided_by_time_on_a_cuda_device(device: str, expected: object, tmp_path: Path) -> None:
+    write_text_model(tmp_path, "deep")
+    context = context_of(tmp_path)
+    stands_in = SimpleNamespace(torch_device=torch.device(device))
+    chosen = [
+        kind._pipeline_layers(replace(context, device=stands_in, options=options))  # type: ignore[arg-type]
+        for options in (ArOptions(), ArOptions(pipeline_layers=(2, 3)), ArOptions(pipeline_layers="measured"))
+    ]
+    assert chosen == [expected, (2, 3), "measured"]
 
 
 def test_a_rank_alone_has_an_even_part(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 consumers."""
 
 import functools
+import gc
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -261,6 +263,21 @@ def test_a_closed_worker_holds_nothing():
     driver.worker.close()
     driver.worker.close()
     assert not driver.held
+
+
+def test_a_worker_is_freed_without_the_collector_of_cycles():
+    """Its runner has the buffers and graphs of the stage, beside which a new one may not fit."""
+    driver = ArDriver(MODEL)
+    driver.ask_all(PROMPTS)
+    driver.gather_all()
+    driver.worker.close()
+    worker, runner = weakref.ref(driver.worker), weakref.ref(driver.runner)
+    gc.disable()
+    try:
+        del driver
+        assert (worker(), runner()) == (None, None)
+    finally:
+        gc.enable()
 
 
 def test_a_stage_longer_than_its_model_is_refused():
