@@ -6,8 +6,12 @@ from collections.abc import Set
 import pytest
 
 from omni.testing import SimulatedDevice
-from tests.support.mixed_traffic import APART, HAPPENS, POOLS, TokensWorld, World, make_world, run_seed, scenario
+from tests.support.hidden_worlds import TokensWorld
+from tests.support.mixed_traffic import make_world, run_seed
 from tests.support.tiers import SLOW, few
+from tests.support.traffic_events import APART, HAPPENS, POOLS
+from tests.support.traffic_scenario import scenario
+from tests.support.traffic_world import World
 
 pytestmark = pytest.mark.thorough
 
