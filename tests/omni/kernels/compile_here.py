@@ -10,15 +10,17 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import torch
 import triton
@@ -30,6 +32,7 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from omni.kernels import CompileCounter, CompileProcesses, Variant, VariantRecorder
+from omni.kernels import processes as compile_processes
 from omni.kernels.compiler import _Target
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -103,6 +106,22 @@ def asked_of_triton() -> CompileCounter:
     with counter.counting():
         launches("cpu")
     return counter
+
+
+def forked(command: Sequence[str], env: Mapping[str, str], **options: Any) -> "subprocess.Popen[bytes]":
+    """Starts the server as a fork of this process, which has imported Triton already. The case `cached` starts it as users do."""
+
+    def serve() -> NoReturn:
+        os.closerange(3, 256)  # also the pipe at whose end `Popen` returns
+        os.environ.clear()
+        os.environ.update(env)
+        sys.argv = ["-c", *command[4:]]
+        try:
+            exec(command[3], {"__name__": "__main__"})
+        finally:
+            os._exit(1)
+
+    return subprocess.Popen(command, env=env, preexec_fn=serve, **options)
 
 
 def cached() -> dict[str, Any]:
@@ -222,6 +241,8 @@ def run(folder: Path, case: str) -> None:
         os.dup2(log, stream)
     os.environ["TRITON_CACHE_DIR"] = str(folder / f"{case}.cache")
     name, *arguments = case.split(",")
+    if name != "cached":
+        compile_processes.subprocess = SimpleNamespace(Popen=forked, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)  # type: ignore[assignment]
     try:
         (folder / f"{case}.json").write_text(json.dumps(CASES[name](*arguments)))
     except BaseException:
