@@ -182,7 +182,7 @@ CELLS = [
 @pytest.mark.parametrize(
     ("name", "layout", "cell"),
     few(
-        3,
+        2,
         [
             *CELLS,
             *(

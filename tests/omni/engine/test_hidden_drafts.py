@@ -54,7 +54,7 @@ def test_rows_reach_both_readers(tmp_path: Path, pressure: str, in_flight: int) 
 
 @pytest.mark.parametrize(
     ("seed", "graphs"),
-    chosen(((seed, seed % 2 == 0) for seed in range(4)), itertools.product(range(60), (False, True))),
+    chosen(((1, False), (2, True)), itertools.product(range(60), (False, True))),
 )
 def test_no_reader_reads_what_a_later_step_writes(tmp_path: Path, seed: int, graphs: bool) -> None:
     device = SimulatedDevice(seed)

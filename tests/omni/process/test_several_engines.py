@@ -129,12 +129,12 @@ def test_all_engines_end_with_the_users_process(
     assert eventually(lambda: not any(map(alive, pids)))
 
 
-def test_two_thousand_short_requests_leave_nothing(model: Path):
+def test_hundreds_of_short_requests_leave_nothing(model: Path):
     gc.collect()
     before = children(), open_files(), threading.active_count()
     with Omni(model, device="cpu", plugins=echo_plugins(), overrides=APART) as omni:
-        results = omni.generate([f"r{number}" for number in range(2000)], stream=False)
-        assert [result.text for result in results] == [f"r{number}" for number in range(2000)]
+        results = omni.generate([f"r{number}" for number in range(500)], stream=False)
+        assert [result.text for result in results] == [f"r{number}" for number in range(500)]
         assert all(result.audio is not None for result in results)
         assert_nothing_held(omni)
         assert not group_of(omni)._tracked
