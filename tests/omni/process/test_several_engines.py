@@ -147,7 +147,7 @@ def test_hundreds_of_short_requests_leave_nothing(model: Path):
 
 def test_stages_go_on_without_the_engine_of_one_that_is_done():
     settings = {"talker.place": "cpu/2", "code2wav.place": "cpu/2", "engine.restarts": 0}
-    sampling: dict[str, SamplingParams] = lengths(4, 120)
+    sampling: dict[str, SamplingParams] = lengths(4, 60)
     with Omni(tiny_checkpoint(3, **SHAPE), device="cpu", plugins=tiny_plugins(), overrides=settings) as omni:
         wanted = omni.generate(user("hello"), stream=False, sampling=sampling)
         placed, stream = group_of(omni)._placed.by_place, omni.generate(user("hello"), sampling=sampling)
