@@ -180,7 +180,7 @@ def test_a_command_ends_though_its_reader_stopped_reading(start: Start, model: s
         process = start(program(), "run", model, "x" * 1000, *ENDLESS, out=writes)
         os.close(writes)
         wait_for_handlers(process, signal.SIGTERM)
-        time.sleep(3)
+        time.sleep(2)
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_SECONDS) == 130
 

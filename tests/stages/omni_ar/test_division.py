@@ -94,7 +94,7 @@ def test_ranks_measure_their_parts_and_divide_the_layers(
     real = getattr(owner, name)
 
     def slowly(self: object, *arguments: Tensor) -> Tensor:
-        time.sleep(0.03)
+        time.sleep(0.02)
         result: Tensor = real(self, *arguments)
         return result
 
