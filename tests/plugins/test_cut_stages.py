@@ -212,11 +212,12 @@ def test_each_request_gets_of_divided_experts_what_it_gets_alone(folder: Path, c
     run_cell(family_in(folder, "qwen3_omni"), cell, CutStages(2, expert_parallel=True))
 
 
-@pytest.mark.parametrize("by_expert", few(1, [False, True], SLOW))
+@pytest.mark.parametrize("by_expert", [False, True])
 @pytest.mark.parametrize(
     ("shape", "layout", "layers", "settings"),
+    # In two processes: tests/omni/process/test_cut_models.py.
     few(
-        1,
+        0,
         [
             # The hidden states for the talker pass through the ranks between.
             ("other sizes", PP2, (3, 1), {"thinker.max_num_batched_tokens": 9}),

@@ -242,7 +242,8 @@ def run(folder: Path, case: str) -> None:
     os.environ["TRITON_CACHE_DIR"] = str(folder / f"{case}.cache")
     name, *arguments = case.split(",")
     if name != "cached":
-        compile_processes.subprocess = SimpleNamespace(Popen=forked, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)  # type: ignore[assignment]
+        forking = SimpleNamespace(Popen=forked, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
+        vars(compile_processes)["subprocess"] = forking
     try:
         (folder / f"{case}.json").write_text(json.dumps(CASES[name](*arguments)))
     except BaseException:
