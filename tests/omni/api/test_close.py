@@ -108,7 +108,6 @@ def test_a_stream_keeps_its_model(model: Path) -> None:
     assert "".join(output.text for output in stream) == "wait kept"
 
 
-@pytest.mark.slow  # by default tests/omni/api/test_downloads.py leaves a model open
 def test_an_open_model_does_not_hang_the_interpreter(model: Path) -> None:
     ran = run_program(f"""
 from tests.support.echo_omni import ENDLESS, opened

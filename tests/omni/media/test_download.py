@@ -292,9 +292,8 @@ def test_closing_before_anything_was_downloaded() -> None:
     assert isinstance(downloads.fetch("http://127.0.0.1/", "here").exception(0), StageError)
 
 
-@pytest.mark.slow
 def test_the_interpreter_ends_at_once() -> None:
-    """In the middle of a download, of a question for a name, and without `close`. By default: tests/omni/api/test_downloads.py."""
+    """In the middle of a download, of a question for a name, and without `close`."""
     done = run_program("""
 import socket
 from omni.media import Downloads, MediaOptions
