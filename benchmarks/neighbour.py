@@ -23,37 +23,26 @@ it. The server's trace is beside FILE, with `-serve` in its name.
 
 import argparse
 import asyncio
-import base64
-import hashlib
-import io
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import httpx
-import numpy as np
 from msgspec import structs
-from PIL import Image
-from soundfile import write
 
 from bench.arguments import device_here, output_file, positive_int
-from bench.media_host import MediaHost, hosting
+from bench.media_host import hosting
+from bench.neighbours import Neighbours
 from bench.report import environment, print_facts, print_table, write_json
+from bench.request_media import RequestMedia
 from bench.served import serving, sounds
 from omni import AsyncOmni, SamplingParams
-from omni.api.request_queue import THREADS
 from omni.checkpoint import Checkpoint
 from omni.config import parse_override
-from omni.frontend.base import Chat, Frontend
 from omni.frontend.build import build_frontend
-from omni.frontend.messages import parse_messages
-from omni.media import MediaOptions
 from omni.timeline.read import read_trace
 from omni.timeline.report import Spread, decoding_of
 from omni.timeline.trace import Interval, Trace
@@ -64,9 +53,6 @@ NEIGHBOURS = ("quiet", "python 1", "python 4", "hash 8", "pictures 64")
 _STAGES = ("thinker", "talker")
 _SERVED = {"http": "pcm16", "http mp3": "mp3", "http data": "pcm16", "http media": "pcm16"}
 """Formats by neighbour, of requests to a server."""
-_WITH_MEDIA = ("media", "http data", "http media")
-"""Neighbours whose requests have a picture and a sound."""
-_PHOTOGRAPHS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,120 +80,6 @@ class NeighbourRun:
     fetched: int = 0
     span: Interval | None = None
     steps: dict[str, Spread] = field(default_factory=dict)
-
-
-def photograph(salt: int) -> bytes:
-    """A JPEG of 1024 x 768, smooth with some noise, as cameras make them."""
-    noise = np.random.default_rng(salt).normal(size=(768, 1024, 3))
-    ramp = np.linspace(0, 255, 1024)[None, :, None] + 10 * noise
-    file = io.BytesIO()
-    Image.fromarray(ramp.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
-    return file.getvalue()
-
-
-def recording(salt: int) -> bytes:
-    """A wav of two seconds at 16 kHz."""
-    file = io.BytesIO()
-    write(file, np.random.default_rng(salt).normal(0, 0.1, 32_000).astype(np.float32), 16_000, format="WAV")
-    return file.getvalue()
-
-
-class RequestMedia:
-    """The pictures and sounds of requests. host: has all `files`; None without downloads."""
-
-    def __init__(self, files: Mapping[str, bytes], host: MediaHost | None = None) -> None:
-        self._files = files
-        self._host = host
-
-    @staticmethod
-    def made() -> dict[str, bytes]:
-        pictures = {f"{number}.jpg": photograph(number) for number in range(_PHOTOGRAPHS)}
-        return pictures | {f"{number}.wav": recording(number) for number in range(_PHOTOGRAPHS)}
-
-    def content(self, neighbour: str, message: str) -> str | list[dict[str, object]]:
-        """The message that is sent. Its text determines its files."""
-        if neighbour not in _WITH_MEDIA:
-            return message
-        number = int(message.strip(".").split()[-1]) % _PHOTOGRAPHS
-        picture, sound = (self._url(neighbour, f"{number}.{ending}") for ending in ("jpg", "wav"))
-        return [
-            {"type": "image_url", "image_url": {"url": picture}},
-            {"type": "audio_url", "audio_url": {"url": sound}},
-            {"type": "text", "text": message},
-        ]
-
-    def _url(self, neighbour: str, name: str) -> str:
-        if neighbour == "http media":
-            assert self._host is not None
-            return f"{self._host.url}/{name}"
-        kind = {"jpg": "image/jpeg", "wav": "audio/wav"}[name[-3:]]
-        return f"data:{kind};base64,{base64.b64encode(self._files[name]).decode()}"
-
-
-class Neighbours:
-    """The work beside the requests. frontend: a second one of the same family, for pictures."""
-
-    def __init__(self, frontend: Frontend) -> None:
-        self._frontend = frontend
-        self._photographs = [photograph(salt) for salt in range(_PHOTOGRAPHS)]
-        self.prepared = 0
-
-    @contextmanager
-    def beside(self, neighbour: str) -> Iterator[None]:
-        """Runs the neighbour's threads."""
-        stop = threading.Event()
-        self.prepared = 0
-
-        def python() -> None:
-            count = 0
-            while not stop.is_set():
-                for number in range(10_000):
-                    count += number % 7
-
-        def digest() -> None:
-            data = bytes(2**20)
-            while not stop.is_set():
-                hashlib.sha256(data).digest()
-
-        def pictures() -> None:
-            with ThreadPoolExecutor(THREADS) as pool:
-                while not stop.is_set():
-                    self.prepared += sum(pool.map(lambda index: self._prepare(index, stop), range(int(number))))
-
-        kind, _, number = neighbour.partition(" ")
-        works: dict[str, tuple[Callable[[], None], int]] = {
-            "quiet": (python, 0),
-            "media": (python, 0),
-            "python": (python, int(number or 0)),
-            "hash": (digest, int(number or 0)),
-            "pictures": (pictures, 1),
-        }
-        work, many = works[kind]
-        threads = [threading.Thread(target=work) for _ in range(many)]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
-
-    def _prepare(self, index: int, stop: threading.Event) -> bool:
-        if stop.is_set():
-            return False
-        content = [
-            {"type": "image_url", "image_url": self._photographs[index % len(self._photographs)]},
-            {"type": "text", "text": f"Describe picture {index}."},
-        ]
-        messages = parse_messages(
-            [{"role": "user", "content": content}],
-            sample_rate=self._frontend.sample_rate,
-            names=self._frontend.takes_names,
-            media=MediaOptions(),
-        )
-        self._frontend.prepare(Chat(messages, frozenset(("text", "audio")), None, {}, cache_salt=""))
-        return True
 
 
 Speak = Callable[[str, dict[str, SamplingParams]], AsyncIterator[float]]

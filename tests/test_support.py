@@ -1,8 +1,6 @@
 """`tests/support` holds what several folders of tests use; other helpers stand beside the tests that use them."""
 
-import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -16,17 +14,9 @@ WHOLE_SUITE = {"fork_server", "process_state", "quick_interpreter"}
 @cache
 def helpers_in(file: Path) -> frozenset[str]:
     """The modules of `tests/support` that a file imports, or names in a text, as an entry point does."""
-    return frozenset(_named(ast.parse(file.read_text())))
-
-
-def _named(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module == "tests.support":
-            yield from (each.name for each in node.names)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests.support."):
-            yield str(node.module).split(".")[2]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from re.findall(r"tests\.support\.(\w+)", node.value)
+    text = file.read_text()
+    together = re.findall(r"^from tests\.support import (\w+(?:, \w+)*)$", text, re.MULTILINE)
+    return frozenset(re.findall(r"tests\.support\.(\w+)", text)).union(*(names.split(", ") for names in together))
 
 
 def folders_that_use(helper: str) -> set[Path]:

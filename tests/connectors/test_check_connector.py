@@ -25,7 +25,7 @@ SMALL = 2**19
 
 
 def test_a_connector_with_inline_pieces_keeps_the_contract():
-    check_connector(InlineConnector, CpuDevice(), processes=False, largest_bytes=2**21)
+    check_connector(InlineConnector, CpuDevice(), processes=False, largest_bytes=2**19)
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def test_the_tiny_model_is_lively(spoken: list[Speech]) -> None:
         pytest.param("cuda", True, marks=pytest.mark.gpu, id="captured"),
     ],
 )
-@pytest.mark.parametrize("settings", few(2, [*SETTINGS][::-1], SLOW))
+@pytest.mark.parametrize("settings", few(1, [*SETTINGS][::-1], SLOW))
 def test_a_batch_speaks_as_each_alone(
     folder: Path, spoken: list[Speech], settings: str, device: str, graphs: bool
 ) -> None:

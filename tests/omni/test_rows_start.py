@@ -112,7 +112,7 @@ def test_a_typical_request_is_a_thousand_tokens_or_an_eighth(tmp_path: Path, len
 
 
 def test_more_than_sixteen_speak_at_once_as_shipped(tiny_model: Path) -> None:
-    chats = [chat(f"Question {index}", max_codes=12) for index in range(24)]
+    chats = [chat(f"Question {index}", max_codes=6) for index in range(24)]
     engine = OmniEngine(tiny_model)
     results = engine.run(chats)
     assert {name: engine.most_rows[name] for name in ROWS} == dict.fromkeys(ROWS, 24)

@@ -61,7 +61,7 @@ CELLS = covering(PLAYED)
             *(("text", "fabricated", CELLS[at]) for at in (0, 4)),
             ("text", "ngram", CELLS[7]),
             ("text", "draft_model", CELLS[10]),
-            *(("text", head, cell) for head, cell in zip(HEADS, CELLS[11:13], strict=True)),
+            ("text", HEADS[0], CELLS[11]),
         ],
         (
             *((name, drafter, cell) for name in FAMILIES for drafter in DRAFTERS for cell in CELLS),

@@ -54,7 +54,7 @@ def test_qwen2_5_omni_on_a_device_in_any_order(seed: int) -> None:
     assert_all_same(engine.run_simulated(CHATS, within=40), answers_alone(shape, whole), Comparison())
 
 
-@pytest.mark.parametrize("seed", few(1, range(9), SLOW))
+@pytest.mark.parametrize("seed", few(0, range(9), SLOW))
 def test_csm_on_a_device_in_any_order(seed: int) -> None:
     engine = OmniEngine(tiny_csm(), FEW_FRAMES, SimulatedDevice(seed), graphs=True)
     for asked, result in zip(TURNS, engine.run_simulated(TURNS), strict=True):

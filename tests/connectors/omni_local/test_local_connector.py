@@ -19,7 +19,7 @@ END = EdgeEnd("edge", CpuDevice(), 2**16)
 
 
 def test_keeps_the_contract():
-    check_connector(LocalConnector, CpuDevice(), largest_bytes=2**21)
+    check_connector(LocalConnector, CpuDevice(), largest_bytes=2**19)
 
 
 @pytest.mark.gpu

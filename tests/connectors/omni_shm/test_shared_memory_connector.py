@@ -15,6 +15,7 @@ from omni.device.cuda import CudaDevice
 from omni.errors import ConfigError
 from omni.ipc.memory import SharedMemoryAddress
 from omni.testing import SimulatedDevice, check_connector
+from omni.testing.connectors import LARGEST_BYTES
 from omni_shm.connector import SharedMemoryConnector
 from omni_shm.plugin import omni_connectors
 from tests.support.tiers import SLOW, few
@@ -22,9 +23,10 @@ from tests.support.tiers import SLOW, few
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("forked_processes")
-def test_keeps_the_contract() -> None:
+@pytest.mark.parametrize("largest_bytes", few(1, [2**21, LARGEST_BYTES], SLOW))
+def test_keeps_the_contract(largest_bytes: int) -> None:
     """With both ends in one thread, and then in two processes."""
-    check_connector(SharedMemoryConnector, CpuDevice(), processes=True)
+    check_connector(SharedMemoryConnector, CpuDevice(), processes=True, largest_bytes=largest_bytes)
 
 
 @pytest.mark.thorough

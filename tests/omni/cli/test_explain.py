@@ -36,11 +36,13 @@ from tests.support.entry_points import own_entry_points
 pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("installed")]
 
 _TOWER = ("max_batch_length", "cache_bytes")
-_STAGE = {"max_model_len": 256, "max_num_seqs": 2}
+_STAGE = {"max_model_len": 256, "max_num_seqs": 2, "max_num_batched_tokens": 64}
 SETTINGS: dict[str, object] = {
     **{f"{tower}.{name}": 32 for tower in ("audio_encoder", "vision_encoder") for name in _TOWER},
     **{f"{stage}.{name}": value for stage in ("thinker", "talker") for name, value in _STAGE.items()},
     "code2wav.max_num_seqs": 2,
+    "code2wav.first_chunk_frames": 1,
+    "code2wav.chunk_frames": 2,
 }
 """Small, so that measuring is quick."""
 SET = [word for path, value in SETTINGS.items() for word in ("--set", f"{path}={value}")]

@@ -16,12 +16,13 @@ from omni_encoder.inputs import MediaItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker
 from tests.support.frame_bench import random_codes
-from tests.support.mixed_traffic import AnyEngine, World, alone, make_world
+from tests.support.mixed_traffic import alone, make_world
 from tests.support.painter import Bench
 from tests.support.received import Received
 from tests.support.tensors import tensors_of
 from tests.support.tiers import SLOW, few
 from tests.support.tower import Tower
+from tests.support.traffic_world import AnyEngine, World
 
 pytestmark = pytest.mark.thorough
 

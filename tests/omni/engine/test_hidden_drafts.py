@@ -43,7 +43,7 @@ def run_twice(engine: HiddenEngine, *, simulated: bool = False) -> None:
     assert engine.engine.counters()[WRITER]["accepted_drafts"] > 5
 
 
-@pytest.mark.parametrize("in_flight", few(2, [1, 4, 2], SLOW))
+@pytest.mark.parametrize("in_flight", few(1, [4, 1, 2], SLOW))
 @pytest.mark.parametrize("pressure", SETTINGS)
 def test_rows_reach_both_readers(tmp_path: Path, pressure: str, in_flight: int) -> None:
     given = {"writer.max_in_flight": in_flight, "writer.block_size": 4, "writer.adaptive_drafts": in_flight > 1}
@@ -54,7 +54,7 @@ def test_rows_reach_both_readers(tmp_path: Path, pressure: str, in_flight: int) 
 
 @pytest.mark.parametrize(
     ("seed", "graphs"),
-    chosen(((seed, seed % 2 == 0) for seed in range(4)), itertools.product(range(60), (False, True))),
+    chosen(((1, False), (2, True)), itertools.product(range(60), (False, True))),
 )
 def test_no_reader_reads_what_a_later_step_writes(tmp_path: Path, seed: int, graphs: bool) -> None:
     device = SimulatedDevice(seed)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.omni.engine.hidden_engine import HiddenEngine
 from tests.support.hidden_family import CLERK, READER, WRITER, write_checkpoint
+from tests.support.tiers import few
 
 pytestmark = pytest.mark.thorough
 
@@ -28,7 +29,7 @@ def test_rows_of_any_width_reach_both_readers(tmp_path: Path, width: int) -> Non
     engine.expect_all(REQUESTS, results, TOKENS)
 
 
-@pytest.mark.parametrize("in_flight", [1, 2, 4])
+@pytest.mark.parametrize("in_flight", few(1, [4, 1, 2], pytest.mark.slow))
 @pytest.mark.parametrize(
     "settings",
     [FEW_BLOCKS, SMALL_BUDGET, NO_CACHE, SLOW, FEW_BLOCKS | SMALL_BUDGET | SLOW, FEW_BLOCKS | NO_CACHE | SLOW],

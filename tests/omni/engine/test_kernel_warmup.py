@@ -1,5 +1,6 @@
 """The kernels that are compiled before the weights are there are those that the start launches."""
 
+import itertools
 import threading
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -9,6 +10,8 @@ from unittest.mock import Mock, patch
 
 import pytest
 import torch
+
+from tests.support.tiers import chosen
 
 pytest.importorskip("triton")
 
@@ -97,8 +100,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("graphs", [True, False], ids=["captured", "eager"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "graphs"),
+    chosen([*((model, True) for model in MODELS), ("moe", False)], itertools.product(MODELS, (True, False))),
+    ids=lambda value: {True: "captured", False: "eager"}.get(value, value),
+)
 def test_a_start_launches_what_was_recorded(model: str, graphs: bool, tmp_path: Path):
     start = Start(written(tmp_path, model), MODELS[model])
     for name in MODELS[model]:

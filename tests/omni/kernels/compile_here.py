@@ -10,15 +10,17 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import torch
 import triton
@@ -30,6 +32,7 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from omni.kernels import CompileCounter, CompileProcesses, Variant, VariantRecorder
+from omni.kernels import processes as compile_processes
 from omni.kernels.compiler import _Target
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -103,6 +106,25 @@ def asked_of_triton() -> CompileCounter:
     with counter.counting():
         launches("cpu")
     return counter
+
+
+def forked(command: Sequence[str], env: Mapping[str, str], **options: Any) -> "subprocess.Popen[bytes]":
+    """Starts the server as a fork of this process, which has imported Triton already. The cases `cached` and `moved` start it
+    as users do."""
+
+    def serve() -> NoReturn:
+        packets = int(command[-1])
+        os.closerange(3, packets)  # also the pipe at whose end `Popen` returns
+        os.closerange(packets + 1, 256)
+        os.environ.clear()
+        os.environ.update(env)
+        sys.argv = ["-c", *command[4:]]
+        try:
+            exec(command[3], {"__name__": "__main__"})
+        finally:
+            os._exit(1)
+
+    return subprocess.Popen(command, env=env, preexec_fn=serve, **options)
 
 
 def cached() -> dict[str, Any]:
@@ -250,6 +272,9 @@ def run(folder: Path, case: str) -> None:
         os.dup2(log, stream)
     os.environ["TRITON_CACHE_DIR"] = str(folder / f"{case}.cache")
     name, *arguments = case.split(",")
+    if name not in ("cached", "moved"):
+        forking = SimpleNamespace(Popen=forked, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
+        vars(compile_processes)["subprocess"] = forking
     try:
         (folder / f"{case}.json").write_text(json.dumps(CASES[name](*arguments)))
     except BaseException:

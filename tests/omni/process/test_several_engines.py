@@ -129,12 +129,12 @@ def test_all_engines_end_with_the_users_process(
     assert eventually(lambda: not any(map(alive, pids)))
 
 
-def test_two_thousand_short_requests_leave_nothing(model: Path):
+def test_hundreds_of_short_requests_leave_nothing(model: Path):
     gc.collect()
     before = children(), open_files(), threading.active_count()
     with Omni(model, device="cpu", plugins=echo_plugins(), overrides=APART) as omni:
-        results = omni.generate([f"r{number}" for number in range(2000)], stream=False)
-        assert [result.text for result in results] == [f"r{number}" for number in range(2000)]
+        results = omni.generate([f"r{number}" for number in range(500)], stream=False)
+        assert [result.text for result in results] == [f"r{number}" for number in range(500)]
         assert all(result.audio is not None for result in results)
         assert_nothing_held(omni)
         assert not group_of(omni)._tracked
@@ -147,7 +147,7 @@ def test_two_thousand_short_requests_leave_nothing(model: Path):
 
 def test_stages_go_on_without_the_engine_of_one_that_is_done():
     settings = {"talker.place": "cpu/2", "code2wav.place": "cpu/2", "engine.restarts": 0}
-    sampling: dict[str, SamplingParams] = lengths(4, 120)
+    sampling: dict[str, SamplingParams] = lengths(4, 60)
     with Omni(tiny_checkpoint(3, **SHAPE), device="cpu", plugins=tiny_plugins(), overrides=settings) as omni:
         wanted = omni.generate(user("hello"), stream=False, sampling=sampling)
         placed, stream = group_of(omni)._placed.by_place, omni.generate(user("hello"), sampling=sampling)

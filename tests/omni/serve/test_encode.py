@@ -221,7 +221,7 @@ from omni.serve.audio.encode import FORMATS
 
 def leave(seed):
     dice = np.random.default_rng(seed)
-    for _ in range(40):
+    for _ in range(20):
         for name in ("mp3", "opus", "aac", "flac"):
             encoder = FORMATS[name].streamed(24000)
             for _ in range(dice.integers(1, 5)):

@@ -34,7 +34,7 @@ PAGE = REPOSITORY / "docs" / "serving.md"
 
 @pytest.fixture(scope="module")
 def speaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(3, max_positions=256, **SHAPE)
+    return tiny_checkpoint(3, max_positions=192, **SHAPE)
 
 
 @pytest.fixture(scope="module")

@@ -203,7 +203,7 @@ def test_a_model_of_speech_answers_a_recording_and_a_picture(tab: Page) -> None:
 
 
 def test_a_gap_is_counted_and_only_a_gap(page: Page) -> None:
-    """The player alone: half a second, a pause that is longer, half a second."""
+    """The player alone: a quarter of a second, a pause that is longer, a quarter of a second."""
     page.run("""
         (async () => {
           const { Player } = await import("/page/player.js");
@@ -211,16 +211,16 @@ def test_a_gap_is_counted_and_only_a_gap(page: Page) -> None:
           const player = new Player();
           await player.open();
           const turn = player.begin((report) => reports.push(report));
-          const half = () => player.push(turn, new Float32Array(12000).fill(0.5));
+          const half = () => player.push(turn, new Float32Array(6000).fill(0.5));
           half();
-          await new Promise((resolve) => setTimeout(resolve, 1200));
+          await new Promise((resolve) => setTimeout(resolve, 900));
           half();
           player.end(turn);
         })()
     """)
     page.until("reports.at(-1).over")
     report = page.run("reports.at(-1)")
-    assert (report["underruns"], report["played"], report["least"]) == (1, 1, 0)
+    assert (report["underruns"], report["played"], report["least"]) == (1, 0.5, 0)
 
 
 def test_pictures_are_chosen_dropped_and_pasted(page: Page, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from omni_qwen2_5_omni.tiny import write_tiny as write_qwen2_5
 from omni_text.tiny import write_tiny as write_text
 from tests.omni.serve.http_server import STRICT, Served, served
 from tests.support.reference import tiny_checkpoint
+from tests.support.tiers import SLOW, few
 from tests.support.tiny_omni import SHAPE, tiny_plugins
 
 pytestmark = pytest.mark.thorough
@@ -55,7 +56,7 @@ def talker(talking: Path) -> Iterator[Served]:
         yield it
 
 
-@pytest.mark.parametrize("instructions", ["", "Whisper."])
+@pytest.mark.parametrize("instructions", few(1, ["Whisper.", ""], SLOW))
 def test_a_thinker_writes_the_text_and_its_talker_says_it(talker: Served, talking: Path, instructions: str) -> None:
     got = spoken(talker, TEXT, seed=1, sampling=TALKER, **({"instructions": instructions} if instructions else {}))
     asked = f"{instructions}\n\n" if instructions else ""

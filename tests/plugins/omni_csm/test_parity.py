@@ -12,6 +12,7 @@ from omni.frontend.base import AudioPart, Chat
 from omni_csm.mimi.encoder import AudioEncoder
 from tests.support.csm_reference import Spoken, assert_spoken, csm_reference_of, speak, tiny_csm, turn
 from tests.support.omni_engine import OmniEngine, Result
+from tests.support.tiers import SLOW, few
 
 TOLERANCE = 1e-4
 CASES: dict[str, Chat] = {
@@ -84,17 +85,21 @@ def test_sampled_parity_with_the_same_noise() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"backbone.max_num_batched_tokens": 24, "backbone.block_size": 4, "backbone.max_in_flight": 4},
-        {
-            "backbone.num_blocks": 36,
-            "backbone.block_size": 4,
-            "backbone.prefix_cache": False,
-            "vocoder.max_num_seqs": 2,
-            "vocoder.chunk_frames": 3,
-        },
-    ],
-    ids=["chunked", "few blocks"],
+    few(
+        1,
+        [
+            {
+                "backbone.num_blocks": 36,
+                "backbone.block_size": 4,
+                "backbone.prefix_cache": False,
+                "vocoder.max_num_seqs": 2,
+                "vocoder.chunk_frames": 3,
+            },
+            {"backbone.max_num_batched_tokens": 24, "backbone.block_size": 4, "backbone.max_in_flight": 4},
+        ],
+        SLOW,
+    ),
+    ids=["few blocks", "chunked"],
 )
 def test_parity_in_a_batch(settings: dict[str, object]) -> None:
     reference, cases = csm_reference_of(tiny_csm()), list(reversed(CASES.values()))

@@ -64,7 +64,7 @@ def test_kernels_make_the_same_spectrogram() -> None:
     pytest.importorskip("triton")
     layers: dict[str, Any] = {"num_hidden_layers": 2, "look_ahead_layers": [0], "look_backward_layers": [1]}
     pair = DiTPair.of(remembers=True, steps=1, **layers)
-    utterances = [(pair.codes(n, seed), pair.noise(n, seed)) for seed, n in enumerate((9, 3))]
+    utterances = [(pair.codes(n, seed), pair.noise(n, seed)) for seed, n in enumerate((5, 2))]
     windows = [Denoised(row, *utterance) for row, utterance in enumerate(utterances)]
     rows = Rows(pair, frames=12)
     with kernels_of(torch.device("cuda")):

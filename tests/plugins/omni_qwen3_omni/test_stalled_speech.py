@@ -7,6 +7,7 @@ from omni.testing.simulation.device import SimulatedDevice
 from omni.testing.simulation.simulation import Simulation
 from tests.support.omni_engine import OmniEngine, Result, assert_same
 from tests.support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
+from tests.support.tiers import SLOW, few
 
 SECONDS = 5.0
 SHAPE = sizes(seed=81, stop_gain=0.0, codec_stop_gain=0.0)
@@ -17,7 +18,7 @@ CHATS = [
 ]
 
 
-@pytest.mark.parametrize("stalled", ["talker-payload", "talker", "code2wav", "code2wav-copy"])
+@pytest.mark.parametrize("stalled", few(2, ["talker-payload", "code2wav", "talker", "code2wav-copy"], SLOW))
 def test_text_comes_while_speech_stalls_and_then_speech_does(stalled: str) -> None:
     folder = tiny_checkpoint(**SHAPE)
     device = SimulatedDevice(2, check=False)

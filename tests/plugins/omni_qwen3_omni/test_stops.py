@@ -81,7 +81,7 @@ def test_thinker_stop_ids(engine: OmniEngine, whole: Answer, index: int) -> None
     assert result.reasons["thinker"] == "stop"
 
 
-@pytest.mark.parametrize("index", few(2, [0, 18, 1, 7], SLOW))
+@pytest.mark.parametrize("index", few(1, [18, 0, 1, 7], SLOW))
 def test_talker_stop_ids(engine: OmniEngine, whole: Answer, index: int) -> None:
     first_codes = whole.codes[0].tolist()
     result = answer(engine, "talker", stop_token_ids=(first_codes[index],))

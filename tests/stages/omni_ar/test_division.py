@@ -33,6 +33,7 @@ from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
 from omni_ar.run import profile
 from omni_ar.run.pipeline import decoder_of
+from tests.support.tiers import SLOW, few
 from tests.support.tiny_text import write_text_model
 
 
@@ -92,7 +93,7 @@ def built_parts(folder: Path) -> list[ArModel]:
         return list(threads.map(built, range(2)))
 
 
-@pytest.mark.parametrize(("slow", "expected"), [("logits", [4, 1]), ("layers", [3, 2])])
+@pytest.mark.parametrize(("slow", "expected"), few(1, [("logits", [4, 1]), ("layers", [3, 2])], SLOW))
 def test_ranks_measure_their_parts_and_divide_the_layers(
     slow: str, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +103,7 @@ def test_ranks_measure_their_parts_and_divide_the_layers(
     real = getattr(owner, name)
 
     def slowly(self: object, *arguments: Tensor) -> Tensor:
-        time.sleep(0.03)
+        time.sleep(0.02)
         result: Tensor = real(self, *arguments)
         return result
 

@@ -125,7 +125,6 @@ CASES = [
     *(("fabricated", 3, asked) for asked in ASKED),
     ("ngram", 3, "greedy"),
     ("draft_model", 3, "drawn"),
-    ("eagle3", 3, "greedy"),
 ]
 
 
@@ -156,7 +155,7 @@ def test_a_stop_id_within_a_run_ends_the_request(drafter: str, in_flight: int, a
     assert happened["accepted"] > 0
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", chosen(["fabricated", "draft_model", "mtp"], DRAFTERS))
 def test_ignore_eos_continues_past_the_stop_ids_of_the_stage(drafter: str) -> None:
     text = got(plain(drafter), PROMPTS[0], {})[0].tokens
     ends = [text[at] for at in places(text)[-3:]]
@@ -174,7 +173,7 @@ def test_ignore_eos_continues_past_the_stop_ids_of_the_stage(drafter: str) -> No
     assert sum(counts.accepted) > 0
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", chosen(["ngram", "fabricated", "eagle3"], DRAFTERS))
 def test_stop_ids_of_rows_side_by_side(drafter: str) -> None:
     """Each row has its own."""
     driver, stops = driver_of(drafter, DRAFTS, 3), dict[str, tuple[int, ...]]()

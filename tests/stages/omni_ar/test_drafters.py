@@ -1,5 +1,6 @@
 """Stages without a drafter, drafters that a stage refuses at its start, and drafters and steps that fail."""
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from tests.stages.omni_ar.small_drafts import MODEL, PROMPTS, Shaped, answers, d
 from tests.support.ar_driver import small_context
 from tests.support.small_codec import SmallCodec
 from tests.support.small_text import SmallText
+from tests.support.tiers import chosen
 
 
 def test_a_stage_without_a_drafter_has_no_state_of_drafts():
@@ -292,8 +294,11 @@ PHASES = ("start_drafts", "draft_tokens", "prepare_drafts", "sample_positions", 
 
 
 @pytest.mark.plants_faults
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(
+    ("phase", "after"),
+    # Each phase once, before or after it by turns.
+    chosen([(phase, index % 2 > 0) for index, phase in enumerate(PHASES)], itertools.product(PHASES, (False, True))),
+)
 def test_a_step_that_fails_is_run_again_row_by_row(phase: str, after: bool):
     """And its changes of the rows' drafts are dropped."""
     plain, device = answers(driver_of()), FaultyDevice()

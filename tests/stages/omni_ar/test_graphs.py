@@ -28,7 +28,7 @@ from tests.support.ar_driver import ArDriver, plain_prompt
 from tests.support.devices import CountingDevice
 from tests.support.small_codec import SmallCodec, codec_prompt, spoken
 from tests.support.small_text import WIDTH, NothingTwice, SmallText, greedy
-from tests.support.tiers import SLOW, few
+from tests.support.tiers import chosen
 from tests.support.tiny_text import TextEngine, write_text_model
 
 pytestmark = pytest.mark.thorough
@@ -84,8 +84,13 @@ def test_prompts_by_themselves_and_beside_rows_that_decode():
     assert not device.launches["run_forward"]
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize(("budget", "blocks"), few(2, [(5, LITTLE), (9, None), (1, None), (9, LITTLE)], SLOW))
+@pytest.mark.parametrize(
+    ("budget", "blocks", "late"),
+    chosen(
+        [(5, LITTLE, True), (9, None, False)],
+        ((*case, late) for case in ((5, LITTLE), (9, None), (1, None), (9, LITTLE)) for late in (False, True)),
+    ),
+)
 def test_chunks_few_blocks_and_shared_prefixes(late: bool, budget: int, blocks: int | None):
     device = StirredDevice(budget) if late else CountingDevice()
     changes = {"max_num_batched_tokens": budget, "num_blocks": blocks, "graph_chunk_sizes": (1, budget)}

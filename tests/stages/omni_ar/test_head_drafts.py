@@ -201,7 +201,7 @@ def kept_hidden(driver: ArDriver) -> list[Tensor]:
     return hidden
 
 
-@pytest.mark.parametrize(("kind", "seed"), chosen([("eagle3", 0), ("mtp", 1)], itertools.product(KINDS, range(8))))
+@pytest.mark.parametrize(("kind", "seed"), chosen([("mtp", 1)], itertools.product(KINDS, range(8))))
 def test_no_race_on_a_simulated_device(kind: str, seed: int):
     head, device = trained(kind), SimulatedDevice(seed)
     more: dict[str, Any] = {"adaptive_drafts": bool(seed % 2)}

@@ -129,7 +129,7 @@ def counts_of_one_device(name: str, adaptive: bool) -> list[dict[str, int]]:
     return counts_of(ArDriver(filled(Deep()), None, options))
 
 
-@pytest.mark.parametrize(("name", "adaptive", "size"), few(2, LATE, SLOW))
+@pytest.mark.parametrize(("name", "adaptive", "size"), few(1, LATE, SLOW))
 def test_acceptance_is_that_of_one_device_without_lookahead(name: str, adaptive: bool, size: int) -> None:
     """By position and request, to the token, also where the number of drafts falls with their rate. The host is not late here."""
     alone = counts_of_one_device(name, adaptive)

@@ -161,7 +161,7 @@ def test_acceptance_does_not_depend_on_the_steps_in_flight(asked: str):
     assert found[0]["accepted_drafts"] > 0
 
 
-RACED = ("few blocks, chunks", "captured, chunks", "no prefix cache", "captured")
+RACED = ("few blocks, chunks", "captured, chunks")
 
 
 @pytest.mark.parametrize(

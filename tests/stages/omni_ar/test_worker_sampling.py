@@ -304,7 +304,7 @@ def test_log_probabilities_that_stall_delay_only_their_requests():
 @pytest.mark.parametrize(
     "at", [("ar", "score_tokens"), ("ar-scores", "copy_scores"), ("ar", "accept_tokens"), ("ar", "post_update")]
 )
-@pytest.mark.parametrize("ahead", [1, 2, 4])
+@pytest.mark.parametrize("ahead", few(2, [1, 4, 2], SLOW))
 def test_steps_that_fail_after_the_token_point_keep_handoffs_in_order(at: Place, ahead: int):
     device, planted = FaultyDevice(), []
     driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=4, block_size=4, max_in_flight=ahead))

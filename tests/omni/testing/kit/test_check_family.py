@@ -73,7 +73,7 @@ def test_speech_of_a_family_equals_that_of_a_plain_loop(tmp_path: Path):
 @pytest.mark.parametrize(
     ("broken", "found_by", "message"),
     few(
-        5,
+        4,
         [
             (family_faults.KeepsStateByRow, "aborted|one_by_one", "keep nothing by row|requests that join later"),
             (family_faults.CountsPositionsInTheChunk, "in_chunks", "not counted from 0"),

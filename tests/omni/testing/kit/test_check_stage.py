@@ -62,7 +62,7 @@ def test_outputs_alone_are_what_is_expected_by_default():
 
 
 def test_the_autoregressive_kind_keeps_the_contract():
-    prompts = [np.arange(length) for length in (3, 9, 17)]
+    prompts = [np.arange(length) for length in (3, 17)]
     check_stage(
         "omni_ar.kind:ArStageKind",
         options=ArOptions(max_num_seqs=2, block_size=4),
@@ -78,7 +78,7 @@ def test_the_vocoder_kind_keeps_the_contract():
     check_stage(
         "omni_vocoder.kind:VocoderStageKind",
         options=VocoderOptions(max_num_seqs=2, first_chunk_frames=2, chunk_frames=4),
-        inputs=[_frames(0, 1, 2, 3), _frames(1, 7, 5), _frames(2, 4)],
+        inputs=[_frames(0, 1, 3), _frames(1, 7)],
         model=f"{HERE}:build_vocoder",
         seeds=(1,),
     )
