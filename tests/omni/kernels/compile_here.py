@@ -109,8 +109,7 @@ def asked_of_triton() -> CompileCounter:
 
 
 def forked(command: Sequence[str], env: Mapping[str, str], **options: Any) -> "subprocess.Popen[bytes]":
-    """Starts the server as a fork of this process, which has imported Triton already. The cases `cached` and `moved` start it
-    as users do."""
+    """Starts the server as a fork of this process, which has imported Triton already. The case `cached` starts it as users do."""
 
     def serve() -> NoReturn:
         packets = int(command[-1])
@@ -128,28 +127,20 @@ def forked(command: Sequence[str], env: Mapping[str, str], **options: Any) -> "s
 
 
 def cached() -> dict[str, Any]:
-    """Processes compile the kernels that Triton looks up later, and a further start compiles none."""
+    """Processes compile the kernels that Triton looks up later, and a further start compiles none. Before `compile`, a plugin adds
+    the folder of these kernels and chooses another cache."""
     variants = recorded(lambda: launches("meta")).variants
-    starts = []
+    starts, paths, cache = [], sys.path[:], os.environ["TRITON_CACHE_DIR"]
     for _ in range(2):
+        sys.path[:] = [path for path in paths if path != str(Path(__file__).parent)]
+        os.environ["TRITON_CACHE_DIR"] = f"{cache}.before"
         processes = CompileProcesses()
+        sys.path[:], os.environ["TRITON_CACHE_DIR"] = paths, cache
         processes.compile(variants, (9, 0), 2)
         done = processes.wait()
         starts.append((done.compiled, done.failed, done.known))
     counter = asked_of_triton()
     return {"variants": len(variants), "starts": starts, "compiled": counter.compiled, "cached": counter.cached}
-
-
-def moved() -> dict[str, Any]:
-    """A plugin that is imported after the processes were started chooses another cache, and adds a folder of modules."""
-    kept, sys.path[:] = sys.path[:], [path for path in sys.path if path != str(Path(__file__).parent)]
-    processes = CompileProcesses()
-    sys.path[:] = kept
-    os.environ["TRITON_CACHE_DIR"] += ".moved"
-    processes.compile(recorded(lambda: launches("meta")).variants, (9, 0), 2)
-    done = processes.wait()
-    counter = asked_of_triton()
-    return {"compiled": done.compiled, "failed": done.failed, "late": counter.compiled}
 
 
 def streamed() -> dict[str, Any]:
@@ -262,7 +253,7 @@ def keys(first: str, second: str) -> dict[str, Any]:
     return {name: Variant(f"compile_here:{name}", (), ()).found().cache_key for name in (first, second)}
 
 
-CASES = {case.__name__: case for case in (cached, moved, streamed, missing, failing, closed, killed, abandoned, keys)}
+CASES = {case.__name__: case for case in (cached, streamed, missing, failing, closed, killed, abandoned, keys)}
 
 
 def run(folder: Path, case: str) -> None:
@@ -272,7 +263,7 @@ def run(folder: Path, case: str) -> None:
         os.dup2(log, stream)
     os.environ["TRITON_CACHE_DIR"] = str(folder / f"{case}.cache")
     name, *arguments = case.split(",")
-    if name not in ("cached", "moved"):
+    if name != "cached":
         forking = SimpleNamespace(Popen=forked, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
         vars(compile_processes)["subprocess"] = forking
     try:

@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).parent / "compile_here.py"
 
 
 KEYS = ("keys,clear,double", "keys,double,clear")
-CASES = ("cached", "moved", "streamed", "missing", "failing", "closed", "killed", "abandoned", *KEYS)
+CASES = ("cached", "streamed", "missing", "failing", "closed", "killed", "abandoned", *KEYS)
 Found = Callable[[str], dict[str, Any]]
 
 
@@ -52,11 +52,6 @@ def test_a_start_finds_what_processes_compiled(found: Found):
     done = found("cached")
     assert done["starts"] == [[5, 0, 0], [0, 0, 5]]
     assert (done["compiled"], done["cached"]) == (0, 5)
-
-
-def test_processes_follow_changes_of_paths_and_of_the_cache(found: Found):
-    done = found("moved")
-    assert (done["compiled"], done["failed"], done["late"]) == (5, 0, 0)
 
 
 def test_a_kernel_is_compiled_before_the_next_is_known(found: Found):

@@ -89,7 +89,7 @@ def test_drafts_are_those_of_the_head_run_from_the_start(kind: str, drafts: int,
 
 @pytest.mark.parametrize(
     ("kind", "asked"),
-    chosen([("mtp", "penalties"), ("eagle3", "bias and stop")], itertools.product(KINDS, ASKED)),
+    chosen([("eagle3", "bias and stop")], itertools.product(KINDS, ASKED)),
 )
 def test_acceptance_does_not_depend_on_the_steps_in_flight(kind: str, asked: str):
     """Whatever is asked."""
