@@ -324,10 +324,10 @@ class Device(ABC):
         return None
 
     def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
-        """Captures launches on `stream` in one graph, for `replay` there. Only at start-up. The phases may run before or during the
-        capture, or not before a replay, so buffers must hold valid input; their output is undefined. Memory that they allocate
-        belongs to the graphs of the stream, which share it; results that outlive a step, such as tensors that a phase makes once
-        and keeps, need buffers allocated earlier."""
+        """Captures launches on `stream` in one graph, for `replay` there. Only at start-up. The phases may run before the capture,
+        during it, or not at all, so buffers must hold valid input; their output is undefined. Memory that they allocate belongs to
+        the graphs of the stream, which share it; results that outlive a step, such as tensors that a phase makes once and keeps,
+        need buffers allocated earlier."""
         return LaunchList(name, tuple(launches))
 
     def replay(self, stream: Stream, graph: Graph) -> None:

@@ -25,14 +25,15 @@ _POOLED_STREAMS = 32
 """Streams of one priority that torch has on a device, and gives out in turn."""
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class CudaStream:
-    """pool: the memory that graphs of the stream share. captured: the lists of phases, by name, of which it has a graph."""
+    """pool: the memory that graphs of the stream share. captured: names of the phases of each graph captured so far, whatever their
+    buffers."""
 
     name: str
     raw: torch.cuda.Stream
     pool: Any
-    captured: set[tuple[str, ...]] = field(default_factory=set, compare=False)
+    captured: set[tuple[str, ...]] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +124,16 @@ class CudaDevice(Device):
         phases = tuple(launch.phase.__name__ for launch in launches)
         with _capturing, may_sync(SyncPoint.CAPTURE):
             self.synchronize()  # buffers were written on other streams
-            pool = stream.pool
             if phases in stream.captured:
                 try:
-                    return self._graph(stream, name, launches, pool)
+                    return self._graph(stream, name, launches)
                 except Exception as error:  # a library may do something for a new size that no capture allows
-                    _log.debug("%s runs before its capture", name, exc_info=error)
-                    pool = torch.cuda.graph_pool_handle()  # torch captures into the other one no more
+                    _log.warning("%s runs before its capture, which failed: %s", name, error)
+                    # For torch the failed capture still records into the old pool.
+                    stream.pool = torch.cuda.graph_pool_handle()
             self.enqueue(stream, launches)
             self.synchronize()
-            graph = self._graph(stream, name, launches, pool)
+            graph = self._graph(stream, name, launches)
         stream.captured.add(phases)
         return graph
 
@@ -148,20 +149,19 @@ class CudaDevice(Device):
                 if observer is not None:
                     observer.end()
 
-    def _graph(self, stream: CudaStream, name: str, launches: Sequence[Launch], pool: Any) -> CudaGraph:
-        parts = self._parts(name, launches)
-        return CudaGraph(name, tuple((part, self._captured(stream, of, pool)) for part, of in parts))
+    def _graph(self, stream: CudaStream, name: str, launches: Sequence[Launch]) -> CudaGraph:
+        return CudaGraph(name, tuple((part, self._captured(stream, of)) for part, of in self._parts(name, launches)))
 
     def _parts(self, name: str, launches: Sequence[Launch]) -> list[tuple[str, Sequence[Launch]]]:
         if self.launch_observer is None:
             return [(name, launches)]
         return [(launch.phase.__name__, [launch]) for launch in launches]
 
-    def _captured(self, stream: CudaStream, launches: Sequence[Launch], pool: Any) -> torch.cuda.CUDAGraph:
+    def _captured(self, stream: CudaStream, launches: Sequence[Launch]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with self._on(stream), _no_collection():
             # "thread_local": other threads may allocate during the capture.
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=stream.pool, capture_error_mode="thread_local")
             try:
                 for launch in launches:
                     with self._phase(launch.phase):

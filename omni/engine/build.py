@@ -164,7 +164,7 @@ def build_engine(
 
     command_queue: see `Engine`. place: None for all stages. share: of the device's memory. take_timeline: gets the timeline
     when the engine closes, instead of the file. rank_ends: of the stages with a rank on the place. compile_processes: started
-    before, and closed by the caller too; None starts them where kernels are to be compiled.
+    before; the caller closes them. None starts them if they are needed.
     """
     here = place if place is not None else str(device.torch_device)
     if place is None:

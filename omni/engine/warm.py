@@ -41,7 +41,8 @@ class KernelWarmup:
     """
 
     def __init__(self, plan: WarmupPlan, workers: int, processes: CompileProcesses | None = None) -> None:
-        """Loads the stages. workers: of the processes, at least 1. processes: started before; None starts them. Closed too."""
+        """Loads the stages. workers: number of worker processes, at least 1. processes: started before, and closed by `close`; None
+        starts them here."""
         self._plan = plan
         self._workers = workers
         self._closed = threading.Event()
@@ -80,14 +81,16 @@ class KernelWarmup:
         try:
             capability = torch.cuda.get_device_capability(self._plan.device)
             self._processes.compile(iter(self._queue.get, None), capability, self._workers)
+        except Exception as error:
+            _log.debug("kernels are not compiled by processes", exc_info=error)
+            self._processes.close()
+            return
+        try:
             self._find_variants()
         except BaseException as error:  # includes exceptions of plugins
-            _log.debug("kernels are not compiled by processes", exc_info=error)
-            self._closed.set()
+            _log.debug("further kernels are not compiled by processes", exc_info=error)
         finally:
             self._queue.put(None)
-        if self._closed.is_set():
-            self._processes.close()
 
     def _find_variants(self) -> None:
         """Queues the variants that an equal earlier start recorded; else records them."""

@@ -34,10 +34,10 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """capability: compute capability of the device, 90 for 9.0. paths, environment: `sys.path` and the variables of Triton, which
+    """capability: compute capability of the device, 90 for 9.0. paths, environment: `sys.path` and all variables of Triton, which
     plugins may have changed since this process was started."""
 
-    processes: int
+    workers: int
     capability: int
     paths: tuple[str, ...]
     environment: Mapping[str, str]
@@ -58,11 +58,13 @@ def main(parent: int, variants: int) -> None:
     except (ImportError, EOFError):
         os._exit(1)
     sys.path[:] = task.paths
+    for name in [name for name in os.environ if name.startswith("TRITON_")]:
+        del os.environ[name]
     os.environ.update(task.environment)
     packets = socket.socket(fileno=variants)
     server = os.getpid()
     workers = []
-    for _ in range(task.processes):
+    for _ in range(task.workers):
         worker = os.fork()
         if not worker:
             _exit_after(server)

@@ -29,8 +29,6 @@ _MOST = 32
 """Processes: a start has a few hundred variants, and the slowest one bounds it."""
 _STALLED_SECONDS = 120.0
 """Seconds without a result after which the processes are ended."""
-_SEND_BYTES = 2**14
-"""Of packets on their way to workers. A variant has one or two thousand bytes."""
 _BOOT = (
     "import json, sys\n"
     "sys.path[:] = json.loads(sys.argv[2])\n"
@@ -86,8 +84,6 @@ class CompileProcesses:
         self._closing = threading.Lock()
         self._closed = False
         self._packets, end = packet_pair()
-        # With few packets on their way, no worker is left with the last ones while others have none.
-        self._packets.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
         # -P: no folder of the user's comes before `sys.path` is theirs. In a session of its own, no Ctrl-C reaches it.
         command = [sys.executable, "-P", "-c", _BOOT, str(os.getpid()), json.dumps(_paths()), str(end.fileno())]
         # One thread each: the workers are the parallelism.
@@ -103,13 +99,13 @@ class CompileProcesses:
                 pass_fds=[end.fileno()],
             )
 
-    def compile(self, variants: Iterable[Variant], capability: tuple[int, int], processes: int) -> None:
+    def compile(self, variants: Iterable[Variant], capability: tuple[int, int], workers: int) -> None:
         """Begins to compile the variants that no earlier start has compiled, for devices of a compute capability. Once.
 
-        variants: read by a thread, so their iterator may wait for further ones. It has to end, also after `close`. processes:
-        workers, at least 1.
+        variants: read by a thread, so their iterator may wait for further ones. It has to end, also after `close`. workers: at
+        least 1.
         """
-        task = Task(processes, 10 * capability[0] + capability[1], _paths(), _triton_variables())
+        task = Task(workers, 10 * capability[0] + capability[1], _paths(), _triton_variables())
         with self._closing:
             if not self._closed:
                 self._start(self._send, task, variants)
@@ -129,7 +125,7 @@ class CompileProcesses:
         return Compiled(self._results - self._failed, self._failed, self._known)
 
     def close(self) -> None:
-        """Ends the processes, and waits for the end of the variants. Idempotent."""
+        """Ends the processes, and waits until the iterator of `compile` ends. Idempotent."""
         with self._closing:
             self._closed = True
         if self._process.returncode is None:
@@ -146,33 +142,36 @@ class CompileProcesses:
 
     def _start(self, run: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=run, args=arguments, name="omni-compile", daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     def _send(self, task: Task, variants: Iterable[Variant]) -> None:
-        ended = False
-        for variant in variants:
-            try:
-                marker = _marker(variant, task.capability)
-            # A kernel that no longer exists, or that Triton wraps: its first launch compiles it.
-            except Exception as error:
-                _log.debug("%s is not compiled by a process: %s", variant.kernel, error)
-                continue
+        try:
+            for variant in variants:
+                self._send_one(task, variant)
+        finally:
+            _log.debug("compiling %d kernels in %d processes", len(self._numbered), task.workers)
+            with suppress(OSError):
+                self._packets.shutdown(socket.SHUT_WR)
+
+    def _send_one(self, task: Task, variant: Variant) -> None:
+        try:
+            marker = _marker(variant, task.capability)
             if marker.exists():
                 self._known += 1
-                continue
-            self._numbered.append(variant)
-            packet: Packet = len(self._numbered) - 1, variant, marker
-            if not ended:
-                try:
-                    if len(self._numbered) == 1:
-                        self._begin(task)
-                    self._packets.send(pickle.dumps(packet))
-                except OSError:  # the processes have ended
-                    ended = True
-        _log.debug("compiling %d kernels in %d processes", len(self._numbered), task.processes)
-        with suppress(OSError):
-            self._packets.shutdown(socket.SHUT_WR)
+                return
+            number: int = len(self._numbered)
+            packet: Packet = number, variant, marker
+            content = pickle.dumps(packet)
+        # A kernel that no longer exists, that Triton wraps, or that cannot be sent: its first launch compiles it.
+        except Exception as error:
+            _log.debug("%s is not compiled by a process: %s", variant.kernel, error)
+            return
+        self._numbered.append(variant)
+        with suppress(OSError):  # the processes have ended
+            if not number:
+                self._begin(task)
+            self._packets.send(content)
 
     def _begin(self, task: Task) -> None:
         assert self._process.stdin is not None

@@ -14,32 +14,42 @@ from torch.overrides import TorchFunctionMode
 
 
 class ShapeRules(TorchFunctionMode):
-    """While entered, results of the operations below are made by rules. Their shapes, strides and types are torch's own. Other
-    operations, and arguments that a rule does not cover, are left to torch. All tensors are on the meta device."""
+    """While entered, results of the operations below are made by rules, if the first argument is on the meta device. Their shapes,
+    types, and strides of dimensions larger than 1 are torch's. Arguments are taken to be valid. Other operations, and arguments
+    that a rule does not cover, are left to torch."""
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         rule = _RULES.get(func)
-        if rule is not None:
+        if rule is not None and args and _is_meta(args[0]):
             result = rule(*args, **(kwargs or {}))
             if result is not None:
                 return result
         return func(*args, **(kwargs or {}))
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+def _is_meta(argument: Any) -> bool:
+    if isinstance(argument, Tensor):
+        return argument.is_meta
+    return bool(argument) and isinstance(argument, tuple | list) and all(map(_is_meta, argument))
+
+
+# Parameters have the names that torch gives them.
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    x = input
     if x.dim() < 2 or weight.dim() != 2 or x.shape[-1] != weight.shape[1] or not x.is_contiguous():
         return None
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
-def _like(x: Tensor, *_: Any, **__: Any) -> Tensor | None:
-    return torch.empty_like(x) if x.is_contiguous() and x.is_floating_point() else None
+def _like(x: Tensor, *_: Any, inplace: bool = False, **__: Any) -> Tensor | None:
+    return None if inplace or not x.is_contiguous() or not x.is_floating_point() else x.new_empty(x.shape)
 
 
-def _pairwise(x: Any, y: Any, **_: Any) -> Tensor | None:
-    if not (isinstance(x, Tensor) and x.is_contiguous() and x.is_meta):
+def _pairwise(x: Tensor, other: Any, **_: Any) -> Tensor | None:
+    y = other
+    if not x.is_contiguous():
         return None
     if isinstance(y, Tensor):
         if y.dim() > x.dim() or any(own not in (1, size) for own, size in _last(y.shape, x.shape)):

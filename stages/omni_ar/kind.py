@@ -47,7 +47,8 @@ def build_part(context: StageContext) -> ArModel:
     part = _pipeline_part(context)
     if part is not None and _pipeline_layers(context) == MEASURED and not isinstance(context.ranks, EqualRanks):
         # An even part first, with random weights.
-        part = measured_part(context, _build(replace(context, load_format="dummy"), part), part)
+        trial = replace(context, load_format="dummy")
+        part = measured_part(trial, _build(trial, part), part)
     model = _build(context, part)
     if not isinstance(context.device, MetaDevice):
         _log_whole(context, model)

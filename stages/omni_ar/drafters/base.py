@@ -78,8 +78,8 @@ class DraftRows:
 
     rows_R: int64, indexes of the rows in the stage. text_NL: int32, prompt and output of every row of the stage; behind them what
     `Drafter.foresee` gave, then -1; the last column has no meaning. length_N: int64, index of the newest token. drafts_NK: int64,
-    the drafts to be written: ids of the stage's vocabulary; one that is none, and those behind it, are not verified. proposed_N:
-    int64, their number, to be written for each row of the batch. pages: of a `PagedDrafter`.
+    the drafts to be written: ids of the stage's vocabulary; an id outside of it, and all drafts behind it, are not verified.
+    proposed_N: int64, their number, to be written for each row of the batch. pages: of a `PagedDrafter`.
     """
 
     rows_R: Tensor

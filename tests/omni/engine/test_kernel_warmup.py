@@ -31,8 +31,9 @@ from omni.engine import (
 from omni.errors import ConfigError
 from omni.kernels import CompileCounter, Compiled, RecordingDevice, Variant, VariantRecorder
 from omni.plugin.manager import load_plugins
-from omni.stage import MOST_CPU_ROWS, LoadedStage
+from omni.stage import MOST_CPU_ROWS, Listeners, LoadedStage
 from omni_ar.loaded import LoadedAr
+from omni_ar.run import codes
 from omni_qwen3_omni.tiny import write_tiny
 from tests.omni.engine.launched import GPU, LaunchedDevice, pretend_gpu
 from tests.support.echo_family import eventually
@@ -85,6 +86,7 @@ class Start:
             load_format="dummy",
             graphs=graphs,
             stages=(name,),
+            listeners=Listeners(),
         )[name]
 
     def engine(self, device: Device, graphs: bool = True, **named: Any) -> Engine:
@@ -121,6 +123,23 @@ def test_a_start_launches_what_was_recorded(model: str, graphs: bool, tmp_path: 
         assert record_device.failed <= {"copy_scores", "download_samples"}
 
 
+def test_frames_in_turn_are_recorded_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Which are other variants than those of frames whose kernels overlap."""
+    start, found = Start(written(tmp_path, "omni"), OMNI), []
+    for many in (99, 1):
+        monkeypatch.setattr(codes, "_MANY_ROWS", many)
+        recorder, device = VariantRecorder(), LaunchedDevice()
+        record_device = RecordingDevice(GPU, recorder)
+        warm.record_stages({"talker": start.load(record_device, "talker")}, record_device, None)
+        with torch.inference_mode():
+            stage = start.load(device, "talker")
+            stage.measure()
+            stage.start(stage.footprint.fewest_pages).close()
+        found.append(set(recorder.variants))
+        assert found[-1] == set(device.recorder.variants)
+    assert found[0] < found[1]
+
+
 class Processes:
     """In the place of `CompileProcesses`."""
 
@@ -134,8 +153,8 @@ class Processes:
         self._thread = threading.Thread()
         self.made.append(self)
 
-    def compile(self, variants: Iterable[Variant], capability: tuple[int, int], processes: int) -> None:
-        self.capability, self.workers = capability, processes
+    def compile(self, variants: Iterable[Variant], capability: tuple[int, int], workers: int) -> None:
+        self.capability, self.workers = capability, workers
         self._thread = threading.Thread(target=self._take, args=(variants,))
         self._thread.start()
 

@@ -166,7 +166,7 @@ def missing() -> dict[str, Any]:
 
 
 def failing() -> dict[str, Any]:
-    """A kernel that no longer exists, one that does not compile, and one that does."""
+    """A kernel that no longer exists, one that cannot be sent, one that does not compile, and one that does."""
     x = torch.zeros(256, device="meta")
 
     def run() -> None:
@@ -174,7 +174,8 @@ def failing() -> dict[str, Any]:
         add[(1,)](Pair(x, x), x, 3, 1, BLOCK=64)
 
     processes = CompileProcesses()
-    processes.compile([Variant("compile_here:gone", (), ()), *recorded(run).variants], (9, 0), 1)
+    unsent = Variant("compile_here:clear", (("x_ptr", lambda: None),), ())
+    processes.compile([Variant("compile_here:gone", (), ()), unsent, *recorded(run).variants], (9, 0), 1)
     done = processes.wait()
     return {"compiled": done.compiled, "failed": done.failed}
 

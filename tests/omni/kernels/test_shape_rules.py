@@ -91,6 +91,21 @@ def counted(rule: Callable[..., Tensor | None], made: list[bool]) -> Callable[..
     return count
 
 
+def test_tensors_with_contents_are_left_to_torch():
+    x = torch.tensor([[1.0, 2.0]])
+    with ShapeRules():
+        results = torch.cat((x, x)), x.square(), x + 1, functional.linear(x, torch.ones(1, 2)), x.mean(-1, keepdim=True)
+    assert [result.tolist() for result in results] == [[[1, 2], [1, 2]], [[1, 4]], [[2, 3]], [[3]], [[1.5]]]
+
+
+def test_arguments_may_have_names_and_results_may_go_in_place():
+    x = meta(2, 3, 4)
+    with torch.inference_mode(), ShapeRules():
+        assert functional.linear(input=x, weight=meta(5, 4)).shape == (2, 3, 5)
+        assert x.add(other=x).shape == x.shape
+        assert functional.silu(x, inplace=True) is x
+
+
 @pytest.mark.parametrize("bad", [lambda x: x + meta(5), lambda x: functional.linear(x, meta(5, 3))])
 def test_shapes_that_do_not_fit_are_torch_s_error(bad: Operation):
     with ShapeRules(), pytest.raises(RuntimeError):

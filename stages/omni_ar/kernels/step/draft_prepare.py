@@ -40,7 +40,7 @@ def prepare_positions(
     wanted = wanted_drafts(tl.load(draft_ptr + CAP), tl.load(draft_ptr + RATE), DRAFTS, ADAPTIVE, FURTHER_RATE)
     room = tl.minimum(tl.load(row_ptr + LIMIT) - tl.load(row_ptr + OUTPUTS), POSITIONS) - 1
     # A plugin's drafter may give ids that the vocabulary lacks: no embedding of theirs may be read.
-    is_id, ids = active >= 0, active * 0
+    is_id, ids = active >= 0, active * 0  # true, and 0 of its type
     for number in tl.static_range(POSITIONS - 1):
         draft = tl.load(drafts_ptr + row * DRAFTS + number)
         is_id = is_id & (draft >= 0) & (draft < vocab)
