@@ -137,7 +137,8 @@ def counts(prompt: Sequence[int], drafts: int) -> tuple[list[int], int, int]:
 def test_drafts_are_those_of_the_model_run_from_the_start(drafts: int, captured: bool, in_flight: int):
     """Acceptance is that of a synchronous run, to the token, with several steps in flight."""
     expected = [counts(prompt, drafts) for prompt in PROMPTS]
-    assert 0.2 < sum(each[2] for each in expected) / sum(each[1] for each in expected) < 0.95
+    # Of eight drafts the later ones are seldom right.
+    assert 0.1 < sum(each[2] for each in expected) / sum(each[1] for each in expected) < 0.95
     device = LateDevice(in_flight, check=False)
     driver = drafted(OTHER, device, drafts, max_in_flight=in_flight, captured=captured, prefix_cache=False)
     verified = accepted = 0
