@@ -129,7 +129,10 @@ def _load(asked: _Asked, place: EngineGroup | Device) -> Loaded:
         place.load(str(checkpoint.path), plan.pipeline, plugins, options)
     frontend = build_frontend(plan.pipeline, checkpoint, plan.makers[FRONTEND])
     asked.check(frontend)
-    compiler = SamplingCompiler(plan.pipeline, plan.pipeline.text_stage, frontend.vocabulary())
+    vocabulary = frontend.vocabulary()
+    if isinstance(place, EngineGroup):
+        place.set_vocabulary(vocabulary)
+    compiler = SamplingCompiler(plan.pipeline, plan.pipeline.text_stage, vocabulary)
     engine: EngineClient
     if isinstance(place, EngineGroup):
         with plan.naming_makers():

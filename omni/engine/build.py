@@ -167,11 +167,7 @@ def build_engine(
     before; the caller closes them. None starts them if they are needed.
     """
     here = place if place is not None else str(device.torch_device)
-    if place is None:
-        assert all(stage.tensor_parallel == 1 for stage in plan.pipeline.stages), "ranks are in processes"
-        placement = Placement({stage.name: (here,) for stage in plan.pipeline.stages}, here)
-    else:
-        placement = Placement.of(plan.pipeline, options.device or here)
+    placement = Placement.of(plan.pipeline, options.device or here) if place is not None else _all_on(plan, here)
     own = [stage.name for stage in plan.pipeline.order() if stage.name in placement.on(here)]
     ends = _open_ends(plan.pipeline, plugins, placement, here, device)
     listeners = Listeners(device.seconds, short=options.short_slack)
@@ -184,7 +180,6 @@ def build_engine(
             timeline = TimelineFile(options.timeline, device, tuple(own), take_timeline)
         # All before the first weights: after those the ranks are seconds or minutes apart.
         cut = CutStages.open(placement, here, device.torch_device, rank_ends)
-        engines = len(placement.places)
         started = _start(
             plan,
             checkpoint,
@@ -192,7 +187,7 @@ def build_engine(
             options,
             own=own,
             budget=budget,
-            engines=engines,
+            engines=len(placement.places),
             listeners=by_slack,
             cut=cut,
             compile_processes=compile_processes,
@@ -213,9 +208,8 @@ def build_engine(
     )
     stage_order = None
     if by_slack is not None:
-        stage_order = StageOrder(
-            tuple(started.workers), sound_stages(plan.pipeline), by_slack, ample=options.ample_slack
-        )
+        speaking = sound_stages(plan.pipeline)
+        stage_order = StageOrder(tuple(started.workers), speaking, by_slack, ample=options.ample_slack)
     for ranks in cut.ranks.values():
         if ranks.channel.descriptor is not None:
             assert command_queue is not None, "ranks are in processes"
@@ -234,6 +228,11 @@ def build_engine(
         report=started.report,
         cut=cut,
     )
+
+
+def _all_on(plan: Plan, place: str) -> Placement:
+    assert all(stage.tensor_parallel == 1 for stage in plan.pipeline.stages), "ranks are in processes"
+    return Placement({stage.name: (place,) for stage in plan.pipeline.stages}, place)
 
 
 def _open_ends(pipeline: Pipeline, plugins: Plugins, placement: Placement, here: str, device: Device) -> EdgeEnds:

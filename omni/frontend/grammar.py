@@ -5,7 +5,6 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from functools import cached_property
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -112,28 +111,7 @@ class Tokens:
         ids = self._vocabulary.encode(text)
         written = b"".join(map(self._vocabulary.written, ids))
         # Many tokenizers add a space at the beginning of a text.
-        return ids if written == text.encode() else self._longest(text.encode())
-
-    def _longest(self, text: bytes) -> list[int]:
-        """Greedily the longest token that fits, until none does."""
-        ids: list[int] = []
-        place = 0
-        while place < len(text):
-            fits = (self._ids.get(text[place:end]) for end in range(min(len(text), place + self._width), place, -1))
-            token = next((token for token in fits if token is not None), None)
-            if token is None:
-                break
-            ids.append(token)
-            place += len(self.tokens[token])
-        return ids
-
-    @cached_property
-    def _ids(self) -> dict[bytes, int]:
-        return {written: token for token, written in enumerate(self._vocabulary.tokens) if written}
-
-    @cached_property
-    def _width(self) -> int:
-        return max(map(len, self._vocabulary.tokens))
+        return ids if written == text.encode() else self._vocabulary.longest(text.encode())
 
 
 LONGEST_GRAMMAR = 2**18

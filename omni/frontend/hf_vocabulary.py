@@ -31,12 +31,7 @@ def hf_vocabulary(tokenizer: Any, encoder: Encoder | None = None) -> Vocabulary 
         if i not in silent:
             tokens[i] = write(text)
 
-    encoder = encoder or Encoder(tokenizer)
-
-    def encode(text: str) -> Sequence[int]:
-        return [int(token) for token in encoder.encode(text, add_special_tokens=False)]
-
-    return Vocabulary(tuple(tokens), encode)
+    return Vocabulary(tuple(tokens), (encoder or Encoder(tokenizer)).backend)
 
 
 def _writer(decoder: Mapping[str, Any]) -> Callable[[str], bytes] | None:

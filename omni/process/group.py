@@ -23,6 +23,7 @@ from omni.engine import (
 from omni.engine.engine import LANE, closed_after_error
 from omni.engine.request import SafeSink
 from omni.errors import LostPeerError, OmniError, StageError
+from omni.frontend.vocabulary import Vocabulary
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
 from omni.process.child import EngineProcess
@@ -124,9 +125,13 @@ class EngineGroup:
         return None
 
     def load(self, checkpoint: str, pipeline: Pipeline, plugins: Plugins, options: EngineOptions) -> None:
-        """Has the processes load a checked pipeline. Returns at once; `ready` waits for it."""
+        """Has the processes load a checked pipeline. Returns at once; `ready` waits for it. They wait for `set_vocabulary`."""
         self._pipeline, self._options = pipeline, options
         self._placement = self._placed.load(checkpoint, pipeline, plugins, options)
+
+    def set_vocabulary(self, vocabulary: Vocabulary | None) -> None:
+        """Gives the front end's vocabulary to the processes, for rules about text."""
+        self._placed.set_vocabulary(vocabulary)
 
     def ready(self) -> None:
         """Waits until all stages are loaded and the engines are connected. Raises the first error, with the type and text that

@@ -17,18 +17,16 @@ import torch
 from omni.checkpoint import Checkpoint
 from omni.device import open_device
 from omni.engine import Engine, build_engine, check_pipeline, check_shapes, device_of
-from omni.frontend.build import build_frontend
 from omni.frontend.host_rules import HostRulesBuilder
 from omni.ipc import Channel, ChannelClosed, Codec
 from omni.ipc.memory import OutputRing
 from omni.kernels import CompileProcesses, process_count
 from omni.parallel.rendezvous import RankEnds
-from omni.pipeline import Pipeline
 from omni.process.early import has_nvidia_driver
 from omni.process.errors import ErrorData
-from omni.process.imports import import_code
+from omni.process.imports import import_code, keep_docstrings
 from omni.process.logs import LogSender
-from omni.process.messages import Closed, FromEngine, ProcessFailed, RankEnd, Ready, Start, ToEngine
+from omni.process.messages import Closed, FromEngine, ProcessFailed, RankEnd, Ready, Start, TextVocabulary, ToEngine
 from omni.process.server import EngineEnd, EngineServer
 from omni.process.turn_watch import TurnWatch, turn_limit
 from omni.timeline.trace import Trace
@@ -44,6 +42,7 @@ def main(descriptor: int, model: Sequence[str]) -> None:
     with suppress(OSError):  # output of a plugin must not come between the bytes of `omni run --out -`
         os.dup2(2, 1)
     compile_processes = _compile_processes()
+    keep_docstrings()
     if model:
         import_code(*model)
     # Excludes imported objects from garbage collection.
@@ -103,7 +102,7 @@ def _serve(
         logging.getLogger(name or None).setLevel(level)
     timelines: list[Trace] = []
     try:
-        engine, rules = _load(start, server, timelines.append, rank_ends, compile_processes)
+        engine, rules = _load(channel, start, server, timelines.append, rank_ends, compile_processes)
     finally:
         if compile_processes is not None:
             compile_processes.close()
@@ -142,6 +141,7 @@ def _receive_start(channel: EngineEnd) -> tuple[Start, dict[str, RankEnds]]:
 
 
 def _load(
+    channel: EngineEnd,
     start: Start,
     server: EngineServer,
     take_timeline: Callable[[Trace], object],
@@ -153,8 +153,8 @@ def _load(
     device = open_device(str(device_of(start.place)))
     pipeline, checkpoint = start.whole_pipeline(), Checkpoint(start.checkpoint)
     plan = check_pipeline(pipeline, start.plugins)
-    vocabulary = _RulesLoader(pipeline, Checkpoint(start.checkpoint))
-    vocabulary.start()
+    rules = _RulesBuilding(channel)
+    rules.start()
     if start.options.load_format == "auto":
         check_shapes(plan, checkpoint, start.plugins, start.options)
     engine = build_engine(
@@ -171,25 +171,27 @@ def _load(
         compile_processes=compile_processes,
     )
     try:
-        return engine, vocabulary.result()
+        return engine, rules.result()
     except BaseException:
         engine.close()
         raise
 
 
-class _RulesLoader(threading.Thread):
-    """Reads the tokenizer while weights are read."""
+class _RulesBuilding(threading.Thread):
+    """Receives the vocabulary, and prepares the rules about text, while weights are read. Nothing else receives meanwhile."""
 
-    def __init__(self, pipeline: Pipeline, checkpoint: Checkpoint) -> None:
+    def __init__(self, channel: EngineEnd) -> None:
         super().__init__(name="omni-rules", daemon=True)
-        self._pipeline = pipeline
-        self._checkpoint = checkpoint
+        self._channel = channel
         self._rules: HostRulesBuilder | None = None
         self._error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            vocabulary = build_frontend(self._pipeline, self._checkpoint).vocabulary()
+            received = self._channel.receive()
+            assert received is not None
+            assert isinstance(received[0], TextVocabulary), "it follows the start"
+            vocabulary = received[0].vocabulary()
             self._rules = HostRulesBuilder(vocabulary) if vocabulary is not None else None
         except BaseException as error:
             self._error = error

@@ -7,10 +7,12 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from omni.engine import EngineOptions, EngineRequest, StageMemory, StartReport
 from omni.engine.memory import DeviceShare
 from omni.engine.request import StageFinished, StageOutput
+from omni.frontend.vocabulary import Vocabulary
 from omni.ipc import Typed
 from omni.payload import AudioChunk, GeneratedTokens, Payload
 from omni.pipeline import Pipeline
@@ -82,6 +84,26 @@ class Start(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True
             for stage in self.pipeline.stages
         )
         return msgspec.structs.replace(self.pipeline, stages=stages)
+
+
+class TextVocabulary(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The front end's `Vocabulary`, after `Start`. tokens: None if it has none. tokenizer: the JSON of one of the tokenizers
+    library."""
+
+    tokens: tuple[bytes, ...] | None
+    tokenizer: str | None
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary | None) -> "TextVocabulary":
+        if vocabulary is None:
+            return cls(None, None)
+        tokenizer = vocabulary.tokenizer
+        return cls(vocabulary.tokens, tokenizer.to_str() if tokenizer is not None else None)
+
+    def vocabulary(self) -> Vocabulary | None:
+        if self.tokens is None:
+            return None
+        return Vocabulary(self.tokens, Tokenizer.from_str(self.tokenizer) if self.tokenizer is not None else None)
 
 
 class RankEnd(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -182,7 +204,7 @@ class Close(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Abort every request, free everything and exit, after `Closed`."""
 
 
-ToEngine = RankEnd | Start | Submit | AbortSubmitted | Check | AskState | Connect | Close
+ToEngine = RankEnd | Start | TextVocabulary | Submit | AbortSubmitted | Check | AskState | Connect | Close
 
 
 # From the engine.

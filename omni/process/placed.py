@@ -14,11 +14,12 @@ import torch
 from omni.engine import EngineOptions, Placement, device_of
 from omni.engine.memory import DeviceShare
 from omni.errors import LostPeerError, StageError, said
+from omni.frontend.vocabulary import Vocabulary
 from omni.ipc import Channel
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
 from omni.process.child import EngineProcess
-from omni.process.messages import Start
+from omni.process.messages import Start, TextVocabulary
 from omni.process.remote import RemoteEngine
 from omni.process.rendezvous import join_ranks
 from omni.process.select import threads_of
@@ -47,6 +48,7 @@ class PlacedEngines:
         self._restarting: list[threading.Thread] = []
         self._watching: threading.Thread | None = None
         self._groups: list[StartGroup] = []
+        self._vocabulary: TextVocabulary | None = None
         self.by_place: dict[str, PlacedEngine] = {}
         self.lock = threading.RLock()
         self._one_died = threading.Condition(self.lock)
@@ -75,6 +77,13 @@ class PlacedEngines:
         for group in self._rounds[0]:
             self._load(group, [placed.engine for placed in group.engines])
         return self._placement
+
+    def set_vocabulary(self, vocabulary: Vocabulary | None) -> None:
+        """Gives the front end's vocabulary to all engines, which wait for it. After `load`."""
+        self._vocabulary = TextVocabulary.of(vocabulary)
+        for group in self._rounds[0]:
+            for placed in group.engines:
+                placed.engine.set_vocabulary(self._vocabulary)
 
     def ready(self) -> None:
         """Waits until all stages are loaded and the engines are connected. Raises the first error, with the type and text that
@@ -140,6 +149,8 @@ class PlacedEngines:
             threads = threads_of(placed.place, list(self.by_place))
             start = self._start_of(place=placed.place, share=placed.share, threads=threads)
             engine.load(start, placed.stages)
+            if self._vocabulary is not None:
+                engine.set_vocabulary(self._vocabulary)
 
     def _start(self, placed: PlacedEngine, engine: RemoteEngine) -> None:
         with self.lock:

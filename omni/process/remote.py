@@ -33,6 +33,7 @@ from omni.process.messages import (
     Ready,
     Start,
     Submit,
+    TextVocabulary,
     ToEngine,
     Turn,
     output_of,
@@ -103,6 +104,10 @@ class RemoteEngine:
         """Has the process load stages of a checked pipeline; returns at once. `ready` reports a process that is gone."""
         self.name = ", ".join(stages)
         self._send(start)
+
+    def set_vocabulary(self, vocabulary: TextVocabulary) -> None:
+        """After `load`; the process waits for it."""
+        self._send(vocabulary)
 
     def join(self, stage: str, other: int | None, descriptor: int) -> None:
         """Passes the sockets and memory shared with the other ranks of a stage to the process, before `load`; see `RankEnd`."""

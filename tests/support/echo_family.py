@@ -107,7 +107,7 @@ class CharacterDecoder:
         return text
 
 
-LETTERS = Vocabulary(tokens=tuple(chr(i).encode() for i in range(0x400)), encode=lambda text: [ord(c) for c in text])
+LETTERS = Vocabulary(tokens=tuple(chr(i).encode() for i in range(0x400)))
 
 
 class EchoFrontend(Frontend):

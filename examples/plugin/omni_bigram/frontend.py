@@ -26,7 +26,7 @@ class Utf8Decoder:
         return self._decoder.decode(b"", final=True)
 
 
-VOCABULARY = Vocabulary(tokens=tuple(bytes([byte]) for byte in range(256)), encode=lambda text: list(text.encode()))
+VOCABULARY = Vocabulary(tokens=tuple(bytes([byte]) for byte in range(256)))
 
 
 class ByteFrontend(Frontend):

@@ -39,6 +39,11 @@ class Encoder:
             self._may_part = may_part(backend)
 
     @property
+    def backend(self) -> Tokenizer | None:
+        """The copy that encodes the written form of a control token as its id; None for a tokenizer written in Python."""
+        return self._whole
+
+    @property
     def normalize(self) -> Callable[[str], str] | None:
         """The tokenizer's normalization of texts; None without one."""
         normalizer = self._whole.normalizer if self._whole is not None else None

@@ -25,6 +25,7 @@ from omni_ar.run.limits import Limits, step_fields
 from omni_ar.run.pack import (
     NO_TENSORS,
     LeadingInputs,
+    PackedChunks,
     PackedStep,
     StepTensors,
     captured_spans,
@@ -39,6 +40,7 @@ from omni_ar.run.source import TokenSource, graph_name
 from omni_ar.run.state import Pages, Resources, allocate_rows, allocate_step_buffers, drafter_cache, feature_layers
 from omni_ar.run.step import (
     PayloadHandoff,
+    PromptScores,
     SampledStep,
     Scheduled,
     ScoredChunk,
@@ -279,44 +281,15 @@ class Runner:
         if transfers is not None:
             transfers.begin(step, tensors, self._step_vectors(step.packed))
         self._kept.launch(upload, step)
-        packed, view, launch = step.packed, self._uploader.view, self.device.launch
-        if packed.starts is not None:
-            starts = packed.starts
-            rows_n, fields_nC, table_nM = view(starts.rows), view(starts.fields), view(starts.table)
-            sampling = starts.sampling.on_device(view)
-            launch(self.stream, start_rows, self._state, rows_n, fields_nC, table_nM, sampling)
-            if starts.drafts is not None:
-                text = view(starts.drafts.text)
-                launch(self.stream, start_drafts, self._state.drafts, rows_n, view(starts.drafts.fields), text)
-        if packed.new_blocks is not None:
-            launch(self.stream, extend_tables, self._state.block_table, view(packed.new_blocks))
+        packed, view = step.packed, self._uploader.view
+        self._launch_new_rows(packed)
         scores = self._scorer.prompt_scores(step, view) if self.has_last_layers else None
         if transfers is not None:
             transfers.share_inputs()
         if packed.chunks is not None:
-            assert step.padded_shape is not None
-            chunk_step = ChunkStep(
-                chunks=packed.chunks,
-                steps=packed.steps,
-                padded_shape=step.padded_shape,
-                blocks=step.decode_blocks,
-                view=view,
-                tensors=tensors,
-                scores=scores,
-            )
-            if step.captured:
-                self._captured_chunks.launch(chunk_step, self.pages, self._receive_hidden)
-            else:
-                self._enqueue_forward(self._forward.chunks(chunk_step, self.pages))
+            self._launch_chunks(step, packed.chunks, tensors, scores)
         else:
-            decode = self._graphs.find(step.drafts, step.padded)[1] if step.padded is not None else None
-            if decode is not None:
-                self._receive_hidden()
-                self.device.replay(self.stream, decode)
-            else:
-                rows_R, steps_XR = view(packed.rows), view(packed.steps)
-                decodes = self._forward.decodes(rows_R, steps_XR, step.decode_blocks, self.pages, step.drafts)
-                self._enqueue_forward(decodes)
+            self._launch_decodes(step)
         if transfers is not None:
             transfers.send_hidden()
         return StepContext(
@@ -337,6 +310,48 @@ class Runner:
             scored_chunks=scored_chunks,
             emits=emits,
         )
+
+    def _launch_new_rows(self, packed: PackedStep) -> None:
+        """The state of rows that begin with the step, and new blocks of others."""
+        view, launch = self._uploader.view, self.device.launch
+        if packed.starts is not None:
+            starts = packed.starts
+            rows_n, fields_nC, table_nM = view(starts.rows), view(starts.fields), view(starts.table)
+            sampling = starts.sampling.on_device(view)
+            launch(self.stream, start_rows, self._state, rows_n, fields_nC, table_nM, sampling)
+            if starts.drafts is not None:
+                text = view(starts.drafts.text)
+                launch(self.stream, start_drafts, self._state.drafts, rows_n, view(starts.drafts.fields), text)
+        if packed.new_blocks is not None:
+            launch(self.stream, extend_tables, self._state.block_table, view(packed.new_blocks))
+
+    def _launch_chunks(
+        self, step: StepLaunch, chunks: PackedChunks, tensors: StepTensors, scores: PromptScores | None
+    ) -> None:
+        assert step.padded_shape is not None
+        chunk_step = ChunkStep(
+            chunks=chunks,
+            steps=step.packed.steps,
+            padded_shape=step.padded_shape,
+            blocks=step.decode_blocks,
+            view=self._uploader.view,
+            tensors=tensors,
+            scores=scores,
+        )
+        if step.captured:
+            self._captured_chunks.launch(chunk_step, self.pages, self._receive_hidden)
+        else:
+            self._enqueue_forward(self._forward.chunks(chunk_step, self.pages))
+
+    def _launch_decodes(self, step: StepLaunch) -> None:
+        decode = self._graphs.find(step.drafts, step.padded)[1] if step.padded is not None else None
+        if decode is not None:
+            self._receive_hidden()
+            self.device.replay(self.stream, decode)
+        else:
+            rows_R, steps_XR = self._uploader.view(step.packed.rows), self._uploader.view(step.packed.steps)
+            decodes = self._forward.decodes(rows_R, steps_XR, step.decode_blocks, self.pages, step.drafts)
+            self._enqueue_forward(decodes)
 
     def _enqueue_forward(self, launches: ForwardLaunches) -> None:
         """The inputs do not wait for the hidden states of the layers before: they may fail, and then do so at every rank."""

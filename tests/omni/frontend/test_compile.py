@@ -10,7 +10,7 @@ from omni.sampling import GREEDY, SamplingParams, StopVerdict, StructuredOutput
 from omni_ar.options import ArOptions
 
 END = 256
-BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), lambda text: list(text.encode()))
+BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""))
 
 
 def compiler(vocabulary: Vocabulary | None = BYTES, **defaults: object) -> SamplingCompiler:

@@ -27,7 +27,7 @@ from tests.support.resources import resident_bytes
 
 pytestmark = pytest.mark.thorough
 
-AB = Vocabulary((b"a", b"b"), lambda text: [])
+AB = Vocabulary((b"a", b"b"))
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -171,7 +171,7 @@ def said(compiler: GrammarCompiler, regex: str, text: str, ends: Sequence[int]) 
 
 @cache
 def bytes_compiler() -> GrammarCompiler:
-    return GrammarCompiler(Vocabulary(tuple(bytes([byte]) for byte in range(256)), lambda text: list(text.encode())))
+    return GrammarCompiler(Vocabulary(tuple(bytes([byte]) for byte in range(256))))
 
 
 def test_ends_are_allowed_exactly_where_the_text_may_end():
@@ -191,7 +191,7 @@ def test_a_mask_has_an_int64_for_every_64_tokens():
 
 
 def test_a_grammar_that_no_token_can_continue_is_refused():
-    only_a = GrammarCompiler(Vocabulary((b"a",), lambda text: [0]))
+    only_a = GrammarCompiler(Vocabulary((b"a",)))
     matcher = matcher_of(only_a, regex="ab")
     with pytest.raises(InputError, match="structured: no token of the vocabulary"):
         matcher.push(0)

@@ -12,7 +12,7 @@ from omni.sampling import StopVerdict
 
 def run(stops: Sequence[str], tokens: Sequence[bytes], min_tokens: int = 0) -> list[StopVerdict]:
     """Verdicts until the text stops."""
-    watch = StopStrings(StopTexts(stops), Vocabulary(tuple(tokens), lambda text: []), min_tokens)
+    watch = StopStrings(StopTexts(stops), Vocabulary(tuple(tokens)), min_tokens)
     verdicts: list[StopVerdict] = []
     for token in range(len(tokens)):
         verdicts.append(watch.push(token))

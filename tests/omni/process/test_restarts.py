@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omni import Omni, StageError
+from omni import Omni, SamplingParams, StageError
 from omni.engine import EngineOutput, EngineRequest, RequestFailed
 from omni.errors import LostPeerError
 from omni.payload import Payload
@@ -70,6 +70,13 @@ def test_a_request_with_output_fails(omni: Omni, place: str):
     with pytest.raises(LostPeerError, match=rf"'{stage}' .* its process {pid} was killed by SIGKILL"):
         list(stream)
     assert_answers(omni)
+
+
+def test_rules_about_text_hold_in_an_engine_that_runs_again(omni: Omni):
+    stop = {"writer": SamplingParams(stop=("c",))}
+    assert omni.generate("abcd", sampling=stop, modalities=("text",), stream=False).text == "ab"
+    kill(omni, WRITER)
+    assert omni.generate("abcd", sampling=stop, modalities=("text",), stream=False).text == "ab"
 
 
 def explode(omni: Omni, text: str = "ab") -> None:
