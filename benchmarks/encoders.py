@@ -27,7 +27,7 @@ from omni.stage import StageContext
 from omni_encoder.batch import BatchEncoder
 from omni_encoder.jobs import Outputs
 from omni_encoder.model import EncoderModel
-from omni_qwen3_omni.encoders import VisionEncoder, build_audio, build_vision
+from omni_qwen3_omni.encoders import build_audio, build_vision
 from omni_qwen3_omni.pipeline import pipeline
 from shapes import SHAPES
 
@@ -67,7 +67,9 @@ def load(stage: str, folder: Path, device: TimedDevice) -> EncoderModel:
     )
     if stage == "audio_encoder":
         return build_audio(context)
-    return VisionEncoder(build_vision(context).tower)  # whatever its processor shrinks pictures to
+    model = build_vision(context)
+    model.max_pixels = None  # whatever its processor shrinks pictures to
+    return model
 
 
 def measure(device: TimedDevice, encoder: BatchEncoder, stream: Stream, item: Mapping[str, Tensor]) -> EncoderTimes:

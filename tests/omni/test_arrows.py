@@ -20,7 +20,7 @@ OFFERED = {
         *("adapters", "hidden_conditioning", "text_conditioning"),
     },
     "omni_diffusion": {"options", "inputs", "model", "layers"},
-    "omni_encoder": {"options", "inputs", "model", "plan", "towers"},
+    "omni_encoder": {"options", "inputs", "model", "plan", "segments", "layers", "towers"},
     "omni_vocoder": {"options", "model", "state", "layers", "streaming"},
 }
 """The modules of a kind that plugins may use: options, inputs, the model contract, building blocks of models, adapters that feed a
@@ -55,6 +55,7 @@ LEAVES = {
     "omni_ar/sampling": {"omni_ar.kernels", "omni_ar.processors", "omni_ar.sampling"},
     "omni_diffusion/kernels": {"omni_diffusion.kernels"},
     "omni_encoder/kernels": {"omni_encoder.kernels"},
+    "omni_encoder/layers": {"omni_encoder.layers", "omni_encoder.segments"},
     "omni_vocoder/kernels": {"omni_vocoder.kernels"},
 }
 """Folders of a kind that do not import the code that runs the stage, and the modules of their own kind that they import."""

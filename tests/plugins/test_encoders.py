@@ -1,6 +1,5 @@
 """The towers' batches, padded and not, against transformers' own forward pass on each item alone; and on a CUDA device."""
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -9,6 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import Qwen2_5OmniConfig, Qwen3OmniMoeConfig
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAudioEncoder, Qwen2_5OmniVisionEncoder
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeAudioEncoder,
+    Qwen3OmniMoeVisionEncoder,
+)
 
 from omni.checkpoint import Checkpoint
 from omni.device import SyncCheck, SyncPoint, may_sync, open_device, sync_guard
@@ -59,14 +64,29 @@ def built(name: str, folder: Path, device: str = "cpu", dtype: torch.dtype = tor
 @cache
 def encoder(name: str) -> Any:
     """Of a tiny checkpoint, on the CPU."""
-    return built(name, tiny_folder() if "2_5" in name else tiny_checkpoint(**sizes(seed=81, deepstack=(0, 1))))
+    return built(name, folder_of(name))
 
 
-def plain(tower: Any) -> Any:
-    """The same tower as transformers runs it."""
-    tower = copy.deepcopy(tower)
-    tower.set_attn_implementation("sdpa")
-    return tower
+def folder_of(name: str) -> Path:
+    return tiny_folder() if "2_5" in name else tiny_checkpoint(**sizes(seed=81, deepstack=(0, 1)))
+
+
+THEIRS: dict[str, tuple[Any, Any, str]] = {
+    "audio_3": (Qwen3OmniMoeConfig, Qwen3OmniMoeAudioEncoder, "audio_config"),
+    "vision_3": (Qwen3OmniMoeConfig, Qwen3OmniMoeVisionEncoder, "vision_config"),
+    "audio_2_5": (Qwen2_5OmniConfig, Qwen2_5OmniAudioEncoder, "audio_config"),
+    "vision_2_5": (Qwen2_5OmniConfig, Qwen2_5OmniVisionEncoder, "vision_config"),
+}
+"""transformers' config, its class of a tower, and the tower's part of the config."""
+
+
+def plain(name: str) -> Any:
+    """The tower of `encoder(name)` as transformers has and runs it."""
+    config, tower, part = THEIRS[name]
+    whole = config.from_pretrained(folder_of(name))
+    theirs = tower._from_config(getattr(whole.thinker_config, part), dtype=torch.float32).eval()
+    theirs.load_state_dict(encoder(name).state_dict())
+    return theirs
 
 
 def clips(frames: Sequence[int], bins: int = 128, **others: Tensor) -> list[dict[str, Tensor]]:
@@ -103,7 +123,7 @@ def check(model: EncoderModel, items: Items, expected: Items) -> None:
 def test_clips_of_qwen3_omni(frames: tuple[int, ...]) -> None:
     """Among them ends of chunks and of attention windows."""
     audio_3 = encoder("audio_3")
-    tower = plain(audio_3.tower)
+    tower = plain("audio_3")
     chunk = 2 * tower.n_window
     items = clips(frames, tower.num_mel_bins, chunk=torch.tensor(chunk))
     expected = []
@@ -119,7 +139,7 @@ def test_clips_of_qwen3_omni(frames: tuple[int, ...]) -> None:
 @torch.inference_mode()
 def test_short_clips_are_padded_to_their_chunk_and_no_further() -> None:
     audio_3 = encoder("audio_3")
-    tower = plain(audio_3.tower)
+    tower = plain("audio_3")
     items = clips((30, 17), tower.num_mel_bins, chunk=torch.tensor(30))
     assert audio_3.padded_length(items) is None
     features = torch.cat([item["features"] for item in items], 1)
@@ -131,7 +151,7 @@ def test_short_clips_are_padded_to_their_chunk_and_no_further() -> None:
 @pytest.mark.parametrize("frames", [(200,), (437, 3, 600), (81, 250), (3, 4, 5), (199, 201)], ids=str)
 def test_clips_of_qwen2_5_omni(frames: tuple[int, ...]) -> None:
     """Among them ends of chunks and odd lengths, whose last token has no partner."""
-    items, tower = clips(frames), plain(encoder("audio_2_5").tower)
+    items, tower = clips(frames), plain("audio_2_5")
     expected = [
         tower(item["features"], feature_lens=torch.tensor([count])).last_hidden_state
         for item, count in zip(items, frames, strict=True)
@@ -152,7 +172,7 @@ def test_clips_of_qwen2_5_omni(frames: tuple[int, ...]) -> None:
 )
 def test_pictures(name: str, grids: tuple[tuple[int, int, int], ...]) -> None:
     """Among them whole windows, and such as are cut at the edges; pictures of several frames, too."""
-    tower = plain(encoder(name).tower)
+    tower = plain(name)
     items, expected = pictures(grids, tower.patch_embed.proj.weight[0].numel()), []
     for item in items:
         out = tower(item["pixels"], grid_thw=item["grid"][None])
@@ -167,7 +187,7 @@ def test_pictures(name: str, grids: tuple[tuple[int, int, int], ...]) -> None:
 def test_planted_fault_windows_are_not_frames() -> None:
     """The tiny tower's windows matter: with windows as large as frames, its outputs differ."""
     (item,) = pictures([(1, 16, 12)], 3 * 2 * 14 * 14)
-    tower = plain(encoder("vision_2_5").tower)
+    tower = plain("vision_2_5")
     narrow = tower(item["pixels"], grid_thw=item["grid"][None]).pooler_output
     tower.window_size *= 8
     wide = tower(item["pixels"], grid_thw=item["grid"][None]).pooler_output
@@ -177,10 +197,10 @@ def test_planted_fault_windows_are_not_frames() -> None:
 def test_a_padded_batch_is_laid_out_the_same_whatever_is_in_it() -> None:
     """Or a captured one could not stand for it."""
     audio_3, vision_3 = encoder("audio_3"), encoder("vision_3")
-    chunk = torch.tensor(2 * audio_3.tower.n_window)
-    values = vision_3.tower.patch_embed.proj.weight[0].numel()
+    chunk = torch.tensor(audio_3.chunks.frames)
+    values = vision_3.patches.values
     cases: list[tuple[EncoderModel, Items]] = [
-        (audio_3, clips((120, 30), audio_3.tower.num_mel_bins, chunk=chunk)),
+        (audio_3, clips((120, 30), audio_3.bins, chunk=chunk)),
         (vision_3, pictures(((1, 4, 4), (2, 2, 2)), values)),
     ]
     for model, items in cases:

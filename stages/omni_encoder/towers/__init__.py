@@ -1,1 +1,1 @@
-"""transformers' towers as encoder models: values that depend on sizes alone are computed on the host in advance."""
+"""Bases of towers: values that depend on sizes alone are computed on the host in advance."""

@@ -1,9 +1,8 @@
-"""Checks of a config for a tower of transformers, which would otherwise be built and fail for every input."""
-
-from transformers.activations import ACT2FN
+"""Checks of a config for a tower, which would otherwise be built and fail for every input."""
 
 from omni.checkpoint.checks import OTHER_MODEL, Section
 from omni.errors import CheckpointError, quoted
+from omni_encoder.layers.activations import ACTIVATIONS
 
 _MOST_POSITIONS = 2**20
 _MOST_WINDOW = 2**16
@@ -12,13 +11,14 @@ _MOST_WINDOW = 2**16
 def check_clip_tower(config: Section, width: int, stride: int) -> None:
     """Checks a tower for sound. Raises CheckpointError, naming the field. width: of the text model's embeddings. stride: mel frames
     of a token, before pooling."""
-    config.require_counts("d_model", "encoder_ffn_dim", "output_dim")
+    # One half of the dimensions are sines, the other half cosines, of at least two wavelengths.
+    config.require_counts("d_model", least=4)
+    config.require(config["d_model"] % 2 == 0, "d_model", f"is odd: {config['d_model']}")
+    config.require_counts("encoder_ffn_dim", "output_dim")
     config.require_counts("encoder_layers", most=1024)
     config.require_counts("num_mel_bins", most=2**12)
     config.require_counts("n_window", most=_MOST_WINDOW)
     config.require_multiple("d_model", of="encoder_attention_heads")
-    # One half of the dimensions are sines, the other half cosines.
-    config.require(config["d_model"] % 2 == 0, "d_model", f"is odd: {config['d_model']}")
     config.require_equal({"output_dim": width})
     config.require_counts("max_source_positions", least=-(-2 * config["n_window"] // stride), most=_MOST_POSITIONS)
     if config.get("conv_chunksize") is not None:
@@ -35,6 +35,10 @@ def check_picture_tower(config: Section, width: int) -> None:
     config.require_counts("hidden_size", "intermediate_size", "out_hidden_size")
     config.require_counts("depth", most=1024)
     config.require_counts("patch_size", "spatial_merge_size", "temporal_patch_size", most=1024)
+    for name in ("patch_size", "temporal_patch_size"):
+        if not isinstance(config[name], int):
+            problem = f"is {quoted(config[name])}, which is not supported: only one number is"
+            raise CheckpointError(config.field(name), problem, OTHER_MODEL)
     config.require_multiple("hidden_size", of="num_heads")
     head = config["hidden_size"] // config["num_heads"]
     config.require(head % 4 == 0, "num_heads", f"gives heads of {head}, which rows and columns cannot share in pairs")
@@ -55,5 +59,5 @@ def check_picture_tower(config: Section, width: int) -> None:
 
 
 def _check_activation(config: Section, name: str) -> None:
-    if config[name] not in ACT2FN:
+    if not isinstance(config[name], str) or config[name] not in ACTIVATIONS:
         raise CheckpointError(config.field(name), f"is {quoted(config[name])}, which is not supported", OTHER_MODEL)

@@ -8,18 +8,15 @@ Shape legend: C chunks, F mel frames of a chunk, M mel bins, T tokens of the cli
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.plan import EncodePlan, EncoderInput
-from omni_encoder.segments import Segments, bounds_input
-from omni_encoder.towers.loading import NOT_ASKED, use_segments
+from omni_encoder.segments import bounds_input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,22 +90,30 @@ def lay_out(frames: Sequence[int], bins: int, chunks: Chunks, padded: int) -> Cl
 def cut(values: Tensor, chunks_C3: Tensor, frames_F: Tensor, bins: int) -> Tensor:
     """`[C, M, F]`: the chunks of a batch, with zeros behind the frames of each. values: `[n]`, the clips of a `ClipBatch`.
     chunks_C3: as there. frames_F: int64, 0, 1, ... All on one device."""
-    starts_C11, strides_C11, lengths_C11 = (column[:, None, None] for column in chunks_C3.unbind(1))
+    starts_C11, strides_C11, _ = (column[:, None, None] for column in chunks_C3.unbind(1))
     bins_M1 = torch.arange(bins, device=values.device)[:, None]
-    behind_C1F = frames_F >= lengths_C11
+    behind_C1F = behind(chunks_C3, frames_F)
     indexes_CMF = (starts_C11 + bins_M1 * strides_C11 + frames_F).masked_fill(behind_C1F, 0)
     return values.index_select(0, indexes_CMF.flatten()).view(indexes_CMF.shape).masked_fill(behind_C1F, 0)
 
 
+def behind(chunks_C3: Tensor, frames_F: Tensor) -> Tensor:
+    """bool `[C, 1, F]`: which frames are behind those of their chunk. chunks_C3, frames_F: as for `cut`."""
+    return frames_F >= chunks_C3[:, 2, None, None]
+
+
 class ClipEncoder(EncoderModel):
     """Items: `features`, float32 `[mel bins, frames]`; if its chunks are not padded to full ones, also `chunk`, an int64 scalar on
-    the host: the number of frames that they are padded to, which affects the outputs. Outputs: `embeddings` `[n, D]`."""
+    the host: the number of frames that they are padded to, which affects the outputs.
 
-    def __init__(self, tower: PreTrainedModel, chunks: Chunks) -> None:
-        """tower: a tower of transformers that takes cut chunks and the indexes of tokens in them. It is modified."""
+    Inputs of `encode`, which families implement: `features`, the values of all clips; `chunks`, `tokens` and, if the tower pools,
+    `firsts`, as in `ClipBatch`; `frames`, int64, 0, 1, ... for the frames of a padded chunk; `bounds`, as in `Segments`.
+    """
+
+    def __init__(self, bins: int, chunks: Chunks) -> None:
+        """bins: mel bins."""
         super().__init__()
-        use_segments(tower)
-        self.tower: Any = tower
+        self.bins = bins
         self.chunks = chunks
 
     def padded_length(self, items: Sequence[Mapping[str, Tensor]]) -> int | None:
@@ -119,7 +124,7 @@ class ClipEncoder(EncoderModel):
         return count * self.chunks.embeddings(self.chunks.frames)
 
     def plan(self, items: Sequence[Mapping[str, Tensor]], length: int | None = None) -> EncodePlan:
-        bins, pool = self.tower.num_mel_bins, self.chunks.pool
+        bins, pool = self.bins, self.chunks.pool
         features = tuple(item["features"] for item in items)
         frames = [feature.shape[1] for feature in features]
         padded = self._padding(items[0]) if items else self.chunks.frames
@@ -142,21 +147,13 @@ class ClipEncoder(EncoderModel):
             inputs["firsts"] = EncoderInput((firsts,), torch.int64, (batch.firsts_E,))
         return EncodePlan(inputs, batch.sizes, batch.segments if length is None else None)
 
-    def encode(self, inputs: Mapping[str, Tensor], segments: tuple[int, ...] | None) -> Mapping[str, Tensor]:
-        pooled = {"pool_indices": inputs["firsts"]} if "firsts" in inputs else {}
-        out = self.tower(
-            padded_feature=cut(inputs["features"], inputs["chunks"], inputs["frames"], self.tower.num_mel_bins),
-            chunk_lengths=inputs["chunks"][:, 2],
-            valid_indices=inputs["tokens"],
-            cu_seqlens=Segments(inputs["bounds"], segments),
-            max_seqlen=NOT_ASKED,
-            **pooled,
-        )
-        return {"embeddings": out.last_hidden_state}
+    def cut(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """`[C, M, F]`: the chunks of a batch. inputs: of `encode`."""
+        return cut(inputs["features"], inputs["chunks"], inputs["frames"], self.bins)
 
     def largest_item(self, length: int) -> SampleItem:
         frames = self.chunks.longest(length)
-        features = torch.zeros((self.tower.num_mel_bins, frames), dtype=torch.float32, device="cpu")
+        features = torch.zeros((self.bins, frames), dtype=torch.float32, device="cpu")
         return SampleItem(self.chunks.embeddings(frames), {"features": features})
 
     def _padding(self, item: Mapping[str, Tensor]) -> int:

@@ -8,18 +8,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel
 
+from omni_encoder.layers.patches import CHANNELS
 from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.plan import EncodePlan, EncoderInput
-from omni_encoder.segments import Segments, bounds_input
-from omni_encoder.towers.loading import NOT_ASKED, use_segments
+from omni_encoder.segments import bounds_input
+from omni_encoder.towers.configs import PictureTowerConfig
 
 _SIZES = 8
 """Number of cached picture sizes, such as those of a request or of one camera."""
@@ -38,9 +37,10 @@ class Patches:
     window: int | None = None
 
     @classmethod
-    def of(cls, tower: Any, *, learned: int | None = None, window: int | None = None) -> "Patches":
-        values = tower.patch_embed.proj.weight[0].numel()
-        return cls(values=values, side=tower.patch_size, merge=tower.spatial_merge_size, learned=learned, window=window)
+    def of(cls, config: PictureTowerConfig, *, learned: int | None = None, window: int | None = None) -> "Patches":
+        values = CHANNELS * config.temporal_patch_size * config.patch_size**2
+        side, merge = config.patch_size, config.spatial_merge_size
+        return cls(values=values, side=side, merge=merge, learned=learned, window=window)
 
     @property
     def block(self) -> int:
@@ -98,19 +98,17 @@ _Frames = Sequence[tuple[int, int]]
 
 class PictureEncoder(EncoderModel):
     """Items: `pixels`, float32 `[patches, values]`, and on the host `grid`, int64 `[3]`: frames, and patches down and across.
-    Outputs: `embeddings` `[n, D]`, and others in families that override `outputs`."""
 
-    def __init__(self, tower: PreTrainedModel, patches: Patches, max_pixels: int | None = None) -> None:
-        """tower: takes precomputed positions, neighbours and windows; it is modified. max_pixels: of the processor."""
+    Inputs of `encode`, which families implement: the `pixels` of all items; `positions`, int64 `[P, 2]`, the row and the column of
+    each patch; `bounds` of its frame, as in `Segments`. With `Patches.learned` also `taps` and `weights`, as `interpolation` gives
+    them. With `Patches.window` also `order`, int64, the blocks by window, and `windows`, the bounds of the windows in that order.
+    """
+
+    def __init__(self, patches: Patches, max_pixels: int | None = None) -> None:
+        """max_pixels: of the processor."""
         super().__init__()
-        use_segments(tower)
-        self.tower: Any = tower
         self.patches = patches
-        self._max_pixels = max_pixels
-
-    def outputs(self, out: Any) -> Mapping[str, Tensor]:
-        """The embeddings of a batch by name, from what the tower returned."""
-        return {"embeddings": out.pooler_output}
+        self.max_pixels = max_pixels
 
     def padded_length(self, items: Sequence[Mapping[str, Tensor]]) -> int | None:
         return sum(item["pixels"].shape[0] for item in items) // self.patches.block
@@ -134,27 +132,10 @@ class PictureEncoder(EncoderModel):
         sizes = tuple(math.prod(grid) // block for grid in grids)
         return EncodePlan(inputs, sizes, segments if length is None else None)
 
-    def encode(self, inputs: Mapping[str, Tensor], segments: tuple[int, ...] | None) -> Mapping[str, Tensor]:
-        given: dict[str, Any] = {}
-        if "taps" in inputs:
-            given |= {"interp_indices": inputs["taps"], "interp_weights": inputs["weights"]}
-        if "windows" in inputs:
-            within = Segments(inputs["windows"], None)
-            given |= {"window_index": inputs["order"], "cu_window_seqlens": within, "max_window_seqlen": NOT_ASKED}
-        out = self.tower(
-            inputs["pixels"],
-            grid_thw=None,
-            position_ids=inputs["positions"],
-            cu_seqlens=Segments(inputs["bounds"], segments),
-            max_seqlen=NOT_ASKED,
-            **given,
-        )
-        return self.outputs(out)
-
     def largest_item(self, length: int) -> SampleItem:
         merge = self.patches.merge
-        if self._max_pixels is not None:
-            length = max(min(length, self._max_pixels // (merge * self.patches.side) ** 2), 1)
+        if self.max_pixels is not None:
+            length = max(min(length, self.max_pixels // (merge * self.patches.side) ** 2), 1)
         height = math.isqrt(length)
         width = length // height
         grid = torch.tensor([1, height * merge, width * merge])
