@@ -12,7 +12,15 @@ import torch
 from omni.device import Device
 from omni.engine.memory import Budget
 from omni.engine.rows import divide_memory
-from omni.kernels import Compiled, CompileProcesses, RecordingDevice, StartRecord, Variant, VariantRecorder
+from omni.kernels import (
+    Compiled,
+    CompileProcesses,
+    RecordingDevice,
+    ShapeRules,
+    StartRecord,
+    Variant,
+    VariantRecorder,
+)
 from omni.stage import LoadedStage, WarmStage, most_rows
 
 _log = logging.getLogger(__name__)
@@ -114,7 +122,7 @@ def load_empty(stages: Iterable[str], load: Load, device: RecordingDevice) -> di
     """Those of `stages` that can be loaded onto `device`."""
     loaded: dict[str, LoadedStage] = {}
     for name in stages:
-        with _recorded_in_part(name):
+        with _recorded_in_part(name), ShapeRules():
             loaded[name] = load(device, name)
     return loaded
 

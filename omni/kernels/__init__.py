@@ -9,6 +9,7 @@ from omni.kernels.counter import CompileCounter
 from omni.kernels.device import RecordingDevice
 from omni.kernels.processes import Compiled, CompileProcesses, process_count
 from omni.kernels.recorder import VariantRecorder
+from omni.kernels.shape_rules import ShapeRules
 from omni.kernels.start_record import StartRecord
 from omni.kernels.variant import Variant
 
@@ -17,6 +18,7 @@ __all__ = [
     "CompileProcesses",
     "Compiled",
     "RecordingDevice",
+    "ShapeRules",
     "StartRecord",
     "Variant",
     "VariantRecorder",

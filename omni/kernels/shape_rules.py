@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import functional, init
 from torch.overrides import TorchFunctionMode
 
 
@@ -21,12 +21,13 @@ class ShapeRules(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        rule = _RULES.get(func)
-        if rule is not None and args and _is_meta(args[0]):
-            result = rule(*args, **(kwargs or {}))
+        rule, given = _RULES.get(func), kwargs or {}
+        # The functions of `torch.nn.init` give all arguments by name.
+        if rule is not None and _is_meta(args[0] if args else given.get("tensor")):
+            result = rule(*args, **given)
             if result is not None:
                 return result
-        return func(*args, **(kwargs or {}))
+        return func(*args, **given)
 
 
 def _is_meta(argument: Any) -> bool:
@@ -86,6 +87,11 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0, **given: Any) -> Tensor | None
     return first.new_empty(shape)
 
 
+def _drawn(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+    """For draws in place, such as of initial weights: torch imports its compiler for them, which takes seconds."""
+    return tensor
+
+
 _ALIKE = ("square", "neg", "__neg__", "rsqrt")
 _PAIRWISE = ("add", "__add__", "__radd__", "sub", "__sub__", "mul", "__mul__", "__rmul__")
 _RULES: dict[Any, Callable[..., Tensor | None]] = {
@@ -97,6 +103,9 @@ _RULES: dict[Any, Callable[..., Tensor | None]] = {
     torch.rsqrt: _like,
     torch.cat: _cat,
     Tensor.mean: _mean,
+    **dict.fromkeys((init.normal_, init.uniform_, init.kaiming_uniform_), _drawn),
+    Tensor.normal_: _drawn,
+    Tensor.uniform_: _drawn,
     **{getattr(Tensor, name): _like for name in _ALIKE},
     **{getattr(Tensor, name): _pairwise for name in _PAIRWISE},
 }

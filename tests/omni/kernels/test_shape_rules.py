@@ -45,6 +45,8 @@ OPERATIONS: dict[str, Operation] = {
     "sub": lambda x: x - meta(1, 1, 4),
     "mul": lambda x: x * meta(2, 3, 4),
     "mul a number": lambda x: 0.5 * x,
+    "normal": lambda x: torch.nn.init.normal_(x.contiguous()),
+    "uniform": lambda x: torch.nn.init.uniform_(x.contiguous()),
     "mul a scalar": lambda x: x * torch.tensor(2.0, device="meta"),
 }
 INPUTS: dict[str, Callable[[], Tensor]] = {
@@ -73,7 +75,9 @@ def test_a_rule_gives_the_shape_strides_and_type_of_torch(operation: str, given:
     assert result.is_meta
 
 
-@pytest.mark.parametrize("operation", ["linear", "layer_norm", "gelu", "mean", "cat", "attention", "add a row", "mul"])
+@pytest.mark.parametrize(
+    "operation", ["linear", "layer_norm", "gelu", "mean", "cat", "attention", "add a row", "mul", "normal"]
+)
 def test_common_operations_have_a_rule(operation: str):
     made: list[bool] = []
     rules = {function: counted(rule, made) for function, rule in shape_rules._RULES.items()}
