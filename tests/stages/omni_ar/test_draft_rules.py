@@ -144,6 +144,21 @@ def test_a_row_with_a_host_processor_verifies_no_drafts_beside_others():
     assert driver.counter("drafted_tokens") > 10
 
 
+def test_the_edits_of_a_row_behind_others_reach_its_first_position():
+    """In a step with drafts its logits are not at its place in the batch."""
+
+    def ask(driver: ArDriver, suffix: str) -> list[list[int]]:
+        driver.ask(f"free{suffix}", PROMPTS[0], max_tokens=40)
+        rules = HostRules(host_processors=(NothingTwice(11),))
+        driver.ask(f"ruled{suffix}", PROMPTS[3], max_tokens=20, rules=rules)
+        driver.run()
+        return [driver.tokens(f"{name}{suffix}") for name in ("free", "ruled")]
+
+    driver = driver_of("fabricated", LateDevice(2), draft_tokens=3, adaptive_drafts=False)
+    assert ask(driver, " once") == ask(driver, " again") == ask(driver_of(device=LateDevice(1)), "")
+    assert driver.counter("accepted_drafts") > 10
+
+
 def test_rows_go_on_to_draft_behind_steps_with_chunks():
     """Such a step makes no drafts, which does not mean that none are worthwhile."""
     right = ModelDrafter(ArDraftModel(MODEL, 11), 3)
