@@ -4,7 +4,10 @@
     python benchmarks/start.py --model DIR --starts 3
 
 Each start is a process of its own. The first has empty folders as caches of Triton and of CUDA; each later one has those of the
-start before. Files of weights (`--model`) are in the page cache from the second start on, and before the first if they were just
+start before. Python's bytecode is that of the installation, and is written where it may be, whatever PYTHONDONTWRITEBYTECODE says:
+code without any is compiled by every start.
+
+Files of weights (`--model`) are in the page cache from the second start on, and before the first if they were just
 written: a shape has random weights, made on the device. Seconds of a row:
 
 - imports: Python's start and `from omni import Omni`, which imports no torch.
@@ -44,6 +47,7 @@ def measure(given: Mapping[str, Any], caches: Path) -> dict[str, Any]:
         "CUDA_CACHE_PATH": str(caches / "cuda"),
         "PYTHONPATH": os.pathsep.join([str(_BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-c", "from bench.opened import main; main()", json.dumps(given)]
     done = subprocess.run([*command, str(time.monotonic())], env=environ, stdout=subprocess.PIPE, text=True)
     if done.returncode:

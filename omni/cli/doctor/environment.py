@@ -6,6 +6,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module, metadata
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
 
 from omni.cli.doctor.check import Finding, last_line, ok, problem, warning
 from omni.version import TESTED, __version__
@@ -43,6 +46,7 @@ def check_environment() -> Iterator[Finding]:
         yield _package(requirement)
     for module in _IMPORTED:
         yield _imports(module)
+    yield from _bytecode()
     yield from _traps()
 
 
@@ -80,6 +84,19 @@ def _imports(module: str) -> Finding:
         remedy = f"install {module} again; the warnings here may show why it fails"
         return problem(_GROUP, name, last_line(error), remedy)
     return ok(_GROUP, name, "works")
+
+
+def _bytecode() -> Iterator[Finding]:
+    """After the imports, which write it where they may. Installers compile packages, unless the image is built without."""
+    without = {name: spec for name in _IMPORTED if (spec := find_spec(name)) is not None and not _is_compiled(spec)}
+    if without:
+        detail = f"is missing for {', '.join(without)}: each start compiles their code, which takes seconds"
+        folders = " ".join(str(Path(spec.origin or "").parent) for spec in without.values())
+        yield warning(_GROUP, "bytecode", detail, f"python -m compileall -q {folders}")
+
+
+def _is_compiled(spec: ModuleSpec) -> bool:
+    return spec.cached is None or Path(spec.cached).exists()
 
 
 def _traps() -> Iterator[Finding]:

@@ -1,6 +1,7 @@
 """`omni doctor`: the environment and the devices."""
 
 import os
+import py_compile
 import subprocess
 import sys
 import tomllib
@@ -55,6 +56,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     )
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(environment, "_is_compiled", lambda spec: True)
     return there
 
 
@@ -98,6 +100,20 @@ def test_packages_for_cuda_beside_a_torch_without(
 def test_triton_beside_a_newer_numpy(triton: str, numpy: str, trapped: bool, packages: dict[str, str]) -> None:
     packages.update(triton=triton, numpy=numpy)
     assert ("triton and numpy" in by_name(environment.check_environment())) == trapped
+
+
+def test_packages_without_bytecode(packages: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "bytecode" not in by_name(environment.check_environment())
+    monkeypatch.undo()
+    monkeypatch.setattr(environment, "_IMPORTED", ("compiled", "uncompiled"))
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("compiled", "uncompiled"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    py_compile.compile(str(tmp_path / "compiled" / "__init__.py"))
+    found = by_name(environment._bytecode())["bytecode"]
+    assert (found.status, found.detail.partition(":")[0]) == ("warning", "is missing for uncompiled")
+    assert found.remedy == f"python -m compileall -q {tmp_path / 'uncompiled'}"
 
 
 def test_not_installed_but_run_from_its_folder(packages: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
