@@ -178,6 +178,8 @@ class OutputProcessor:
     def _read(self, read: _StepInFlight) -> None:
         for request in read.requests:
             request.steps_in_flight -= 1
+            if self.drafts.drafted:
+                request.draft_reports.read()
         step, scored, drafts = read.step, list[_Scored](), DraftCounts()
         results = _read_tokens(step.tokens, len(step.rows)) if step.tokens is not None else []
         for row, (scheduled, (status, count, *ids)) in enumerate(zip(step.rows, results, strict=True)):
@@ -186,7 +188,7 @@ class OutputProcessor:
             if self.drafts.drafted:
                 verified, worthwhile = ids[-REPORTED:]
                 if step.proposes:
-                    request.wanted_drafts = worthwhile
+                    request.draft_reports.report(worthwhile)
                 _correct_bounds(scheduled, step.drafts, count)
             if not request.status.takes_tokens:
                 self.discarded += count

@@ -19,6 +19,7 @@ from omni_ar.drafters import DraftRequest
 from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.kernels.sampling.state import SamplingFlags
 from omni_ar.run.blocks.pool import BlockTable, PrefixKeys
+from omni_ar.run.draft_reports import DraftReports
 from omni_ar.sampling.pack import flags_of
 
 
@@ -236,8 +237,7 @@ class ArRequest:
     num_frames: int = 0
     num_cached_tokens: int | None = None
     """Number of prompt tokens in the prefix cache at the first start; None before it."""
-    wanted_drafts: int = 0
-    """Number of drafts that are worth verifying in its next step, as far as the host has read; the device decides."""
+    draft_reports: DraftReports = field(default_factory=DraftReports)
     drafts: DraftCounts = field(default_factory=DraftCounts)
     flags: SamplingFlags = field(init=False)
     """The request's sampling work."""
@@ -266,6 +266,11 @@ class ArRequest:
     def held_table(self) -> BlockTable:
         assert self.table is not None
         return self.table
+
+    @property
+    def wanted_drafts(self) -> int:
+        """Number of drafts that are worth verifying in the step to be planned, by the reports; the device decides."""
+        return self.draft_reports.wanted(self.steps_in_flight)
 
     @property
     def undrafted(self) -> bool:

@@ -115,7 +115,8 @@ class Scheduler:
             request = chunk.request
             request.num_computed_tokens += chunk.length
             if chunk.first:
-                request.wanted_drafts = 0 if request.undrafted else self._limits.drafts
+                drafts = 0 if request.undrafted else self._limits.drafts
+                request.draft_reports.restart(drafts, self._limits.draft_lag)
             request.last_scheduled_step = plan.step
             if not chunk.replay:
                 scored = min(chunk.start + chunk.length, request.length - 1)

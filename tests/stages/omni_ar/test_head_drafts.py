@@ -92,16 +92,19 @@ def test_drafts_are_those_of_the_head_run_from_the_start(kind: str, drafts: int,
     chosen([("eagle3", "bias and stop")], itertools.product(KINDS, ASKED)),
 )
 def test_acceptance_does_not_depend_on_the_steps_in_flight(kind: str, asked: str):
-    """Whatever is asked."""
-    head, found = trained(kind), []
+    """Whatever is asked. Of adaptive drafts up to two, as many as are in flight by default."""
+    head, found = trained(kind), list[list[dict[str, int]]]()
     plain = ArDriver(head.setup.model, options=ArOptions(max_num_seqs=4, block_size=4, max_model_len=80))
     texts = answers(plain, PROMPTS, **ASKED[asked], max_tokens=MOST)
-    for in_flight in (1, 2, 8):
-        driver = driver_of(head, LateDevice(in_flight, check=False), 3, max_in_flight=in_flight)
-        assert [answers(driver, [prompt], **ASKED[asked], max_tokens=MOST)[0] for prompt in PROMPTS] == texts
-        found.append({name: number for name, number in driver.worker.counters().items() if "draft" in name})
-    assert found[0] == found[1] == found[2]
-    assert found[0]["drafted_tokens"] > 30
+    for adaptive, several in ((False, (1, 2, 8)), (True, (1, 2))):
+        found.append([])
+        for count in several:
+            given = {"max_in_flight": count, "adaptive_drafts": adaptive}
+            driver = driver_of(head, LateDevice(count, check=False), 3, **given)
+            assert [answers(driver, [prompt], **ASKED[asked], max_tokens=MOST)[0] for prompt in PROMPTS] == texts
+            found[-1].append({name: number for name, number in driver.worker.counters().items() if "draft" in name})
+        assert all(each == found[-1][0] for each in found[-1])
+    assert found[0][0]["drafted_tokens"] > 30
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,7 +115,7 @@ def test_a_row_drafts_again_behind_steps_without_drafts(kind: str, monkeypatch: 
 
     def in_turn(self: Scheduler, alone: ArRequest | None) -> StepPlan | None:
         for request in driver.worker.requests.values():
-            request.wanted_drafts = 0 if 5 <= len(request.outputs) < 10 else 3
+            request.draft_reports.restart(0 if 5 <= len(request.outputs) < 10 else 3)
         plan = compose(self, alone)
         if plan is not None:
             seen.extend((plan.drafts, request.drafts.steps) for request in plan.decodes)

@@ -152,14 +152,17 @@ def test_drafts_are_those_of_the_model_run_from_the_start(drafts: int, captured:
 @pytest.mark.parametrize("asked", few(1, ["penalties", *(each for each in ASKED if each != "penalties")], SLOW))
 def test_acceptance_does_not_depend_on_the_steps_in_flight(asked: str):
     """Whatever is asked. Requests alone: beside others, steps with their prompts have no drafts."""
-    plain, found = driver_of(), []
+    plain, found = driver_of(), list[list[dict[str, int]]]()
     texts = [answers(plain, [prompt], **ASKED[asked], max_tokens=30) for prompt in PROMPTS[:3]]
-    for in_flight in (1, 2, 8):
-        driver = drafted(OTHER, LateDevice(in_flight, check=False), 3, max_in_flight=in_flight)
-        assert [answers(driver, [prompt], **ASKED[asked], max_tokens=30) for prompt in PROMPTS[:3]] == texts
-        found.append({name: number for name, number in driver.worker.counters().items() if "draft" in name})
-    assert found[0] == found[1] == found[2]
-    assert found[0]["accepted_drafts"] > 0
+    for adaptive, several in ((False, (1, 2, 8)), (True, (1, 2))):
+        found.append([])
+        for count in several:
+            given = {"max_in_flight": count, "adaptive_drafts": adaptive}
+            driver = drafted(OTHER, LateDevice(count, check=False), 3, **given)
+            assert [answers(driver, [prompt], **ASKED[asked], max_tokens=30) for prompt in PROMPTS[:3]] == texts
+            found[-1].append({name: number for name, number in driver.worker.counters().items() if "draft" in name})
+        assert all(each == found[-1][0] for each in found[-1])
+    assert found[0][0]["accepted_drafts"] > 0
 
 
 RACED = ("few blocks, chunks", "captured, chunks")
