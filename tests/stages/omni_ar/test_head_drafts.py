@@ -99,7 +99,7 @@ def test_acceptance_does_not_depend_on_the_steps_in_flight(kind: str, asked: str
     for adaptive, several in ((False, (1, 2, 8)), (True, (1, 2))):
         found.append([])
         for count in several:
-            given = {"max_in_flight": count, "adaptive_drafts": adaptive}
+            given: dict[str, Any] = {"max_in_flight": count, "adaptive_drafts": adaptive}
             driver = driver_of(head, LateDevice(count, check=False), 3, **given)
             assert [answers(driver, [prompt], **ASKED[asked], max_tokens=MOST)[0] for prompt in PROMPTS] == texts
             found[-1].append({name: number for name, number in driver.worker.counters().items() if "draft" in name})
