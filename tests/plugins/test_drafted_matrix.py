@@ -58,7 +58,7 @@ CELLS = covering(PLAYED)
     ("name", "drafter", "cell"),
     chosen(
         [
-            *(("text", "fabricated", CELLS[at]) for at in (0, 4)),
+            ("text", "fabricated", CELLS[0]),
             ("text", "ngram", CELLS[7]),
             ("text", "draft_model", CELLS[10]),
             ("text", HEADS[0], CELLS[11]),

@@ -57,6 +57,7 @@ def test_an_engine_of_qwen3_omni_imports_no_code_for_generation():
     assert not slow_modules(IMPORT + LOAD)
 
 
+@pytest.mark.mutation
 def test_planted_fault_an_import_with_docstrings_is_found():
     with_docstrings = IMPORT.replace("keep_docstrings()\n", "")
     assert with_docstrings != IMPORT
