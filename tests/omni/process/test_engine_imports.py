@@ -58,7 +58,5 @@ def test_an_engine_of_qwen3_omni_imports_no_code_for_generation():
 
 
 @pytest.mark.mutation
-def test_planted_fault_an_import_with_docstrings_is_found():
-    with_docstrings = IMPORT.replace("keep_docstrings()\n", "")
-    assert with_docstrings != IMPORT
-    assert slow_modules(with_docstrings) & {"transformers.generation.utils"}
+def test_planted_fault_a_slow_import_is_found():
+    assert "transformers.modeling_utils" in slow_modules(f"{IMPORT}\nfrom transformers import PreTrainedModel")
