@@ -31,7 +31,7 @@ def import_code(model: str, family: str | None = None) -> None:
 
 def keep_docstrings() -> None:
     """Has the classes of transformers keep the docstrings that they are written with, if it is imported from now on. For generated
-    ones it imports the classes of all its models, with its generation code, which takes seconds. Nobody reads them in an engine's
+    ones 5.17 imports the classes of all its models, with its generation code, which takes seconds. Nobody reads them in an engine's
     process."""
     sys.meta_path.insert(0, _DocstringFinder())
 
