@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Callable
 from typing import cast
 
+from tokenizers import Tokenizer
+
 from omni.checkpoint import Checkpoint
 from omni.errors import (
     CheckpointError,
@@ -60,13 +62,15 @@ def build_frontend(pipeline: Pipeline, checkpoint: Checkpoint, maker: str = "") 
 
 def _check(frontend: Frontend, pipeline: Pipeline) -> None:
     """Raises ConfigError for properties that a front end must not have. One that raises does so now, not for a request."""
+    vocabulary: object = frontend.vocabulary()
     for name, value, kind in (
         ("voices", frontend.voices, tuple),
         ("sample_rate", frontend.sample_rate, int),
         ("takes_names", frontend.takes_names, bool),
         ("takes_raw_prompts", frontend.takes_raw_prompts, bool),
         ("shortest_prompt", frontend.shortest_prompt, int),
-        ("vocabulary", frontend.vocabulary(), Vocabulary | None),
+        ("vocabulary", vocabulary, Vocabulary | None),
+        ("vocabulary.tokenizer", getattr(vocabulary, "tokenizer", None), Tokenizer | None),
     ):
         if not isinstance(value, kind):
             problem = with_origin(f"is {quoted(value)}", code=type(frontend))

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from omni_encoder.layers import ClipLayer
 from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.plan import EncodePlan, EncoderInput
 from omni_encoder.segments import bounds_input
+from omni_encoder.towers.configs import ClipTowerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,14 @@ def cut(values: Tensor, chunks_C3: Tensor, frames_F: Tensor, bins: int) -> Tenso
 def behind(chunks_C3: Tensor, frames_F: Tensor) -> Tensor:
     """bool `[C, 1, F]`: which frames are behind those of their chunk. chunks_C3, frames_F: as for `cut`."""
     return frames_F >= chunks_C3[:, 2, None, None]
+
+
+def clip_layers(config: ClipTowerConfig, *, key_bias: bool) -> nn.ModuleList:
+    """The layers of a tower. key_bias: as in `ClipAttention`."""
+    heads, inner, activation = config.encoder_attention_heads, config.encoder_ffn_dim, config.activation_function
+    return nn.ModuleList(
+        ClipLayer(config.d_model, heads, inner, activation, key_bias=key_bias) for _ in range(config.encoder_layers)
+    )
 
 
 class ClipEncoder(EncoderModel):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from omni_encoder.layers import ClipLayer, add_sinusoids
+from omni_encoder.layers import add_sinusoids
 from omni_encoder.segments import Segments
-from omni_encoder.towers.clip_encoder import Chunks, ClipEncoder, behind
+from omni_encoder.towers.clip_encoder import Chunks, ClipEncoder, behind, clip_layers
 from omni_encoder.towers.configs import ClipTowerConfig
 
 
@@ -31,16 +31,7 @@ class Conv1dClipEncoder(ClipEncoder):
         self.conv2 = nn.Conv1d(width, width, 3, stride=2, padding=1)
         # Published, and without a use.
         self.audio_bos_eos_token = nn.Embedding.from_pretrained(torch.empty(2, config.output_dim))
-        self.layers = nn.ModuleList(
-            ClipLayer(
-                width,
-                config.encoder_attention_heads,
-                config.encoder_ffn_dim,
-                config.activation_function,
-                key_bias=False,
-            )
-            for _ in range(config.encoder_layers)
-        )
+        self.layers = clip_layers(config, key_bias=False)
         self.ln_post = nn.LayerNorm(width)
         self.proj = nn.Linear(width, config.output_dim)
 

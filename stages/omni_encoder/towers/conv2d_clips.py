@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from omni_encoder.layers import ACTIVATIONS, ClipLayer, add_sinusoids
+from omni_encoder.layers import ACTIVATIONS, add_sinusoids
 from omni_encoder.segments import Segments
-from omni_encoder.towers.clip_encoder import Chunks, ClipEncoder
+from omni_encoder.towers.clip_encoder import Chunks, ClipEncoder, clip_layers
 from omni_encoder.towers.configs import ClipTowerConfig
 
 
@@ -46,16 +46,7 @@ class Conv2dClipEncoder(ClipEncoder):
         self.conv2d3 = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
         bins = -(-config.num_mel_bins // (1 << chunks.convolutions))
         self.conv_out = nn.Linear(channels * bins, width, bias=False)
-        self.layers = nn.ModuleList(
-            ClipLayer(
-                width,
-                config.encoder_attention_heads,
-                config.encoder_ffn_dim,
-                config.activation_function,
-                key_bias=True,
-            )
-            for _ in range(config.encoder_layers)
-        )
+        self.layers = clip_layers(config, key_bias=True)
         self.ln_post = nn.LayerNorm(width)
         self.proj1 = nn.Linear(width, width)
         self.proj2 = nn.Linear(width, config.output_dim)

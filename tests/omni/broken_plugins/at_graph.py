@@ -249,6 +249,12 @@ GRAPH = (
     _reader("voices that are numbers", "voices = (1, 2)", "pipeline.frontend.voices: is (1, 2)", "give names"),
     _reader("a sample rate of nothing", "sample_rate = 0", "pipeline.frontend.sample_rate: is 0", "give Hz"),
     _reader("a negative shortest prompt", "shortest_prompt = -1", "pipeline.frontend.shortest_prompt: is -1"),
+    _reader(
+        "a vocabulary whose tokenizer is none",
+        "vocabulary = lambda self: __import__('omni.frontend.vocabulary', fromlist=['x']).Vocabulary((b'a',), list)",
+        "pipeline.frontend.vocabulary.tokenizer: is <class 'list'>",
+        "tokenizers.Tokenizer",
+    ),
     _room("a load that is out of memory", "raise MemoryError"),
     _room("a load that allocates too much", "__import__('torch').empty(10**15)"),
     _stages(
