@@ -1,7 +1,7 @@
 """The stage worker: forms batches of rows, and decodes one chunk of each."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +29,8 @@ class VocoderRequest(FrameRequest):
 
 _FIRST_SLACK = 0.1
 """Seconds of slack as which the wait for a first chunk counts."""
+_PLENTY = 1.0
+"""Seconds of slack from which a chunk waits for those of other streams: a step of many rows takes less time than several of few."""
 _MOST_PASSED = 8
 """Number of other batches after which a chunk is decoded regardless of its slack, so that none starves."""
 
@@ -128,7 +130,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
             slack = self._listeners.slack(request.id) if self._listeners is not None and request.done else math.inf
             if (chunk := self._sizes.next_chunk(request, slack)) is not None:
                 ready[request] = chunk, _urgency(request, chunk, slack)
-        if not ready:
+        if not ready or self._wait_for_others(ready):
             return None
         groups: dict[ChunkShape, list[VocoderRequest]] = {}
         for request in together(list(ready)):
@@ -139,6 +141,17 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         for request in batch[1]:
             request.passed = 0
         return batch
+
+    def _wait_for_others(self, ready: Mapping[VocoderRequest, tuple[ChunkShape, float]]) -> bool:
+        """Whether no listener needs any of these chunks soon, and other streams will have theirs in the meantime. A chunk waits until
+        another one could be filled, at most, and only while the worker is called, as it is while a request is open."""
+        for request, (chunk, slack) in ready.items():
+            if not _PLENTY < slack < math.inf or request.ended or request.buffered >= 2 * chunk.frames:
+                return False
+        return any(
+            request.done and not request.paused and not request.ended and request not in ready
+            for request in self.rows.owners
+        )
 
     def _decode(self, chunk: ChunkShape, rows_B: Tensor, indices_BN: Tensor) -> Launch:
         wav_BS = self.samples.buffer(rows_B.shape[0], self._model.samples(*chunk))
