@@ -30,11 +30,12 @@ pytestmark = pytest.mark.thorough
 
 
 class CapturingDevice(CpuDevice):
-    """Runs it so many times. captured: names of graphs."""
+    """Runs it so many times. captured: names of graphs. may_defer: whether captures may be deferred."""
 
     def __init__(self, times: int = 1) -> None:
         super().__init__()
         self.captured: list[str] = []
+        self.may_defer = False
         self._times = times
 
     def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
@@ -42,6 +43,9 @@ class CapturingDevice(CpuDevice):
         for _ in range(self._times):
             self.enqueue(stream, launches)
         return super().capture(stream, name, launches)
+
+    def defer_captures(self) -> None:
+        self.may_defer = True
 
 
 STAGES = {
@@ -80,6 +84,7 @@ def test_an_engine_starts_as_if_nothing_had_run(name: str, times: int) -> None:
         assert {stage for stage in engine.usage() if any(name.startswith(stage) for name in device.captured)} == STAGES[
             name
         ]
+        assert device.may_defer
         assert {count for counts in engine.counters().values() for count in counts.values()} == {0}
         assert {count for counts in engine.usage().values() for count in counts.values()} == {0}
         assert not [slot for slot in of_type(HostSlot) if slot.claimed or not slot.free]
