@@ -199,6 +199,7 @@ class Device(ABC):
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
+        self._defers = False
         self.launching: str | None = None
         """Name of the phase that is being launched, or None. A guard uses it to check accesses to device memory."""
         self.host_observer: HostObserver | None = None
@@ -332,8 +333,9 @@ class Device(ABC):
         return LaunchList(name, tuple(launches))
 
     def defer_captures(self) -> None:
-        """From now on, `capture` defers what need not run first to `capture_deferred`, or to the first replay. Not for launches whose
-        capture other processes take part in."""
+        """From now on, `capture` may defer captures whose launches need not run first, to `capture_deferred` or to the first replay.
+        Not for launches whose capture other processes take part in."""
+        self._defers = True
 
     def capture_deferred(self) -> bool:
         """Makes one deferred capture, while the device is idle. Returns whether there was one."""

@@ -50,8 +50,8 @@ _Parts = tuple[tuple[str, torch.cuda.CUDAGraph], ...]
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class CudaGraph:
-    """launches: those that a replay replaces, made in `context`. parts: replayed in order; one per phase if the capture was observed,
-    else one in all; None while the capture is deferred, and after it has failed: then `launches` are made instead."""
+    """launches: those that a replay replaces, made in `context`. parts: replayed in order; one per phase if the capture was
+    observed, else one in all; None while the capture is deferred, and after it has failed: then `launches` are made instead."""
 
     name: str
     launches: Sequence[Launch]
@@ -100,7 +100,6 @@ class CudaDevice(Device):
         self.entered = torch.cuda.default_stream(index)
         """The stream that receives torch's work now."""
         self._streams = WeakSet[CudaStream]()
-        self._defers = False
         self._deferred: dict[CudaStream, list[ref[CudaGraph]]] = {}
 
     def stream(self, name: str, *, priority: int = 0) -> CudaStream:
@@ -149,9 +148,6 @@ class CudaDevice(Device):
         graph.parts = self._captured(stream, name, launches)
         stream.captured.add(phases)
         return graph
-
-    def defer_captures(self) -> None:
-        self._defers = True
 
     def capture_deferred(self) -> bool:
         """Of each stream in turn the one that was deferred last: it has the smallest size, which a single request needs."""
