@@ -333,8 +333,8 @@ class Device(ABC):
         return LaunchList(name, tuple(launches))
 
     def defer_captures(self) -> None:
-        """From now on, `capture` may defer captures whose launches need not run first, to `capture_deferred` or to the first replay.
-        Not for launches whose capture other processes take part in."""
+        """From now on, `capture` may defer what need not run first, to `capture_deferred` or to the first replay. Not
+        for launches whose capture other processes take part in."""
         self._defers = True
 
     def capture_deferred(self) -> bool:

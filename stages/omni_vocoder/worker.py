@@ -143,7 +143,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         return batch
 
     def _wait_for_others(self, ready: Mapping[VocoderRequest, tuple[ChunkShape, float]]) -> bool:
-        """Whether no listener needs any of these chunks soon, and other streams will have theirs in the meantime. A chunk waits at the
+        """Whether no listener needs any of these chunks soon, and other streams will have theirs in the meantime. A chunk waits at
         most until its stream could fill another one. The engine calls the worker again while a request is open."""
         for request, (chunk, slack) in ready.items():
             if not _PLENTY < slack < math.inf or request.ended or request.buffered >= 2 * chunk.frames:
