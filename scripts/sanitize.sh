@@ -44,7 +44,7 @@ select_tests() {
         tiny_layers) selection=(-m "$tiny" "$tests"/test_{norm,rope,activation,frame,attention}_kernels.py) ;;
         tiny_segments) selection=(-m "$tiny" "$encoders/test_segment_attention_kernels.py") ;;
         tiny_convolutions) selection=(-m "$tiny" "$vocoders/test_causal_conv_kernels.py") ;;
-        tiny_windows) selection=(-m "$tiny" "$vocoders/test_window_attention_kernels.py") ;;
+        tiny_windows) selection=(-m "$tiny" "$vocoders"/test_{window_attention,residual_norm}_kernels.py) ;;
         tiny_denoising) selection=(-m "$tiny" "$denoisers" --ignore "$denoisers/test_diffusion_kernels_compile.py") ;;
         tiny_linear) selection=(-m "$tiny" "$tests/test_linear_kernels.py") ;;
         tiny_experts) selection=(-m "$tiny" "$tests/test_moe_kernels.py") ;;
@@ -55,7 +55,7 @@ select_tests() {
         attention) selection=(-m gpu -k "$served" "$tests/test_attention_kernels.py") ;;
         segments) selection=(-m gpu -k "$served" "$encoders/test_segment_attention_kernels.py") ;;
         convolutions) selection=(-m gpu -k "$served" "$vocoders/test_causal_conv_kernels.py") ;;
-        windows) selection=(-m gpu -k "$served" "$vocoders/test_window_attention_kernels.py") ;;
+        windows) selection=(-m gpu -k "$served" "$vocoders"/test_{window_attention,residual_norm}_kernels.py) ;;
         denoising) selection=(-m gpu -k "$served" "$denoisers") ;;
         experts) selection=(-m gpu -k "$served" "$tests/test_moe_kernels.py") ;;
         sampling) selection=(-m gpu -k "not random_rows" "$tests/test_sampling_kernels.py") ;;

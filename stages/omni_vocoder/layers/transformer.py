@@ -6,12 +6,14 @@ Shapes: B rows, T new positions, D width, H heads, E head width, X = H * E.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from omni.checkpoint.checks import Section
+from omni_vocoder.kernels.residual_norm import Branch, residual_norm
 from omni_vocoder.kernels.window_attention import Sight, attend_whole, attend_window
 from omni_vocoder.state import StateLayout, StreamChunk
 
@@ -106,17 +108,15 @@ def _rotation(shape: WindowShape, before_B: Tensor, count: int) -> tuple[Tensor,
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalization (Zhang and Sennrich, 2019), in float32 for every dtype, as in training."""
+    """Root-mean-square normalization (Zhang and Sennrich, 2019) along D, in float32 for every dtype, as in training."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        exact = hidden.float()
-        normed = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * normed.to(hidden.dtype)
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        return residual_norm(hidden_BTD, self.weight, self.eps)[1]
 
 
 class LayerScale(nn.Module):
@@ -144,6 +144,14 @@ class GatedMLP(nn.Module):
         return output_BTD
 
 
+def add_and_norm(hidden_BTD: Tensor, branch_BTD: Tensor, scale: LayerScale, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """The hidden states with the scaled branch added, and their norm; an `RMSNorm` is part of the same launch."""
+    if type(norm) is RMSNorm:  # a subclass may compute something else
+        return residual_norm(hidden_BTD, norm.weight, norm.eps, Branch(branch_BTD, scale.scale))
+    hidden_BTD = hidden_BTD + scale(branch_BTD)
+    return hidden_BTD, norm(hidden_BTD)
+
+
 class WindowLayer(nn.Module):
     """Norm and attention, norm and MLP, each as a scaled residual branch."""
 
@@ -158,11 +166,16 @@ class WindowLayer(nn.Module):
         self.mlp = mlp()
         self.mlp_layer_scale = LayerScale(shape.width)
 
-    def forward(self, hidden_BTD: Tensor, sight: Sight, chunk: StreamChunk | None) -> Tensor:
-        mixed_BTD = self.self_attn(self.input_layernorm(hidden_BTD), sight, chunk)
-        hidden_BTD = hidden_BTD + self.self_attn_layer_scale(mixed_BTD)
-        refined_BTD: Tensor = self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(hidden_BTD)))
-        return hidden_BTD + refined_BTD
+    def forward(
+        self, hidden_BTD: Tensor, normed_BTD: Tensor, sight: Sight, chunk: StreamChunk | None, next_norm: nn.Module
+    ) -> tuple[Tensor, Tensor]:
+        """normed_BTD: the hidden states behind `input_layernorm`. next_norm: what follows the layer. Returns the next hidden
+        states, and their norm."""
+        mixed_BTD = self.self_attn(normed_BTD, sight, chunk)
+        hidden_BTD, normed_BTD = add_and_norm(
+            hidden_BTD, mixed_BTD, self.self_attn_layer_scale, self.post_attention_layernorm
+        )
+        return add_and_norm(hidden_BTD, self.mlp(normed_BTD), self.mlp_layer_scale, next_norm)
 
 
 class WindowTransformer(nn.Module):
@@ -186,7 +199,8 @@ class WindowTransformer(nn.Module):
     def forward(self, hidden_BTD: Tensor, chunk: StreamChunk | None) -> Tensor:
         """`[B, T, D]` to the same shape, T a multiple of `per_frame`. chunk: None for a whole signal."""
         sight = sight_of(self.shape, hidden_BTD, chunk)
-        for layer in self.layers:
-            hidden_BTD = layer(hidden_BTD, sight, chunk)
-        output_BTD: Tensor = self.norm(hidden_BTD)
-        return output_BTD
+        norms: list[Any] = [*(layer.input_layernorm for layer in self.layers), self.norm]
+        normed_BTD: Tensor = norms[0](hidden_BTD)
+        for layer, next_norm in zip(self.layers, norms[1:], strict=True):
+            hidden_BTD, normed_BTD = layer(hidden_BTD, normed_BTD, sight, chunk, next_norm)
+        return normed_BTD

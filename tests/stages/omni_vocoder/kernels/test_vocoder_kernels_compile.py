@@ -11,17 +11,19 @@ from tests.support.gpu_compiler import GpuCompiler
 pytestmark = pytest.mark.thorough
 
 KERNELS = """
+from omni_vocoder.kernels.residual_norm.kernel import _residual_norm
 from omni_vocoder.kernels.window_attention.kernel import _attend_window
 
 SIZES = dict(HALF=32, BLOCK_F=32, BLOCK_E=64)
 KERNELS = {
+    _residual_norm: dict(ADD=True, WIDTH=1000, BLOCK=1024),
     _attend_window: dict(
         QUERY_STRIDE=1024, KEY_STRIDE=1024, VALUE_STRIDE=1024, HEADS=16, GROUP=1, PAST=71, BLOCK_M=16, BLOCK_N=BLOCK_N
     ),
 }
 OPTIONS = dict(num_warps=4, num_stages=1)
 TYPES = dict.fromkeys((name for kernel in KERNELS for name in kernel.arg_names if name.endswith("_ptr")), DTYPE)
-TYPES |= dict(scale="fp32", before_ptr="*i64")
+TYPES |= dict(scale="fp32", eps="fp32", before_ptr="*i64")
 """
 
 
