@@ -115,8 +115,8 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
 
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        return residual_norm(hidden_BTD, self.weight, self.eps)[1]
+    def forward(self, hidden: Tensor) -> Tensor:
+        return residual_norm(hidden, self.weight, self.eps)[1]
 
 
 class LayerScale(nn.Module):

@@ -115,8 +115,8 @@ def test_which_sums_have_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 class Doubled(RMSNorm):
     """Of a plugin."""
 
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        return 2 * super().forward(hidden_BTD)
+    def forward(self, hidden: Tensor) -> Tensor:
+        return 2 * super().forward(hidden)
 
 
 @torch.no_grad()
