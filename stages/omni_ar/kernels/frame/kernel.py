@@ -12,7 +12,7 @@ from torch import Tensor
 
 from omni_ar.kernels.overlap import overlaps
 from omni_ar.kernels.rope.norms import HeadNorms
-from omni_ar.kernels.rope.turned import turned
+from omni_frames.kernels.turned import turned
 
 # No sum crosses warps, so none waits for another.
 _WARPS = 1
