@@ -32,8 +32,9 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
     outputs = [PipelineOutput(modality="text", stage="thinker")]
     if config.talker is not None:
         # The talker's steps are short and determine the latency of speech: they run before the thinker's if the device can choose.
+        # A prefill of 2048 tokens is one of the short steps, too.
         # A block that token2wav denoises has 12 codes: they are passed on six at a time.
-        speaking = ArOptions(sampling=_talker_sampling(config), stream_interval=6)
+        speaking = ArOptions(sampling=_talker_sampling(config), stream_interval=6, short_slack_prefill_tokens=2048)
         # Windows keep state of the earlier ones: no context is denoised again.
         denoising = DiffusionOptions(blocks_before=0, blocks_after=1)
         stages += [
