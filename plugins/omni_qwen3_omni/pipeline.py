@@ -38,8 +38,8 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
     outputs = [PipelineOutput(modality="text", stage="thinker")]
     if config.talker is not None:
         config.code2wav.require_equal({"num_quantizers": config.talker.num_groups})
-        # The talker's steps are short and determine the latency of speech, so they run first if the device can choose. The forward of
-        # a prefill of 1,600 tokens takes an H200 5 ms, a small part of any listener's slack.
+        # The talker's steps are short and determine the latency of speech, so they run first if the device can choose. The forward
+        # of a prefill of 1,600 tokens takes an H200 5 ms, a small part of any listener's slack.
         talker = Stage(
             name="talker",
             kind="ar",
