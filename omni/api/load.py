@@ -77,7 +77,7 @@ def load(
     """Checks settings and pipeline first, then reads the front end's files, then the weights. Raises OmniError.
 
     early: a process for the engine that runs already. It has ended when this returns an engine in a thread; if this raises, the
-    caller ends it. check: of the front end, before the weights are waited for; raises what loading raises.
+    caller ends it. check: of the front end, before the weights are waited for; raises the errors of loading.
     """
     options, _ = engine_options(layers)
     front, _ = frontend_options(layers)

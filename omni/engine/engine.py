@@ -248,7 +248,7 @@ class Engine:
                     return
             restless = [name for name in self._workers if self._call(name, _TICK)]
         for name in restless:
-            problem = "says after every tick that it did something: return False if there was nothing to do"
+            problem = "returns True after every tick: return False if there was nothing to do"
             _log.error("stage %r %s", name, with_origin(problem, code=type(self._workers[name])))
 
     def tick(self) -> bool:

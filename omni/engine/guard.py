@@ -1,6 +1,6 @@
 """The ends of an edge, as an engine calls them: any fault of a connector becomes an error that names its edge.
 
-| calls that raise, or return what they must not | harm |
+| calls that raise, or return invalid values | harm |
 |---|---|
 | `send`, `pieces`, `sent`, `receive`, `add`, `poll` | the request whose payload it is |
 | `tick`, `busy`, `released`, `freed`, `peer_lost` | the requests of the edge: its memory is in an unknown state |

@@ -158,7 +158,7 @@ class Orchestrator:
     def tick(self) -> bool:
         """Empties every outbox, delivers arrived payloads, admits requests. Returns whether anything happened.
 
-        Raises StageFault if a stage sends what it must not, and if the state of an edge to it is unknown; `close_stage`
+        Raises StageFault if a stage sends an invalid message, and if the state of an edge to it is unknown; `close_stage`
         comes next.
         """
         moved = self._peers.take()

@@ -59,7 +59,7 @@ def give(sink: SafeSink, output: StageOutput, stage: str, code: object) -> None:
         sink.give(output)
     except UnsendableOutput as error:
         raise known(stage, _GIVING, ReturnedError(str(error), code)) from error
-    except Exception as error:  # what a value raises when it is read
+    except Exception as error:  # raised when a value is read
         raise known(stage, _GIVING, error, code) from plain(error)
 
 

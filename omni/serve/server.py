@@ -24,7 +24,7 @@ Shorter = Callable[[LongPromptError], tuple[Messages, int | None] | None]
 
 
 class Server:
-    """The model, what is allowed, and what is under way. One for each app; its methods are for the event loop's thread.
+    """The model, the limits, and the answers under way. One for each app; its methods are for the event loop's thread.
 
     names: of the model in requests, the first in answers. voices: the model's, by name. observers: may be added before the first
     request; the first is `metrics`. failure: of the engine, when the app ended.
@@ -60,8 +60,7 @@ class Server:
         any answer is raised by the iterator.
 
         kind: for observers. rename: of fields in errors. place: the request's, if it has one already. requests: chats in
-        `messages`, if it is a list of them. shorter: has a
-        prompt that is too long tried again.
+        `messages`, if it is a list of them. shorter: has a prompt that is too long tried again.
         Raises OverloadedError if too many answers are under way, and InputError.
         """
         if arguments.get("priority", 0) and not self.options.client_priority:

@@ -136,7 +136,7 @@ class WarmStage(LoadedStage, Protocol):
     """A loaded stage whose phases launch Triton kernels, which can be compiled before there are weights."""
 
     def warm_up(self) -> None:
-        """Launches what `measure` and `start` launch, on a device that records the kernels instead of running them
+        """Makes the launches of `measure` and `start`, on a device that records the kernels instead of running them
         (`omni.kernels.RecordingDevice`): tensors have no contents, and results have no meaning. It is the only and last call. An
         error costs time at start only: kernels that are not recorded are compiled at their first launch."""
 

@@ -103,7 +103,7 @@ class MailboxWorker(ABC, Generic[RequestT]):
 
     @abstractmethod
     def advance(self) -> bool:
-        """Polls events and enqueues what is possible. Returns whether anything happened.
+        """Polls events and enqueues possible work. Returns whether anything happened.
 
         An exception closes the stage: report the error of one request by `fail`.
         """

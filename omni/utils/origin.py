@@ -156,7 +156,7 @@ def _place_of_syntax(error: SyntaxError) -> str:
 
 
 def _origin_of(code: object) -> tuple[str, str, int] | None:
-    """Package, file and line of what was called; None if they are unknown, and for the framework's."""
+    """Package, file and line of the called code; None if they are unknown, and for the framework's."""
     while isinstance(code, partial | MethodType):
         if isinstance(code, MethodType) and (_is_inherited(code) or _is_of_text(code.__func__)):
             code = type(code.__self__)

@@ -70,7 +70,7 @@ class PieceUploader:
         self._ring = HostRing.allocate(device, (piece_bytes,), torch.uint8, _SLOTS)
 
     def begin(self, plan: EncodePlan, buffer: Tensor) -> FeatureCopy:
-        """Enqueues the writes without host memory: zeros behind the parts, and parts on the device."""
+        """Enqueues the writes without host memory: zeros after the parts, and parts on the device."""
         rests: list[Tensor] = []
         sources: list[tuple[int, NDArray[np.uint8]]] = []
         for _, start, item in plan.placed():

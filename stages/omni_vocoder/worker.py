@@ -99,7 +99,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         enqueues the decoding, which advances the rows' state, and the copy of the samples. Call it before the next preparation.
 
         A last chunk is padded with its last frame, so that it runs in the batch of the others. The samples before the
-        padding do not depend on it, as they do not depend on the division into chunks; those behind are not read.
+        padding do not depend on it, as they do not depend on the division into chunks; those after are not read.
         """
         count = len(requests)
         frames = [min(chunk.frames, request.buffered) for request in requests]
@@ -143,8 +143,8 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         return batch
 
     def _wait_for_others(self, ready: Mapping[VocoderRequest, tuple[ChunkShape, float]]) -> bool:
-        """Whether no listener needs any of these chunks soon, and other streams will have theirs in the meantime. A chunk waits until
-        another one could be filled, at most, and only while the worker is called, as it is while a request is open."""
+        """Whether no listener needs any of these chunks soon, and other streams will have theirs in the meantime. A chunk waits at
+        most until its stream could fill another one. The engine calls the worker again while a request is open."""
         for request, (chunk, slack) in ready.items():
             if not _PLENTY < slack < math.inf or request.ended or request.buffered >= 2 * chunk.frames:
                 return False

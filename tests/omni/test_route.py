@@ -61,7 +61,7 @@ def test_an_input_names_the_edge_that_it_came_over():
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=8))
-def test_every_payload_is_released_once_whatever_the_adapter_returns(copies: list[tuple[int, int]]):
+def test_every_payload_is_released_once_for_any_adapter(copies: list[tuple[int, int]]):
     graph, _ = graph_with(*copies)
     graph.submit("r", *BOTH)
     made = [graph.writer.produce("r", lent(number)) for number in range(len(copies))]

@@ -160,7 +160,7 @@ def test_listed_sync_points_may_wait():
     assert len(guard.seen) == 1
 
 
-def test_may_sync_ends_with_what_it_was_for():
+def test_may_sync_ends_with_its_purpose():
     device = CpuDevice()
     with SyncGuard(device, SyncCheck.ERROR):
         with pytest.raises(ZeroDivisionError), may_sync(SyncPoint.MEASURE):

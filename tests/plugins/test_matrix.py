@@ -171,7 +171,7 @@ DEFAULT = {
     ),
     ids=str,
 )
-def test_each_request_gets_what_it_gets_alone(family: Family, cell: Cell) -> None:
+def test_batched_requests_equal_requests_alone(family: Family, cell: Cell) -> None:
     played = run_cell(family, cell)
     if cell in TALKS and isinstance(family, OmniFamily):
         assert all(played.preemptions(family).values()), "the talker is preempted too"

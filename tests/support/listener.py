@@ -1,4 +1,5 @@
-"""A small random model whose decode steps are conditioned by a text id and a device row, and the same model computed the long way.
+"""A small random model whose decode steps are conditioned by a text id and a device row, and the same model as a reference
+implementation.
 
 Shape legend: T tokens, R rows, D width, W width of step rows.
 """

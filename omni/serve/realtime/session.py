@@ -1,4 +1,4 @@
-"""One client's session: its events, one by one, and what they do."""
+"""One client's session: its events, one by one, and their effects."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -55,14 +55,14 @@ _LARGE = 2**18
 
 
 class _ServerEnds(Exception):
-    """The session ends with the server: what was under way is complete, or its time is over."""
+    """The session ends with the server: work under way is complete, or its time is over."""
 
 
 class RealtimeSession:
     """id: for the log. Everything is for the event loop's thread.
 
     Six tasks run: one reads events, and handles those that need not wait; one handles the others, in order; one writes; one
-    transcribes what the user says; one waits for the server's end; and one is the response's. When one fails, or the client goes,
+    transcribes the user's speech; one waits for the server's end; and one is the response's. When one fails, or the client goes,
     all end, which cancels the requests.
     """
 
@@ -115,7 +115,7 @@ class RealtimeSession:
             if message["type"] == "websocket.disconnect":
                 raise ClientGone
             await self._reported(self._event(message.get("text")))
-            # What has come already is received without waiting: others have their turn between two events.
+            # Events that have come already are received without waiting: others have their turn between two.
             await asyncio.sleep(0)
 
     async def _work(self) -> None:
@@ -124,7 +124,7 @@ class RealtimeSession:
                 await self._reported(self._handled(event))
 
     async def _drain(self) -> None:
-        """Waits for the server's end, and then for what is under way. Raises _ServerEnds."""
+        """Waits for the server's end, and then for work under way. Raises _ServerEnds."""
         await self._server.drain.wait()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._server.options.drain_seconds):

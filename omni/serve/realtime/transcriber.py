@@ -1,4 +1,4 @@
-"""Transcripts of what the user says, for clients that show them."""
+"""Transcripts of the user's speech, for clients that show them."""
 
 import asyncio
 from dataclasses import dataclass
@@ -73,8 +73,8 @@ class InputTranscriber:
             raise
         except Exception as error:
             said = reported(error, self._session_id, self._server.options.retry_after_seconds).body.error
-            told = TranscriptionError(message=said.message, type=said.type, code=said.code, param=said.param)
-            self._channel.put(TranscriptionFailed(item_id=asked.item_id, error=told))
+            failure = TranscriptionError(message=said.message, type=said.type, code=said.code, param=said.param)
+            self._channel.put(TranscriptionFailed(item_id=asked.item_id, error=failure))
 
     async def _transcribe(self, item: Item, asked: _Asked) -> None:
         part, omni = item.parts[0], self._server.omni

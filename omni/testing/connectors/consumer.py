@@ -28,7 +28,7 @@ from omni.testing.connectors.values import Meta, fetch
 MOST_KEPT = 48
 """Memories of payloads that are over which a receiver may keep, to use them again."""
 _KEEP = (
-    "give a piece once its copy is done, give Received.ready as the event behind the last copy, and use no memory again "
+    "give a piece once its copy is done, give Received.ready as the event after the last copy, and use no memory again "
     "before its payload is free (Ref.freed) or the event of Pending.release is done"
 )
 

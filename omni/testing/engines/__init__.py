@@ -41,7 +41,7 @@ def engine_for(
     change: of the checked plan, before anything is built.
     options: fields of `EngineOptions`; the dtype is float32 if none is given.
 
-    Raises what a bad pipeline, setting or checkpoint raises.
+    Raises the errors of a bad pipeline, setting or checkpoint.
 
         with engine_for("build/bigram") as engine:
             assert engine.answer("The").tokens

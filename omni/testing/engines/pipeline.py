@@ -1,4 +1,4 @@
-"""An engine that takes what users ask, and runs it to its end."""
+"""An engine that takes users' requests, and runs them to their ends."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ class PipelineEngine(TickedEngine):
         return build_frontend(self.plan.pipeline, self.checkpoint)
 
     def request(self, asked: Asked, sampling: SamplingParams | None = None) -> EngineRequest:
-        """A text or a chat as the engine takes it. Raises what the front end raises.
+        """A text or a chat as the engine takes it. Raises the front end's errors.
 
         sampling: of a text, at the stage that samples first; greedy by default.
         """

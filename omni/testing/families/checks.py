@@ -53,11 +53,11 @@ def in_chunks(bench: FamilyBench) -> None:
 
 
 def warm_cache(bench: FamilyBench) -> None:
-    """Catches what is computed beside the cache: a cached prefix is not computed again."""
+    """Catches state beside the cache: a cached prefix is not computed again."""
     settings = bench.settings(block_size=BLOCK, prefix_cache=True)
     _, counters = bench.run(
         settings,
-        "a prompt whose prefix is cached begins behind it: everything that later tokens need of earlier ones lies in "
+        "a prompt whose prefix is cached begins after it: everything that later tokens need of earlier ones lies in "
         "batch.cache, and placeholders have a key of all that fills them (Placeholder.key)",
         alone=True,
         rounds=3,
@@ -125,7 +125,7 @@ def replayed(bench: FamilyBench) -> None:
     bench.run(
         bench.settings(prefix_cache=False),
         "it is wrong when steps are captured once and replayed: shapes and Python values are those of the capture; "
-        "read what changes from the tensors of the batch",
+        "read changing values from the tensors of the batch",
         graphs=True,
     )
 
@@ -135,7 +135,7 @@ def late_devices(bench: FamilyBench) -> None:
     for seed in bench.family.seeds:
         bench.run(
             bench.settings(max_in_flight=3, max_num_seqs=3),
-            f"it is wrong on a device that is late (SimulatedDevice({seed})): a phase runs after the code behind its "
+            f"it is wrong on a device that is late (SimulatedDevice({seed})): a phase runs later than the code after its "
             "launch; give it all it needs as arguments or in device memory, and keep nothing in Python",
             arrivals=range(0, 3 * len(bench.cases), 3),
             device=SimulatedDevice(seed),

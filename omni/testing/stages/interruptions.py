@@ -99,7 +99,7 @@ def _fail(bench: StageBench, point: int) -> None:
             if not isinstance(session.ends[name], Failed):
                 bench.require_right(session, name, index, f"launch {point} failed, and it ended as if it had not")
         session.require_free(f"after launch {point} failed")
-    _require_later(bench, session, f"launch {point} had failed: reset what the failed work left")
+    _require_later(bench, session, f"launch {point} had failed: reset the state that the failed work left")
     bench.finish(session, f"after launch {point} failed and a later request")
 
 

@@ -167,7 +167,7 @@ class StageSession:
 
     def tick(self) -> bool:
         """One tick of the worker, and of its neighbours."""
-        remedy = "catch what a request's work raises, and end the request with `fail`"
+        remedy = "catch the errors of a request's work, and end the request with `fail`"
         with calling("StageWorker.tick", remedy), self.guard(self.device):
             moved = self.worker.tick()
         require(
@@ -264,7 +264,7 @@ class StageSession:
         require(
             not self.held,
             f"usage is zero when no request is there; {when} it is {self.held}",
-            "free in `drop` all that a request holds, however it ends, and count in `usage` what is held now",
+            "free in `drop` all that a request holds, however it ends, and count in `usage` the resources held now",
         )
         self.require_released(when)
 

@@ -23,7 +23,7 @@ class WorkerWatch:
     @property
     def held(self) -> dict[str, int]:
         """The numbers of `usage` that are not zero."""
-        with calling("usage", "count from what the worker has, whatever state it is in"):
+        with calling("usage", "count the worker's resources, in any state"):
             usage: object = self._worker.usage()
         _require_numbers("usage", usage)
         assert isinstance(usage, Mapping)
@@ -35,7 +35,7 @@ class WorkerWatch:
         self._look_at_counters()
         held = self.held
         negative = [name for name, count in held.items() if count < 0]
-        require(not negative, f"usage is zero or more: {', '.join(negative)}", "count what is held now")
+        require(not negative, f"usage is zero or more: {', '.join(negative)}", "count the resources held now")
         require(
             bool(held) or not requests,
             f"usage is zero, and {_first(requests)} is not over",

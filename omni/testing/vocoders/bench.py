@@ -63,7 +63,7 @@ class VocoderBench:
         return self.model.min_first_frames
 
     def new_state(self, rows: int) -> Any:
-        """State of that many streams, and a null row behind them."""
+        """State of that many streams, and a null row after them."""
         with torch.inference_mode():
             return self.model.new_state(rows + 1)
 

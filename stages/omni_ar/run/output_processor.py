@@ -254,7 +254,7 @@ class OutputProcessor:
             if taken is not None:
                 return taken, "stop"
         if request.table is None:
-            request.reset_for_recompute()  # preempted meanwhile: it continues behind these tokens
+            request.reset_for_recompute()  # preempted meanwhile: it continues after these tokens
         if status.over:
             self.emit_withheld(request)
             return len(ids), status.reason

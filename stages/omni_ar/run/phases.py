@@ -1,6 +1,6 @@
 """The phases of a step: functions over preallocated buffers. None synchronizes. docs/step.md has their order.
 
-Those behind the token point are in `late_phases`, those with kernels of their own in `omni_ar.kernels.step`.
+Those after the token point are in `late_phases`, those with kernels of their own in `omni_ar.kernels.step`.
 
 Shape legend: R rows of the batch, K ids of a row (one, plus drafted ones), T tokens, S step columns, V vocabulary, W
 handoff fields, E width of step vectors, G code groups.
@@ -75,7 +75,7 @@ def extend_tables(block_table: Tensor, grown_2k: Tensor) -> None:
 
 
 def place_chunks(targets: Sequence[Tensor], uploaded: Sequence[Tensor]) -> None:
-    """Copies the uploaded positions and slots of chunks' tokens into the forward's buffers, behind those of decode rows."""
+    """Copies the uploaded positions and slots of chunks' tokens into the forward's buffers, after those of decode rows."""
     for target, source in zip(targets, uploaded, strict=True):
         target.copy_(source)
 

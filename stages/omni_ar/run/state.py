@@ -68,7 +68,7 @@ def _allocate_drafts(device: Device, limits: Limits, shape: ArShape) -> DraftSta
         drafts=device.zeros((rows, limits.drafts), torch.int64),
         fields=device.zeros((rows, DRAFT_FIELDS), torch.int64),
         adaptive=limits.adaptive_drafts,
-        # Behind the first, a draft costs a dense model no more than the padding in its place; other experts have to be read.
+        # After the first, a draft costs a dense model no more than the padding in its place; other experts have to be read.
         further_rate=LEAST_RATE if shape.has_experts else 0,
     )
 

@@ -81,7 +81,7 @@ class Surroundings:
             heads.copy_(pairs.flatten(-2))
 
     def attend(self, qkv_UBKF3HW: Tensor, evaluation_B: Tensor, ahead: bool, past: int | None) -> Tensor:
-        """Attention to the own block, to the one before if `past` names the layer's history, and to the one behind if `ahead`.
+        """Attention to the own block, to the one before if `past` names the layer's history, and to the one after if `ahead`.
         Returns `[U * B * K, F, H, W]`."""
         before = None if past is None else self._remember(qkv_UBKF3HW[..., 1:, :, :], evaluation_B, past)
         return attend_blocks(qkv_UBKF3HW, self._bias, before, back=past is not None, ahead=ahead)
@@ -95,7 +95,7 @@ class Surroundings:
         before = history.kept_RELX[history.rows_B, evaluation_B, past].transpose(0, 1)
         row_B = torch.arange(kv.shape[1], device=kv.device)
         history.kept_RELX[history.rows_B, evaluation_B, past] = kv[:, row_B, history.last_B].transpose(0, 1)
-        # What the history has of another stream is hidden, but may be NaN: the row's own values take its place.
+        # Values of another stream in the history are hidden, but may be NaN: the row's own values take its place.
         return torch.where(history.read_B[:, None, None, None, None], before, kv[:, :, 0])
 
 

@@ -33,7 +33,7 @@ class RungeKutta:
         self._lengths_S = lengths_S.to(device)
 
     def advance(self, state_BX: Tensor, steps_B: Tensor, velocity: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Advances by one step. state_BX: float32, any dimensions behind the first. steps_B: int64, each row's step. velocity:
+        """Advances by one step. state_BX: float32, any dimensions after the first. steps_B: int64, each row's step. velocity:
         called four times, with states and their evaluations `[B]`."""
         length_B = self._lengths_S.index_select(0, steps_B).view(-1, *[1] * (state_BX.dim() - 1))
         first_B = STAGES * steps_B

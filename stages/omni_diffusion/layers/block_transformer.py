@@ -19,7 +19,7 @@ LAYER_PARTS = 6
 
 
 class Modulation(nn.Module):
-    """Parameters of the time-dependent modulation of a norm and of the branch behind it: `parts` vectors."""
+    """Parameters of the time-dependent modulation of a norm and of the branch after it: `parts` vectors."""
 
     def __init__(self, width: int, parts: int) -> None:
         super().__init__()

@@ -407,7 +407,7 @@ def test_rows_moved_after_a_failed_copy_keep_their_old_place_for_the_copy(seed: 
 @pytest.mark.parametrize("way", SIZES)
 @pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_producer_has_its_memory_back_after_what_was_launched(seed: int, way: str, after: bool) -> None:
+def test_the_producer_has_its_memory_back_after_launched_work(seed: int, way: str, after: bool) -> None:
     """The request fails, and its payload is given up. The next one gets the slot, and the right rows."""
     device, edge, sent = failed(seed, way, after)
     edge.abort(sent)

@@ -124,7 +124,7 @@ def test_the_end_of_a_link_is_reported_once_before_its_requests_fail(two: TwoEng
     assert sinks[HERE].over
 
 
-def test_a_lost_producer_leaves_what_its_consumer_still_reads(two: TwoEngines) -> None:
+def test_a_lost_producer_leaves_payloads_that_are_still_read(two: TwoEngines) -> None:
     sinks = two.submit("r", *BOTH)
     two.write("r", 1)
     (receiver,) = two.there.connector.receivers

@@ -72,7 +72,7 @@ def test_without_a_listener_slack_is_infinite(listeners: Listeners) -> None:
     assert not any((listeners.short, listeners.awaited, listeners.coming, listeners.anyone))
 
 
-def test_the_least_slack_is_that_of_those_who_hear_something(clock: Clock, listeners: Listeners) -> None:
+def test_the_least_slack_is_that_of_listeners_with_sound(clock: Clock, listeners: Listeners) -> None:
     for name, seconds in (("a", 3.0), ("b", 0.4), ("c", 2.0)):
         listeners.join(name)
         listeners.hear(name, seconds)

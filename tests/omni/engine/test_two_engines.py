@@ -273,7 +273,7 @@ def test_an_abort_on_either_side_frees_both(two: TwoEngines, first: str, under_w
     two.assert_nothing_left()
 
 
-def test_an_aborted_producer_gives_up_what_its_consumer_has_not_got(two: TwoEngines) -> None:
+def test_an_aborted_producer_gives_up_undelivered_payloads(two: TwoEngines) -> None:
     two.submit("r", *BOTH)
     two.there.connector.arriving = False
     two.write("r", 1)

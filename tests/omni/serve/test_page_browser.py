@@ -152,7 +152,7 @@ def test_a_spoken_question_is_heard_and_answered_in_sound(
     tab.open("about:blank")
 
 
-def test_what_the_audio_graph_plays_is_the_answer_without_a_gap(tab: Page, burst: Served) -> None:
+def test_the_audio_graph_plays_the_answer_without_a_gap(tab: Page, burst: Served) -> None:
     """Sample for sample. The policy is off, for the listener alone."""
     text = "The quick brown fox jumps over the lazy dog. " * 6
     with burst.client() as client:

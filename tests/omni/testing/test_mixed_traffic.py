@@ -77,13 +77,13 @@ def assert_mixed(name: str, totals: Counter[str], seeds: int, lacks: Set[str] = 
 
 
 @pytest.mark.parametrize(("name", "seeds", "lacks"), FEW)
-def test_each_request_gets_what_it_gets_alone(name: str, seeds: range, lacks: set[str]):
+def test_batched_requests_equal_requests_alone(name: str, seeds: range, lacks: set[str]):
     assert_mixed(name, run_seeds(make_world(name), seeds), len(seeds), lacks)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MANY)
-def test_each_request_gets_what_it_gets_alone_in_500_seeds(name: str):
+def test_batched_requests_equal_requests_alone_in_500_seeds(name: str):
     where = make_world(name)
     assert_mixed(name, run_seeds(where, range(MANY[name])), MANY[name])
 

@@ -88,7 +88,7 @@ def test_features_of_pictures_are_those_of_the_published_processor(frontend: Omn
     assert torch.equal(tensors_of(payload)["grid"], made["image_grid_thw"][0])
 
 
-def test_the_talker_reads_what_the_thinker_read_and_two_more(frontend: OmniFrontend) -> None:
+def test_the_talker_reads_the_thinkers_inputs_and_two_more(frontend: OmniFrontend) -> None:
     prepared = frontend.prepare(chat(picture(84, 56), "what is it", voice="ethan"))
     prompt, args = prompt_of(prepared), prepared.edges["thinker->talker"]
     assert isinstance(args, HiddenConditioningArgs)

@@ -107,7 +107,7 @@ def test_answers_are_those_of_a_plain_loop(
     assert (engine.engine.counters()[LISTENER]["preemptions"] > 0) == bool(settings)
 
 
-def test_one_row_each_and_a_credit_of_one_and_those_who_come_later_first(tmp_path: Path) -> None:
+def test_one_row_a_credit_of_one_and_later_requests_first(tmp_path: Path) -> None:
     """The request with the listener's row needs a row of the writer: the request with that one must not be paused meanwhile."""
     engine = build(tmp_path, TIGHT, credit=1)
     results = []

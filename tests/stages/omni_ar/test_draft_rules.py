@@ -60,7 +60,7 @@ def test_fabricated_drafts_are_of_an_equal_request():
     assert drafter.foresee(asked([1, 2], temperature=1.0, seed=3), [5]) == ()
 
 
-def test_fabricated_drafts_end_with_what_is_known():
+def test_fabricated_drafts_end_with_the_known_text():
     """Id 0 is a token as any other. The last column of a text has no meaning."""
     text_NL = torch.tensor(
         [

@@ -38,7 +38,7 @@ def test_a_stage_without_a_drafter_has_no_state_of_drafts():
     assert drafted._state.handoff.host.shape[2] == 3 + 2 + REPORTED
 
 
-def test_a_stage_without_a_drafter_launches_what_it_did(monkeypatch: pytest.MonkeyPatch):
+def test_a_stage_without_a_drafter_has_the_same_launches_as_before(monkeypatch: pytest.MonkeyPatch):
     launched: list[str] = []
     real = CpuDevice.launch
 

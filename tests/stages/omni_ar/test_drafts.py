@@ -56,7 +56,7 @@ def test_tokens_are_those_of_plain_decoding(drafter: str, drafts: int, seeded: b
 
 
 @pytest.mark.parametrize("seed", few(1, range(40), SLOW))
-def test_each_request_gets_what_it_gets_without_drafts(seed: int):
+def test_requests_with_drafts_equal_those_without(seed: int):
     run_seed(seed)
 
 
@@ -309,7 +309,7 @@ def test_drafts_that_become_right_are_verified_again():
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 8])
-def test_blocks_are_held_for_what_may_be_accepted_and_no_more(in_flight: int):
+def test_blocks_are_held_for_acceptable_drafts_and_no_more(in_flight: int):
     drafts, size = 8, 4
     device = LateDevice(3, check=False)
     options: dict[str, Any] = {

@@ -159,7 +159,7 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     (
         _put("layers.1.mlp.up_proj.weight", torch.zeros(2, 2)),
-        "layers.1.mlp.up_proj.weight: is no weight of a supported",
+        "layers.1.mlp.up_proj.weight: is not a weight of a supported",
     ),
     (_put("midlayer.self_attn.q_norm.weight", torch.ones(8)), "q_norm.weight: is unexpected: the model has no param"),
 ]

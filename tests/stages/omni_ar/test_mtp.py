@@ -155,7 +155,7 @@ def test_refused_for_a_stage_without_a_head_or_with_other_layers(tmp_path: Path)
         CheckpointError, match=r"mtp\.fc\.weight: .* this checkpoint has no head for multi-token predict"
     ):
         drafter_of(setup)
-    with pytest.raises(ConfigError, match=r"text\.drafter: is 'mtp', and SmallText is no `TextModel`"):
+    with pytest.raises(ConfigError, match=r"text\.drafter: is 'mtp', and SmallText is not a `TextModel`"):
         drafter_of(replace(setup, model=SmallText()))
 
 

@@ -156,7 +156,7 @@ def test_constrained_requests_wait_for_their_tokens_and_others_do_not(kind: str)
     assert reasons == {"constrained": "stop", "both": "stop", "plain": "length"}
 
 
-def test_a_processor_that_ends_a_request_gives_out_what_was_held_back():
+def test_a_processor_that_ends_a_request_releases_withheld_tokens():
     driver = ahead_driver()
     made = alternating(PROMPTS[0], 5)
     rules = HostRules(stops=StopAtIds([*made[-2:], 60]), host_processors=(Alternating(5),))

@@ -1,4 +1,4 @@
-// One answer: the request, and what comes of it as it comes.
+// One answer: the request, and its events as they come.
 
 import { events, request } from "./api.js";
 import { joined, PcmReader, RATE } from "./pcm.js";
@@ -32,7 +32,7 @@ export class Answer {
     return this.#controller.signal.aborted;
   }
 
-  /** Ends when the whole answer came; its sound may still play. Throws what the request throws. */
+  /** Ends when the whole answer came; its sound may still play. Throws the request's errors. */
   async run() {
     const speaks = this.body.modalities.includes("audio");
     const began = performance.now();

@@ -1,4 +1,4 @@
-// The page: what the user does, and the chat that comes of it.
+// The page: the user's actions, and the chat that comes of them.
 
 import { Answer } from "./answer.js";
 import { follow } from "./connection.js";
@@ -183,7 +183,7 @@ async function finish(sends) {
   if (sends && sound.samples.length) await send(sound);
 }
 
-// What the user does.
+// The user's actions.
 
 function grow() {
   const text = at("text");

@@ -19,7 +19,7 @@ class Player extends AudioWorkletProcessor {
     };
   }
 
-  // turn: whose samples are played from now on. What is left of another is dropped.
+  // turn: whose samples are played from now on. The rest of another is dropped.
   reset(turn) {
     this.turn = turn;
     this.first = 0;

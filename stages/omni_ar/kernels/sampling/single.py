@@ -36,7 +36,7 @@ def sample_row(
     DRAFTS: tl.constexpr,
 ):
     """One program per position of a row of the batch, of BLOCK ids at most. parameters: as `Pointers`. drafts: `[N, DRAFTS]`; each
-    row has a position before and behind each of them.
+    row has a position before and after each of them.
 
     work: fp32 `[R, vocab]`, for penalties that name ids. spare_x, spare_ids: fp32 and int32 `[R, FEW]`.
     """

@@ -80,7 +80,7 @@ def accept_draft_rows(
                 matching = is_tried & (ids == drafted)
                 moved = (rate * RATE_KEPT + tl.where(matching, RATE_ONE, 0)) >> RATE_SHIFT
                 rate = tl.where(is_tried, moved, rate)
-            # Behind the last draft, `offered` is reached.
+            # After the last draft, `offered` is reached.
             going = going & matching & (at < offered) & (ends == 0) & (before + at + 1 < limit)
             tl.store(accepted_ptr + 2 + at, ids, mask=inside)
             tl.store(reported_ptr + 2 + at, ids, mask=inside)

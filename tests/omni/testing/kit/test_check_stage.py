@@ -57,7 +57,7 @@ def test_a_small_kind_keeps_the_contract(kind: Any):
     check_adder(kind)
 
 
-def test_outputs_alone_are_what_is_expected_by_default():
+def test_outputs_alone_are_expected_by_default():
     check_adder(AdderKind, expected=None, options=AdderOptions(max_num_seqs=5))
 
 
@@ -171,7 +171,7 @@ def test_tokens_of_the_autoregressive_kind_are_compared_with_the_authors():
             (
                 adder_faults.ReleasesBeforeItReads,
                 "late_devices|alone",
-                "overwrites it then .`spoil`.: add_numbers .*call Feed.release with the event that is recorded behind",
+                "overwrites it then .`spoil`.: add_numbers .*call Feed.release with the event that is recorded after",
             ),
             (
                 adder_faults.ReusesItsOutput,
@@ -256,7 +256,7 @@ def test_arguments_that_make_the_check_empty_are_refused(arguments: dict[str, An
         ("spoil", "before the event that it is released with, .*; call Feed.release with the event"),
         ("copy", "an input is read once it has arrived: .*; ask Feed.arrived"),
         ("scatter", "an input is read once it has arrived: .*; ask Feed.arrived"),
-        ("fetch", "has its values from Produced.ready on, .*; record `ready` behind the work"),
+        ("fetch", "has its values from Produced.ready on, .*; record `ready` after the work"),
         ("add_more", "ordered by streams and events: .*; launch work that reads a result on the same stream"),
     ],
 )

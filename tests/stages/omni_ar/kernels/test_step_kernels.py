@@ -154,7 +154,7 @@ def test_a_row_that_is_over_and_fills_its_table_writes_to_the_null_block(device:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("batch", BATCHES)
-def test_tokens_and_what_they_count(device: str, batch: tuple[int, ...]):
+def test_tokens_and_their_counts(device: str, batch: tuple[int, ...]):
     bench = Bench(False, device)
     rows_R, rows_there = bench.rows(*batch)
     for step in range(5):  # which goes round the handoff's ring
