@@ -18,7 +18,7 @@ from omni.testing.faults import FaultyDevice
 from omni_ar.drafters import CacheShape, Drafter, DraftModel, DraftRows, DraftSetup, FeatureShape, ModelDrafter
 from omni_ar.drafters.draft_model import ArDraftModel
 from omni_ar.drafters.load import load_drafter
-from omni_ar.kernels.step.draft_state import REPORTED
+from omni_ar.kernels.step.handoff import REPORTED
 from omni_ar.model import ArModel, Batch
 from omni_ar.options import ArOptions
 from omni_ar.plugin import omni_drafters

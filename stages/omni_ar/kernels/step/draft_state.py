@@ -38,10 +38,6 @@ DRAFT_FIELDS = len(DraftFields._fields)
 DRAFT_FIELD_INDEX = DraftFields(*range(DRAFT_FIELDS))
 """The column of each field."""
 
-REPORTED = 2
-"""Number of columns of a handoff after the ids: drafts that the step verified, and those that are worth verifying in the next
-one."""
-
 
 @dataclass(frozen=True, slots=True)
 class DraftState:
