@@ -29,7 +29,6 @@ from omni.serve.realtime.client_events import (
 from omni.serve.realtime.conversation import Conversation
 from omni.serve.realtime.item_media import check_media
 from omni.serve.realtime.items import Item, read_item
-from omni.serve.realtime.listener import TurnListener
 from omni.serve.realtime.memory import SessionMemory
 from omni.serve.realtime.request import ResponseRequest, read_request
 from omni.serve.realtime.response import Response
@@ -46,6 +45,7 @@ from omni.serve.realtime.server_events import (
 )
 from omni.serve.realtime.settings import Settings, described, updated
 from omni.serve.realtime.transcriber import InputTranscriber
+from omni.serve.realtime.turn_collector import TurnCollector
 from omni.serve.server import Server
 
 _RESTART = 1012
@@ -77,7 +77,7 @@ class RealtimeSession:
         self._channel = EventChannel(websocket, server.options.stalled_seconds)
         self._backlog = Backlog(memory, server.options.max_items)
         self._conversation = Conversation(memory, server.options.max_items)
-        self._listener = TurnListener(
+        self._collector = TurnCollector(
             self._channel,
             self._conversation,
             memory,
@@ -172,11 +172,11 @@ class RealtimeSession:
     async def _handle(self, event: AnyClientEvent) -> None:
         match event:
             case AppendAudio():
-                await self._listener.append(event.audio)
+                await self._collector.append(event.audio)
             case CommitAudio():
-                self._listener.commit()
+                self._collector.commit()
             case ClearAudio():
-                self._listener.clear()
+                self._collector.clear()
             case SessionUpdate():
                 self._update(event)
             case CreateItem():
@@ -198,7 +198,7 @@ class RealtimeSession:
         settings = updated(self._server, self._settings, event.session, "session")
         more = settings.bytes - self._settings.bytes
         self._memory.check(more, "session")
-        self._listener.use(settings)
+        self._collector.use(settings)
         self._memory.change(more)
         self._settings = settings
         self._channel.put(SessionUpdated(session=described(settings)))

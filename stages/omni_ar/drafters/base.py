@@ -58,10 +58,10 @@ class RowPages:
     """Device state of a step's rows, for a drafter with its own keys and values.
 
     cache: keys and values of the drafter's layers, in blocks that have the numbers of the stage's. columns: the fields of every row
-    of the stage; only an `active` row may write, and at most `limit - outputs - 1` places after its newest token. block_table_NM:
-    blocks of every row. blocks: maximum number of blocks in use of a row of the batch. features_NJH: features of the newest tokens
-    that the stage's forward has run for each row; first_N: int64, index of the first of these tokens. Both None for a drafter
-    without features.
+    of the stage; only an `active` row may write, and at most `limit - outputs - 1` positions after its newest token.
+    block_table_NM: blocks of every row. blocks: maximum number of blocks in use of a row of the batch. features_NJH: features of
+    the newest tokens that the stage's forward has run for each row; first_N: int64, index of the first of these tokens. Both None
+    for a drafter without features.
     """
 
     cache: KVCache

@@ -47,7 +47,7 @@ class FabricatedDrafter(Drafter):
         known = self._known.get(_key(request))
         if known is None or known[: len(outputs)].tolist() != list(outputs):
             return ()
-        # A draft is right or wrong by its place in the output, in whichever step it is verified.
+        # A draft is right or wrong by its position in the output, in any step.
         random = np.random.default_rng((self._args.seed, request.ids_T.size))
         is_wrong = random.random(known.size) >= self._args.rate
         drafts: list[int] = np.where(is_wrong, (known + 1) % self._setup.vocab_size, known)[len(outputs) :].tolist()

@@ -269,7 +269,7 @@ def sample_positions(
     sampled_RJ: Tensor,
 ) -> None:
     """Draws the id of each position of each row, as plain decoding would if the drafts before it are accepted: a draw depends on
-    its place in the output alone. -1 where no id is possible."""
+    its position in the output alone. -1 where no id is possible."""
     assert state.drafts is not None
     if edits is None and not flags.processors and runs_kernel(logits_XV):
         given, out_X = (logits_XV, state.sampling, rows_R, state.columns.outputs), sampled_RJ.view(-1)

@@ -45,7 +45,7 @@ PROMPT, OUTPUTS = (1, 2, 2, 5), (5, 5, 7)
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """A vocabulary of 100 is a wide one."""
-    settings = WideSettings(block=32, segment=8, nucleus=4, scan_warps=4, scan_registers=0, finish_warps=4)
+    settings = WideSettings(block=32, tile=8, nucleus=4, scan_warps=4, scan_registers=0, finish_warps=4)
     monkeypatch.setattr(kernel, "_ROOM", 32)
     monkeypatch.setattr(kernel, "_FEW", 16)
     monkeypatch.setattr(kernel, "wide_settings", lambda device, vocab: settings)
