@@ -35,17 +35,17 @@ def check_tokens(stage: str, tokens: GeneratedTokens, code: object) -> None:
 
 
 def checked_done(stage: str, done: Done, code: object) -> Done:
-    """Raises StageError for a reason, counts or held tokens that cannot be given to the user. code: what made it. Returns it with
-    plain values."""
+    """Raises StageError for a reason, counts or withheld tokens that cannot be given to the user. code: what made it. Returns it
+    with plain values."""
     if not is_text(done.reason):
         problem = f"the reason of a Done is {quoted(done.reason)}: give valid Unicode"
     elif not all(is_text(name) and is_number(count) for name, count in done.counts.items()):
         problem = f"the counts of a Done are {quoted(done.counts)}: give a dict of numbers of 64 bits by name"
-    elif not _are_numbers(done.held):
-        problem = f"the held tokens of a Done are {quoted(done.held)}: give a tuple of numbers of 64 bits"
+    elif not _are_numbers(done.withheld):
+        problem = f"the withheld tokens of a Done are {quoted(done.withheld)}: give a tuple of numbers of 64 bits"
     else:
         counts = {str.__str__(name): int(count) for name, count in done.counts.items()}
-        return Done(done.request_id, str.__str__(done.reason), counts, tuple(done.held))
+        return Done(done.request_id, str.__str__(done.reason), counts, tuple(done.withheld))
     raise known(stage, "running", ReturnedError(problem, code))
 
 

@@ -307,10 +307,10 @@ class EngineServer:
                     empty = {name: tensor.new_empty(0) for name, tensor in tensors.items()}
                     self._check_sendable(OtherOut(request_id, modality, Typed(meta), empty))
                     outputs(OtherOut(request_id, modality, Typed(meta), dict(tensors)))
-                case StageFinished(stage, reason, counts, held):
+                case StageFinished(stage, reason, counts, withheld):
                     outputs(
                         StageFinishedOut(
-                            request_id=request_id, stage=stage, reason=reason, counts=dict(counts), held=held
+                            request_id=request_id, stage=stage, reason=reason, counts=dict(counts), withheld=withheld
                         )
                     )
                 case RequestFinished():

@@ -227,13 +227,13 @@ class Produced:
 class Done:
     """The stage has produced everything for the request. counts: totals for its usage (tokens, frames, ...).
 
-    held: generated tokens that were not emitted, because a stop string ends in them.
+    withheld: generated tokens that were not emitted, because a stop string ends in them.
     """
 
     request_id: str
     reason: str
     counts: dict[str, int]
-    held: tuple[int, ...] = ()
+    withheld: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

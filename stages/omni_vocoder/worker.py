@@ -75,7 +75,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
     def open(self, message: Open) -> VocoderRequest:
         return VocoderRequest(message.request_id, set(message.inputs), message.rank)
 
-    def over(self, request: VocoderRequest) -> bool:
+    def finished(self, request: VocoderRequest) -> bool:
         return request.ended and not request.in_flight and not self._sizes.next_chunk(request)
 
     def run(self) -> bool:

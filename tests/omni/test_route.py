@@ -116,7 +116,7 @@ def test_an_adapter_that_raises_fails_its_request_alone(where: str):
     assert failing.failure.startswith(
         f"stage {EDGE!r} failed while adapting a payload: ValueError: odd payload ({__file__}:"
     )
-    assert not other.over
+    assert not other.finished
     graph.speaker.release("good")
     assert all(p.free for p in produced)
     assert all(worker.held == {"good"} for worker in graph.workers.values())
@@ -148,7 +148,7 @@ def test_a_consumer_that_is_done_gets_no_end_of_its_producer():
     graph.finish("r")
     graph.seer.done("r", "length")
     graph.settle()
-    assert recorder.finished == ["writer", "seer"]
+    assert recorder.finished_stages == ["writer", "seer"]
     assert adapter.reason == "", "its adapter makes nothing more"
     assert graph.writer.ended("r") == ["frontend"]
     assert graph.speaker.ended("r") == [EDGE]

@@ -21,7 +21,7 @@ from tests.support.omni_worlds import OmniWorld, SlackWorld
 from tests.support.received import Received
 from tests.support.reference import temporary_folder
 from tests.support.traffic_events import counting
-from tests.support.traffic_scenario import Ask, Scenario, Stall, scenario
+from tests.support.traffic_scenario import RequestSpec, Scenario, Stall, scenario
 from tests.support.traffic_world import AnyEngine, World
 
 
@@ -102,8 +102,8 @@ class _Scene:
         self._engine = engine
         self._entered: list[Received] = []
 
-    def enter(self, ask: Ask) -> None:
-        self.happened["joins"] += any(not other.over for other in self._entered)
+    def enter(self, ask: RequestSpec) -> None:
+        self.happened["joins"] += any(not other.finished for other in self._entered)
         self._entered.append(self.received[ask.id])
         self._engine.submit(self._world.request(ask.content, ask.id, ask.priority), self.received[ask.id].take)
 
@@ -124,7 +124,7 @@ def check(world: World, plan: Scenario, played: Played) -> None:
     """Raises AssertionError unless each request had the results that it has alone, or the beginning of them if it was aborted."""
     for ask in plan.asks:
         received = played.received[ask.id]
-        assert received.over, f"{ask} has no end"
+        assert received.finished, f"{ask} has no end"
         assert received.error is not GIVEN_UP or ask.leaves is not None
         try:
             received.assert_like(alone(world, ask.content))

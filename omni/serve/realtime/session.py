@@ -129,7 +129,7 @@ class RealtimeSession:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._server.options.drain_seconds):
                 if self._response is not None:
-                    await self._response.over.wait()
+                    await self._response.finished.wait()
                 await self._transcriber.finish()
                 await self._channel.flush()
         raise _ServerEnds
@@ -223,7 +223,7 @@ class RealtimeSession:
         item = self._conversation.get(event.item_id)
         if self._response is not None and self._response.item is item:
             self._response.stop("client_cancelled")
-            await self._response.over.wait()
+            await self._response.finished.wait()
         bytes_before = item.bytes
         item.truncate(event.content_index, event.audio_end_ms)
         self._memory.change(item.bytes - bytes_before)
@@ -258,7 +258,7 @@ class RealtimeSession:
         finally:
             self._memory.change(-held)
             self._response = None
-            response.over.set()
+            response.finished.set()
         if self._owed:
             self._answer()
 

@@ -31,7 +31,7 @@ def engine_for(
     **options: Any,
 ) -> Iterator[PipelineEngine]:
     """An engine for a test, in its thread. At the end of the block it is closed; if the block raised nothing, and stages
-    go on holding something although all requests are over, that is an AssertionError.
+    go on holding something although all requests are finished, that is an AssertionError.
 
     model: a checkpoint folder, whose family builds the pipeline; or a `Pipeline`.
     checkpoint: of a `Pipeline`, the folder that its stages read. None makes one with an empty config.json.

@@ -40,7 +40,7 @@ def _pause(bench: StageBench, point: int) -> None:
     with torch.inference_mode():
         if point == 0:
             next(scripts[first])  # it is open before it is paused
-        session.play(scripts, lambda: session.over(*others), apart=APART, act=pause)
+        session.play(scripts, lambda: session.finished(*others), apart=APART, act=pause)
         session.settle()
         given, end = len(session.readings.get(first, [])), session.ends.get(first)
         require(
@@ -50,7 +50,7 @@ def _pause(bench: StageBench, point: int) -> None:
         )
         if end is None:
             session.worker.inbox.append(Resume(first))
-        session.play({}, lambda: session.over(*names))
+        session.play({}, lambda: session.finished(*names))
     _require_all(bench, session, f"{first!r} was paused at tick {point} and resumed: go on where it stopped")
     bench.finish(session, f"after a pause at tick {point}")
 

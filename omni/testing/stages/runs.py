@@ -155,7 +155,7 @@ def not_before_ready(bench: StageBench) -> None:
             if payload.tensors:
                 session.fill(each, payload)
         gate.open = True
-        session.play({}, lambda: session.over("early"))
+        session.play({}, lambda: session.finished("early"))
     bench.require_right(session, "early", index, "launch nothing that reads an input before Feed.arrived is true")
     bench.finish(session, "after a late input")
 

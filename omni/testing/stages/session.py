@@ -186,17 +186,17 @@ class StageSession:
     def play(
         self,
         scripts: Mapping[str, Iterator[None]],
-        over: Callable[[], bool] | None = None,
+        done: Callable[[], bool] | None = None,
         *,
         apart: int = 0,
         act: Callable[[int], None] = lambda tick: None,
         until: int | None = None,
     ) -> None:
-        """Ticks until every request is over, or `over`. apart: ticks between two messages of a request; 0 sends all at
+        """Ticks until every request is finished, or `done`. apart: ticks between two messages of a request; 0 sends all at
         once. act: called before each tick with its number. until: the number of a tick before which it stops."""
         left = dict(scripts)
         names, first, quiet = list(scripts), self.ticks, 0
-        while not (self.over(*names) if over is None else over()) or left:
+        while not (self.finished(*names) if done is None else done()) or left:
             tick = self.ticks - first
             if until is not None and tick >= until:
                 return
@@ -248,7 +248,7 @@ class StageSession:
     def held(self) -> dict[str, int]:
         return self._watch.held
 
-    def over(self, *names: str) -> bool:
+    def finished(self, *names: str) -> bool:
         """Whether requests have ended or were aborted, and consumers have read all outputs."""
         ended = all(name in self.ends or name in self.aborted for name in names)
         return ended and all(each.loan.freed for name in names for each in self.readings.get(name, ()))
@@ -373,7 +373,7 @@ class StageSession:
 
     def _unfinished(self) -> str:
         """All requests: those that are played may have been opened before."""
-        return ", ".join(repr(name) for name in self.opened if not self.over(name)) or "a request"
+        return ", ".join(repr(name) for name in self.opened if not self.finished(name)) or "a request"
 
 
 def _no_guard(device: Device) -> AbstractContextManager[object]:

@@ -78,7 +78,7 @@ class DraftRows:
     """The rows of a decode step, or those that a step has sampled, on the device. Read only, but for `drafts_NK` and `proposed_N`.
 
     rows_R: int64, indexes of the rows in the stage. text_NL: int32, prompt and output of every row of the stage; after them the
-    text that `Drafter.foresee` gave, then -1; the last column has no meaning. length_N: int64, index of the newest token.
+    text that `Drafter.predicted_tokens` gave, then -1; the last column has no meaning. length_N: int64, index of the newest token.
     drafts_NK: int64, the drafts to be written: ids of the stage's vocabulary; an id outside of it, and all drafts after it, are not
     verified. proposed_N: int64, their number, to be written for each row of the batch. pages: of a `PagedDrafter`.
     """
@@ -131,7 +131,7 @@ class Drafter(ABC):
         on another. A row may be in the batch several times, if it is finished.
         """
 
-    def foresee(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
+    def predicted_tokens(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
         """Token ids that may follow a request's first outputs, for `DraftRows.text_NL`; called when its row starts, and again when
         it starts again after a preemption. On the host; must be fast."""
         return ()

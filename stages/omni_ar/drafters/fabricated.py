@@ -43,7 +43,7 @@ class FabricatedDrafter(Drafter):
         rows.drafts_NK.index_copy_(0, rows.rows_R, drafts_RK)
         rows.proposed_N.index_copy_(0, rows.rows_R, (drafts_RK >= 0).long().cumprod(1).sum(1))
 
-    def foresee(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
+    def predicted_tokens(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
         known = self._known.get(_key(request))
         if known is None or known[: len(outputs)].tolist() != list(outputs):
             return ()

@@ -18,7 +18,7 @@ from omni.stage import Outbound, Produced, method_name
 from omni.utils.draft_counts import DraftCounts
 from omni_ar.inputs import PromptHidden, TokenCodes, TokenHidden
 from omni_ar.kernels.sampling.state import Need
-from omni_ar.kernels.step.handoff import COUNT, IDS, REPORTED, STATUS, DraftReport
+from omni_ar.kernels.step.handoff import IDS, NUM_TOKENS, REPORTED, STATUS, DraftReport
 from omni_ar.kernels.step.status import RowStatus
 from omni_ar.run.blocks.pool import BlockTable
 from omni_ar.run.held_tokens import HeldTokens
@@ -183,7 +183,7 @@ class OutputProcessor:
         step, scored, drafts = read.step, list[_Scored](), DraftCounts()
         results = _read_tokens(step.tokens, len(step.rows)) if step.tokens is not None else []
         for row, (scheduled, result) in enumerate(zip(step.rows, results, strict=True)):
-            request, count, verified = scheduled.request, result[COUNT], 0
+            request, count, verified = scheduled.request, result[NUM_TOKENS], 0
             self.further_tokens += max(count - 1, 0)
             if self.drafts.drafted:
                 verified, worthwhile = DraftReport(*result[-REPORTED:])
@@ -255,7 +255,7 @@ class OutputProcessor:
                 return taken, "stop"
         if request.table is None:
             request.reset_for_recompute()  # preempted meanwhile: it continues after these tokens
-        if status.over:
+        if status.finished:
             self.emit_withheld(request)
             return len(ids), status.reason
         if request.host_processors:
@@ -312,7 +312,7 @@ class OutputProcessor:
     def _withhold(self, request: ArRequest, verdict: StopVerdict, token: WithheldToken) -> bool:
         """Emits the tokens that cannot be part of a stop string. Returns whether a stop string ends the request."""
         request.withheld.append(token)
-        self.emit_withheld(request, verdict.held)
+        self.emit_withheld(request, verdict.withheld)
         return verdict.stopped
 
     def _hidden(self, scheduled: Scheduled, written: Written) -> Produced:

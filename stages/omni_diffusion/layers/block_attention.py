@@ -50,7 +50,7 @@ class BlockWindow:
     history: History | None
 
 
-class Surroundings:
+class AttentionContext:
     """Inputs shared by the layers of a step: rotary angles, and a bias of scores that masks missing keys."""
 
     def __init__(self, window: BlockWindow, frequencies_W: Tensor) -> None:
@@ -116,10 +116,10 @@ class BlockAttention(nn.Module):
         self.qkv = qkv
         self.to_out = nn.ModuleList([out])
 
-    def forward(self, x_UBKFD: Tensor, evaluation_B: Tensor, around: Surroundings) -> Tensor:
+    def forward(self, x_UBKFD: Tensor, evaluation_B: Tensor, context: AttentionContext) -> Tensor:
         """`[U, B, K, F, D]` to the same shape. evaluation_B: int64, each row's evaluation."""
         projected = self.qkv(x_UBKFD.flatten(0, 3)).view(*x_UBKFD.shape[:4], 3, self._heads, -1)
-        around.rotate(projected[..., :2, : self._rotary_heads, :])
-        attended_NFHW = around.attend(projected, evaluation_B, self._ahead, self.past)
+        context.rotate(projected[..., :2, : self._rotary_heads, :])
+        attended_NFHW = context.attend(projected, evaluation_B, self._ahead, self.past)
         y_TD: Tensor = self.to_out[0](attended_NFHW.flatten(0, 1).flatten(1))
         return y_TD.view(x_UBKFD.shape)

@@ -218,7 +218,7 @@ def test_a_gap_is_counted_and_only_a_gap(page: Page) -> None:
           player.end(turn);
         })()
     """)
-    page.until("reports.at(-1).over")
+    page.until("reports.at(-1).finished")
     report = page.run("reports.at(-1)")
     assert (report["underruns"], report["played"], report["least"]) == (1, 0.5, 0)
 

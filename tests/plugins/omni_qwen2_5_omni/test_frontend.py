@@ -48,7 +48,7 @@ def prompt_of(prepared: Any) -> Prompt:
 
 
 def test_ids_and_positions_are_transformers(frontend: OmniFrontend) -> None:
-    """Of pictures that are taller or wider, one behind the other, of clips between them, and of text all around."""
+    """Of pictures that are taller or wider, one behind the other, of clips between them, and of text all context."""
     parts = ("what is", picture(84, 56), clip(8000), "and", picture(28, 140), picture(56, 56), clip(3000), "here")
     prompt = prompt_of(frontend.prepare(chat(*parts)))
     ids_T = torch.from_numpy(prompt.columns[0])

@@ -39,7 +39,7 @@ class World:
         self._tick(tick)
         engine.abort(request.id, GIVEN_UP)
         self._tick(SETTLING_TICKS)
-        assert victim.over
+        assert victim.finished
         for _ in range(ENOUGH_TICKS):
             if engine.idle:
                 break

@@ -29,10 +29,10 @@ MODEL = Listener(WIDTH)
 class Late:
     """An event that is done when the test sets `over`."""
 
-    over: bool = False
+    finished: bool = False
 
     def done(self) -> bool:
-        return self.over
+        return self.finished
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from omni.sampling import GREEDY, SamplingParams
 from omni_ar.kernels.step import accept_tokens
 from omni_ar.kernels.step.draft_state import DraftFields
 from omni_ar.kernels.step.drafts import accept_drafts, record_drafts
-from omni_ar.kernels.step.handoff import COUNT, IDS, STATUS, VERIFIED, handoff_width
+from omni_ar.kernels.step.handoff import IDS, NUM_TOKENS, STATUS, VERIFIED, handoff_width
 from omni_ar.kernels.step.state import RowFields, RowState
 from omni_ar.kernels.step.status import RowStatus
 from omni_ar.options import ArOptions
@@ -53,9 +53,9 @@ class Row:
                 status = RowStatus.FULL
             if token in STOPS:
                 status = RowStatus.STOPPED
-            if status.over or token != draft:
+            if status.finished or token != draft:
                 break
-        self.running = not status.over
+        self.running = not status.finished
         self.length += count
         return status, count
 
@@ -103,7 +103,7 @@ def test_drafts_are_accepted_as_one_by_one(limits: list[int], seed: int, steps: 
         for place, index in enumerate(batch.tolist()):
             row = rows[index]
             status, count = row.step(ids[place].tolist(), drafted[place, : offered[place]].tolist())
-            assert int(out_RW[place, COUNT]) == count
+            assert int(out_RW[place, NUM_TOKENS]) == count
             assert out_RW[place, IDS : IDS + positions].tolist() == ids[place].tolist()
             assert int(out_RW[place, VERIFIED]) == offered[place]
             assert not count or int(out_RW[place, STATUS]) == status

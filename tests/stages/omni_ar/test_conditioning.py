@@ -101,7 +101,7 @@ def test_steps_keep_their_order_behind_rows_that_have_not_arrived():
     feed.driver.run()
     assert feed.driver.held["leases"] == 4
     assert len(feed.tokens("0")) == 2, "the second step's row is not there, and the inputs behind it wait"
-    late.over = True
+    late.finished = True
     feed.check("0")
 
 
@@ -363,7 +363,7 @@ def test_a_preempted_request_goes_on_when_its_row_comes():
     assert feed.driver.counter("preemptions") == 1
     assert feed.driver.done("other").reason == "length"
     assert len(feed.tokens("evicted")) == 2
-    late.over = True
+    late.finished = True
     feed.driver.run()
     assert len(feed.tokens("evicted")) == 3
     feed.end("evicted")

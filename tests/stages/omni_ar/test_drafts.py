@@ -14,7 +14,7 @@ from omni_ar.drafters import DraftRequest
 from omni_ar.drafters.fabricated import FabricatedDrafter
 from omni_ar.kernels.sampling.state import SamplingState
 from omni_ar.kernels.step import draft_reference
-from omni_ar.kernels.step.handoff import COUNT
+from omni_ar.kernels.step.handoff import NUM_TOKENS
 from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.run import forward, source
 from omni_ar.run.allocator import Allocator
@@ -112,7 +112,9 @@ def accepting_whatever_is_offered(patch: pytest.MonkeyPatch) -> None:
 def counting_rejected_drafts(patch: pytest.MonkeyPatch) -> None:
     def record(state: RowState, rows_R: Any, accepted_RW: Any, positions: int, advance_R: Any, flags: Any) -> None:
         draft_reference.record_drafts(state, rows_R, accepted_RW, positions, advance_R, flags)
-        state.columns.length.index_add_(0, rows_R, (accepted_RW[:, COUNT] > 0) * (positions - accepted_RW[:, COUNT]))
+        state.columns.length.index_add_(
+            0, rows_R, (accepted_RW[:, NUM_TOKENS] > 0) * (positions - accepted_RW[:, NUM_TOKENS])
+        )
 
     patch.setattr(source, "record_drafts", record)
 
@@ -261,8 +263,8 @@ class Told(FabricatedDrafter):
         super().__init__({}, draft_setup(MODEL, drafts))
         self._wrong = wrong
 
-    def foresee(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
-        told = super().foresee(request, outputs)
+    def predicted_tokens(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
+        told = super().predicted_tokens(request, outputs)
         return [(token + 1) % 11 if at < self._wrong else token for at, token in enumerate(told, len(outputs))]
 
 

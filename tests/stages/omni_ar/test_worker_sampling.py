@@ -163,7 +163,7 @@ def test_a_processor_that_ends_a_request_releases_withheld_tokens():
     driver.ask("constrained", PROMPTS[0], rules=rules, max_tokens=TOKENS)
     settle(driver)
     assert driver.tokens("constrained") == made
-    assert driver.done("constrained").held == ()
+    assert driver.done("constrained").withheld == ()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -246,7 +246,7 @@ def test_stop_strings_end_a_request_before_them(kind: str, length: int):
         driver.ask(name, PROMPTS[0], rules=HostRules(stops=StopAtIds(ids)), max_tokens=TOKENS)
     driver.gather_all()
     assert driver.tokens("stopped") == said[:first]
-    assert driver.done("stopped").held == tuple(stop)
+    assert driver.done("stopped").withheld == tuple(stop)
     assert driver.done("stopped").reason == "stop"
     assert driver.done("stopped").counts["tokens"] == first + length
     assert driver.tokens("whole") == said, "what turned out to be no stop string is given out"

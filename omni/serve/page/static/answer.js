@@ -9,7 +9,7 @@ export class Answer {
   firstAudio = null; // ms
   rtf = null;
   tokens = null;
-  sound = { least: null, underruns: 0, played: 0, over: true };
+  sound = { least: null, underruns: 0, played: 0, finished: true };
   #controller = new AbortController();
   #chunks = [];
   #seconds = 0;
@@ -67,7 +67,7 @@ export class Answer {
   #hear(samples, at, play) {
     if (!samples.length) return;
     this.firstAudio ??= at;
-    this.sound.over = false;
+    this.sound.finished = false;
     this.#chunks.push(samples);
     this.#seconds += samples.length / RATE;
     this.rtf = at / 1000 / this.#seconds;
@@ -79,7 +79,7 @@ export class Answer {
 
   #heard(sound) {
     this.sound = sound;
-    if (this.turn.wave) this.turn.show(sound.over ? Infinity : sound.played);
+    if (this.turn.wave) this.turn.show(sound.finished ? Infinity : sound.played);
     this.changed(this);
   }
 }

@@ -134,7 +134,7 @@ function note(of) {
 function show(of) {
   if (of !== answer) return;
   showFigures(of);
-  const busy = streaming || !of.sound.over;
+  const busy = streaming || !of.sound.finished;
   at("stop").hidden = !busy;
   at("send").hidden = busy && !at("text").value.trim();
 }
@@ -142,7 +142,7 @@ function show(of) {
 function stop() {
   if (answer === null) return;
   answer.stop();
-  answer.sound.over = true;
+  answer.sound.finished = true;
   streaming = false;
   show(answer);
 }

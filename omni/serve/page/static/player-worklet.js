@@ -85,7 +85,7 @@ class Player extends AudioWorkletProcessor {
     const { turn, played, underruns, least, playing } = this;
     this.port.postMessage({
       turn, underruns, playing,
-      over: this.said,
+      finished: this.said,
       played: played / sampleRate,
       ready: this.count / sampleRate,
       least: least === null ? null : least / sampleRate,

@@ -7,13 +7,13 @@ from omni_ar.kernels.sampling.constants import COUNTS, RECALLS, REPETITION, STOP
 from omni_ar.kernels.step.columns import (
     ACTIVE,
     COLUMNS,
-    COUNT,
     COUNTED,
     FULL,
     IDS,
     LAST,
     LENGTH,
     LIMIT,
+    NUM_TOKENS,
     OUTPUTS,
     RUNNING,
     STATUS,
@@ -63,10 +63,10 @@ def accept_rows(
         tl.store(row_ptr + ACTIVE, tl.where(status == RUNNING, active, 0), mask=inside)
         tl.store(row_ptr + COUNTED, active, mask=inside)
         tl.store(out_ptr + index * out_stride + STATUS, status, mask=inside)
-        tl.store(out_ptr + index * out_stride + COUNT, active, mask=inside)
+        tl.store(out_ptr + index * out_stride + NUM_TOKENS, active, mask=inside)
         reported_ptr = slot_ptr + index * handoff_row_stride
         tl.store(reported_ptr + STATUS, status, mask=inside)
-        tl.store(reported_ptr + COUNT, active, mask=inside)
+        tl.store(reported_ptr + NUM_TOKENS, active, mask=inside)
         tl.store(reported_ptr + IDS, ids, mask=inside)
     tl.debug_barrier()
     tl.store(counter_ptr, number + 1)
@@ -89,7 +89,7 @@ def update_row(
     several times."""
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + index)
-    count = tl.load(accepted_ptr + index * accepted_stride + COUNT)
+    count = tl.load(accepted_ptr + index * accepted_stride + NUM_TOKENS)
     if count > 0:
         token = tl.load(accepted_ptr + index * accepted_stride + IDS)
         length_ptr = fields_ptr + row * COLUMNS + LENGTH

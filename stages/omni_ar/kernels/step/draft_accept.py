@@ -7,13 +7,13 @@ from omni_ar.kernels.sampling.constants import COUNTS, RECALLS, REPETITION, STOP
 from omni_ar.kernels.step.columns import (
     ACTIVE,
     COLUMNS,
-    COUNT,
     COUNTED,
     FULL,
     IDS,
     LAST,
     LENGTH,
     LIMIT,
+    NUM_TOKENS,
     OUTPUTS,
     RUNNING,
     STATUS,
@@ -115,11 +115,11 @@ def accept_draft_rows(
         if ADAPTIVE:
             wanted = tl.where(proposed > 0, wanted, 0)
         tl.store(accepted_ptr + STATUS, status, mask=inside)
-        tl.store(accepted_ptr + COUNT, count, mask=inside)
+        tl.store(accepted_ptr + NUM_TOKENS, count, mask=inside)
         tl.store(accepted_ptr + WIDTH + VERIFIED, offered, mask=inside)
         tl.store(accepted_ptr + WIDTH + WORTHWHILE, wanted, mask=inside)
         tl.store(reported_ptr + STATUS, status, mask=inside)
-        tl.store(reported_ptr + COUNT, count, mask=inside)
+        tl.store(reported_ptr + NUM_TOKENS, count, mask=inside)
         tl.store(reported_ptr + WIDTH + VERIFIED, offered, mask=inside)
         tl.store(reported_ptr + WIDTH + WORTHWHILE, wanted, mask=inside)
     tl.debug_barrier()
@@ -147,7 +147,7 @@ def record_row(
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + index)
     accepted_row_ptr = accepted_ptr + index * WIDTH
-    count = tl.load(accepted_row_ptr + COUNT)
+    count = tl.load(accepted_row_ptr + NUM_TOKENS)
     if count > 0:
         length_ptr = fields_ptr + row * COLUMNS + LENGTH
         end = tl.load(length_ptr) + tl.load(advance_ptr + index)

@@ -43,10 +43,10 @@ DRAFT_FIELD_INDEX = DraftFields(*range(DRAFT_FIELDS))
 class DraftState:
     """Per-row state. The first dimension is the row, the null row last.
 
-    text: int32 `[N, L + 1]`, prompt and output of each row in order; after its newest token the text of `Drafter.foresee`, then -1.
-    The last column absorbs tokens that do not count. drafts: int64 `[N, K]`. fields: int64 `[N, F]`. adaptive: whether `rate`
-    limits the number of drafts. further_rate: least probability that a draft after the first is accepted, and all before it, with
-    which it is verified, in units of 1 / RATE_ONE.
+    text: int32 `[N, L + 1]`, prompt and output of each row in order; after its newest token the text of `Drafter.predicted_tokens`,
+    then -1. The last column absorbs tokens that do not count. drafts: int64 `[N, K]`. fields: int64 `[N, F]`. adaptive: whether
+    `rate` limits the number of drafts. further_rate: least probability that a draft after the first is accepted, and all before it,
+    with which it is verified, in units of 1 / RATE_ONE.
     """
 
     text: Tensor

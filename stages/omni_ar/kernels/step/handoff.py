@@ -6,11 +6,11 @@ T = TypeVar("T")
 
 
 class HandoffFields(NamedTuple, Generic[T]):
-    """The first columns of a row, in order. status: `RowStatus`. count: number of tokens that the step gave the row. ids: the first
-    of its K ids, of which `count` are tokens."""
+    """The first columns of a row, in order. status: `RowStatus`. num_tokens: number of tokens that the step gave the row. ids: the
+    first of its K ids, of which `num_tokens` count."""
 
     status: T
-    count: T
+    num_tokens: T
     ids: T
 
 
@@ -22,10 +22,10 @@ class DraftReport(NamedTuple, Generic[T]):
     worthwhile: T
 
 
-STATUS, COUNT, IDS = HandoffFields(*range(len(HandoffFields._fields)))
+STATUS, NUM_TOKENS, IDS = HandoffFields[int](*range(len(HandoffFields._fields)))
 """The column of each field; of `ids`, the first."""
 REPORTED = len(DraftReport._fields)
-VERIFIED, WORTHWHILE = DraftReport(*range(-REPORTED, 0))
+VERIFIED, WORTHWHILE = DraftReport[int](*range(-REPORTED, 0))
 """The column of each field, from the end of the row."""
 
 

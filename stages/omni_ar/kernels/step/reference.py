@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from omni_ar.kernels.sampling.state import Need, SamplingFlags, SamplingState
-from omni_ar.kernels.step.handoff import COUNT, IDS, STATUS
+from omni_ar.kernels.step.handoff import IDS, NUM_TOKENS, STATUS
 from omni_ar.kernels.step.state import RowFields, RowState, StepBuffers
 from omni_ar.kernels.step.status import RowStatus
 
@@ -29,7 +29,7 @@ def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor) -> None:
     fields_RC = state.fields.index_select(0, rows_R)
     row = RowFields(*fields_RC.unbind(1))
     row.counted.copy_(row.active)
-    status_R, count_R, ids_R = out_RW[:, STATUS], out_RW[:, COUNT], out_RW[:, IDS]
+    status_R, count_R, ids_R = out_RW[:, STATUS], out_RW[:, NUM_TOKENS], out_RW[:, IDS]
     stop_RS = state.sampling.stop_ids.index_select(0, rows_R)
     count_R.copy_(row.active)
     row.last.copy_(ids_R)
@@ -47,7 +47,7 @@ def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor) -> None:
 
 
 def post_update(state: RowState, rows_R: Tensor, accepted_RW: Tensor, advance_R: Tensor, flags: SamplingFlags) -> None:
-    count_R = accepted_RW[:, COUNT]
+    count_R = accepted_RW[:, NUM_TOKENS]
     state.columns.length.index_add_(0, rows_R, advance_R * count_R)
     observe(state.sampling, rows_R, accepted_RW[:, IDS:], count_R, flags)
 

@@ -13,7 +13,7 @@ from omni_ar.kernels.ngram import reference as ngram_reference
 from omni_ar.kernels.sampling.state import EVERYTHING
 from omni_ar.kernels.step import draft_kernel, draft_reference
 from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, START_RATE, DraftFields, DraftState
-from omni_ar.kernels.step.handoff import COUNT, handoff_width
+from omni_ar.kernels.step.handoff import NUM_TOKENS, handoff_width
 from omni_ar.kernels.step.status import RowStatus
 from tests.stages.omni_ar.kernels import test_step_kernels as steps
 from tests.stages.omni_ar.kernels.test_step_kernels import BATCHES, BLOCK_SIZE, DEVICES, MAX_LENGTH, ROWS, VOCAB
@@ -158,7 +158,7 @@ def test_tokens_that_are_accepted(device: str, batch: tuple[int, ...], adaptive:
         draft_kernel.accept_drafts(bench.there, rows_there, sampled_there, out_there)
         assert torch.equal(out_there.cpu(), out_RW)
         bench.check()
-        counts += out_RW[:, COUNT].tolist()
+        counts += out_RW[:, NUM_TOKENS].tolist()
         advance_R = torch.full_like(rows_R, 1 + step % 2)
         draft_reference.record_drafts(bench.state, rows_R, out_RW, positions, advance_R, EVERYTHING)
         draft_kernel.record_drafts(bench.there, rows_there, out_there, positions, advance_R.to(device))

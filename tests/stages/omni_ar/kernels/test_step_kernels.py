@@ -11,7 +11,7 @@ from omni.device import SharedMemory, open_device
 from omni.device.cpu import CpuDevice
 from omni_ar.kernels.sampling.state import EVERYTHING, Need
 from omni_ar.kernels.step import kernel, reference
-from omni_ar.kernels.step.handoff import COUNT, STATUS
+from omni_ar.kernels.step.handoff import NUM_TOKENS, STATUS
 from omni_ar.kernels.step.state import RowFields, RowState
 from omni_ar.kernels.step.status import RowStatus
 from omni_ar.options import ArOptions
@@ -278,7 +278,7 @@ def test_frames_that_end_a_request(device: str, groups: int):
             for place, row in enumerate(batch):
                 fields = RowFields(*bench.state.fields[row].tolist())
                 columns = bench.state.handoff.host[0, place].tolist()
-                status, count = columns[STATUS], columns[COUNT]
+                status, count = columns[STATUS], columns[NUM_TOKENS]
                 if count:
                     before = int(out_RW[place, STATUS])
                     frame = FRAMES[(row + shift) % 5]

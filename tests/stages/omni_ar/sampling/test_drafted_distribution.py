@@ -15,7 +15,7 @@ from torch import Tensor
 
 from omni.device.cpu import CpuDevice
 from omni_ar.kernels.step.drafts import accept_drafts
-from omni_ar.kernels.step.handoff import COUNT, handoff_width
+from omni_ar.kernels.step.handoff import NUM_TOKENS, handoff_width
 from omni_ar.kernels.step.state import RowState
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
@@ -137,7 +137,7 @@ class Setting:
         sampled_RJ[biased_R, 0] = drafts.drafts[0, 0]
         out_RW = torch.zeros(ROWS, handoff_width(1 + DRAFTS, True), dtype=torch.int64)
         accept_drafts(state, rows_R, sampled_RJ, out_RW)
-        yield sampled_RJ, out_RW[:, COUNT]
+        yield sampled_RJ, out_RW[:, NUM_TOKENS]
 
 
 def chance(setting: Setting, count: int, share: float = 0.0) -> float:
