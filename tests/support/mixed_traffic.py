@@ -15,8 +15,8 @@ from omni.device.cpu import CpuDevice
 from omni.testing import SimulatedDevice, Simulation
 from omni.testing.engines import GIVEN_UP
 from tests.support.codec_worlds import CodecWorld, PooledCodecWorld
+from tests.support.conditioned_world import ConditionedWorld
 from tests.support.hidden_worlds import ApartWorld, HiddenWorld, MarkedWorld, PooledWorld, TokensWorld
-from tests.support.listener_world import ListenerWorld
 from tests.support.omni_worlds import OmniWorld, SlackWorld
 from tests.support.received import Received
 from tests.support.reference import temporary_folder
@@ -30,7 +30,7 @@ def make_world(name: str) -> World:
     """With a checkpoint of its own."""
     if name in (OmniWorld.name, SlackWorld.name):
         return OmniWorld() if name == OmniWorld.name else SlackWorld()
-    worlds: dict[str, type[HiddenWorld | CodecWorld | ListenerWorld]] = {
+    worlds: dict[str, type[HiddenWorld | CodecWorld | ConditionedWorld]] = {
         world.name: world
         for world in (
             HiddenWorld,
@@ -40,7 +40,7 @@ def make_world(name: str) -> World:
             TokensWorld,
             CodecWorld,
             PooledCodecWorld,
-            ListenerWorld,
+            ConditionedWorld,
         )
     }
     return worlds[name](temporary_folder())

@@ -27,7 +27,7 @@ FEW = [
 MANY = {
     "hidden": 200,
     "codec": 120,
-    "listener": 50,
+    "conditioned": 50,
     "omni": 40,
     "by slack": 40,
     "pooled": 40,
@@ -39,7 +39,7 @@ MANY = {
 LACKS = {
     "hidden": set(),
     "codec": {"constrained", "scored"},
-    "listener": {"constrained", "scored"},
+    "conditioned": {"constrained", "scored"},
     "omni": {"constrained", "pauses and resumes"},
     "by slack": {"constrained", "pauses and resumes"},
     "pooled": set(),

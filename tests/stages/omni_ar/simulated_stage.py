@@ -26,7 +26,7 @@ from omni_ar.run.follower import FollowerWorker
 from omni_ar.run.pipeline import copy_tensor
 from tests.support.ar_driver import TEXT as TEXT_EDGE
 from tests.support.ar_driver import ArDriver, plain_prompt, small_drafter, small_runner
-from tests.support.deep_models import LAYERS, VOCABULARY, WIDTH, Deep, DeepListener, DeepTalker, filled, part_of
+from tests.support.deep_models import LAYERS, VOCABULARY, WIDTH, Deep, DeepConditioned, DeepTalker, filled, part_of
 from tests.support.small_codec import codec_prompt
 
 SAMPLING: Mapping[str, Mapping[str, Any]] = {
@@ -68,17 +68,17 @@ def ask_text(driver: ArDriver, name: str, ask: RequestSpec) -> None:
     driver.end(name, source="eyes")
 
 
-def ask_listener(driver: ArDriver, name: str, ask: RequestSpec) -> None:
+def ask_conditioned(driver: ArDriver, name: str, ask: RequestSpec) -> None:
     """Its vectors are in pages that another stream writes meanwhile, as another stage does."""
     count, device = 3 + ask.number % 5, driver.device
     driver.ask(name, ask.ids, SAMPLING[ask.sampling], sources=(SOURCE, TEXT_EDGE), max_tokens=ask.most)
-    given = torch.randn(count, 1, DeepListener.heard, generator=torch.Generator().manual_seed(ask.number))
+    given = torch.randn(count, 1, DeepConditioned.heard, generator=torch.Generator().manual_seed(ask.number))
     for first in range(0, count, 2):
         part, stream = given[first : first + 2], device.stream("producer")
         pages = device.zeros(tuple(part.shape), part.dtype)
         device.launch(stream, copy_tensor, part, pages)
         columns = np.array(
-            [[(ask.number + 2 * index) % DeepListener.texts for index in range(first, first + len(part))]]
+            [[(ask.number + 2 * index) % DeepConditioned.texts for index in range(first, first + len(part))]]
         )
         payload = Payload(StepInputs(columns=columns), {"vectors": PageSlice(pages, np.arange(len(part)))})
         driver.feed(name, payload, device.record(stream))
@@ -108,9 +108,9 @@ def _scored(driver: ArDriver, name: str) -> Any:
 
 
 TEXT = Kind(Deep, ask_text, _scored, SAMPLING)
-LISTENER = Kind(DeepListener, ask_listener, _scored, SAMPLING)
+CONDITIONED = Kind(DeepConditioned, ask_conditioned, _scored, SAMPLING)
 TALKER = Kind(DeepTalker, ask_talker, lambda driver, name: driver.frames(name), TALKER_SAMPLING)
-KINDS = {"text": TEXT, "listener": LISTENER, "talker": TALKER}
+KINDS = {"text": TEXT, "conditioned": CONDITIONED, "talker": TALKER}
 
 
 CONTENTS: Mapping[str, Sequence[int]] = {"send_tensors": (2,), "receive_tensors": (2,), "send_inputs": (1, 3)}
@@ -200,10 +200,10 @@ class Scenario:
 
     @classmethod
     def conditioned(cls, seed: int, tensor: int = 1, pipeline: int | None = None) -> "Scenario":
-        """As `of`, of a listener."""
+        """As `of`, of a conditioned model."""
         plan, draw = cls.of(seed, tensor, pipeline), random.Random(f"conditioned {seed}")
         asks = [(at, replace(ask, sampling=draw.choice(sorted(SAMPLING)), sees=False)) for at, ask in plan.asks]
-        return replace(plan, kind="listener", asks=tuple(asks))
+        return replace(plan, kind="conditioned", asks=tuple(asks))
 
     @classmethod
     def failing(cls, seed: int, tensor: int = 1, pipeline: int | None = None) -> "Scenario":
