@@ -102,7 +102,7 @@ def load(
 
 
 def _load_in_processes(asked: _LoadRequest) -> Loaded:
-    # The first process imports what it needs while this one reads settings and files.
+    # The first process does its imports while this one reads settings and files.
     group = EngineGroup(asked.early)
     try:
         return _load(asked, group)

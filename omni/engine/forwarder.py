@@ -97,7 +97,7 @@ class Forwarder:
             self._abort(active.request.id, known(stage, doing, error, type(self._workers[stage])))
 
     def _forward(self, active: ActiveRequest, stage: str, produced: Produced) -> None:
-        """Raises StageError, and what a value of the worker raises when it is read."""
+        """Raises StageError, and the errors of reading a worker's value."""
         try:
             check_produced(stage, produced, self._workers[stage])
             meta = produced.payload.meta

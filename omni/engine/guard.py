@@ -59,7 +59,7 @@ class EdgeGuard:
     """The state that both ends of an edge share, in one engine.
 
     remote: whether the consumer is in another engine, so that pieces are structs. free: whether nothing reads the
-    payloads that were sent, whatever their refs say.
+    payloads that were sent, in any state of their refs.
     """
 
     def __init__(self, edge: Edge, *, remote: bool = False) -> None:

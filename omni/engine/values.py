@@ -28,7 +28,7 @@ def is_text(value: object) -> bool:
 
 
 def check_tokens(stage: str, tokens: GeneratedTokens, code: object) -> None:
-    """Raises StageError for ids that are not a tuple of numbers. code: what made them."""
+    """Raises StageError for ids that are not a tuple of numbers. code: the method that made them."""
     problem = _tokens_problem(tokens)
     if problem is not None:
         raise known(stage, _GIVING, ReturnedError(problem, code))
@@ -51,7 +51,7 @@ def checked_done(stage: str, done: Done, code: object) -> Done:
 
 def give(sink: SafeSink, output: StageOutput, stage: str, code: object) -> None:
     """Gives an output to the sink. Raises StageError for values that a user cannot get, or if the sink raises. stage: or the
-    edge. code: what made the output."""
+    edge. code: the method that made the output."""
     try:
         problem = _problem(output.meta)
         if problem is not None:

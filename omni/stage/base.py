@@ -169,7 +169,7 @@ class TensorParallelKind(StageKind, Protocol):
 
     tensor_parallel: whether they can. `load` then gets `StageContext.ranks`, in an engine of each rank. The orchestrator gives
     requests to the worker of rank 0 only. The workers of the other ranks take its messages (`Ranks.channel`) in `tick`, which the
-    engine calls when one has arrived; what their `usage` and `counters` report is not added to those of rank 0. An exception out of
+    engine calls when one has arrived; their `usage` and `counters` are not added to those of rank 0. An exception out of
     `tick` ends the engine, since the ranks are out of step then, and all ranks are started again.
     """
 

@@ -194,7 +194,7 @@ class Produced:
     """An output. Its tensors may be read once `ready` is done, and belong to the producer again once it is `free`. The
     orchestrator writes it (`add`, then `close`), the producer reads it.
 
-    for_user: it is not an input of other stages, whatever the edges.
+    for_user: it is not an input of other stages, on any edge.
     """
 
     request_id: str

@@ -26,7 +26,7 @@ def origin(error: BaseException | None = None, code: object = None) -> str:
 
     These are those of the innermost frame of a plugin that is not omni's own, else of `code` (the function, class or object that
     was called) if that is of such a plugin, else of the innermost frame of one of omni's own, else of `code`. A method that a
-    plugin's class inherits from omni is that class's: omni's part only calls what the class defines.
+    plugin's class inherits from omni is that class's: omni's part only calls the class's methods.
     """
     frames = [] if error is None else [(frame, line) for frame, line in _frames(error) if _of_plugin(frame)]
     places = [(_is_own(_package(frame)), frame, line) for frame, line in reversed(frames)]

@@ -34,7 +34,7 @@ _NEVER = 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class RequestSpec:
+class CellRequest:
     """asked: name of its parameters. joins: when all that came before have said so many tokens, or are over. leaves: after so
     many of its own."""
 
@@ -62,7 +62,7 @@ class Played:
 class _Party:
     family: Family
     engine: Engine
-    asks: Sequence[RequestSpec]
+    asks: Sequence[CellRequest]
     received: list[Received] = field(default_factory=list)
     most: Counter[str] = field(default_factory=Counter)
     left: set[int] = field(default_factory=set)
@@ -107,40 +107,40 @@ class _Party:
         return bool(leaving)
 
 
-def party(asked: str) -> list[RequestSpec]:
+def party(asked: str) -> list[CellRequest]:
     """Most requests with the cell's parameters stay and some leave; others have fewer parameters. Some repeat a prompt."""
     return [
-        RequestSpec(asked, 0),
-        RequestSpec(GREEDY, 1),
-        RequestSpec(asked, 2, joins=1),
-        RequestSpec(asked, 3, joins=3, leaves=3),
-        RequestSpec(SEEDED, 3, joins=6),
-        RequestSpec(asked, 1, joins=10),
-        RequestSpec(GREEDY, 4, joins=12, leaves=6),
-        RequestSpec(asked, 4, joins=16),
-        RequestSpec(asked, 3, joins=34),
-        RequestSpec(SEEDED, 1, joins=45),
-        RequestSpec(asked, 2, joins=60),
+        CellRequest(asked, 0),
+        CellRequest(GREEDY, 1),
+        CellRequest(asked, 2, joins=1),
+        CellRequest(asked, 3, joins=3, leaves=3),
+        CellRequest(SEEDED, 3, joins=6),
+        CellRequest(asked, 1, joins=10),
+        CellRequest(GREEDY, 4, joins=12, leaves=6),
+        CellRequest(asked, 4, joins=16),
+        CellRequest(asked, 3, joins=34),
+        CellRequest(SEEDED, 1, joins=45),
+        CellRequest(asked, 2, joins=60),
     ]
 
 
-def small_party(asked: str) -> list[RequestSpec]:
+def small_party(asked: str) -> list[CellRequest]:
     """The same of fewer, for a family of several stages."""
     return [
-        RequestSpec(asked, 2),
-        RequestSpec(GREEDY, 1),
-        RequestSpec(asked, 3, joins=1, leaves=3),
-        RequestSpec(asked, 0, joins=3),
-        RequestSpec(SEEDED, 4, joins=6),
-        RequestSpec(asked, 1, joins=10),
-        RequestSpec(SEEDED, 1, joins=40),
+        CellRequest(asked, 2),
+        CellRequest(GREEDY, 1),
+        CellRequest(asked, 3, joins=1, leaves=3),
+        CellRequest(asked, 0, joins=3),
+        CellRequest(SEEDED, 4, joins=6),
+        CellRequest(asked, 1, joins=10),
+        CellRequest(SEEDED, 1, joins=40),
     ]
 
 
 def play(
     family: Family,
     settings: Mapping[str, object],
-    asks: Sequence[RequestSpec],
+    asks: Sequence[CellRequest],
     device: SimulatedDevice,
     cut: CutStages | None = None,
 ) -> Played:
@@ -171,7 +171,7 @@ def _run(group: _Party, device: SimulatedDevice) -> None:
         assert any(ran) or group.tick() or group.idle, f"stuck with {group.engine.usage()}"
 
 
-def check(family: Family, cell: Cell, asks: Sequence[RequestSpec], played: Played, batches: int = 1) -> None:
+def check(family: Family, cell: Cell, asks: Sequence[CellRequest], played: Played, batches: int = 1) -> None:
     """Every request had the results that it has alone, and the cell's conditions held. batches: `Limits.micro_batches`."""
     for number, (ask, received) in enumerate(zip(asks, played.received, strict=True)):
         try:

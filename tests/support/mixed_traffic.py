@@ -21,7 +21,7 @@ from tests.support.omni_worlds import OmniWorld, SlackWorld
 from tests.support.received import Received
 from tests.support.reference import temporary_folder
 from tests.support.traffic_events import counting
-from tests.support.traffic_scenario import RequestSpec, Scenario, Stall, scenario
+from tests.support.traffic_scenario import Scenario, Stall, TrafficRequest, scenario
 from tests.support.traffic_world import AnyEngine, World
 
 
@@ -102,7 +102,7 @@ class _Scene:
         self._engine = engine
         self._entered: list[Received] = []
 
-    def enter(self, ask: RequestSpec) -> None:
+    def enter(self, ask: TrafficRequest) -> None:
         self.happened["joins"] += any(not other.finished for other in self._entered)
         self._entered.append(self.received[ask.id])
         self._engine.submit(self._world.request(ask.content, ask.id, ask.priority), self.received[ask.id].take)

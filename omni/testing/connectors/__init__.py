@@ -71,7 +71,7 @@ def check_connector(
     largest_bytes: of a payload. Each edge has a pool of an eighth of it, 64 KiB at least and 16 MiB at most, so that
         large payloads pass in pieces. A check has up to ten pools, or twice this number, of payloads at one time.
 
-    The suite does what the engine does between two ends, in its order: it passes on the pieces in every turn, those of
+    The suite acts as the engine does between two ends, in its order: it passes on the pieces in every turn, those of
     several payloads in between each other, ticks a receiver while it is `busy`, and polls only payloads that their
     consumer asks for. In a second process, pieces and addresses travel as `omni.ipc.Typed` structs. Tensors are filled
     and read in phases on a stream of each end, and compared byte by byte on the host. The suite overwrites a payload's

@@ -62,7 +62,7 @@ def released_in_any_order(bench: ConnectorBench) -> None:
     for place in (3, 4, 0, 2, 1, 0):
         gone = held.pop(place)
         bench.do("release", gone)
-        bench.freed(gone, promise="a payload is freed whatever the order of releases (Pending.release, Ref.freed)")
+        bench.freed(gone, promise="a payload is freed in any order of releases (Pending.release, Ref.freed)")
         bench.through(edge, bench.bytes_of(pool // 8))
         bench.read(*held)
 

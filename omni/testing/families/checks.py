@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager, ExitStack
 
 from omni.device import Device, SyncCheck, sync_guard
 from omni.errors import SyncError
-from omni.testing.families.bench import BLOCK, FamilyBench
+from omni.testing.families.bench import BLOCK, FAMILY, FamilyBench
 from omni.testing.launch_guard import LaunchGuard
 from omni.testing.simulation.device import SimulatedDevice
 
@@ -63,11 +63,11 @@ def warm_cache(bench: FamilyBench) -> None:
         rounds=3,
     )
     cached = counters.get("cached_tokens", 1)
-    if not cached:
-        raise AssertionError(
-            "family contract broken: a prompt that comes again is cached (cached_tokens is 0); give a text of "
-            f"{3 * BLOCK} prompt tokens or more, and a key to every placeholder (Placeholder.key)"
-        )
+    FAMILY.require(
+        bool(cached),
+        "a prompt that comes again is cached (cached_tokens is 0)",
+        f"give a text of {3 * BLOCK} prompt tokens or more, and a key to every placeholder (Placeholder.key)",
+    )
 
 
 def in_flight(bench: FamilyBench) -> None:
@@ -97,14 +97,14 @@ def preempted(bench: FamilyBench) -> None:
     _, counters = bench.run(
         settings,
         "a preempted request runs again, its prompt and its tokens in one go: embed_next (and embed_codes) give for a "
-        "known token what they gave when it was sampled, in a batch of any size",
+        "known token the values that it had when it was sampled, in a batch of any size",
         cases=cases,
     )
-    if not counters.get("preemptions", 1):
-        raise AssertionError(
-            f"family contract broken: requests are preempted with {blocks} blocks of {BLOCK} tokens, and none was; give "
-            "more texts of equal length, or a larger max_tokens"
-        )
+    FAMILY.require(
+        counters.get("preemptions", 1) > 0,
+        f"requests are preempted with {blocks} blocks of {BLOCK} tokens, and none was",
+        "give more texts of equal length, or a larger max_tokens",
+    )
 
 
 def aborted(bench: FamilyBench) -> None:
@@ -158,13 +158,13 @@ def guarded(bench: FamilyBench) -> None:
     try:
         bench.run(bench.settings(max_in_flight=3), remedy, guard=guard)
     except SyncError as error:
-        raise AssertionError(f"family contract broken: nothing waits for the device ({error}); {remedy}") from error
+        raise FAMILY.error(f"nothing waits for the device ({error})", remedy) from error
 
 
 def require_rows(most: int) -> None:
     """Raises AssertionError if requests were never together."""
-    if most < 2:
-        raise AssertionError(
-            "family contract broken: requests share steps, and there was never more than one; give stages room for "
-            "several (max_num_seqs)"
-        )
+    FAMILY.require(
+        most > 1,
+        "requests share steps, and there was never more than one",
+        "give stages room for several (max_num_seqs)",
+    )

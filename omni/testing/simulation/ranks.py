@@ -1,4 +1,4 @@
-"""The ranks of a stage in one thread: each has a simulated device of its own, and all devices share one time. What passes between
+"""The ranks of a stage in one thread: each has a simulated device of its own, and all devices share one time. Transfer between
 ranks is late, as a seed decides, and its accesses to memory are checked."""
 
 from collections import deque

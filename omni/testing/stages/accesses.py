@@ -4,6 +4,7 @@ from torch import Tensor
 
 from omni.payload import PageSlice
 from omni.testing.simulation.checker import Race
+from omni.testing.stages.errors import STAGE
 from omni.testing.stages.values import gathered
 
 
@@ -28,7 +29,7 @@ def broken_by(race: Race) -> AssertionError:
         )
         remedy = "record `ready` after the work that writes an output, and use its memory again once Produced.free"
     accesses = f"{race.first}, unordered with {race.second}, both on {race.buffer}, byte {race.byte}"
-    return AssertionError(f"stage contract broken: {promise}: {accesses}; {remedy}")
+    return STAGE.error(f"{promise}: {accesses}", remedy)
 
 
 def copy(into: Tensor, value: Tensor) -> None:

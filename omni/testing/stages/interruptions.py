@@ -9,7 +9,7 @@ from omni.testing.retries import planted_faults
 from omni.testing.simulation.device import SimulatedDevice
 from omni.testing.stages.bench import APART, StageBench
 from omni.testing.stages.devices import FailingDevice
-from omni.testing.stages.promises import calling, require
+from omni.testing.stages.errors import calling, require
 from omni.testing.stages.session import StageSession
 
 MOST_POINTS = 32
@@ -110,7 +110,7 @@ def closed(bench: StageBench) -> None:
         with torch.inference_mode():
             session.play(_scripts(bench, session), apart=APART, until=point)
             session.device.synchronize()
-            with calling("close", "free what is there, and forget it, so that twice is once"):
+            with calling("close", "free all resources, and forget them, so that a second call does nothing"):
                 session.worker.close()
                 session.worker.close()
             session.device.synchronize()
@@ -118,7 +118,7 @@ def closed(bench: StageBench) -> None:
         require(
             not session.held,
             f"close frees all: when the worker is closed at tick {point}, usage is {session.held}",
-            "override `close`: call super().close(), then free what belongs to no request any more (batches under way, "
+            "override `close`: call super().close(), then free resources that belong to no request any more (batches under way, "
             "outputs that are lent, blocks of your own pool)",
         )
 

@@ -16,8 +16,8 @@ from omni.stage import Abort, Done, Ended, Failed, Feed, Lease, Open, Produced, 
 from omni.testing.simulation.device import SimulatedDevice
 from omni.testing.stages.accesses import copy, fetch, scatter, spoil
 from omni.testing.stages.devices import OWN
+from omni.testing.stages.errors import calling, require
 from omni.testing.stages.loan import Loan, lend
-from omni.testing.stages.promises import calling, require
 from omni.testing.stages.values import Values
 from omni.testing.stages.watch import RELEASE, WorkerWatch
 
@@ -304,7 +304,7 @@ class StageSession:
         require(
             name not in self.ends and name not in self.aborted,
             f"a request that is over gives nothing: {type(message).__name__} of {name!r} came later",
-            "remember what is in flight by request, and drop late results of one that is gone",
+            "remember work in flight by request, and drop late results of one that is gone",
         )
         if not isinstance(message, Produced):
             self.ends[name] = message

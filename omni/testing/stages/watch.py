@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from omni.stage import StageWorker
-from omni.testing.stages.promises import calling, require
+from omni.testing.stages.errors import calling, require
 
 RELEASE = (
     "call Feed.release(after) when its last use is launched, and in `drop` for inputs that are not used: until then its "
@@ -44,7 +44,7 @@ class WorkerWatch:
         require(
             bool(held) or not inputs,
             f"every input is released: {_first(inputs)}, is not, and usage is zero",
-            f"{RELEASE}; count in `usage` what still holds one",
+            f"{RELEASE}; count in `usage` the objects that still hold one",
         )
 
     def _look_at_counters(self) -> None:

@@ -18,7 +18,7 @@ from omni.stage import Outbound, Produced, method_name
 from omni.utils.draft_counts import DraftCounts
 from omni_ar.inputs import PromptHidden, TokenCodes, TokenHidden
 from omni_ar.kernels.sampling.state import Need
-from omni_ar.kernels.step.handoff import IDS, NUM_TOKENS, REPORTED, STATUS, DraftReport
+from omni_ar.kernels.step.handoff import IDS, NUM_TOKENS, REPORTED, STATUS, DraftHandoffFields
 from omni_ar.kernels.step.status import RowStatus
 from omni_ar.run.blocks.pool import BlockTable
 from omni_ar.run.held_tokens import HeldTokens
@@ -186,7 +186,7 @@ class OutputProcessor:
             request, count, verified = scheduled.request, result[NUM_TOKENS], 0
             self.further_tokens += max(count - 1, 0)
             if self.drafts.drafted:
-                verified, worthwhile = DraftReport(*result[-REPORTED:])
+                verified, worthwhile = DraftHandoffFields(*result[-REPORTED:])
                 if step.proposes:
                     request.draft_reports.report(worthwhile)
                 _correct_bounds(scheduled, step.drafts, count)

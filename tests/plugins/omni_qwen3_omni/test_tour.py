@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -41,6 +42,8 @@ LEAVES = {
 }
 """Called by a file of a path, which continues with their result, or data."""
 
+ROOTS = {"omni", "stages", "plugins", "connectors"}
+
 Point = tuple[type, str, Callable[..., bool]]
 
 
@@ -77,17 +80,13 @@ PATHS: tuple[tuple[Point, ...], ...] = (
 
 
 def files_on_stack() -> set[str]:
-    frame, files = sys._getframe(1), set[str]()
+    frame: FrameType | None = sys._getframe(1)
+    files = set[str]()
     while frame is not None:
         path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(REPOSITORY) and path.relative_to(REPOSITORY).parts[0] in (
-            "omni",
-            "stages",
-            "plugins",
-            "connectors",
-        ):
+        if path.is_relative_to(REPOSITORY) and path.relative_to(REPOSITORY).parts[0] in ROOTS:
             files.add(str(path.relative_to(REPOSITORY)))
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return files
 
 

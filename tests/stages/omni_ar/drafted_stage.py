@@ -29,7 +29,7 @@ LENGTH = 64
 
 
 @dataclass(frozen=True)
-class RequestSpec:
+class DraftedRequest:
     """number: decides the prompt, which repeats itself if it is odd."""
 
     number: int
@@ -60,7 +60,7 @@ def model() -> Deep:
 
 
 @cache
-def plain(ask: RequestSpec) -> Any:
+def plain(ask: DraftedRequest) -> Any:
     driver = ArDriver(model(), options=ArOptions(max_num_seqs=1, max_model_len=LENGTH))
     ask.put(driver, "plain")
     driver.run()
@@ -73,7 +73,7 @@ class Scenario:
 
     options: ArOptions
     captured: bool
-    asks: tuple[tuple[int, RequestSpec], ...]
+    asks: tuple[tuple[int, DraftedRequest], ...]
     leaves: Mapping[int, int]
 
     @classmethod
@@ -103,11 +103,11 @@ class Scenario:
             adaptive_drafts=draw.random() < 0.6,
             check_logits=draw.random() < 0.3,
         )
-        asks: list[tuple[int, RequestSpec]] = []
+        asks: list[tuple[int, DraftedRequest]] = []
         for _ in range(draw.randrange(2, 6)):
             at, ask = (
                 draw.randrange(120),
-                RequestSpec(draw.randrange(12), draw.choice(sorted(SAMPLING)), draw.choice((3, 12, 36, 60))),
+                DraftedRequest(draw.randrange(12), draw.choice(sorted(SAMPLING)), draw.choice((3, 12, 36, 60))),
             )
             # Asked again, its future is known.
             asks += [(at, ask), (at + draw.randrange(100, 500), ask)]
@@ -129,7 +129,7 @@ def run(plan: Scenario, device: SimulatedDevice) -> Counter[str]:
 
     simulation: Simulation = simulate(device, driver.tick, finished)
 
-    def join(name: str, ask: RequestSpec) -> None:
+    def join(name: str, ask: DraftedRequest) -> None:
         asked.add(name)
         ask.put(driver, name)
 

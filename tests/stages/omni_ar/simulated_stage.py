@@ -40,7 +40,7 @@ TALKER_SAMPLING: Mapping[str, Mapping[str, Any]] = {"greedy": {}, "random": {"te
 
 
 @dataclass(frozen=True)
-class RequestSpec:
+class SimulatedRequest:
     """number: decides the prompt. sees: whether it has an embedding, which rank 0 alone is fed. wrong: whether that has a wrong
     width. most: the maximum number of its tokens."""
 
@@ -56,7 +56,7 @@ class RequestSpec:
         return [(7 * self.number + 3 * place * place) % VOCABULARY for place in range(length)]
 
 
-def ask_text(driver: ArDriver, name: str, ask: RequestSpec) -> None:
+def ask_text(driver: ArDriver, name: str, ask: SimulatedRequest) -> None:
     if not ask.sees:
         driver.ask(name, ask.ids, SAMPLING[ask.sampling], max_tokens=ask.most)
         return
@@ -68,7 +68,7 @@ def ask_text(driver: ArDriver, name: str, ask: RequestSpec) -> None:
     driver.end(name, source="eyes")
 
 
-def ask_conditioned(driver: ArDriver, name: str, ask: RequestSpec) -> None:
+def ask_conditioned(driver: ArDriver, name: str, ask: SimulatedRequest) -> None:
     """Its vectors are in pages that another stream writes meanwhile, as another stage does."""
     count, device = 3 + ask.number % 5, driver.device
     driver.ask(name, ask.ids, SAMPLING[ask.sampling], sources=(SOURCE, TEXT_EDGE), max_tokens=ask.most)
@@ -85,7 +85,7 @@ def ask_conditioned(driver: ArDriver, name: str, ask: RequestSpec) -> None:
     driver.condition(name, [], pad=2)
 
 
-def ask_talker(driver: ArDriver, name: str, ask: RequestSpec) -> None:
+def ask_talker(driver: ArDriver, name: str, ask: SimulatedRequest) -> None:
     prompt = codec_prompt([each % DeepTalker.texts for each in ask.ids], [each % DeepTalker.codes for each in ask.ids])
     driver.speak(name, prompt, [ask.number % 9, 3, 4], TALKER_SAMPLING[ask.sampling], pad=2, max_tokens=ask.most)
 
@@ -95,7 +95,7 @@ class Kind:
     """make: the whole model. got: a request's results so far."""
 
     make: Callable[[], ArModel]
-    ask: Callable[[ArDriver, str, RequestSpec], None]
+    ask: Callable[[ArDriver, str, SimulatedRequest], None]
     got: Callable[[ArDriver, str], Any]
     sampling: Mapping[str, Mapping[str, Any]]
 
@@ -143,7 +143,7 @@ def _embeddings(buffers: Sequence[object]) -> Iterator[Tensor]:
 
 
 @cache
-def alone(kind: str, ask: RequestSpec) -> Any:
+def alone(kind: str, ask: SimulatedRequest) -> Any:
     driver = ArDriver(filled(KINDS[kind].make()))
     KINDS[kind].ask(driver, "alone", ask)
     driver.gather_all()
@@ -159,7 +159,7 @@ class Scenario:
     layout: RankLayout
     options: ArOptions
     captured: bool
-    asks: tuple[tuple[int, RequestSpec], ...]
+    asks: tuple[tuple[int, SimulatedRequest], ...]
     leaves: Mapping[int, int]
     fails: Mapping[str, Collection[int]] = field(default_factory=dict)
     rests: Mapping[int, tuple[int, int]] = field(default_factory=dict)
@@ -186,7 +186,7 @@ class Scenario:
         asks = [
             (
                 draw.randrange(120),
-                RequestSpec(
+                SimulatedRequest(
                     draw.randrange(12),
                     draw.choice(sorted(KINDS[kind].sampling)),
                     sees=kind == "text" and draw.random() < 0.3,
@@ -211,7 +211,7 @@ class Scenario:
         plan, draw = cls.of(seed, tensor, pipeline), random.Random(f"failing {seed}")
         asks = [(at, replace(ask, sampling=draw.choice(sorted(SAMPLING)))) for at, ask in plan.asks]
         for number in range(draw.choice((1, 2))):
-            asks.append((draw.randrange(120), RequestSpec(number, "greedy", sees=True, wrong=True)))
+            asks.append((draw.randrange(120), SimulatedRequest(number, "greedy", sees=True, wrong=True)))
         fails = {name: draw.sample(range(1, 60), 2) for name in ("embed_inputs", "compute_logits")}
         starts = {index: at + draw.randrange(100) for index, (at, _) in enumerate(asks) if draw.random() < 0.4}
         rests = {index: (start, start + draw.randrange(150)) for index, start in starts.items()}
@@ -252,7 +252,7 @@ class SimulatedStage:
         model = part_of(make, layout.position(rank), layout.pipeline, communicator=own)
         return model, small_drafter(model, plan.options)
 
-    def _alone(self, ask: RequestSpec) -> Any:
+    def _alone(self, ask: SimulatedRequest) -> Any:
         """A request's results of the whole model."""
         return alone(self.scenario.kind, ask)
 
@@ -274,7 +274,7 @@ class SimulatedStage:
         self.counters |= Counter(driver.worker.counters())
         self.world.assert_no_races()
 
-    def _check(self, name: str, ask: RequestSpec) -> None:
+    def _check(self, name: str, ask: SimulatedRequest) -> None:
         """A request has the results that it has alone. It fails only if a step of it alone does, by intention."""
         end, got = self.driver.ends.get(name), KINDS[self.scenario.kind].got(self.driver, name)
         if ask.wrong:
@@ -290,7 +290,7 @@ class SimulatedStage:
         if end is not None:
             assert got == expected, f"request {name}: {ask} gets {got}, and alone {expected}"
 
-    def _ask(self, name: str, ask: RequestSpec) -> None:
+    def _ask(self, name: str, ask: SimulatedRequest) -> None:
         self._asked += 1
         KINDS[self.scenario.kind].ask(self.driver, name, ask)
 

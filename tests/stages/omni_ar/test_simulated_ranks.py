@@ -14,7 +14,7 @@ from omni_ar.run.pipeline import ReceivedTokens
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.state import Resources
 from omni_ar.run.transfers import InputTransfers, StepTransfers
-from tests.stages.omni_ar.simulated_stage import RequestSpec, Scenario, run, run_seed
+from tests.stages.omni_ar.simulated_stage import Scenario, SimulatedRequest, run, run_seed
 from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
@@ -272,8 +272,8 @@ SHORT = Scenario(
     options=ArOptions(max_num_seqs=4, block_size=4, max_in_flight=8, max_model_len=40, max_num_batched_tokens=8),
     captured=False,
     asks=(
-        *((0, RequestSpec(number, "greedy", most=1)) for number in (5, 10, 1, 6, 11, 0)),
-        (0, RequestSpec(15, "greedy")),
+        *((0, SimulatedRequest(number, "greedy", most=1)) for number in (5, 10, 1, 6, 11, 0)),
+        (0, SimulatedRequest(15, "greedy")),
     ),
     leaves={},
 )
@@ -296,7 +296,11 @@ EARLY = Scenario(
     layout=RankLayout(pipeline=PARTS),
     options=ArOptions(max_num_seqs=4, block_size=4, max_in_flight=8, max_model_len=40, max_num_batched_tokens=8),
     captured=False,
-    asks=((0, RequestSpec(0, "greedy")), (0, RequestSpec(1, "greedy")), (20, RequestSpec(2, "greedy", most=16))),
+    asks=(
+        (0, SimulatedRequest(0, "greedy")),
+        (0, SimulatedRequest(1, "greedy")),
+        (20, SimulatedRequest(2, "greedy", most=16)),
+    ),
     leaves={},
     fails={"compute_logits": (2,)},
     rests={0: (2, 120)},

@@ -14,7 +14,7 @@ class HandoffFields(NamedTuple, Generic[T]):
     ids: T
 
 
-class DraftReport(NamedTuple, Generic[T]):
+class DraftHandoffFields(NamedTuple, Generic[T]):
     """The last columns of a row, of a stage with a drafter. verified: number of drafts that the step verified. worthwhile: number
     of drafts that are worth verifying in the next one."""
 
@@ -24,8 +24,8 @@ class DraftReport(NamedTuple, Generic[T]):
 
 STATUS, NUM_TOKENS, IDS = HandoffFields[int](*range(len(HandoffFields._fields)))
 """The column of each field; of `ids`, the first."""
-REPORTED = len(DraftReport._fields)
-VERIFIED, WORTHWHILE = DraftReport[int](*range(-REPORTED, 0))
+REPORTED = len(DraftHandoffFields._fields)
+VERIFIED, WORTHWHILE = DraftHandoffFields[int](*range(-REPORTED, 0))
 """The column of each field, from the end of the row."""
 
 

@@ -45,11 +45,9 @@ class RowState:
     conditioning: `[vectors, E]`, the vectors that condition each row's steps, `Limits.max_step_vectors` per row; the last
     one is zeros, for steps without a device row. A request's vectors are unchanged until its end, so a preempted
     request reads them again.
-    handoff: int64 `[ring, N, W]`, for each step in flight: the `HandoffFields` of each row; with a drafter, then its `DraftReport`.
-    It is in host memory, so that a step's results need no copy.
-    counter: int64 `[1]`, number of steps that have sampled. It selects the handoff slot, so that a captured graph has
-    no such argument.
-    drafts: None without a drafter.
+    handoff: int64 `[ring, N, W]`, for each step in flight: the `HandoffFields` of each row; with a drafter, then its
+    `DraftHandoffFields`. It is in host memory, so that a step's results need no copy. counter: int64 `[1]`, number of steps that
+    have sampled. It selects the handoff slot, so that a captured graph has no such argument. drafts: None without a drafter.
     """
 
     fields: Tensor

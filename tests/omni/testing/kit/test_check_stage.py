@@ -152,7 +152,7 @@ def test_tokens_of_the_autoregressive_kind_are_compared_with_the_authors():
         [
             (adder_faults.NoOptions, "declares", "options is a frozen msgspec.Struct; give the class"),
             (adder_faults.LoadsNothing, "declares", "returns an omni.stage.LoadedStage.*PlainStage"),
-            (adder_faults.AddsTooMuch, "not_before_ready", "gets what is expected: Numbers 2 is"),
+            (adder_faults.AddsTooMuch, "not_before_ready", "gets the expected outputs: Numbers 2 is"),
             (adder_faults.SharesARow, "together", "keep everything by request"),
             (
                 adder_faults.WantsAllAtOnce,
@@ -228,7 +228,7 @@ def test_tokens_of_the_autoregressive_kind_are_compared_with_the_authors():
             (adder_faults.ReportsNames, "declares", "usage returns numbers by name, not "),
             (adder_faults.KeepsRowsWhenClosed, "closed", "close frees all: .*'rows': 1.*override `close`"),
             (adder_faults.KeepsOutputsWhenClosed, "closed", "close frees all: .*'outputs': 1.*outputs that are lent"),
-            (adder_faults.CountsNoRows, "counted", "usage counts what is held: 'rows' was zero in every tick"),
+            (adder_faults.CountsNoRows, "counted", "usage counts held resources: 'rows' was zero in every tick"),
             (adder_faults.KeepsRequests, "not_before_ready", "usage is zero when no request is there; .*'records': 1"),
         ],
     ),
