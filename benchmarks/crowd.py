@@ -9,6 +9,9 @@ speech per second of all streams together, first audio, real-time factor, and sl
 plays from the first chunk on, at the arrival of a chunk. A stream has a gap where its slack was negative. Last, the median seconds
 of a stream's first, second, third and later chunks.
 
+After the start omni rests for `--rest` seconds, in which it makes the captures that its start has deferred. `--rest 0` measures
+from the start on: the first answers then wait for captures.
+
 Another system takes omni's place with `--speaker MODULE:FUNCTION`: `(arguments) -> AsyncContextManager[Speaker]`, where a
 `Speaker` is called with a prompt and a seed, and gives the seconds of each chunk as it arrives. `--shape` and `--set` are omni's.
 """
@@ -25,7 +28,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
-from bench.arguments import device_here, output_file, positive_float, positive_int
+from bench.arguments import at_least, device_here, output_file, positive_float, positive_int
 from bench.listening import Crowd, HeardStream, crowd_of, listen
 from bench.report import environment, print_facts, print_table, write_json
 from omni import AsyncOmni, SamplingParams
@@ -53,6 +56,7 @@ async def omni_speaker(arguments: argparse.Namespace) -> AsyncIterator[Speaker]:
     with tempfile.TemporaryDirectory() as folder:
         SHAPES[arguments.shape](Path(folder))
         async with AsyncOmni(folder, load_format="dummy", overrides=overrides, device=arguments.device) as omni:
+            await asyncio.sleep(arguments.rest)
 
             async def speak(prompt: str, seed: int) -> AsyncIterator[float]:
                 sampling = {
@@ -162,6 +166,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=positive_int, default=3)
     parser.add_argument("--arrivals", type=positive_float, help="requests a second that arrive at random")
     parser.add_argument("--seconds", type=positive_float, default=60.0, help="of arrivals")
+    parser.add_argument("--rest", type=at_least(0), default=10, help="seconds after the start")
     parser.add_argument("--speaker", type=speaker_named, default=omni_speaker, help="MODULE:FUNCTION of another system")
     parser.add_argument(
         "--device", type=device_here("--shape tiny-omni --device cpu"), choices=("cuda", "cpu"), default="cuda"

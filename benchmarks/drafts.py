@@ -19,6 +19,7 @@ uniform choices.
 """
 
 import argparse
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -63,10 +64,11 @@ _LARGE = 4.0
 
 @dataclass(slots=True)
 class DraftedCase(DecodeCase):
-    """settings: of the stage, for its drafter. repeats: whether the text repeats."""
+    """settings: of the stage, for its drafter. repeats: whether the text repeats. counts_experts: whether experts are counted."""
 
     settings: Mapping[str, object] = field(default_factory=dict)
     repeats: bool = False
+    counts_experts: bool = True
 
     @property
     def positions(self) -> int:
@@ -113,7 +115,7 @@ def repeating(model: ArModel) -> Iterator[None]:
 @dataclass(frozen=True, slots=True)
 class Throughput:
     """per_second: tokens. length: tokens of a row in one step. drafted, accepted: drafts in the measured round. step, floor: ms of
-    one step. experts: None for a dense model."""
+    one step. sample_us: host time of `sample_tokens`, the median. experts: None for a dense model, and if they are not counted."""
 
     shape: str
     rows: int
@@ -124,6 +126,7 @@ class Throughput:
     accepted: int
     experts: Routing | None
     floor: float
+    sample_us: float
 
     @property
     def step(self) -> float:
@@ -132,7 +135,7 @@ class Throughput:
     def cells(self, plain: float) -> tuple[str, ...]:
         of_drafts = f"{self.accepted} of {self.drafted}" if self.drafted else ""
         speed = f"{self.per_second:.0f}", f"{self.per_second / plain:.3f}"
-        step = f"{self.step:.3f}", f"{self.floor:.3f}", told(self.experts)
+        step = f"{self.step:.3f}", f"{self.floor:.3f}", f"{self.sample_us:.0f}", told(self.experts)
         return f"{self.shape}, {self.rows} rows", self.what, *speed, f"{self.length:.2f}", of_drafts, *step
 
 
@@ -193,9 +196,11 @@ def _measured(
     one = Round(case, bench, tokens)
     worker, before = one.worker, one.worker.counters()
     one.begin()
+    bench.clear()
     begun, at_first, since = sum(one.outputs), worker.counters(), time.perf_counter()
     one.go_on()
     seconds, made = time.perf_counter() - since, sum(one.outputs) - begun
+    sample_us = statistics.median(step.sample_us for step in bench.recorders[case.stage].steps)
     at_last = worker.counters()
     steps, verified = (at_last.get(name, 0) - at_first.get(name, 0) for name in ("steps", "drafted_tokens"))
     bench.run()
@@ -204,10 +209,10 @@ def _measured(
     drafted, accepted = (after.get(name, 0) - before.get(name, 0) for name in ("drafted_tokens", "accepted_drafts"))
     model, positions = case.model, 1 + verified / (steps * case.rows)
     sizes = experts_of(model)
-    experts = Routing(0.0, uniform_experts(*sizes, case.rows * positions)) if sizes[0] else None
+    experts = Routing(0.0, uniform_experts(*sizes, case.rows * positions)) if sizes[0] and case.counts_experts else None
     floor = 1000 * step_bytes(model, case.rows, case.prompt + tokens // 2, positions) / bandwidth
     length = made / (steps * case.rows)
-    return Throughput(shape, case.rows, what, made / seconds, length, drafted, accepted, experts, floor)
+    return Throughput(shape, case.rows, what, made / seconds, length, drafted, accepted, experts, floor, sample_us)
 
 
 @dataclass(slots=True)
@@ -223,6 +228,8 @@ class DraftsRun:
     drafts: int
     rates: list[float]
     bandwidth: float
+    count_experts: bool
+    ngram: bool
     found: list[Throughput] = field(default_factory=list)
 
     def variants(self) -> dict[str, dict[str, object]]:
@@ -234,7 +241,8 @@ class DraftsRun:
                 **made[f"fabricated, {rate:g}"],
                 "adaptive_drafts": False,
             }
-        made["ngram, random text"] = made[f"ngram, {_REPEATS}"] = {"drafter": "ngram", "draft_tokens": self.drafts}
+        if self.ngram:
+            made["ngram, random text"] = made[f"ngram, {_REPEATS}"] = {"drafter": "ngram", "draft_tokens": self.drafts}
         return made
 
     def shape(self, name: str) -> None:
@@ -246,7 +254,12 @@ class DraftsRun:
             for rows in self.rows:
                 for what, settings in self.variants().items():
                     given = (checkpoint, pipeline, shape.stage, rows, self.prompt, self.device, self.dtype, self.graphs)
-                    case = DraftedCase(*given, settings=settings, repeats=what.endswith(_REPEATS))
+                    case = DraftedCase(
+                        *given,
+                        settings=settings,
+                        repeats=what.endswith(_REPEATS),
+                        counts_experts=self.count_experts,
+                    )
                     result = measure(name, what, case, self.tokens, self.bandwidth)
                     self.found.append(result)
                     print(f"{name}, {rows} rows, {what}: {result.per_second:.0f} tokens/s", flush=True)
@@ -256,7 +269,7 @@ class DraftsRun:
 
     def print(self) -> None:
         plain = {(each.shape, each.rows): each.per_second for each in self.found if each.what == "plain"}
-        counts = ("tokens per step", "accepted", "ms a step", "floor", "experts (uniform)")
+        counts = ("tokens per step", "accepted", "ms a step", "floor", "sample_tokens us", "experts (uniform)")
         header = ("", "drafts", "tokens/s", "times plain", *counts)
         print()
         print_table(header, [each.cells(plain[each.shape, each.rows]) for each in self.found])
@@ -272,6 +285,8 @@ def main() -> None:
     )
     parser.add_argument("--prompt", type=positive_int, default=512)
     parser.add_argument("--tokens", type=at_least(32), default=256)
+    parser.add_argument("--no-experts", action="store_true", help="count none, which takes as long as the rest")
+    parser.add_argument("--no-ngram", action="store_true", help="leave out the drafter ngram")
     parser.add_argument("--eager", action="store_true", help="capture no graphs")
     parser.add_argument("--device", type=device_here("--tiny --device cpu"), choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, short prompts: to see that it runs")
@@ -290,6 +305,8 @@ def main() -> None:
         arguments.drafts,
         arguments.rates,
         copy_bandwidth() if cuda else 1e10,
+        not arguments.no_experts,
+        not arguments.no_ngram,
     )
     for name in arguments.shapes:
         run.shape(name)

@@ -14,7 +14,8 @@ written: a shape has random weights, made on the device. Seconds of a row:
 - other: imports of torch, omni and the model's code, by both processes at the same time; settings, front end, and whatever no other
   column has.
 - load: weights; kernels are compiled meanwhile. compile: the wait for kernels after that.
-- measure, capture: the largest steps, and the captures of all sizes.
+- measure, capture: the largest steps, and the captures of the start.
+- first text, first audio: of a request that is sent at once, from then on. It makes the captures of its own sizes.
 
 Kernels are variants: known from an earlier start, compiled in processes, and late: compiled by the engine itself, one after the
 other, because they were not expected. With several engines a row has the slowest of each part.
@@ -22,6 +23,7 @@ other, because they were not expected. With several engines a row has the slowes
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -38,6 +40,7 @@ from shapes import SHAPES
 _BENCHMARKS = Path(__file__).parent
 _PARTS = ("load", "compile", "measure", "capture")
 _KERNELS = ("known", "compiled", "late")
+_FIRST = ("text", "audio")
 
 
 def measure(given: Mapping[str, Any], caches: Path) -> dict[str, Any]:
@@ -62,7 +65,8 @@ def numbers_of(found: Mapping[str, Any]) -> dict[str, Any]:
     kernels = {name: sum(engine[f"kernels_{name}"] for engine in engines) for name in _KERNELS}
     imports = found["python"] + found["imports"]
     other = found["open"] - sum(parts.values())
-    return {"total": found["total"], "imports": imports, "other": other, **parts, **kernels}
+    first = {f"first {name}": found["first"].get(name, math.nan) for name in _FIRST}
+    return {"total": found["total"], "imports": imports, "other": other, **parts, **first, **kernels}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -86,7 +90,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         for start in range(arguments.starts):
             numbers = measure(given, Path(folder) / "caches")
             rows.append({"caches": "as left" if start else "empty", **numbers})
-    header = ("caches", "total s", "imports", "other", *_PARTS, *(f"kernels {name}" for name in _KERNELS))
+    header = (
+        "caches",
+        "total s",
+        "imports",
+        "other",
+        *_PARTS,
+        "first text",
+        "first audio",
+        *(f"kernels {name}" for name in _KERNELS),
+    )
     cells = [[f"{cell:.2f}" if isinstance(cell, float) else cell for cell in row.values()] for row in rows]
     print_table(header, cells)
     facts = environment() | {"model": str(arguments.model or arguments.shape), "settings": " ".join(arguments.set)}

@@ -37,13 +37,14 @@ find_sanitizer() {
 # they are written to one place. It looks at tiles that fill their blocks.
 tiny='not gpu'
 served='served and not fp32 and not fp16 and not reference'
-shards=(layers linear tiles overlap attention segments convolutions denoising experts sampling flat_rows steep_rows steps)
-tiny_shards=(tiny_layers tiny_segments tiny_convolutions tiny_denoising tiny_linear tiny_experts)
+shards=(layers linear tiles overlap attention segments convolutions windows denoising experts sampling flat_rows steep_rows steps)
+tiny_shards=(tiny_layers tiny_segments tiny_convolutions tiny_windows tiny_denoising tiny_linear tiny_experts)
 select_tests() {
     case $1 in
         tiny_layers) selection=(-m "$tiny" "$tests"/test_{norm,rope,activation,frame,attention}_kernels.py) ;;
         tiny_segments) selection=(-m "$tiny" "$encoders/test_segment_attention_kernels.py") ;;
         tiny_convolutions) selection=(-m "$tiny" "$vocoders/test_causal_conv_kernels.py") ;;
+        tiny_windows) selection=(-m "$tiny" "$vocoders"/test_{window_attention,residual_norm}_kernels.py) ;;
         tiny_denoising) selection=(-m "$tiny" "$denoisers" --ignore "$denoisers/test_diffusion_kernels_compile.py") ;;
         tiny_linear) selection=(-m "$tiny" "$tests/test_linear_kernels.py") ;;
         tiny_experts) selection=(-m "$tiny" "$tests/test_moe_kernels.py") ;;
@@ -54,6 +55,7 @@ select_tests() {
         attention) selection=(-m gpu -k "$served" "$tests/test_attention_kernels.py") ;;
         segments) selection=(-m gpu -k "$served" "$encoders/test_segment_attention_kernels.py") ;;
         convolutions) selection=(-m gpu -k "$served" "$vocoders/test_causal_conv_kernels.py") ;;
+        windows) selection=(-m gpu -k "$served" "$vocoders"/test_{window_attention,residual_norm}_kernels.py) ;;
         denoising) selection=(-m gpu -k "$served" "$denoisers") ;;
         experts) selection=(-m gpu -k "$served" "$tests/test_moe_kernels.py") ;;
         sampling) selection=(-m gpu -k "not random_rows" "$tests/test_sampling_kernels.py") ;;

@@ -6,9 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 
@@ -44,12 +45,19 @@ class CudaEvent:
         return bool(self.raw.query())
 
 
-@dataclass(frozen=True, slots=True)
+_Parts = tuple[tuple[str, torch.cuda.CUDAGraph], ...]
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class CudaGraph:
-    """parts: replayed in order; one per phase if the capture was observed, else one in all."""
+    """launches: those that a replay replaces, made in `context`. parts: replayed in order; one per phase if the capture was
+    observed, else one in all; None while the capture is deferred, and after it has failed: then `launches` are made instead."""
 
     name: str
-    parts: tuple[tuple[str, torch.cuda.CUDAGraph], ...]
+    launches: Sequence[Launch]
+    context: Context
+    parts: _Parts | None = None
+    failed: bool = False
 
 
 class CudaTimer:
@@ -92,6 +100,7 @@ class CudaDevice(Device):
         self.entered = torch.cuda.default_stream(index)
         """The stream that receives torch's work now."""
         self._streams = WeakSet[CudaStream]()
+        self._deferred: dict[CudaStream, list[ref[CudaGraph]]] = {}
 
     def stream(self, name: str, *, priority: int = 0) -> CudaStream:
         raw = torch.cuda.Stream(self.torch_device, priority=priority)
@@ -122,24 +131,45 @@ class CudaDevice(Device):
         sizes run only if their capture fails: kernels can be compiled and loaded during a capture."""
         assert isinstance(stream, CudaStream)
         phases = tuple(launch.phase.__name__ for launch in launches)
-        with _capturing, may_sync(SyncPoint.CAPTURE):
+        graph = CudaGraph(name, launches, copy_context())
+        if phases in stream.captured:
+            if self._defers:
+                self._deferred.setdefault(stream, []).append(ref(graph))
+                return graph
+            try:
+                graph.parts = self._captured(stream, name, launches)
+                return graph
+            except Exception as error:  # a library may do something for a new size that no capture allows
+                _log.warning("%s runs before its capture, which failed: %s", name, error)
+        with may_sync(SyncPoint.CAPTURE):
             self.synchronize()  # buffers were written on other streams
-            if phases in stream.captured:
-                try:
-                    return self._graph(stream, name, launches)
-                except Exception as error:  # a library may do something for a new size that no capture allows
-                    _log.warning("%s runs before its capture, which failed: %s", name, error)
-                    # For torch the failed capture still records into the old pool.
-                    stream.pool = torch.cuda.graph_pool_handle()
             self.enqueue(stream, launches)
             self.synchronize()
-            graph = self._graph(stream, name, launches)
+        graph.parts = self._captured(stream, name, launches)
         stream.captured.add(phases)
         return graph
+
+    def capture_deferred(self) -> bool:
+        """Of each stream in turn the one that was deferred last: it has the smallest size, which a single request needs."""
+        while self._deferred:
+            stream = next(iter(self._deferred))
+            graphs = self._deferred.pop(stream)
+            graph = graphs.pop()()
+            if graphs:
+                self._deferred[stream] = graphs
+            if graph is not None and graph.parts is None and not graph.failed:
+                self._capture_now(stream, graph)
+                return True
+        return False
 
     def replay(self, stream: Stream, graph: Graph) -> None:
         assert isinstance(stream, CudaStream)
         assert isinstance(graph, CudaGraph)
+        if graph.parts is None and not graph.failed:
+            self._capture_now(stream, graph)
+        if graph.parts is None:
+            graph.context.run(self.enqueue, stream, graph.launches)
+            return
         observer = self.launch_observer
         with self._on(stream):
             for phase, part in graph.parts:
@@ -149,15 +179,29 @@ class CudaDevice(Device):
                 if observer is not None:
                     observer.end()
 
-    def _graph(self, stream: CudaStream, name: str, launches: Sequence[Launch]) -> CudaGraph:
-        return CudaGraph(name, tuple((part, self._captured(stream, of)) for part, of in self._parts(name, launches)))
+    def _capture_now(self, stream: CudaStream, graph: CudaGraph) -> None:
+        """Its buffers hold the values of requests now, so it must not run for its capture."""
+        try:
+            graph.parts = graph.context.run(self._captured, stream, graph.name, graph.launches)
+        except Exception as error:
+            graph.failed = True
+            _log.warning("%s runs uncaptured, since its capture failed: %s", graph.name, error)
+
+    def _captured(self, stream: CudaStream, name: str, launches: Sequence[Launch]) -> _Parts:
+        with _capturing, may_sync(SyncPoint.CAPTURE):
+            try:
+                return tuple((part, self._captured_part(stream, of)) for part, of in self._parts(name, launches))
+            except Exception:
+                # For torch the failed capture still records into the old pool.
+                stream.pool = torch.cuda.graph_pool_handle()
+                raise
 
     def _parts(self, name: str, launches: Sequence[Launch]) -> list[tuple[str, Sequence[Launch]]]:
         if self.launch_observer is None:
             return [(name, launches)]
         return [(launch.phase.__name__, [launch]) for launch in launches]
 
-    def _captured(self, stream: CudaStream, launches: Sequence[Launch]) -> torch.cuda.CUDAGraph:
+    def _captured_part(self, stream: CudaStream, launches: Sequence[Launch]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with self._on(stream), _no_collection():
             # "thread_local": other threads may allocate during the capture.

@@ -289,6 +289,8 @@ def _start(
             with cut.silent():  # engines measure different numbers of times
                 division = divide_memory(loaded, device, budget, measure_stages, most)
             memory = cut.agree(division, partial(divide_again, loaded, budget, most)).memory
+        if not cut.ranks:  # a collective may set up connections while it is captured, which takes all ranks
+            device.defer_captures()
         with clock.part("capture"):
             workers = _start_workers(plan, loaded, memory, device)
     if warmup is not None and counter.compiled:

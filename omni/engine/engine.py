@@ -373,8 +373,9 @@ class Engine:
                 if moved:
                     since = time.perf_counter()
                 elif self.idle and not self._follows:
-                    self.turn = None
-                    self._command_queue.wait()
+                    if not self._device.capture_deferred():
+                        self.turn = None
+                        self._command_queue.wait()
                 else:
                     if self._timeline is not None:
                         self._timeline.poll()

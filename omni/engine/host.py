@@ -97,9 +97,9 @@ class SlotPool:
 
     def __init__(self, device: Device, size: int, count: int) -> None:
         self.size = size
-        self._free: deque[tuple[Tensor, Event]] = deque(
-            (device.host_tensor((size,), torch.uint8), COMPLETED) for _ in range(count)
-        )
+        # Pinned at once: to pin any memory takes the driver milliseconds.
+        slots = device.host_tensor((count, size), torch.uint8).unbind(0)
+        self._free: deque[tuple[Tensor, Event]] = deque((slot, COMPLETED) for slot in slots)
         """Free slots, each with the end of its last consumer's reads."""
 
     def acquire(self) -> Tensor | None:

@@ -7,7 +7,7 @@ Triton's cache on disk, where the stages' first launches find them.
 
 from omni.kernels.counter import CompileCounter
 from omni.kernels.device import RecordingDevice
-from omni.kernels.processes import Compiled, CompileProcesses, process_count
+from omni.kernels.processes import Compiled, CompileProcesses, hash_triton, process_count
 from omni.kernels.recorder import VariantRecorder
 from omni.kernels.shape_rules import ShapeRules
 from omni.kernels.start_record import StartRecord
@@ -22,5 +22,6 @@ __all__ = [
     "StartRecord",
     "Variant",
     "VariantRecorder",
+    "hash_triton",
     "process_count",
 ]

@@ -47,6 +47,21 @@ def process_count(asked: int | None, engines: int = 1) -> int:
     return max(1, min((_cores() - 2) // engines, _MOST))
 
 
+def hash_triton() -> threading.Thread:
+    """Starts a thread in which Triton hashes its own files. Its first launch does so otherwise, for half a second, most of it
+    without the interpreter's lock."""
+
+    def run() -> None:
+        with suppress(Exception):  # the first launch raises it
+            from triton.runtime.cache import triton_key
+
+            triton_key()
+
+    thread = threading.Thread(target=run, name="omni-hash-triton", daemon=True)
+    thread.start()
+    return thread
+
+
 def _cores() -> int:
     cores = len(os.sched_getaffinity(0))
     with suppress(OSError, ValueError):  # no control group, or one without a limit

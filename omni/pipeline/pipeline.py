@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from functools import cached_property
 from typing import TypeVar
 
 import msgspec
@@ -32,7 +33,7 @@ class UnknownPartError(KeyError):
         return str(self.args[0])  # a KeyError shows its repr
 
 
-class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """A model family's graph for a checkpoint.
 
     frontend: `"module:function"` that builds the family's `omni.frontend.Frontend`. outputs: one per modality, at least one
@@ -104,6 +105,10 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def order(self) -> tuple[Stage, ...]:
         """The stages, producers before consumers. Raises ConfigError if edges form a cycle."""
+        return self._ordered
+
+    @cached_property
+    def _ordered(self) -> tuple[Stage, ...]:
         ordered: list[Stage] = []
         left = list(self.stages)
         while left:
@@ -136,15 +141,24 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if needed & (self._needed([name]) - self._needed(other for other in known if other != name))
         }
 
-    def _needed(self, modalities: Iterable[str]) -> set[str]:
+    def _needed(self, modalities: Iterable[str]) -> frozenset[str]:
         """The stages that lead to an output of these."""
         asked = frozenset(modalities)
-        wanted = {output.stage for output in self.outputs if output.modality in asked}
-        needed: set[str] = set()
-        for stage in reversed(self.order()):
-            if stage.name in wanted or any(e.consumer in needed for e in self.edges_from(stage.name)):
-                needed.add(stage.name)
-        return needed
+        wanted = frozenset(output.stage for output in self.outputs if output.modality in asked)
+        # Every request asks, and there are few sets of outputs.
+        found = self._leading.get(wanted)
+        if found is None:
+            needed = set[str]()
+            for stage in reversed(self.order()):
+                if stage.name in wanted or any(e.consumer in needed for e in self.edges_from(stage.name)):
+                    needed.add(stage.name)
+            found = self._leading[wanted] = frozenset(needed)
+        return found
+
+    @cached_property
+    def _leading(self) -> dict[frozenset[str], frozenset[str]]:
+        """By stages with outputs: those that lead to them."""
+        return {}
 
 
 def _unknown(field: str, what: str, name: object, names: Sequence[str]) -> UnknownPartError:

@@ -8,11 +8,11 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from omni.checkpoint import Checkpoint
 from omni.engine import PipelineChoice, resolve_pipeline
 from omni.plugin.manager import load_plugins
+from omni.utils.docstrings import written_docstring
 
 
 def import_code(model: str, family: str | None = None) -> None:
@@ -51,9 +51,4 @@ class _DocstringFinder(MetaPathFinder):
 class _DocstringLoader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        vars(module)["auto_docstring"] = _auto_docstring
-
-
-def _auto_docstring(obj: Any = None, **_: object) -> Any:
-    """In place of the decorator of the same name, with or without arguments."""
-    return obj if obj is not None else lambda decorated: decorated
+        vars(module)["auto_docstring"] = written_docstring

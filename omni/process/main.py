@@ -20,7 +20,7 @@ from omni.engine import Engine, build_engine, check_pipeline, check_shapes, devi
 from omni.frontend.host_rules import HostRulesBuilder
 from omni.ipc import Channel, ChannelClosed, Codec
 from omni.ipc.memory import OutputRing
-from omni.kernels import CompileProcesses, process_count
+from omni.kernels import CompileProcesses, hash_triton, process_count
 from omni.parallel.rendezvous import RankEnds
 from omni.process.early import has_nvidia_driver
 from omni.process.errors import ErrorData
@@ -41,6 +41,8 @@ def main(descriptor: int, model: Sequence[str]) -> None:
     ignore_interrupts()
     with suppress(OSError):  # output of a plugin must not come between the bytes of `omni run --out -`
         os.dup2(2, 1)
+    if has_nvidia_driver():
+        hash_triton()
     compile_processes = _compile_processes()
     keep_docstrings()
     if model:

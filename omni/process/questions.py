@@ -70,8 +70,8 @@ class Questions:
 
 
 class CheckedParameters:
-    """Sampling parameters that an engine has accepted lately. A request's are checked when it is submitted and when it is
-    prepared, and many requests have the same. Thread-safe."""
+    """Sampling parameters that an engine has accepted lately, whatever their seeds. Those of a request are checked twice: when
+    it is submitted and when it is prepared. Many requests have the same. Thread-safe."""
 
     def __init__(self) -> None:
         self._keys: set[bytes] = set()
@@ -90,8 +90,11 @@ class CheckedParameters:
 
 
 def _key_of(sampling: Mapping[str, SamplingParams]) -> bytes | None:
-    """A key of the parameters; None if they contain other objects than numbers and texts, such as arguments of plugins."""
+    """A key of the parameters without their seeds, of which most requests have one of their own. None if they contain other objects
+    than numbers and texts, such as arguments of plugins."""
     try:
-        return msgspec.msgpack.encode(sampling)
+        return msgspec.msgpack.encode(
+            [(stage, msgspec.structs.replace(params, seed=None)) for stage, params in sampling.items()]
+        )
     except TypeError:
         return None

@@ -4,11 +4,10 @@ import math
 from typing import Any
 
 import msgspec
-from transformers import CsmConfig as HfConfig
 
 from omni.checkpoint.cached_config import once_per_config
 from omni.checkpoint.checks import Section, check_rates
-from omni.checkpoint.hf_config import parse_config
+from omni.checkpoint.hf_config import config_class, parse_config
 from omni_ar.layers import DecoderConfig, decoder_config
 from omni_vocoder.layers import WindowShape, window_shape
 
@@ -39,7 +38,7 @@ class CsmConfig(msgspec.Struct, frozen=True, kw_only=True):
 @once_per_config
 def read_config(raw: dict[str, Any]) -> CsmConfig:
     """Raises CheckpointError if config.json does not describe a supported CSM."""
-    hf = parse_config(HfConfig, raw, "CSM")
+    hf = parse_config(config_class("CsmConfig"), raw, "CSM")
     depth, mimi = hf.depth_decoder_config, hf.codec_config
     codec = Section(mimi.to_dict(), "codec_config")
     check_rates(codec, "upsampling_ratios")

@@ -3,11 +3,10 @@
 from typing import Any
 
 import msgspec
-from transformers import Qwen2_5OmniConfig
 
 from omni.checkpoint.cached_config import once_per_config
 from omni.checkpoint.checks import RESTORE_FILE, Section
-from omni.checkpoint.hf_config import parse_config
+from omni.checkpoint.hf_config import config_class, parse_config
 from omni.errors import CheckpointError
 from omni.frontend.chat import MediaConfig
 from omni_ar.layers import DecoderConfig, decoder_config
@@ -41,7 +40,7 @@ class OmniConfig(MediaConfig, frozen=True, kw_only=True):
 @once_per_config
 def read_config(raw: dict[str, Any]) -> OmniConfig:
     """Raises CheckpointError if config.json does not describe a Qwen2.5-Omni model."""
-    hf = parse_config(Qwen2_5OmniConfig, raw, "Qwen2.5-Omni")
+    hf = parse_config(config_class("Qwen2_5OmniConfig"), raw, "Qwen2.5-Omni")
     thinker = hf.thinker_config
     decoder = _decoder("thinker_config.text_config", thinker.text_config)
     _check(Section(hf.to_dict()))

@@ -3,11 +3,10 @@
 from typing import Any
 
 import msgspec
-from transformers import Qwen3OmniMoeConfig
 
 from omni.checkpoint.cached_config import once_per_config
 from omni.checkpoint.checks import Section, check_rates
-from omni.checkpoint.hf_config import parse_config
+from omni.checkpoint.hf_config import config_class, parse_config
 from omni.frontend.chat import MediaConfig
 from omni_ar.layers import DecoderConfig, decoder_config
 from omni_encoder.towers.checks import check_clip_tower, check_picture_tower
@@ -63,7 +62,7 @@ class OmniConfig(MediaConfig, frozen=True, kw_only=True):
 @once_per_config
 def read_config(raw: dict[str, Any]) -> OmniConfig:
     """Raises CheckpointError if config.json does not describe a Qwen3-Omni model."""
-    hf = parse_config(Qwen3OmniMoeConfig, raw, "Qwen3-Omni")
+    hf = parse_config(config_class("Qwen3OmniMoeConfig"), raw, "Qwen3-Omni")
     thinker, whole = hf.thinker_config, Section(hf.to_dict())
     decoder = decoder_config(thinker.text_config, "thinker_config.text_config", reads_chats=True)
     _check(whole)

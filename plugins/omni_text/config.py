@@ -1,11 +1,10 @@
 """The fields of a Qwen3 config.json that the stage uses."""
 
 import msgspec
-from transformers import Qwen3Config, Qwen3MoeConfig
 
 from omni.checkpoint import Checkpoint
 from omni.checkpoint.checks import Section
-from omni.checkpoint.hf_config import parse_config
+from omni.checkpoint.hf_config import config_class, parse_config
 from omni.errors import CheckpointError
 from omni_ar.layers import DecoderConfig, decoder_config
 
@@ -20,7 +19,7 @@ class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_config(checkpoint: Checkpoint) -> TextConfig:
     """Raises CheckpointError for an unsupported model."""
-    kind = Qwen3MoeConfig if checkpoint.config["model_type"] == "qwen3_moe" else Qwen3Config
+    kind = config_class("Qwen3MoeConfig" if checkpoint.config["model_type"] == "qwen3_moe" else "Qwen3Config")
     hf = parse_config(kind, checkpoint.config, "Qwen3")
     decoder = decoder_config(hf, reads_chats=True)
     own = Section(hf.to_dict())

@@ -32,9 +32,9 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         unbounded, allocates blocks for `max_num_seqs` requests of full length, or for 16 if that is None.
     max_num_batched_tokens: token budget of one step: one token per decoding row; the rest, at least one token, is for prefill
     chunks. max_in_flight: number of steps launched before the tokens of the first of them are read; 1 waits for each step's
-    tokens. graph_batch_sizes: numbers of rows whose decode steps are captured at start, where graphs are on (`engine.graphs`).
+    tokens. graph_batch_sizes: numbers of rows whose decode steps are captured, where graphs are on (`engine.graphs`).
     A smaller batch is padded to the next size, a larger one runs uncaptured. None takes sizes up to `max_num_seqs`.
-    graph_chunk_sizes: numbers of tokens in prefill chunks for which a step's forward is captured at start, where graphs are on.
+    graph_chunk_sizes: numbers of tokens in prefill chunks for which a step's forward is captured, where graphs are on.
     A smaller step is padded to the next size, a larger one runs uncaptured. None takes sizes up to `max_num_batched_tokens`.
     attention_backend: `"auto"`, or `"torch"`, `"triton"`, `"flash_attention"` or `"flashinfer"`, the last two where installed.
     short_slack_prefill_tokens: maximum tokens of prefill chunks in one step while the slack of a listener is short

@@ -23,7 +23,7 @@ class DiffusionOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     guidance: strength of classifier-free guidance, 0 for none; None takes the model's default.
     tf32: whether products of float32 may be rounded to TF32 on a GPU, which is torch's default for convolutions only.
         False multiplies in float32, which takes several times as long.
-    graph_batch_sizes: numbers of rows whose steps are captured at start, where graphs are on (`engine.graphs`). A
+    graph_batch_sizes: numbers of rows whose steps are captured, where graphs are on (`engine.graphs`). A
     smaller batch is padded to the next size, a larger one runs uncaptured. None takes sizes up to `max_num_seqs`.
     sampling: defaults for parameters that a request does not set. The only supported parameter is `seed`.
     """

@@ -16,7 +16,7 @@ class VocoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     chunk_frames: codec frames of later chunks at the most; more reduce the cost per frame. Where stages schedule by slack
         (`engine.scheduling`), later chunks begin with `first_chunk_frames` and grow with the sound that lies ahead of the
         listener.
-    graph_batch_sizes: numbers of rows whose chunks are captured at start, where graphs are on (`engine.graphs`). A
+    graph_batch_sizes: numbers of rows whose chunks are captured, where graphs are on (`engine.graphs`). A
         smaller batch is padded to the next size, a larger one runs uncaptured. None takes sizes up to `max_num_seqs`.
     """
 

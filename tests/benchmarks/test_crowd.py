@@ -59,7 +59,7 @@ def test_crowd_measures_another_system(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_crowd_measures_omni(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "crowd.json"
     what = ("--device", "cpu", "--shape", "tiny-omni", "--tokens", "4", "--frames", "20", "--at-once", "1", "2")
-    run_script(monkeypatch, "crowd", *what, "--turns", "1", "--json", str(file))
+    run_script(monkeypatch, "crowd", *what, "--turns", "1", "--rest", "0", "--json", str(file))
     numbers = json.loads(file.read_text())["numbers"]
     assert [one["streams"] for one in numbers] == [1, 2]
     for one in numbers:

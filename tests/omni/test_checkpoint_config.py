@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import msgspec
 import pytest
+import transformers
 from transformers import LlamaConfig
 
 from omni.checkpoint import Checkpoint
 from omni.checkpoint.cached_config import once_per_config
 from omni.checkpoint.checks import Section, require_index
-from omni.checkpoint.hf_config import parse_config
+from omni.checkpoint.hf_config import config_class, parse_config
 from omni.checkpoint.limits import check_counts
 from omni.checkpoint.typed_config import typed_config
 from omni.engine import resolve_pipeline
@@ -162,6 +163,15 @@ def test_a_wrong_field_is_named(raw: dict[str, object], message: str) -> None:
 def test_defaults_are_transformers_own() -> None:
     parsed = parse_config(LlamaConfig, {"model_type": "llama", "hidden_size": 96}, "Alpaca")
     assert parsed.to_dict() == LlamaConfig(hidden_size=96).to_dict()
+
+
+def test_a_config_class_keeps_its_written_docstring_and_others_their_generation() -> None:
+    utils = vars(transformers.utils)
+    before = utils["auto_docstring"]
+    assert config_class("LlamaConfig") is LlamaConfig
+    with pytest.raises(AttributeError, match="NoConfig"):
+        config_class("NoConfig")
+    assert utils["auto_docstring"] is before
 
 
 def test_another_file_is_named() -> None:

@@ -1,13 +1,16 @@
 """The device seam: launches, events, rings of host slots, packed uploads, and choosing a device."""
 
+from contextvars import ContextVar
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni.device import COMPLETED, Device, HostRing, Launch, SharedRing, Uploader, open_device
+from omni.device import COMPLETED, Device, Graph, HostRing, Launch, SharedRing, Stream, Uploader, open_device
 from omni.device.cpu import CpuDevice
+from omni.device.cuda import CudaGraph
 from omni.device.select import name_device
 from omni.device.sync_operators import Copy
 from omni.errors import ConfigError
@@ -235,6 +238,84 @@ def test_phases_of_a_size_that_cannot_be_captured_at_once_run_first(cuda: Device
         cuda.replay(stream, graph)
     cuda.synchronize()
     assert [rows.tolist() for rows in sizes] == [[2] * 4, [2] * 2]
+
+
+Deferred = tuple[Device, Stream, list[torch.Tensor], list[Graph]]
+
+
+@pytest.fixture
+def deferred(cuda: Device) -> Deferred:
+    """A device that defers captures, a stream, and graphs that add one to rows, of three sizes: the capture of the largest is not
+    deferred, since it runs first."""
+    stream = cuda.stream("s")
+    sizes = [torch.zeros(size, device=cuda.torch_device) for size in (4, 3, 2)]
+    cuda.defer_captures()
+    return cuda, stream, sizes, [cuda.capture(stream, "add", [Launch.of(add_one, rows)]) for rows in sizes]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("captures", [0, 1, 2])
+def test_a_deferred_capture_is_made_when_asked_for_or_at_its_first_replay(deferred: Deferred, captures: int):
+    cuda, stream, sizes, graphs = deferred
+    assert [graph.parts is None for graph in graphs if isinstance(graph, CudaGraph)] == [False, True, True]
+    for _ in range(captures):
+        assert cuda.capture_deferred()
+    for _ in range(2):
+        for graph in graphs:
+            cuda.replay(stream, graph)
+    cuda.synchronize()
+    # The first one ran before its capture.
+    assert [rows.tolist() for rows in sizes] == [[3] * 4, [2] * 3, [2] * 2]
+    assert not cuda.capture_deferred()
+    assert all(graph.parts is not None for graph in graphs if isinstance(graph, CudaGraph))
+
+
+@pytest.mark.gpu
+def test_the_smallest_deferred_size_is_captured_first_and_dropped_graphs_are_not(deferred: Deferred):
+    cuda, _, _, graphs = deferred
+    assert cuda.capture_deferred()
+    assert [graph.parts is None for graph in graphs if isinstance(graph, CudaGraph)] == [False, True, False]
+    del graphs[1]
+    assert not cuda.capture_deferred()
+
+
+@pytest.mark.gpu
+def test_a_deferred_capture_keeps_the_context_of_its_call(cuda: Device):
+    stream, setting, seen = cuda.stream("s"), ContextVar("setting", default=0), list[int]()
+
+    def note(rows: torch.Tensor) -> None:
+        seen.append(setting.get())
+        rows.add_(1)
+
+    rows = torch.zeros(2, device=cuda.torch_device)
+    cuda.defer_captures()
+    cuda.capture(stream, "note", [Launch.of(note, rows)])
+    token = setting.set(1)
+    graph = cuda.capture(stream, "note", [Launch.of(note, rows)])
+    setting.reset(token)
+    seen.clear()
+    cuda.replay(stream, graph)
+    assert seen == [1]
+
+
+@pytest.mark.gpu
+def test_launches_whose_deferred_capture_fails_are_made_one_by_one(cuda: Device, caplog: pytest.LogCaptureFixture):
+    stream = cuda.stream("s")
+
+    def add_waiting(rows: torch.Tensor) -> None:
+        if rows.shape[0] == 2:
+            torch.cuda.synchronize()
+        rows.add_(1)
+
+    sizes = [torch.zeros(size, device=cuda.torch_device) for size in (4, 2)]
+    cuda.defer_captures()
+    graphs = [cuda.capture(stream, f"add-{len(rows)}", [Launch.of(add_waiting, rows)]) for rows in sizes]
+    for _ in range(2):
+        for graph in graphs:
+            cuda.replay(stream, graph)
+    cuda.synchronize()
+    assert [rows.tolist() for rows in sizes] == [[3] * 4, [2] * 2]
+    assert caplog.text.count("add-2 runs uncaptured, since its capture failed") == 1
 
 
 @pytest.mark.gpu

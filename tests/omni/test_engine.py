@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from omni.device.cpu import CpuDevice
 from omni.engine import EngineOptions, EngineOutput, RequestFailed, RequestFinished
 from omni.engine.command_queue import LocalCommandQueue
 from omni.engine.cut import CutStages
@@ -58,6 +59,36 @@ def test_an_idle_engine_wakes_for_the_next_request():
         sink = Waiting()
         graph.engine.submit(text_request(str(number)), sink)
         assert sink.last.wait(PATIENCE_SECONDS)
+    graph.engine.close()
+
+
+class DeferringDevice(CpuDevice):
+    """Has deferred captures until `enough` is set. captured: whether the engine knows that there are no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enough, self.captured = threading.Event(), threading.Event()
+
+    def capture_deferred(self) -> bool:
+        if self.enough.is_set():
+            self.captured.set()
+            return False
+        return True
+
+
+def test_an_idle_engine_makes_the_deferred_captures_and_takes_requests_between_them():
+    graph, sink = FakeGraph(), Waiting()
+    device = DeferringDevice()
+    graph.engine._device = device
+    graph.writer.answer = host(1)
+    graph.engine.start()
+    graph.engine.submit(text_request("r"), sink)
+    assert sink.last.wait(PATIENCE_SECONDS)
+    device.enough.set()
+    assert device.captured.wait(PATIENCE_SECONDS)
+    sink = Waiting()
+    graph.engine.submit(text_request("s"), sink)
+    assert sink.last.wait(PATIENCE_SECONDS)
     graph.engine.close()
 
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from omni.checkpoint.checks import Section
+from omni.device.kernel_choice import kernels_of
 from omni_csm.config import PER_FRAME
 from omni_csm.mimi.codec import settle_codebooks
 from omni_csm.mimi.encoder import AudioEncoder
@@ -291,6 +293,19 @@ def test_any_chunking_equals_one_whole_decode(shape: str, frames: int, sizes: li
     pair = pair_of(shape, dtype)
     codes = pair.codes(frames, rows=1 if frames > 60 else 2)
     assert pair.error(stream(pair, codes, fill(sizes, frames)), pair.whole(codes)) < 1
+
+
+@pytest.mark.parametrize("shape", few(2, [list(CODE2WAV)[1], list(MIMI)[1], *list(CODE2WAV)[2:4]], SLOW))
+def test_kernels_decode_chunks_as_one_whole(shape: str) -> None:
+    """Under the interpreter, for two streams that begin together."""
+    kernel = pytest.importorskip("omni_vocoder.kernels.window_attention.kernel")
+    pair = pair_of(shape, torch.float32)
+    codes = pair.codes(24, rows=2)
+    ran = Mock(wraps=kernel.attend_window)
+    with kernels_of(torch.device("cuda")), patch.object(kernel, "attend_window", ran):
+        found = stream(pair, codes, [3, 1, 8, 12])
+    assert ran.call_count == 4 * pair.config.num_hidden_layers
+    assert pair.error(found, pair.whole(codes)) < 1
 
 
 @pytest.mark.parametrize("shape", [*list(CODE2WAV)[1:4], list(MIMI)[1]])

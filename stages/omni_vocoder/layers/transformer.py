@@ -1,17 +1,20 @@
 """A transformer over codec frames, piece by piece: a position attends to itself and a fixed number of earlier ones,
 which are part of a stream's state.
 
-Shapes: B rows, T new positions, P kept past positions (window - 1), K = P + T, D width, H heads, E head width.
+Shapes: B rows, T new positions, D width, H heads, E head width, X = H * E.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import silu
 
 from omni.checkpoint.checks import Section
+from omni_vocoder.kernels.residual_norm import Branch, residual_norm
+from omni_vocoder.kernels.window_attention import Sight, attend_whole, attend_window
 from omni_vocoder.state import StateLayout, StreamChunk
 
 _MOST_WINDOW = 2**16
@@ -59,31 +62,13 @@ def window_shape(config: Section, per_frame: int = 1) -> WindowShape:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """Inputs shared by all layers. cos, sin: of rotary angles, `[B, 1, T, E]`. visible: attention mask, bool `[B, 1, T, K]`."""
-
-    cos: Tensor
-    sin: Tensor
-    visible: Tensor
-
-    @classmethod
-    def of(cls, shape: WindowShape, hidden_BTD: Tensor, chunk: StreamChunk | None) -> "Sight":
-        """A query sees its own key and the P before it, except those before the start of the stream."""
-        device, count = hidden_BTD.device, hidden_BTD.shape[1]
-        past, before_B = 0, torch.zeros(1, dtype=torch.int64, device=device)
-        if chunk is not None:
-            past, before_B = shape.window - 1, shape.per_frame * chunk.frames_B
-        key_K, query_T1 = torch.arange(past + count, device=device), torch.arange(count, device=device)[:, None] + past
-        in_window_TK = (key_K <= query_T1) & (key_K > query_T1 - shape.window)
-        in_stream_BK = key_K >= past - before_B[:, None]
-        cos, sin = _rotation(shape, before_B, count)
-        visible = (in_window_TK & in_stream_BK[:, None])[:, None]
-        return cls(cos.to(hidden_BTD.dtype), sin.to(hidden_BTD.dtype), visible)
-
-    def rotate(self, heads_BHTE: Tensor) -> Tensor:
-        low, high = heads_BHTE.chunk(2, -1)
-        return heads_BHTE * self.cos + torch.cat((-high, low), -1) * self.sin
+def sight_of(shape: WindowShape, hidden_BTD: Tensor, chunk: StreamChunk | None) -> Sight:
+    """What all layers see of the stream. chunk: None for a whole signal."""
+    past, before_B = 0, torch.zeros(1, dtype=torch.int64, device=hidden_BTD.device)
+    if chunk is not None:
+        past, before_B = shape.window - 1, shape.per_frame * chunk.frames_B
+    cos, sin = _rotation(shape, before_B, hidden_BTD.shape[1])
+    return Sight(cos.to(hidden_BTD.dtype), sin.to(hidden_BTD.dtype), before_B, past, shape.window)
 
 
 class WindowAttention(nn.Module):
@@ -96,25 +81,19 @@ class WindowAttention(nn.Module):
         self.k_proj = nn.Linear(width, kv_inner, bias=shape.bias)
         self.v_proj = nn.Linear(width, kv_inner, bias=shape.bias)
         self.o_proj = nn.Linear(inner, width, bias=shape.bias)
-        self.head_dim = shape.head_dim
-        self.grouped = shape.heads != shape.kv_heads
         self.past_keys = layout.reserve(shape.kv_heads, shape.window - 1, shape.head_dim)
         self.past_values = layout.reserve(shape.kv_heads, shape.window - 1, shape.head_dim)
 
     def forward(self, hidden_BTD: Tensor, sight: Sight, chunk: StreamChunk | None) -> Tensor:
         """`[B, T, D]` to the same shape. chunk: None for a whole signal."""
-        query_BHTE = sight.rotate(self._heads(self.q_proj(hidden_BTD)))
-        keys = sight.rotate(self._heads(self.k_proj(hidden_BTD)))
-        values = self._heads(self.v_proj(hidden_BTD))
-        if chunk is not None:
-            keys, values = chunk.extend(self.past_keys, keys), chunk.extend(self.past_values, values)
-        mixed_BHTE = scaled_dot_product_attention(query_BHTE, keys, values, sight.visible, enable_gqa=self.grouped)
-        output_BTD: Tensor = self.o_proj(mixed_BHTE.transpose(1, 2).flatten(2))
+        projected = self.q_proj(hidden_BTD), self.k_proj(hidden_BTD), self.v_proj(hidden_BTD)
+        if chunk is None:
+            mixed_BTX = attend_whole(*projected, sight)
+        else:
+            past_keys, past_values = self.past_keys.of(chunk.carried_BW), self.past_values.of(chunk.carried_BW)
+            mixed_BTX = attend_window(*projected, sight, past_keys, past_values)
+        output_BTD: Tensor = self.o_proj(mixed_BTX)
         return output_BTD
-
-    def _heads(self, projected_BTD: Tensor) -> Tensor:
-        heads_BTHE: Tensor = projected_BTD.unflatten(2, (-1, self.head_dim))
-        return heads_BTHE.transpose(1, 2)
 
 
 def _rotation(shape: WindowShape, before_B: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -129,7 +108,7 @@ def _rotation(shape: WindowShape, before_B: Tensor, count: int) -> tuple[Tensor,
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalization (Zhang and Sennrich, 2019), in float32 for every dtype, as in training."""
+    """Root-mean-square normalization (Zhang and Sennrich, 2019) along D, in float32 for every dtype, as in training."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -137,9 +116,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        exact = hidden.float()
-        normed = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * normed.to(hidden.dtype)
+        return residual_norm(hidden, self.weight, self.eps)[1]
 
 
 class LayerScale(nn.Module):
@@ -167,6 +144,14 @@ class GatedMLP(nn.Module):
         return output_BTD
 
 
+def add_and_norm(hidden_BTD: Tensor, branch_BTD: Tensor, scale: LayerScale, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """The hidden states with the scaled branch added, and their norm; an `RMSNorm` is part of the same launch."""
+    if type(norm) is RMSNorm:  # a subclass may compute something else
+        return residual_norm(hidden_BTD, norm.weight, norm.eps, Branch(branch_BTD, scale.scale))
+    hidden_BTD = hidden_BTD + scale(branch_BTD)
+    return hidden_BTD, norm(hidden_BTD)
+
+
 class WindowLayer(nn.Module):
     """Norm and attention, norm and MLP, each as a scaled residual branch."""
 
@@ -181,11 +166,16 @@ class WindowLayer(nn.Module):
         self.mlp = mlp()
         self.mlp_layer_scale = LayerScale(shape.width)
 
-    def forward(self, hidden_BTD: Tensor, sight: Sight, chunk: StreamChunk | None) -> Tensor:
-        mixed_BTD = self.self_attn(self.input_layernorm(hidden_BTD), sight, chunk)
-        hidden_BTD = hidden_BTD + self.self_attn_layer_scale(mixed_BTD)
-        refined_BTD: Tensor = self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(hidden_BTD)))
-        return hidden_BTD + refined_BTD
+    def forward(
+        self, hidden_BTD: Tensor, normed_BTD: Tensor, sight: Sight, chunk: StreamChunk | None, next_norm: nn.Module
+    ) -> tuple[Tensor, Tensor]:
+        """normed_BTD: the hidden states behind `input_layernorm`. next_norm: what follows the layer. Returns the next hidden
+        states, and their norm."""
+        mixed_BTD = self.self_attn(normed_BTD, sight, chunk)
+        hidden_BTD, normed_BTD = add_and_norm(
+            hidden_BTD, mixed_BTD, self.self_attn_layer_scale, self.post_attention_layernorm
+        )
+        return add_and_norm(hidden_BTD, self.mlp(normed_BTD), self.mlp_layer_scale, next_norm)
 
 
 class WindowTransformer(nn.Module):
@@ -208,8 +198,9 @@ class WindowTransformer(nn.Module):
 
     def forward(self, hidden_BTD: Tensor, chunk: StreamChunk | None) -> Tensor:
         """`[B, T, D]` to the same shape, T a multiple of `per_frame`. chunk: None for a whole signal."""
-        sight = Sight.of(self.shape, hidden_BTD, chunk)
-        for layer in self.layers:
-            hidden_BTD = layer(hidden_BTD, sight, chunk)
-        output_BTD: Tensor = self.norm(hidden_BTD)
-        return output_BTD
+        sight = sight_of(self.shape, hidden_BTD, chunk)
+        norms: list[Any] = [*(layer.input_layernorm for layer in self.layers), self.norm]
+        normed_BTD: Tensor = norms[0](hidden_BTD)
+        for layer, next_norm in zip(self.layers, norms[1:], strict=True):
+            hidden_BTD, normed_BTD = layer(hidden_BTD, normed_BTD, sight, chunk, next_norm)
+        return normed_BTD

@@ -25,6 +25,16 @@ from tests.support.traffic_world import AnyEngine, World
 
 pytestmark = pytest.mark.thorough
 
+
+class DeferringDevice(WarmingDevice):
+    """may_defer: whether captures may be deferred."""
+
+    may_defer = False
+
+    def defer_captures(self) -> None:
+        self.may_defer = True
+
+
 STAGES = {
     "hidden": {"writer"},
     "codec": {"speaker", "voice", "echo"},
@@ -34,7 +44,7 @@ Kind = TypeVar("Kind")
 times = pytest.mark.parametrize("times", few(1, [2, 1], SLOW))
 
 
-def capturing(where: World, device: WarmingDevice) -> AnyEngine:
+def capturing(where: World, device: DeferringDevice) -> AnyEngine:
     """Every size that there is by default, and several steps in flight."""
     settings = {name: values[0] for name, values in where.knobs.items()}
     for name in settings:
@@ -53,7 +63,7 @@ def of_type(kind: type[Kind]) -> list[Kind]:
 @times
 @pytest.mark.parametrize("name", STAGES)
 def test_an_engine_starts_as_if_nothing_had_run(name: str, times: int) -> None:
-    where, device = make_world(name), WarmingDevice(times)
+    where, device = make_world(name), DeferringDevice(times)
     expected = [alone(where, content) for content in range(where.contents)]
     before = {id(each) for each in of_type(RowState)}
     with torch.inference_mode():
@@ -61,6 +71,7 @@ def test_an_engine_starts_as_if_nothing_had_run(name: str, times: int) -> None:
         assert {stage for stage in engine.usage() if any(name.startswith(stage) for name in device.captured)} == STAGES[
             name
         ]
+        assert device.may_defer
         assert {count for counts in engine.counters().values() for count in counts.values()} == {0}
         assert {count for counts in engine.usage().values() for count in counts.values()} == {0}
         assert not [slot for slot in of_type(HostSlot) if slot.claimed or not slot.free]
@@ -79,7 +90,7 @@ def test_an_engine_starts_as_if_nothing_had_run(name: str, times: int) -> None:
 
 @times
 def test_a_diffusion_stage_starts_as_if_nothing_had_run(times: int) -> None:
-    device = WarmingDevice(times)
+    device = DeferringDevice(times)
     bench = Bench(device, first_chunk_blocks=1, chunk_blocks=2, blocks_before=1, blocks_after=1)
     bench.diffusion.capture([4, 2, 1])
     assert device.captured
@@ -94,7 +105,7 @@ def test_a_diffusion_stage_starts_as_if_nothing_had_run(times: int) -> None:
 
 @times
 def test_an_encoder_starts_as_if_nothing_had_run(times: int) -> None:
-    device = WarmingDevice(times)
+    device = DeferringDevice(times)
     worker = EncoderWorker("tower", device, Tower(), EncoderOptions(), lengths=(8, 4))
     worker.capture((8, 4))
     assert len(device.captured) == 2

@@ -12,7 +12,9 @@ import pytest
 
 pytest.importorskip("triton")
 
-from omni.kernels import process_count, processes
+from triton.runtime.cache import triton_key
+
+from omni.kernels import hash_triton, process_count, processes
 from tests.support.entry_points import REPOSITORY
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -46,6 +48,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         return {**json.loads(file.read_text()), "log": log}
 
     return found
+
+
+def test_triton_s_files_are_hashed_in_a_thread():
+    triton_key.cache_clear()
+    hash_triton().join(PATIENCE_SECONDS)
+    assert triton_key.cache_info().currsize == 1
 
 
 def test_a_start_finds_the_variants_that_processes_compiled(found: Found):

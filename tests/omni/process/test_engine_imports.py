@@ -21,6 +21,17 @@ keep_docstrings()
 import_code(sys.argv[1])
 from omni_qwen3_omni import config
 """
+RESOLVE = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from pathlib import Path
+from omni.api import load
+from omni.engine import PipelineChoice, open_checkpoint, resolve_pipeline
+from omni.plugin.manager import load_plugins
+plugins = load_plugins()
+checkpoint = open_checkpoint(Path(sys.argv[1]), plugins)
+resolve_pipeline(checkpoint, plugins, [], PipelineChoice())
+"""
 LOAD = """
 import torch
 from types import SimpleNamespace
@@ -55,6 +66,10 @@ def slow_modules(program: str) -> set[str]:
 
 def test_an_engine_of_qwen3_omni_imports_no_code_for_generation():
     assert not slow_modules(IMPORT + LOAD)
+
+
+def test_the_user_s_process_imports_no_code_for_generation_before_the_engine_knows_its_model():
+    assert not slow_modules(RESOLVE)
 
 
 @pytest.mark.mutation

@@ -197,6 +197,58 @@ def test_every_chunk_is_decoded_in_the_end() -> None:
     assert decoded(bench)[0] == "patient"
 
 
+def batches(bench: HeardBench) -> list[set[str]]:
+    """The requests of each batch that the next tick launches."""
+    before = len(bench.vocoder._in_flight)
+    bench.tick()
+    return [{request.id for request in batch.requests} for batch in [*bench.vocoder._in_flight][before:]]
+
+
+def test_chunks_with_plenty_of_slack_wait_for_those_of_other_streams() -> None:
+    bench = HeardBench(QueuedDevice(), first_chunk_frames=1, chunk_frames=8)
+    streams(bench, {"a": 9.0, "b": 9.0})
+    bench.feed_pages("a", random_codes(8))
+    bench.feed_pages("b", random_codes(7))
+    assert batches(bench) == []
+    bench.feed_pages("b", random_codes(1))
+    assert batches(bench) == [{"a", "b"}]
+
+
+@pytest.mark.parametrize("end", ["slack", "frames", "its own end", "another's end", "another's pause", "no listener"])
+def test_a_chunk_waits_no_longer_than_it_may(end: str) -> None:
+    bench = HeardBench(QueuedDevice(), first_chunk_frames=1, chunk_frames=8)
+    streams(bench, {"a": 9.0, "b": 9.0})
+    bench.feed_pages("a", random_codes(8))
+    bench.feed_pages("b", random_codes(4))
+    assert batches(bench) == []
+    match end:
+        case "slack":
+            bench.now += 7.9
+            assert batches(bench) == []
+            bench.now += 0.2
+        case "frames":
+            bench.feed_pages("a", random_codes(7))
+            assert batches(bench) == []
+            bench.feed_pages("a", random_codes(1))
+        case "its own end":
+            bench.end("a")
+        case "another's end":
+            bench.end("b")
+        case "another's pause":
+            bench.vocoder.requests["b"].paused = True
+        case "no listener":
+            bench.listeners.leave("a")
+    assert batches(bench)[0] >= {"a"}
+
+
+def test_a_stream_alone_waits_for_nobody() -> None:
+    bench = HeardBench(QueuedDevice(), first_chunk_frames=1, chunk_frames=8)
+    streams(bench, {"a": 9.0})
+    bench.open("new")  # whose first chunk is no reason to wait
+    bench.feed_pages("a", random_codes(8))
+    assert batches(bench) == [{"a"}]
+
+
 def test_without_listeners_chunks_are_as_long_as_they_may_be() -> None:
     bench, codes = Bench(CpuDevice(), WaveMaker(lookahead=0), first_chunk_frames=2, chunk_frames=8), random_codes(20)
     bench.speak("a", codes)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from omni_ar.kernels.overlap import overlaps
 from omni_ar.kernels.rope.norms import HeadNorms
-from omni_ar.kernels.rope.rotated import rotated
+from omni_frames.kernels.rotated import rotated
 
 # No sum crosses warps, so none waits for another.
 _WARPS = 1

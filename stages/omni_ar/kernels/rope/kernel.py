@@ -11,7 +11,7 @@ from torch import Tensor
 from omni_ar.kernels.overlap import overlaps
 from omni_ar.kernels.prefetch import prefetch_bytes, prefetch_l2
 from omni_ar.kernels.rope.norms import HeadNorms
-from omni_ar.kernels.rope.rotated import rotated
+from omni_frames.kernels.rotated import rotated
 
 _TABLE_TOKENS = 4
 _HEADS = 4

@@ -1,4 +1,4 @@
-"""The rotation, for kernels that rotate."""
+"""The rotation of heads, for kernels that rotate."""
 
 import triton
 import triton.language as tl
