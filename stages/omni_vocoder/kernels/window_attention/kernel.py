@@ -162,7 +162,7 @@ def _attend_window(
 
     # Key n + positions becomes key n of the past. The past is rewritten in place, from its start on: a tile is written after it
     # has been read, which the barrier ensures for all threads, as it does for what is read above. Later tiles read only
-    # after it, since they read past their own writes.
+    # entries after it, since each reads entries after those that it writes.
     for first_key in range(0, PAST, BLOCK_N):
         kept_n = first_key + offset_n
         live_n = kept_n < PAST
